@@ -1,0 +1,87 @@
+"""Everything superopt raises on purpose, as one hierarchy.
+
+    SuperoptError                 exit 1   internal: a bug in superopt
+    ├── UsageError                exit 2   the command line or an argument is wrong
+    ├── InvalidModel              exit 3   the file is not a valid (or is a hostile) model
+    ├── Unsupported               exit 4   valid, but --strict asked for what we cannot do
+    ├── NotEquivalent             exit 5   two models differ, or a rewrite failed its check
+    ├── Regression                exit 6   a cost went over its threshold
+    └── ResourceLimit             exit 7   a limit was reached before there was a result
+        └── BackendUnavailable    exit 7   the device or library that was asked for is not here
+
+An error says where, what, and what next. ``str(error)`` is the whole message.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendUnavailable",
+    "InvalidModel",
+    "NotEquivalent",
+    "Regression",
+    "ResourceLimit",
+    "SuperoptError",
+    "Unsupported",
+    "UsageError",
+    "printable",
+]
+
+
+def printable(text: str, limit: int = 120) -> str:
+    """A hostile name made safe to print: control characters escaped, length bounded."""
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: limit + 1])
+    return safe if len(text) <= limit else f"{safe[:limit]}… ({len(text)} characters)"
+
+
+class SuperoptError(Exception):
+    """Base of all errors raised on purpose.
+
+    Args:
+        what: what is wrong, in the user's terms.
+        where: file, node, JSON pointer or column at which it is wrong.
+        hint: what to do next.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.hint = hint
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{head}; {self.hint}" if self.hint else head
+
+    def within(self, where: str) -> SuperoptError:
+        """The same error, with an outer location put in front of its own."""
+        return type(self)(self.what, where=f"{where}, {self.where}" if self.where else where, hint=self.hint)
+
+
+class UsageError(SuperoptError):
+    exit_code = 2
+
+
+class InvalidModel(SuperoptError):
+    exit_code = 3
+
+
+class Unsupported(SuperoptError):
+    exit_code = 4
+
+
+class NotEquivalent(SuperoptError):
+    exit_code = 5
+
+
+class Regression(SuperoptError):
+    exit_code = 6
+
+
+class ResourceLimit(SuperoptError):
+    exit_code = 7
+
+
+class BackendUnavailable(ResourceLimit):
+    pass

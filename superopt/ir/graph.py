@@ -1,0 +1,308 @@
+"""Graphs of named, typed values: immutable, and complete enough to give an ONNX model back unchanged.
+
+A graph says what its file said: nodes keep their operator's ONNX name, domain and attributes. What superopt
+does not read (functions, subgraphs, sparse tensors, odd types) rides along as serialised bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from superopt.ir.errors import InvalidModel, printable
+from superopt.ir.types import DType, TensorType, ValueType
+
+__all__ = [
+    "ArrayData",
+    "Attribute",
+    "Graph",
+    "Node",
+    "OpaqueAttribute",
+    "Value",
+    "Weight",
+    "WeightData",
+]
+
+
+@runtime_checkable
+class WeightData(Protocol):
+    """Where a weight's elements come from. Reading is lazy, so a graph of gigabytes stays small in memory."""
+
+    @property
+    def digest(self) -> str:
+        """A name for the contents: equal digests mean equal elements (the reverse need not hold)."""
+        ...
+
+    def numpy(self) -> np.ndarray:
+        """The elements, unpacked, in the weight's shape; a memory map where the file allows it."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayData:
+    """Weight elements held in memory. The array must not be changed afterwards."""
+
+    array: np.ndarray
+
+    @cached_property
+    def digest(self) -> str:
+        array = np.ascontiguousarray(self.array)
+        if array.dtype == object:
+            return hashlib.sha256(repr(array.tolist()).encode()).hexdigest()
+        head = f"{array.dtype}{array.shape}".encode()
+        return hashlib.sha256(head + array.tobytes()).hexdigest()
+
+    def numpy(self) -> np.ndarray:
+        return self.array
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A constant tensor of the model (an ONNX initializer). ``data`` is ``None`` for a shape-only weight.
+
+    ``precomputed`` marks a weight that superopt made; ``doc`` and ``metadata`` are carried through.
+    """
+
+    name: str
+    type: TensorType
+    data: WeightData | None
+    doc: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A typed name: an input or output of the graph, or a declared intermediate (``value_info``)."""
+
+    name: str
+    type: ValueType | None
+    doc: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OpaqueAttribute:
+    """An attribute carried as its serialised ONNX AttributeProto: subgraphs, sparse tensors, types, references.
+
+    ``captures`` are the outer values that a subgraph inside it reads: they count as uses of those values.
+    """
+
+    payload: bytes
+    captures: tuple[str, ...] = ()
+
+
+# int, float, bytes (ONNX STRING), homogeneous tuples of these, a tensor (named by the attribute), or opaque.
+# An empty tuple carries its ONNX kind nowhere else, so formats store it as an OpaqueAttribute.
+Attribute = int | float | bytes | tuple[int, ...] | tuple[float, ...] | tuple[bytes, ...] | Weight | OpaqueAttribute
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator application. An omitted optional input or output is the empty name ``""``."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    domain: str = ""
+    overload: str = ""
+    doc: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def captures(self) -> tuple[str, ...]:
+        """Outer values that the node's subgraphs read, besides its inputs."""
+        return tuple(n for a in self.attributes.values() if isinstance(a, OpaqueAttribute) for n in a.captures)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Every value the node needs: its inputs that are present, and what its subgraphs capture."""
+        return tuple(n for n in self.inputs if n) + self.captures
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A whole model. Nodes are in a valid execution order (:meth:`checked` establishes it).
+
+    ``opset`` maps an operator domain (``""`` is ONNX's own) to its version. ``values`` are declared types of
+    intermediates. ``extras`` holds named serialised parts of the original file that are carried through.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    weights: tuple[Weight, ...]
+    nodes: tuple[Node, ...]
+    opset: Mapping[str, int]
+    values: tuple[Value, ...] = ()
+    doc: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    extras: Mapping[str, bytes] = field(default_factory=dict)
+
+    @cached_property
+    def weight(self) -> Mapping[str, Weight]:
+        """Weights by name."""
+        return {w.name: w for w in self.weights}
+
+    @cached_property
+    def constants(self) -> Mapping[str, Weight]:
+        """Weights whose values cannot be overridden by the caller (those that are not also inputs)."""
+        fed = {v.name for v in self.inputs}
+        return {w.name: w for w in self.weights if w.name not in fed}
+
+    @cached_property
+    def producer(self) -> Mapping[str, Node]:
+        """The node that makes each value."""
+        return {o: n for n in self.nodes for o in n.outputs if o}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Node, ...]]:
+        """The nodes that read each value, each once, in order; graph outputs are not counted."""
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.reads):
+                found.setdefault(name, []).append(node)
+        return {name: tuple(nodes) for name, nodes in found.items()}
+
+    @cached_property
+    def declared(self) -> Mapping[str, ValueType]:
+        """Types that the model states: inputs, weights, value_info, outputs."""
+        types: dict[str, ValueType] = {}
+        for value in (*self.outputs, *self.values, *self.inputs):
+            if value.type is not None:
+                types[value.name] = value.type
+        types.update((w.name, w.type) for w in self.weights)
+        return types
+
+    def checked(self) -> Graph:
+        """This graph with its nodes in a valid order (kept as they are when they already are).
+
+        Raises:
+            InvalidModel: a name is defined twice, a node reads an undefined value, an output is undefined, or
+                the nodes form a cycle.
+        """
+        known: set[str] = {v.name for v in self.inputs} | {w.name for w in self.weights}
+        if len(self.weight) != len(self.weights):
+            raise InvalidModel(f"two weights are named {printable(_repeated(w.name for w in self.weights))!r}")
+        if len({v.name for v in self.inputs}) != len(self.inputs):
+            raise InvalidModel(f"two inputs are named {printable(_repeated(v.name for v in self.inputs))!r}")
+        made: dict[str, int] = {}
+        for position, node in enumerate(self.nodes):
+            for output in node.outputs:
+                if output and (output in made or output in known):
+                    raise InvalidModel(f"value {printable(output)!r} is defined twice", where=label(node))
+                if output:
+                    made[output] = position
+        for node in self.nodes:
+            for name in node.reads:
+                if name not in made and name not in known:
+                    raise InvalidModel(
+                        f"reads value {printable(name)!r}, which nothing defines",
+                        where=label(node),
+                        hint="it must be an input, a weight or an earlier node's output",
+                    )
+        for value in self.outputs:
+            if value.name not in made and value.name not in known:
+                raise InvalidModel(f"graph output {printable(value.name)!r} is not defined by any node")
+        order = topological_order(self.nodes, made)
+        if all(a == b for a, b in zip(order, range(len(order)), strict=True)):
+            return self
+        return replace(self, nodes=tuple(self.nodes[i] for i in order))
+
+
+def label(node: Node) -> str:
+    """How messages name a node: ``node "conv_3" (Conv)``."""
+    op = f"{node.domain}.{node.op}" if node.domain else node.op
+    return f'node "{printable(node.name or next((o for o in node.outputs if o), "?"))}" ({printable(op)})'
+
+
+def topological_order(nodes: Sequence[Node], made: Mapping[str, int]) -> list[int]:
+    """Node positions in execution order: the file's order wherever it is valid, so the result is stable.
+
+    Kahn's algorithm with a heap on positions; iterative, O((V + E) log V).
+
+    Raises:
+        InvalidModel: the nodes form a cycle.
+    """
+    waiting = [0] * len(nodes)
+    readers: list[list[int]] = [[] for _ in nodes]
+    for position, node in enumerate(nodes):
+        for source in {made[n] for n in node.reads if n in made}:
+            waiting[position] += 1
+            readers[source].append(position)
+    ready = [p for p, count in enumerate(waiting) if count == 0]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        position = heapq.heappop(ready)
+        order.append(position)
+        for reader in readers[position]:
+            waiting[reader] -= 1
+            if waiting[reader] == 0:
+                heapq.heappush(ready, reader)
+    if len(order) != len(nodes):
+        stuck = next(p for p, count in enumerate(waiting) if count)
+        raise InvalidModel("the nodes form a cycle", where=label(nodes[stuck]))
+    return order
+
+
+def _repeated(names: Iterable[str]) -> str:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return ""
+
+
+def structural_hash(graph: Graph, *, values: bool = True) -> str:
+    """SHA-256 over the computation: operators, attributes, wiring, types; names of values do not count.
+
+    Args:
+        values: include the contents of weights; without them, only which weights are the same and their types.
+    """
+    index: dict[str, str] = {"": "-"}
+    lines: list[str] = [f"opset {sorted(graph.opset.items())}"]
+    for position, value in enumerate(graph.inputs):
+        index[value.name] = f"i{position}"
+        lines.append(f"i{position} {_type_key(value.type)}")
+    for position, weight in enumerate(graph.weights):
+        index.setdefault(weight.name, f"w{position}")
+        content = weight.data.digest if values and weight.data is not None else ""
+        lines.append(f"{index[weight.name]} {_type_key(weight.type)} {content}")
+    for position, node in enumerate(graph.nodes):
+        for slot, output in enumerate(node.outputs):
+            index[output] = f"n{position}.{slot}" if output else "-"
+        attributes = "; ".join(f"{k}={attribute_key(v)}" for k, v in sorted(node.attributes.items()))
+        reads = ",".join(index[n] for n in (*node.inputs, *node.captures))
+        lines.append(f"{node.domain}.{node.op}:{node.overload}({reads}){len(node.outputs)}[{attributes}]")
+    lines.append("out " + ",".join(index[v.name] for v in graph.outputs))
+    digest = hashlib.sha256("\n".join(lines).encode())
+    for key in sorted(graph.extras):
+        digest.update(key.encode() + graph.extras[key])
+    return digest.hexdigest()
+
+
+def _type_key(kind: ValueType | None) -> str:
+    return "?" if kind is None else str(kind) if isinstance(kind, TensorType) else repr(kind)
+
+
+def attribute_key(value: Attribute) -> str:
+    """A string that is equal exactly for equal attributes."""
+    if isinstance(value, Weight):
+        return f"{value.type}:{value.data.digest if value.data is not None else ''}"
+    if isinstance(value, OpaqueAttribute):
+        return hashlib.sha256(value.payload).hexdigest()
+    return repr(value)
+
+
+def constant(name: str, array: np.ndarray) -> Weight:
+    """A weight that holds the array."""
+    return Weight(name, TensorType(DType.of(array.dtype), tuple(map(int, array.shape))), ArrayData(array))

@@ -1,0 +1,252 @@
+"""Integer polynomials: tensor sizes, attributes and index variables share this one normal form.
+
+A *dimension* (``Dim``) is a plain ``int`` when it is known and a ``Poly`` when it is not. A ``Poly`` is a
+sum of monomials with integer coefficients over *atoms*: a name, or a ``Quotient`` (floor division).
+Constant polynomials collapse to ``int``, so ``==`` on ``Dim`` is equality of normal forms.
+
+>>> n, k = sym("n"), sym("k")
+>>> (n + 1) * (n - 1) - n * n
+-1
+>>> (4 * n + 6) // 2
+2*n + 3
+>>> (n + 2 * k - 3) // k
+floor((n - 3) / k) + 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+__all__ = ["Atom", "Dim", "Poly", "Quotient", "atoms", "substitute", "sym", "symbols", "value_at"]
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """``floor(numerator / denominator)``, kept as an atom; the denominator is positive."""
+
+    numerator: Dim
+    denominator: Dim
+
+    def __str__(self) -> str:
+        return f"floor(({self.numerator}) / {_factor(self.denominator)})"
+
+
+Atom = str | Quotient
+Monomial = tuple[Atom, ...]  # sorted; a power is a repeated atom
+
+
+def _atom_key(atom: Atom) -> tuple[int, str]:
+    return (0, atom) if isinstance(atom, str) else (1, str(atom))
+
+
+def _monomial_key(monomial: Monomial) -> tuple[int, tuple[tuple[int, str], ...]]:
+    return (-len(monomial), tuple(map(_atom_key, monomial)))
+
+
+class Poly:
+    """A non-constant integer polynomial in normal form; immutable and hashable.
+
+    Build one with :func:`sym` and arithmetic; never call the constructor with constants.
+    """
+
+    __slots__ = ("__dict__", "terms")
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
+        self.terms = terms
+
+    @staticmethod
+    def make(terms: Mapping[Monomial, int]) -> Dim:
+        """The dimension with these coefficients: zeros dropped, a constant collapsed to ``int``."""
+        kept = [(m, c) for m, c in terms.items() if c]
+        if not kept:
+            return 0
+        if len(kept) == 1 and not kept[0][0]:
+            return kept[0][1]
+        kept.sort(key=lambda term: _monomial_key(term[0]))
+        return Poly(tuple(kept))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Poly) and self.terms == other.terms
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.terms)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __add__(self, other: Dim) -> Dim:
+        total = dict(self.terms)
+        for monomial, coefficient in _terms(other):
+            total[monomial] = total.get(monomial, 0) + coefficient
+        return Poly.make(total)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Dim:
+        return Poly(tuple((m, -c) for m, c in self.terms))
+
+    def __sub__(self, other: Dim) -> Dim:
+        return self + -other
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return -self + other
+
+    def __mul__(self, other: Dim) -> Dim:
+        total: dict[Monomial, int] = {}
+        for m1, c1 in self.terms:
+            for m2, c2 in _terms(other):
+                monomial = tuple(sorted(m1 + m2, key=_atom_key)) if m1 and m2 else m1 or m2
+                total[monomial] = total.get(monomial, 0) + c1 * c2
+        return Poly.make(total)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Dim) -> Dim:
+        return _floor_divide(self, other)
+
+    def __rfloordiv__(self, other: int) -> Dim:
+        return _floor_divide(other, self)
+
+    def __mod__(self, other: Dim) -> Dim:
+        return self - other * (self // other)
+
+    def __rmod__(self, other: int) -> Dim:
+        return other - self * (other // self)
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"the truth of the symbolic size {self} is not known; compare normal forms with ==")
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        for monomial, coefficient in self.terms:
+            body = "*".join(map(str, monomial))
+            magnitude = abs(coefficient)
+            text = body if magnitude == 1 and body else f"{magnitude}*{body}" if body else str(magnitude)
+            if not parts:
+                parts.append(f"-{text}" if coefficient < 0 else text)
+            else:
+                parts.append(f" - {text}" if coefficient < 0 else f" + {text}")
+        return "".join(parts)
+
+    __repr__ = __str__
+
+
+Dim = int | Poly
+
+
+def _factor(value: Dim) -> str:
+    return f"({value})" if isinstance(value, Poly) and len(value.terms) > 1 else str(value)
+
+
+def _terms(value: Dim) -> Iterable[tuple[Monomial, int]]:
+    return value.terms if isinstance(value, Poly) else (((), value),) if value else ()
+
+
+def sym(name: str) -> Poly:
+    """The polynomial that is just the name."""
+    return Poly((((name,), 1),))
+
+
+def _floor_divide(numerator: Dim, denominator: Dim) -> Dim:
+    """Floor division in normal form: ``b*q + r`` over ``b`` is ``q + floor(r / b)``."""
+    if isinstance(denominator, int):
+        if denominator == 0:
+            raise ZeroDivisionError("a size is divided by zero")
+        if isinstance(numerator, int):
+            return numerator // denominator
+        if denominator < 0:
+            return _floor_divide(-numerator, -denominator)
+        if denominator == 1:
+            return numerator
+    whole: Dim = 0
+    rest: Dim = 0
+    divisor = list(_terms(denominator))
+    lead, lead_coefficient = divisor[0]
+    if len(divisor) == 1:
+        for monomial, coefficient in _terms(numerator):
+            quotient_monomial = _divide_monomial(monomial, lead)
+            if quotient_monomial is None:
+                rest = rest + Poly.make({monomial: coefficient})
+                continue
+            quotient, remainder = divmod(coefficient, lead_coefficient)
+            whole = whole + Poly.make({quotient_monomial: quotient})
+            rest = rest + Poly.make({monomial: remainder})
+    else:  # a sum in the denominator: long division by its leading term
+        rest = numerator
+        for _ in range(8):
+            step = _long_division_step(rest, lead, lead_coefficient)
+            if step is None:
+                break
+            whole = whole + step
+            rest = rest - step * denominator
+    if isinstance(rest, int) and rest == 0:
+        return whole
+    if isinstance(rest, int) and isinstance(denominator, int):
+        return whole + rest // denominator
+    return whole + Poly((((Quotient(rest, denominator),), 1),))
+
+
+def _divide_monomial(monomial: Monomial, divisor: Monomial) -> Monomial | None:
+    left = list(monomial)
+    for atom in divisor:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def _long_division_step(rest: Dim, lead: Monomial, coefficient: int) -> Dim | None:
+    for monomial, c in _terms(rest):
+        quotient = _divide_monomial(monomial, lead)
+        if quotient is not None and c % coefficient == 0:
+            return Poly.make({quotient: c // coefficient})
+    return None
+
+
+def atoms(value: Dim) -> frozenset[Atom]:
+    """The atoms of a dimension, outermost only (a ``Quotient`` counts as one)."""
+    return frozenset(a for m, _ in _terms(value) for a in m)
+
+
+def symbols(value: Dim) -> frozenset[str]:
+    """All names that occur in a dimension, inside quotients too."""
+    found: set[str] = set()
+    for atom in atoms(value):
+        if isinstance(atom, str):
+            found.add(atom)
+        else:
+            found |= symbols(atom.numerator) | symbols(atom.denominator)
+    return frozenset(found)
+
+
+def substitute(value: Dim, binding: Mapping[str, Dim]) -> Dim:
+    """Replace names by dimensions and normalise again; names not bound stay."""
+    if isinstance(value, int):
+        return value
+    total: Dim = 0
+    for monomial, coefficient in value.terms:
+        product: Dim = coefficient
+        for atom in monomial:
+            if isinstance(atom, str):
+                product = product * binding.get(atom, sym(atom))
+            else:
+                product = product * (substitute(atom.numerator, binding) // substitute(atom.denominator, binding))
+        total = total + product
+    return total
+
+
+def value_at(value: Dim, binding: Mapping[str, int]) -> int:
+    """The integer that a dimension has where every name is bound.
+
+    Raises:
+        KeyError: a name is not bound.
+    """
+    result = substitute(value, binding)
+    if isinstance(result, Poly):
+        raise KeyError(", ".join(sorted(symbols(result))))
+    return result

@@ -1,0 +1,128 @@
+"""Terms: operator applications without names, the form in which rules and the e-graph speak.
+
+A term's attributes are *canonical*: every default filled in, axes counted from the front, and the inputs that
+ONNX reads at compile time (the shape of Reshape, the axes of Unsqueeze …) written as attributes. Which they are is
+the operator's record in ``superopt.ops``. Values of attributes may be symbolic (``Poly``) or name an attribute
+variable (``sym("s")`` stands for a whole attribute, e.g. ``strides=s``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from superopt.ir.poly import Poly
+
+__all__ = ["App", "AttributeValue", "Project", "Term", "Var", "format_term", "format_value", "variables"]
+
+AttributeValue = int | float | str | Poly | tuple["AttributeValue", ...]
+
+
+@dataclass(frozen=True)
+class Var:
+    """A tensor variable of a rule, or a leaf value of a graph."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class App:
+    """An operator applied to terms; ``attributes`` is sorted by name. Absent optional arguments are ``None``.
+
+    An operator with several outputs yields a tuple, and :class:`Project` selects from it.
+    """
+
+    op: str
+    args: tuple[Term | None, ...]
+    attributes: tuple[tuple[str, AttributeValue], ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.op, self.args, self.attributes))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def attribute(self, name: str) -> AttributeValue:
+        """The attribute's value.
+
+        Raises:
+            KeyError: the term has no such attribute.
+        """
+        for key, value in self.attributes:
+            if key == name:
+                return value
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        return format_term(self)
+
+
+@dataclass(frozen=True)
+class Project:
+    """Output ``index`` of an operator with several outputs."""
+
+    term: App
+    index: int
+
+    def __str__(self) -> str:
+        return format_term(self)
+
+
+Term = Var | App | Project
+
+
+def children(term: Term) -> tuple[Term, ...]:
+    """The direct subterms, left to right."""
+    if isinstance(term, App):
+        return tuple(a for a in term.args if a is not None)
+    return (term.term,) if isinstance(term, Project) else ()
+
+
+def postorder(*roots: Term) -> Iterator[Term]:
+    """Every distinct subterm, operands before operators; iterative, so depth is not limited."""
+    done: set[Term] = set()
+    stack: list[tuple[Term, bool]] = [(r, False) for r in reversed(roots)]
+    while stack:
+        term, expanded = stack.pop()
+        if term in done:
+            continue
+        if expanded:
+            done.add(term)
+            yield term
+        else:
+            stack.append((term, True))
+            stack.extend((c, False) for c in reversed(children(term)) if c not in done)
+
+
+def variables(*roots: Term) -> tuple[str, ...]:
+    """Names of the tensor variables, in order of first occurrence."""
+    return tuple(dict.fromkeys(t.name for t in postorder(*roots) if isinstance(t, Var)))
+
+
+def format_value(value: AttributeValue) -> str:
+    """An attribute value as rules write it: ``2``, ``0.5``, ``"same"``, ``m + 1``, ``[1, n]``."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(format_value, value))}]"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return repr(value)
+
+
+def format_term(term: Term) -> str:
+    """``Op(args, attribute=value)[output]``; an absent optional argument is ``_``. Parsed by ``superopt.rules``."""
+    text: dict[Term, str] = {}
+    for sub in postorder(term):
+        if isinstance(sub, Var):
+            text[sub] = sub.name
+        elif isinstance(sub, Project):
+            text[sub] = f"{text[sub.term]}[{sub.index}]"
+        else:
+            parts = ["_" if a is None else text[a] for a in sub.args]
+            parts += [f"{k}={format_value(v)}" for k, v in sub.attributes]
+            text[sub] = f"{sub.op}({', '.join(parts)})"
+    return text[term]

@@ -1,0 +1,191 @@
+"""One record per operator, and the registry of them.
+
+A record holds the facts about an operator once: its name and arguments, its canonical attributes, its meaning, and
+how the ONNX node form of each opset version is read and written. Everything else is read from these: types, reference and
+exact evaluation, proofs, FLOPs and bytes, gradients.
+
+The *canonical form* (``superopt.ir.terms.App``) has every attribute present, axes counted from the front, and what
+ONNX passes as compile-time inputs (the shape of Reshape, the axes of Unsqueeze …) as attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from superopt.ir.graph import Attribute, Node
+from superopt.ir.poly import Dim
+from superopt.ir.terms import AttributeValue
+from superopt.ir.types import DType, TensorType
+from superopt.ops.meaning import Comprehension, IllTyped, Meaning, build
+
+__all__ = [
+    "Canonical", "NodeForm", "NodeView", "NotCovered", "Operator", "Registry", "FLOATS", "INTEGERS", "NUMERIC", "ANY",
+]  # fmt: skip
+
+FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
+INTEGERS = frozenset(d for d in DType if d in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"))
+NUMERIC = FLOATS | INTEGERS
+ANY = NUMERIC | {DType.BOOL}
+
+
+class NotCovered(Exception):
+    """This use of the operator is not one that the record reads or can write; the node stays opaque. Says why."""
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node as a record reads it: attributes, input types, and what is known of its inputs' values."""
+
+    node: Node
+    opset: int
+    types: tuple[TensorType | None, ...]  # of node.inputs; None for an omitted input
+    constant: Callable[[int], np.ndarray | None]  # elements of a constant input (small ones only), else None
+    integers: Callable[[int], tuple[Dim, ...] | None]  # elements of an integer vector input, possibly symbolic
+
+    def attribute(self, name: str, default: Attribute | None = None) -> Attribute:
+        """The node's attribute, or the default.
+
+        Raises:
+            NotCovered: it is absent and there is no default.
+        """
+        value = self.node.attributes.get(name, default)
+        if value is None:
+            raise NotCovered(f"attribute {name} is missing")
+        return value
+
+    def has(self, position: int) -> bool:
+        """Whether the optional input is present."""
+        return position < len(self.node.inputs) and self.node.inputs[position] != ""
+
+    def type(self, position: int) -> TensorType:
+        """The type of an input, of known rank.
+
+        Raises:
+            NotCovered: the input's type or rank is not known.
+        """
+        found = self.types[position] if position < len(self.types) else None
+        if found is None or found.shape is None:
+            raise NotCovered(f"the rank of input {position} is not known")
+        return found
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """What a node says in canonical form: positions of its data inputs (``None``: absent) and its attributes."""
+
+    args: tuple[int | None, ...]
+    attributes: Mapping[str, AttributeValue]
+
+
+@dataclass(frozen=True)
+class NodeForm:
+    """How a canonical application is written as a node: inputs are argument positions, literal arrays, or absent."""
+
+    inputs: tuple[int | np.ndarray | None, ...]
+    attributes: Mapping[str, Attribute]
+
+
+def _same_dtype(types: Sequence[TensorType | None], attributes: Mapping[str, AttributeValue]) -> DType:
+    first = next((t for t in types if t is not None), None)
+    if first is None:
+        raise IllTyped("an operator without inputs must declare its element type")
+    for other in types:
+        if other is not None and other.dtype != first.dtype:
+            raise IllTyped(f"element types {first.dtype} and {other.dtype} differ")
+    return first.dtype
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Operator:
+    """The record. ``inputs`` mark optional ones with ``?`` and a variadic last one with ``*``; so do ``outputs``.
+
+    Attributes:
+        name: ONNX operator name (domain ``""`` unless ``domain`` says otherwise).
+        attributes: canonical attributes with their kind: "int", "ints", "float", "dtype", "string".
+        meaning: called with an ``Operand`` per argument (``None`` when absent) and the canonical attributes as
+            keywords; returns a ``Comprehension`` per output.
+        since: first opset version whose node form ``read`` understands and ``write`` can produce.
+        dtypes: element types of the first argument (or of the output, without arguments) that the meaning covers.
+        result: element type of the outputs from argument types and attributes; raises ``IllTyped`` on a mismatch.
+        read: node → canonical form; raises ``NotCovered`` for uses that the meaning does not describe.
+        write: canonical attributes and argument types, at an opset → node form; raises ``NotCovered``.
+        commutative: the two arguments can be exchanged (used for normal forms, and checked by a law).
+        family: the file it lives in.
+        definition: for a composite, that it is defined by others (documentation).
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...] = ("Y",)
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    meaning: Callable[..., Comprehension | Sequence[Comprehension]]
+    since: int = 1
+    dtypes: frozenset[DType] = FLOATS
+    result: Callable[[Sequence[TensorType | None], Mapping[str, AttributeValue]], DType] = _same_dtype
+    read: Callable[[NodeView], Canonical]
+    write: Callable[[Mapping[str, AttributeValue], Sequence[TensorType | None], int], NodeForm]
+    commutative: bool = False
+    family: str
+    domain: str = ""
+
+    def check_arity(self, count: int) -> None:
+        """Raise :class:`IllTyped` unless the operator takes this many arguments."""
+        variadic = bool(self.inputs) and self.inputs[-1].endswith("*")
+        least = sum(not n.endswith(("?", "*")) for n in self.inputs) + variadic
+        if count < least or (count > len(self.inputs) and not variadic):
+            raise IllTyped(f"{self.name} takes {least}{'+' if variadic else ''} arguments, not {count}")
+
+    def apply(
+        self, types: Sequence[TensorType | None], attributes: Mapping[str, AttributeValue]
+    ) -> tuple[Meaning, tuple[TensorType, ...]]:
+        """The meaning at these argument types, and the types of the outputs.
+
+        Raises:
+            IllTyped: the operator does not accept them (``Undetermined`` if that depends on unknown sizes).
+        """
+        return _applied(self, tuple(types), tuple(sorted(attributes.items())))
+
+
+@lru_cache(maxsize=65536)
+def _applied(
+    operator: Operator, types: tuple[TensorType | None, ...], attributes: tuple[tuple[str, AttributeValue], ...]
+) -> tuple[Meaning, tuple[TensorType, ...]]:
+    values = dict(attributes)
+    operator.check_arity(len(types))
+    if set(values) != set(operator.attributes):
+        odd = ", ".join(sorted(set(values) ^ set(operator.attributes)))
+        raise IllTyped(f"{operator.name} has the attributes {sorted(operator.attributes)}; look at {odd}")
+    first = next((t for t in types if t is not None), None)
+    if first is not None and first.dtype not in operator.dtypes:
+        raise IllTyped(f"{operator.name} is not covered for {first.dtype}")
+    dtype = operator.result(types, values)
+    padded = list(types) + [None] * (len(operator.inputs) - len(types))
+    meaning = build(operator.meaning, padded, values)
+    return meaning, tuple(TensorType(dtype, c.shape) for c in meaning.outputs)
+
+
+class Registry(Mapping[str, Operator]):
+    """Operators by name. Iterates in name order; an operator is registered once, at import."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, Operator] = {}
+
+    def add(self, operator: Operator) -> Operator:
+        """Register; a second record for one name is an error at import."""
+        if operator.name in self._records:
+            raise ValueError(f"operator {operator.name} is recorded twice")
+        self._records[operator.name] = operator
+        return operator
+
+    def __getitem__(self, name: str) -> Operator:
+        return self._records[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._records))
+
+    def __len__(self) -> int:
+        return len(self._records)
