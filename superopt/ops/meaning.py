@@ -32,7 +32,7 @@ from superopt.ir.types import TensorType
 
 __all__ = [
     "FUNCTIONS", "Axis", "Call", "Comprehension", "Condition", "IllTyped", "Index", "Meaning", "Number", "Operand",
-    "Parameter", "Read", "Reduce", "Scalar", "SizeValue", "Undetermined", "Where", "broadcast_dims", "build",
+    "Read", "Reduce", "Scalar", "SizeValue", "Undetermined", "Where", "broadcast_dims", "build",
     "call", "combine", "equal_to", "largest", "least", "at_least", "number", "require", "same", "tensor", "total",
     "where",
 ]  # fmt: skip
@@ -102,22 +102,15 @@ class Number(Scalar):
 
 @dataclass(frozen=True, slots=True)
 class SizeValue(Scalar):
-    """An integer polynomial over sizes and index variables, as a number."""
+    """A polynomial over sizes, index variables and attribute variables, as a number.
+
+    In a rule, a real attribute that is a variable (``epsilon=e``) is an atom like any other.
+    """
 
     size: Poly
 
     def __str__(self) -> str:
         return f"({self.size})"
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter(Scalar):
-    """A real attribute whose value is a variable (the epsilon of a rule)."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return f"${self.name}"
 
 
 @dataclass(frozen=True, slots=True)
