@@ -1,0 +1,111 @@
+"""What is known of an equality. Only a proof for all sizes lets a rule into the default library.
+
+>>> verdict_from_json(verdict_to_json(ProvedAllSizes(("k % 2 == 1",)))).preconditions
+('k % 2 == 1',)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = [
+    "ProvedAllSizes", "ProvedBounded", "Refuted", "Tested", "Unknown", "Verdict", "kind_of", "verdict_from_json",
+    "verdict_to_json",
+]  # fmt: skip
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class ProvedAllSizes:
+    """Equal over the reals, at all sizes and attribute values that satisfy the rule's context.
+
+    Attributes:
+        preconditions: conditions that the proof needed beyond the rule's own ``where`` (grammar of ``where``).
+        nonzero: scalars whose inverse was cancelled, hence that must not be 0 (text of the expression).
+        ranks: the ranks at which ``...`` was instantiated, where it was not proved as one axis of any size.
+        seconds: wall time of the proof.
+        steps: the number of proof steps.
+    """
+
+    preconditions: tuple[str, ...] = ()
+    nonzero: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    seconds: float = field(default=0.0, compare=False)
+    steps: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class ProvedBounded:
+    """Equal over the reals for symbolic elements, but only at these shapes and attribute values."""
+
+    shapes: tuple[Mapping[str, object], ...]
+    seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True)
+class Tested:
+    """No disagreement in exact random trials; ``bound`` is the probability that a false rule passes them."""
+
+    trials: int
+    bound: float
+    seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True)
+class Refuted:
+    """A concrete counterexample, as plain JSON data that ``superopt.verifier.counterexample`` can replay."""
+
+    counterexample: Mapping[str, object]
+    seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Neither proved nor refuted, and why."""
+
+    reason: str
+    seconds: float = field(default=0.0, compare=False)
+
+
+Verdict = ProvedAllSizes | ProvedBounded | Tested | Refuted | Unknown
+
+_NAMES: Mapping[type, str] = {
+    ProvedAllSizes: "proved_all_sizes",
+    ProvedBounded: "proved_bounded",
+    Tested: "tested",
+    Refuted: "refuted",
+    Unknown: "unknown",
+}
+
+
+def verdict_to_json(verdict: Verdict) -> dict[str, object]:
+    """Plain JSON data with the key ``verdict`` naming the kind."""
+    data: dict[str, object] = {"verdict": _NAMES[type(verdict)]}
+    for name, value in vars(verdict).items():
+        data[name] = [dict(v) if isinstance(v, Mapping) else v for v in value] if isinstance(value, tuple) else value
+    return data
+
+
+def verdict_from_json(data: Mapping[str, object]) -> Verdict:
+    """The verdict that :func:`verdict_to_json` wrote.
+
+    Raises:
+        ValueError: the data is not a verdict.
+    """
+    kinds = {name: kind for kind, name in _NAMES.items()}
+    kind = kinds.get(str(data.get("verdict")))
+    if kind is None:
+        raise ValueError(f"{data.get('verdict')!r} is not a verdict")
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k != "verdict"}
+    try:
+        made: Verdict = kind(**values)
+    except TypeError as error:
+        raise ValueError(f"not a {data['verdict']} verdict: {error}") from error
+    return made
+
+
+def kind_of(verdict: Verdict) -> str:
+    """``proved_all_sizes``, ``proved_bounded``, ``tested``, ``refuted`` or ``unknown``."""
+    return _NAMES[type(verdict)]
