@@ -1,0 +1,97 @@
+"""What differs between two graphs: nodes that compute something the other graph does not.
+
+Two nodes are the same when they apply the same operator with the same attributes to the same values, all the way
+down to inputs (by name) and weights (by contents), whatever the values are called. Linear in the graphs' size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+
+from superopt.ir.graph import Graph, Node, attribute_key
+
+__all__ = ["GraphDiff", "compare", "value_digests"]
+
+
+@dataclass(frozen=True)
+class GraphDiff:
+    """Nodes without a counterpart on the other side, and the number of nodes that have one.
+
+    ``signature`` lists differences of inputs and outputs in words; ``same_outputs`` says which outputs are computed
+    by exactly the same expression.
+    """
+
+    only_a: tuple[Node, ...]
+    only_b: tuple[Node, ...]
+    shared: int
+    signature: tuple[str, ...]
+    same_outputs: tuple[str, ...]
+
+    @property
+    def identical(self) -> bool:
+        """Nothing differs but names of values and nodes."""
+        return not (self.only_a or self.only_b or self.signature)
+
+
+def value_digests(graph: Graph) -> dict[str, str]:
+    """A digest of the expression that each value stands for. Weights without data count by name and type."""
+    digests: dict[str, str] = {"": ""}
+    for value in graph.inputs:
+        digests[value.name] = _digest("input", value.name)
+    for weight in graph.weights:
+        content = weight.data.digest if weight.data is not None else f"shape-only {weight.name}"
+        digests.setdefault(weight.name, _digest("weight", str(weight.type), content))
+    for node in graph.nodes:
+        attributes = (f"{k}={attribute_key(v)}" for k, v in sorted(node.attributes.items()))
+        reads = (digests[n] for n in (*node.inputs, *node.captures))
+        key = _digest(node.domain, node.op, node.overload, str(len(node.outputs)), *attributes, "|", *reads)
+        for slot, output in enumerate(node.outputs):
+            if output:
+                digests[output] = _digest(key, str(slot))
+    return digests
+
+
+def compare(a: Graph, b: Graph) -> GraphDiff:
+    """The difference of two graphs."""
+    digests_a, digests_b = value_digests(a), value_digests(b)
+    keys_a, keys_b = _node_keys(a, digests_a), _node_keys(b, digests_b)
+    only_a, only_b = _unmatched(a, keys_a, keys_b), _unmatched(b, keys_b, keys_a)
+    outputs_b = {v.name: digests_b[v.name] for v in b.outputs}
+    same = tuple(v.name for v in a.outputs if outputs_b.get(v.name) == digests_a[v.name])
+    return GraphDiff(only_a, only_b, len(a.nodes) - len(only_a), _signature(a, b), same)
+
+
+def _node_keys(graph: Graph, digests: dict[str, str]) -> list[str]:
+    return [next((digests[o] for o in node.outputs if o), "") for node in graph.nodes]
+
+
+def _unmatched(graph: Graph, keys: list[str], others: list[str]) -> tuple[Node, ...]:
+    available = Counter(others)
+    found: list[Node] = []
+    for node, key in zip(graph.nodes, keys, strict=True):
+        if available[key] > 0:
+            available[key] -= 1
+        else:
+            found.append(node)
+    return tuple(found)
+
+
+def _signature(a: Graph, b: Graph) -> tuple[str, ...]:
+    lines: list[str] = []
+    for kind, left, right in (("input", a.inputs, b.inputs), ("output", a.outputs, b.outputs)):
+        names_left, names_right = [v.name for v in left], [v.name for v in right]
+        if names_left != names_right:
+            lines.append(f"{kind}s differ: {names_left} and {names_right}")
+        types = {v.name: v.type for v in right}
+        for value in left:
+            if value.name in types and value.type != types[value.name]:
+                lines.append(f"{kind} {value.name}: {value.type} and {types[value.name]}")
+    if dict(a.opset) != dict(b.opset):
+        lines.append(f"opsets differ: {dict(a.opset)} and {dict(b.opset)}")
+    return tuple(lines)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()
