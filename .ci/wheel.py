@@ -1,0 +1,47 @@
+"""Build the wheel and check what a user would get: one top-level name, every package, the data files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, str(ROOT)]
+        subprocess.run(command, check=True)
+        wheel = next(Path(folder).glob("superopt-*.whl"))
+        names = zipfile.ZipFile(wheel).namelist()
+    tops = {n.split("/")[0] for n in names if ".dist-info" not in n}
+    sources = {str(p.relative_to(ROOT)) for p in tracked() if p.parts and str(p).endswith((".py", ".toml", ".gz", ".json"))}
+    expected = {s for s in map(installed_name, sources) if s}
+    missing = sorted(expected - set(names))
+    if tops != {"superopt"}:
+        print(f"the wheel has the top-level names {sorted(tops)}, not only superopt", file=sys.stderr)
+        return 1
+    if missing:
+        print("not in the wheel: " + ", ".join(missing), file=sys.stderr)
+        return 1
+    print(f"wheel: {len(names)} files, only superopt/ at the top")
+    return 0
+
+
+def tracked() -> list[Path]:
+    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / line for line in listing.splitlines()]
+
+
+def installed_name(source: str) -> str:
+    """Where a source file lies in the wheel; empty for what does not ship."""
+    if source.startswith("superopt/"):
+        return source
+    return f"superopt/{source}" if source.split("/")[0] in ("rules", "verifier", "server") else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

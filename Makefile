@@ -1,0 +1,45 @@
+# demo and test set everything up by themselves; no sudo, no GPU. See CONTRIBUTING.md.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test check format bench conformance corpus clean
+
+demo: $(READY)            ## optimise two real models and print before/after
+	@$(BIN)/superopt optimize corpus/resnet50.json --measure
+	@$(BIN)/superopt optimize corpus/mobileone_s0.json --measure
+
+test: $(READY)            ## the test suite
+	@$(BIN)/pytest -q
+
+check: $(READY)           ## exactly what CI runs: format, lint, types, import contract, wheel, tests
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python .ci/wheel.py
+	@$(BIN)/pytest -q
+
+format: $(READY)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(READY)           ## measured ratios over the corpus, interleaved medians
+	@$(BIN)/superopt bench corpus/*.json
+
+conformance: $(READY)     ## the onnx package's own test models through convert and optimize; writes docs/conformance.md
+	@$(BIN)/python tests/conformance.py --optimize
+
+corpus: $(READY)          ## write corpus/*.json again from corpus/build.py
+	@$(BIN)/python corpus/build.py
+
+$(READY): pyproject.toml
+	@echo "setting up $(VENV) (once; about a minute)" >&2
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

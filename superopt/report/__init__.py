@@ -1,0 +1,9 @@
+"""What an optimisation did: the report's data and JSON (``model``), and how a terminal shows it (``terminal``)."""
+
+from __future__ import annotations
+
+from superopt.report.model import Applied, Check, Cost, Measured, Nodes, Opaque, Report, Search, Work, operator_counts
+
+__all__ = [
+    "Applied", "Check", "Cost", "Measured", "Nodes", "Opaque", "Report", "Search", "Work", "operator_counts",
+]  # fmt: skip

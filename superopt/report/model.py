@@ -1,0 +1,139 @@
+"""The optimise report. Its JSON keys are a public contract (docs: DESIGN §6); new keys may be added, none renamed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from superopt.ir.graph import Graph
+
+__all__ = [
+    "Applied", "Check", "Cost", "Measured", "Nodes", "Opaque", "Report", "Search", "Work", "operator_counts",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Modelled cost in microseconds, and the share of it that rests on measurements."""
+
+    before_us: float
+    after_us: float
+    measured_share: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Whole-model times, interleaved in one run; ``ratio`` is the median of after ÷ before over the rounds."""
+
+    before_ms: float
+    after_ms: float
+    ratio: float
+    runs: int
+    spread: float = 0.0
+    circumstances: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Check:
+    """The differential check of the result against the input."""
+
+    verdict: str
+    trials: int
+    max_abs_error: float
+    max_rel_error: float
+    reference: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """FLOPs and bytes that running the graph moves, for the sizes it was costed at; intensity is their ratio."""
+
+    flops_before: int | None
+    flops_after: int | None
+    bytes_before: int | None
+    bytes_after: int | None
+    intensity_before: float | None
+    intensity_after: float | None
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A rule that the result uses: how often, where (node names of the result) and with which verdict."""
+
+    rule: str
+    count: int
+    verdict: str
+    gain_us: float | None = None
+    where: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Search:
+    """What the search did; ``stopped`` is "saturated", "time", "nodes" or "interrupted"."""
+
+    seconds: float
+    regions: int
+    distinct_regions: int
+    e_nodes: int
+    stopped: str
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """Nodes that were carried through untouched, by operator and reason."""
+
+    op: str
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    status: Literal["improved", "unchanged"]
+    target: str
+    cost: Cost
+    measured: Measured | None
+    check: Check
+    nodes: Nodes
+    operators: Mapping[str, Mapping[str, int]]
+    work: Work
+    rules_applied: tuple[Applied, ...]
+    search: Search
+    opaque: tuple[Opaque, ...]
+    notes: tuple[str, ...] = ()
+    near_misses: tuple[str, ...] = ()
+
+    def json(self) -> dict[str, Any]:
+        """The report as JSON data, ``{"format": "superopt.report", "version": 1, …}``."""
+        data = {"format": "superopt.report", "version": 1, **asdict(self)}
+        return _plain(data)  # type: ignore[no-any-return]
+
+
+def _plain(value: Any) -> Any:
+    """JSON data: tuples become lists, non-finite floats become null (JSON has no word for them)."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value
+
+
+def operator_counts(graph: Graph) -> dict[str, int]:
+    """Nodes by operator (``domain.op`` outside ONNX's own domain), most frequent first."""
+    return ordered(f"{n.domain}.{n.op}" if n.domain else n.op for n in graph.nodes)
+
+
+def ordered(names: Iterable[str]) -> dict[str, int]:
+    """Counts, most frequent first, then by name."""
+    return dict(sorted(Counter(names).items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,123 @@
+"""How a terminal shows reports: short tables, plain text when it is not a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from superopt.ir.errors import printable
+from superopt.report.model import Report
+
+__all__ = ["bytes_text", "count_text", "show_explanation", "show_report", "table", "time_text"]
+
+
+def table(*headers: str, rows: Iterable[tuple[str, ...]], numeric: tuple[int, ...] = ()) -> Table:
+    """A plain table; the columns in ``numeric`` are right-aligned. Cells are shown literally."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
+    for position, header in enumerate(headers):
+        made.add_column(header, justify="right" if position in numeric else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(escape(cell) for cell in row))
+    return made
+
+
+def time_text(microseconds: float) -> str:
+    """``12.3 ms``, ``850 µs`` …"""
+    if microseconds >= 1e6:
+        return f"{microseconds / 1e6:.2f} s"
+    return f"{microseconds / 1e3:.2f} ms" if microseconds >= 1e3 else f"{microseconds:.1f} µs"
+
+
+def count_text(value: float | None, unit: str = "") -> str:
+    """``4.1 G`` …; a dash for what is not known."""
+    if value is None:
+        return "–"
+    for scale, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.2f} {letter}{unit}"
+    return f"{value:g} {unit}".rstrip()
+
+
+def bytes_text(value: float | None) -> str:
+    """``97.5 MiB`` …; a dash for what is not known."""
+    if value is None:
+        return "–"
+    for scale, letter in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(value) >= scale:
+            return f"{value / scale:.1f} {letter}"
+    return f"{value:g} B"
+
+
+def show_report(console: Console, name: str, report: Report) -> None:
+    """The before/after summary of an optimisation."""
+    change = report.cost.after_us / report.cost.before_us if report.cost.before_us else 1.0
+    head = "improved" if report.status == "improved" else "unchanged: no better equivalent graph was found"
+    console.print(f"[bold]{escape(printable(name))}[/bold]  {head}")
+    work = report.work
+    rows = [
+        ("nodes", str(report.nodes.before), str(report.nodes.after), ""),
+        ("modelled cost", time_text(report.cost.before_us), time_text(report.cost.after_us),
+         f"x{change:.3f}, {report.cost.measured_share:.0%} measured"),
+        ("FLOPs", count_text(work.flops_before), count_text(work.flops_after), ""),
+        ("bytes moved", bytes_text(work.bytes_before), bytes_text(work.bytes_after), ""),
+        ("FLOPs per byte", _short(work.intensity_before), _short(work.intensity_after), "arithmetic intensity"),
+    ]  # fmt: skip
+    if report.measured is not None:
+        m = report.measured
+        rows.append(("measured", f"{m.before_ms:.2f} ms", f"{m.after_ms:.2f} ms",
+                     f"x{m.ratio:.3f} (±{m.spread:.3f}, {m.runs} interleaved rounds, {report.target})"))  # fmt: skip
+    console.print(table("", "before", "after", "", rows=rows, numeric=(1, 2)))
+    changed = _changed_operators(report)
+    if changed:
+        console.print(table("operator", "before", "after", rows=changed, numeric=(1, 2)))
+    if report.rules_applied:
+        rules = [(a.rule, str(a.count), a.verdict) for a in report.rules_applied]
+        console.print(table("rule", "times", "verdict", rows=rules, numeric=(1,)))
+    check = report.check
+    console.print(
+        f"check {check.verdict}: {check.trials} trials against the {check.reference} reference, "
+        f"max abs error {check.max_abs_error:.2e}, max rel error {check.max_rel_error:.2e}"
+        + (f" ({escape(check.reason)})" if check.reason else "")
+    )
+    search = report.search
+    console.print(
+        f"search {search.seconds:.1f} s, {search.regions} regions ({search.distinct_regions} distinct), "
+        f"{search.e_nodes} e-nodes, stopped: {search.stopped}"
+    )
+    if report.opaque:
+        parts = [f"{o.count} {printable(o.op)} ({printable(o.reason)})" for o in report.opaque[:8]]
+        more = f" and {len(report.opaque) - 8} more kinds" if len(report.opaque) > 8 else ""
+        console.print(f"carried through untouched: {escape(', '.join(parts))}{more}")
+    for note in report.notes:
+        console.print(f"note: {escape(note)}")
+
+
+def show_explanation(console: Console, report: Report) -> None:
+    """For each rule where it was applied and what it gained; then what nearly was."""
+    for applied in report.rules_applied:
+        gain = "" if applied.gain_us is None else f", gains {time_text(applied.gain_us)}"
+        console.print(f"[bold]{escape(applied.rule)}[/bold] x{applied.count}, {applied.verdict}{gain}")
+        for place in applied.where[:20]:
+            console.print(f"    at {escape(printable(place))}")
+        if len(applied.where) > 20:
+            console.print(f"    and {len(applied.where) - 20} more places")
+    if not report.rules_applied:
+        console.print("no rule was applied")
+    for miss in report.near_misses:
+        console.print(f"near miss: {escape(miss)}")
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _changed_operators(report: Report) -> list[tuple[str, str, str]]:
+    before, after = report.operators["before"], report.operators["after"]
+    names = dict.fromkeys((*before, *after))
+    return [
+        (printable(n), str(before.get(n, 0)), str(after.get(n, 0))) for n in names if before.get(n, 0) != after.get(n, 0)
+    ]
