@@ -1,0 +1,227 @@
+"""ONNX Runtime as a runtime: quiet sessions, element types NumPy lacks, and errors in superopt's own words.
+
+Timing of whole models against each other is in :mod:`superopt.runtime.race`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnxruntime.capi import onnxruntime_pybind11_state as state
+from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession, OrtValue
+
+from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, Unsupported, UsageError, printable
+from superopt.ir.types import DType
+
+__all__ = ["RAISED", "InferenceSession", "element_type", "make_session", "run", "to_array", "to_value", "translated"]
+
+QUIET = 4  # only fatal messages: what goes wrong is raised, so ONNX Runtime need not print it too
+
+# ONNX Runtime's spelling of an element type, and ONNX's number for it.
+_ELEMENT = {
+    "float": (DType.FLOAT32, 1), "uint8": (DType.UINT8, 2), "int8": (DType.INT8, 3), "uint16": (DType.UINT16, 4),
+    "int16": (DType.INT16, 5), "int32": (DType.INT32, 6), "int64": (DType.INT64, 7), "string": (DType.STRING, 8),
+    "bool": (DType.BOOL, 9), "float16": (DType.FLOAT16, 10), "double": (DType.FLOAT64, 11),
+    "uint32": (DType.UINT32, 12), "uint64": (DType.UINT64, 13), "complex64": (DType.COMPLEX64, 14),
+    "complex128": (DType.COMPLEX128, 15), "bfloat16": (DType.BFLOAT16, 16), "float8e4m3fn": (DType.FLOAT8E4M3FN, 17),
+    "float8e4m3fnuz": (DType.FLOAT8E4M3FNUZ, 18), "float8e5m2": (DType.FLOAT8E5M2, 19),
+    "float8e5m2fnuz": (DType.FLOAT8E5M2FNUZ, 20), "uint4": (DType.UINT4, 21), "int4": (DType.INT4, 22),
+    "float4e2m1": (DType.FLOAT4E2M1, 23), "float8e8m0": (DType.FLOAT8E8M0, 24), "uint2": (DType.UINT2, 25),
+    "int2": (DType.INT2, 26),
+}  # fmt: skip
+_NATIVE = frozenset(d for d in DType if d.numpy.kind in "biuf" and d.numpy.isbuiltin == 1)
+_NOISE = re.compile(r"^.*\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : |/\S+\.(?:cc|h):\d+ \S.*?\) (?=[A-Z])")
+RAISED: tuple[type[Exception], ...] = (
+    state.EPFail, state.EngineError, state.Fail, state.InvalidArgument, state.InvalidGraph, state.InvalidProtobuf,
+    state.NoModel, state.NoSuchFile, state.NotImplemented, state.RuntimeException, RuntimeError,
+)  # fmt: skip
+
+
+def make_session(
+    model: bytes | Path, *, threads: int | None = None, optimise: bool = True, save_optimised: Path | None = None
+) -> InferenceSession:
+    """A CPU session that prints nothing and whose idle threads do not spin.
+
+    Args:
+        model: a serialised ONNX model, or the path of one (needed above 2 GiB or with external data).
+        threads: threads inside an operator; ``None`` lets ONNX Runtime use every core.
+        optimise: run all of ONNX Runtime's own graph optimisations, or none.
+        save_optimised: also write the graph that ONNX Runtime will really run.
+
+    Raises:
+        InvalidModel: ONNX Runtime cannot read the model or finds it inconsistent.
+        Unsupported: the model needs an operator, type or version that this ONNX Runtime does not implement.
+        ResourceLimit: it does not fit in memory.
+    """
+    options = state.SessionOptions()
+    options.log_severity_level = QUIET
+    options.enable_mem_pattern = True
+    options.intra_op_num_threads = threads or 0
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if threads == 1:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    levels = state.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
+    if save_optimised is not None:
+        options.optimized_model_filepath = str(save_optimised)
+    source = str(model) if isinstance(model, Path) else bytes(model)
+    with translated(str(model) if isinstance(model, Path) else ""):
+        return InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+@contextmanager
+def translated(where: str, *, running: bool = False) -> Iterator[None]:
+    """Turns ONNX Runtime's exceptions into superopt's, keeping the first line of the reason."""
+    try:
+        yield
+    except SuperoptError:
+        raise
+    except RAISED as error:
+        raise _translation(error, where, running) from error
+
+
+def _translation(error: Exception, where: str, running: bool) -> SuperoptError:
+    text = str(error).strip().splitlines()
+    reason = printable(_NOISE.sub("", text[0]) if text else type(error).__name__, 300)
+    whole = str(error)
+    if "allocate memory" in whole or "bad_alloc" in whole or "bad allocation" in whole:
+        return ResourceLimit(f"ONNX Runtime ran out of memory: {reason}", where=where)
+    missing = ("not a registered", "nsupported", "not supported", "No corresponding Numpy type", "*guarantees*")
+    if isinstance(error, state.NotImplemented) or any(m in whole for m in missing):
+        return Unsupported(f"ONNX Runtime cannot run it: {reason}", where=where)
+    if isinstance(error, state.NoSuchFile):
+        return UsageError(f"there is no such file: {reason}", where=where)
+    if running and isinstance(error, state.InvalidArgument):
+        return UsageError(f"ONNX Runtime refuses the inputs: {reason}", where=where)
+    return InvalidModel(f"ONNX Runtime refuses it: {reason}", where=where)
+
+
+def element_type(ort_type: str) -> DType | None:
+    """The element type in a session's ``tensor(float)``; ``None`` when it is not a tensor or not one we know."""
+    if not (ort_type.startswith("tensor(") and ort_type.endswith(")")):
+        return None
+    found = _ELEMENT.get(ort_type[7:-1].lower())
+    return found[0] if found else None
+
+
+def run(
+    session: InferenceSession, feeds: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None
+) -> dict[str, np.ndarray]:
+    """Run once. Arrays of ``bfloat16``, float8 and 4- or 2-bit types (``ml_dtypes``) go in and come out.
+
+    Args:
+        session: made by :func:`make_session`.
+        feeds: an array per input. Names that the model does not have are ignored; a sequence is an object array.
+        outputs: names of the wanted outputs; all, by default.
+
+    Returns:
+        An array per output. A sequence output is a one-dimensional object array of its items.
+
+    Raises:
+        UsageError: an input is missing or has the wrong type or shape.
+        InvalidModel: an operator failed.
+        Unsupported: it mixes strings or sequences with types that ONNX Runtime cannot exchange with NumPy.
+    """
+    inputs = {i.name: i.type for i in session.get_inputs()}
+    wanted = list(outputs) if outputs is not None else [o.name for o in session.get_outputs()]
+    missing = [n for n in inputs if n not in feeds]
+    if missing:
+        raise UsageError(f"input {printable(missing[0])!r} was not given", hint=f"the inputs are {sorted(inputs)}")
+    kinds = {o.name: o.type for o in session.get_outputs()}
+    odd = [t for t in (*inputs.values(), *(kinds[n] for n in wanted if n in kinds)) if _is_odd(t)]
+    with translated("", running=True):
+        if not odd:
+            plain = {n: list(feeds[n]) if t.startswith("seq(") else feeds[n] for n, t in inputs.items()}
+            return dict(zip(wanted, map(_as_array, session.run(wanted, plain, _quiet_run())), strict=True))
+        values = {n: to_value(feeds[n], inputs[n]) for n in inputs}
+        made = session.run_with_ort_values(wanted, values, _quiet_run())
+        return dict(zip(wanted, map(to_array, made), strict=True))
+
+
+def _quiet_run() -> Any:
+    options = state.RunOptions()
+    options.log_severity_level = QUIET
+    return options
+
+
+def _is_odd(ort_type: str) -> bool:
+    """A tensor whose elements ONNX Runtime's NumPy interface does not exchange."""
+    dtype = element_type(ort_type)
+    return dtype is not None and dtype not in _NATIVE and dtype is not DType.STRING
+
+
+def _as_array(value: Any) -> np.ndarray:
+    if isinstance(value, list):
+        items = np.empty(len(value), dtype=object)
+        items[:] = value
+        return items
+    return np.asarray(value)
+
+
+def to_value(array: np.ndarray, ort_type: str) -> Any:
+    """An array as an ``OrtValue`` of the declared type; 4- and 2-bit elements are packed, low bits first.
+
+    Raises:
+        UsageError: the array's element type is not the declared one.
+        Unsupported: strings and non-tensors, which ONNX Runtime takes only from :func:`run`.
+    """
+    dtype = element_type(ort_type)
+    if dtype is None or dtype is DType.STRING:
+        raise Unsupported(f"ONNX Runtime cannot bind a {ort_type} from Python")
+    array = np.asarray(array)
+    if array.dtype != dtype.numpy:
+        raise UsageError(f"an input is {array.dtype}, but the model wants {dtype}")
+    if dtype in _NATIVE:
+        return OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    value = OrtValue.ortvalue_from_shape_and_type(list(array.shape), _ELEMENT[ort_type[7:-1].lower()][1])
+    packed = _pack(np.ascontiguousarray(array), dtype)
+    ctypes.memmove(value.data_ptr(), packed.ctypes.data, packed.nbytes)
+    return value
+
+
+def to_array(value: Any) -> np.ndarray:
+    """The elements of a tensor ``OrtValue``, copied, as the ``DType``'s NumPy type.
+
+    Raises:
+        Unsupported: it is not a tensor.
+    """
+    dtype = element_type(value.data_type()) if value.is_tensor() else None
+    if dtype is None:
+        raise Unsupported(f"ONNX Runtime cannot hand over a {value.data_type()}")
+    if dtype in _NATIVE or dtype is DType.STRING:
+        return np.asarray(value.numpy())
+    shape = tuple(value.shape())
+    count = int(np.prod(shape, dtype=np.int64))
+    raw = np.frombuffer(ctypes.string_at(value.data_ptr(), (count * dtype.bits + 7) // 8), dtype=np.uint8)
+    return _unpack(raw, dtype, count).reshape(shape)
+
+
+def _pack(array: np.ndarray, dtype: DType) -> np.ndarray:
+    raw: np.ndarray = array.reshape(-1).view(np.uint8)
+    if dtype.bits >= 8:
+        return raw
+    per = 8 // dtype.bits
+    padded = np.zeros(-(-raw.size // per) * per, dtype=np.uint8)
+    padded[: raw.size] = raw & ((1 << dtype.bits) - 1)
+    shifts = np.arange(per, dtype=np.uint8) * np.uint8(dtype.bits)
+    packed: np.ndarray = np.bitwise_or.reduce(padded.reshape(-1, per) << shifts, axis=1)
+    return packed
+
+
+def _unpack(raw: np.ndarray, dtype: DType, count: int) -> np.ndarray:
+    if dtype.bits >= 8:
+        return raw.view(dtype.numpy)[:count]
+    shifts = np.arange(8 // dtype.bits, dtype=np.uint8) * np.uint8(dtype.bits)
+    fields: np.ndarray = ((raw[:, None] >> shifts) & np.uint8((1 << dtype.bits) - 1)).reshape(-1)[:count]
+    if not dtype.is_integer:
+        return fields.view(dtype.numpy)
+    if dtype.value.startswith("int"):
+        half = 1 << (dtype.bits - 1)
+        fields = (fields.astype(np.int8) ^ half) - half
+    return fields.astype(dtype.numpy)

@@ -1,0 +1,227 @@
+"""Whole models timed against each other: interleaved, inputs and outputs bound once, medians of per-round ratios.
+
+The method is that of ``PEERS.md``: a random order in every round cancels drift and neighbours' load, the minimum of a
+short burst drops preemptions, and the ratio is taken inside a round before the median is taken over rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnxruntime
+from onnxruntime.capi.onnxruntime_inference_collection import OrtValue
+
+from superopt.ir.errors import Unsupported, UsageError
+from superopt.runtime.ort import InferenceSession, make_session, run, to_value, translated
+
+__all__ = ["Bound", "Clock", "RaceResult", "bind", "circumstances", "cpu_name", "race", "race_bound"]
+
+Clock = Literal["wall", "cpu"]
+_SHORTEST_BURST = 500_000  # ns: a burst of very short runs is lengthened to this, so that a minimum means something
+_LONGEST_BURST = 64  # runs
+
+
+@dataclass(frozen=True)
+class RaceResult:
+    """Times of several models that ran interleaved on the same inputs.
+
+    Attributes:
+        ms: per model, the median over rounds of the burst's minimum, in milliseconds.
+        best_ms: per model, the least time of all.
+        ratios: per model, the median over rounds of its time ÷ the first model's (so ``ratios[0] == 1``).
+        spread: per model, the interquartile range of those per-round ratios.
+        samples: per round, the burst's minimum of each model, in milliseconds.
+        runs: timed runs of each model.
+        circumstances: device, versions, threads, clock, load, date.
+    """
+
+    ms: tuple[float, ...]
+    best_ms: tuple[float, ...]
+    ratios: tuple[float, ...]
+    spread: tuple[float, ...]
+    samples: tuple[tuple[float, ...], ...]
+    runs: int
+    circumstances: Mapping[str, str | int | float] = field(default_factory=dict)
+
+    @property
+    def rounds(self) -> int:
+        return len(self.samples)
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A model ready to run repeatedly: calling ``step`` runs it once on its bound inputs."""
+
+    session: InferenceSession
+    step: Callable[[], object]
+    keep: tuple[Any, ...]  # owners of the bound memory
+
+
+def bind(session: InferenceSession, feeds: Mapping[str, np.ndarray]) -> Bound:
+    """Bind inputs, and outputs where they are tensors, to memory that lives as long as the result.
+
+    Raises:
+        UsageError, InvalidModel: as :func:`superopt.runtime.ort.run` does; the model has run once on return.
+    """
+    missing = [i.name for i in session.get_inputs() if i.name not in feeds]
+    if missing:
+        raise UsageError(f"input {missing[0]!r} was not given")
+    try:
+        values = {i.name: to_value(feeds[i.name], i.type) for i in session.get_inputs()}
+    except Unsupported:  # strings and sequences cannot be bound, but they can be run
+        run(session, feeds)
+        return Bound(session, lambda: run(session, feeds), (feeds,))
+    runner: Any = session  # ONNX Runtime leaves these methods untyped
+    binding: Any = runner.io_binding()
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    for output in session.get_outputs():
+        binding.bind_output(output.name, "cpu")
+    with translated("", running=True):
+        runner.run_with_iobinding(binding)
+        made = binding.get_outputs()
+        if all(v.is_tensor() and v.data_type() != "tensor(string)" for v in made):
+            own = [OrtValue.ortvalue_from_shape_and_type(list(v.shape()), v.element_type()) for v in made]
+            fixed: Any = runner.io_binding()
+            for name, value in values.items():
+                fixed.bind_ortvalue_input(name, value)
+            for output, value in zip(session.get_outputs(), own, strict=True):
+                fixed.bind_ortvalue_output(output.name, value)
+            try:
+                runner.run_with_iobinding(fixed)
+                return Bound(session, lambda: runner.run_with_iobinding(fixed), (fixed, values, own))
+            except RAISED as error:
+                if "shape" not in str(error):
+                    raise
+    return Bound(session, lambda: runner.run_with_iobinding(binding), (binding, values))
+
+
+def race(
+    models: Sequence[bytes | Path],
+    feeds: Mapping[str, np.ndarray] | Sequence[Mapping[str, np.ndarray]],
+    *,
+    rounds: int = 15,
+    burst: int = 3,
+    threads: int | None = None,
+    time_limit: float = 30.0,
+    clock: Clock = "wall",
+    seed: int = 0,
+) -> RaceResult:
+    """Time models against each other on ONNX Runtime with all its optimisations.
+
+    Args:
+        models: serialised models, or their paths; the first is what ratios are taken to.
+        feeds: inputs of all models, or one mapping per model.
+        rounds: rounds wanted; fewer run when the time limit comes first, never fewer than one.
+        burst: consecutive runs whose minimum is a sample (more when one run is very short).
+        threads: threads inside an operator (``None``: every core).
+        time_limit: seconds, sessions included.
+        clock: ``"cpu"`` is the calling thread's CPU time, immune to preemption; it needs ``threads=1``.
+        seed: of the order inside each round.
+
+    Raises:
+        InvalidModel, Unsupported, UsageError: see :func:`superopt.runtime.ort.make_session` and ``run``.
+    """
+    start = time.monotonic()
+    each = [feeds] * len(models) if isinstance(feeds, Mapping) else list(feeds)
+    bound = [bind(make_session(m, threads=threads), f) for m, f in zip(models, each, strict=True)]
+    left = time_limit - (time.monotonic() - start)
+    return race_bound(bound, rounds=rounds, burst=burst, threads=threads, time_limit=left, clock=clock, seed=seed)
+
+
+def race_bound(
+    bound: Sequence[Bound],
+    *,
+    rounds: int = 15,
+    burst: int = 3,
+    threads: int | None = None,
+    time_limit: float = 30.0,
+    clock: Clock = "wall",
+    seed: int = 0,
+) -> RaceResult:
+    """:func:`race` for models that are already bound.
+
+    Raises:
+        UsageError: there is nothing to time, or the CPU clock was asked for with several threads.
+    """
+    if not bound:
+        raise UsageError("there is no model to time")
+    if clock == "cpu" and threads != 1:
+        raise UsageError("the thread's CPU time counts one thread only", hint="set threads=1, or use the wall clock")
+    now = time.thread_time_ns if clock == "cpu" else time.perf_counter_ns
+    deadline = time.monotonic() + time_limit
+    lengths = [_burst_length(b.step, burst) for b in bound]
+    order = list(range(len(bound)))
+    shuffle = random.Random(seed).shuffle
+    samples: list[tuple[float, ...]] = []
+    while len(samples) < max(rounds, 1) and (not samples or time.monotonic() < deadline):
+        shuffle(order)
+        taken = {i: _least(bound[i].step, lengths[i], now) / 1e6 for i in order}
+        samples.append(tuple(taken[i] for i in range(len(bound))))
+    return _result(samples, min(lengths) * len(samples), circumstances(threads, clock))
+
+
+def _burst_length(step: Callable[[], object], burst: int) -> int:
+    start = time.perf_counter_ns()
+    step()
+    once = max(time.perf_counter_ns() - start, 1)
+    return max(burst, min(_LONGEST_BURST, _SHORTEST_BURST // once), 1)
+
+
+def _least(step: Callable[[], object], count: int, now: Callable[[], int]) -> int:
+    least = 1 << 62
+    for _ in range(count):
+        start = now()
+        step()
+        least = min(least, now() - start)
+    return max(least, 1)
+
+
+def _result(samples: list[tuple[float, ...]], runs: int, where: Mapping[str, str | int | float]) -> RaceResult:
+    table = np.array(samples)
+    ratios = table / table[:, :1]
+    quarter, middle, three = np.quantile(ratios, [0.25, 0.5, 0.75], axis=0)
+    return RaceResult(
+        ms=tuple(map(float, np.median(table, axis=0))),
+        best_ms=tuple(map(float, table.min(axis=0))),
+        ratios=tuple(map(float, middle)),
+        spread=tuple(map(float, three - quarter)),
+        samples=tuple(samples),
+        runs=runs,
+        circumstances=where,
+    )
+
+
+@lru_cache(maxsize=1)
+def cpu_name() -> str:
+    """The processor's model name, as the system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith(("model name", "hardware")):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass  # not Linux: the platform module knows less, but something
+    return platform.processor() or platform.machine() or "unknown CPU"
+
+
+def circumstances(threads: int | None, clock: Clock) -> dict[str, str | int | float]:
+    """What a measurement must carry to be read later."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else -1.0
+    return {
+        "device": cpu_name(),
+        "cores": os.cpu_count() or 1,
+        "threads": threads or 0,
+        "clock": clock,
+        "runtime": f"onnxruntime {onnxruntime.__version__}",
+        "load": round(load, 2),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
