@@ -1,0 +1,21 @@
+"""The rule library: the grammar rules are written in, the reader of ``*.toml``, and the store of verdicts."""
+
+from __future__ import annotations
+
+if __name__ != "superopt.rules":
+    raise ImportError("import superopt.rules; rules/ is where its source lives")
+
+from superopt.rules.grammar import RuleError, format_rule, parse_rule, parse_term
+from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme, TypeScheme
+
+__all__ = [
+    "AttributeScheme",
+    "Guard",
+    "Rule",
+    "RuleError",
+    "TensorScheme",
+    "TypeScheme",
+    "format_rule",
+    "parse_rule",
+    "parse_term",
+]

@@ -1,0 +1,414 @@
+"""The text form of rules: parsing, and printing that parses back to the same rule.
+
+>>> rule = parse_rule(
+...     {"forall": {"x": "f[b, k]", "a": "f[k, m]", "s": "real"},
+...      "lhs": ["MatMul(Mul(x, s), a)"], "rhs": ["Mul(MatMul(x, a), s)"]})
+>>> print(format_term(rule.lhs[0], rule.forall))
+MatMul(Mul(x, s), a)
+>>> parse_term("MatMul(x, (a)")
+Traceback (most recent call last):
+superopt.rules.scanner.RuleError: term, column 13: expected ',' or ')', found the end
+    MatMul(x, (a)
+                 ^
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from superopt.ir.poly import Dim, Poly, Quotient, sym
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, variables
+from superopt.rules.rule import (
+    CLASSES,
+    AttributeScheme,
+    Guard,
+    Rule,
+    TensorScheme,
+    TypeScheme,
+    attribute_symbols,
+    scalar,
+    scalar_value,
+    term_symbols,
+)
+from superopt.rules.scanner import RuleError, Scanner
+
+__all__ = [
+    "RuleError", "format_dim", "format_guard", "format_rule", "format_scheme", "format_term", "parse_guard",
+    "parse_rule", "parse_scheme", "parse_term",
+]  # fmt: skip
+
+_RELATIONS = ("==", "!=", "<=", ">=", "<", ">")
+_DEPTH = 200  # nesting that a rule may have; deeper text is refused rather than parsed
+
+
+class _Parser(Scanner):
+    """Recursive descent over one text; depth is bounded."""
+
+    def __init__(self, text: str, where: str, forall: Mapping[str, TypeScheme] | None = None) -> None:
+        super().__init__(text, where)
+        self.forall = forall
+        self.vectors = {
+            n: s.length for n, s in (forall or {}).items() if isinstance(s, AttributeScheme) and s.length is not None
+        }
+        self.depth = 0
+
+    # ---- sizes -------------------------------------------------------------------------------------------------
+    def dim(self) -> Dim:
+        """``2*n + p_0 - (h - k)//s``: an integer polynomial with floor division and remainder."""
+        value = self.product()
+        while self.next.kind in ("+", "-"):
+            value = value + self.product() if self.take().kind == "+" else value - self.product()
+        return value
+
+    def product(self) -> Dim:
+        value = self.factor()
+        while self.next.kind in ("*", "//", "%"):
+            sign = self.take()
+            right = self.factor()
+            if sign.kind == "*":
+                value = value * right
+            elif isinstance(right, int) and right <= 0:
+                raise self.error(sign.column, f"the divisor {right} is not positive")
+            else:
+                value = value // right if sign.kind == "//" else value % right
+        return value
+
+    def factor(self) -> Dim:
+        if self.accept("-"):
+            return -self.factor()
+        if self.accept("("):
+            self.enter()
+            value = self.dim()
+            self.expect(")")
+            self.depth -= 1
+            return value
+        if self.next.kind == "int":
+            return int(self.take().text)
+        if self.next.kind == "name":
+            return self.atom()
+        raise self.wrong("a size: a number, a name or '('")
+
+    def atom(self) -> Dim:
+        token = self.take()
+        if self.forall is not None and isinstance(self.forall.get(token.text), TensorScheme):
+            raise self.error(token.column, f"{token.text} is a tensor, not a size")
+        length = self.vectors.get(token.text)
+        if length is None:
+            return sym(token.text)
+        self.expect("[", f"'[' and a position, because {token.text} is a vector,")
+        index = int(self.expect("int", "a position").text)
+        if index >= length:
+            raise self.error(token.column, f"{token.text} has {length} elements, numbered from 0")
+        self.expect("]")
+        return sym(f"{token.text}_{index}")
+
+    def enter(self) -> None:
+        self.depth += 1
+        if self.depth > _DEPTH:
+            raise self.error(self.next.column, f"more than {_DEPTH} levels of nesting")
+
+    # ---- attribute values --------------------------------------------------------------------------------------
+    def number(self) -> Dim | float:
+        """A size, or a float literal."""
+        negative = self.next.kind == "-" and self.peek().kind == "float"
+        if negative or self.next.kind == "float":
+            sign = -1.0 if self.accept("-") else 1.0
+            return sign * float(self.take().text)
+        return self.dim()
+
+    def value(self) -> AttributeValue:
+        if self.next.kind == "string":
+            body = self.take().text[1:-1]
+            return body.replace('\\"', '"').replace("\\\\", "\\")
+        if self.accept("..."):
+            return "..."
+        if self.accept("["):
+            return self.sequence()
+        name = self.next.text
+        length = self.vectors.get(name) if self.next.kind == "name" else None
+        if length is not None and self.peek().kind != "[":
+            self.take()
+            return tuple(sym(f"{name}_{i}") for i in range(length))
+        return self.number()
+
+    def sequence(self) -> tuple[AttributeValue, ...]:
+        self.enter()
+        values: list[AttributeValue] = []
+        while not self.accept("]"):
+            if values:
+                self.expect(",", "',' or ']'")
+            values.append(self.value())
+        self.depth -= 1
+        return tuple(values)
+
+    # ---- terms -------------------------------------------------------------------------------------------------
+    def term(self) -> Term:
+        token = self.next
+        if token.kind != "name" or self.peek().kind != "(":
+            return self.leaf()
+        self.take()
+        self.enter()
+        app = self.application(token.text)
+        self.depth -= 1
+        if self.accept("["):
+            index = int(self.expect("int", "the number of an output").text)
+            self.expect("]")
+            return Project(app, index)
+        return app
+
+    def leaf(self) -> Term:
+        token = self.next
+        if token.kind == "name" and (self.forall is None or isinstance(self.forall.get(token.text), TensorScheme)):
+            self.take()
+            return Var(token.text)
+        if token.kind == "end" or token.text in (",", ")", "="):
+            raise self.wrong("a term: Op(…), a variable or a number")
+        return scalar(self.number())
+
+    def application(self, op: str) -> App:
+        self.expect("(")
+        args: list[Term | None] = []
+        attributes: dict[str, AttributeValue] = {}
+        while not self.accept(")"):
+            if args or attributes:
+                self.expect(",", "',' or ')'")
+            name = self.next
+            if name.kind == "name" and self.peek().kind == "=":
+                self.take(), self.take()
+                if name.text in attributes:
+                    raise self.error(name.column, f"attribute {name.text} is written twice")
+                attributes[name.text] = self.value()
+            elif attributes:
+                raise self.error(name.column, "arguments come before attributes")
+            elif name.text == "_":
+                self.take()
+                args.append(None)
+            else:
+                args.append(self.term())
+        while args and args[-1] is None:
+            args.pop()
+        return App(op, tuple(args), tuple(sorted(attributes.items())))
+
+    def end(self) -> None:
+        if self.next.kind != "end":
+            raise self.wrong("the end")
+
+
+def parse_term(text: str, forall: Mapping[str, TypeScheme] | None = None, *, where: str = "term") -> Term:
+    """A term. With ``forall``, names that are not tensor variables are sizes; without, every leaf is a tensor.
+
+    Raises:
+        RuleError: the text is not a term.
+    """
+    parser = _Parser(text, where, forall)
+    term = parser.term()
+    parser.end()
+    return term
+
+
+def parse_guard(text: str, forall: Mapping[str, TypeScheme] | None = None, *, where: str = "guard") -> Guard:
+    """A precondition such as ``"k % 2 == 1"``.
+
+    Raises:
+        RuleError: the text is not a comparison of sizes.
+    """
+    parser = _Parser(text, where, forall)
+    left = parser.dim()
+    if parser.next.kind not in _RELATIONS:
+        raise parser.wrong("a comparison (== != < <= > >=)")
+    relation = parser.take().kind
+    right = parser.dim()
+    parser.end()
+    return Guard(left, relation, right)
+
+
+def parse_scheme(text: str, *, where: str = "forall") -> TypeScheme:
+    """``f[..., m, k]``, ``i[s]<k``, ``int>=1``, ``ints[2]>=0`` or ``real>0``.
+
+    Raises:
+        RuleError: the text is not a type.
+    """
+    parser = _Parser(text, where)
+    name = parser.expect("name", "a type: f[…], i[…], b[…], int, ints[…] or real")
+    if name.text in CLASSES:
+        scheme: TypeScheme = _tensor_scheme(parser, name.text)
+    elif name.text in ("int", "real", "ints", "reals"):
+        scheme = _attribute_scheme(parser, name.text)
+    else:
+        raise parser.error(name.column, f"{name.text} is not a type; write f[…], i[…], b[…], int, ints[…] or real")
+    parser.end()
+    return scheme
+
+
+def _tensor_scheme(parser: _Parser, dtype: str) -> TensorScheme:
+    parser.expect("[")
+    shape: list[Dim] = []
+    lead = parser.accept("...") is not None
+    if lead and parser.next.kind != "]":
+        parser.expect(",", "',' or ']'")
+    while not parser.accept("]"):
+        if shape:
+            parser.expect(",", "',' or ']'")
+        shape.append(parser.dim())
+    below = parser.dim() if dtype == "i" and parser.accept("<") else None
+    return TensorScheme(dtype, tuple(shape), lead, below)
+
+
+def _attribute_scheme(parser: _Parser, kind: str) -> AttributeScheme:
+    length = None
+    if kind.endswith("s"):
+        parser.expect("[")
+        length = int(parser.expect("int", "the number of elements").text)
+        parser.expect("]")
+    relation, bound = "", 0
+    if parser.next.kind in (">=", ">", "!="):
+        relation = parser.take().kind
+        negative = parser.accept("-") is not None
+        bound = int(parser.expect("int", "an integer").text) * (-1 if negative else 1)
+    return AttributeScheme(kind.removesuffix("s"), length, relation, bound)
+
+
+def parse_rule(row: Mapping[str, object], *, where: str = "rule", family: str = "") -> Rule:
+    """A rule from the keys ``id?``, ``forall``, ``where?``, ``lhs``, ``rhs``, ``origin?`` of DESIGN §4.
+
+    An absent id is the family and four digits of the digest of the canonical form.
+
+    Raises:
+        RuleError: a key is missing or unknown, a text does not parse, or a name is used without being declared.
+    """
+    unknown = set(row) - {"id", "forall", "where", "lhs", "rhs", "origin"}
+    if unknown:
+        raise RuleError(f"unknown key {sorted(unknown)[0]!r}", where=where, hint="keys: id forall where lhs rhs origin")
+    declared = row.get("forall", {})
+    if not isinstance(declared, Mapping) or not all(isinstance(v, str) for v in declared.values()):
+        raise RuleError("forall must map variables to types, as strings", where=where)
+    forall = {str(n): parse_scheme(str(s), where=f"{where}, forall.{n}") for n, s in declared.items()}
+    terms = {side: _texts(row, side, where, required=True) for side in ("lhs", "rhs")}
+    sides = {
+        side: tuple(parse_term(t, forall, where=f"{where}, {side}[{i}]") for i, t in enumerate(texts))
+        for side, texts in terms.items()
+    }
+    guards = _texts(row, "where", where, required=False)
+    rule = Rule(
+        id=str(row.get("id", "")),
+        forall=forall,
+        where=tuple(parse_guard(g, forall, where=f"{where}, where[{i}]") for i, g in enumerate(guards)),
+        lhs=sides["lhs"], rhs=sides["rhs"], origin=str(row.get("origin", "")), family=family,
+    )  # fmt: skip
+    _check_names(rule, where)
+    if not rule.id:
+        from superopt.rules.canonical import named
+
+        return named(rule)
+    return rule
+
+
+def _texts(row: Mapping[str, object], key: str, where: str, *, required: bool) -> Sequence[str]:
+    value = row.get(key, [])
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts) or (required and not texts):
+        raise RuleError(f"{key} must be a list of strings", where=where)
+    return texts
+
+
+def _check_names(rule: Rule, where: str) -> None:
+    if len(rule.lhs) != len(rule.rhs):
+        raise RuleError(f"{len(rule.lhs)} terms on the left, {len(rule.rhs)} on the right", where=where)
+    known = {*rule.sizes, *rule.attribute_atoms}
+    clash = sorted(set(rule.tensors) & known)
+    if clash:
+        raise RuleError(f"{clash[0]} is both a tensor and a size", where=where, hint="give one another name")
+    used = term_symbols(rule.lhs) | term_symbols(rule.rhs) | {n for g in rule.where for n in g.names}
+    unknown = sorted(used - known)
+    if unknown:
+        raise RuleError(
+            f"{unknown[0]} is used, but neither a size of a tensor nor declared in forall",
+            where=where, hint=f"known names: {', '.join(sorted(known | set(rule.tensors))) or 'none'}",
+        )  # fmt: skip
+    unused = sorted(set(rule.tensors) - set(variables(*rule.lhs, *rule.rhs)))
+    if unused:
+        raise RuleError(f"{unused[0]} is declared and not used", where=where)
+
+
+# ---- printing ------------------------------------------------------------------------------------------------------
+def format_dim(value: Dim) -> str:
+    """A size as the grammar reads it: ``2*n + (h - k)//s``."""
+    if isinstance(value, int):
+        return str(value)
+    parts: list[str] = []
+    for monomial, coefficient in value.terms:
+        factors = [_format_atom(a) for a in monomial]
+        if abs(coefficient) != 1 or not factors:
+            factors.insert(0, str(abs(coefficient)))
+        sign = ("-" if coefficient < 0 else "") if not parts else (" - " if coefficient < 0 else " + ")
+        parts.append(sign + "*".join(factors))
+    return "".join(parts)
+
+
+def _format_atom(atom: str | Quotient) -> str:
+    if isinstance(atom, str):
+        return atom
+    return f"({_format_factor(atom.numerator)}//{_format_factor(atom.denominator)})"
+
+
+def _format_factor(value: Dim) -> str:
+    name = isinstance(value, Poly) and len(value.terms) == 1 and len(value.terms[0][0]) == 1 and value.terms[0][1] == 1
+    return format_dim(value) if name or (isinstance(value, int) and value >= 0) else f"({format_dim(value)})"
+
+
+def format_scheme(scheme: TypeScheme) -> str:
+    """A type as :func:`parse_scheme` reads it."""
+    if isinstance(scheme, AttributeScheme):
+        name = scheme.kind if scheme.length is None else f"{scheme.kind}s[{scheme.length}]"
+        return f"{name}{scheme.relation}{scheme.bound}" if scheme.relation else name
+    sizes = ", ".join((["..."] if scheme.lead else []) + [format_dim(d) for d in scheme.shape])
+    return f"{scheme.dtype}[{sizes}]" + ("" if scheme.below is None else f"<{format_dim(scheme.below)}")
+
+
+def format_guard(guard: Guard) -> str:
+    """A precondition as :func:`parse_guard` reads it."""
+    return f"{format_dim(guard.left)} {guard.relation} {format_dim(guard.right)}"
+
+
+def format_value(value: AttributeValue, vectors: Mapping[tuple[AttributeValue, ...], str]) -> str:
+    """An attribute value; a tuple that is a whole vector variable is its name."""
+    if isinstance(value, tuple):
+        return vectors.get(value) or f"[{', '.join(format_value(v, vectors) for v in value)}]"
+    if value == "...":
+        return "..."
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return format_dim(value) if isinstance(value, int | Poly) else repr(value)
+
+
+def format_term(term: Term, forall: Mapping[str, TypeScheme] | None = None) -> str:
+    """A term as :func:`parse_term` reads it with the same ``forall``; iterative."""
+    vectors: dict[tuple[AttributeValue, ...], str] = {
+        tuple(sym(a) for a in attribute_symbols(n, s)): n
+        for n, s in (forall or {}).items() if isinstance(s, AttributeScheme) and s.length is not None
+    }  # fmt: skip
+    text: dict[Term, str] = {}
+    for sub in postorder(term):
+        if isinstance(sub, Var):
+            text[sub] = sub.name
+        elif isinstance(sub, Project):
+            text[sub] = f"{text[sub.term]}[{sub.index}]"
+        elif (value := scalar_value(sub)) is not None and (forall is not None or not isinstance(value, Poly)):
+            text[sub] = format_value(value, vectors)
+        else:
+            parts = ["_" if a is None else text[a] for a in sub.args]
+            parts += [f"{k}={format_value(v, vectors)}" for k, v in sub.attributes]
+            text[sub] = f"{sub.op}({', '.join(parts)})"
+    return text[term]
+
+
+def format_rule(rule: Rule) -> dict[str, object]:
+    """The row that :func:`parse_rule` reads back as the same rule."""
+    return {
+        "id": rule.id,
+        "forall": {n: format_scheme(s) for n, s in rule.forall.items()},
+        "where": [format_guard(g) for g in rule.where],
+        "lhs": [format_term(t, rule.forall) for t in rule.lhs],
+        "rhs": [format_term(t, rule.forall) for t in rule.rhs],
+        "origin": rule.origin,
+    }
