@@ -21,7 +21,7 @@ import onnxruntime
 from onnxruntime.capi.onnxruntime_inference_collection import OrtValue
 
 from superopt.ir.errors import Unsupported, UsageError
-from superopt.runtime.ort import InferenceSession, make_session, run, to_value, translated
+from superopt.runtime.ort import RAISED, InferenceSession, make_session, run, to_value, translated
 
 __all__ = ["Bound", "Clock", "RaceResult", "bind", "circumstances", "cpu_name", "race", "race_bound"]
 
