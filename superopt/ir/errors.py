@@ -6,8 +6,9 @@
     ├── Unsupported               exit 4   valid, but --strict asked for what we cannot do
     ├── NotEquivalent             exit 5   two models differ, or a rewrite failed its check
     ├── Regression                exit 6   a cost went over its threshold
-    └── ResourceLimit             exit 7   a limit was reached before there was a result
-        └── BackendUnavailable    exit 7   the device or library that was asked for is not here
+    ├── ResourceLimit             exit 7   a limit was reached before there was a result
+    │   └── BackendUnavailable    exit 7   the device or library that was asked for is not here
+    └── Interrupted               exit 130 Ctrl-C before there was a result
 
 An error says where, what, and what next. ``str(error)`` is the whole message.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 __all__ = [
     "BackendUnavailable",
+    "Interrupted",
     "InvalidModel",
     "NotEquivalent",
     "Regression",
@@ -85,3 +87,7 @@ class ResourceLimit(SuperoptError):
 
 class BackendUnavailable(ResourceLimit):
     pass
+
+
+class Interrupted(SuperoptError):
+    exit_code = 130

@@ -119,5 +119,7 @@ def _changed_operators(report: Report) -> list[tuple[str, str, str]]:
     before, after = report.operators["before"], report.operators["after"]
     names = dict.fromkeys((*before, *after))
     return [
-        (printable(n), str(before.get(n, 0)), str(after.get(n, 0))) for n in names if before.get(n, 0) != after.get(n, 0)
+        (printable(n), str(before.get(n, 0)), str(after.get(n, 0)))
+        for n in names
+        if before.get(n, 0) != after.get(n, 0)
     ]

@@ -1,0 +1,316 @@
+"""The only composition: load → search → check → export. Everything above it only reads arguments or shows results."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from superopt import cost as costs
+from superopt import formats, report
+from superopt.ir.errors import SuperoptError, Unsupported, UsageError
+from superopt.ir.graph import Graph
+from superopt.ops.infer import Barrier, Typing, infer
+from superopt.rules import Library, Rule, load_library
+from superopt.runtime.race import race
+from superopt.search import SearchOptions, SearchResult, search
+from superopt.verifier.differential import CheckResult, check, make_inputs
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["Options", "Progress", "Result", "bench", "cost", "inspect", "optimize"]
+
+Progress = Callable[[int, int | None, str], None]
+Model = "str | Path | bytes | onnx.ModelProto | Graph"
+
+_NOISE = 1.02  # a result measured slower than the input beyond this is not returned
+_ROUNDS = 15
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of an optimisation.
+
+    Attributes:
+        target: "cpu" measures on this machine; "profile:NAME" uses a recorded profile and is deterministic.
+        time_limit: seconds for the search; ``None`` lets it saturate.
+        memory_limit: bytes that search and constant folding may take.
+        sizes: what symbolic dimensions are costed at; they stay symbolic in the result.
+        rules: folder of a rule library used besides the built-in one.
+        enable, disable: rule ids or families.
+        measure: time the input and the result side by side at the end.
+        check: run both against the float64 reference before returning.
+        strict: raise ``Unsupported`` when a node would be carried through opaque.
+    """
+
+    target: str = "cpu"
+    time_limit: float | None = None
+    memory_limit: int | None = None
+    seed: int = 0
+    rules: Path | None = None
+    enable: tuple[str, ...] = ()
+    disable: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    measure: bool = False
+    check: bool = True
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """The graph to use (the input itself when nothing better was found), the input, and the report."""
+
+    graph: Graph
+    original: Graph
+    report: report.Report
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the graph as ONNX or JSON by the path's suffix; refuses to overwrite unless forced."""
+        formats.save(self.graph, Path(path), force=force)
+
+
+def load(model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph:
+    """A graph from a path, ONNX or JSON bytes, an ONNX proto, or a graph as it is."""
+    if isinstance(model, Graph):
+        return model
+    if isinstance(model, bytes):
+        return formats.from_bytes(model)
+    if isinstance(model, str | Path):
+        return formats.load(Path(model))
+    return formats.from_onnx(model)
+
+
+def _quiet(done: int, total: int | None, what: str) -> None:
+    """The progress callback that shows nothing."""
+
+
+def optimize(
+    model: str | Path | bytes | onnx.ModelProto | Graph,
+    *,
+    options: Options | None = None,
+    progress: Progress = _quiet,
+    **settings: Any,
+) -> Result:
+    """Find a faster graph that computes the same, check it, and report.
+
+    Args:
+        model: a path, bytes, ``onnx.ModelProto`` or ``Graph``.
+        options: settings; keyword arguments override single ones: ``optimize("m.onnx", time_limit=10)``.
+        progress: called with (done, total, what).
+
+    Raises:
+        InvalidModel: the model is broken. Unsupported: ``strict`` and a node is opaque. UsageError: a bad setting.
+    """
+    options = replace(options or Options(), **settings)
+    progress(0, None, "loading")
+    graph = load(model)
+    typing = infer(graph, options.sizes)
+    if options.strict:
+        _refuse_opaque(graph, typing)
+    library = select_rules(options)
+    with costs.for_target(options.target, progress=progress) as model_costs:
+        attempt = _Attempt(graph, typing, library, model_costs, options, progress)
+        return attempt.run()
+
+
+def select_rules(options: Options) -> Library:
+    """The library the options ask for: admitted rules only."""
+    return load_library(options.rules).select(enable=options.enable, disable=options.disable)
+
+
+def _refuse_opaque(graph: Graph, typing: Typing) -> None:
+    for node, known in zip(graph.nodes, typing.nodes, strict=True):
+        if isinstance(known, Barrier):
+            raise Unsupported(
+                f"{node.op} is not understood: {known.reason}",
+                where=f"node {node.name!r}",
+                hint="without --strict it is carried through untouched",
+            )
+
+
+@dataclass
+class _Attempt:
+    """One optimisation in progress; everything it holds is a value, and ``run`` goes straight through."""
+
+    graph: Graph
+    typing: Typing
+    library: Library
+    costs: Any
+    options: Options
+    progress: Progress
+
+    def run(self) -> Result:
+        notes: list[str] = []
+        found = self._search(self.library.admitted)
+        after, checked = found.graph, _skipped("nothing was changed")
+        if found.graph is not self.graph:
+            found, checked = self._settle(found, notes)
+            after = found.graph
+        measured = self._measure(after) if self.options.measure else None
+        if measured is not None and measured.ratio > _NOISE and after is not self.graph:
+            notes.append(
+                f"the rewritten graph measured {measured.ratio:.3f} of the input's time, so the input is returned"
+            )
+            found = replace(found, graph=self.graph, applied=())
+            after, measured = self.graph, replace(measured, after_ms=measured.before_ms, ratio=1.0)
+        return Result(after, self.graph, self._report(found, checked, measured, notes))
+
+    def _search(self, rules: tuple[Rule, ...]) -> SearchResult:
+        limits = SearchOptions(
+            time_limit=self.options.time_limit,
+            memory_limit=self.options.memory_limit,
+            seed=self.options.seed,
+            sizes=self.options.sizes,
+        )
+        return search(self.graph, rules, self.costs, limits, progress=self.progress)
+
+    def _settle(self, found: SearchResult, notes: list[str]) -> tuple[SearchResult, CheckResult]:
+        """Check a rewritten graph; when it fails, leave out the rule at fault and search again, else fall back."""
+        if not self.options.check:
+            return found, _skipped("switched off")
+        self.progress(0, None, "checking")
+        checked = self._check(found.graph)
+        if checked.verdict != "failed":
+            return found, checked
+        first_reason = checked.reason
+        rules = self.library.admitted
+        for applied in sorted(found.applied, key=lambda a: -a.count):
+            fewer = tuple(r for r in rules if r.id != applied.rule)
+            again = self._search(fewer)
+            checked = self._check(again.graph) if again.graph is not self.graph else _skipped("nothing was changed")
+            if checked.verdict != "failed":
+                notes.append(f"rule {applied.rule} failed the check here ({first_reason}); it was left out")
+                return again, checked
+        notes.append(f"the rewritten graph failed the check ({first_reason}); the input is returned")
+        return replace(found, graph=self.graph, applied=()), replace(checked, verdict="failed", reason=first_reason)
+
+    def _check(self, after: Graph) -> CheckResult:
+        return check(self.graph, after, seed=self.options.seed, sizes=self.options.sizes)
+
+    def _measure(self, after: Graph) -> report.Measured:
+        self.progress(0, None, "measuring")
+        return measure(self.graph, after, sizes=self.options.sizes, seed=self.options.seed)
+
+    def _report(
+        self, found: SearchResult, checked: CheckResult, measured: report.Measured | None, notes: list[str]
+    ) -> report.Report:
+        before = costs.graph_cost(self.graph, self.costs, sizes=self.options.sizes)
+        changed = found.graph is not self.graph
+        after = costs.graph_cost(found.graph, self.costs, sizes=self.options.sizes) if changed else before
+        return report.Report(
+            status="improved" if changed else "unchanged",
+            target=self.options.target,
+            cost=report.Cost(before.us, after.us, min(before.measured_share, after.measured_share)),
+            measured=measured,
+            check=report.Check(
+                checked.verdict, checked.trials, checked.max_abs_error, checked.max_rel_error, checked.reference,
+                checked.reason,
+            ),
+            nodes=report.Nodes(len(self.graph.nodes), len(found.graph.nodes)),
+            operators={
+                "before": report.operator_counts(self.graph), "after": report.operator_counts(found.graph),
+            },
+            work=report.Work(
+                before.flops, after.flops, before.bytes, after.bytes, before.intensity, after.intensity
+            ),
+            rules_applied=tuple(
+                report.Applied(a.rule, a.count, self.library.verdict_name(a.rule), a.gain_us, a.where)
+                for a in found.applied
+            ),
+            search=report.Search(
+                found.seconds, found.regions, found.distinct_regions, found.e_nodes, found.stopped
+            ),
+            opaque=opaque_nodes(self.graph, self.typing),
+            notes=tuple(notes) + found.notes,
+            near_misses=found.near_misses,
+        )  # fmt: skip
+
+
+def _skipped(reason: str) -> CheckResult:
+    return CheckResult(
+        verdict="skipped", trials=0, max_abs_error=0.0, max_rel_error=0.0, reference="float64", reason=reason
+    )
+
+
+def opaque_nodes(graph: Graph, typing: Typing) -> tuple[report.Opaque, ...]:
+    """What superopt carries through untouched, by operator and reason."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for node, known in zip(graph.nodes, typing.nodes, strict=True):
+        if isinstance(known, Barrier):
+            counts[f"{node.domain}.{node.op}" if node.domain else node.op, known.reason] += 1
+    return tuple(report.Opaque(op, count, reason) for (op, reason), count in sorted(counts.items()))
+
+
+def measure(
+    before: Graph, after: Graph, *, sizes: Mapping[str, int], seed: int = 0, rounds: int = _ROUNDS
+) -> report.Measured:
+    """Time two graphs side by side under ONNX Runtime with all its own optimisations."""
+    feeds: Mapping[str, np.ndarray[Any, Any]] = make_inputs(before, seed, "normal", sizes=sizes)
+    result = race([formats.to_onnx_bytes(before), formats.to_onnx_bytes(after)], feeds, rounds=rounds)
+    return report.Measured(
+        result.ms[0], result.ms[1], result.ratios[1], result.rounds, result.spread[1], dict(result.circumstances)
+    )
+
+
+def inspect(model: str | Path | Graph, *, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Facts about a model, as JSON data."""
+    graph = load(model)
+    typing = infer(graph, sizes or {})
+    work = costs.graph_work(graph, typing)
+    weights = sum(w.type.nbytes or 0 for w in graph.weights)
+    return {
+        "format": "superopt.inspection", "version": 1, "name": graph.name, "opset": dict(graph.opset),
+        "inputs": [{"name": v.name, "type": str(v.type)} for v in graph.inputs if v.name not in graph.weight],
+        "outputs": [{"name": v.name, "type": str(typing.types.get(v.name) or v.type)} for v in graph.outputs],
+        "nodes": len(graph.nodes), "operators": report.operator_counts(graph),
+        "weights": {"count": len(graph.weights), "bytes": weights,
+                    "elements": sum(e for w in graph.weights if isinstance(e := w.type.elements, int))},
+        "work": work,
+        "opaque": [vars(o) for o in opaque_nodes(graph, typing)],
+        "functions": sorted(k for k in graph.extras if k.startswith("function")),
+    }  # fmt: skip
+
+
+def cost(
+    model: str | Path | Graph,
+    *,
+    target: str = "cpu",
+    sizes: Mapping[str, int] | None = None,
+    progress: Progress = _quiet,
+) -> dict[str, Any]:
+    """What each operator costs on the target, as JSON data."""
+    graph = load(model)
+    with costs.for_target(target, progress=progress) as model_costs:
+        found = costs.graph_cost(graph, model_costs, sizes=sizes or {})
+    nodes = [
+        {"node": name, "op": op, "us": estimate.us, "source": estimate.source, "sigma": estimate.sigma}
+        for name, op, estimate in found.per_node
+    ]
+    return {
+        "format": "superopt.cost", "version": 1, "name": graph.name, "target": target, "us": found.us,
+        "measured_share": found.measured_share, "flops": found.flops, "bytes": found.bytes,
+        "intensity": found.intensity, "peak_activation_bytes": found.peak_activation_bytes,
+        "weight_bytes": found.weight_bytes, "nodes": nodes,
+    }  # fmt: skip
+
+
+def bench(path: Path, *, rounds: int = 25, progress: Progress = _quiet) -> dict[str, Any]:
+    """Optimise a model and time it against its input: one row of the benchmark; a failure is a row too."""
+    started = time.monotonic()
+    try:
+        result = optimize(path, progress=progress)
+        seconds = time.monotonic() - started
+        measured = measure(result.original, result.graph, sizes={}, rounds=rounds)
+    except SuperoptError as error:
+        return {"model": path.stem, "error": str(error)}
+    return {
+        "model": path.stem, "status": result.report.status, "ratio": measured.ratio, "spread": measured.spread,
+        "before_ms": measured.before_ms, "after_ms": measured.after_ms, "rounds": measured.runs, "seconds": seconds,
+        "check": result.report.check.verdict, "rules": {a.rule: a.count for a in result.report.rules_applied},
+    }  # fmt: skip

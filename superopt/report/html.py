@@ -1,0 +1,113 @@
+"""The report as one page: no scripts, no requests, readable in light and dark, every name escaped."""
+
+from __future__ import annotations
+
+from html import escape
+
+from superopt.ir.errors import printable
+from superopt.report.model import Report
+from superopt.report.terminal import bytes_text, count_text, time_text
+
+__all__ = ["render"]
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --a: #7a8793; --b: #2f8f6b; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+table { border-collapse: collapse; width: 100%; } th, td { text-align: left; padding: .3rem .6rem; }
+th, td { border-bottom: 1px solid var(--line); overflow-wrap: anywhere; } .n { text-align: right; white-space: nowrap; }
+.bar { display: flex; align-items: center; gap: .6rem; margin: .3rem 0; } .bar span { width: 5rem; }
+.bar i { height: 1.1rem; border-radius: 3px; min-width: 2px; } .a { background: var(--a); } .b { background: var(--b); }
+.verdict { font-weight: 600; }
+"""
+
+
+def render(name: str, report: Report) -> str:
+    """A complete HTML document for the report of optimising the model ``name``."""
+    title = f"superopt: {escape(printable(name))}"
+    return "\n".join(
+        (
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<style>{_STYLE}</style><h1>{title}</h1>",
+            f'<p class="verdict">{escape(_headline(report))}</p>',
+            _bars(report), _work(report), _operators(report), _rules(report), _circumstances(report), "</html>\n",
+        )
+    )  # fmt: skip
+
+
+def _headline(report: Report) -> str:
+    if report.status == "unchanged":
+        return "Unchanged: no better equivalent graph was found."
+    if report.measured is not None:
+        m = report.measured
+        return f"Measured at {m.ratio:.3f} of the input's time (±{m.spread:.3f}, {m.runs} interleaved rounds)."
+    return f"Modelled at {report.cost.after_us / max(report.cost.before_us, 1e-9):.3f} of the input's cost."
+
+
+def _bars(report: Report) -> str:
+    pairs = [("modelled", report.cost.before_us, report.cost.after_us)]
+    if report.measured is not None:
+        pairs.append(("measured", report.measured.before_ms * 1e3, report.measured.after_ms * 1e3))
+    parts = []
+    for what, before, after in pairs:
+        parts.append(f"<h2>Time, {what}</h2>")
+        for label, kind, value in (("before", "a", before), ("after", "b", after)):
+            width = 70 * value / max(before, after, 1e-9)
+            bar = f'<i class="{kind}" style="width:{width:.1f}%"></i>'
+            parts.append(f'<div class="bar"><span>{label}</span>{bar}{escape(time_text(value))}</div>')
+    parts.append(f"<p>{report.cost.measured_share:.0%} of the modelled cost rests on measurements.</p>")
+    return "\n".join(parts)
+
+
+def _table(headers: tuple[str, ...], rows: list[tuple[str, ...]], numeric: tuple[int, ...]) -> str:
+    def cells(tag: str, row: tuple[str, ...]) -> str:
+        marks = ((' class="n"' if i in numeric else "", cell) for i, cell in enumerate(row))
+        return "".join(f"<{tag}{mark}>{escape(cell)}</{tag}>" for mark, cell in marks)
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{cells('th', headers)}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _work(report: Report) -> str:
+    w = report.work
+    intensity = [("–" if v is None else f"{v:.1f}") for v in (w.intensity_before, w.intensity_after)]
+    rows = [
+        ("nodes", str(report.nodes.before), str(report.nodes.after)),
+        ("FLOPs", count_text(w.flops_before), count_text(w.flops_after)),
+        ("bytes moved", bytes_text(w.bytes_before), bytes_text(w.bytes_after)),
+        ("arithmetic intensity, FLOPs per byte", *intensity),
+    ]
+    return "<h2>Work</h2>" + _table(("", "before", "after"), rows, (1, 2))
+
+
+def _operators(report: Report) -> str:
+    before, after = report.operators["before"], report.operators["after"]
+    names = dict.fromkeys((*before, *after))
+    rows = [(printable(n), str(before.get(n, 0)), str(after.get(n, 0))) for n in names]
+    return "<h2>Operators</h2>" + _table(("operator", "before", "after"), rows, (1, 2))
+
+
+def _rules(report: Report) -> str:
+    rows = [
+        (a.rule, str(a.count), a.verdict, "–" if a.gain_us is None else time_text(a.gain_us))
+        for a in report.rules_applied
+    ]
+    if not rows:
+        return "<h2>Rules</h2><p>No rule was applied.</p>"
+    return "<h2>Rules</h2>" + _table(("rule", "times", "verdict", "gain"), rows, (1, 3))
+
+
+def _circumstances(report: Report) -> str:
+    c, s = report.check, report.search
+    lines = [
+        f"Check {c.verdict}: {c.trials} trials against the {c.reference} reference, max abs error "
+        f"{c.max_abs_error:.2e}, max rel error {c.max_rel_error:.2e}. {c.reason}",
+        f"Search: {s.seconds:.1f} s, {s.regions} regions ({s.distinct_regions} distinct), {s.e_nodes} e-nodes, "
+        f"stopped: {s.stopped}. Target: {report.target}.",
+        *(f"Carried through untouched: {o.count} {printable(o.op)} ({printable(o.reason)})" for o in report.opaque),
+        *report.notes,
+    ]
+    if report.measured is not None:
+        lines.append("; ".join(f"{k}: {v}" for k, v in report.measured.circumstances.items()))
+    return "<h2>Circumstances</h2>" + "".join(f"<p>{escape(line)}</p>" for line in lines)

@@ -1,0 +1,129 @@
+"""How a terminal shows inspections, differences, costs, benchmarks and provenance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from superopt.ir.diff import GraphDiff
+from superopt.ir.errors import printable
+from superopt.ir.graph import Graph, Node
+from superopt.report.model import ordered
+from superopt.report.terminal import bytes_text, count_text, table, time_text
+
+__all__ = ["PROVENANCE", "diff_data", "show_bench", "show_cost", "show_diff", "show_inspection", "show_provenance"]
+
+PROVENANCE = "superopt.rules"  # node metadata: the rules that made the node
+
+
+def show_inspection(console: Console, name: str, facts: Mapping[str, Any]) -> None:
+    """What a model is, on one screen."""
+    console.print(f"[bold]{escape(printable(name))}[/bold]  graph {escape(printable(facts['name']))}", end="  ")
+    console.print("opset " + escape(", ".join(f"{printable(d or 'ai.onnx')} {v}" for d, v in facts["opset"].items())))
+    rows = [("input", printable(v["name"]), printable(v["type"])) for v in facts["inputs"]]
+    rows += [("output", printable(v["name"]), printable(v["type"])) for v in facts["outputs"]]
+    console.print(table("", "name", "type", rows=rows))
+    weights, work = facts["weights"], facts["work"]
+    console.print(
+        f"{facts['nodes']} nodes, {weights['count']} weights of {count_text(weights['elements'])} elements "
+        f"({bytes_text(weights['bytes'])})"
+    )
+    console.print(
+        f"work: {count_text(work['flops'], 'FLOP')}, {bytes_text(work['bytes'])} moved, "
+        f"{'–' if work['intensity'] is None else format(work['intensity'], '.1f')} FLOP per byte"
+    )
+    operators = [(printable(op), str(n)) for op, n in facts["operators"].items()]
+    console.print(table("operator", "nodes", rows=operators, numeric=(1,)))
+    if facts["opaque"]:
+        rows = [(printable(o["op"]), str(o["count"]), printable(o["reason"])) for o in facts["opaque"]]
+        console.print(table("opaque to superopt", "nodes", "because", rows=rows, numeric=(1,)))
+
+
+def diff_data(found: GraphDiff) -> dict[str, Any]:
+    """A difference as JSON data."""
+
+    def nodes(side: Sequence[Node]) -> list[dict[str, Any]]:
+        return [{"name": n.name, "op": n.op, "inputs": list(n.inputs), "outputs": list(n.outputs)} for n in side]
+
+    return {
+        "format": "superopt.diff", "version": 1, "identical": found.identical, "shared_nodes": found.shared,
+        "signature": list(found.signature), "same_outputs": list(found.same_outputs),
+        "only_a": nodes(found.only_a), "only_b": nodes(found.only_b),
+    }  # fmt: skip
+
+
+def show_diff(console: Console, a: str, b: str, found: GraphDiff, limit: int = 40) -> None:
+    """Counts by operator, then the nodes of either side that the other does not have."""
+    for line in found.signature:
+        console.print(escape(printable(line, 400)))
+    if found.identical:
+        console.print(f"the graphs are the same but for names ({found.shared} nodes)")
+        return
+    console.print(
+        f"{found.shared} nodes compute the same; only in A: {len(found.only_a)}, only in B: {len(found.only_b)}"
+    )
+    counts_a, counts_b = ordered(n.op for n in found.only_a), ordered(n.op for n in found.only_b)
+    rows = [
+        (printable(op), str(counts_a.get(op, 0)), str(counts_b.get(op, 0)))
+        for op in dict.fromkeys((*counts_a, *counts_b))
+    ]
+    console.print(
+        table("operator", f"only in A {printable(a, 40)}", f"only in B {printable(b, 40)}", rows=rows, numeric=(1, 2))
+    )
+    for mark, side in (("-", found.only_a), ("+", found.only_b)):
+        for node in side[:limit]:
+            reads = ", ".join(printable(n, 30) for n in node.inputs)
+            console.print(escape(f"{mark} {printable(node.name, 60)}: {printable(node.op)}({reads})"))
+        if len(side) > limit:
+            console.print(f"{mark} and {len(side) - limit} more (--json lists all)")
+
+
+def show_cost(console: Console, name: str, facts: Mapping[str, Any], top: int) -> None:
+    """The costliest nodes and the total."""
+    nodes = sorted(facts["nodes"], key=lambda n: -n["us"])
+    whole = facts["us"] or 1.0
+    rows = [
+        (printable(n["node"], 60), printable(n["op"]), time_text(n["us"]), f"{n['us'] / whole:.1%}", n["source"])
+        for n in nodes[:top]
+    ]
+    console.print(table("node", "operator", "time", "share", "source", rows=rows, numeric=(2, 3)))
+    if len(nodes) > top:
+        rest = sum(n["us"] for n in nodes[top:])
+        console.print(f"and {len(nodes) - top} more nodes, {time_text(rest)} together (--top shows more)")
+    sources = Counter(n["source"] for n in nodes)
+    console.print(
+        f"[bold]{escape(printable(name))}[/bold] {time_text(facts['us'])} on {facts['target']}, "
+        f"{facts['measured_share']:.0%} of it measured ({', '.join(f'{c} {s}' for s, c in sorted(sources.items()))})"
+    )
+    console.print(
+        f"{count_text(facts['flops'], 'FLOP')}, {bytes_text(facts['bytes'])} moved, weights "
+        f"{bytes_text(facts['weight_bytes'])}, peak activations {bytes_text(facts['peak_activation_bytes'])}"
+    )
+
+
+def show_bench(console: Console, rows: Sequence[Mapping[str, Any]], *, header: bool) -> None:
+    """Rows of the benchmark as they come in."""
+    if header:
+        console.print(f"{'model':<22} {'ratio':>7} {'±':>6} {'before':>10} {'after':>10} {'search':>8}  check, rules")
+    for row in rows:
+        if "error" in row:
+            console.print(f"{row['model']:<22} {escape(row['error'])}")
+            continue
+        rules = ", ".join(f"{rule} x{n}" for rule, n in list(row["rules"].items())[:4])
+        console.print(
+            f"{row['model']:<22} {row['ratio']:>7.3f} {row['spread']:>6.3f} {row['before_ms']:>7.2f} ms "
+            f"{row['after_ms']:>7.2f} ms {row['seconds']:>6.1f} s  {row['check']}{', ' if rules else ''}{escape(rules)}",
+            soft_wrap=True,
+        )
+
+
+def show_provenance(console: Console, graph: Graph) -> None:
+    """Which rules made the nodes of a graph that superopt wrote; nothing for any other graph."""
+    made = [(n, n.metadata[PROVENANCE]) for n in graph.nodes if PROVENANCE in n.metadata]
+    if made:
+        rows = [(printable(n.name, 60), printable(n.op), printable(rules, 200)) for n, rules in made]
+        console.print(table("node", "operator", "made by", rows=rows))
