@@ -13,7 +13,7 @@ import numpy as np
 
 from superopt import cost as costs
 from superopt import formats, report
-from superopt.ir.errors import SuperoptError, Unsupported, UsageError
+from superopt.ir.errors import SuperoptError, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Barrier, Typing, infer
 from superopt.rules import Library, Rule, load_library
