@@ -137,7 +137,7 @@ def optimize(
         enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), measure=measure,
         check=not no_check, strict=strict,
     )  # fmt: skip
-    with _input(model) as path, _progress() as progress:
+    with _Input(model) as path, _Progress() as progress:
         result = pipeline.optimize(path, options=options, progress=progress)
         if output is not None:
             _save(result.graph, output, force)
@@ -168,7 +168,7 @@ def explain(model: Model, target: Target = "cpu", time_limit: float | None = Non
     from superopt.report.terminal import show_explanation, show_report
     from superopt.report.views import show_provenance
 
-    with _input(model) as path, _progress() as progress:
+    with _Input(model) as path, _Progress() as progress:
         options = pipeline.Options(target=target, time_limit=time_limit, sizes=parse_dims(dim or []))
         result = pipeline.optimize(path, options=options, progress=progress)
     console = out()
@@ -183,7 +183,7 @@ def inspect(model: Model, dim: Dims = None, report_json: Json = None) -> None:
     from superopt.pipeline import inspect as look
     from superopt.report.views import show_inspection
 
-    with _input(model) as path:
+    with _Input(model) as path:
         facts = look(path, sizes=parse_dims(dim or []))
     if report_json is not None:
         _write_json(facts, report_json, force=True)
@@ -199,7 +199,7 @@ def convert(
     from superopt.formats import load
 
     _refuse_existing(destination, force)
-    with _input(source) as path:
+    with _Input(source) as path:
         _save(load(path), destination, force)
 
 
@@ -210,7 +210,7 @@ def diff(a: Model, b: Model, report_json: Json = None) -> None:
     from superopt.ir.diff import compare
     from superopt.report.views import diff_data, show_diff
 
-    with _input(a) as first, _input(b) as second:
+    with _Input(a) as first, _Input(b) as second:
         found = compare(load(first), load(second))
     if report_json is not None:
         _write_json(diff_data(found), report_json, force=True)
@@ -224,7 +224,7 @@ def cost(model: Model, target: Target = "cpu", dim: Dims = None, report_json: Js
     from superopt.pipeline import cost as cost_of
     from superopt.report.views import show_cost
 
-    with _input(model) as path, _progress() as progress:
+    with _Input(model) as path, _Progress() as progress:
         facts = cost_of(path, target=target, sizes=parse_dims(dim or []), progress=progress)
     if report_json is not None:
         _write_json(facts, report_json, force=True)
@@ -245,7 +245,7 @@ def bench(
     rows = []
     console = out()
     for path in models:
-        with _progress() as progress:
+        with _Progress() as progress:
             rows.append(run_bench(path, rounds=rounds, progress=progress))
         if report_json != "-":
             show_bench(console, rows[-1:], header=len(rows) == 1)
@@ -295,7 +295,7 @@ def parse_bytes(text: str | None) -> int | None:
     return int(value)
 
 
-class _input:
+class _Input:
     """The path of a model argument; standard input is kept in a private file for as long as it is needed."""
 
     def __init__(self, argument: str) -> None:
@@ -315,7 +315,7 @@ class _input:
             self.folder.cleanup()
 
 
-class _progress:
+class _Progress:
     """A callback ``(done, total, what)``: a bar on a terminal, nothing where standard error is not one."""
 
     def __enter__(self) -> Any:

@@ -101,8 +101,9 @@ def optimize(
 
     Args:
         model: a path, bytes, ``onnx.ModelProto`` or ``Graph``.
-        options: settings; keyword arguments override single ones: ``optimize("m.onnx", time_limit=10)``.
+        options: settings.
         progress: called with (done, total, what).
+        **settings: single fields of ``options``: ``optimize("m.onnx", time_limit=10)``.
 
     Raises:
         InvalidModel: the model is broken. Unsupported: ``strict`` and a node is opaque. UsageError: a bad setting.

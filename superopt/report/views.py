@@ -116,7 +116,8 @@ def show_bench(console: Console, rows: Sequence[Mapping[str, Any]], *, header: b
         rules = ", ".join(f"{rule} x{n}" for rule, n in list(row["rules"].items())[:4])
         console.print(
             f"{row['model']:<22} {row['ratio']:>7.3f} {row['spread']:>6.3f} {row['before_ms']:>7.2f} ms "
-            f"{row['after_ms']:>7.2f} ms {row['seconds']:>6.1f} s  {row['check']}{', ' if rules else ''}{escape(rules)}",
+            f"{row['after_ms']:>7.2f} ms {row['seconds']:>6.1f} s  {row['check']}"
+            + (f", {escape(rules)}" if rules else ""),
             soft_wrap=True,
         )
 
