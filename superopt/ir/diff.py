@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from superopt.ir.graph import Graph, Node, attribute_key
+from superopt.ir.graph import Graph, Node, Value, attribute_key
+from superopt.ir.types import ValueType
 
-__all__ = ["GraphDiff", "compare", "value_digests"]
+__all__ = ["GraphDiff", "changed_regions", "compare", "value_digests"]
 
 
 @dataclass(frozen=True)
@@ -95,3 +97,78 @@ def _signature(a: Graph, b: Graph) -> tuple[str, ...]:
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()
+
+
+def changed_regions(a: Graph, b: Graph, types: Mapping[str, ValueType | None]) -> tuple[tuple[Graph, Graph], ...]:
+    """The places where ``b`` was rewritten from ``a``, each as a pair of small graphs with equal signatures.
+
+    A node is unchanged when the other graph has the same node: outputs, operator, inputs and attributes. The changed
+    nodes of both graphs fall into components that share values; a component's inputs are the values it reads from
+    outside, its outputs those that unchanged nodes or the graph's outputs read.
+
+    Args:
+        a: the graph before.
+        b: the graph after, with the same names for the values that both have.
+        types: types of the values of ``a``.
+    """
+    keys_a, keys_b = {_verbatim(n) for n in a.nodes}, {_verbatim(n) for n in b.nodes}
+    changed_a = [n for n in a.nodes if _verbatim(n) not in keys_b]
+    changed_b = [n for n in b.nodes if _verbatim(n) not in keys_a]
+    outside = _outside_reads(a, changed_a) | _outside_reads(b, changed_b)
+    pairs: list[tuple[Graph, Graph]] = []
+    for part_a, part_b in _components(changed_a, changed_b, set(a.weight) | set(b.weight)):
+        made = {o for n in part_a for o in n.outputs if o} & {o for n in part_b for o in n.outputs if o}
+        outputs = sorted(made & outside)
+        inner_a, inner_b = _excerpt(a, part_a, outputs, types), _excerpt(b, part_b, outputs, types)
+        names = {v.name: v for v in (*inner_a.inputs, *inner_b.inputs)}
+        inputs = tuple(names[k] for k in sorted(names))
+        pairs.append((replace(inner_a, inputs=inputs), replace(inner_b, inputs=inputs)))
+    return tuple(pairs)
+
+
+def _verbatim(node: Node) -> tuple[str, ...]:
+    attributes = (f"{k}={attribute_key(v)}" for k, v in sorted(node.attributes.items()))
+    return (node.domain, node.op, node.overload, *node.inputs, "|", *node.outputs, "|", *attributes)
+
+
+def _outside_reads(graph: Graph, changed: Iterable[Node]) -> set[str]:
+    inside = {id(n) for n in changed}
+    reads = {name for n in graph.nodes if id(n) not in inside for name in n.reads}
+    return reads | {v.name for v in graph.outputs}
+
+
+def _components(changed_a: list[Node], changed_b: list[Node], weights: set[str]) -> list[tuple[list[Node], list[Node]]]:
+    """Groups of nodes of both sides that are connected through values they make and read (weights do not count)."""
+    parent: dict[str, str] = {}
+
+    def find(name: str) -> str:
+        parent.setdefault(name, name)
+        while parent[name] != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    made = {o for n in (*changed_a, *changed_b) for o in n.outputs if o}
+    anchors: list[str] = []
+    for node in (*changed_a, *changed_b):
+        anchor = next(o for o in node.outputs if o)
+        anchors.append(anchor)
+        for name in (*node.outputs, *node.reads):
+            if name in made and name not in weights:
+                parent[find(name)] = find(anchor)
+    groups: dict[str, tuple[list[Node], list[Node]]] = {}
+    for position, (node, anchor) in enumerate(zip((*changed_a, *changed_b), anchors, strict=True)):
+        group = groups.setdefault(find(anchor), ([], []))
+        group[position >= len(changed_a)].append(node)
+    return list(groups.values())
+
+
+def _excerpt(graph: Graph, nodes: list[Node], outputs: list[str], types: Mapping[str, ValueType | None]) -> Graph:
+    made = {o for n in nodes for o in n.outputs}
+    reads = dict.fromkeys(name for n in nodes for name in n.reads if name not in made)
+    constants = graph.constants
+    inputs = tuple(Value(name, types.get(name)) for name in reads if name not in constants)
+    return Graph(
+        graph.name, inputs, tuple(Value(o, types.get(o)) for o in outputs),
+        tuple(constants[name] for name in reads if name in constants), tuple(nodes), graph.opset,
+    )  # fmt: skip

@@ -1,0 +1,204 @@
+"""The command line as a user meets it: exit codes, streams, files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT / "corpus" / "tiny"
+
+
+def run(*args: str, stdin: bytes | None = None, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "superopt.cli", *args]
+    return subprocess.run(command, input=stdin, capture_output=True, env={**os.environ, **environment}, check=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All tests of this module share a private profile cache."""
+    os.environ["SUPEROPT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+def foldable(path: Path, *, batch: str | int = "N") -> Path:
+    """A model with a Conv and a BatchNormalization to fold, and a symbolic batch."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    weights = {
+        "w": rng.standard_normal((8, 3, 3, 3)), "scale": rng.uniform(0.5, 1.5, 8), "bias": rng.standard_normal(8),
+        "mean": rng.standard_normal(8), "var": rng.uniform(0.5, 1.5, 8),
+    }  # fmt: skip
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+            helper.make_node("BatchNormalization", ["c", "scale", "bias", "mean", "var"], ["n"], name="bn"),
+            helper.make_node("Relu", ["n"], ["y"], name="relu"),
+        ],
+        "foldable",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 32, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 8, 32, 32])],
+        [onnx.numpy_helper.from_array(v.astype(np.float32), k) for k, v in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model.metadata_props.add(key="author", value="someone")
+    onnx.save(model, path)
+    return path
+
+
+def test_optimize_writes_the_model_and_the_report(tmp_path: Path) -> None:
+    source, target, report = foldable(tmp_path / "m.onnx"), tmp_path / "o.onnx", tmp_path / "r.json"
+    done = run("optimize", str(source), "-o", str(target), "--json", str(report), "--measure", "--dim", "N=2")
+    assert done.returncode == 0, done.stderr.decode()
+    data = json.loads(report.read_text())
+    assert data["format"] == "superopt.report"
+    assert data["check"]["verdict"] == "passed"
+    assert data["operators"]["after"].get("BatchNormalization", 0) == 0
+    assert data["measured"]["runs"] > 0
+    assert data["rules_applied"]
+    model = onnx.load(target)
+    onnx.checker.check_model(model, full_check=True)
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "N"
+    assert model.graph.output[0].name == "y"
+    assert {p.key: p.value for p in model.metadata_props}["author"] == "someone"
+    assert b"BatchNormalization" in done.stdout
+
+
+def test_html_report_is_a_page_with_escaped_names(tmp_path: Path) -> None:
+    source, page = foldable(tmp_path / "m<b>.onnx"), tmp_path / "r.html"
+    done = run("optimize", str(source), "--html", str(page))
+    assert done.returncode == 0, done.stderr.decode()
+    text = page.read_text()
+    assert text.startswith("<!doctype html>")
+    assert "m&lt;b&gt;.onnx" in text
+    assert "<b>" not in text
+
+
+def test_pipes(tmp_path: Path) -> None:
+    source = foldable(tmp_path / "m.onnx")
+    done = run("optimize", "-", "-o", "-", stdin=source.read_bytes())
+    assert done.returncode == 0, done.stderr.decode()
+    onnx.checker.check_model(onnx.load_from_string(done.stdout))
+    assert b"improved" in done.stderr
+
+
+def test_existing_files_are_kept_unless_forced(tmp_path: Path) -> None:
+    source, target = foldable(tmp_path / "m.onnx"), tmp_path / "o.onnx"
+    target.write_text("precious")
+    refused = run("optimize", str(source), "-o", str(target))
+    assert refused.returncode == 2
+    assert b"-f" in refused.stderr
+    assert target.read_text() == "precious"
+    assert run("optimize", str(source), "-o", str(target), "-f").returncode == 0
+    onnx.load(target)
+
+
+def test_zero_time_returns_the_input(tmp_path: Path) -> None:
+    source, target = foldable(tmp_path / "m.onnx"), tmp_path / "o.onnx"
+    done = run("optimize", str(source), "-o", str(target), "--time-limit", "0")
+    assert done.returncode == 0, done.stderr.decode()
+    assert [n.op_type for n in onnx.load(target).graph.node] == ["Conv", "BatchNormalization", "Relu"]
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04zip", b"\x80\x04pickle", b'{"format": "other"}'])
+def test_bad_models_are_one_line_and_exit_3(tmp_path: Path, content: bytes) -> None:
+    source, target = tmp_path / "bad.onnx", tmp_path / "o.onnx"
+    source.write_bytes(content)
+    for command in (
+        ["optimize", str(source), "-o", str(target)],
+        ["inspect", str(source)],
+        ["convert", str(source), str(target)],
+    ):
+        done = run(*command)
+        assert done.returncode == 3, (command, done.stderr)
+        assert b"bad.onnx" in done.stderr
+        assert b"Traceback" not in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.onnx"]
+
+
+def test_usage_errors(tmp_path: Path) -> None:
+    source = str(foldable(tmp_path / "m.onnx"))
+    assert run("optimize", source, "--dim", "N=zero").returncode == 2
+    assert run("optimize", source, "--memory-limit", "much").returncode == 2
+    assert run("optimize").returncode == 2
+    unknown = run("optimize", source, "--disable", "conv-batchnorm-fodl")
+    assert unknown.returncode == 2
+    assert b"did you mean" in unknown.stderr.lower()
+
+
+def test_disabled_rules_are_not_used(tmp_path: Path) -> None:
+    source, report = foldable(tmp_path / "m.onnx"), tmp_path / "r.json"
+    run("optimize", str(source), "--json", str(report))
+    used = [r["rule"] for r in json.loads(report.read_text())["rules_applied"]]
+    flags = [flag for rule in used if rule != "fold" for flag in ("--disable", rule)]
+    assert flags
+    done = run("optimize", str(source), "--json", str(report), "-f", *flags)
+    assert done.returncode == 0, done.stderr.decode()
+    again = [r["rule"] for r in json.loads(report.read_text())["rules_applied"]]
+    assert not (set(again) & set(used) - {"fold"})
+
+
+def test_convert_there_and_back_then_diff(tmp_path: Path) -> None:
+    source = foldable(tmp_path / "m.onnx")
+    assert run("convert", str(source), str(tmp_path / "m.json")).returncode == 0
+    assert run("convert", str(tmp_path / "m.json"), str(tmp_path / "b.onnx")).returncode == 0
+    done = run("diff", str(source), str(tmp_path / "b.onnx"), "--json", "-")
+    assert json.loads(done.stdout)["identical"] is True
+    run("optimize", str(source), "-o", str(tmp_path / "o.onnx"))
+    found = json.loads(run("diff", str(source), str(tmp_path / "o.onnx"), "--json", "-").stdout)
+    assert found["identical"] is False
+    assert "BatchNormalization" in {n["op"] for n in found["only_a"]}
+
+
+def test_inspect_and_cost_and_explain(tmp_path: Path) -> None:
+    source = foldable(tmp_path / "m.onnx", batch=2)
+    facts = json.loads(run("inspect", str(source), "--json", "-").stdout)
+    assert facts["operators"] == {"BatchNormalization": 1, "Conv": 1, "Relu": 1}
+    assert facts["work"]["flops"] > 2 * 2 * 8 * 32 * 32 * 27
+    prices = json.loads(run("cost", str(source), "--json", "-").stdout)
+    assert prices["us"] > 0
+    assert {n["source"] for n in prices["nodes"]} <= {"measured", "interpolated", "roofline", "free"}
+    text = run("explain", str(source)).stdout.decode()
+    assert "at " in text
+
+
+def test_schema_accepts_what_convert_writes(tmp_path: Path) -> None:
+    import jsonschema
+
+    source = foldable(tmp_path / "m.onnx")
+    run("convert", str(source), str(tmp_path / "m.json"))
+    published = json.loads(run("schema").stdout)
+    jsonschema.validate(json.loads((tmp_path / "m.json").read_text()), published)
+
+
+def test_settings_file_gives_defaults_and_flags_win(tmp_path: Path) -> None:
+    source = foldable(tmp_path / "m.onnx")
+    (tmp_path / "superopt.toml").write_text("[optimize]\ntime_limit = 0\n")
+    command = [sys.executable, "-m", "superopt.cli", "optimize", str(source), "--json", "-"]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, check=True)
+    assert json.loads(done.stdout)["status"] == "unchanged"
+    done = subprocess.run([*command, "--time-limit", "60"], capture_output=True, cwd=tmp_path, check=True)
+    assert json.loads(done.stdout)["status"] == "improved"
+
+
+def test_interrupt_leaves_no_file(tmp_path: Path) -> None:
+    target = tmp_path / "o.onnx"
+    source = TINY / "bert.json"
+    command = [sys.executable, "-m", "superopt.cli", "optimize", str(source), "-o", str(target)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
+    time.sleep(1.0)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=120)
+    assert child.returncode in (0, 130)
+    assert b"Traceback" not in out + err
+    assert target.exists() == (child.returncode == 0 or b"wrote" in out)
+    assert not [p for p in tmp_path.iterdir() if p != target]
