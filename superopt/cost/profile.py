@@ -1,0 +1,257 @@
+"""Profiles: measured records of one device, in the user's cache while they grow and as shipped files when recorded.
+
+A file is JSON Lines. The first line is the header (schema, device, versions, threads, payload digest); each other line
+is a :class:`~superopt.cost.record.Record`. A recorded profile is sorted by key and in gzip. The user's own store is plain
+text, because it grows by appending while measuring: under a lock, so that two processes may share it, and a line that a
+crash cut short is dropped on the next read.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+from superopt.cost.record import Record
+from superopt.ir.errors import InvalidModel, UsageError, printable
+
+__all__ = ["Profile", "Store", "cache_directory", "load_profile", "profile_names", "read_profile", "write_profile"]
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+SCHEMA = "superopt.profile/1"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A recorded profile: the header as written, and records by key text."""
+
+    header: Mapping[str, Any]
+    records: Mapping[str, Record] = field(default_factory=dict)
+
+
+def cache_directory() -> Path:
+    """Where measurements are kept: ``$SUPEROPT_CACHE``, else ``$XDG_CACHE_HOME/superopt``, else ``~/.cache/superopt``."""
+    own = os.environ.get("SUPEROPT_CACHE")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "superopt"
+
+
+def _lines(records: Iterable[Record]) -> list[str]:
+    ordered = sorted(records, key=lambda r: r.key.text)
+    return [json.dumps(r.as_data(), sort_keys=True, separators=(",", ":")) for r in ordered]
+
+
+def write_profile(path: Path, header: Mapping[str, Any], records: Iterable[Record]) -> None:
+    """Write a recorded profile, atomically; the same header and records give the same bytes.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    lines = _lines(records)
+    payload = "\n".join(lines)
+    head = {**header, "schema": SCHEMA, "records": len(lines), "sha256": hashlib.sha256(payload.encode()).hexdigest()}
+    text = json.dumps(head, sort_keys=True, separators=(",", ":")) + "\n" + payload + "\n"
+    _replace(path, gzip.compress(text.encode(), mtime=0))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a recorded profile.
+
+    Raises:
+        UsageError: there is no such file.
+        InvalidModel: it is not a profile, or its payload is not what its header says.
+    """
+    where = str(path)
+    try:
+        head, _, payload = gzip.decompress(path.read_bytes()).decode().partition("\n")
+        header = json.loads(head)
+        lines = payload.splitlines()
+        records = [Record.from_data(json.loads(line)) for line in lines]
+    except FileNotFoundError as error:
+        raise UsageError("there is no such profile", where=where) from error
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = printable(str(error)) or type(error).__name__
+        raise InvalidModel(f"not a profile: {reason}", where=where, hint="record it again") from error
+    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+        raise InvalidModel(f"not a profile of schema {SCHEMA}", where=where, hint="record it again")
+    if header.get("sha256") != hashlib.sha256("\n".join(lines).encode()).hexdigest():
+        raise InvalidModel("its records are not those that were recorded", where=where, hint="record it again")
+    return Profile(header, {r.key.text: r for r in records})
+
+
+def profile_names() -> tuple[str, ...]:
+    """Names of the profiles that ship with superopt."""
+    folder = resources.files("superopt.cost").joinpath("profiles")
+    if not folder.is_dir():
+        return ()
+    return tuple(sorted(f.name.removesuffix(".jsonl.gz") for f in folder.iterdir() if f.name.endswith(".jsonl.gz")))
+
+
+def load_profile(name: str) -> Profile:
+    """A shipped profile by name, or any by path.
+
+    Raises:
+        UsageError: there is none of that name. InvalidModel: the file is damaged.
+    """
+    if name in profile_names():
+        with resources.as_file(resources.files("superopt.cost").joinpath("profiles", f"{name}.jsonl.gz")) as path:
+            return read_profile(path)
+    if os.sep in name or name.endswith(".gz"):
+        return read_profile(Path(name))
+    known = ", ".join(profile_names()) or "none is shipped; record one with `superopt profile --target cpu --out FILE`"
+    raise UsageError(f"there is no profile {printable(name)!r}", hint=f"profiles: {known}; a path works too")
+
+
+@contextmanager
+def _locked(file: IO[bytes]) -> Iterator[None]:
+    if fcntl is None:  # no advisory locks here: an append of one short line stays whole in practice
+        yield
+        return
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        file.seek(0, os.SEEK_END)
+        yield
+        file.flush()
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+class Store:
+    """The user's growing profile of this device. Every disk failure is a warning, never an error.
+
+    Two processes may share one: lines are appended under a lock where the system has one, and re-read when another
+    process has appended (:meth:`refresh`).
+    """
+
+    def __init__(self, name: str, header: Mapping[str, Any], directory: Path | None = None) -> None:
+        safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "device"
+        self.path = (directory or cache_directory()) / f"{safe[:150]}.jsonl"
+        self._header = {**header, "schema": SCHEMA}
+        self._records: dict[str, Record] = {}
+        self._read_to = 0
+        self._writable = True
+        self._load()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def get(self, key_text: str) -> Record | None:
+        """The record under a key."""
+        return self._records.get(key_text)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Everything known, in order of arrival."""
+        return tuple(self._records.values())
+
+    def add(self, record: Record) -> None:
+        """Remember a record, here and on disk (where the disk allows)."""
+        self._records[record.key.text] = record
+        if not self._writable:
+            return
+        line = json.dumps(record.as_data(), sort_keys=True, separators=(",", ":")) + "\n"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._append(line.encode())
+        except OSError as error:
+            self._writable = False
+            reason = error.strerror or str(error)
+            warnings.warn(f"{self.path}: {reason}; measurements are not kept for the next run", stacklevel=2)
+
+    def refresh(self) -> None:
+        """Take in what another process has appended since the last read."""
+        self._load()
+
+    def _append(self, line: bytes) -> None:
+        with open(self.path, "ab") as file, _locked(file):
+            if file.tell() == 0:
+                file.write(json.dumps(self._header, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+            file.write(line)
+
+    def _load(self) -> None:
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            reason = error.strerror or str(error)
+            warnings.warn(f"{self.path}: {reason}; measuring afresh", stacklevel=3)
+            self._writable = False
+            return
+        if len(content) == self._read_to:
+            return
+        self._read_to = len(content)
+        head, *lines = content.split(b"\n")
+        if not self._is_mine(head):
+            self._set_aside()
+            return
+        dropped = 0
+        for line in filter(None, lines):
+            try:
+                record = Record.from_data(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                dropped += 1
+                continue
+            self._records[record.key.text] = record
+        if dropped:
+            warnings.warn(f"{self.path}: {dropped} damaged lines are dropped; they are measured again", stacklevel=3)
+            self._rewrite()
+
+    def _is_mine(self, head: bytes) -> bool:
+        try:
+            header = json.loads(head)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(header, dict) and header.get("schema") == SCHEMA
+
+    def _set_aside(self) -> None:
+        aside = self.path.with_suffix(f".damaged-{time.time_ns():x}")
+        try:
+            os.replace(self.path, aside)
+            note = f"moved to {aside.name}, and it is measured afresh"
+        except OSError:
+            self._writable = False
+            note = "it cannot be moved away, so measurements are not kept"
+        warnings.warn(f"{self.path} is not a profile: {note}", stacklevel=4)
+
+    def _rewrite(self) -> None:
+        head = json.dumps(self._header, sort_keys=True, separators=(",", ":"))
+        content = ("\n".join([head, *_lines(self._records.values())]) + "\n").encode()
+        try:
+            _replace(self.path, content)
+            self._read_to = len(content)
+        except OSError as error:
+            self._writable = False
+            reason = error.strerror or str(error)
+            warnings.warn(f"{self.path}: {reason}; measurements are not kept for the next run", stacklevel=4)

@@ -1,0 +1,117 @@
+"""What is known of one operator application on one device: the key it is filed under, and the measured record.
+
+The format is that of recorded device profiles, one for CPU and CUDA: see ``superopt.cost.profile``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from superopt.ir.terms import AttributeValue
+from superopt.ir.types import TensorType
+
+__all__ = ["Estimate", "Key", "Record", "Source", "key_of"]
+
+Source = Literal["measured", "interpolated", "roofline", "free"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A cost in microseconds, where it comes from, and its relative standard deviation (``sigma``, of log time)."""
+
+    us: float
+    source: Source
+    sigma: float = 0.0
+
+
+FREE = Estimate(0.0, "free", 0.0)
+
+
+@dataclass(frozen=True)
+class Key:
+    """What was measured. ``shapes`` are argument types, ``"!"`` in front of a constant one, ``""`` for an absent one.
+
+    Attributes:
+        op: operator name; ``domain.Name`` outside ONNX's own domain; ``"graph"`` for a whole small graph.
+        attrs: attributes as canonical JSON text.
+        dtype: element type of the first argument that is present.
+        precision: arithmetic policy ("ieee", or "tf32" on CUDA).
+        layout: memory order of activations ("plain", or "nhwc" on CUDA).
+        shapes: see above.
+        impl: the engine that ran it: "ort" (an ONNX operator as ONNX Runtime runs it alone), "kernel" (a node of
+            ONNX Runtime's own optimised graph).
+    """
+
+    op: str
+    attrs: str
+    dtype: str
+    shapes: tuple[str, ...]
+    precision: str = "ieee"
+    layout: str = "plain"
+    impl: str = "ort"
+
+    @cached_property
+    def text(self) -> str:
+        """The key as sorted JSON: equal exactly for equal keys."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Record:
+    """A measurement: nanoseconds with weights in cache and read from memory, spread, and the work that was done."""
+
+    key: Key
+    ns: float
+    ns_cold: float
+    iqr: float = 0.0
+    workspace: int = 0
+    flops: int = 0
+    bytes: int = 0
+
+    def as_data(self) -> dict[str, Any]:
+        """The record as flat JSON data."""
+        own = {
+            "ns": round(self.ns, 1), "ns_cold": round(self.ns_cold, 1), "iqr": round(self.iqr, 4),
+            "workspace": self.workspace, "flops": self.flops, "bytes": self.bytes,
+        }  # fmt: skip
+        return {**asdict(self.key), **own}
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> Record:
+        """The record that :meth:`as_data` wrote.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is not one.
+        """
+        key = Key(
+            op=str(data["op"]), attrs=str(data["attrs"]), dtype=str(data["dtype"]),
+            shapes=tuple(str(s) for s in data["shapes"]), precision=str(data.get("precision", "ieee")),
+            layout=str(data.get("layout", "plain")), impl=str(data.get("impl", "ort")),
+        )  # fmt: skip
+        ns, cold = float(data["ns"]), float(data["ns_cold"])
+        if not (0 <= ns < 1e15 and 0 <= cold < 1e15):
+            raise ValueError(f"a time of {ns} ns is not a measurement")
+        return Record(
+            key, ns, cold, float(data.get("iqr", 0)), int(data.get("workspace", 0)), int(data.get("flops", 0)),
+            int(data.get("bytes", 0)),
+        )  # fmt: skip
+
+
+def key_of(
+    op: str,
+    attributes: Mapping[str, AttributeValue],
+    arg_types: Sequence[TensorType | None],
+    constant_args: Sequence[bool] = (),
+    *,
+    impl: str = "ort",
+) -> Key:
+    """The key of an application of an operator to arguments of static types."""
+    fixed = (*constant_args, *(False,) * (len(arg_types) - len(constant_args)))
+    shapes = tuple("" if t is None else f"{'!' if c else ''}{t}" for t, c in zip(arg_types, fixed, strict=True))
+    first = next((t for t in arg_types if t is not None), None)
+    text = json.dumps({k: attributes[k] for k in sorted(attributes)}, default=str, separators=(",", ":"))
+    return Key(op=op, attrs=text, dtype=str(first.dtype) if first else "", shapes=shapes, impl=impl)
