@@ -122,5 +122,3 @@ def equivalent(a: Rule, b: Rule) -> bool:
 def named(rule: Rule) -> Rule:
     """The rule with a stable id: its family and four hexadecimal digits of its digest."""
     return replace(rule, id=f"{rule.family or 'rule'}-{text_digest(rule)[:4]}")
-
-

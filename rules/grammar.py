@@ -1,8 +1,12 @@
 """The text form of rules: parsing, and printing that parses back to the same rule.
 
 >>> rule = parse_rule(
-...     {"forall": {"x": "f[b, k]", "a": "f[k, m]", "s": "real"},
-...      "lhs": ["MatMul(Mul(x, s), a)"], "rhs": ["Mul(MatMul(x, a), s)"]})
+...     {
+...         "forall": {"x": "f[b, k]", "a": "f[k, m]", "s": "real"},
+...         "lhs": ["MatMul(Mul(x, s), a)"],
+...         "rhs": ["Mul(MatMul(x, a), s)"],
+...     }
+... )
 >>> print(format_term(rule.lhs[0], rule.forall))
 MatMul(Mul(x, s), a)
 >>> parse_term("MatMul(x, (a)")

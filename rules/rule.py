@@ -224,5 +224,3 @@ def scalar_value(term: Term) -> AttributeValue | None:
         return None
     values = dict(term.attributes)
     return values["value"] if set(values) == {"shape", "value"} and values["shape"] == () else None
-
-

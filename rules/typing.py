@@ -1,0 +1,247 @@
+"""Types of a rule's terms at symbolic sizes, the obligations of well-formedness, and leading axes written out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from superopt.ir.poly import Dim, Poly, substitute, sym
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.ir.types import DType, TensorType
+from superopt.ops import REGISTRY
+from superopt.ops.meaning import Condition, IllTyped, Meaning
+from superopt.ops.record import Operator
+from superopt.rules.canonical import canonical, rule_text
+from superopt.rules.rule import CLASSES, Rule, TensorScheme, TypeScheme
+from superopt.rules.scanner import RuleError
+
+__all__ = ["LEADS", "RuleTypes", "complete", "instances", "meaning_digest", "operator_of", "type_terms", "types_of"]
+
+LEADS = (0, 1, 2)  # numbers of leading axes that ``...`` is written out to by default
+_AXES = ("axis", "axes", "perm")
+
+
+@dataclass(frozen=True)
+class RuleTypes:
+    """Types of every term of a rule without ``...``, element class ``f`` read as float32.
+
+    Attributes:
+        types: output types of each application, the type of each variable (a tuple of one), of each projection.
+        meanings: the meaning of each application.
+        lhs, rhs: types of the two sides' terms.
+        lhs_obligations, rhs_obligations: conditions on sizes under which each side is well-formed.
+    """
+
+    types: Mapping[Term, tuple[TensorType, ...]]
+    meanings: Mapping[App, Meaning]
+    lhs: tuple[TensorType, ...]
+    rhs: tuple[TensorType, ...]
+    lhs_obligations: tuple[Condition, ...]
+    rhs_obligations: tuple[Condition, ...]
+
+
+def operator_of(app: App) -> Operator:
+    """The operator's record.
+
+    Raises:
+        RuleError: superopt has no such operator.
+    """
+    if app.op not in REGISTRY:
+        raise RuleError(f"superopt has no operator {app.op}", hint="`superopt rules show` lists the operators")
+    return REGISTRY[app.op]
+
+
+def complete(app: App, dtype: DType = DType.FLOAT32) -> dict[str, AttributeValue]:
+    """The attributes of an application, with an omitted ``dtype`` filled in: it means the rule's own class ``f``."""
+    values = dict(app.attributes)
+    if "dtype" in operator_of(app).attributes:
+        values.setdefault("dtype", str(dtype))
+    return values
+
+
+def type_terms(
+    roots: Sequence[Term], variables: Mapping[str, TensorType]
+) -> tuple[dict[Term, tuple[TensorType, ...]], dict[App, Meaning]]:
+    """Types and meanings of every subterm, operands first.
+
+    Raises:
+        IllTyped: an operator does not accept its arguments (the message names the operator).
+    """
+    types: dict[Term, tuple[TensorType, ...]] = {}
+    meanings: dict[App, Meaning] = {}
+    for term in postorder(*roots):
+        if isinstance(term, Var):
+            types[term] = (variables[term.name],)
+        elif isinstance(term, Project):
+            outputs = types[term.term]
+            if term.index >= len(outputs):
+                raise IllTyped(f"{term.term.op} has {len(outputs)} outputs, not {term.index + 1}")
+            types[term] = (outputs[term.index],)
+        else:
+            args = [None if a is None else types[a][0] for a in term.args]
+            try:
+                meanings[term], types[term] = operator_of(term).apply(args, complete(term))
+            except IllTyped as error:
+                raise type(error)(f"{term.op}: {error}") from error
+    return types, meanings
+
+
+def variable_types(rule: Rule) -> dict[str, TensorType]:
+    """Types of a rule's tensor variables (no ``...``), symbolic."""
+    return {n: TensorType(DType(CLASSES[s.dtype]), s.shape) for n, s in rule.tensors.items()}
+
+
+def types_of(rule: Rule) -> RuleTypes:
+    """Types of both sides with symbolic sizes; the rule must be one of :func:`instances`.
+
+    Raises:
+        RuleError: a side is not well-formed at any sizes.
+    """
+    if rule.lead:
+        raise RuleError(
+            "leading axes of any rank have no types; take one of instances(rule)", where=f'rule "{rule.id}"'
+        )
+    try:
+        types, meanings = type_terms((*rule.lhs, *rule.rhs), variable_types(rule))
+    except IllTyped as error:
+        raise RuleError(str(error), where=f'rule "{rule.id}"') from error
+
+    def obligations(side: tuple[Term, ...]) -> tuple[Condition, ...]:
+        return tuple(dict.fromkeys(o for t in postorder(*side) if isinstance(t, App) for o in meanings[t].obligations))
+
+    return RuleTypes(
+        types, meanings, tuple(types[t][0] for t in rule.lhs), tuple(types[t][0] for t in rule.rhs),
+        obligations(rule.lhs), obligations(rule.rhs),
+    )  # fmt: skip
+
+
+def instances(rule: Rule, leads: Sequence[int] = LEADS) -> tuple[Rule, ...]:
+    """The rule with ``...`` written out as so many leading axes and every axis counted from the front.
+
+    A rule without ``...`` has one instance. Ids are kept, so that what search applies is the rule that was proved.
+
+    Raises:
+        RuleError: a side is not well-formed.
+    """
+    return tuple(_at_rank(rule, lead) for lead in (leads if rule.lead else (0,)))
+
+
+def _at_rank(rule: Rule, lead: int) -> Rule:
+    front: tuple[Dim, ...] = tuple(sym(f"lead_{i}") for i in range(lead))
+    forall: dict[str, TypeScheme] = {
+        n: replace(s, shape=front + s.shape, lead=False) if isinstance(s, TensorScheme) and s.lead else s
+        for n, s in rule.forall.items()
+    }
+    plain = replace(rule, forall=forall)
+    types: dict[Term, tuple[TensorType, ...]] = {}
+    made: dict[Term, Term] = {}
+    variables = variable_types(plain)
+    for term in postorder(*rule.lhs, *rule.rhs):
+        if isinstance(term, Var):
+            made[term] = term
+        elif isinstance(term, Project):
+            inner = made[term.term]
+            assert isinstance(inner, App)
+            made[term] = Project(inner, term.index)
+        else:
+            args = tuple(None if a is None else made[a] for a in term.args)
+            rank = next((len(types[a][0].shape or ()) for a in args if a is not None), 0)
+            values = tuple((k, _from_front(term.op, k, v, rank, front)) for k, v in term.attributes)
+            made[term] = App(term.op, args, values)
+        try:
+            types[made[term]] = _output_types(made[term], types, variables)
+        except IllTyped as error:
+            raise RuleError(str(error), where=f'rule "{rule.id}"') from error
+    return replace(plain, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
+
+
+def _output_types(
+    term: Term, types: Mapping[Term, tuple[TensorType, ...]], variables: Mapping[str, TensorType]
+) -> tuple[TensorType, ...]:
+    if isinstance(term, Var):
+        return (variables[term.name],)
+    if isinstance(term, Project):
+        outputs = types[term.term]
+        if term.index >= len(outputs):
+            raise IllTyped(f"{term.term.op} has {len(outputs)} outputs, not {term.index + 1}")
+        return (outputs[term.index],)
+    try:
+        return operator_of(term).apply([None if a is None else types[a][0] for a in term.args], complete(term))[1]
+    except IllTyped as error:
+        raise type(error)(f"{term.op}: {error}") from error
+
+
+def _from_front(op: str, name: str, value: AttributeValue, rank: int, front: tuple[Dim, ...]) -> AttributeValue:
+    """An attribute with ``...`` written out and axes counted from the front."""
+    if isinstance(value, tuple) and value and value[0] == "...":
+        rest = value[1:]
+        value = (*(range(rank - len(rest)) if name == "perm" else front), *rest)
+    if name not in _AXES:
+        return value
+    if op == "Unsqueeze" and isinstance(value, tuple):
+        rank += len(value)
+    if isinstance(value, tuple):
+        return tuple(v + rank if isinstance(v, int) and v < 0 else v for v in value)
+    return value + rank if isinstance(value, int) and value < 0 else value
+
+
+def meaning_digest(rule: Rule) -> str:
+    """SHA-256 over the rule's canonical text and what its operators mean at the rule's own symbolic types.
+
+    It changes when the rule changes, or the meaning of an operator as far as this rule depends on it.
+
+    Raises:
+        RuleError: the rule is not well-formed.
+    """
+    smallest = canonical(rule)
+    digest = hashlib.sha256(rule_text(smallest).encode())
+    for instance in instances(smallest):
+        for app, meaning in types_of(instance).meanings.items():
+            obligations = ", ".join(map(str, meaning.obligations))
+            digest.update(f"\n{app.op} {'; '.join(map(str, meaning.outputs))} | {obligations}".encode())
+    return digest.hexdigest()
+
+
+def at_sizes(
+    rule: Rule, binding: Mapping[str, Dim], reals: Mapping[str, float]
+) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
+    """Both sides with sizes and attributes replaced by numbers (``reals`` for the real attribute atoms)."""
+    made: dict[Term, Term] = {}
+    for term in postorder(*rule.lhs, *rule.rhs):
+        if isinstance(term, Var):
+            made[term] = term
+        elif isinstance(term, Project):
+            inner = made[term.term]
+            assert isinstance(inner, App)
+            made[term] = Project(inner, term.index)
+        else:
+            args = tuple(None if a is None else made[a] for a in term.args)
+            kinds = operator_of(term).attributes
+            values = tuple((k, _ground(v, kinds.get(k, ""), binding, reals)) for k, v in term.attributes)
+            made[term] = App(term.op, args, values)
+    return tuple(made[t] for t in rule.lhs), tuple(made[t] for t in rule.rhs)
+
+
+def _ground(value: AttributeValue, kind: str, binding: Mapping[str, Dim], reals: Mapping[str, float]) -> AttributeValue:
+    if isinstance(value, tuple):
+        return tuple(_ground(v, kind, binding, reals) for v in value)
+    if isinstance(value, int | float | str):
+        return float(value) if kind == "float" and not isinstance(value, str) else value
+    return _real(value, binding, reals) if kind == "float" else substitute(value, binding)
+
+
+def _real(value: Poly, binding: Mapping[str, Dim], reals: Mapping[str, float]) -> float:
+    """A polynomial over sizes and real attributes as a number; real attributes are dyadic, so this is exact."""
+    total = Fraction(0)
+    for monomial, coefficient in value.terms:
+        product = Fraction(coefficient)
+        for atom in monomial:
+            if isinstance(atom, str) and atom in reals:
+                product *= Fraction(reals[atom])
+            else:
+                size = substitute(Poly((((atom,), 1),)), binding)
+                product *= Fraction(size) if isinstance(size, int) else Fraction(0)
+        total += product
+    return float(total)

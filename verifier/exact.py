@@ -1,0 +1,271 @@
+"""Exact random testing of a rule: the filter in front of the prover, and what refutes.
+
+Both sides are evaluated from the operators' meanings at random sizes, attributes and elements. Rational functions are
+evaluated in a prime field, where a false rule of degree d passes a trial at a shape where it is false with probability
+at most d/q (Schwartz 1980, Zippel 1979); what depends on order is evaluated over the rationals.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from superopt.ir.poly import value_at
+from superopt.ir.terms import App, Project, Term, Var, postorder
+from superopt.ir.types import DType, TensorType
+from superopt.ops.meaning import Call, IllTyped, Meaning, Number, Reduce, subexpressions
+from superopt.rules.rule import CLASSES, Rule
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import at_sizes, instances, type_terms, types_of
+from superopt.runtime.evaluate import FLOAT64, Algebra, Array, evaluate
+from superopt.verifier.algebra import ORDERED, PrimeField, Rationals, Unlucky
+from superopt.verifier.degree import error_bound
+from superopt.verifier.sampling import Point, draw
+from superopt.verifier.verdict import Refuted, Tested, Unknown, Verdict
+
+__all__ = ["Difference", "Exact", "Trial", "algebra_for", "compare", "elements", "fails", "test", "trial_at"]
+
+Exact = PrimeField | Rationals
+_LEADS = (1, 0, 2)
+_LARGEST = (4, 3, 2, 5, 4, 3, 6, 5)  # sizes are drawn up to this, trial by trial
+_MOST = 60_000  # elements of one tensor; a larger point is drawn again
+# What an exact algebra replaces by a hash or knows only some laws of: a disagreement is confirmed in floating point.
+_HASHED = frozenset(
+    {"log", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "asinh", "acosh", "atanh", "pow", "sqrt"}
+)  # fmt: skip
+_TRANSCENDENTAL = _HASHED | {"exp", "tanh", "sinh", "cosh"}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Both sides at one point: ground terms, their types and meanings.
+
+    ``ill_typed`` says why the right side is not well-formed, or has another type, where the left side is.
+    """
+
+    point: Point
+    variables: Mapping[str, TensorType]
+    below: Mapping[str, int]
+    lhs: tuple[Term, ...]
+    rhs: tuple[Term, ...]
+    meanings: Mapping[App, Meaning]
+    ill_typed: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two sides disagree: which pair of terms, at which index, and the values as text."""
+
+    pair: int
+    index: tuple[int, ...]
+    left: str
+    right: str
+
+
+def trial_at(rule: Rule, point: Point) -> Trial | None:
+    """The rule (an instance without ``...``) at a point; ``None`` where its left side is not well-formed."""
+    variables: dict[str, TensorType] = {}
+    below: dict[str, int] = {}
+    for name, scheme in rule.tensors.items():
+        shape = tuple(value_at(d, point.sizes) for d in scheme.shape)
+        variables[name] = TensorType(DType(CLASSES[scheme.dtype]), shape)
+        below[name] = 2 if scheme.below is None else value_at(scheme.below, point.sizes)
+    lhs, rhs = at_sizes(rule, point.sizes, point.reals)
+    try:
+        types, meanings = type_terms(lhs, variables)
+    except (IllTyped, ZeroDivisionError):
+        return None
+    if _smallest(types) < 1:
+        return None
+    reason = ""
+    try:
+        right_types, right_meanings = type_terms(rhs, variables)
+        meanings = meanings | right_meanings
+        for i, (a, b) in enumerate(zip(lhs, rhs, strict=True)):
+            if types[a][0] != right_types[b][0]:
+                reason = f"term {i} has type {types[a][0]} on the left and {right_types[b][0]} on the right"
+        if _smallest(right_types) < 0:
+            reason = "a size on the right is negative"
+    except (IllTyped, ZeroDivisionError) as error:
+        reason = f"the right side is not well-formed: {error}"
+    return Trial(point, variables, below, lhs, rhs, meanings, reason)
+
+
+def _smallest(types: Mapping[Term, tuple[TensorType, ...]]) -> int:
+    """The smallest size, at most 1; 0 where a tensor is too large to test, so that the point is drawn again."""
+    smallest = 1
+    for outputs in types.values():
+        for kind in outputs:
+            count = 1
+            for size in kind.shape or ():
+                assert isinstance(size, int)
+                smallest = min(smallest, size)
+                count *= size
+            if count > _MOST:
+                return 0
+    return smallest
+
+
+def elements(trial: Trial, algebra: Exact, rng: np.random.Generator) -> dict[str, Array]:
+    """Random elements for every tensor variable of the trial."""
+    values: dict[str, Array] = {}
+    for name, kind in trial.variables.items():
+        shape = tuple(int(value_at(d, {})) for d in kind.shape or ())
+        if kind.dtype == DType.FLOAT32:
+            values[name] = algebra.random(rng, shape)
+        else:
+            values[name] = algebra.integers(rng.integers(0, trial.below[name], size=shape))
+    return values
+
+
+def _values(roots: Sequence[Term], trial: Trial, given: Mapping[str, Array], algebra: Algebra) -> dict[Term, Array]:
+    """The value of every subterm; each application evaluated once."""
+    found: dict[Term, Array] = {}
+    outputs: dict[App, list[Array]] = {}
+    for term in postorder(*roots):
+        if isinstance(term, Var):
+            found[term] = given[term.name]
+        elif isinstance(term, Project):
+            found[term] = outputs[term.term][term.index]
+        else:
+            operands = [None if a is None else found[a] for a in term.args]
+            outputs[term] = [evaluate(c, operands, algebra, {}) for c in trial.meanings[term].outputs]
+            found[term] = outputs[term][0]
+    return found
+
+
+def compare(trial: Trial, given: Mapping[str, Array], algebra: Exact) -> Difference | None:
+    """The first disagreement of the two sides at these elements.
+
+    Raises:
+        Unlucky: an inverse of zero; draw other elements.
+    """
+    values = _values((*trial.lhs, *trial.rhs), trial, given, algebra)
+    for pair, (a, b) in enumerate(zip(trial.lhs, trial.rhs, strict=True)):
+        left, right = np.broadcast_arrays(values[a], values[b])
+        agree = algebra.equal(left, right)
+        if not agree.all():
+            index = tuple(int(i) for i in np.argwhere(~agree)[0])
+            shown = (algebra.show(np.asarray(side[index], dtype=side.dtype))[0] for side in (left, right))
+            return Difference(pair, index, *shown)
+    return None
+
+
+def _functions(meanings: Mapping[App, Meaning]) -> frozenset[str]:
+    """Functions, kinds of reductions and infinite constants that occur in meanings."""
+    found: set[str] = set()
+    for meaning in meanings.values():
+        for output in meaning.outputs:
+            for scalar in subexpressions(output.body):
+                if isinstance(scalar, Call):
+                    found.add(scalar.function)
+                elif isinstance(scalar, Reduce):
+                    found.add(scalar.kind)
+                elif isinstance(scalar, Number) and isinstance(scalar.value, float):
+                    found.add("max")
+    return frozenset(found)
+
+
+def algebra_for(trial: Trial, key: int) -> Exact:
+    """The rationals where the result depends on order, else the prime field."""
+    return Rationals(key) if _functions(trial.meanings) & ORDERED else PrimeField(key)
+
+
+def fails(
+    rule: Rule, point: Point, rng: np.random.Generator
+) -> tuple[Trial, dict[str, Array], Difference | None] | None:
+    """One trial: ``None`` when the point is unusable or the sides agree, else the trial, elements and difference.
+
+    The difference is ``None`` when it is the types that disagree.
+    """
+    trial = trial_at(rule, point)
+    if trial is None:
+        return None
+    if trial.ill_typed:
+        return trial, {}, None
+    for _ in range(6):
+        algebra = algebra_for(trial, 0)
+        values = elements(trial, algebra, rng)
+        try:
+            difference = compare(trial, values, algebra)
+        except Unlucky:
+            continue
+        return None if difference is None else (trial, values, difference)
+    return None
+
+
+def _float_differs(trial: Trial, rng: np.random.Generator) -> bool:
+    """Whether the sides differ in floating point at random positive and random signed elements."""
+    for shift in (0.0, 2.5):
+        given: dict[str, Array] = {}
+        for name, kind in trial.variables.items():
+            shape = tuple(int(value_at(d, {})) for d in kind.shape or ())
+            drawn = rng.uniform(-1.5, 1.5, size=shape) + shift
+            given[name] = drawn if kind.dtype == DType.FLOAT32 else rng.integers(0, trial.below[name], size=shape)
+        with np.errstate(all="ignore"):
+            values = _values((*trial.lhs, *trial.rhs), trial, given, FLOAT64)
+        for a, b in zip(trial.lhs, trial.rhs, strict=True):
+            left, right = np.asarray(values[a], float), np.asarray(values[b], float)
+            usable = np.isfinite(left) & np.isfinite(right)
+            if (np.abs(left - right) > 1e-7 * (1 + np.abs(left)))[usable].any():
+                return True
+    return False
+
+
+def test(rule: Rule, *, seed: int = 0, trials: int = 8) -> Verdict:  # noqa: PT028 - not a pytest function
+    """Test a rule at ``trials`` random points, each with its own sizes, attributes and elements.
+
+    Returns:
+        ``Refuted`` with a minimised counterexample, ``Tested`` with the probability that a rule which is false at
+        the sizes of a trial passes it, or ``Unknown`` when no sizes satisfy the rule's context or its functions
+        have no exact arithmetic.
+    """
+    from superopt.verifier.counterexample import minimised
+
+    started = time.perf_counter()
+    rng = np.random.default_rng([seed, 20_26])
+    passed, bound, unsure = 0, 0.0, ""
+    ranks = instances(rule, _LEADS) if rule.lead else instances(rule)
+    for number in range(trials):
+        instance = ranks[number % len(ranks)]
+        point = _point(instance, _LEADS[number % 3] if rule.lead else 0, rng, _LARGEST[number % len(_LARGEST)])
+        if point is None:
+            continue
+        found = fails(instance, point, rng)
+        if found is None:
+            trial = trial_at(instance, point)
+            assert trial is not None
+            passed += 1
+            bound = max(bound, error_bound(trial.lhs, trial.rhs, trial.meanings, algebra_for(trial, 0).choices))
+            continue
+        trial, _, difference = found
+        functions = _functions(trial.meanings)
+        doubtful = functions & (_TRANSCENDENTAL if functions & ORDERED else _HASHED)
+        if difference is not None and doubtful and not _float_differs(trial, rng):
+            unsure = f"exact arithmetic knows too little of {', '.join(sorted(doubtful))}; floating point agrees"
+            continue
+        return Refuted(minimised(rule, instance, point, seed), time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    if unsure:
+        return Unknown(unsure, seconds)
+    if passed < min(4, trials):
+        return Unknown(f"only {passed} of {trials} draws of sizes satisfy the types and preconditions", seconds)
+    return Tested(passed, bound, seconds)
+
+
+def _point(instance: Rule, lead: int, rng: np.random.Generator, largest: int) -> Point | None:
+    """A point at which the left side is well-formed."""
+    try:
+        conditions = types_of(instance).lhs_obligations
+    except RuleError:
+        conditions = ()
+    for _ in range(25):
+        point = draw(instance, lead, rng, conditions, largest)
+        if point is None:
+            return None
+        if trial_at(instance, point) is not None:
+            return point
+    return None
