@@ -1,9 +1,9 @@
 """Profiles: measured records of one device, in the user's cache while they grow and as shipped files when recorded.
 
 A file is JSON Lines. The first line is the header (schema, device, versions, threads, payload digest); each other line
-is a :class:`~superopt.cost.record.Record`. A recorded profile is sorted by key and in gzip. The user's own store is plain
-text, because it grows by appending while measuring: under a lock, so that two processes may share it, and a line that a
-crash cut short is dropped on the next read.
+is a :class:`~superopt.cost.record.Record`. A recorded profile is sorted by key and in gzip. The user's own store is
+plain text, because it grows by appending while measuring: under a lock, so that two processes may share it, and a line
+that a crash cut short is dropped on the next read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Profile:
 
 
 def cache_directory() -> Path:
-    """Where measurements are kept: ``$SUPEROPT_CACHE``, else ``$XDG_CACHE_HOME/superopt``, else ``~/.cache/superopt``."""
+    """Where measurements are kept: ``$SUPEROPT_CACHE``, ``$XDG_CACHE_HOME/superopt`` or ``~/.cache/superopt``."""
     own = os.environ.get("SUPEROPT_CACHE")
     if own:
         return Path(own)
@@ -140,7 +140,6 @@ def _locked(file: IO[bytes]) -> Iterator[None]:
         return
     fcntl.flock(file, fcntl.LOCK_EX)
     try:
-        file.seek(0, os.SEEK_END)
         yield
         file.flush()
     finally:
@@ -194,8 +193,13 @@ class Store:
         self._load()
 
     def _append(self, line: bytes) -> None:
-        with open(self.path, "ab") as file, _locked(file):
-            if file.tell() == 0:
+        with open(self.path, "a+b") as file, _locked(file):
+            end = file.seek(0, os.SEEK_END)
+            if end:
+                file.seek(end - 1)
+                if file.read(1) != b"\n":  # another process was cut short in the middle of a line
+                    line = b"\n" + line
+            else:
                 file.write(json.dumps(self._header, sort_keys=True, separators=(",", ":")).encode() + b"\n")
             file.write(line)
 

@@ -63,6 +63,7 @@ class Bound:
 
     session: InferenceSession
     step: Callable[[], object]
+    outputs: Callable[[], list[Any]]  # ``OrtValue``s of the last step; empty for a model that cannot be bound
     keep: tuple[Any, ...]  # owners of the bound memory
 
 
@@ -79,7 +80,7 @@ def bind(session: InferenceSession, feeds: Mapping[str, np.ndarray]) -> Bound:
         values = {i.name: to_value(feeds[i.name], i.type) for i in session.get_inputs()}
     except Unsupported:  # strings and sequences cannot be bound, but they can be run
         run(session, feeds)
-        return Bound(session, lambda: run(session, feeds), (feeds,))
+        return Bound(session, lambda: run(session, feeds), list, (feeds,))
     runner: Any = session  # ONNX Runtime leaves these methods untyped
     binding: Any = runner.io_binding()
     for name, value in values.items():
@@ -98,11 +99,11 @@ def bind(session: InferenceSession, feeds: Mapping[str, np.ndarray]) -> Bound:
                 fixed.bind_ortvalue_output(output.name, value)
             try:
                 runner.run_with_iobinding(fixed)
-                return Bound(session, lambda: runner.run_with_iobinding(fixed), (fixed, values, own))
+                return Bound(session, lambda: runner.run_with_iobinding(fixed), lambda: own, (fixed, values, own))
             except RAISED as error:
                 if "shape" not in str(error):
                     raise
-    return Bound(session, lambda: runner.run_with_iobinding(binding), (binding, values))
+    return Bound(session, lambda: runner.run_with_iobinding(binding), binding.get_outputs, (binding, values))
 
 
 def race(

@@ -1,0 +1,101 @@
+"""The graph that ONNX Runtime really runs: a model's cost is the cost of that one, not of ours."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from superopt import formats
+from superopt.cost.trial import with_values
+from superopt.ir.graph import Graph, Node, Value
+from superopt.ir.types import DType, TensorType
+from superopt.runtime.ort import element_type, make_session
+from superopt.runtime.race import bind
+
+__all__ = ["NCHWC", "block_size", "known_types", "lowered", "without_reorders"]
+
+NCHWC = "com.microsoft.nchwc"  # ONNX Runtime's blocked layout for convolutions, inside which it keeps activations
+
+
+def lowered(graph: Graph) -> Graph:
+    """The graph that ONNX Runtime would really run: after its own fusions, folding and layout changes.
+
+    Raises:
+        InvalidModel, Unsupported: ONNX Runtime refuses the graph.
+    """
+    with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
+        path = Path(folder) / "lowered.onnx"
+        make_session(formats.to_onnx_bytes(with_values(graph)), threads=1, save_optimised=path)
+        return formats.from_bytes(path.read_bytes())
+
+
+def without_reorders(graph: Graph) -> Graph:
+    """A lowered graph without the layout changes at its edges, which a larger model would not pay here.
+
+    Inputs that go only into ``ReorderInput`` are fed in the blocked layout, outputs made by ``ReorderOutput`` are
+    left in it.
+    """
+    fed = {v.name: v for v in graph.inputs}
+    made = {v.name for v in graph.outputs}
+    drop: set[int] = set()
+    inputs: dict[str, Value] = dict(fed)
+    outputs = {v.name: v for v in graph.outputs}
+    for position, node in enumerate(graph.nodes):
+        if node.domain != NCHWC:
+            continue
+        source, target = node.inputs[0], node.outputs[0]
+        if node.op == "ReorderInput" and source in fed and len(graph.consumers[source]) == 1 and target not in made:
+            kind = fed[source].type
+            if isinstance(kind, TensorType) and kind.shape is not None and not node.attributes.get("channels_last"):
+                del inputs[source]
+                inputs[target] = Value(target, _blocked(kind))
+                drop.add(position)
+        elif node.op == "ReorderOutput" and target in made and target not in graph.consumers and source not in fed:
+            outputs[target] = Value(source, None)
+            drop.add(position)
+    nodes = tuple(n for i, n in enumerate(graph.nodes) if i not in drop)
+    kept = {v.name: v for v in outputs.values()}
+    return replace(graph, inputs=tuple(inputs.values()), outputs=tuple(kept.values()), nodes=nodes, values=())
+
+
+def _blocked(kind: TensorType) -> TensorType:
+    assert kind.shape is not None
+    batch, channels, *space = kind.shape
+    block = block_size()
+    assert isinstance(channels, int)
+    return TensorType(kind.dtype, (batch, -(-channels // block) * block, *space))
+
+
+@lru_cache(maxsize=1)
+def block_size() -> int:
+    """Channels in a block of ONNX Runtime's layout here (8 or 16, by the processor), asked of ONNX Runtime itself."""
+    kind = TensorType(DType.FLOAT32, (1, 8, 2, 2))
+    node = Node("r", "ReorderInput", ("x",), ("y",), {}, NCHWC)
+    graph = Graph("block", (Value("x", kind),), (Value("y", None),), (), (node,), {"": 21, NCHWC: 1})
+    found = known_types(graph, {"x": np.ones((1, 8, 2, 2), np.float32)})["y"].shape
+    return int(str(found[1])) if found else 16
+
+
+def known_types(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, TensorType]:
+    """The type of every tensor in a lowered graph, found by running it once with all values as outputs.
+
+    Raises:
+        InvalidModel, Unsupported: ONNX Runtime cannot run it.
+    """
+    names = [o for n in graph.nodes for o in n.outputs if o]
+    types = {w.name: w.type for w in graph.weights}
+    types.update({n: TensorType(DType.of(a.dtype), tuple(map(int, a.shape))) for n, a in feeds.items()})
+    exposed = replace(graph, outputs=tuple(Value(n, None) for n in names), values=())
+    session = make_session(formats.to_onnx_bytes(exposed), threads=1, optimise=False)
+    bound = bind(session, feeds)
+    for output, value in zip(session.get_outputs(), bound.outputs(), strict=True):
+        if value.is_tensor():
+            dtype = element_type(value.data_type())
+            if dtype is not None:
+                types[output.name] = TensorType(dtype, tuple(map(int, value.shape())))
+    return types

@@ -1,0 +1,119 @@
+"""Small graphs to be timed: one operator applied to data that no kernel can shortcut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from superopt.ir.graph import Graph, Node, Value, Weight, constant
+from superopt.ir.poly import symbols, value_at
+from superopt.ir.terms import AttributeValue
+from superopt.ir.types import DType, OpaqueType, TensorType
+from superopt.ops import REGISTRY
+from superopt.ops.record import NotCovered
+
+__all__ = ["UNSPECIFIED", "application_graph", "at_sizes", "feeds_for", "sample", "with_values"]
+
+UNSPECIFIED = 8  # what a symbolic size is costed at when the caller does not say
+_OPSET = 21  # what trials are written at, unless the operator is younger
+
+
+def sample(kind: TensorType, seed: int = 0, *, integer: int = 1) -> np.ndarray:
+    """Elements of a static type: reals in [0.25, 1) (valid for logarithms, roots and divisors alike), integers all
+    ``integer`` (1: a valid divisor; 0: a valid index even into an axis of length 1), booleans mixed.
+    """
+    shape = tuple(int(str(d)) for d in kind.shape or ())
+    generator = np.random.default_rng(seed)
+    if kind.dtype is DType.STRING:
+        return np.full(shape, "a", dtype=object)
+    if kind.dtype is DType.BOOL:
+        return generator.random(shape) < 0.5
+    if kind.dtype.is_integer:
+        return np.full(shape, integer, dtype=kind.dtype.numpy)
+    return (generator.random(shape, dtype=np.float32) * 0.75 + 0.25).astype(kind.dtype.numpy)
+
+
+def application_graph(
+    op: str,
+    attributes: Mapping[str, AttributeValue],
+    arg_types: Sequence[TensorType | None],
+    out_types: Sequence[TensorType],
+    constant_args: Sequence[bool] = (),
+) -> Graph:
+    """A graph of one application: constant arguments become weights, which the runtime may pack ahead of time.
+
+    Raises:
+        NotCovered: the operator cannot be written as an ONNX node, or a type is not static.
+    """
+    if op not in REGISTRY:
+        raise NotCovered(f"superopt has no operator {op}")
+    if not all(t is None or t.is_static for t in (*arg_types, *out_types)):
+        raise NotCovered(f"the sizes of {op}'s arguments are not known")
+    operator = REGISTRY[op]
+    opset = max(_OPSET, operator.since)
+    form = operator.write(attributes, arg_types, opset)
+    fixed = (*constant_args, *(False,) * (len(arg_types) - len(constant_args)))
+    inputs: dict[str, Value] = {}
+    weights: list[Weight] = []
+    names: list[str] = []
+    for slot, item in enumerate(form.inputs):
+        if isinstance(item, np.ndarray):
+            weights.append(constant(f"c{slot}", item))
+            names.append(f"c{slot}")
+            continue
+        kind = None if item is None else arg_types[item]
+        if item is None or kind is None:
+            names.append("")
+        elif fixed[item]:
+            weights.append(constant(f"w{slot}", sample(kind, slot)))
+            names.append(f"w{slot}")
+        else:
+            inputs[f"a{item}"] = Value(f"a{item}", kind)
+            names.append(f"a{item}")
+    outputs = tuple(Value(f"y{i}", t) for i, t in enumerate(out_types))
+    node = Node("trial", op, tuple(names), tuple(v.name for v in outputs), dict(form.attributes), operator.domain)
+    opsets = {"": opset} if not operator.domain else {"": opset, operator.domain: 1}
+    return Graph("trial", tuple(inputs.values()), outputs, tuple(weights), (node,), opsets)
+
+
+def with_values(graph: Graph) -> Graph:
+    """The graph with random elements for its shape-only weights."""
+    if all(w.data is not None for w in graph.weights):
+        return graph
+    filled = [
+        w if w.data is not None else replace(constant(w.name, sample(w.type, i)), doc=w.doc)
+        for i, w in enumerate(graph.weights)
+    ]
+    return replace(graph, weights=tuple(filled))
+
+
+def feeds_for(graph: Graph, sizes: Mapping[str, int] | None = None, *, integer: int = 1) -> dict[str, np.ndarray]:
+    """An array for each input of the graph that no weight gives a default.
+
+    Args:
+        graph: its inputs must be tensors of known rank.
+        sizes: values of symbolic dimensions; one that is not named is ``UNSPECIFIED``.
+        integer: what integer inputs are filled with.
+
+    Raises:
+        NotCovered: an input is not a tensor of known rank.
+    """
+    feeds: dict[str, np.ndarray] = {}
+    for position, value in enumerate(graph.inputs):
+        if value.name in graph.weight:
+            continue
+        if value.type is None or isinstance(value.type, OpaqueType) or value.type.shape is None:
+            raise NotCovered(f"the rank of input {value.name} is not known")
+        feeds[value.name] = sample(at_sizes(value.type, sizes or {}), position, integer=integer)
+    return feeds
+
+
+def at_sizes(kind: TensorType, sizes: Mapping[str, int]) -> TensorType:
+    """The type with its symbolic dimensions made numbers; a size that is not given is ``UNSPECIFIED``."""
+    if kind.is_static or kind.shape is None:
+        return kind
+    names = {n for d in kind.shape for n in symbols(d)}
+    binding = {n: sizes.get(n, UNSPECIFIED) for n in names}
+    return TensorType(kind.dtype, tuple(max(value_at(d, binding), 0) for d in kind.shape))
