@@ -7,7 +7,9 @@ from superopt.frontend import GraphBuilder, Tensor
 from superopt.ir.graph import Graph
 
 
-def wav2letter(name: str, *, width: int = 250, wide: int = 2000, mels: int = 40, time: int = 400, symbols: int = 29) -> Graph:
+def wav2letter(
+    name: str, *, width: int = 250, wide: int = 2000, mels: int = 40, time: int = 400, symbols: int = 29
+) -> Graph:
     """Wav2Letter on spectra: eleven 1-D convolutions, the last ones very wide."""
     b = GraphBuilder(name)
     x = b.input("spectrum", "float32", (1, mels, time))

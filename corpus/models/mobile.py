@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from corpus.models.layers import (
-    average_pool, batch_norm, channels, concat, conv, conv_bn, gelu, gemm, global_pool, layer_norm, linear, max_pool,
+    average_pool,
+    batch_norm,
+    channels,
+    concat,
+    conv,
+    conv_bn,
+    gelu,
+    gemm,
+    global_pool,
+    layer_norm,
+    linear,
+    max_pool,
     squeeze_excite,
 )  # fmt: skip
 from superopt.frontend import GraphBuilder, Tensor
@@ -53,7 +64,9 @@ _MOBILENET_V3_SMALL = (
 )  # fmt: skip
 
 
-def mobilenet_v3_small(name: str, *, blocks: int = 11, size: int = 224, hidden: int = 1024, classes: int = 1000) -> Graph:
+def mobilenet_v3_small(
+    name: str, *, blocks: int = 11, size: int = 224, hidden: int = 1024, classes: int = 1000
+) -> Graph:
     """MobileNetV3-Small: hard swish and squeeze-excite gated by the hard sigmoid max(0, min(1, x/6 + 1/2))."""
     b = GraphBuilder(name)
     x, cin = b.input("image", "float32", (1, 3, size, size)), 16

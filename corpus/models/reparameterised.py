@@ -110,9 +110,7 @@ def deep_linear(
     return b.build()
 
 
-def lora(
-    name: str, *, width: int = 768, hidden: int = 3072, rank: int = 16, layers: int = 6, time: int = 128
-) -> Graph:
+def lora(name: str, *, width: int = 768, hidden: int = 3072, rank: int = 16, layers: int = 6, time: int = 128) -> Graph:
     """Transformer MLP blocks with unmerged low-rank adapters on every projection: xW + b + ((xA)B)·scale."""
     b = GraphBuilder(name)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from superopt.formats.tensors import RandomData
 from superopt.frontend.tensor import Operand, Tensor
 from superopt.frontend.types import infer_types
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import ArrayData, Attribute, Graph, Node, OpaqueAttribute, Value, Weight, constant
 from superopt.ir.poly import Dim, Poly, sym
-from superopt.ir.random_data import DISTRIBUTIONS, RandomData
 from superopt.ir.types import DType, TensorType
 
 __all__ = ["GraphBuilder"]
@@ -93,29 +93,24 @@ class GraphBuilder:
             scale: factor on the draws.
             offset: added to the draws.
             distribution: "normal" (r standard normal) or "uniform" (r in [0, 1)).
-            dtype: ONNX element type by its name; integers take the floor.
+            dtype: ONNX element type by its name; draws are rounded to integers.
             seed: of the draws; by default the number of weights so far, so no two weights of a graph are equal.
 
         Raises:
             UsageError: unknown distribution or element type, a size that is no integer, or a name used before.
         """
         full = self._claim(self._prefix + name)
-        if distribution not in DISTRIBUTIONS:
-            raise UsageError(f"distribution {distribution!r} is not one of {DISTRIBUTIONS}", where=f"weight {full!r}")
+        if distribution not in _DISTRIBUTIONS:
+            raise UsageError(f"distribution {distribution!r} is not one of {_DISTRIBUTIONS}", where=f"weight {full!r}")
         kind = _dtype(dtype, full)
         sizes = tuple(d for d in _dims(shape, full) if isinstance(d, int))
         if len(sizes) != len(shape):
             raise UsageError(f"a random weight needs static sizes, not {tuple(shape)}", where=f"weight {full!r}")
-        data = RandomData(
-            seed=len(self._weights) + 1 if seed is None else seed,
-            scale=float(scale),
-            offset=float(offset),
-            distribution=distribution,
-            dtype=kind,
-            shape=sizes,
-        )
-        self._weights[full] = Weight(full, TensorType(kind, sizes), data)
-        return self._known(full, TensorType(kind, sizes))
+        made = len(self._weights) + 1 if seed is None else seed
+        tensor_type = TensorType(kind, sizes)
+        data = RandomData(tensor_type, made, float(scale), float(offset), distribution)
+        self._weights[full] = Weight(full, tensor_type, data)
+        return self._known(full, tensor_type)
 
     def shape_only(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Tensor:
         """A weight without values: it can be costed and optimised, not run."""
@@ -260,12 +255,66 @@ class GraphBuilder:
                 return self._claim(name)
 
 
+_DISTRIBUTIONS = ("normal", "uniform")
+
 # Operators whose output has the element type of their first tensor: so that `x.relu() * 2` picks the type of x.
 _KEEPS_DTYPE = frozenset(
-    "Abs Add AveragePool BatchNormalization Clip Concat Conv ConvTranspose Cos Div Einsum Elu Erf Exp Expand Flatten "
-    "Gather Gelu Gemm GlobalAveragePool HardSigmoid HardSwish Identity LayerNormalization LeakyRelu Log MatMul Max "
-    "MaxPool Min Mul Neg Pad Pow Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Resize Sigmoid Sin "
-    "Slice Softmax Split Sqrt Squeeze Sub Tanh Tile Transpose Unsqueeze".split()  # noqa: SIM905
+    [
+        "Abs",
+        "Add",
+        "AveragePool",
+        "BatchNormalization",
+        "Clip",
+        "Concat",
+        "Conv",
+        "ConvTranspose",
+        "Cos",
+        "Div",
+        "Einsum",
+        "Elu",
+        "Erf",
+        "Exp",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "Gelu",
+        "Gemm",
+        "GlobalAveragePool",
+        "HardSigmoid",
+        "HardSwish",
+        "Identity",
+        "LayerNormalization",
+        "LeakyRelu",
+        "Log",
+        "MatMul",
+        "Max",
+        "MaxPool",
+        "Min",
+        "Mul",
+        "Neg",
+        "Pad",
+        "Pow",
+        "Reciprocal",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceMin",
+        "ReduceSum",
+        "Relu",
+        "Reshape",
+        "Resize",
+        "Sigmoid",
+        "Sin",
+        "Slice",
+        "Softmax",
+        "Split",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Tanh",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+    ]
 )
 
 

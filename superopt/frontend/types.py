@@ -5,7 +5,6 @@ from __future__ import annotations
 from superopt.ir.graph import Graph
 from superopt.ir.types import TensorType
 
-
 __all__ = ["infer_types"]
 
 
