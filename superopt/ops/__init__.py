@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from superopt.ops import elementwise, linear
+from superopt.ops import (
+    activation,
+    conv,
+    elementwise,
+    generators,
+    linear,
+    normalisation,
+    pooling,
+    reduce,
+    selection,
+    shape,
+)  # fmt: skip
 from superopt.ops.record import Operator, Registry
 
 __all__ = ["REGISTRY", "Operator", "Registry"]
 
 REGISTRY = Registry()
-for _family in (elementwise, linear):
+for _family in (
+    activation, conv, elementwise, generators, linear, normalisation, pooling, reduce, selection, shape,
+):  # fmt: skip
     for _operator in _family.OPERATORS:
         REGISTRY.add(_operator)

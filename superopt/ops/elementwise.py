@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+
+import numpy as np
 
 from superopt.ir.poly import Dim
-from superopt.ops.forms import reader, writer
-from superopt.ops.meaning import Comprehension, Operand, Scalar, broadcast_dims, call, tensor
-from superopt.ops.record import FLOATS, NUMERIC, Operator
+from superopt.ir.terms import AttributeValue
+from superopt.ir.types import DType, TensorType
+from superopt.ops.forms import (
+    arguments,
+    boolean_result,
+    dtype_code,
+    dtype_from_code,
+    first_dtype,
+    integer,
+    only,
+    present,
+    reader,
+    since_only,
+    typed,
+    writer,
+)  # fmt: skip
+from superopt.ops.meaning import Comprehension, IllTyped, Operand, Scalar, broadcast_dims, call, inverse, tensor
+from superopt.ops.record import ANY, FLOATS, INTEGERS, NUMERIC, Canonical, NodeForm, NodeView, NotCovered, Operator
 
-__all__ = ["OPERATORS"]
+__all__ = ["OPERATORS", "element", "pointwise"]
+
+SIGNED = FLOATS | frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
+BOOLEAN = frozenset({DType.BOOL})
 
 
 def element(x: Operand, index: tuple[Dim, ...]) -> Scalar:
@@ -19,17 +40,18 @@ def element(x: Operand, index: tuple[Dim, ...]) -> Scalar:
 
 
 def pointwise(function: Callable[..., Scalar]) -> Callable[..., Comprehension]:
-    """The meaning that applies a scalar function to broadcast operands."""
+    """The meaning that applies a scalar function to broadcast operands; attributes pass as keywords."""
 
-    def meaning(*operands: Operand) -> Comprehension:
+    def meaning(*operands: Operand, **attributes: AttributeValue) -> Comprehension:
         return tensor(
-            broadcast_dims([x.shape for x in operands]), lambda *index: function(*(element(x, index) for x in operands))
+            broadcast_dims([x.shape for x in operands]),
+            lambda *index: function(*(element(x, index) for x in operands), **attributes),
         )
 
     return meaning
 
 
-def unary(name: str, since: int, meaning: Callable[[Scalar], Scalar], dtypes=FLOATS) -> Operator:
+def unary(name: str, since: int, meaning: Callable[[Scalar], Scalar], dtypes: frozenset[DType] = FLOATS) -> Operator:
     return Operator(
         name=name, inputs=("X",), meaning=pointwise(meaning), since=since, dtypes=dtypes,
         read=reader(), write=writer(since), family="elementwise",
@@ -37,18 +59,220 @@ def unary(name: str, since: int, meaning: Callable[[Scalar], Scalar], dtypes=FLO
 
 
 def binary(
-    name: str, since: int, meaning: Callable[[Scalar, Scalar], Scalar], *, commutative: bool = False, dtypes=NUMERIC
-) -> Operator:
+    name: str, since: int, meaning: Callable[..., Comprehension], *, commutative: bool = False,
+    dtypes: frozenset[DType] = NUMERIC,
+) -> Operator:  # fmt: skip
     return Operator(
-        name=name, inputs=("A", "B"), meaning=pointwise(meaning), since=since, dtypes=dtypes, commutative=commutative,
+        name=name, inputs=("A", "B"), meaning=meaning, since=since, dtypes=dtypes, commutative=commutative,
         read=reader(), write=writer(since), family="elementwise",
     )  # fmt: skip
 
 
+def compare(name: str, since: int, test: Callable[[Scalar, Scalar], Scalar], *, commutative: bool = False) -> Operator:
+    return Operator(
+        name=name, inputs=("A", "B"), meaning=pointwise(test), since=since, dtypes=ANY if name == "Equal" else NUMERIC,
+        result=boolean_result, commutative=commutative, read=reader(), write=writer(since), family="elementwise",
+    )  # fmt: skip
+
+
+def logic(name: str) -> Operator:
+    return Operator(
+        name=name, inputs=("A", "B"), meaning=pointwise(lambda a, b: call(name.lower(), a, b)), since=7,
+        dtypes=BOOLEAN, commutative=True, read=reader(), write=writer(7), family="elementwise",
+    )  # fmt: skip
+
+
+def variadic(
+    name: str, since: int, step: Callable[[Scalar, Scalar], Scalar], dtypes: frozenset[DType], *, mean: bool = False
+) -> Operator:
+    """Folds any number of broadcast arguments; ``mean`` divides by their number."""
+
+    def fold(*values: Scalar) -> Scalar:
+        folded = reduce(step, values)
+        return folded * inverse(len(values)) if mean and len(values) > 1 else folded
+
+    return Operator(
+        name=name, inputs=("data*",), meaning=pointwise(fold), since=since, dtypes=dtypes,
+        read=reader(), write=writer(since), commutative=True, family="elementwise",
+    )  # fmt: skip
+
+
+def divide(a: Operand, b: Operand) -> Comprehension:
+    """Division; integers truncate towards zero."""
+    if a.type.dtype in INTEGERS:
+        return pointwise(lambda x, y: call("truncdiv", x, y))(a, b)
+    return pointwise(lambda x, y: x / y)(a, b)
+
+
+def modulo(a: Operand, b: Operand, *, fmod: AttributeValue) -> Comprehension:
+    """The remainder, with the sign of the divisor (fmod 0, integers only) or of the dividend (fmod 1)."""
+    if fmod not in (0, 1) or (fmod == 0 and a.type.dtype not in INTEGERS):
+        raise IllTyped("Mod of floats needs fmod=1")
+    return pointwise(lambda x, y: call("truncmod" if fmod else "floormod", x, y))(a, b)
+
+
+def select(condition: Operand, x: Operand, y: Operand) -> Comprehension:
+    return pointwise(lambda c, a, b: call("select", c, a, b))(condition, x, y)
+
+
+def select_dtype(types: Sequence[TensorType | None], attributes: Mapping[str, AttributeValue]) -> DType:
+    _, x, y = types
+    if x is None or y is None or x.dtype != y.dtype or x.dtype not in ANY:
+        raise IllTyped("the branches of Where must have one element type")
+    return x.dtype
+
+
+def cast(x: Operand, *, to: AttributeValue) -> Comprehension:
+    """Identity on numbers wherever the target holds them; truncation from floats to integers; ``x ≠ 0`` to bool.
+
+    Not covered: narrowing integers (they wrap) and everything that is not a float, an integer or a bool.
+    """
+    source, target = x.type.dtype, typed(to)
+    if target not in ANY:
+        raise IllTyped(f"a cast to {target} is not covered")
+    if source == DType.BOOL or target in FLOATS or source == target:
+        return pointwise(lambda v: v)(x)
+    if target == DType.BOOL:
+        return pointwise(lambda v: call("not", call("equal", v, 0)))(x)
+    if source in FLOATS:
+        return pointwise(lambda v: call("cast_int", v))(x)
+    signed = (source.startswith("int"), target.startswith("int"))
+    if signed == (True, False) or target.bits < source.bits or (signed == (False, True) and target.bits == source.bits):
+        raise IllTyped(f"a cast from {source} to {target} may wrap around")
+    return pointwise(lambda v: v)(x)
+
+
+def read_cast(view: NodeView) -> Canonical:
+    only(view, "to", "saturate", "round_mode")
+    return Canonical((0,), {"to": dtype_from_code(integer(view, "to")).value})
+
+
+def write_cast(attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int) -> NodeForm:
+    since_only(opset, 6)
+    return NodeForm((0,), {"to": dtype_code(attributes["to"])})
+
+
+def read_clip(view: NodeView) -> Canonical:
+    """Bounds as numbers: attributes below opset 11, constant scalar inputs from there on; ±inf when absent."""
+    only(view, *(("min", "max") if view.opset < 11 else ()))
+    bounds: dict[str, AttributeValue] = {}
+    for position, (name, absent) in enumerate((("min", float("-inf")), ("max", float("inf"))), 1):
+        bounds[name] = absent
+        if view.opset < 11:
+            given = view.node.attributes.get(name)
+            # the schema's own defaults are the largest floats, which stand for "no bound"
+            if isinstance(given, int | float) and abs(given) < 3.4e38:
+                bounds[name] = given
+        elif view.has(position):
+            array = view.constant(position)
+            if array is None or array.size != 1:
+                raise NotCovered(f"the bound {name} is computed at run time")
+            bounds[name] = array.reshape(()).astype(float).item() if array.dtype.kind not in "iu" else int(array.item())
+    return Canonical((0,), bounds)
+
+
+def write_clip(attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int) -> NodeForm:
+    since_only(opset, 6)
+    if not all(isinstance(v, int | float) for v in attributes.values()) or types[0] is None:
+        raise NotCovered("the bounds are not known")
+    given = {n: float(v) for n, v in attributes.items() if isinstance(v, int | float) and abs(v) != float("inf")}
+    if opset < 11:
+        return NodeForm((0,), dict(given))
+    dtype = types[0].dtype.numpy
+    bounds = [np.array(attributes[n], dtype=dtype) if n in given else None for n in ("min", "max")]
+    while bounds and bounds[-1] is None:
+        bounds.pop()
+    return NodeForm((0, *bounds), {})
+
+
+def clip(x: Scalar, *, min: AttributeValue, max: AttributeValue) -> Scalar:  # ONNX's names for the bounds
+    lower = x if min == float("-inf") else call("max", x, min)  # type: ignore[arg-type]
+    return lower if max == float("inf") else call("min", lower, max)  # type: ignore[arg-type]
+
+
+def read_dropout(view: NodeView) -> Canonical:
+    """Inference only: the identity. The ratio does not matter; a mask output or training mode is not covered."""
+    only(view, "ratio", "seed")
+    if any(view.node.outputs[1:]):
+        raise NotCovered("the mask of Dropout is used")
+    if view.has(2):
+        training = view.constant(2)
+        if training is None or bool(training.any()):
+            raise NotCovered("Dropout may be in training mode")
+    return Canonical((0,), {})
+
+
+def write_first(attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int) -> NodeForm:
+    since_only(opset, 7)
+    return NodeForm(present(types[:1]), {})
+
+
+def read_all(view: NodeView) -> Canonical:
+    only(view)
+    return Canonical(arguments(view), {})
+
+
 OPERATORS = (
-    unary("Relu", 6, lambda x: call("max", x, 0)),
+    binary("Add", 7, pointwise(lambda a, b: a + b), commutative=True),
+    binary("Sub", 7, pointwise(lambda a, b: a - b)),
+    binary("Mul", 7, pointwise(lambda a, b: a * b), commutative=True),
+    binary("Div", 7, divide),
+    unary("Neg", 6, lambda x: -x, SIGNED),
+    unary("Abs", 6, lambda x: call("abs", x), NUMERIC),
+    unary("Sign", 9, lambda x: call("sign", x), NUMERIC),
+    unary("Sqrt", 6, lambda x: call("sqrt", x)),
+    unary("Reciprocal", 6, lambda x: call("inv", x)),
     unary("Exp", 6, lambda x: call("exp", x)),
-    unary("Sigmoid", 6, lambda x: 1 / (1 + call("exp", -x))),
-    binary("Add", 7, lambda a, b: a + b, commutative=True),
-    binary("Mul", 7, lambda a, b: a * b, commutative=True),
-)
+    unary("Log", 6, lambda x: call("log", x)),
+    unary("Erf", 9, lambda x: call("erf", x)),
+    unary("Sin", 7, lambda x: call("sin", x)),
+    unary("Cos", 7, lambda x: call("cos", x)),
+    unary("Tan", 7, lambda x: call("tan", x)),
+    unary("Sinh", 9, lambda x: call("sinh", x)),
+    unary("Cosh", 9, lambda x: call("cosh", x)),
+    unary("Asin", 7, lambda x: call("asin", x)),
+    unary("Acos", 7, lambda x: call("acos", x)),
+    unary("Atan", 7, lambda x: call("atan", x)),
+    unary("Floor", 6, lambda x: call("floor", x)),
+    unary("Ceil", 6, lambda x: call("ceil", x)),
+    unary("Round", 11, lambda x: call("round", x)),
+    unary("Not", 1, lambda x: call("not", x), BOOLEAN),
+    unary("Identity", 1, lambda x: x, ANY),
+    Operator(
+        name="Dropout", inputs=("X",), meaning=pointwise(lambda x: x), since=7, dtypes=FLOATS,
+        read=read_dropout, write=write_first, family="elementwise",
+    ),
+    Operator(
+        name="Pow", inputs=("X", "Y"), meaning=pointwise(lambda x, y: call("pow", x, y)), since=7, dtypes=FLOATS,
+        result=first_dtype, read=reader(), write=writer(7), family="elementwise",
+    ),
+    Operator(
+        name="Mod", inputs=("A", "B"), attributes={"fmod": "int"}, meaning=modulo, since=10, dtypes=NUMERIC,
+        read=reader(fmod=0), write=writer(10), family="elementwise",
+    ),
+    variadic("Max", 8, lambda a, b: call("max", a, b), NUMERIC),
+    variadic("Min", 8, lambda a, b: call("min", a, b), NUMERIC),
+    variadic("Sum", 8, lambda a, b: a + b, FLOATS),
+    variadic("Mean", 8, lambda a, b: a + b, FLOATS, mean=True),
+    compare("Equal", 7, lambda a, b: call("equal", a, b), commutative=True),
+    compare("Less", 7, lambda a, b: call("less", a, b)),
+    compare("Greater", 7, lambda a, b: call("less", b, a)),
+    compare("LessOrEqual", 12, lambda a, b: call("not", call("less", b, a))),
+    compare("GreaterOrEqual", 12, lambda a, b: call("not", call("less", a, b))),
+    logic("And"),
+    logic("Or"),
+    logic("Xor"),
+    Operator(
+        name="Where", inputs=("condition", "X", "Y"), meaning=select, since=9, dtypes=BOOLEAN, result=select_dtype,
+        read=read_all, write=writer(9), family="elementwise",
+    ),
+    Operator(
+        name="Cast", inputs=("X",), attributes={"to": "dtype"}, meaning=cast, since=6, dtypes=ANY,
+        result=lambda types, attributes: typed(attributes["to"]), read=read_cast, write=write_cast,
+        family="elementwise",
+    ),
+    Operator(
+        name="Clip", inputs=("X",), attributes={"min": "float", "max": "float"}, meaning=pointwise(clip), since=6,
+        dtypes=NUMERIC, read=read_clip, write=write_clip, family="elementwise",
+    ),
+)  # fmt: skip

@@ -1,10 +1,27 @@
-"""Matrix products."""
+"""Matrix products: MatMul, Gemm, Einsum."""
 
 from __future__ import annotations
 
-from superopt.ops.forms import reader, writer
-from superopt.ops.meaning import Comprehension, IllTyped, Operand, broadcast_dims, require, same, tensor, total
-from superopt.ops.record import NUMERIC, Operator
+from collections.abc import Mapping, Sequence
+
+from superopt.ir.poly import Dim
+from superopt.ir.terms import AttributeValue
+from superopt.ir.types import TensorType
+from superopt.ops.elementwise import element
+from superopt.ops.forms import arguments, integer, only, present, reader, real, since_only, text, writer
+from superopt.ops.meaning import (
+    Comprehension,
+    IllTyped,
+    Operand,
+    Scalar,
+    broadcast_dims,
+    number,
+    require,
+    same,
+    tensor,
+    total,
+)  # fmt: skip
+from superopt.ops.record import NUMERIC, Canonical, NodeForm, NodeView, NotCovered, Operator
 
 __all__ = ["OPERATORS"]
 
@@ -18,28 +35,117 @@ def matmul(a: Operand, b: Operand) -> Comprehension:
     batch = broadcast_dims([a.shape[:-2], b.shape[:-2]])
     rows, columns = a.shape[-2:-1], b.shape[-1:] if b.rank > 1 else ()
 
-    def value(*index):  # type: ignore[no-untyped-def]
+    def value(*index: Dim) -> Scalar:
         lead, row = index[: len(batch)], index[len(batch) : len(batch) + len(rows)]
         column = index[len(batch) + len(rows) :]
-
-        def term(t):  # type: ignore[no-untyped-def]
-            return batched(a, lead, (*row, t)) * batched(b, lead, (t, *column))
-
-        return total(inner, term)
+        return total(inner, lambda t: batched(a, lead, (*row, t)) * batched(b, lead, (t, *column)))
 
     return tensor((*batch, *rows, *columns), value)
 
 
-def batched(x: Operand, lead, core):  # type: ignore[no-untyped-def]
+def batched(x: Operand, lead: tuple[Dim, ...], core: tuple[Dim, ...]) -> Scalar:
     """Element of ``x`` whose leading axes broadcast against ``lead``."""
     axes = lead[len(lead) - (x.rank - len(core)) :] if x.rank > len(core) else ()
     index = [0 if isinstance(s, int) and s == 1 else i for i, s in zip(axes, x.shape, strict=False)]
     return x[(*index, *core)]
 
 
+def gemm(
+    a: Operand, b: Operand, c: Operand | None = None, *,
+    alpha: AttributeValue, beta: AttributeValue, transA: AttributeValue, transB: AttributeValue,
+) -> Comprehension:  # fmt: skip
+    """``alpha · A' B' + beta · C`` for matrices, ``C`` broadcast to the result."""
+    if a.rank != 2 or b.rank != 2:
+        raise IllTyped("Gemm takes matrices")
+    rows, inner = (a.shape[1], a.shape[0]) if transA else a.shape
+    other, columns = (b.shape[1], b.shape[0]) if transB else b.shape
+    require(same(inner, other), f"inner sizes of {a.type} and {b.type} differ")
+    if c is not None and broadcast_dims([(rows, columns), c.shape]) != (rows, columns):
+        raise IllTyped(f"{c.type} does not broadcast to the product")
+
+    def value(i: Dim, j: Dim) -> Scalar:
+        product = total(inner, lambda t: a[(t, i) if transA else (i, t)] * b[(j, t) if transB else (t, j)])
+        scaled = product if alpha == 1 else number(alpha) * product  # type: ignore[arg-type]
+        if c is None or beta == 0:
+            return scaled
+        return scaled + (element(c, (i, j)) if beta == 1 else number(beta) * element(c, (i, j)))  # type: ignore[arg-type]
+
+    return tensor((rows, columns), value)
+
+
+def read_gemm(view: NodeView) -> Canonical:
+    only(view, "alpha", "beta", "transA", "transB")
+    attributes: dict[str, AttributeValue] = {
+        "alpha": real(view, "alpha", 1.0), "beta": real(view, "beta", 1.0),
+        "transA": int(integer(view, "transA", 0) != 0), "transB": int(integer(view, "transB", 0) != 0),
+    }  # fmt: skip
+    return Canonical(arguments(view), attributes)
+
+
+def write_gemm(attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int) -> NodeForm:
+    since_only(opset, 7)
+    if opset < 11 and (len(types) < 3 or types[2] is None):
+        raise NotCovered("below opset 11 Gemm needs its third input")
+    return NodeForm(present(types), writer(7)(attributes, types, opset).attributes)
+
+
+def einsum(*operands: Operand, equation: AttributeValue) -> Comprehension:
+    """An explicit equation without ellipsis: the product of all operands, summed over letters not in the output."""
+    terms, result = parse_equation(equation, len(operands))
+    sizes: dict[str, Dim] = {}
+    for operand, term in zip(operands, terms, strict=True):
+        if len(term) != operand.rank:
+            raise IllTyped(f"{term!r} has {len(term)} letters, its operand has rank {operand.rank}")
+        for letter, size in zip(term, operand.shape, strict=True):
+            require(same(sizes.setdefault(letter, size), size), f"sizes of {letter!r} differ")
+    if set(result) - set(sizes) or len(set(result)) != len(result):
+        raise IllTyped(f"the output {result!r} names a letter that no input has, or one twice")
+    summed = [letter for letter in sizes if letter not in result]
+
+    def value(*index: Dim) -> Scalar:
+        def term_at(*inner: Dim) -> Scalar:
+            at = dict(zip((*result, *summed), (*index, *inner), strict=True))
+            factors = [x[tuple(at[letter] for letter in term)] for x, term in zip(operands, terms, strict=True)]
+            out = factors[0]
+            for factor in factors[1:]:
+                out = out * factor
+            return out
+
+        return total([sizes[letter] for letter in summed], term_at)
+
+    return tensor([sizes[letter] for letter in result], value)
+
+
+def parse_equation(equation: AttributeValue, count: int) -> tuple[list[str], str]:
+    """The letters of each operand and of the output.
+
+    Raises:
+        IllTyped: the equation is implicit, has an ellipsis, or does not fit the number of operands.
+    """
+    left, arrow, result = str(equation).replace(" ", "").partition("->")
+    terms = left.split(",")
+    if not arrow or not all(t.isalpha() or not t for t in (*terms, result)) or len(terms) != count:
+        raise IllTyped(f"the equation {str(equation)[:60]!r} is not explicit over {count} operands")
+    return terms, result
+
+
+def read_einsum(view: NodeView) -> Canonical:
+    only(view, "equation")
+    return Canonical(arguments(view), {"equation": text(view, "equation").replace(" ", "")})
+
+
 OPERATORS = (
     Operator(
         name="MatMul", inputs=("A", "B"), meaning=matmul, since=1, dtypes=NUMERIC,
         read=reader(), write=writer(1), family="linear",
+    ),
+    Operator(
+        name="Gemm", inputs=("A", "B", "C?"), meaning=gemm, since=7,
+        attributes={"alpha": "float", "beta": "float", "transA": "int", "transB": "int"},
+        read=read_gemm, write=write_gemm, family="linear",
+    ),
+    Operator(
+        name="Einsum", inputs=("Inputs*",), meaning=einsum, since=12, attributes={"equation": "string"}, dtypes=NUMERIC,
+        read=read_einsum, write=writer(12), family="linear",
     ),
 )  # fmt: skip

@@ -33,8 +33,8 @@ from superopt.ir.types import TensorType
 __all__ = [
     "FUNCTIONS", "Axis", "Call", "Comprehension", "Condition", "IllTyped", "Index", "Meaning", "Number", "Operand",
     "Read", "Reduce", "Scalar", "SizeValue", "Undetermined", "Where", "broadcast_dims", "build",
-    "call", "combine", "equal_to", "largest", "least", "at_least", "number", "require", "same", "tensor", "total",
-    "where",
+    "call", "combine", "equal_to", "inverse", "largest", "least", "at_least", "number", "product", "require", "same",
+    "tensor", "total", "where",
 ]  # fmt: skip
 
 
@@ -397,6 +397,16 @@ def largest(extents: Dim | Sequence[Dim], body: Callable[..., Operandlike]) -> S
 def least(extents: Dim | Sequence[Dim], body: Callable[..., Operandlike]) -> Scalar:
     """The minimum of ``body``; plus infinity over an empty range."""
     return _reduce("min", extents, body)
+
+
+def product(extents: Dim | Sequence[Dim], body: Callable[..., Operandlike]) -> Scalar:
+    """The product of ``body``; 1 over an empty range."""
+    return _reduce("prod", extents, body)
+
+
+def inverse(size: Dim) -> Scalar:
+    """One over a size: a rational where the size is known and not 0."""
+    return Number(Fraction(1, size)) if isinstance(size, int) and size else call("inv", size)
 
 
 def broadcast_dims(shapes: Sequence[Sequence[Dim]]) -> tuple[Dim, ...]:

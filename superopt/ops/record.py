@@ -27,7 +27,9 @@ __all__ = [
 ]  # fmt: skip
 
 FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
-INTEGERS = frozenset(d for d in DType if d in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"))
+INTEGERS = frozenset(
+    d for d in DType if d in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+)
 NUMERIC = FLOATS | INTEGERS
 ANY = NUMERIC | {DType.BOOL}
 

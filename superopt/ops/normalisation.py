@@ -1,0 +1,315 @@
+"""Softmax and the normalisations. Means are sums times the inverse of a size, so that scales and sums move through.
+
+A meaning is over the reals: an evaluation in floats may subtract the maximum inside Softmax, which changes nothing there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+from superopt.ir.poly import Dim, Poly
+from superopt.ir.terms import AttributeValue
+from superopt.ir.types import TensorType
+from superopt.ops.elementwise import element
+from superopt.ops.forms import (
+    arguments,
+    integer,
+    integers,
+    normal_axes,
+    normal_axis,
+    only,
+    onnx_value,
+    present,
+    reader,
+    real,
+    since_only,
+    writer,
+)  # fmt: skip
+from superopt.ops.meaning import (
+    Comprehension,
+    IllTyped,
+    Operand,
+    Operandlike,
+    Scalar,
+    broadcast_dims,
+    call,
+    combine,
+    inverse,
+    number,
+    require,
+    same,
+    tensor,
+    total,
+)  # fmt: skip
+from superopt.ops.record import Canonical, NodeForm, NodeView, NotCovered, Operator
+
+__all__ = ["OPERATORS"]
+
+Index = tuple[Dim, ...]
+
+
+def amount(value: AttributeValue) -> Operandlike:
+    """A real attribute as a number.
+
+    Raises:
+        IllTyped: it is none.
+    """
+    if not isinstance(value, int | float | Poly):
+        raise IllTyped(f"{value!r} is not a number")
+    return value
+
+
+def position(axis: AttributeValue, rank: int) -> int:
+    """A canonical axis attribute.
+
+    Raises:
+        IllTyped: it is symbolic or outside the rank.
+    """
+    if not isinstance(axis, int) or not 0 <= axis < rank:
+        raise IllTyped(f"axis {axis} is not an axis of rank {rank}")
+    return axis
+
+
+def mean(sizes: Sequence[Dim], body: Callable[..., Operandlike]) -> Scalar:
+    return total(sizes, body) * inverse(prod(sizes, start=1))
+
+
+def standardised(value: Scalar, sizes: Sequence[Dim], at: Callable[..., Scalar], epsilon: AttributeValue) -> Scalar:
+    """``(value − μ) / √(σ² + ε)`` with mean and variance of ``at`` over ``sizes``."""
+    centre = mean(sizes, at)
+
+    def squared(*inner: Dim) -> Scalar:
+        deviation = at(*inner) - centre
+        return deviation * deviation
+
+    return (value - centre) * inverse_root(mean(sizes, squared), epsilon)
+
+
+def inverse_root(variance: Scalar, epsilon: AttributeValue) -> Scalar:
+    return call("inv", call("sqrt", variance + amount(epsilon)))
+
+
+def softmax(x: Operand, *, axis: AttributeValue) -> Comprehension:
+    at = position(axis, x.rank)
+
+    def value(*index: Dim) -> Scalar:
+        return call("exp", x[index]) * call("inv", exponentials(x, index, at))
+
+    return tensor(x.shape, value)
+
+
+def exponentials(x: Operand, index: Index, axis: int) -> Scalar:
+    return total(x.shape[axis], lambda t: call("exp", x[(*index[:axis], t, *index[axis + 1 :])]))
+
+
+def log_softmax(x: Operand, *, axis: AttributeValue) -> Comprehension:
+    at = position(axis, x.rank)
+    return tensor(x.shape, lambda *index: x[index] - call("log", exponentials(x, index, at)))
+
+
+def read_softmax(view: NodeView) -> Canonical:
+    """Below opset 13 all axes from ``axis`` on are one: the same thing only where those behind it have size 1."""
+    only(view, "axis")
+    shape = view.type(0).shape or ()
+    axis = normal_axis(integer(view, "axis", 1 if view.opset < 13 else -1), len(shape))
+    if view.opset < 13:
+        wide = [a for a in range(axis, len(shape)) if shape[a] != 1]
+        if len(wide) > 1:
+            raise NotCovered("below opset 13 Softmax runs over several axes at once")
+        axis = wide[0] if wide else axis
+    return Canonical((0,), {"axis": axis})
+
+
+def write_softmax(attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int) -> NodeForm:
+    shape = types[0].shape if types[0] is not None else None
+    axis = attributes["axis"]
+    if opset < 13 and (shape is None or not isinstance(axis, int) or any(s != 1 for s in shape[axis + 1 :])):
+        raise NotCovered("below opset 13 Softmax runs over all axes behind its own too")
+    return writer(1)(attributes, types, opset)
+
+
+def batch_normalization(
+    x: Operand, scale: Operand, b: Operand, mu: Operand, var: Operand, *, epsilon: AttributeValue
+) -> Comprehension:
+    """Inference: ``(X − mean) · scale / √(var + ε) + B``, per channel (axis 1)."""
+    if x.rank < 2:
+        raise IllTyped(f"{x.type} has no channel axis")
+    for parameter in (scale, b, mu, var):
+        require(same(parameter.shape[0] if parameter.rank == 1 else -1, x.shape[1]), f"{parameter.type} for {x.type}")
+
+    def value(*index: Dim) -> Scalar:
+        c = index[1]
+        return (x[index] - mu[c]) * (scale[c] * inverse_root(var[c], epsilon)) + b[c]
+
+    return tensor(x.shape, value)
+
+
+def read_batch_normalization(view: NodeView) -> Canonical:
+    only(view, "epsilon", "momentum", "spatial", "training_mode")
+    if integer(view, "training_mode", 0) or any(view.node.outputs[1:]):
+        raise NotCovered("BatchNormalization in training mode")
+    if not integer(view, "spatial", 1):
+        raise NotCovered("BatchNormalization with a mean per position")
+    return Canonical(arguments(view), {"epsilon": real(view, "epsilon", 1e-5)})
+
+
+def instance_normalization(x: Operand, scale: Operand, b: Operand, *, epsilon: AttributeValue) -> Comprehension:
+    """Each channel of each image to mean 0 and variance 1, then scaled and shifted per channel."""
+    if x.rank < 3:
+        raise IllTyped(f"{x.type} has no spatial axes")
+    for parameter in (scale, b):
+        require(same(parameter.shape[0] if parameter.rank == 1 else -1, x.shape[1]), f"{parameter.type} for {x.type}")
+
+    def value(n: Dim, c: Dim, *at: Dim) -> Scalar:
+        unit = standardised(x[(n, c, *at)], x.shape[2:], lambda *inner: x[(n, c, *inner)], epsilon)
+        return unit * scale[c] + b[c]
+
+    return tensor(x.shape, value)
+
+
+def layer_normalization(
+    x: Operand, scale: Operand, b: Operand | None = None, *, axis: AttributeValue, epsilon: AttributeValue
+) -> Comprehension:
+    """The axes from ``axis`` on to mean 0 and variance 1, then scaled and shifted."""
+    at = position(axis, x.rank)
+    fits(x, scale, b)
+
+    def value(*index: Dim) -> Scalar:
+        unit = standardised(x[index], x.shape[at:], lambda *inner: x[(*index[:at], *inner)], epsilon)
+        scaled = unit * element(scale, index)
+        return scaled if b is None else scaled + element(b, index)
+
+    return tensor(x.shape, value)
+
+
+def rms_normalization(x: Operand, scale: Operand, *, axis: AttributeValue, epsilon: AttributeValue) -> Comprehension:
+    """``X / √(mean X² + ε) · scale`` over the axes from ``axis`` on (Zhang and Sennrich, arXiv:1910.07467)."""
+    at = position(axis, x.rank)
+    fits(x, scale)
+
+    def value(*index: Dim) -> Scalar:
+        square = mean(x.shape[at:], lambda *inner: x[(*index[:at], *inner)] * x[(*index[:at], *inner)])
+        return x[index] * inverse_root(square, epsilon) * element(scale, index)
+
+    return tensor(x.shape, value)
+
+
+def fits(x: Operand, *parameters: Operand | None) -> None:
+    """Demand that scale and shift broadcast to ``x`` and do not widen it."""
+    for parameter in parameters:
+        if parameter is not None and broadcast_dims([x.shape, parameter.shape]) != x.shape:
+            raise IllTyped(f"{parameter.type} does not broadcast to {x.type}")
+
+
+def group_normalization(
+    x: Operand, scale: Operand, b: Operand, *, num_groups: AttributeValue, epsilon: AttributeValue
+) -> Comprehension:
+    """Each group of channels of each image to mean 0 and variance 1, then scaled and shifted per channel."""
+    if x.rank < 2 or not isinstance(num_groups, int | Poly) or num_groups in (0, -1):
+        raise IllTyped(f"{x.type} does not split into {num_groups} groups")
+    within = x.shape[1] // num_groups
+    require(same(x.shape[1], num_groups * within), f"{x.shape[1]} channels do not split into {num_groups} groups")
+    for parameter in (scale, b):
+        require(same(parameter.shape[0] if parameter.rank == 1 else -1, x.shape[1]), f"{parameter.type} for {x.type}")
+
+    def value(n: Dim, channel: tuple[Dim, Dim], *at: Dim) -> Scalar:
+        def member(c: Dim, *inner: Dim) -> Scalar:
+            return x[(n, channel[0] * within + c, *inner)]
+
+        out = combine(channel, (num_groups, within))
+        return standardised(x[(n, out, *at)], (within, *x.shape[2:]), member, epsilon) * scale[out] + b[out]
+
+    return tensor((x.shape[0], (num_groups, within), *x.shape[2:]), value)
+
+
+def read_axis_normalization(view: NodeView) -> Canonical:
+    only(view, "axis", "epsilon", "stash_type")
+    if any(view.node.outputs[1:]):
+        raise NotCovered("the mean or deviation that the normalisation also gives is used")
+    axis = normal_axis(integer(view, "axis", -1), len(view.type(0).shape or ()))
+    return Canonical(arguments(view), {"axis": axis, "epsilon": real(view, "epsilon", 1e-5)})
+
+
+def mean_variance_normalization(x: Operand, *, axes: AttributeValue) -> Comprehension:
+    """``(X − μ) / (σ + 1e-9)`` over the axes, with ONNX's constant."""
+    chosen = tuple(position(a, x.rank) for a in axes) if isinstance(axes, tuple) else ()
+
+    def value(*index: Dim) -> Scalar:
+        def at(*inner: Dim) -> Scalar:
+            place = dict(zip(chosen, inner, strict=True))
+            return x[tuple(place.get(a, i) for a, i in enumerate(index))]
+
+        sizes = [x.shape[a] for a in chosen]
+        centre = mean(sizes, at)
+        square = mean(sizes, lambda *inner: at(*inner) * at(*inner))
+        return (x[index] - centre) * call("inv", call("sqrt", square - centre * centre) + 1e-9)
+
+    return tensor(x.shape, value)
+
+
+def read_mean_variance(view: NodeView) -> Canonical:
+    only(view, "axes")
+    axes = normal_axes(integers(view, "axes", (0, 2, 3)), len(view.type(0).shape or ()))
+    return Canonical((0,), {"axes": tuple(sorted(axes))})
+
+
+def lrn(
+    x: Operand, *, alpha: AttributeValue, beta: AttributeValue, bias: AttributeValue, size: AttributeValue
+) -> Comprehension:
+    """Divide by ``(bias + alpha/size · Σ x²)^beta`` over ``size`` neighbouring channels."""
+    if x.rank < 2 or not isinstance(size, int) or size < 1:
+        raise IllTyped(f"LRN of {size} channels of {x.type}")
+    before = (size - 1) // 2
+
+    def value(n: Dim, c: Dim, *at: Dim) -> Scalar:
+        near = total(size, lambda t: x.padded((n, c + t - before, *at)) * x.padded((n, c + t - before, *at)))
+        base = amount(bias) + number(amount(alpha)) * inverse(size) * near
+        return x[(n, c, *at)] * call("inv", call("pow", base, amount(beta)))
+
+    return tensor(x.shape, value)
+
+
+def write_axes(attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int) -> NodeForm:
+    since_only(opset, 9)
+    if not attributes["axes"]:
+        raise NotCovered("MeanVarianceNormalization over no axes")
+    return NodeForm(present(types), {"axes": onnx_value(attributes["axes"])})
+
+
+def norm(
+    name: str, since: int, inputs: tuple[str, ...], meaning: Callable[..., Comprehension],
+    attributes: Mapping[str, str], read: Callable[[NodeView], Canonical],
+) -> Operator:  # fmt: skip
+    return Operator(
+        name=name, inputs=inputs, attributes=attributes, meaning=meaning, since=since, read=read,
+        write=write_softmax if name.endswith("Softmax") else writer(since), family="normalisation",
+    )  # fmt: skip
+
+
+EPSILON = {"epsilon": "float"}
+AXIS_EPSILON = {"axis": "int", "epsilon": "float"}
+OPERATORS = (
+    norm("Softmax", 1, ("X",), softmax, {"axis": "int"}, read_softmax),
+    norm("LogSoftmax", 1, ("X",), log_softmax, {"axis": "int"}, read_softmax),
+    norm(
+        "BatchNormalization", 7, ("X", "scale", "B", "mean", "var"), batch_normalization, EPSILON,
+        read_batch_normalization,
+    ),
+    norm("InstanceNormalization", 6, ("X", "scale", "B"), instance_normalization, EPSILON, reader(epsilon=1e-5)),
+    norm("LayerNormalization", 17, ("X", "scale", "B?"), layer_normalization, AXIS_EPSILON, read_axis_normalization),
+    norm("RMSNormalization", 23, ("X", "scale"), rms_normalization, AXIS_EPSILON, read_axis_normalization),
+    norm(
+        "GroupNormalization", 21, ("X", "scale", "B"), group_normalization, {"num_groups": "int", **EPSILON},
+        reader(num_groups=int, epsilon=1e-5, ignored=("stash_type",)),
+    ),
+    norm(
+        "LRN", 1, ("X",), lrn, {"alpha": "float", "beta": "float", "bias": "float", "size": "int"},
+        reader(alpha=1e-4, beta=0.75, bias=1.0, size=int),
+    ),
+    Operator(
+        name="MeanVarianceNormalization", inputs=("X",), attributes={"axes": "ints"},
+        meaning=mean_variance_normalization, since=9, read=read_mean_variance, write=write_axes,
+        family="normalisation",
+    ),
+)  # fmt: skip

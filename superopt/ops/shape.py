@@ -1,0 +1,363 @@
+"""Operators that move elements without choosing among them: transposing, reshaping, repeating."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from superopt.ir.poly import Dim, Poly
+from superopt.ir.terms import AttributeValue
+from superopt.ir.types import TensorType
+from superopt.ops.elementwise import element
+from superopt.ops.forms import (
+    int64s,
+    integer,
+    integers,
+    listed,
+    normal_axes,
+    only,
+    product,
+    since_only,
+    text,
+    writer,
+)  # fmt: skip
+from superopt.ops.meaning import (
+    Comprehension,
+    IllTyped,
+    Operand,
+    Scalar,
+    broadcast_dims,
+    combine,
+    require,
+    same,
+    tensor,
+)  # fmt: skip
+from superopt.ops.record import ANY, Canonical, NodeForm, NodeView, NotCovered, Operator
+from superopt.ops.reshape import reshaped
+
+__all__ = ["OPERATORS", "axes_of", "sizes_of"]
+
+Types = Sequence[TensorType | None]
+Attributes = Mapping[str, AttributeValue]
+
+
+def sizes_of(value: AttributeValue, name: str) -> tuple[Dim, ...]:
+    """A canonical list of sizes.
+
+    Raises:
+        IllTyped: it is not a list of integers.
+    """
+    if not isinstance(value, tuple) or not all(isinstance(v, int | Poly) for v in value):
+        raise IllTyped(f"{name} {value!r} is not a list of sizes")
+    return tuple(v for v in value if isinstance(v, int | Poly))
+
+
+def axes_of(value: AttributeValue, rank: int) -> tuple[int, ...]:
+    """A canonical list of different axes of a rank.
+
+    Raises:
+        IllTyped: it is not.
+    """
+    axes = tuple(v for v in value if isinstance(v, int)) if isinstance(value, tuple) else ()
+    if not isinstance(value, tuple) or len(axes) != len(value) or len(set(axes)) != len(axes):
+        raise IllTyped(f"axes {value!r} are not a list of different integers")
+    if any(not 0 <= a < rank for a in axes):
+        raise IllTyped(f"axes {value} are not inside rank {rank}")
+    return axes
+
+
+def shape_at(types: Types) -> tuple[Dim, ...]:
+    shape = types[0].shape if types and types[0] is not None else None
+    if shape is None:
+        raise NotCovered("the input's rank is not known")
+    return shape
+
+
+# ── Transpose ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def transpose(x: Operand, *, perm: AttributeValue) -> Comprehension:
+    """Output axis ``i`` is input axis ``perm[i]``."""
+    order = axes_of(perm, x.rank)
+    if len(order) != x.rank:
+        raise IllTyped(f"perm {perm} does not permute {x.rank} axes")
+    source = [order.index(a) for a in range(x.rank)]
+    return tensor([x.shape[a] for a in order], lambda *index: x[tuple(index[p] for p in source)])
+
+
+def read_transpose(view: NodeView) -> Canonical:
+    only(view, "perm")
+    rank = len(view.type(0).shape or ())
+    return Canonical((0,), {"perm": integers(view, "perm", tuple(reversed(range(rank))))})
+
+
+def write_transpose(attributes: Attributes, types: Types, opset: int) -> NodeForm:
+    return NodeForm((0,), {}) if attributes["perm"] == () else writer(1)(attributes, types, opset)
+
+
+# ── Reshape, Flatten, Squeeze, Unsqueeze ──────────────────────────────────────────────────────────────────────────────
+
+
+def reshape(x: Operand, *, shape: AttributeValue) -> Comprehension:
+    """See ``superopt.ops.reshape``; every size is given, there is no 0 or −1."""
+    return reshaped(x, sizes_of(shape, "shape"))
+
+
+def read_reshape(view: NodeView) -> Canonical:
+    only(view, "allowzero")
+    shape, wanted = view.type(0).shape or (), view.integers(1)
+    if wanted is None:
+        raise NotCovered("the shape is computed at run time")
+    if not integer(view, "allowzero", 0):
+        if any(w == 0 and p >= len(shape) for p, w in enumerate(wanted)):
+            raise NotCovered(f"shape {list(wanted)} keeps an axis that {view.type(0)} has not")
+        wanted = tuple(shape[p] if w == 0 else w for p, w in enumerate(wanted))
+    return Canonical((0,), {"shape": with_inferred(wanted, product(shape))})
+
+
+def with_inferred(wanted: tuple[Dim, ...], elements: Dim) -> tuple[Dim, ...]:
+    """The shape with its −1 replaced by what is left of the elements.
+
+    Raises:
+        NotCovered: there are several, other negative sizes, or nothing can be divided.
+    """
+    free = [p for p, w in enumerate(wanted) if w == -1]
+    if len(free) > 1 or any(isinstance(w, int) and w < -1 for w in wanted):
+        raise NotCovered(f"shape {list(wanted)} is not a shape")
+    if not free:
+        return wanted
+    rest = product([w for w in wanted if w != -1])
+    if rest == 0:
+        raise NotCovered("a size cannot be inferred next to a size 0")
+    return tuple(elements // rest if w == -1 else w for w in wanted)
+
+
+def write_reshape(attributes: Attributes, types: Types, opset: int) -> NodeForm:
+    """Symbolic sizes become 0 where the input has them at the same position, and once −1."""
+    since_only(opset, 5)
+    shape, wanted = shape_at(types), sizes_of(attributes["shape"], "shape")
+    if all(isinstance(w, int) for w in wanted):
+        zero = any(w == 0 for w in wanted)
+        if zero and opset < 14 and any(w == 0 and (p >= len(shape) or shape[p] != 0) for p, w in enumerate(wanted)):
+            raise NotCovered("a size 0 needs allowzero, which came with opset 14")
+        return NodeForm((0, int64s(wanted)), {"allowzero": 1} if zero and opset >= 14 else {})
+    return NodeForm((0, np_int64(symbolic_shape(wanted, shape))), {})
+
+
+def symbolic_shape(wanted: Sequence[Dim], shape: Sequence[Dim]) -> list[int]:
+    """Sizes with symbols written as 0 (copied from the input) and at most one −1.
+
+    Raises:
+        NotCovered: that does not express it.
+    """
+    if any(w == 0 for w in wanted):
+        raise NotCovered("a size 0 beside a symbolic size")
+    written = [w if isinstance(w, int) else 0 if p < len(shape) and shape[p] == w else -1 for p, w in enumerate(wanted)]
+    if written.count(-1) > 1:
+        raise NotCovered(f"the shape {list(wanted)} has more than one size that is not known")
+    return written
+
+
+def np_int64(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def flatten(x: Operand, *, axis: AttributeValue) -> Comprehension:
+    """A matrix: the axes before ``axis`` are its rows, the others its columns."""
+    if not isinstance(axis, int) or not 0 <= axis <= x.rank:
+        raise IllTyped(f"axis {axis} does not cut rank {x.rank}")
+
+    def value(rows: Dim | tuple[Dim, ...], columns: Dim | tuple[Dim, ...]) -> Scalar:
+        return x[tuple(i for part in (rows, columns) for i in (part if isinstance(part, tuple) else (part,)))]
+
+    if any(isinstance(s, int) and s == 0 for s in x.shape):
+        return reshaped(x, (product(x.shape[:axis]), product(x.shape[axis:])))
+    return tensor((x.shape[:axis], x.shape[axis:]), value)
+
+
+def read_flatten(view: NodeView) -> Canonical:
+    only(view, "axis")
+    rank = len(view.type(0).shape or ())
+    axis = integer(view, "axis", 1)
+    if not -rank <= axis <= rank:
+        raise NotCovered(f"axis {axis} does not cut rank {rank}")
+    return Canonical((0,), {"axis": axis + rank if axis < 0 else axis})
+
+
+def squeeze(x: Operand, *, axes: AttributeValue) -> Comprehension:
+    dropped = set(axes_of(axes, x.rank))
+    for a in dropped:
+        require(same(x.shape[a], 1), f"axis {a} of {x.type} has not size 1")
+    kept = [a for a in range(x.rank) if a not in dropped]
+
+    def value(*index: Dim) -> Scalar:
+        at = dict(zip(kept, index, strict=True))
+        return x[tuple(at.get(a, 0) for a in range(x.rank))]
+
+    return tensor([x.shape[a] for a in kept], value)
+
+
+def unsqueeze(x: Operand, *, axes: AttributeValue) -> Comprehension:
+    """``axes`` are positions in the output."""
+    rank = x.rank + (len(axes) if isinstance(axes, tuple) else 0)
+    added = set(axes_of(axes, rank))
+    sizes = iter(x.shape)
+    kept = [a for a in range(rank) if a not in added]
+    return tensor(
+        [1 if a in added else next(sizes) for a in range(rank)], lambda *index: x[tuple(index[a] for a in kept)]
+    )
+
+
+def read_squeeze(view: NodeView) -> Canonical:
+    only(view, *(("axes",) if view.opset < 13 else ()))
+    shape = view.type(0).shape or ()
+    axes = listed(view, "axes", 1, 13)
+    if axes is None:
+        if any(isinstance(s, Poly) for s in shape):
+            raise NotCovered("which axes have size 1 is not known")
+        return Canonical((0,), {"axes": tuple(a for a, s in enumerate(shape) if s == 1)})
+    return Canonical((0,), {"axes": tuple(sorted(normal_axes(axes, len(shape))))})
+
+
+def read_unsqueeze(view: NodeView) -> Canonical:
+    only(view, *(("axes",) if view.opset < 13 else ()))
+    axes = listed(view, "axes", 1, 13)
+    if axes is None:
+        raise NotCovered("Unsqueeze without axes")
+    return Canonical((0,), {"axes": tuple(sorted(normal_axes(axes, len(view.type(0).shape or ()) + len(axes))))})
+
+
+def write_axes(attributes: Attributes, types: Types, opset: int) -> NodeForm:
+    if opset >= 13:
+        return NodeForm((0, int64s(attributes["axes"])), {})
+    if attributes["axes"] == ():
+        raise NotCovered("an empty list of axes below opset 13")
+    return writer(1)(attributes, types, opset)
+
+
+# ── Expand, Tile ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def expand(x: Operand, *, shape: AttributeValue) -> Comprehension:
+    """Broadcast to exactly ``shape``."""
+    wanted = sizes_of(shape, "shape")
+    if broadcast_dims([x.shape, wanted]) != wanted:
+        raise IllTyped(f"{x.type} does not broadcast to {list(wanted)}")
+    return tensor(wanted, lambda *index: element(x, index))
+
+
+def read_expand(view: NodeView) -> Canonical:
+    only(view)
+    wanted = view.integers(1)
+    if wanted is None:
+        raise NotCovered("the shape is computed at run time")
+    return Canonical((0,), {"shape": broadcast_dims([view.type(0).shape or (), wanted])})
+
+
+def write_expand(attributes: Attributes, types: Types, opset: int) -> NodeForm:
+    """A symbolic size is written as 1 where the input has it."""
+    since_only(opset, 8)
+    shape, wanted = shape_at(types), sizes_of(attributes["shape"], "shape")
+    lead = len(wanted) - len(shape)
+    kept = [1 if p >= lead and isinstance(w, Poly) and shape[p - lead] == w else w for p, w in enumerate(wanted)]
+    return NodeForm((0, int64s(tuple(kept), "the shape")), {})
+
+
+def tile(x: Operand, *, repeats: AttributeValue) -> Comprehension:
+    counts = sizes_of(repeats, "repeats")
+    if len(counts) != x.rank or any(isinstance(c, int) and c < 0 for c in counts):
+        raise IllTyped(f"repeats {repeats} do not fit rank {x.rank}")
+    return tensor(list(zip(counts, x.shape, strict=True)), lambda *index: x[tuple(i for _, i in index)])
+
+
+def read_tile(view: NodeView) -> Canonical:
+    only(view)
+    repeats = view.integers(1)
+    if repeats is None:
+        raise NotCovered("the repeats are computed at run time")
+    return Canonical((0,), {"repeats": repeats})
+
+
+def write_tile(attributes: Attributes, types: Types, opset: int) -> NodeForm:
+    since_only(opset, 6)
+    return NodeForm((0, int64s(attributes["repeats"], "the repeats")), {})
+
+
+# ── DepthToSpace, SpaceToDepth ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def block(x: Operand, blocksize: AttributeValue) -> Dim:
+    if x.rank != 4 or not isinstance(blocksize, int | Poly) or (isinstance(blocksize, int) and blocksize < 1):
+        raise IllTyped(f"a block of {blocksize} on {x.type}")
+    return blocksize
+
+
+def depth_to_space(x: Operand, *, blocksize: AttributeValue, mode: AttributeValue) -> Comprehension:
+    """Channels become blocks of pixels; the block's digits come first in the channel (DCR) or last (CRD)."""
+    b = block(x, blocksize)
+    n, c, h, w = x.shape
+    depth = c // (b * b)
+    require(same(c, depth * b * b), f"{c} channels are not a multiple of {b}²")
+    if mode not in ("DCR", "CRD"):
+        raise IllTyped(f"DepthToSpace has no mode {mode!r}")
+
+    def value(i: Dim, d: Dim, row: tuple[Dim, Dim], column: tuple[Dim, Dim]) -> Scalar:
+        places = (row[1], column[1], d) if mode == "DCR" else (d, row[1], column[1])
+        return x[(i, combine(places, (b, b, depth) if mode == "DCR" else (depth, b, b)), row[0], column[0])]
+
+    return tensor((n, depth, (h, b), (w, b)), value)
+
+
+def space_to_depth(x: Operand, *, blocksize: AttributeValue) -> Comprehension:
+    b = block(x, blocksize)
+    n, c, h, w = x.shape
+    rows, columns = h // b, w // b
+    require(same(h, rows * b), f"height {h} is not a multiple of {b}")
+    require(same(w, columns * b), f"width {w} is not a multiple of {b}")
+    return tensor(
+        (n, (b, b, c), rows, columns),
+        lambda i, d, y, t: x[(i, d[2], combine((y, d[0]), (rows, b)), combine((t, d[1]), (columns, b)))],
+    )
+
+
+def read_depth(view: NodeView) -> Canonical:
+    only(view, "blocksize", "mode")
+    attributes: dict[str, AttributeValue] = {"blocksize": integer(view, "blocksize")}
+    if view.node.op == "DepthToSpace":
+        attributes["mode"] = text(view, "mode", "DCR")
+    return Canonical((0,), attributes)
+
+
+def write_depth_to_space(attributes: Attributes, types: Types, opset: int) -> NodeForm:
+    form = writer(1)(attributes, types, opset)
+    if opset >= 11:
+        return form
+    if attributes["mode"] != "DCR":
+        raise NotCovered("mode CRD came with opset 11")
+    return NodeForm(form.inputs, {k: v for k, v in form.attributes.items() if k != "mode"})
+
+
+def move(
+    name: str, since: int, meaning: Callable[..., Comprehension], attributes: Mapping[str, str],
+    read: Callable[[NodeView], Canonical], write: Callable[[Attributes, Types, int], NodeForm],
+) -> Operator:  # fmt: skip
+    return Operator(
+        name=name, inputs=("X",), attributes=attributes, meaning=meaning, since=since, dtypes=ANY, read=read,
+        write=write, family="shape",
+    )  # fmt: skip
+
+
+OPERATORS = (
+    move("Transpose", 1, transpose, {"perm": "ints"}, read_transpose, write_transpose),
+    move("Reshape", 5, reshape, {"shape": "ints"}, read_reshape, write_reshape),
+    move("Flatten", 1, flatten, {"axis": "int"}, read_flatten, writer(1)),
+    move("Squeeze", 1, squeeze, {"axes": "ints"}, read_squeeze, write_axes),
+    move("Unsqueeze", 1, unsqueeze, {"axes": "ints"}, read_unsqueeze, write_axes),
+    move("Expand", 8, expand, {"shape": "ints"}, read_expand, write_expand),
+    move("Tile", 6, tile, {"repeats": "ints"}, read_tile, write_tile),
+    move(
+        "DepthToSpace", 1, depth_to_space, {"blocksize": "int", "mode": "string"}, read_depth, write_depth_to_space
+    ),
+    move("SpaceToDepth", 1, space_to_depth, {"blocksize": "int"}, read_depth, writer(1)),
+)  # fmt: skip
