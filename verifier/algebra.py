@@ -40,11 +40,11 @@ def _pack(p: Array, q: Array) -> Array:
 
 
 def _p(x: Array) -> Array:
-    return x & ((1 << _BITS) - 1)
+    return np.asarray(x & ((1 << _BITS) - 1))
 
 
 def _q(x: Array) -> Array:
-    return x >> _BITS
+    return np.asarray(x >> _BITS)
 
 
 def _both(a: Array, b: Array, value: Array) -> Array:

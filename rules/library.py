@@ -1,0 +1,265 @@
+"""The library on disk: TOML files of rules, one family each, and the store of their verdicts.
+
+A verdict is kept under a digest of the rule's text *and* of what its operators mean, so a changed rule or meaning
+has no verdict until it is checked again. Only :mod:`superopt.verifier` writes verdicts; this module carries them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from superopt.ir.errors import UsageError, printable
+from superopt.rules.grammar import format_rule, parse_rule
+from superopt.rules.rule import Rule
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import meaning_digest
+
+__all__ = ["ADMISSIBLE", "BUILT_IN", "PROOFS", "Library", "load_library", "parse_file", "read_verdicts", "write_rules",
+           "write_verdicts"]  # fmt: skip
+
+BUILT_IN = Path(__file__).parent
+PROOFS = "proofs.json"
+# The verdicts that let a rule be used. "tested" is exact random testing, not a proof, and is reported as such.
+ADMISSIBLE = frozenset({"proved_all_sizes", "tested"})
+_MOST_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Library(Mapping[str, Rule]):
+    """Rules by id, sorted, with their verdicts.
+
+    Attributes:
+        rules: by id.
+        store: verdicts as JSON data, by digest (:func:`superopt.rules.typing.meaning_digest`).
+        chosen: ids that ``--enable`` and ``--disable`` leave, ``None`` for all.
+    """
+
+    rules: Mapping[str, Rule]
+    store: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    chosen: frozenset[str] | None = None
+
+    def __getitem__(self, rule_id: str) -> Rule:
+        return self.rules[rule_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self.rules))
+
+    def __len__(self) -> int:
+        return len(self.rules)
+
+    def __hash__(self) -> int:
+        return hash((frozenset(self.rules), self.chosen))
+
+    @cached_property
+    def families(self) -> Mapping[str, tuple[Rule, ...]]:
+        """Rules by the file they come from."""
+        found: dict[str, list[Rule]] = {}
+        for rule_id in self:
+            found.setdefault(self.rules[rule_id].family, []).append(self.rules[rule_id])
+        return {name: tuple(rules) for name, rules in sorted(found.items())}
+
+    @cached_property
+    def digests(self) -> Mapping[str, str]:
+        """The key of each rule's verdict, by id.
+
+        Raises:
+            RuleError: a rule is not well-formed.
+        """
+        return {rule_id: meaning_digest(self.rules[rule_id]) for rule_id in self}
+
+    @cached_property
+    def verdicts(self) -> Mapping[str, Mapping[str, object]]:
+        """The stored verdict of each rule that has one, as JSON data, by id."""
+        return {i: self.store[d] for i, d in self.digests.items() if d in self.store}
+
+    def verdict_name(self, rule_id: str) -> str:
+        """``proved_all_sizes``, ``tested``, … or ``unknown`` where nothing is stored."""
+        return str(self.verdicts.get(rule_id, {}).get("verdict", "unknown"))
+
+    @cached_property
+    def admitted(self) -> tuple[Rule, ...]:
+        """What search may use: the chosen rules whose stored verdict is in :data:`ADMISSIBLE`."""
+        return tuple(
+            self.rules[i] for i in self
+            if (self.chosen is None or i in self.chosen) and self.verdict_name(i) in ADMISSIBLE
+        )  # fmt: skip
+
+    def select(self, *, enable: Sequence[str] = (), disable: Sequence[str] = ()) -> Library:
+        """The library with some rules or families switched on (only these) or off.
+
+        Raises:
+            UsageError: no rule or family has a name that was given; the closest name is suggested.
+        """
+        on = self._named(enable) if enable else frozenset(self.rules)
+        return replace(self, chosen=on - self._named(disable))
+
+    def _named(self, names: Iterable[str]) -> frozenset[str]:
+        found: set[str] = set()
+        for name in names:
+            if name in self.rules:
+                found.add(name)
+            elif name in self.families:
+                found |= {r.id for r in self.families[name]}
+            else:
+                close = difflib.get_close_matches(name, [*self.rules, *self.families], 1, 0.5)
+                hint = f"did you mean {close[0]}?" if close else "`superopt rules list` shows them all"
+                raise UsageError(f"no rule or family is called {printable(name)!r}", hint=hint)
+        return frozenset(found)
+
+    def with_verdicts(self, verdicts: Mapping[str, Mapping[str, object]]) -> Library:
+        """The library with verdicts (JSON data, by rule id) added to its store."""
+        added = {self.digests[i]: {"id": i, **{k: v for k, v in d.items() if k != "id"}} for i, d in verdicts.items()}
+        return replace(self, store={**self.store, **added})
+
+
+def parse_file(path: Path) -> tuple[Rule, ...]:
+    """The rules of one TOML file; its name is their family.
+
+    Raises:
+        RuleError: the file cannot be read, is not TOML, or holds a row that is not a rule (says which, and the column).
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise RuleError(f"larger than {_MOST_BYTES >> 20} MB", where=str(path))
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RuleError(f"cannot be read: {error}", where=str(path)) from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise RuleError(f"not TOML: {error}", where=str(path)) from error
+    unknown = sorted(set(data) - {"rule"})
+    rows = data.get("rule", [])
+    if unknown or not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
+        raise RuleError(
+            f"unknown key {printable(unknown[0])!r}" if unknown else "rule is not a list of tables",
+            where=str(path), hint="a library file is a list of [[rule]] tables",
+        )  # fmt: skip
+    found: list[Rule] = []
+    for number, row in enumerate(rows, 1):
+        where = f"{path}, rule {printable(str(row.get('id', number)))}"
+        found.append(parse_rule(row, where=where, family=path.stem))
+    return tuple(found)
+
+
+def load_library(directory: Path | str | None = None, *, built_in: bool = True) -> Library:
+    """The built-in library, and a folder of the user's own beside it.
+
+    Args:
+        directory: a folder of ``*.toml`` files, or one such file, with verdicts in its own ``proofs.json`` if it has
+            one. Rules without a verdict are not :attr:`Library.admitted`; ``superopt.verifier.admission`` checks them.
+        built_in: whether to load the rules that come with superopt.
+
+    Raises:
+        RuleError: a file cannot be read or a rule does not parse; two different rules have one id.
+    """
+    library = _built_in() if built_in else Library({})
+    if directory is None:
+        return library
+    path = Path(directory)
+    if not path.exists():
+        raise RuleError("no such folder or file", where=str(path))
+    own = _load(path)
+    clash = sorted(i for i in own if i in library and own[i] != replace(library[i], family=own[i].family))
+    if clash:
+        raise RuleError(
+            f"the rule id {clash[0]!r} is taken by a built-in rule", where=str(path), hint="give it another"
+        )
+    # what a file says of itself is not evidence: only the built-in store is trusted, the rest is checked again
+    return Library({**own.rules, **library.rules}, library.store)
+
+
+def _load(path: Path) -> Library:
+    files = sorted(path.glob("*.toml")) if path.is_dir() else [path]
+    rules: dict[str, Rule] = {}
+    for file in files:
+        if file.name == "discovery.toml" and path == BUILT_IN:
+            continue  # the configuration of discovery, not rules
+        for rule in parse_file(file):
+            if rule.id in rules:
+                raise RuleError(f"the rule id {rule.id!r} is used twice", where=str(file))
+            rules[rule.id] = rule
+    return Library(rules, read_verdicts(path / PROOFS) if path == BUILT_IN else {})
+
+
+_loaded: dict[tuple[tuple[str, int, int], ...], Library] = {}
+
+
+def _built_in() -> Library:
+    """The built-in library, read once and again when a file changes."""
+    files = [*sorted(BUILT_IN.glob("*.toml")), BUILT_IN / PROOFS]
+    stamp = tuple((str(f), f.stat().st_mtime_ns, f.stat().st_size) for f in files if f.exists())
+    if stamp not in _loaded:
+        _loaded.clear()
+        _loaded[stamp] = _load(BUILT_IN)
+    return _loaded[stamp]
+
+
+def read_verdicts(path: Path) -> dict[str, Mapping[str, object]]:
+    """The verdicts of a ``proofs.json``, by digest; none where there is no file.
+
+    Raises:
+        RuleError: the file is not a store of verdicts.
+    """
+    if not path.exists():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != "superopt.proofs" or data["version"] != 1:
+            raise RuleError("not a superopt.proofs file of version 1", where=str(path))
+        return {str(k): dict(v) for k, v in data["verdicts"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RuleError(
+            f"not a store of verdicts: {error}", where=str(path), hint="delete it and prove again"
+        ) from error
+
+
+def write_verdicts(path: Path, store: Mapping[str, Mapping[str, object]]) -> None:
+    """Write a store, sorted by rule id, one verdict a line; whole or not at all."""
+    rows = sorted(store.items(), key=lambda item: (str(item[1].get("id", "")), item[0]))
+    lines = ",\n".join(f"  {json.dumps(d)}: {json.dumps(v, sort_keys=True)}" for d, v in rows)
+    _replace(path, '{"format": "superopt.proofs", "version": 1, "verdicts": {\n' + lines + "\n}}\n")
+
+
+def write_rules(path: Path, rules: Iterable[Rule], *, heading: str = "") -> None:
+    """Write one family, sorted by id; deterministic, and :func:`parse_file` gives the same rules back."""
+    rows = "\n".join(_toml_row(r) for r in sorted(rules, key=lambda r: r.id))
+    head = "".join(f"# {line}\n" for line in heading.splitlines())
+    _replace(path, f"{head}\n{rows}" if head else rows)
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _toml_row(rule: Rule) -> str:
+    row = format_rule(rule)
+    lines = ["[[rule]]", f"id = {_quoted(str(row['id']))}"]
+    forall = row["forall"]
+    assert isinstance(forall, dict)
+    lines.append("forall = { " + ", ".join(f"{n} = {_quoted(s)}" for n, s in forall.items()) + " }")
+    for key in ("where", "lhs", "rhs"):
+        texts = row[key]
+        assert isinstance(texts, list)
+        if texts or key != "where":
+            body = ", ".join(map(_quoted, texts))
+            long = len(body) > 100 and len(texts) > 1
+            inner = "\n" + "".join(f"    {_quoted(t)},\n" for t in texts) if long else body
+            lines.append(f"{key} = [{inner}]")
+    if rule.origin:
+        lines.append(f"origin = {_quoted(rule.origin)}")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """A TOML string: literal where it holds double quotes and nothing else odd, else basic."""
+    if '"' in text and "'" not in text and text.isprintable():
+        return f"'{text}'"
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,46 @@
+"""Who may enter: rules without a stored verdict are checked before search sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from superopt.rules.library import ADMISSIBLE, Library
+from superopt.rules.rule import Rule
+from superopt.rules.scanner import RuleError
+from superopt.verifier.counterexample import describe
+from superopt.verifier.exact import test
+from superopt.verifier.verdict import Refuted, Tested, Verdict, kind_of, verdict_to_json
+
+__all__ = ["admit", "check"]
+
+Prover = Callable[[Rule], Verdict]
+
+
+def check(rule: Rule, *, prover: Prover | None = None, seed: int = 0) -> Verdict:
+    """Exact testing, then a proof: the strongest verdict that stands. A refutation always wins."""
+    tested = test(rule, seed=seed)
+    if isinstance(tested, Refuted) or prover is None:
+        return tested
+    proved = prover(rule)
+    weak = kind_of(proved) not in ("proved_all_sizes", "proved_bounded", "refuted")
+    return tested if weak and isinstance(tested, Tested) else proved
+
+
+def admit(library: Library, *, prover: Prover | None = None, seed: int = 0) -> Library:
+    """The library with every rule that has no verdict checked.
+
+    Raises:
+        RuleError: a rule is refuted (with its counterexample), or neither proved nor tested.
+    """
+    found: dict[str, Mapping[str, object]] = {}
+    for rule_id in library:
+        if rule_id in library.verdicts or (library.chosen is not None and rule_id not in library.chosen):
+            continue
+        verdict = check(library[rule_id], prover=prover, seed=seed)
+        if isinstance(verdict, Refuted):
+            raise RuleError(f"the rule is false {describe(verdict.counterexample)}", where=f'rule "{rule_id}"')
+        if kind_of(verdict) not in ADMISSIBLE:
+            reason = getattr(verdict, "reason", kind_of(verdict))
+            raise RuleError(f"the rule is not shown to be true: {reason}", where=f'rule "{rule_id}"')
+        found[rule_id] = verdict_to_json(verdict)
+    return library.with_verdicts(found) if found else library
