@@ -17,7 +17,7 @@ def activation(name: str, since: int, meaning: Callable[..., Scalar], **defaults
     """A function of one element; ``defaults`` are its float attributes with ONNX's defaults."""
     return Operator(
         name=name, inputs=("X",), attributes=dict.fromkeys(defaults, "float"), meaning=pointwise(meaning), since=since,
-        dtypes=FLOATS, read=reader(**defaults), write=writer(since), family="activation",
+        dtypes=FLOATS, read=reader((), **defaults), write=writer(since), family="activation",
     )  # fmt: skip
 
 

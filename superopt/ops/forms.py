@@ -46,7 +46,7 @@ def typed(name: AttributeValue) -> DType:
         IllTyped: it names none.
     """
     try:
-        return DType(name)
+        return DType(str(name))
     except ValueError:
         raise IllTyped(f"{name!r} is not an element type") from None
 
@@ -132,7 +132,7 @@ def known_ints(values: Sequence[Dim], what: str) -> tuple[int, ...]:
 # ── generic reader and writer ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def reader(*, ignored: Sequence[str] = (), **defaults: AttributeValue | type | None) -> Callable[[NodeView], Canonical]:
+def reader(ignored: Sequence[str] = (), **defaults: AttributeValue | type | None) -> Callable[[NodeView], Canonical]:
     """Reads all inputs as arguments and these attributes; a default that is a type marks a required attribute."""
 
     def read(view: NodeView) -> Canonical:

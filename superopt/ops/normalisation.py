@@ -1,6 +1,7 @@
 """Softmax and the normalisations. Means are sums times the inverse of a size, so that scales and sums move through.
 
-A meaning is over the reals: an evaluation in floats may subtract the maximum inside Softmax, which changes nothing there.
+A meaning is over the reals: an evaluation in floats may subtract the maximum inside Softmax, which changes
+nothing there.
 """
 
 from __future__ import annotations

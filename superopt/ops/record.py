@@ -1,8 +1,8 @@
 """One record per operator, and the registry of them.
 
 A record holds the facts about an operator once: its name and arguments, its canonical attributes, its meaning, and
-how the ONNX node form of each opset version is read and written. Everything else is read from these: types, reference and
-exact evaluation, proofs, FLOPs and bytes, gradients.
+how the ONNX node form of each opset version is read and written. Everything else is read from these: types,
+reference and exact evaluation, proofs, FLOPs and bytes, gradients.
 
 The *canonical form* (``superopt.ir.terms.App``) has every attribute present, axes counted from the front, and what
 ONNX passes as compile-time inputs (the shape of Reshape, the axes of Unsqueeze …) as attributes.
@@ -34,7 +34,7 @@ NUMERIC = FLOATS | INTEGERS
 ANY = NUMERIC | {DType.BOOL}
 
 
-class NotCovered(Exception):
+class NotCovered(Exception):  # noqa: N818  (an outcome, not an error)
     """This use of the operator is not one that the record reads or can write; the node stays opaque. Says why."""
 
 

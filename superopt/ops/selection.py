@@ -212,9 +212,7 @@ def clamp(start: Dim, end: Dim, step: Dim, size: Dim) -> tuple[Dim, Dim, int]:
         raise NotCovered(f"step {step}")
     low, high = (0, size) if step > 0 else (-1, size - 1)
     first = bounded(from_front(start, size), 0, high)
-    last = bounded(
-        end if end == -1 and step < 0 and isinstance(size, int) and size == 0 else from_front(end, size), low, size
-    )
+    last = bounded(from_front(end, size), low, size)
     gap = last - first if step > 0 else first - last
     if surely_nonnegative(gap):
         return first, last, step

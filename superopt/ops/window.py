@@ -38,9 +38,7 @@ class Windows:
         found: list[Dim] = []
         for axis, size in enumerate(self.sizes):
             room = size + self.before[axis] + self.after[axis] - self.dilations[axis] * (self.kernel[axis] - 1) - 1
-            require(
-                at_least(room, 0), f"a window of {self.kernel[axis]} does not fit into size {size} with its padding"
-            )
+            require(at_least(room, 0), f"a window of {self.kernel[axis]} does not fit into a padded {size}")
             found.append(room // self.strides[axis] + 1)
         return tuple(found)
 

@@ -1,0 +1,258 @@
+"""What every node of a graph is, and the type of every value, from the operators' records.
+
+A node that a record covers is :class:`Applied`; any other is a :class:`Barrier` that says why, and its outputs keep the
+types that the model declares. Sizes may be symbolic: a dimension that the model names is that symbol, one it leaves
+open is a fresh one. Nothing is materialised: an ``Expand`` to 2³⁴ elements costs no more than its shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from superopt.ir.errors import SuperoptError
+from superopt.ir.graph import Graph, Node, Weight, attribute_key, label
+from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
+from superopt.ir.terms import AttributeValue
+from superopt.ir.types import TensorType
+from superopt.ops import REGISTRY
+from superopt.ops.generators import attribute_array
+from superopt.ops.meaning import Meaning
+from superopt.ops.record import Canonical, NodeView, NotCovered, Operator
+from superopt.ops.small import LIMIT, Small, evaluate_small, small_of_array
+
+__all__ = ["Applied", "Barrier", "Typing", "infer"]
+
+LARGEST = 2**63 - 1  # bytes; ONNX counts in int64
+LONGEST = 64  # terms of a symbolic size that is still followed
+# What a hostile attribute (a size of 10¹⁰⁰, a list where a number is expected) can raise inside a record.
+MALFORMED = (ArithmeticError, ValueError, TypeError, LookupError)
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A node in canonical form; ``args`` are names of values (``None``: absent)."""
+
+    operator: Operator
+    args: tuple[str | None, ...]
+    attributes: Mapping[str, AttributeValue]
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """A node that is carried through untouched."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Typing:
+    """Types of all values (``None``: unknown), what each node is, and the values of small tensors that are known."""
+
+    types: Mapping[str, TensorType | None]
+    nodes: tuple[Applied | Barrier, ...]
+    values: Mapping[str, Small] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What one node form at given input types and values is: shared by all nodes that look the same."""
+
+    operator: Operator
+    canonical: Canonical
+    types: tuple[TensorType, ...]
+    values: tuple[Small | None, ...]
+
+
+def infer(graph: Graph, sizes: Mapping[str, int] | None = None) -> Typing:
+    """Types and canonical forms of a whole graph, in one pass over its nodes.
+
+    Args:
+        graph: a checked graph.
+        sizes: values for named dimensions.
+    """
+    run = _Inference(graph, dict(sizes or {}))
+    nodes = tuple(run.node(node) for node in graph.nodes)
+    return Typing(run.types, nodes, {n: v for n, v in run.values.items() if v is not None})
+
+
+class _Inference:
+    def __init__(self, graph: Graph, sizes: Mapping[str, int]) -> None:
+        self.graph = graph
+        self.sizes: Mapping[str, Dim] = sizes
+        self.opset = graph.opset.get("", graph.opset.get("ai.onnx", 1))
+        self.declared: dict[str, TensorType] = {}
+        for name, kind in graph.declared.items():
+            if isinstance(kind, TensorType):
+                self.declared[name] = self.bound(kind)
+        self.types: dict[str, TensorType | None] = {}
+        self.values: dict[str, Small | None] = {}
+        self.memo: dict[object, _Outcome | str] = {}
+        for value in graph.inputs:
+            self.types[value.name] = self.declared.get(value.name)
+        for weight in graph.weights:
+            self.types[weight.name] = self.declared.get(weight.name)
+
+    def bound(self, kind: TensorType) -> TensorType:
+        """The type with the given sizes put in; names that look like index variables are set apart."""
+        if kind.shape is None or kind.is_static:
+            return kind
+        binding = {**{n: apart(n) for d in kind.shape for n in symbols(d) if looks_bound(n)}, **self.sizes}
+        return TensorType(kind.dtype, tuple(substitute(d, binding) for d in kind.shape))
+
+    def value(self, name: str) -> Small | None:
+        """The known elements of a small value; weights are read the first time they are asked for."""
+        if name not in self.values:
+            weight = self.graph.constants.get(name)
+            self.values[name] = None if weight is None else small_of_weight(weight)
+        return self.values[name]
+
+    def node(self, node: Node) -> Applied | Barrier:
+        found = self.outcome(node)
+        if isinstance(found, _Outcome):
+            found = self.contradiction(node, found) or found
+        if isinstance(found, str):
+            for output in node.outputs:
+                if output:
+                    self.types[output] = self.declared.get(output)
+            self.constant(node)
+            return Barrier(found)
+        for output, kind, value in zip(node.outputs, found.types, found.values, strict=False):
+            if output:
+                self.types[output] = kind
+                self.values[output] = value
+        args = tuple(None if p is None else node.inputs[p] for p in found.canonical.args)
+        return Applied(found.operator, args, found.canonical.attributes)
+
+    def outcome(self, node: Node) -> _Outcome | str:
+        """What the node is, or why it is not covered."""
+        if node.domain not in ("", "ai.onnx"):
+            return f"domain {node.domain} is not known"
+        operator = REGISTRY.get(node.op)
+        if operator is None:
+            return f"operator {node.op} is not known"
+        if self.opset < operator.since:
+            return f"{node.op} of opset {self.opset} is not covered, only from {operator.since} on"
+        types = tuple(self.types.get(n) if n else None for n in node.inputs)
+        if any(n and t is None for n, t in zip(node.inputs, types, strict=True)):
+            unknown = next(n for n, t in zip(node.inputs, types, strict=True) if n and t is None)
+            return f"the type of its input {unknown[:80]!r} is not known"
+        values = tuple(self.value(n) if n else None for n in node.inputs)
+        attributes = tuple(sorted((k, kind_key(v), attribute_key(v)) for k, v in node.attributes.items()))
+        outputs = tuple(bool(o) for o in node.outputs)
+        key = (node.op, attributes, types, tuple(bool(n) for n in node.inputs), outputs, values)
+        known = self.memo.get(key)
+        if known is None:
+            known = self.memo[key] = self.applied(node, operator, types, values)
+        return known
+
+    def applied(
+        self, node: Node, operator: Operator, types: tuple[TensorType | None, ...], values: tuple[Small | None, ...]
+    ) -> _Outcome | str:
+        def constant(position: int) -> np.ndarray | None:
+            value = values[position] if position < len(values) else None
+            return None if value is None else value.array
+
+        def integers(position: int) -> tuple[Dim, ...] | None:
+            value = values[position] if position < len(values) else None
+            return None if value is None or value.dtype.is_float else value.integers
+
+        try:
+            canonical = operator.read(NodeView(node, self.opset, types, constant, integers))
+            args = tuple(None if p is None else types[p] for p in canonical.args)
+            meaning, found = operator.apply(args, canonical.attributes)
+        except (NotCovered, SuperoptError) as reason:
+            return str(reason)
+        except MALFORMED as error:
+            return f"its attributes make no sense to superopt ({type(error).__name__})"
+        if sum(map(bool, node.outputs)) > len(found):
+            return f"superopt's {node.op} has {len(found)} outputs"
+        if not all(bounded(t) for t in found):
+            return "an output is larger than 2⁶³ bytes, or its size is too long a formula"
+        small = [values[p] if p is not None else None for p in canonical.args]
+        return _Outcome(operator, canonical, found, self.small(operator, meaning, small, found))
+
+    def small(
+        self, operator: Operator, meaning: Meaning, values: Sequence[Small | None], types: Sequence[TensorType]
+    ) -> tuple[Small | None, ...]:
+        """Values of the outputs, where the inputs' are known (or not read: Shape, Size)."""
+        if any(v is None for v in values) and operator.name not in ("Shape", "Size"):
+            return (None,) * len(types)
+        return tuple(
+            evaluate_small(output, values, kind.dtype) if few(kind) else None
+            for output, kind in zip(meaning.outputs, types, strict=True)
+        )
+
+    def constant(self, node: Node) -> None:
+        """Type and value of a Constant that is kept as data."""
+        if node.op != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attributes) != 1:
+            return
+        ((name, given),) = node.attributes.items()
+        output = node.outputs[0] if node.outputs else ""
+        if isinstance(given, Weight):
+            self.types[output] = given.type
+            self.values[output] = small_of_weight(given)
+        elif (array := attribute_array(name, given)) is not None:
+            kind = TensorType(REGISTRY["Constant"].result((), {"dtype": str(array.dtype)}), tuple(array.shape))
+            self.types[output] = kind
+            self.values[output] = small_of_array(array, kind.dtype)
+
+    def contradiction(self, node: Node, found: _Outcome) -> str | None:
+        """Why the inferred and the declared types of the outputs cannot both be right; then neither is used."""
+        for output, kind in zip(node.outputs, found.types, strict=False):
+            stated = self.declared.get(output)
+            if output and stated is not None and not compatible(stated, kind):
+                del self.declared[output]
+                return f"{label(node)}: the model declares {stated} for an output that the operator makes {kind}"
+        return None
+
+
+def small_of_weight(weight: Weight) -> Small | None:
+    count = weight.type.elements
+    if weight.data is None or not isinstance(count, int) or count > LIMIT or weight.type.dtype.bits < 8:
+        return None
+    return small_of_array(weight.data.numpy(), weight.type.dtype)
+
+
+def kind_key(value: object) -> str:
+    """Tells attributes apart whose keys read alike."""
+    return type(value).__name__
+
+
+def few(kind: TensorType) -> bool:
+    count = kind.elements
+    return isinstance(count, int) and count <= LIMIT
+
+
+def bounded(kind: TensorType) -> bool:
+    """Whether a type's sizes are numbers that ONNX can hold, or formulas of moderate length."""
+    for size in kind.shape or ():
+        if isinstance(size, Poly) and len(size.terms) > LONGEST:
+            return False
+        if isinstance(size, Poly) and any(abs(c) > LARGEST for _, c in size.terms):
+            return False
+        if isinstance(size, int) and not 0 <= size <= LARGEST:
+            return False
+    return kind.nbytes is None or kind.nbytes <= LARGEST
+
+
+def compatible(stated: TensorType, found: TensorType) -> bool:
+    """Whether two types of one value can both be right."""
+    if stated.dtype != found.dtype:
+        return False
+    if stated.shape is None or found.shape is None:
+        return True
+    return len(stated.shape) == len(found.shape) and all(
+        a == b or isinstance(a, Poly) or isinstance(b, Poly) for a, b in zip(stated.shape, found.shape, strict=True)
+    )
+
+
+def looks_bound(name: str) -> bool:
+    """Whether a dimension's name could be taken for an index variable of a meaning (``i0``, ``r12``)."""
+    return name[:1] in ("i", "r") and name[1:].isdecimal()
+
+
+def apart(name: str) -> Poly:
+    return sym(f"{name}'")
