@@ -20,7 +20,7 @@ __all__ = ["REGISTRY", "Operator", "Registry"]
 
 REGISTRY = Registry()
 for _family in (
-    activation, conv, elementwise, generators, linear, normalisation, pooling, reduce, selection, shape,
+    activation, conv, elementwise, generators, linear, normalisation, pooling, reduce, resize, selection, shape,
 ):  # fmt: skip
     for _operator in _family.OPERATORS:
         REGISTRY.add(_operator)

@@ -17,7 +17,7 @@ from superopt.ops.record import Canonical, NodeForm, NodeView, NotCovered
 __all__ = [
     "arguments", "boolean_result", "dtype_from_code", "dtype_code", "first_dtype", "float32", "int64s", "integer",
     "integers", "known_ints", "listed", "normal_axis", "normal_axes", "only", "onnx_value", "plain", "present",
-    "product", "reader", "real", "since_only", "surely_nonnegative", "text", "typed", "writer",
+    "product", "reader", "real", "reals", "since_only", "surely_nonnegative", "text", "typed", "writer",
 ]  # fmt: skip
 
 _CODES = tuple(DType)  # declared in the order of ONNX's TensorProto.DataType, which starts at 1
@@ -100,6 +100,14 @@ def integers(view: NodeView, name: str, default: Sequence[int] | None = None) ->
     if not isinstance(value, tuple) or not all(isinstance(v, int) for v in value):
         raise NotCovered(f"attribute {name} is not a list of integers")
     return tuple(v for v in value if isinstance(v, int))
+
+
+def reals(view: NodeView, name: str) -> tuple[float, ...]:
+    """A list-of-floats attribute, which must be there."""
+    value = view.attribute(name)
+    if not isinstance(value, tuple) or not all(isinstance(v, int | float) for v in value):
+        raise NotCovered(f"attribute {name} is not a list of numbers")
+    return tuple(float(v) for v in value if isinstance(v, int | float))
 
 
 def listed(view: NodeView, name: str, position: int, moved: int) -> tuple[Dim, ...] | None:

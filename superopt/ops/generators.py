@@ -213,9 +213,8 @@ def attribute_array(name: str, given: Attribute) -> np.ndarray | None:
     """The tensor that an attribute of Constant stands for, if it is numeric."""
     if isinstance(given, Weight):
         return constant_array(given) if given.type.dtype in ANY else None
-    if not isinstance(given, int | float | tuple) or (
-        isinstance(given, tuple) and any(isinstance(v, bytes) for v in given)
-    ):
+    numbers = given if isinstance(given, tuple) else (given,)
+    if not all(isinstance(v, int | float) for v in numbers):
         return None
     return np.array(given, dtype=np.int64 if name.startswith("value_int") else np.float32)
 

@@ -85,7 +85,6 @@ def evaluate_small(
     comprehension: Comprehension,
     arguments: Sequence[Small | None],
     dtype: DType,
-    sizes: Mapping[str, Dim] | None = None,
 ) -> Small | None:
     """The output's elements, or ``None`` where they are many or not certain."""
     shape = comprehension.shape
@@ -215,7 +214,7 @@ def apply(function: str, args: tuple[Element, ...]) -> Element:
         case "sign", (a,):
             return (a > 0) - (a < 0)
         case (("floor" | "ceil" | "round" | "cast_int"), (a,)):
-            return {"floor": a.__floor__, "ceil": a.__ceil__, "round": a.__round__, "cast_int": a.__trunc__}[function]()
+            return {"floor": floor, "ceil": ceil, "round": round, "cast_int": trunc}[function](a)
         case "less", (a, b):
             return int(a < b)
         case "equal", (a, b):
