@@ -1,0 +1,17 @@
+"""Milliseconds: what operators and graphs cost on a device, measured, recorded or predicted, always saying which."""
+
+from __future__ import annotations
+
+from superopt.cost.bench import bench
+from superopt.cost.fusion import ONNX_RUNTIME_CPU, Backend, Fusion
+from superopt.cost.model import CostModel, MeasuredCpu, RecordedProfile
+from superopt.cost.profile import Profile, Store, load_profile, profile_names, read_profile, write_profile
+from superopt.cost.record import Estimate, Key, Record
+from superopt.cost.target import for_target, record
+from superopt.cost.whole import GraphCost, Work, graph_cost, graph_work, work
+
+__all__ = [
+    "ONNX_RUNTIME_CPU", "Backend", "CostModel", "Estimate", "Fusion", "GraphCost", "Key", "MeasuredCpu", "Profile",
+    "Record", "RecordedProfile", "Store", "Work", "bench", "for_target", "graph_cost", "graph_work", "load_profile",
+    "profile_names", "read_profile", "record", "work", "write_profile",
+]  # fmt: skip

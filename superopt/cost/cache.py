@@ -30,13 +30,13 @@ def last_level_bytes() -> int:
     return best or _ASSUMED
 
 
-def cold_share(working_set: int) -> float:
+def cold_share(working_set: int, cache_bytes: int | None = None) -> float:
     """Share of the weights that an inference finds outside the cache, for a model that reads this many bytes.
 
     A cyclic pass over more bytes than a least-recently-used cache holds misses on all of them, and over much less
-    hits on all; in between lies a ramp from a half to the whole of the last-level cache.
+    hits on all; in between lies a ramp from a half to the whole of the last-level cache (``cache_bytes``: another's).
     """
-    half = last_level_bytes() / 2
+    half = (cache_bytes or last_level_bytes()) / 2
     return min(1.0, max(0.0, (working_set - half) / half))
 
 

@@ -1,0 +1,68 @@
+"""What a backend fuses by itself, as data: a fused consumer adds (nearly) nothing to its producer's time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["BACKENDS", "Backend", "Fusion", "ONNX_RUNTIME_CPU"]
+
+Other = Literal["none", "constant", "any"]
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """The consumer disappears into its producer, when it alone reads it.
+
+    ``other`` is what the consumer's other arguments may be: there are none that matter, constants only, or anything.
+    """
+
+    producers: frozenset[str]
+    consumers: frozenset[str]
+    other: Other = "none"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A backend's habits: fusions, and operators that only rename memory (views)."""
+
+    name: str
+    fusions: tuple[Fusion, ...]
+    views: frozenset[str]
+
+    def fusable(self, producer: str, consumer: str, *, constant_others: bool = True) -> bool:
+        """Whether the consumer is nearly free when the producer is its only producer and has no other reader.
+
+        Args:
+            producer: operator that makes the consumer's non-constant argument.
+            consumer: operator that reads it.
+            constant_others: the consumer's other arguments, if any, are weights.
+        """
+        return any(
+            producer in f.producers and consumer in f.consumers and (f.other != "constant" or constant_others)
+            for f in self.fusions
+        )
+
+
+def _fusion(producers: str, consumers: str, other: Other = "none") -> Fusion:
+    return Fusion(frozenset(producers.split()), frozenset(consumers.split()), other)
+
+
+# Read off ONNX Runtime 1.31's optimised graphs at its highest level, float32, CPU.
+ONNX_RUNTIME_CPU = Backend(
+    name="onnxruntime-cpu",
+    fusions=(
+        _fusion("Conv BatchNormalization", "Relu Sigmoid Tanh LeakyRelu Clip HardSigmoid"),
+        _fusion("Conv ConvTranspose", "BatchNormalization", "constant"),
+        _fusion("Conv", "Mul", "constant"),
+        _fusion("Conv BatchNormalization", "Add", "any"),  # a bias, or the residual sum inside the blocked layout
+        _fusion("Add", "Relu"),  # after a residual sum that a convolution took in
+        _fusion("MatMul", "Add", "constant"),
+        _fusion("Gemm", "Relu Sigmoid Tanh LeakyRelu HardSigmoid"),
+        _fusion("MatMul Transpose", "MatMul", "any"),
+        _fusion("MatMul", "Mul Div", "constant"),
+    ),
+    views=frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}),
+)
+BACKENDS: Mapping[str, Backend] = {ONNX_RUNTIME_CPU.name: ONNX_RUNTIME_CPU}

@@ -1,0 +1,225 @@
+"""The cost of a whole graph: what runs at inference, as the backend runs it; memory; work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from superopt.cost.fusion import ONNX_RUNTIME_CPU
+from superopt.cost.kernel import Kernel, kernels_of
+from superopt.cost.lowering import known_types, lowered
+from superopt.cost.model import CostModel, MeasuredCpu, work_of
+from superopt.cost.record import FREE, Estimate
+from superopt.cost.trial import at_sizes, feeds_for
+from superopt.ir.errors import SuperoptError
+from superopt.ir.graph import Graph, Node
+from superopt.ir.types import OpaqueType, TensorType
+from superopt.ops.infer import Applied, Typing, infer
+from superopt.ops.record import NotCovered
+
+__all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "work"]
+
+_LOWERABLE = 1 << 30  # bytes of weights above which a graph is not handed to ONNX Runtime just to be costed
+_VIEWS = ONNX_RUNTIME_CPU.views
+_UNKNOWN = Estimate(1.0, "roofline", 1.0)  # a node of unknown types: unmeasured is not zero
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an inference does: operations, bytes moved by its operators, and memory.
+
+    ``weight_bytes`` counts constants that are present at inference (weights-only results, not their sources).
+    ``peak_activation_bytes`` is the most that is alive at once in the given order, views sharing their source.
+    """
+
+    flops: int
+    bytes: int
+    weight_bytes: int
+    peak_activation_bytes: int
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+@dataclass(frozen=True)
+class GraphCost:
+    """A graph's cost in microseconds, how much of it rests on measurements, and its parts: (node, operator, cost)."""
+
+    us: float
+    measured_share: float
+    per_node: tuple[tuple[str, str, Estimate], ...]
+    flops: int
+    bytes: int
+    intensity: float
+    peak_activation_bytes: int
+    weight_bytes: int
+
+
+def graph_cost(
+    graph: Graph, model: CostModel, typing: Typing | None = None, *, sizes: Mapping[str, int] | None = None
+) -> GraphCost:
+    """Cost a graph.
+
+    On the measured CPU, the parts are the nodes of ONNX Runtime's own optimised graph. Elsewhere they are the graph's
+    own nodes, with what the backend fuses (nearly) free.
+
+    Args:
+        graph: the model.
+        model: where costs come from.
+        typing: its inferred types, if at hand.
+        sizes: what symbolic dimensions are costed at.
+    """
+    typing = typing or infer(graph, dict(sizes or {}))
+    facts = _Facts(graph, typing, sizes or {})
+    done = facts.work()
+    context = model.in_context(done.weight_bytes + done.peak_activation_bytes)
+    parts: tuple[tuple[str, str, Estimate], ...] | None = None
+    base = 0.0
+    if isinstance(context, MeasuredCpu) and context.lowers and done.weight_bytes <= _LOWERABLE:
+        parts = _as_the_runtime_runs_it(graph, context, sizes or {})
+        base = context.overhead_us()
+    if parts is None:
+        parts = tuple(facts.applications(context))
+    total = sum(e.us for _, _, e in parts)
+    sure = sum(e.us for _, _, e in parts if e.source in ("measured", "free"))
+    return GraphCost(
+        us=total + base, measured_share=sure / total if total else 1.0, per_node=parts, flops=done.flops,
+        bytes=done.bytes, intensity=done.intensity, peak_activation_bytes=done.peak_activation_bytes,
+        weight_bytes=done.weight_bytes,
+    )  # fmt: skip
+
+
+def graph_work(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """The graph's work as JSON data."""
+    done = work(graph, typing, sizes)
+    return {
+        "flops": done.flops, "bytes": done.bytes, "intensity": done.intensity, "weight_bytes": done.weight_bytes,
+        "peak_activation_bytes": done.peak_activation_bytes,
+    }  # fmt: skip
+
+
+def work(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None) -> Work:
+    """The graph's work at the given sizes."""
+    return _Facts(graph, typing, sizes or {}).work()
+
+
+def _as_the_runtime_runs_it(
+    graph: Graph, model: MeasuredCpu, sizes: Mapping[str, int]
+) -> tuple[tuple[str, str, Estimate], ...] | None:
+    """Costs of ONNX Runtime's own nodes; ``None`` when it cannot run the graph on made-up inputs."""
+    try:
+        feeds = feeds_for(graph, sizes)
+        own = lowered(graph)
+        try:
+            types = known_types(own, feeds)
+        except SuperoptError:  # integer inputs may be indices
+            types = known_types(own, feeds_for(graph, sizes, integer=0))
+    except (SuperoptError, NotCovered):
+        return None
+    parts = []
+    for part in kernels_of(own, types):
+        if isinstance(part, Kernel):
+            parts.append((part.node.name, part.node.op, model.kernel(part)))
+        else:
+            parts.append((part.name, part.op, _UNKNOWN))
+    return tuple(parts)
+
+
+class _Facts:
+    """A typed graph at fixed sizes: which values are weights alone, and what each node does."""
+
+    def __init__(self, graph: Graph, typing: Typing, sizes: Mapping[str, int]) -> None:
+        self.graph = graph
+        self.typing = typing
+        self.types = {n: at_sizes(t, sizes) for n, t in typing.types.items() if t is not None and t.shape is not None}
+        self.static = set(graph.constants)
+        for node in graph.nodes:
+            if all(n in self.static for n in node.reads):
+                self.static.update(o for o in node.outputs if o)
+
+    def running(self) -> Iterator[tuple[Node, Applied | None]]:
+        """Nodes that run at inference, with what they apply where that is known."""
+        for node, known in zip(self.graph.nodes, self.typing.nodes, strict=True):
+            if not all(n in self.static for n in node.reads):
+                yield node, known if isinstance(known, Applied) else None
+
+    def work(self) -> Work:
+        total = moved = 0
+        used: dict[str, int] = {}
+        for node, known in self.running():
+            used.update({n: self._bytes(n) for n in node.reads if n in self.static})
+            args, outs = self._types_of(node, known)
+            name = known.operator.name if known else node.op
+            if name in _VIEWS:
+                continue
+            operations, volume = work_of(name if known else "", known.attributes if known else {}, args, outs)
+            total += operations
+            moved += volume
+        used.update({v.name: self._bytes(v.name) for v in self.graph.outputs if v.name in self.static})
+        return Work(total, moved, sum(used.values()), self._peak())
+
+    def _types_of(self, node: Node, known: Applied | None) -> tuple[list[TensorType | None], list[TensorType]]:
+        names = known.args if known else tuple(n or None for n in node.inputs)
+        args = [None if n is None else self.types.get(n) for n in names]
+        return args, [self.types[o] for o in node.outputs if o in self.types]
+
+    def _bytes(self, name: str) -> int:
+        kind = self.types.get(name)
+        if kind is None:
+            weight = self.graph.weight.get(name)
+            kind = weight.type if weight is not None else None
+        return (kind.nbytes or 0) if kind is not None and not isinstance(kind, OpaqueType) else 0
+
+    def _peak(self) -> int:
+        root: dict[str, str] = {}
+        last: dict[str, int] = {}
+        running = [n for n, _ in self.running()]
+        for step, node in enumerate(running):
+            if node.op in _VIEWS and not node.domain and node.inputs and node.inputs[0] not in self.static:
+                root[node.outputs[0]] = root.get(node.inputs[0], node.inputs[0])
+            for name in node.reads:
+                last[root.get(name, name)] = step
+        for value in self.graph.outputs:
+            last[root.get(value.name, value.name)] = len(running)
+        alive = {v.name: self._bytes(v.name) for v in self.graph.inputs if v.name in last}
+        size = peak = sum(alive.values())
+        ends: dict[int, list[str]] = {}
+        for name, step in last.items():
+            ends.setdefault(step, []).append(name)
+        for step, node in enumerate(running):
+            for output in node.outputs:
+                if output and output not in root:
+                    alive[output] = self._bytes(output)
+                    size += alive[output]
+            peak = max(peak, size)
+            gone = ends.get(step, []) + [o for o in node.outputs if o and o not in root and o not in last]
+            size -= sum(alive.pop(name, 0) for name in gone)
+        return peak
+
+    def applications(self, model: CostModel) -> Iterator[tuple[str, str, Estimate]]:
+        """Costs of the graph's own nodes, fused where the backend fuses."""
+        readers = {name: len(nodes) for name, nodes in self.graph.consumers.items()}
+        for value in self.graph.outputs:
+            readers[value.name] = readers.get(value.name, 0) + 1
+        for node, known in zip(self.graph.nodes, self.typing.nodes, strict=True):
+            if all(n in self.static for n in node.reads):
+                yield node.name, node.op, FREE
+                continue
+            if not isinstance(known, Applied):
+                yield node.name, node.op, _UNKNOWN
+                continue
+            args, outs = self._types_of(node, known)
+            if any(n is not None and t is None for n, t in zip(known.args, args, strict=True)) or len(outs) == 0:
+                yield node.name, node.op, _UNKNOWN
+                continue
+            fixed = tuple(n is not None and n in self.static for n in known.args)
+            moving = [n for n in known.args if n is not None and n not in self.static]
+            makers = [self.graph.producer[n].op for n in moving if n in self.graph.producer and readers[n] == 1]
+            after = next((m for m in makers if model.fusable(m, node.op, constant_others=len(moving) == 1)), None)
+            estimate = model.application(
+                known.operator.name, known.attributes, args, outs, constant_args=fixed, after=after
+            )
+            yield node.name, node.op, estimate
