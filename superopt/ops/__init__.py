@@ -11,6 +11,7 @@ from superopt.ops import (
     normalisation,
     pooling,
     reduce,
+    resize,
     selection,
     shape,
 )  # fmt: skip

@@ -6,11 +6,11 @@ that is not certain (a comparison of unknown sizes, a float that rounds) makes t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product as indices
-from math import floor, trunc
+from math import ceil, floor, trunc
 
 import numpy as np
 
@@ -214,7 +214,10 @@ def apply(function: str, args: tuple[Element, ...]) -> Element:
         case "sign", (a,):
             return (a > 0) - (a < 0)
         case (("floor" | "ceil" | "round" | "cast_int"), (a,)):
-            return {"floor": floor, "ceil": ceil, "round": round, "cast_int": trunc}[function](a)
+            rounding: Mapping[str, Callable[[Fraction], int]] = {
+                "floor": floor, "ceil": ceil, "round": round, "cast_int": trunc,
+            }  # fmt: skip
+            return rounding[function](a)
         case "less", (a, b):
             return int(a < b)
         case "equal", (a, b):
