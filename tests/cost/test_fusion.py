@@ -1,0 +1,70 @@
+"""The table of what ONNX Runtime fuses, checked against what ONNX Runtime does."""
+
+import pytest
+
+from superopt import formats
+from superopt.cost import ONNX_RUNTIME_CPU
+from superopt.cost.lowering import lowered
+from superopt.ir.graph import Graph, Node, Value, constant
+from superopt.ir.types import DType, TensorType
+from superopt.cost.trial import sample
+
+IMAGE = TensorType(DType.FLOAT32, (1, 16, 8, 8))
+MATRIX = TensorType(DType.FLOAT32, (4, 16))
+
+
+def typed(*shape):
+    return TensorType(DType.FLOAT32, shape)
+
+
+def chain(producer, consumer):
+    """``consumer(producer(x))`` with weights wherever either takes more arguments."""
+    weights = []
+
+    def weight(*shape):
+        weights.append(constant(f"w{len(weights)}", sample(typed(*shape), len(weights))))
+        return weights[-1].name
+
+    image = producer in ("Conv", "ConvTranspose", "BatchNormalization")
+    second = {
+        "Conv": lambda: [weight(16, 16, 3, 3)], "ConvTranspose": lambda: [weight(16, 16, 3, 3)],
+        "BatchNormalization": lambda: [weight(16) for _ in range(4)], "MatMul": lambda: [weight(16, 16)],
+        "Gemm": lambda: [weight(16, 16), weight(16)], "Add": lambda: [weight(16, 1, 1) if image else weight(16)],
+        "Mul": lambda: [weight(16, 1, 1) if image else weight(1)], "Div": lambda: [weight(1)],
+    }  # fmt: skip
+    first = Node("p", producer, ("x", *second.get(producer, list)()), ("m",))
+    last = Node("c", consumer, ("m", *second.get(consumer, list)()), ("y",))
+    kind = IMAGE if image else MATRIX
+    return Graph("chain", (Value("x", kind),), (Value("y", None),), tuple(weights), (first, last), {"": 21})
+
+
+CASES = sorted(
+    (p, c)
+    for f in ONNX_RUNTIME_CPU.fusions
+    for p in f.producers
+    for c in f.consumers
+    if p in ("Conv", "MatMul", "Gemm") and c != "MatMul" and not (p == "MatMul" and c in ("Mul", "Div"))
+)
+
+
+@pytest.mark.parametrize(("producer", "consumer"), CASES)
+def test_onnx_runtime_fuses_what_the_table_says(producer, consumer):
+    found = [n.op for n in lowered(chain(producer, consumer)).nodes if not n.op.startswith("Reorder")]
+    assert len(found) == 1, f"{producer} then {consumer} became {found}"
+
+
+@pytest.mark.parametrize(("producer", "consumer"), [("Relu", "Sigmoid"), ("Softmax", "Relu"), ("MatMul", "Sigmoid")])
+def test_what_is_not_in_the_table_is_not_fused(producer, consumer):
+    assert not ONNX_RUNTIME_CPU.fusable(producer, consumer)
+    assert len(lowered(chain(producer, consumer)).nodes) == 2
+
+
+def test_a_fusion_may_need_constant_operands():
+    assert ONNX_RUNTIME_CPU.fusable("MatMul", "Add", constant_others=True)
+    assert not ONNX_RUNTIME_CPU.fusable("MatMul", "Add", constant_others=False)
+    assert ONNX_RUNTIME_CPU.fusable("Conv", "Add", constant_others=False)
+
+
+def test_a_lowered_graph_is_a_graph_again():
+    again = lowered(chain("Conv", "Relu"))
+    assert formats.to_onnx_bytes(again)

@@ -1,0 +1,65 @@
+"""The predictor: exact on a roofline, monotone, independent of order, and honest about what it knows."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superopt.cost import Key, Record
+from superopt.cost.predictor import Ceilings, Predictor
+
+CEILINGS = Ceilings(flops_per_ns=50.0, bytes_per_ns=10.0, least_ns=500.0)
+
+
+def roofline(flops, moved, slowdown=2.0):
+    return 500.0 + slowdown * max(flops / 50.0, moved / 10.0)
+
+
+def synthetic(slowdown=2.0, op="MatMul"):
+    rows = []
+    for a in range(8, 24, 2):
+        for b in range(8, 20, 3):
+            flops, moved = 2**a, 2**b
+            ns = roofline(flops, moved, slowdown)
+            rows.append(Record(Key(op, "{}", "float32", (f"{flops}", f"{moved}")), ns, ns, 0.0, 0, flops, moved))
+    return rows
+
+
+def test_a_measured_size_is_predicted_closely():
+    model = Predictor.fit(synthetic(), CEILINGS)
+    for row in synthetic():
+        found = model.predict("MatMul", row.flops, row.bytes)
+        assert found.source == "interpolated"
+        assert 0.5 < found.us * 1e3 / row.ns < 2.0
+
+
+@given(st.integers(10, 22), st.integers(10, 18), st.integers(1, 4))
+def test_more_work_is_not_much_cheaper(a, b, factor):
+    model = Predictor.fit(synthetic(), CEILINGS)
+    small = model.predict("MatMul", 2**a, 2**b)
+    large = model.predict("MatMul", 2 ** (a + factor), 2 ** (b + factor))
+    assert large.us >= small.us * 0.95
+
+
+def test_sources_are_labelled_and_uncertainty_grows_with_ignorance():
+    model = Predictor.fit(synthetic(), CEILINGS)
+    near = model.predict("MatMul", 2**12, 2**11)
+    far = model.predict("MatMul", 2**60, 2**50)
+    unknown = model.predict("Softmax", 2**12, 2**11)
+    assert (near.source, far.source, unknown.source) == ("interpolated", "roofline", "roofline")
+    assert near.sigma < far.sigma < unknown.sigma
+
+
+def test_the_order_of_records_does_not_matter():
+    rows = synthetic()
+    random.Random(1).shuffle(rows)
+    a, b = Predictor.fit(synthetic(), CEILINGS), Predictor.fit(rows, CEILINGS)
+    assert a.predict("MatMul", 12345, 6789) == b.predict("MatMul", 12345, 6789)
+
+
+def test_nothing_measured_still_predicts_something_positive():
+    model = Predictor.fit([])
+    found = model.predict("Conv", 10**9, 10**6)
+    assert found.us > 0
+    assert found.source == "roofline"
+    assert model.predict("Conv", 0, 0).us > 0

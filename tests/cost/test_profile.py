@@ -1,0 +1,161 @@
+"""The profile store and recorded profiles: they survive crashes, other processes and bad disks."""
+
+import gzip
+import json
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from superopt.cost import Key, Record, Store, load_profile, read_profile, write_profile
+from superopt.cost.profile import cache_directory
+from superopt.ir.errors import InvalidModel, UsageError
+
+HEADER = {"device": "test", "threads": 1}
+
+
+def records(count, op="Relu"):
+    return [Record(Key(op, "{}", "float32", (f"float32[{n}]",)), 100.0 + n, 110.0 + n, 0.01, 0, n, 8 * n) for n in range(1, count + 1)]
+
+
+def test_a_profile_is_what_was_written_and_the_same_bytes_each_time(tmp_path):
+    rows = records(5)
+    write_profile(tmp_path / "a.jsonl.gz", HEADER, rows)
+    write_profile(tmp_path / "b.jsonl.gz", HEADER, reversed(rows))
+    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+    profile = read_profile(tmp_path / "a.jsonl.gz")
+    assert set(profile.records.values()) == set(rows)
+    assert profile.header["device"] == "test"
+    assert load_profile(str(tmp_path / "a.jsonl.gz")).records == profile.records
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text.replace('"ns":101.0', '"ns":1.0'),
+        lambda text: text.split("\n", 1)[1],
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace("superopt.profile/1", "superopt.profile/99"),
+        lambda text: "[]\n" + text,
+        lambda text: "",
+        lambda text: "[" * 100_000,
+    ],
+)
+def test_a_damaged_profile_is_refused_with_the_way_out(tmp_path, damage):
+    path = tmp_path / "p.jsonl.gz"
+    write_profile(path, HEADER, records(3))
+    path.write_bytes(gzip.compress(damage(gzip.decompress(path.read_bytes()).decode()).encode()))
+    with pytest.raises(InvalidModel, match="record it again"):
+        read_profile(path)
+
+
+def test_what_is_not_gzip_or_not_there_is_refused(tmp_path):
+    (tmp_path / "p.gz").write_bytes(b"\x1f\x8b\x00garbage")
+    with pytest.raises(InvalidModel):
+        read_profile(tmp_path / "p.gz")
+    with pytest.raises(UsageError, match="no such profile"):
+        read_profile(tmp_path / "missing.gz")
+    with pytest.raises(UsageError, match="profiles:"):
+        load_profile("no-such-device")
+
+
+def test_the_cache_directory_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.delenv("SUPEROPT_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_directory() == tmp_path / "xdg" / "superopt"
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "own"))
+    assert cache_directory() == tmp_path / "own"
+
+
+def test_a_store_remembers_across_openings(tmp_path):
+    first = Store("dev/ice: 1", HEADER, tmp_path)
+    for row in records(3):
+        first.add(row)
+    again = Store("dev/ice: 1", HEADER, tmp_path)
+    assert set(again.records) == set(records(3))
+    assert again.get(records(1)[0].key.text) == records(1)[0]
+    assert again.path.parent == tmp_path
+
+
+def test_two_processes_share_a_store(tmp_path):
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from superopt.cost import Key, Record, Store\n"
+        "store = Store('shared', {}, Path(sys.argv[1]))\n"
+        "for n in range(150):\n"
+        "    store.add(Record(Key(sys.argv[2], '{}', 'float32', ('x' * n,)), 1.0, 1.0))\n"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path), op]) for op in ("A", "B")]
+    assert [p.wait(timeout=60) for p in running] == [0, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(Store("shared", {}, tmp_path)) == 300
+
+
+def test_refresh_takes_in_what_another_has_written(tmp_path):
+    one, two = Store("s", HEADER, tmp_path), Store("s", HEADER, tmp_path)
+    two.add(records(1)[0])
+    assert len(one) == 0
+    one.refresh()
+    assert len(one) == 1
+
+
+@pytest.mark.parametrize(
+    "junk", [b"{", b'{"op": 1}', b"\xff\xfe", b"null", b'{"op":"Relu","attrs":"","dtype":"","shapes":[],"ns":-5,"ns_cold":1}']
+)
+def test_a_damaged_line_is_dropped_and_the_rest_kept(tmp_path, junk):
+    store = Store("s", HEADER, tmp_path)
+    for row in records(2):
+        store.add(row)
+    with open(store.path, "ab") as file:
+        file.write(junk)  # cut short: no newline
+    store.add(records(3)[2])  # another process goes on appending
+    with pytest.warns(UserWarning, match="1 damaged"):
+        again = Store("s", HEADER, tmp_path)
+    assert set(again.records) == set(records(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(Store("s", HEADER, tmp_path)) == 3  # it was repaired
+
+
+@pytest.mark.parametrize("content", [b"not json\n", b"\x00" * 100, b"[]\n", b'{"schema": "other"}\n'])
+def test_a_file_that_is_no_profile_is_set_aside(tmp_path, content):
+    path = Store("s", HEADER, tmp_path).path
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match="not a profile"):
+        store = Store("s", HEADER, tmp_path)
+    store.add(records(1)[0])
+    assert len(Store("s", HEADER, tmp_path)) == 1
+    assert [p.read_bytes() for p in tmp_path.glob("*.damaged-*")] == [content]
+
+
+def test_a_store_without_a_place_to_write_warns_once_and_carries_on(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        store = Store("s", HEADER, tmp_path / "file" / "below")
+        for row in records(3):
+            store.add(row)
+    assert len(store) == 3
+    assert len(caught) == 1
+    assert "measur" in str(caught[0].message)
+
+
+def test_a_full_disk_is_a_warning(tmp_path):
+    store = Store("s", HEADER, tmp_path)
+    store.path = type(store.path)("/dev/full")
+    if not store.path.exists():
+        pytest.skip("this system has no /dev/full")
+    with pytest.warns(UserWarning, match="not kept"):
+        store.add(records(1)[0])
+    assert store.get(records(1)[0].key.text) is not None
+
+
+def test_the_store_is_json_lines(tmp_path):
+    store = Store("s", HEADER, tmp_path)
+    store.add(records(1)[0])
+    head, row = [json.loads(line) for line in store.path.read_text().splitlines()]
+    assert head["schema"] == "superopt.profile/1"
+    assert {"op", "attrs", "dtype", "precision", "layout", "shapes", "impl", "ns", "ns_cold", "iqr", "workspace", "flops", "bytes"} == set(row)
