@@ -112,6 +112,8 @@ def _contracted(algebra: Algebra, a: Named, b: Named, inner: Sequence[str], exte
         arrays, axes = aligned([a, b], rank)
         return Named(algebra.function("mul", *arrays), axes)
     batch = [v for v in a.axes if v in b.axes and v not in inner]
+    if _nearest(b, inner) < _nearest(b, [v for v in b.axes if v not in a.axes]):
+        a, b = b, a  # BLAS is fastest when the left factor runs along the sum in memory and the right one across it
     rows = [v for v in a.axes if v not in b.axes]
     columns = [v for v in b.axes if v not in a.axes]
     left = _packed(a, batch, rows, inner)

@@ -180,9 +180,12 @@ def _mark(steps: list[Step]) -> None:
     for position in range(len(steps) - 1, -1, -1):
         step = steps[position]
         in_sum = isinstance(step.scalar, Reduce) and step.scalar.kind == "sum"
+        if isinstance(step.scalar, Reduce):
+            inner = steps[step.parts[0]]
+            inner.fused = isinstance(inner.scalar, Reduce) and inner.scalar.kind == step.scalar.kind
         if in_sum or (step.fused and (function(position) == "mul" or isinstance(step.scalar, Where))):
             for part in step.parts:
-                steps[part].fused = steps[part].uses == 1 and _splits(steps, steps[part])
+                steps[part].fused |= steps[part].uses == 1 and _splits(steps, steps[part])
         if function(position) == "add":
             step.stabilise = any(
                 function(r) == "log" or (function(r) == "inv" and _beside_exponential(steps, readers[r], function))

@@ -57,7 +57,7 @@ def evaluate(
         limit: most elements of a temporary array; larger ones are avoided by evaluating the output in pieces.
 
     Returns:
-        The elements in the output's shape, digits of an axis merged: perhaps a view of an operand, so not to be written to.
+        The elements in the output's shape, digits of an axis merged; do not write to it, it may be a view.
 
     Raises:
         KeyError: a size is not bound.

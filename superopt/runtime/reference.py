@@ -1,0 +1,245 @@
+"""Runs a graph in float64 from the meanings of its operators: what other runs are judged by, and constant folding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from superopt.ir.errors import ResourceLimit, Unsupported, UsageError, printable
+from superopt.ir.graph import Graph, Node, label
+from superopt.ir.poly import Poly, substitute
+from superopt.ir.terms import AttributeValue
+from superopt.ir.types import DType, OpaqueType, TensorType, ValueType
+from superopt.ops.infer import Applied, Typing, infer
+from superopt.ops.meaning import IllTyped, Undetermined
+from superopt.ops.record import Operator
+from superopt.runtime._barrier import run_node
+from superopt.runtime.evaluate import FLOAT64, evaluate
+
+__all__ = ["at_dtype", "bind_sizes", "evaluate_application", "run", "wide"]
+
+
+def wide(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """Elements as the reference computes with them: reals in float64, integers and booleans in int64.
+
+    Values of uint64 from 2⁶³ wrap around. Other types stay as they are.
+    """
+    if dtype.is_float:
+        return array.astype(np.float64, copy=False)
+    return array.astype(np.int64) if dtype.is_integer or dtype is DType.BOOL else array
+
+
+def at_dtype(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """Elements rounded to an element type: integers wrap around, reals are truncated to integers, booleans are ≠ 0."""
+    if dtype is DType.BOOL:
+        return array.astype(bool)
+    if dtype.is_integer and array.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):
+            array = array.astype(np.int64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(dtype.numpy, copy=False)
+
+
+def evaluate_application(
+    operator: Operator,
+    attributes: Mapping[str, AttributeValue],
+    arrays: Sequence[np.ndarray | None],
+    types: Sequence[TensorType | None],
+    *,
+    cast: bool = True,
+    wanted: Iterable[int] | None = None,
+) -> tuple[np.ndarray | None, ...]:
+    """What an operator makes of arrays, computed in float64 (reals) and int64 (integers and booleans).
+
+    Args:
+        operator: its record.
+        attributes: canonical attributes, all known.
+        arrays: the arguments; ``None`` for an absent one.
+        types: their element types; the shapes are those of the arrays.
+        cast: give reals in the declared element type instead of float64. Integers and booleans come in int64
+            without it, wrapped around to the declared type.
+        wanted: positions of the outputs to compute (all by default); the others are ``None``.
+
+    Raises:
+        IllTyped: the operator does not accept these types or attributes.
+    """
+    actual = [
+        None if a is None or t is None else TensorType(t.dtype, tuple(map(int, a.shape)))
+        for a, t in zip(arrays, types, strict=True)
+    ]
+    meaning, made = operator.apply(actual, attributes)
+    operands = [None if a is None or t is None else wide(a, t.dtype) for a, t in zip(arrays, actual, strict=True)]
+    operands += [None] * (len(operator.inputs) - len(operands))
+    chosen = set(range(len(made)) if wanted is None else wanted)
+    results: list[np.ndarray | None] = []
+    for position, (comprehension, kind) in enumerate(zip(meaning.outputs, made, strict=True)):
+        if position not in chosen:
+            results.append(None)
+            continue
+        result = np.asarray(evaluate(comprehension, operands, FLOAT64, {}))
+        if kind.dtype.is_float and not cast:
+            results.append(result.astype(np.float64, copy=False))
+        else:
+            rounded = at_dtype(result, kind.dtype)
+            results.append(rounded if cast else wide(rounded, kind.dtype))
+    return tuple(results)
+
+
+def bind_sizes(types: Iterable[tuple[ValueType | None, np.ndarray]], sizes: dict[str, int]) -> None:
+    """Add to ``sizes`` the names of dimensions that arrays give a size to."""
+    for kind, array in types:
+        if not isinstance(kind, TensorType) or kind.shape is None or len(kind.shape) != array.ndim:
+            continue
+        for dim, size in zip(kind.shape, array.shape, strict=True):
+            if isinstance(dim, Poly) and len(dim.terms) == 1:
+                monomial, coefficient = dim.terms[0]
+                if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], str):
+                    sizes.setdefault(monomial[0], int(size))
+
+
+def run(
+    graph: Graph,
+    feeds: Mapping[str, np.ndarray],
+    *,
+    outputs: Sequence[str] | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> dict[str, np.ndarray]:
+    """Run a graph in float64, from the meanings; nodes without one run in ONNX Runtime at their own types.
+
+    A weight is read when a node needs it and not kept, and a value is dropped after its last use.
+
+    Args:
+        graph: the model, in a valid order.
+        feeds: an array per input; one for a weight overrides it, and gives a shape-only weight its values.
+        outputs: names of the wanted values (any, not only outputs); all outputs by default.
+        sizes: symbolic dimensions that the feeds do not bind.
+
+    Returns:
+        Reals in float64, everything else at its own type.
+
+    Raises:
+        UsageError: an input is missing.
+        Unsupported: a node has no meaning and ONNX Runtime cannot run it; names the node.
+    """
+    wanted = list(outputs) if outputs is not None else [v.name for v in graph.outputs]
+    bound = dict(sizes or {})
+    bind_sizes(((v.type, np.asarray(feeds[v.name])) for v in graph.inputs if v.name in feeds), bound)
+    state = _Run(graph, feeds, infer(graph, bound), bound, {})
+    needed = _needed(graph, wanted)
+    uses: dict[str, int] = {}
+    for position in needed:
+        for name in set(graph.nodes[position].reads):
+            uses[name] = uses.get(name, 0) + 1
+    for name in wanted:
+        uses[name] = uses.get(name, 0) + 1
+    for position in needed:
+        node = graph.nodes[position]
+        state.step(position, {o for o in node.outputs if o in uses})
+        for name in set(node.reads):
+            uses[name] -= 1
+            if not uses[name]:
+                state.values.pop(name, None)
+    return {name: state.result(name) for name in wanted}
+
+
+def _needed(graph: Graph, wanted: Sequence[str]) -> list[int]:
+    """Positions of the nodes that the wanted values depend on, in order."""
+    live = set(wanted)
+    positions: list[int] = []
+    for position in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[position]
+        if live.intersection(node.outputs) - {""}:
+            positions.append(position)
+            live.update(node.reads)
+    return positions[::-1]
+
+
+@dataclass
+class _Run:
+    graph: Graph
+    feeds: Mapping[str, np.ndarray]
+    typing: Typing
+    bound: dict[str, int]
+    values: dict[str, tuple[np.ndarray, DType | None]]  # computed values: wide elements, and their own element type
+
+    def value(self, name: str) -> tuple[np.ndarray, DType | None]:
+        """Wide elements and element type of a value; ``None`` when it is not a tensor."""
+        found = self.values.get(name)
+        if found is not None:
+            return found
+        weight = self.graph.weight.get(name)
+        if name in self.feeds:
+            array = np.asarray(self.feeds[name])
+            declared = self.graph.declared.get(name)
+            dtype = declared.dtype if isinstance(declared, TensorType) else None
+        elif weight is not None and weight.data is not None:
+            array, dtype = weight.data.numpy(), weight.type.dtype
+        else:
+            raise UsageError(f"input {printable(name)!r} was not given")
+        return (array if dtype is None else wide(array, dtype)), dtype
+
+    def result(self, name: str) -> np.ndarray:
+        array, dtype = self.value(name)
+        return array if dtype is None or dtype.is_float else at_dtype(array, dtype)
+
+    def step(self, position: int, outputs: set[str]) -> None:
+        """Run a node and keep these outputs."""
+        node, how = self.graph.nodes[position], self.typing.nodes[position]
+        made: list[tuple[str, np.ndarray, DType | None]]
+        try:
+            made = self.applied(node, how, outputs) if isinstance(how, Applied) else self.opaque(node, outputs)
+        except IllTyped:
+            # What the types promised did not come true (a size known only at run time): the runtime decides.
+            made = self.opaque(node, outputs)
+        except MemoryError as error:
+            raise ResourceLimit("the reference ran out of memory", where=label(node)) from error
+        for name, array, dtype in made:
+            self.values[name] = (array, dtype)
+            bind_sizes([(self.typing.types.get(name), array)], self.bound)
+
+    def applied(self, node: Node, how: Applied, outputs: set[str]) -> list[tuple[str, np.ndarray, DType | None]]:
+        arguments = [None if name is None else self.value(name) for name in how.args]
+        arrays = [None if a is None else a[0] for a in arguments]
+        types = [None if a is None or a[1] is None else TensorType(a[1], tuple(a[0].shape)) for a in arguments]
+        attributes = {key: self.known(value) for key, value in how.attributes.items()}
+        wanted = [p for p, name in enumerate(node.outputs) if name in outputs]
+        results = evaluate_application(how.operator, attributes, arrays, types, cast=False, wanted=wanted)
+        dtype = how.operator.apply(types, attributes)[1][0].dtype
+        return [(node.outputs[p], r, dtype) for p in wanted if (r := results[p]) is not None]
+
+    def known(self, value: AttributeValue) -> AttributeValue:
+        """An attribute with its sizes put in."""
+        if isinstance(value, tuple):
+            return tuple(self.known(v) for v in value)
+        known = substitute(value, self.bound) if isinstance(value, Poly) else value
+        if isinstance(known, Poly):
+            raise Undetermined(f"the size {known} is not known")
+        return known
+
+    def opaque(self, node: Node, outputs: set[str]) -> list[tuple[str, np.ndarray, DType | None]]:
+        held = {name: self.value(name) for name in dict.fromkeys(node.reads)}
+        arrays = {n: a if d is None else at_dtype(a, d) for n, (a, d) in held.items()}
+        types: dict[str, ValueType | None] = {**self.typing.types, **self.graph.declared}
+        for name, (array, dtype) in held.items():
+            if dtype is not None:
+                types[name] = TensorType(dtype, tuple(map(int, array.shape)))
+        found = run_node(self.graph, node, arrays, types)
+        made: list[tuple[str, np.ndarray, DType | None]] = []
+        for name in outputs:
+            array = found[name]
+            dtype = None if isinstance(types.get(name), OpaqueType) else _dtype(array)
+            made.append((name, array if dtype is None else wide(array, dtype), dtype))
+        return made
+
+
+def _dtype(array: np.ndarray) -> DType | None:
+    """The element type of a run's result; strings are known by their first element."""
+    if array.dtype.kind in "OUS":
+        first = array.reshape(-1)[:1].tolist()
+        return DType.STRING if not first or isinstance(first[0], str | bytes) else None
+    try:
+        return DType.of(array.dtype)
+    except KeyError:
+        raise Unsupported(f"a result has the element type {array.dtype}, which ONNX does not have") from None

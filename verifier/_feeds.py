@@ -1,0 +1,166 @@
+"""Inputs for running a model: random, by element type, within what the graph does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from superopt.ir.errors import Unsupported, printable
+from superopt.ir.graph import Graph, Node
+from superopt.ir.poly import Dim, symbols, value_at
+from superopt.ir.types import DType, TensorType
+
+__all__ = ["KINDS", "LEVELS", "choose_sizes", "fed_types", "make_inputs"]
+
+KINDS = ("normal", "edge", "uniform")
+LEVELS = 6  # ways to choose symbolic sizes, tried in order until the model accepts one
+_EDGES = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.0, 1e-8, -1e-4, 1e-3, 16.0, -16.0, 64.0, -64.0])
+_SAME_VALUES = frozenset({
+    "Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice", "Flatten", "Expand", "Tile", "Concat",
+    "Split",
+})  # fmt: skip
+_INDEX_INPUT = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterElements": 1, "Scatter": 1, "ScatterND": 1}
+
+
+def fed_types(graph: Graph) -> dict[str, TensorType]:
+    """What must be fed: every input that has no default, and every weight without values.
+
+    Raises:
+        Unsupported: an input is not a tensor of known rank and of numbers.
+    """
+    fed: dict[str, TensorType] = {}
+    for value in graph.inputs:
+        weight = graph.weight.get(value.name)
+        if weight is not None and weight.data is not None:
+            continue
+        kind = value.type
+        if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or kind.dtype.value.startswith("complex"):
+            raise Unsupported(f"random values for input {printable(value.name)!r} of type {kind} cannot be made")
+        fed[value.name] = kind
+    fed.update((w.name, w.type) for w in graph.weights if w.data is None)
+    return fed
+
+
+def choose_sizes(graph: Graph, seed: int, level: int, fixed: Mapping[str, int]) -> dict[str, int]:
+    """Sizes for the symbolic dimensions. Higher levels are for models that refuse small or odd sizes.
+
+    Level 0 draws each from 2 to 5; later ones keep the first dimension of every input small (the batch) and make
+    the others 8, 32, 64 and 224; the last makes all 1.
+    """
+    rng = np.random.default_rng((seed, 1))
+    sizes: dict[str, int] = dict(fixed)
+    for kind in fed_types(graph).values():
+        for axis, dim in enumerate(kind.shape or ()):
+            for name in sorted(symbols(dim)):
+                small = int(rng.integers(2, 6))
+                large = (small, 8, 32, 64, 224, 1)[level]
+                sizes.setdefault(name, 1 if level == LEVELS - 1 else min(small, 3) if level and axis == 0 else large)
+    return sizes
+
+
+def make_inputs(
+    graph: Graph, seed: int, kind: str = "normal", sizes: Mapping[str, int] | None = None, *, level: int = 0
+) -> dict[str, np.ndarray]:
+    """An array for every input (and shape-only weight), at its declared element type; the same for the same arguments.
+
+    Args:
+        graph: the model.
+        seed: of the random numbers and of the symbolic sizes.
+        kind: "normal" (standard normal), "uniform" (0 to 1) or "edge" (zeros, ones, large, small and negative values).
+        sizes: symbolic dimensions that are fixed.
+        level: how the others are chosen (see ``choose_sizes``).
+
+    Raises:
+        Unsupported: an input is not a tensor of numbers.
+    """
+    rng = np.random.default_rng((seed, KINDS.index(kind)))
+    bound = choose_sizes(graph, seed, level, sizes or {})
+    feeds: dict[str, np.ndarray] = {}
+    for name, type_ in fed_types(graph).items():
+        shape = (2,) * level if type_.shape is None else tuple(_size(d, bound) for d in type_.shape)
+        weight = graph.weight.get(name)
+        if weight is not None and type_.dtype.is_float:
+            array = rng.uniform(0.5, 1.5, shape) if _is_variance(graph, name) else rng.standard_normal(shape) * 0.1
+            feeds[name] = array.astype(type_.dtype.numpy)
+        else:
+            feeds[name] = _values(graph, name, type_.dtype, shape, kind, rng)
+    return feeds
+
+
+def _size(dim: Dim, bound: Mapping[str, int]) -> int:
+    return max(value_at(dim, bound), 0)
+
+
+def _values(
+    graph: Graph, name: str, dtype: DType, shape: tuple[int, ...], kind: str, rng: np.random.Generator
+) -> np.ndarray:
+    if dtype is DType.BOOL:
+        return rng.random(shape) < 0.5
+    if dtype.is_integer:
+        stop = index_bound(graph, name)
+        stop = min(2 if stop is None else stop, 2 ** (dtype.bits - 1))
+        drawn: np.ndarray = rng.integers(0, max(stop, 1), shape)
+        if kind == "edge" and drawn.size:  # both ends of the range for certain
+            drawn.reshape(-1)[0], drawn.reshape(-1)[-1] = 0, max(stop, 1) - 1
+        return drawn.astype(dtype.numpy)
+    if kind == "edge":
+        return rng.choice(_EDGES, shape).astype(dtype.numpy)
+    real: np.ndarray = rng.random(shape) if kind == "uniform" else rng.standard_normal(shape)
+    return np.asarray(real, dtype=np.float64).astype(dtype.numpy)
+
+
+def index_bound(graph: Graph, name: str) -> int | None:
+    """How many positions an integer input may name where it is used as an index; ``None`` when it is no index.
+
+    Follows the value through operators that only move elements about.
+    """
+    bounds: list[int] = []
+    seen: set[str] = set()
+    waiting = [name]
+    while waiting:
+        current = waiting.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        for node in graph.consumers.get(current, ()):
+            bounds.extend(b for b in [_bound(graph, node, current)] if b is not None)
+            if node.op in _SAME_VALUES and node.inputs[0] == current:
+                waiting.extend(o for o in node.outputs if o)
+    return min(bounds, default=None)
+
+
+def _bound(graph: Graph, node: Node, name: str) -> int | None:
+    place = _INDEX_INPUT.get(node.op)
+    if place is not None and len(node.inputs) > place and node.inputs[place] == name:
+        sizes = _known_sizes(graph, node.inputs[0])
+        axis = node.attributes.get("axis", 0)
+        if not sizes or not isinstance(axis, int):
+            return None
+        if node.op in ("GatherND", "ScatterND"):
+            return min((s for s in sizes if s is not None), default=None)
+        return sizes[axis] if -len(sizes) <= axis < len(sizes) else None
+    if node.op == "OneHot" and node.inputs[0] == name:
+        depth = graph.constants.get(node.inputs[1])
+        return int(depth.data.numpy().reshape(-1)[0]) if depth is not None and depth.data is not None else None
+    if node.domain == "com.microsoft" and node.op == "EmbedLayerNormalization":
+        tables = {0: 2, 1: 4, 7: 3}
+        found = [tables[p] for p, n in enumerate(node.inputs) if n == name and p in tables]
+        sizes = _known_sizes(graph, node.inputs[found[0]]) if found else None
+        return sizes[0] if sizes else None
+    return None
+
+
+def _known_sizes(graph: Graph, name: str) -> list[int | None] | None:
+    kind = graph.declared.get(name)
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        return None
+    return [d if isinstance(d, int) else None for d in kind.shape]
+
+
+def _is_variance(graph: Graph, name: str) -> bool:
+    """A normalisation reads it as a variance, which must be positive."""
+    return any(
+        n.op == "BatchNormalization" and len(n.inputs) > 4 and n.inputs[4] == name
+        for n in graph.consumers.get(name, ())
+    )
