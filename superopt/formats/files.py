@@ -1,0 +1,272 @@
+"""Opening files that a model names, and writing files so that nothing half-written is ever seen.
+
+A model is input from strangers: the files it points to must be plain files inside its own directory. Everything is
+decided on an open descriptor (``fstat``), so a file cannot be swapped between the check and the use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+
+from superopt.ir.errors import InvalidModel, UsageError, printable
+
+__all__ = ["CHUNK", "MappedFile", "Replacement", "open_inside", "open_plain", "read_plain", "replace_file"]
+
+CHUNK = 4 << 20
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_KINDS = (
+    (stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"), (stat.S_ISSOCK, "a socket"), (stat.S_ISLNK, "a symbolic link"),
+)  # fmt: skip
+
+
+def open_plain(path: Path) -> int:
+    """A read-only descriptor of a regular file; never blocks on a FIFO or a device.
+
+    Raises:
+        InvalidModel: it is missing, not readable, or not a regular file.
+    """
+    try:
+        if not stat.S_ISREG((found := os.stat(path)).st_mode):  # before open: opening a device may have effects
+            raise InvalidModel(f"is {_kind(found.st_mode)}, not a file")
+        descriptor = os.open(path, _FLAGS)
+    except (OSError, ValueError) as error:
+        raise InvalidModel(f"cannot be read: {_reason(error)}") from error
+    return _only_regular(descriptor)
+
+
+def _only_regular(descriptor: int) -> int:
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise InvalidModel(f"is {_kind(mode)}, not a file")
+    return descriptor
+
+
+def _kind(mode: int) -> str:
+    return next((name for test, name in _KINDS if test(mode)), "not a regular file")
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def read_plain(path: Path, limit: int) -> bytes:
+    """All bytes of a regular file.
+
+    Raises:
+        InvalidModel: it cannot be read, or is longer than ``limit`` bytes.
+    """
+    with os.fdopen(open_plain(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise InvalidModel(
+                f"is {size} bytes long; the limit for this kind of file is {limit}",
+                hint="keep the weights of a large model in a file beside it (ONNX external data, or safetensors)",
+            )
+        return file.read(limit + 1)
+
+
+def open_inside(directory: Path, location: str) -> MappedFile:
+    """The file that a model in ``directory`` points to.
+
+    Refused: absolute paths, ``..``, symbolic links anywhere below the directory, files with several hard links
+    (one name of which may lie outside), and whatever is not a regular file.
+
+    Raises:
+        InvalidModel: the location is refused or cannot be opened.
+    """
+    where = f"external data {printable(location)!r}"
+    parts = [p for p in location.replace("\\", "/").split("/") if p != "."]
+    if not location or "\0" in location or location.startswith(("/", "\\")) or ":" in parts[0]:
+        raise InvalidModel("only a relative path below the model's directory is accepted", where=where)
+    if any(p in ("..", "") for p in parts):
+        raise InvalidModel("the path leaves the model's directory or has empty parts", where=where)
+    try:
+        descriptor = _walk(directory, parts)
+    except OSError as error:
+        raise InvalidModel(f"cannot be opened: {_reason(error)}", where=where) from error
+    except InvalidModel as error:
+        raise error.within(where) from error
+    if (links := os.fstat(descriptor).st_nlink) > 1:
+        os.close(descriptor)
+        raise InvalidModel(f"the file has {links} hard links, so it may belong to somebody else", where=where)
+    return MappedFile(directory.joinpath(*parts), descriptor)
+
+
+def _walk(directory: Path, parts: list[str]) -> int:
+    """Open ``directory/parts`` one component at a time, following no link."""
+    here = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        for part in parts[:-1]:
+            inner = os.open(part, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_FOLLOW, dir_fd=here)
+            os.close(here)
+            here = inner
+        mode = os.stat(parts[-1], dir_fd=here, follow_symlinks=False).st_mode
+        if not stat.S_ISREG(mode):
+            raise InvalidModel(f"is {_kind(mode)}, not a file")
+        return _only_regular(os.open(parts[-1], _FLAGS | _NO_FOLLOW, dir_fd=here))
+    finally:
+        os.close(here)
+
+
+class MappedFile:
+    """An open file whose bytes are mapped when first needed; survives renaming or removal of its name.
+
+    After pickling (into a worker process) the file is opened again, and must still be the same file.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self.size = os.fstat(descriptor).st_size
+        self._identity = _identity(descriptor)
+
+    @cached_property
+    def map(self) -> mmap.mmap:
+        """The whole file, read-only."""
+        return mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
+
+    def chunks(self, offset: int, length: int) -> Iterator[bytes]:
+        """The bytes from ``offset``, a few MiB at a time, without keeping them mapped.
+
+        Raises:
+            InvalidModel: the file became shorter since it was opened.
+        """
+        end = offset + length
+        while offset < end:
+            piece = os.pread(self._descriptor, min(CHUNK, end - offset), offset)
+            if not piece:
+                raise InvalidModel("the file was truncated while it was being read", where=printable(str(self.path)))
+            yield piece
+            offset += len(piece)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"path": self.path, "_identity": self._identity}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        path = state["path"]
+        assert isinstance(path, Path)
+        self.path = path
+        self._identity = state["_identity"]  # type: ignore[assignment]
+        self._descriptor = open_plain(path)
+        self.size = os.fstat(self._descriptor).st_size
+        if _identity(self._descriptor) != self._identity:
+            raise InvalidModel("the file changed since the model was loaded", where=printable(str(path)))
+
+    def __del__(self) -> None:
+        descriptor = self.__dict__.get("_descriptor")
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def _identity(descriptor: int) -> tuple[int, int, int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class Replacement:
+    """Files written under temporary names and renamed together at the end; on an error nothing remains.
+
+    >>> import tempfile, pathlib
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> with Replacement() as files:
+    ...     files.add(folder / "a.txt", [b"one", b"two"], force=False)
+    >>> (folder / "a.txt").read_bytes()
+    b'onetwo'
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[str, Path]] = []
+
+    def add(self, path: Path, chunks: Iterable[bytes | memoryview], *, force: bool) -> None:
+        """Write one file under a temporary name beside ``path``. Chunks that are all zero become holes.
+
+        Raises:
+            UsageError: the file exists and ``force`` is false, or it cannot be written.
+        """
+        _refuse_existing(path, force)
+        try:
+            descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:80]}.", suffix=".tmp")
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot be written: {_reason(error)}", where=printable(str(path))) from error
+        self._pending.append((temporary, path))
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                for chunk in chunks:
+                    if len(chunk) >= 4096 and not any_nonzero(chunk):
+                        file.seek(len(chunk), os.SEEK_CUR)
+                    else:
+                        file.write(chunk)
+                file.truncate(file.tell())
+                os.fchmod(file.fileno(), 0o666 & ~_umask())
+        except OSError as error:
+            raise UsageError(f"cannot be written: {_reason(error)}", where=printable(str(path))) from error
+
+    def __enter__(self) -> Replacement:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            if kind is None:
+                while self._pending:
+                    os.replace(*self._pending[0])
+                    del self._pending[0]
+        except OSError as error:
+            path = printable(str(self._pending[0][1]))
+            raise UsageError(f"cannot be written: {_reason(error)}", where=path) from error
+        finally:
+            for temporary, _ in self._pending:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+
+
+def _refuse_existing(path: Path, force: bool) -> None:
+    where = printable(str(path))
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot be written: {_reason(error)}", where=where) from error
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        raise UsageError(f"is {_kind(mode)}; a file cannot be written there", where=where)
+    if not force:
+        raise UsageError("exists already", where=where, hint="choose another name, or overwrite it with --force (-f)")
+
+
+def any_nonzero(chunk: bytes | memoryview) -> bool:
+    """Whether a chunk holds any byte that is not zero; a slice is compared first, as that usually decides."""
+    data = memoryview(chunk).cast("B")
+    return data[:64] != _ZEROS[:64] or any(
+        data[i : i + len(_ZEROS)] != _ZEROS[: min(len(_ZEROS), len(data) - i)] for i in range(0, len(data), len(_ZEROS))
+    )
+
+
+_ZEROS = memoryview(bytes(1 << 16))
+
+
+def _umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def replace_file(path: Path, content: bytes, *, force: bool = False) -> None:
+    """Write a whole small file so that it is either there complete or not at all.
+
+    Raises:
+        UsageError: it exists and ``force`` is false, or cannot be written.
+    """
+    with Replacement() as files:
+        files.add(path, [content], force=force)

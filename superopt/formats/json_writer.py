@@ -1,0 +1,167 @@
+"""Graph to the JSON graph of DESIGN §5: one node or weight a line, so that differences between files can be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from superopt.formats.files import Replacement
+from superopt.formats.json_reader import FORMAT, VERSION
+from superopt.formats.json_weights import INLINE, describe, encode, finite
+from superopt.formats.onnx_values import is_anonymous
+from superopt.formats.safetensors import stream
+from superopt.formats.tensors import RandomData, SparseData
+from superopt.ir.graph import Attribute, Graph, Node, OpaqueAttribute, Value, Weight
+from superopt.ir.types import DType, OpaqueType, ValueType
+
+__all__ = ["save_json", "to_json"]
+
+
+def save_json(graph: Graph, path: Path, *, force: bool = False) -> None:
+    """Write ``path``, and beside it ``<stem>.safetensors`` when a weight is too long to read inline.
+
+    Raises:
+        UsageError: a file exists already and ``force`` is false, or cannot be written.
+    """
+    sidecar = path.with_name(path.stem + ".safetensors")
+    large = [w for w in graph.weights if _is_large(w)]
+    with Replacement() as files:
+        if large:
+            files.add(sidecar, stream(large), force=force)
+        text = format_document(to_json(graph, sidecar=sidecar.name if large else None))
+        files.add(path, [text.encode()], force=force)
+
+
+def _is_large(w: Weight) -> bool:
+    count = w.type.elements
+    made = w.data is None or isinstance(w.data, RandomData | SparseData) or w.type.dtype is DType.STRING
+    return not made and isinstance(count, int) and count > INLINE
+
+
+def to_json(graph: Graph, *, sidecar: str | None = None) -> dict[str, object]:
+    """The JSON document of a graph.
+
+    Args:
+        graph: any graph.
+        sidecar: name of the safetensors file that long weights are said to be in; without it they are inside, as
+            base64.
+    """
+    document: dict[str, object] = {"format": FORMAT, "version": VERSION}
+    if graph.name:
+        document["name"] = graph.name
+    if graph.doc:
+        document["doc"] = graph.doc
+    document["opset"] = dict(graph.opset)
+    document["inputs"] = [_value(v) for v in graph.inputs]
+    if graph.weights:
+        document["weights"] = [_weight(w, sidecar if _is_large(w) else None) for w in graph.weights]
+    document["nodes"] = [_node(n) for n in graph.nodes]
+    document["outputs"] = [_value(v) for v in graph.outputs]
+    if graph.values:
+        document["values"] = [_value(v) for v in graph.values]
+    _annotate(document, "", graph.metadata)
+    if graph.extras:
+        document["extras"] = {k: encode(v) for k, v in graph.extras.items()}
+    return document
+
+
+def _value(v: Value) -> dict[str, object]:
+    entry: dict[str, object] = {"name": v.name, **_type(v.type)}
+    _annotate(entry, v.doc, v.metadata)
+    return entry
+
+
+def _type(kind: ValueType | None) -> dict[str, object]:
+    if kind is None:
+        return {}
+    if isinstance(kind, OpaqueType):
+        return {"type": encode(kind.payload)}
+    if kind.shape is None:
+        return {"dtype": kind.dtype.value}
+    shape = [d if isinstance(d, int) else None if is_anonymous(d) else str(d) for d in kind.shape]
+    return {"dtype": kind.dtype.value, "shape": shape}
+
+
+def _weight(w: Weight, sidecar: str | None) -> dict[str, object]:
+    entry = {**({"name": w.name} if w.name else {}), **_type(w.type), **describe(w, sidecar)}
+    _annotate(entry, w.doc, w.metadata)
+    return entry
+
+
+def _node(n: Node) -> dict[str, object]:
+    entry: dict[str, object] = {"name": n.name} if n.name else {}
+    entry["op"] = n.op
+    if n.domain:
+        entry["domain"] = n.domain
+    if n.overload:
+        entry["overload"] = n.overload
+    entry |= {"inputs": list(n.inputs), "outputs": list(n.outputs)}
+    if n.attributes:
+        entry["attributes"] = {k: _attribute(v) for k, v in n.attributes.items()}
+    _annotate(entry, n.doc, n.metadata)
+    return entry
+
+
+def _attribute(value: Attribute) -> object:
+    if isinstance(value, OpaqueAttribute):
+        return {"opaque": encode(value.payload)}
+    if isinstance(value, Weight):
+        return {"tensor": _weight(value, None)}
+    if isinstance(value, float):
+        return value if finite(value) is value else {"float": finite(value)}
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, bytes):
+        return _readable(value) if _readable(value) is not None else {"bytes": encode(value)}
+    strings = [v for v in value if isinstance(v, bytes)]
+    if strings:
+        texts = [_readable(v) for v in strings]
+        return texts if None not in texts else {"bytes": [encode(v) for v in strings]}
+    if any(isinstance(v, float) for v in value):
+        items = [finite(float(v)) for v in value]
+        return {"floats": items} if any(isinstance(i, str) for i in items) else items
+    return [int(v) for v in value]
+
+
+def _readable(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _annotate(entry: dict[str, object], doc: str, metadata: Mapping[str, str]) -> None:
+    """Docs and metadata; metadata that came from ``x-`` keys goes back there."""
+    if doc:
+        entry["doc"] = doc
+    plain: dict[str, str] = {}
+    for key, text in metadata.items():
+        if key.startswith("x-") and _is_canonical(text):
+            entry[key] = json.loads(text)
+        else:
+            plain[key] = text
+    if plain:
+        entry["metadata"] = plain
+
+
+def _is_canonical(text: str) -> bool:
+    """Whether a JSON text is exactly what reading its value back would give."""
+    try:
+        return len(text) < 100_000 and json.dumps(json.loads(text)) == text
+    except (ValueError, RecursionError):
+        return False
+
+
+def format_document(document: Mapping[str, object]) -> str:
+    """JSON text with one element of a top-level list to a line. Only ASCII, so that no name can act on a terminal."""
+    return "{\n" + ",\n".join(_members(document)) + "\n}\n"
+
+
+def _members(document: Mapping[str, object]) -> Iterator[str]:
+    for key, value in document.items():
+        if isinstance(value, list) and value:
+            lines = ",\n".join("  " + json.dumps(v, allow_nan=False) for v in value)
+            yield f" {json.dumps(key)}: [\n{lines}\n ]"
+        else:
+            yield f" {json.dumps(key)}: {json.dumps(value, allow_nan=False)}"

@@ -1,0 +1,280 @@
+"""TensorProto and SparseTensorProto to weights and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from onnx import SparseTensorProto, TensorProto
+
+from superopt.formats.files import MappedFile, open_inside
+from superopt.formats.tensors import (
+    FileData,
+    PackedData,
+    SparseData,
+    checked_shape,
+    expected_bytes,
+    packed_chunks,
+    shape_of,
+)
+from superopt.ir.errors import InvalidModel, printable
+from superopt.ir.graph import ArrayData, Weight
+from superopt.ir.types import DType, TensorType
+
+__all__ = [
+    "DTYPES",
+    "ELEMENT_TYPES",
+    "ExternalFiles",
+    "TypedData",
+    "sparse_proto",
+    "sparse_weight",
+    "tensor_header",
+    "tensor_proto",
+    "weight",
+]
+
+_PROTO_NAME = {DType.FLOAT32: "FLOAT", DType.FLOAT64: "DOUBLE"}
+ELEMENT_TYPES: Mapping[DType, int] = {
+    d: getattr(TensorProto, name) for d in DType if hasattr(TensorProto, name := _PROTO_NAME.get(d, d.name))
+}
+DTYPES: Mapping[int, DType] = {number: d for d, number in ELEMENT_TYPES.items()}
+
+_EXTERNAL_KEYS = frozenset({"location", "offset", "length", "checksum"})
+_NUMBER = re.compile(r"[0-9]{1,18}\Z")
+_TYPED = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+_FIELD = {
+    DType.FLOAT32: "float_data", DType.COMPLEX64: "float_data", DType.FLOAT64: "double_data",
+    DType.COMPLEX128: "double_data", DType.INT64: "int64_data", DType.UINT32: "uint64_data",
+    DType.UINT64: "uint64_data", DType.STRING: "string_data",
+}  # fmt: skip
+
+
+class ExternalFiles:
+    """The files that one model may read its weights from; each is opened once.
+
+    Args:
+        base: the model's directory, or ``None`` where there is none (bytes from the network).
+        allowed: whether locations are accepted at all; the service accepts none.
+    """
+
+    def __init__(self, base: Path | None, allowed: bool = True) -> None:
+        self._base = base
+        self._allowed = allowed
+        self._open: dict[str, MappedFile] = {}
+
+    def get(self, location: str) -> MappedFile:
+        """The open file.
+
+        Raises:
+            InvalidModel: external data is not accepted here, or this location is refused.
+        """
+        if self._base is None or not self._allowed:
+            raise InvalidModel(
+                f"the weights are in another file, {printable(location)!r}, which is not accepted here",
+                hint="send them along as safetensors, or inside the model",
+            )
+        if location not in self._open:
+            self._open[location] = open_inside(self._base, location)
+        return self._open[location]
+
+
+@dataclass(frozen=True, eq=False)
+class TypedData:
+    """Elements in a TensorProto's typed field (``float_data`` …), decoded when read and written back as they were."""
+
+    type: TensorType
+    payload: bytes = field(repr=False)  # the TensorProto without its name and docs
+
+    @cached_property
+    def digest(self) -> str:
+        return ArrayData(self.numpy()).digest
+
+    def numpy(self) -> np.ndarray:
+        proto, dtype = TensorProto.FromString(self.payload), self.type.dtype
+        values = getattr(proto, _FIELD.get(dtype, "int32_data"))
+        if dtype is DType.STRING:
+            array = np.empty(len(values), object)
+            array[:] = list(values)
+        elif dtype in (DType.COMPLEX64, DType.COMPLEX128):
+            array = np.array(values, np.float32 if dtype is DType.COMPLEX64 else np.float64).view(dtype.numpy)
+        elif _FIELD.get(dtype) or dtype in (DType.INT32, DType.BOOL):
+            array = np.array(values, dtype.numpy)
+        else:  # int32_data holds one element's bits (or the bits of several) in each entry
+            width = np.uint16 if dtype.bits == 16 else np.uint8
+            packed = np.array(values, np.int32).astype(width)
+            return PackedData(self.type, packed.tobytes()).numpy()
+        return array.reshape(self.type.shape)  # type: ignore[arg-type]
+
+
+def weight(proto: TensorProto, files: ExternalFiles, name: str | None = None) -> Weight:
+    """A weight whose elements are left where they are until they are read.
+
+    Raises:
+        InvalidModel: type, dims and stored bytes do not fit together, or its external location is refused.
+    """
+    name = proto.name if name is None else name
+    where = f"weight {printable(name)!r}"
+    try:
+        dtype = DTYPES[proto.data_type]
+    except KeyError:
+        raise InvalidModel(f"unknown element type {proto.data_type}", where=where) from None
+    if proto.HasField("segment"):
+        raise InvalidModel("segmented tensors are not supported", where=where)
+    kind = TensorType(dtype, checked_shape(tuple(proto.dims), where))
+    try:
+        data = _data(proto, kind, files)
+    except InvalidModel as error:
+        raise error.within(where) from error
+    return Weight(name, kind, data, proto.doc_string, {e.key: e.value for e in proto.metadata_props})
+
+
+def _data(proto: TensorProto, kind: TensorType, files: ExternalFiles) -> PackedData | TypedData | FileData:
+    if proto.data_location == TensorProto.EXTERNAL:
+        if kind.dtype is DType.STRING:
+            raise InvalidModel("strings cannot be external data")
+        return _external(proto, kind, files)
+    if proto.external_data:
+        raise InvalidModel("has external-data entries although its data is inside the model")
+    if proto.HasField("raw_data") and (proto.raw_data or not any(len(getattr(proto, f)) for f in _TYPED)):
+        if kind.dtype is DType.STRING:
+            raise InvalidModel("strings cannot be raw data")
+        raw = proto.raw_data
+        if len(raw) != expected_bytes(kind):
+            raise InvalidModel(f"{kind} takes {expected_bytes(kind)} bytes, but {len(raw)} are there")
+        return PackedData(kind, raw)
+    name = _FIELD.get(kind.dtype, "int32_data")
+    found, count = len(getattr(proto, name)), kind.elements
+    assert isinstance(count, int)
+    if 0 < kind.dtype.bits < 8:
+        count = expected_bytes(kind)
+    if kind.dtype in (DType.COMPLEX64, DType.COMPLEX128):
+        count *= 2
+    if found != count:
+        raise InvalidModel(f"{kind} takes {count} entries of {name}, but {found} are there")
+    bare = TensorProto()
+    bare.CopyFrom(proto)
+    for key in ("name", "doc_string", "metadata_props"):
+        bare.ClearField(key)
+    return TypedData(kind, bare.SerializeToString())
+
+
+def _external(proto: TensorProto, kind: TensorType, files: ExternalFiles) -> FileData:
+    keys = [e.key for e in proto.external_data]
+    entries = {e.key: e.value for e in proto.external_data}
+    if unknown := sorted(set(keys) - _EXTERNAL_KEYS):
+        raise InvalidModel(f"unknown external-data key {printable(unknown[0])!r}")
+    if len(keys) != len(entries):
+        raise InvalidModel("an external-data key is given twice")
+    numbers = {}
+    for key in ("offset", "length"):
+        text = entries.get(key, "0" if key == "offset" else str(expected_bytes(kind)))
+        if not _NUMBER.match(text):
+            raise InvalidModel(f"the external data's {key} is {printable(text, 40)!r}, not a number of bytes")
+        numbers[key] = int(text)
+    if numbers["length"] != expected_bytes(kind):
+        raise InvalidModel(f"{kind} takes {expected_bytes(kind)} bytes, but its length is {numbers['length']}")
+    location = entries.get("location", "")
+    file = files.get(location)
+    end = numbers["offset"] + numbers["length"]
+    if end > file.size:
+        where = f"external data {printable(location)!r}"
+        raise InvalidModel(f"the data ends at byte {end}, but the file has {file.size}", where=where)
+    return FileData(kind, file, numbers["offset"])
+
+
+def sparse_weight(proto: SparseTensorProto, files: ExternalFiles) -> Weight:
+    """A sparse initializer as a weight of its dense type; written back as it was.
+
+    Raises:
+        InvalidModel: its parts do not fit together.
+    """
+    values = weight(proto.values, files)
+    indices = weight(proto.indices, files, f"{values.name} (indices)")
+    where = f"sparse weight {printable(values.name)!r}"
+    shape = checked_shape(tuple(proto.dims), where)
+    count = values.type.elements
+    fits = indices.type.shape in ((count,), (count, len(shape)))
+    if indices.type.dtype is not DType.INT64 or values.type.rank != 1 or not fits:
+        raise InvalidModel(f"values {values.type} and indices {indices.type} do not fit {list(shape)}", where=where)
+    assert values.data is not None
+    assert indices.data is not None
+    bare = SparseTensorProto()
+    bare.CopyFrom(proto)
+    bare.values.name = ""
+    for part in (bare.values, bare.indices):
+        internalise(part, files)
+    kind = TensorType(values.type.dtype, shape)
+    return Weight(values.name, kind, SparseData(kind, bare.SerializeToString(), values.data, indices.data))
+
+
+def internalise(proto: TensorProto, files: ExternalFiles) -> int:
+    """Move external data into the proto (used for tensors inside subgraphs); gives the bytes moved."""
+    if proto.data_location != TensorProto.EXTERNAL:
+        return 0
+    found = weight(proto, files)
+    assert found.data is not None
+    raw = b"".join(packed_chunks(found.data, found.type.dtype))
+    proto.ClearField("data_location")
+    proto.ClearField("external_data")
+    proto.raw_data = raw
+    return len(raw)
+
+
+def tensor_proto(w: Weight, external: tuple[str, int, int] | None = None) -> TensorProto:
+    """The TensorProto of a weight with values.
+
+    Args:
+        w: the weight; its ``data`` must not be ``None``.
+        external: location, offset and length, where its bytes are stored in a file beside the model.
+    """
+    assert w.data is not None
+    proto = tensor_header(w)
+    if external is not None:
+        proto.data_location = TensorProto.EXTERNAL
+        for key, value in zip(("location", "offset", "length"), external, strict=True):
+            proto.external_data.add(key=key, value=str(value))
+    elif isinstance(w.data, TypedData):
+        proto.ClearField("dims")
+        proto.MergeFrom(TensorProto.FromString(w.data.payload))
+    elif w.type.dtype is DType.STRING:
+        proto.string_data.extend(as_bytes(e) for e in w.data.numpy().reshape(-1).tolist())
+    else:
+        proto.raw_data = b"".join(packed_chunks(w.data, w.type.dtype))
+    return proto
+
+
+def tensor_header(w: Weight) -> TensorProto:
+    """The TensorProto of a weight but for its elements."""
+    proto = TensorProto(dims=shape_of(w.type), data_type=ELEMENT_TYPES[w.type.dtype])
+    if w.name:
+        proto.name = w.name
+    if w.doc:
+        proto.doc_string = w.doc
+    for key, value in w.metadata.items():
+        proto.metadata_props.add(key=key, value=value)
+    return proto
+
+
+def as_bytes(element: str | bytes) -> bytes:
+    """A string element as ONNX stores it."""
+    return element.encode() if isinstance(element, str) else bytes(element)
+
+
+def sparse_proto(w: Weight) -> SparseTensorProto:
+    """The SparseTensorProto that a weight with :class:`SparseData` came from, under the weight's name."""
+    assert isinstance(w.data, SparseData)
+    proto = SparseTensorProto()
+    proto.ParseFromString(w.data.payload)
+    proto.values.name = w.name
+    return proto
+
+
+def sparse_from_payload(name: str, payload: bytes) -> Weight:
+    """The weight of a serialised SparseTensorProto, as :class:`SparseData` holds it."""
+    proto = SparseTensorProto.FromString(payload)
+    proto.values.name = name
+    return sparse_weight(proto, ExternalFiles(None))

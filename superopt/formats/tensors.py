@@ -1,0 +1,246 @@
+"""Where a weight's elements come from, and the packed bytes in which ONNX and safetensors store them.
+
+*Packed* means ONNX's ``raw_data``: little-endian, row-major, 2- and 4-bit elements several to a byte, lowest bits
+first. Digests are those of :class:`superopt.ir.graph.ArrayData`, so a weight keeps its digest whichever file it lives in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from superopt.formats.files import CHUNK, MappedFile
+from superopt.ir.errors import InvalidModel, ResourceLimit
+from superopt.ir.graph import ArrayData, WeightData
+from superopt.ir.types import DType, TensorType
+
+__all__ = [
+    "FileData", "PackedData", "RandomData", "SparseData", "expected_bytes", "pack", "packed_chunks", "shape_of",
+    "unpack",
+]  # fmt: skip
+
+MAX_ELEMENTS = 2**62
+MAX_EXPANDED = 8 << 30  # bytes that a few bytes of file may ask for (random and sparse weights)
+
+
+def shape_of(kind: TensorType) -> tuple[int, ...]:
+    """The static shape of a weight's type."""
+    assert kind.shape is not None
+    return tuple(d for d in kind.shape if isinstance(d, int))
+
+
+def checked_shape(dims: tuple[int, ...], where: str = "") -> tuple[int, ...]:
+    """The same dims, if they can be a tensor's.
+
+    Raises:
+        InvalidModel: one is negative, or their product overflows.
+    """
+    product = 1
+    for dim in dims:
+        if dim < 0:
+            raise InvalidModel(f"a weight has the negative dimension {dim}", where=where)
+        product *= max(dim, 1)
+        if product > MAX_ELEMENTS:
+            raise InvalidModel("the product of the weight's dimensions overflows", where=where)
+    return dims
+
+
+def expected_bytes(kind: TensorType) -> int:
+    """Packed bytes of a weight of this type."""
+    size = kind.nbytes
+    assert size is not None
+    return size
+
+
+def unpack(buffer: bytes | memoryview, kind: TensorType) -> np.ndarray:
+    """Elements from packed bytes; a view where elements take whole bytes."""
+    dtype, shape = kind.dtype, shape_of(kind)
+    if dtype.bits >= 8:
+        return np.frombuffer(buffer, dtype.numpy).reshape(shape)
+    per_byte = 8 // dtype.bits
+    data = np.frombuffer(buffer, np.uint8)
+    split = (data[:, None] >> (np.arange(per_byte, dtype=np.uint8) * dtype.bits)) & ((1 << dtype.bits) - 1)
+    codes = split.reshape(-1)[: int(np.prod(shape, dtype=np.int64))].reshape(shape).astype(np.uint8)
+    if dtype in (DType.INT4, DType.INT2):
+        shift = 8 - dtype.bits
+        return ((codes << shift).view(np.int8) >> shift).astype(dtype.numpy)
+    return codes.view(dtype.numpy) if dtype is DType.FLOAT4E2M1 else codes.astype(dtype.numpy)
+
+
+def pack(array: np.ndarray, dtype: DType) -> bytes:
+    """Packed bytes of the elements, which must already be of the type (strings have no packed form)."""
+    flat = np.ascontiguousarray(array, dtype=dtype.numpy).reshape(-1)
+    if dtype.bits >= 8:
+        return flat.tobytes()
+    whole: np.ndarray = flat.view(np.uint8) if dtype is DType.FLOAT4E2M1 else flat.astype(np.int8).view(np.uint8)
+    codes: np.ndarray = whole & ((1 << dtype.bits) - 1)
+    per_byte = 8 // dtype.bits
+    codes = np.concatenate([codes, np.zeros(-len(codes) % per_byte, np.uint8)]).reshape(-1, per_byte)
+    return bytes(np.bitwise_or.reduce(codes << (np.arange(per_byte, dtype=np.uint8) * dtype.bits), axis=1).astype("u1"))
+
+
+def _digest(kind: TensorType, chunks: Iterator[bytes | memoryview]) -> str:
+    digest = hashlib.sha256(f"{kind.dtype.numpy}{shape_of(kind)}".encode())
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class PackedData:
+    """Elements as packed bytes in memory."""
+
+    type: TensorType
+    raw: bytes = field(repr=False)
+
+    @cached_property
+    def digest(self) -> str:
+        if self.type.dtype.bits < 8:
+            return ArrayData(self.numpy()).digest
+        return _digest(self.type, iter((self.raw,)))
+
+    def numpy(self) -> np.ndarray:
+        return unpack(self.raw, self.type)
+
+
+@dataclass(frozen=True, eq=False)
+class FileData:
+    """Packed elements in a file: mapped when they are read, copied in chunks when they are only saved again."""
+
+    type: TensorType
+    file: MappedFile
+    offset: int
+
+    @cached_property
+    def digest(self) -> str:
+        if self.type.dtype.bits < 8:
+            return ArrayData(self.numpy()).digest
+        return _digest(self.type, self.chunks())
+
+    def chunks(self) -> Iterator[bytes]:
+        return self.file.chunks(self.offset, expected_bytes(self.type))
+
+    def numpy(self) -> np.ndarray:
+        size = expected_bytes(self.type)
+        if size == 0:
+            return unpack(b"", self.type)
+        return unpack(memoryview(self.file.map)[self.offset : self.offset + size], self.type)
+
+
+@dataclass(frozen=True)
+class RandomData:
+    """Seeded random elements: ``offset + scale * draw`` from NumPy's ``Generator(PCG64(seed))``.
+
+    ``normal`` draws ``standard_normal``, ``uniform`` draws from [0, 1); both in float32 (float64 for float64), the
+    affine map in the same precision, then converted: integers by rounding half to even, booleans by ``> 0``.
+    """
+
+    type: TensorType
+    seed: int
+    scale: float = 1.0
+    offset: float = 0.0
+    distribution: str = "normal"
+    _made: list[weakref.ref[np.ndarray]] = field(default_factory=list, compare=False, repr=False)
+
+    @cached_property
+    def digest(self) -> str:
+        return ArrayData(self.numpy()).digest
+
+    def numpy(self) -> np.ndarray:
+        """The elements; made again once nobody holds them.
+
+        Raises:
+            ResourceLimit: they would take more than 8 GiB.
+        """
+        found = self._made[0]() if self._made else None
+        if found is None:
+            found = self._draw()
+            self._made[:] = [weakref.ref(found)]
+        return found
+
+    def _draw(self) -> np.ndarray:
+        bound_expansion(self.type)
+        generator = np.random.Generator(np.random.PCG64(self.seed))
+        wide = np.float64 if self.type.dtype in (DType.FLOAT64, DType.COMPLEX128) else np.float32
+        shape = shape_of(self.type)
+        draw = (
+            generator.standard_normal(shape, wide) if self.distribution == "normal" else generator.random(shape, wide)
+        )
+        array: np.ndarray[Any, Any] = np.asarray(draw, wide)
+        if self.scale != 1.0:
+            array = np.multiply(array, wide(self.scale))
+        if self.offset != 0.0:
+            array = np.add(array, wide(self.offset))
+        if self.type.dtype is DType.BOOL:
+            return np.asarray(np.greater(array, 0))
+        if self.type.dtype.is_integer:
+            array = np.rint(array).astype(np.int64)
+        return np.asarray(array.astype(self.type.dtype.numpy, copy=False))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_made", "digest")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state, _made=[])
+
+
+def bound_expansion(kind: TensorType) -> None:
+    """Refuse to make a tensor out of all proportion to its file.
+
+    Raises:
+        ResourceLimit: it would take more than 8 GiB.
+    """
+    count = kind.elements
+    if isinstance(count, int) and count * max(1, kind.dtype.numpy.itemsize) > MAX_EXPANDED:
+        raise ResourceLimit(f"a weight {kind} would take {count * kind.dtype.numpy.itemsize} bytes; the limit is 8 GiB")
+
+
+@dataclass(frozen=True, eq=False)
+class SparseData:
+    """A sparse initializer: its serialised SparseTensorProto, with its non-zero values and their flat positions."""
+
+    type: TensorType
+    payload: bytes = field(repr=False)
+    values: WeightData
+    indices: WeightData  # int64, [nnz] flat positions or [nnz, rank] coordinates
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(b"sparse" + self.payload).hexdigest()
+
+    def numpy(self) -> np.ndarray:
+        """The dense elements.
+
+        Raises:
+            InvalidModel: an index lies outside the tensor.
+            ResourceLimit: the dense tensor would take more than 8 GiB.
+        """
+        bound_expansion(self.type)
+        shape = shape_of(self.type)
+        dense = np.zeros(shape, self.type.dtype.numpy)
+        indices = self.indices.numpy()
+        bounds = np.array(shape if indices.ndim == 2 else dense.size, np.int64)
+        if indices.size and not bool(((indices >= 0) & (indices < bounds)).all()):
+            raise InvalidModel("a sparse weight has an index outside its shape")
+        flat = (
+            np.ravel_multi_index(tuple(indices.T), shape) if indices.ndim == 2 and indices.size else indices.reshape(-1)
+        )
+        dense.reshape(-1)[flat] = self.values.numpy()
+        return dense
+
+
+def packed_chunks(data: WeightData, dtype: DType) -> Iterator[bytes | memoryview]:
+    """The packed bytes of a weight, in pieces of a few MiB where they need not be held at once."""
+    if isinstance(data, FileData):
+        yield from data.chunks()
+        return
+    raw = data.raw if isinstance(data, PackedData) else pack(data.numpy(), dtype)
+    view = memoryview(raw)
+    for start in range(0, len(raw), CHUNK):
+        yield view[start : start + CHUNK]
