@@ -161,7 +161,7 @@ def attribute_kind(op: str, domain: str, version: int, name: str) -> int:
         found = onnx.defs.get_schema(op, version, domain).attributes.get(name)
     except onnx.defs.SchemaError:
         return 0
-    return 0 if found is None else AttributeProto.AttributeType.Value(found.type.name)
+    return 0 if found is None else getattr(AttributeProto, str(found.type).rpartition(".")[2], 0)
 
 
 def _expanded(calls: Mapping[_Key, list[_Key]], own: Mapping[_Key, int]) -> dict[_Key, int]:

@@ -1,7 +1,8 @@
 """Graph to ONNX: in memory, or streamed to a file whose weights are never all held at once.
 
 A protobuf message is the concatenation of its fields, in any order. So a model is written as: its fields without the
-graph; the graph's tag and length; the graph's fields without weights; then each weight as tag, length, header and raw bytes.
+graph; the graph's tag and length; the graph's fields without weights; then each weight as tag, length, header and
+raw bytes.
 """
 
 from __future__ import annotations

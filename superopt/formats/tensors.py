@@ -1,7 +1,7 @@
 """Where a weight's elements come from, and the packed bytes in which ONNX and safetensors store them.
 
 *Packed* means ONNX's ``raw_data``: little-endian, row-major, 2- and 4-bit elements several to a byte, lowest bits
-first. Digests are those of :class:`superopt.ir.graph.ArrayData`, so a weight keeps its digest whichever file it lives in.
+first. Digests are those of :class:`superopt.ir.graph.ArrayData`: a weight keeps its digest whichever file it lives in.
 """
 
 from __future__ import annotations

@@ -54,8 +54,9 @@ class ArrayData:
     def digest(self) -> str:
         array = np.ascontiguousarray(self.array)
         if array.dtype == object:
-            return hashlib.sha256(repr(array.tolist()).encode()).hexdigest()
-        head = f"{array.dtype}{array.shape}".encode()
+            elements = [e.encode() if isinstance(e, str) else e for e in array.reshape(-1).tolist()]
+            return hashlib.sha256(f"{self.array.shape}{elements}".encode()).hexdigest()
+        head = f"{array.dtype}{self.array.shape}".encode()  # ascontiguousarray makes a scalar a vector
         return hashlib.sha256(head + array.tobytes()).hexdigest()
 
     def numpy(self) -> np.ndarray:
