@@ -22,7 +22,7 @@ class ProvedAllSizes:
     """Equal over the reals, at all sizes and attribute values that satisfy the rule's context.
 
     Attributes:
-        preconditions: conditions that the proof needed beyond the rule's own ``where`` (grammar of ``where``).
+        preconditions: the rule's own ``where``, under which it was proved.
         nonzero: scalars whose inverse was cancelled, hence that must not be 0 (text of the expression).
         ranks: the ranks at which ``...`` was instantiated, where it was not proved as one axis of any size.
         seconds: wall time of the proof.
@@ -63,9 +63,14 @@ class Refuted:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Neither proved nor refuted, and why."""
+    """Neither proved nor refuted, and why.
+
+    Attributes:
+        preconditions: conditions (grammar of ``where``) under which the proof does go through, where they were found.
+    """
 
     reason: str
+    preconditions: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
 

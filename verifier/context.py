@@ -1,0 +1,220 @@
+"""A rule's context: its sizes and attributes, what is assumed of them, and what its right side needs of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import z3
+
+from superopt.ir.poly import Dim, Poly, Quotient, substitute, sym, symbols, value_at
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.ir.types import TensorType
+from superopt.ops.meaning import Condition, Meaning
+from superopt.rules import Rule
+from superopt.rules.rule import AttributeScheme
+from superopt.rules.typing import type_terms, variable_types
+from superopt.verifier.arith import Facts, ge, normal_condition
+from superopt.verifier.simplify import coefficient_of
+
+__all__ = ["Context", "context_of", "satisfiable"]
+
+_TRIES = 300
+
+
+@dataclass(frozen=True)
+class Context:
+    """An instance of a rule, with the equations of its context solved for sizes.
+
+    Attributes:
+        lhs, rhs: the sides' terms.
+        types: output types of every term.
+        meanings: the meaning of every application.
+        hypotheses: the guards and the left side's obligations.
+        needed: the right side's obligations.
+        least: least values of sizes and attribute atoms.
+        reals: real attribute atoms and their sign (2: positive, 0: any).
+        booleans: tensor variables of class ``b``.
+    """
+
+    lhs: tuple[Term, ...]
+    rhs: tuple[Term, ...]
+    types: Mapping[Term, tuple[TensorType, ...]]
+    meanings: Mapping[App, Meaning]
+    variables: Mapping[str, TensorType]
+    hypotheses: tuple[Condition, ...]
+    needed: tuple[Condition, ...]
+    least: Mapping[str, int]
+    reals: Mapping[str, int]
+    booleans: frozenset[str]
+
+    def shape(self, term: Term) -> tuple[Dim, ...]:
+        """The shape of a term's (first) output."""
+        return self.types[term][0].shape or ()
+
+
+def context_of(rule: Rule) -> Context:
+    """The context of a rule without ``...``.
+
+    Raises:
+        IllTyped: a side is not well-formed.
+        RuleError: a side names an operator that superopt does not have.
+    """
+    least, hypotheses, reals = _ranges(rule)
+    hypotheses += [g.condition for g in rule.where]
+    binding: dict[str, Dim] = {}
+    for _ in range(12):
+        variables = {n: _typed(t, binding) for n, t in variable_types(rule).items()}
+        left, right = _bound_terms(rule.lhs, binding), _bound_terms(rule.rhs, binding)
+        types, meanings = type_terms(left, variables)
+        own = [c for t in postorder(*left) if isinstance(t, App) for c in meanings[t].obligations]
+        assumed = _conditions([*hypotheses, *own], binding)
+        step = _solution(assumed, least, reals)
+        if step is None:
+            break
+        name, value, added = step
+        least = dict(least) | added
+        lower = least.pop(name, None)
+        binding = {k: substitute(v, {name: value}) for k, v in binding.items()} | {name: value}
+        if lower is not None:
+            hypotheses.append(ge(value - lower))
+    all_types, all_meanings = type_terms((*left, *right), variables)
+    needed = [c for t in postorder(*right) if isinstance(t, App) for c in all_meanings[t].obligations]
+    return Context(
+        left, right, all_types, all_meanings, variables, tuple(assumed), tuple(dict.fromkeys(needed)), least, reals,
+        frozenset(n for n, s in rule.tensors.items() if s.dtype == "b"),
+    )  # fmt: skip
+
+
+def _ranges(rule: Rule) -> tuple[dict[str, int], list[Condition], dict[str, int]]:
+    least: dict[str, int] = dict.fromkeys(rule.sizes, 1)
+    hypotheses: list[Condition] = []
+    reals: dict[str, int] = {}
+    for atom, scheme in rule.attribute_atoms.items():
+        if scheme.kind == "real":
+            reals[atom] = _sign(scheme)
+        elif scheme.relation in (">=", ">"):
+            least[atom] = scheme.bound + (scheme.relation == ">")
+        elif scheme.relation == "!=":
+            hypotheses.append(Condition("ne", sym(atom) - scheme.bound))
+    for tensor in rule.tensors.values():
+        hypotheses += [ge(s - 1) for s in tensor.shape if isinstance(s, Poly)]
+    return least, hypotheses, reals
+
+
+def _sign(scheme: AttributeScheme) -> int:
+    if scheme.relation == ">" and scheme.bound >= 0:
+        return 2
+    if scheme.relation == ">=" and scheme.bound >= 0:
+        return 2 if scheme.bound > 0 else 1
+    return 0
+
+
+def _typed(type_: TensorType, binding: Mapping[str, Dim]) -> TensorType:
+    return TensorType(type_.dtype, tuple(substitute(s, binding) for s in type_.shape or ()))
+
+
+def _conditions(conditions: Sequence[Condition], binding: Mapping[str, Dim]) -> list[Condition]:
+    made = [normal_condition(Condition(c.kind, substitute(c.size, binding))) for c in conditions]
+    return [c for c in dict.fromkeys(made) if c.known is not True]
+
+
+def _bound_terms(roots: Sequence[Term], binding: Mapping[str, Dim]) -> tuple[Term, ...]:
+    made: dict[Term, Term] = {}
+    for term in postorder(*roots):
+        if isinstance(term, Var):
+            made[term] = term
+        elif isinstance(term, Project):
+            inner = made[term.term]
+            assert isinstance(inner, App)
+            made[term] = Project(inner, term.index)
+        else:
+            args = tuple(None if a is None else made[a] for a in term.args)
+            made[term] = App(term.op, args, tuple((k, _bound_value(v, binding)) for k, v in term.attributes))
+    return tuple(made[t] for t in roots)
+
+
+def _bound_value(value: AttributeValue, binding: Mapping[str, Dim]) -> AttributeValue:
+    if isinstance(value, tuple):
+        return tuple(_bound_value(v, binding) for v in value)
+    return substitute(value, binding) if isinstance(value, Poly) else value
+
+
+def _solution(
+    conditions: Sequence[Condition], least: Mapping[str, int], reals: Mapping[str, int]
+) -> tuple[str, Dim, dict[str, int]] | None:
+    """A name that an equation of the context determines, its value, and least values of new names."""
+    for c in conditions:
+        if c.kind != "eq" or symbols(c.size) & reals.keys():
+            continue
+        for name in sorted(symbols(c.size)):
+            k = coefficient_of(c.size, name)
+            if k in (1, -1):
+                return name, (k * sym(name) - c.size) * k, {}
+        found = _multiple(c.size, least)
+        if found is not None:
+            return found
+    return None
+
+
+def _multiple(size: Dim, least: Mapping[str, int]) -> tuple[str, Dim, dict[str, int]] | None:
+    """``c - d·⌊c/d⌋ = 0`` says that ``c`` is a multiple of ``d``: ``c = d·c'``."""
+    for monomial, _ in size.terms if isinstance(size, Poly) else ():
+        for atom in monomial:
+            if not isinstance(atom, Quotient) or not isinstance(atom.numerator, Poly):
+                continue
+            names = symbols(atom.numerator)
+            (name, *others) = sorted(names)
+            n, d = atom.numerator, atom.denominator
+            rest = n - d * Poly((((atom,), 1),))
+            positive = isinstance(d, int) or (len(symbols(d)) == 1 and least.get(str(d), 0) >= 1)
+            if others or n != sym(name) or name in symbols(d) or size not in (rest, -rest) or not positive:
+                continue
+            part = f"{name}/{d}".replace(" ", "")
+            return name, d * sym(part), ({part: 1} if least.get(name, 0) >= 1 else {})
+    return None
+
+
+def satisfiable(facts: Facts) -> bool:
+    """Whether some sizes satisfy the hypotheses: small random ones are tried, then Z3 is asked."""
+    names = sorted({n for c in facts.hypotheses for n in symbols(c.size)})
+    source = random.Random(7)
+    for attempt in range(_TRIES):
+        widest = 3 + attempt // 12
+        values = {}
+        for n in names:
+            low = facts.least.get(n, -2)
+            values[n] = low + source.choice((0, 0, 1, source.randrange(widest + 1)))
+        if all(_holds(c, values) for c in facts.hypotheses):
+            return True
+    solver = z3.Solver()
+    solver.set("timeout", 2000)
+    for c in facts.hypotheses:
+        if any(isinstance(a, Quotient) for m, _ in (c.size.terms if isinstance(c.size, Poly) else ()) for a in m):
+            continue
+        term = _polynomial(c.size)
+        solver.add(term >= 0 if c.kind == "ge" else term == 0 if c.kind == "eq" else term != 0)
+    for n in names:
+        if n in facts.least:
+            solver.add(z3.Int(n) >= facts.least[n])
+    if solver.check() != z3.sat:
+        return False
+    model = solver.model()
+    values = {n: model.eval(z3.Int(n), model_completion=True).as_long() for n in names}
+    return all(_holds(c, values) for c in facts.hypotheses)
+
+
+def _holds(condition: Condition, values: Mapping[str, int]) -> bool:
+    try:
+        size = value_at(condition.size, values)
+    except (ZeroDivisionError, KeyError):
+        return False
+    return size >= 0 if condition.kind == "ge" else (size == 0) == (condition.kind == "eq")
+
+
+def _polynomial(size: Dim) -> z3.ArithRef:
+    parts = [z3.IntVal(0)]
+    for monomial, coefficient in size.terms if isinstance(size, Poly) else (((), size),):
+        parts.append(z3.Product(z3.IntVal(coefficient), *(z3.Int(str(a)) for a in monomial)))
+    return z3.Sum(*parts)

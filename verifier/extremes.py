@@ -1,0 +1,159 @@
+"""Maxima, minima and products over ranges, in normal form.
+
+``max`` runs over the union of *branches*; a value of minus infinity is a branch that is left out, so that a padded
+maximum is a maximum over guarded positions, and maxima of maxima are one maximum.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from superopt.ir.poly import symbols
+from superopt.ops.meaning import Condition
+from superopt.verifier.functions import Algebra, CannotProve, has_infinity, sealed
+from superopt.verifier.normal import (
+    ONE,
+    Apply,
+    Branch,
+    Extreme,
+    Monomial,
+    Value,
+    add,
+    atom_value,
+    merge_factors,
+    rename_apart,
+    scale,
+)  # fmt: skip
+from superopt.verifier.simplify import simplify_monomial
+
+__all__ = ["reduced"]
+
+
+def reduced(algebra: Algebra, kind: str, name: str, span: frozenset[Condition], body: Value) -> Value:
+    """The reduction of ``body`` over ``name`` in ``span``.
+
+    Raises:
+        CannotProve: the body is infinite in the wrong direction.
+    """
+    if kind == "min":
+        return scale(reduced(algebra, "max", name, span, scale(body, -1)), -1)
+    branches: list[Branch] = []
+    for case, (value,) in algebra.split([body]):
+        value = algebra.tidy(value) if not has_infinity(value) else value
+        if has_infinity(value):
+            if kind == "max" and len(value) == 1 and value[0].coefficient < 0:
+                continue
+            raise CannotProve("arithmetic with an infinite constant")
+        guards = span | frozenset(case)
+        inner = _extreme_of(value, kind)
+        if inner is not None:
+            for b in inner.branches:
+                (renamed,) = rename_apart_branch(b)
+                branches.append(Branch((name, *renamed.bound), guards | renamed.guards, renamed.value))
+        else:
+            branches.append(Branch((name,), guards, value))
+    return made_of(algebra, kind, [s for b in branches for s in _simplified(algebra, kind, b)])
+
+
+def rename_apart_branch(branch: Branch) -> tuple[Branch]:
+    """The branch with fresh bound variables."""
+    carrier = rename_apart(_carrier(branch))
+    return (_branch_of(carrier),)
+
+
+def _carrier(branch: Branch) -> Monomial:
+    """A monomial that binds and guards as the branch does, so that the simplifier can be used on it."""
+    return Monomial(Fraction(1), branch.bound, branch.guards, ((Apply("branch", (branch.value,)), Fraction(1)),))
+
+
+def _branch_of(carrier: Monomial) -> Branch:
+    ((factor, _),) = carrier.factors
+    assert isinstance(factor, Apply)
+    return Branch(carrier.bound, carrier.guards, factor.args[0])
+
+
+def _simplified(algebra: Algebra, kind: str, branch: Branch) -> list[Branch]:
+    """Equations solved and guards dropped; unused variables dropped from a maximum where their range is inhabited."""
+    made = [_branch_of(m) for m in simplify_monomial(_carrier(branch), algebra.facts, counting=False)]
+    if kind != "max":
+        return made
+    return [_without_unused(algebra, b) for b in made]
+
+
+def _without_unused(algebra: Algebra, branch: Branch) -> Branch:
+    used = {n for m in branch.value for n in m.free}
+    for name in branch.bound:
+        if name in used:
+            continue
+        own = frozenset(g for g in branch.guards if name in symbols(g.size))
+        if any(symbols(g.size) & (set(branch.bound) - {name}) for g in own) or not algebra.inhabited((name,), own):
+            continue
+        return _without_unused(
+            algebra, Branch(tuple(n for n in branch.bound if n != name), branch.guards - own, branch.value)
+        )
+    return branch
+
+
+def _extreme_of(value: Value, kind: str) -> Extreme | None:
+    """The reduction that a value is, if it is exactly one of the same kind."""
+    if len(value) != 1 or value[0].coefficient != 1 or value[0].bound or value[0].guards or len(value[0].factors) != 1:
+        return None
+    factor, power = value[0].factors[0]
+    return factor if isinstance(factor, Extreme) and factor.kind == kind and power == 1 else None
+
+
+def made_of(algebra: Algebra, kind: str, branches: list[Branch]) -> Value:
+    """The reduction over branches, with what does not depend on the range taken out of it."""
+    if not branches:
+        if kind == "prod":
+            return ONE
+        raise CannotProve("a maximum over nothing")
+    if len(branches) == 1 and not branches[0].bound and not branches[0].guards:
+        return branches[0].value
+    if kind == "max" and len(branches) > 1 and all(algebra.inhabited(b.bound, b.guards) for b in branches):
+        parts = [made_of(algebra, kind, [b]) for b in branches]
+        total = parts[0]
+        for part in parts[1:]:
+            total = algebra.apply("max", [total, part])
+        return total
+    if kind != "max" or len(branches) > 1:
+        return atom_value(Extreme(kind, tuple(_sealed_branch(b) for b in branches)))
+    return _taken_out(algebra, branches[0])
+
+
+def _taken_out(algebra: Algebra, branch: Branch) -> Value:
+    """``max(c + v) = c + max(v)``, ``max(c·v) = c·max(v)`` for ``c > 0``, ``max(ramp(v)) = ramp(max(v))``."""
+    bound = set(branch.bound)
+    fixed = tuple(m for m in branch.value if not m.free & bound)
+    moving = tuple(m for m in branch.value if m.free & bound)
+    if not moving:
+        if not algebra.inhabited(branch.bound, branch.guards):
+            return atom_value(Extreme("max", (_sealed_branch(branch),)))
+        return fixed
+    if len(moving) == 1 and not moving[0].bound and not moving[0].guards:
+        m = moving[0]
+        outer = tuple((f, p) for f, p in m.factors if not f.free & bound)
+        inner = tuple((f, p) for f, p in m.factors if f.free & bound)
+        if m.coefficient > 0 and all(
+            algebra.sign(((Monomial(Fraction(1), (), frozenset(), (fp,))),)) == 2 for fp in outer
+        ):
+            scaled = m.coefficient
+            body: Value = (Monomial(Fraction(1), (), frozenset(), inner),)
+            made = _ramp_outside(algebra, branch.bound, branch.guards, body)
+            if outer:
+                made = tuple(v.of(factors=merge_factors(v.factors, outer)) for v in made)
+            return add(fixed, scale(made, scaled))
+    return add(fixed, atom_value(Extreme("max", (_sealed_branch(Branch(branch.bound, branch.guards, moving)),))))
+
+
+def _ramp_outside(algebra: Algebra, bound: tuple[str, ...], guards: frozenset[Condition], body: Value) -> Value:
+    factor, power = body[0].factors[0]
+    single = len(body[0].factors) == 1 and power == 1
+    if single and isinstance(factor, Apply) and factor.function == "ramp" and algebra.inhabited(bound, guards):
+        return algebra.ramp(made_of(algebra, "max", [Branch(bound, guards, factor.args[0])]))
+    return atom_value(Extreme("max", (_sealed_branch(Branch(bound, guards, body)),)))
+
+
+def _sealed_branch(branch: Branch) -> Branch:
+    renamed = _branch_of(rename_apart(_carrier(branch)))
+    return Branch(renamed.bound, renamed.guards, sealed(renamed.value))

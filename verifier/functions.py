@@ -1,0 +1,496 @@
+"""Functions of values in normal form: inverses, exponentials, roots, maxima, comparisons and logic, case splits.
+
+Each rewriting is an identity of real functions where both sides are defined. Where an inverse or a root is taken, the
+condition is recorded in :class:`Algebra.domain`, so that a rule whose sides are defined at different places is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import isqrt
+
+from superopt.ir.poly import substitute, sym, symbols
+from superopt.ops.meaning import Condition
+from superopt.verifier.arith import Facts, ge, negated
+from superopt.verifier.normal import (
+    ONE,
+    ZERO,
+    Apply,
+    Element,
+    Extreme,
+    Factor,
+    Monomial,
+    SizeFactor,
+    SumBase,
+    Value,
+    add,
+    atom_value,
+    constant,
+    mul,
+    rename_apart,
+    scale,
+    text,
+)  # fmt: skip
+from superopt.verifier.simplify import coefficient_of, guarded, simplified
+
+__all__ = ["Algebra", "CannotProve", "INFINITY", "has_infinity", "sealed"]
+
+INFINITY: Value = atom_value(Apply("infinity", ()))
+_ODD = frozenset({"erf", "sin", "tan", "asin", "atan", "sinh", "asinh", "atanh", "round"})
+_EVEN = frozenset({"cos", "cosh"})
+_BINARY_VALUED = frozenset({"positive", "zero", "nonzero", "isnan", "isinf"})
+_CASES = 200
+
+
+class CannotProve(Exception):  # noqa: N818 - it is a verdict, not a fault
+    """The prover stops, and says why."""
+
+
+def has_infinity(value: Value) -> bool:
+    """Whether an infinite constant is a summand."""
+    return any(isinstance(f, Apply) and f.function == "infinity" for m in value for f, _ in m.factors)
+
+
+def sealed(value: Value) -> Value:
+    """The value with its own bound variables renamed, to be put inside a factor."""
+    return tuple(rename_apart(m) for m in value)
+
+
+@dataclass
+class Algebra:
+    """Functions under facts. ``domain`` collects ``(condition, value text)`` for partial functions."""
+
+    facts: Facts
+    reals: Mapping[str, int] = field(default_factory=dict)  # real attribute variables, with their sign (2: positive)
+    domain: dict[tuple[str, str], Value] = field(default_factory=dict)
+    cases: int = 0
+
+    def apply(self, function: str, args: Sequence[Value]) -> Value:
+        """A function of ``superopt.ops.meaning.FUNCTIONS``, of values.
+
+        Raises:
+            CannotProve: arithmetic with infinity, or too many cases.
+        """
+        if function in ("max", "min") and any(has_infinity(a) for a in args):
+            return self._clip(function, args)
+        if function != "exp" and any(has_infinity(a) for a in args):
+            raise CannotProve("arithmetic with an infinite constant")
+        match function:
+            case "add":
+                return add(*args)
+            case "mul":
+                return mul(*args)
+            case "and":
+                return mul(self.truth(args[0]), self.truth(args[1]))
+            case "or":
+                a, b = self.truth(args[0]), self.truth(args[1])
+                return add(a, b, scale(mul(a, b), -1))
+            case "xor":
+                a, b = self.truth(args[0]), self.truth(args[1])
+                return add(a, b, scale(mul(a, b), -2))
+            case "not":
+                return add(ONE, scale(self.truth(args[0]), -1))
+            case "select":
+                c = self.truth(args[0])
+                return self.tidy(add(mul(c, args[1]), args[2], scale(mul(c, args[2]), -1)))
+        return self.by_cases(args, lambda plain: self._unguarded(function, plain))
+
+    def _clip(self, function: str, args: Sequence[Value]) -> Value:
+        """``max(x, -∞) = x``, ``min(x, ∞) = x``."""
+        finite = [a for a in args if not has_infinity(a)]
+        for a in args:
+            if has_infinity(a) and (len(a) != 1 or (a[0].coefficient < 0) != (function == "max")):
+                raise CannotProve("a maximum or minimum that is infinite")
+        if len(finite) != 1:
+            raise CannotProve("arithmetic with an infinite constant")
+        return finite[0]
+
+    def tidy(self, value: Value) -> Value:
+        """Simplified, and idempotent factors reduced."""
+        reduced = [r for m in value for r in self._reduced(_idempotent(m))]
+        return simplified(add(tuple(reduced)), self.facts)
+
+    def _reduced(self, m: Monomial) -> Value:
+        """Squares of roots and positive powers of sums multiplied out."""
+        extra: list[Value] = []
+        kept: list[tuple[Factor, Fraction]] = []
+        for f, p in m.factors:
+            if isinstance(f, Apply) and f.function == "sqrt" and abs(p) >= 2:
+                half = int(abs(p) // 2)
+                extra.append(self.power(f.args[0], half if p > 0 else -half))
+                p -= 2 * half if p > 0 else -2 * half
+            elif isinstance(f, SumBase) and p >= 1:
+                extra += [sealed(f.value)] * int(p)
+                continue
+            if p:
+                kept.append((f, p))
+        if not extra:
+            return (m,)
+        made: Value = (m.of(factors=tuple(kept)),)
+        for value in extra:
+            made = mul(made, value)
+        return self.tidy(made)
+
+    # Case splits
+
+    def by_cases(self, args: Sequence[Value], apply: Callable[[Sequence[Value]], Value]) -> Value:
+        """``f`` of guarded sums: ``Σ over cases [case] · f(what the arguments are there)``."""
+        return add(*(guarded(self.tidy(apply(plain)), case) for case, plain in self.split(args)))
+
+    def split(self, args: Sequence[Value]) -> list[tuple[tuple[Condition, ...], Sequence[Value]]]:
+        """Disjoint, exhaustive cases in which no argument has a guard on names that are free in it."""
+        done: list[tuple[tuple[Condition, ...], Sequence[Value]]] = []
+        pending: list[tuple[tuple[Condition, ...], Sequence[Value]]] = [((), [tuple(a) for a in args])]
+        while pending:
+            case, values = pending.pop()
+            guard = next((g for v in values for m in v for g in _closed(m)), None)
+            if guard is None:
+                done.append((case, values))
+                continue
+            self.cases += 1
+            if self.cases > _CASES:
+                raise CannotProve("too many cases")
+            for condition in (negated(guard), guard):
+                extended = (*case, condition)
+                if not self.facts.contradictory(extended, 1):
+                    pending.append((extended, [self.assume(v, extended) for v in values]))
+        return done
+
+    def assume(self, value: Value, case: Sequence[Condition]) -> Value:
+        """The value where the conditions hold: closed guards decided as far as they can be."""
+        kept: list[Monomial] = []
+        for m in value:
+            closed = set(_closed(m))
+            if any(g in case or negated(g) in case for g in closed):
+                if any(negated(g) in case for g in closed):
+                    continue
+                m = m.of(guards=m.guards - {g for g in closed if g in case})
+                closed = set(_closed(m))
+            if closed and self.facts.contradictory((*case, *closed), 1):
+                continue
+            implied = {g for g in closed if self.facts.implied(g, case, 1)}
+            kept.append(m.of(guards=m.guards - implied) if implied else m)
+        return add(tuple(kept))
+
+    # Functions of unguarded values
+
+    def _unguarded(self, function: str, args: Sequence[Value]) -> Value:
+        args = [self.tidy(a) for a in args]
+        first = args[0]
+        match function:
+            case "inv":
+                return self.power(first, -1)
+            case "exp":
+                return self.exponential(first)
+            case "sqrt":
+                return self.root(first)
+            case "max":
+                return add(args[1], self.ramp(add(first, scale(args[1], -1))))
+            case "min":
+                return add(first, scale(self.ramp(add(first, scale(args[1], -1))), -1))
+            case "abs":
+                return add(scale(self.ramp(first), 2), scale(first, -1))
+            case "less":
+                return self.positive(add(args[1], scale(first, -1)))
+            case "equal":
+                return self.zero(add(first, scale(args[1], -1)))
+            case "sign":
+                return add(self.positive(first), scale(self.positive(scale(first, -1)), -1))
+            case "tanh":  # 1 - 2 / (1 + exp(2x))
+                inner = add(ONE, self.exponential(scale(first, 2)))
+                return add(ONE, scale(self.power(inner, -1), -2))
+            case "log":
+                return self.logarithm(first)
+            case "pow":
+                return self.pow(first, args[1])
+        return self.opaque(function, args)
+
+    def opaque(self, function: str, args: Sequence[Value]) -> Value:
+        """The function as an atom; odd and even ones with an oriented argument."""
+        if len(args) == 1 and function in _ODD | _EVEN and args[0]:
+            lead = _lead(args[0])
+            if lead < 0:
+                made = atom_value(Apply(function, (sealed(scale(args[0], -1)),)))
+                return scale(made, -1) if function in _ODD else made
+        if len(args) == 1 and function in _ODD and not args[0]:
+            return ZERO
+        return atom_value(Apply(function, tuple(sealed(a) for a in args)))
+
+    def pow(self, base: Value, exponent: Value) -> Value:
+        """``base^exponent``; integer and half exponents are products, inverses and roots."""
+        number = _constant_of(exponent)
+        if number is not None and number.denominator == 1 and -4 <= number <= 8:
+            return self.power(base, int(number))
+        if number == Fraction(1, 2):
+            return self.root(base)
+        if number == Fraction(-1, 2):
+            return self.power(self.root(base), -1)
+        return self.opaque("pow", [base, exponent])
+
+    def power(self, base: Value, exponent: int) -> Value:
+        """An integer power of an unguarded value."""
+        if exponent == 0:
+            return ONE
+        if exponent > 0:
+            made = base
+            for _ in range(exponent - 1):
+                made = mul(made, base)
+            return self.tidy(made)
+        if not base:
+            raise CannotProve("division by zero")
+        content, rest = self.content(base)
+        made = Monomial(
+            content.coefficient**exponent, (), frozenset(), tuple((f, p * exponent) for f, p in content.factors)
+        )
+        factors = [f for f, p in content.factors]
+        if rest != ONE:
+            atom = SumBase(sealed(rest))
+            factors.append(atom)
+            made = made.of(factors=(*made.factors, (atom, Fraction(exponent))))
+        for factor in factors:
+            self._demand("nonzero", factor)
+        return mul((made.of(factors=()),), _product(made))
+
+    def _demand(self, condition: str, factor: Factor) -> None:
+        value = factor.value if isinstance(factor, SumBase) else atom_value(factor)
+        if self.sign(value) != 2:
+            self.domain.setdefault((condition, text(value)), value)
+
+    def content(self, value: Value) -> tuple[Monomial, Value]:
+        """``value = content · rest``: the common factors, a leading coefficient of 1, positive powers in rest."""
+        common: dict[str, tuple[Factor, Fraction]] = {}
+        for position, m in enumerate(value):
+            own = {f.show({}): (f, p) for f, p in m.factors if not f.free & set(m.bound)}
+            if position == 0:
+                common = own
+                continue
+            merged: dict[str, tuple[Factor, Fraction]] = {}
+            for name in common.keys() | own.keys():
+                f = (common.get(name) or own[name])[0]
+                low = min(
+                    common[name][1] if name in common else Fraction(0), own[name][1] if name in own else Fraction(0)
+                )
+                if low:
+                    merged[name] = (f, low)
+            common = merged
+        for m in value:  # a factor that some monomial binds cannot be taken out of it
+            for name in [n for n, (f, _) in common.items() if f.free & set(m.bound)]:
+                del common[name]
+        lead = _lead(value)
+        factors = tuple(sorted(common.values(), key=lambda fp: fp[0].show({})))
+        inverse = Monomial(1 / lead, (), frozenset(), tuple((f, -p) for f, p in factors))
+        return Monomial(lead, (), frozenset(), factors), mul(value, (inverse,))
+
+    def exponential(self, value: Value) -> Value:
+        """``exp(Σ c·m) = Π exp(m)^c``, so that ``exp(a)·exp(b) = exp(a + b)`` is arithmetic on powers."""
+        if any(m.coefficient < 0 and _is_infinity(m) for m in value):
+            return ZERO
+        if has_infinity(value):
+            raise CannotProve("the exponential of an infinite constant")
+        factors = []
+        for m in value:
+            inner = m.of(coefficient=Fraction(1))
+            log = _single_factor(inner)
+            if isinstance(log, Apply) and log.function == "log" and m.coefficient.denominator == 1:
+                return mul(
+                    self.power(log.args[0], int(m.coefficient)), self.exponential(tuple(o for o in value if o is not m))
+                )
+            factors.append((Apply("exp", (sealed((inner,)),)), m.coefficient))
+        return _product(Monomial(Fraction(1), (), frozenset(), tuple(factors)))
+
+    def root(self, value: Value) -> Value:
+        """``√value``; the square of the atom is the value again (see :func:`_idempotent`)."""
+        number = _constant_of(value)
+        if number is not None and number >= 0:
+            top, bottom = _exact_root(number.numerator), _exact_root(number.denominator)
+            if top is not None and bottom is not None:
+                return constant(Fraction(top, bottom))
+        if self.sign(value) < 1:
+            self.domain.setdefault(("nonnegative", text(value)), value)
+        return atom_value(Apply("sqrt", (sealed(value),)))
+
+    def logarithm(self, value: Value) -> Value:
+        """``log`` of a product of positive factors is a sum."""
+        if value == ONE:
+            return ZERO
+        if len(value) == 1 and not value[0].bound and value[0].coefficient > 0:
+            m = value[0]
+            if all(
+                self.sign(atom_value(f)) == 2 or (isinstance(f, SumBase) and self.sign(f.value) == 2)
+                for f, _ in m.factors
+            ):
+                parts = [] if m.coefficient == 1 else [self.opaque("log", [constant(m.coefficient)])]
+                for f, p in m.factors:
+                    if isinstance(f, Apply) and f.function == "exp":
+                        parts.append(scale(f.args[0], p))
+                    else:
+                        base = f.value if isinstance(f, SumBase) else atom_value(f)
+                        parts.append(scale(self.opaque("log", [base]), p))
+                return add(*parts)
+        if self.sign(value) != 2:
+            self.domain.setdefault(("positive", text(value)), value)
+        return self.opaque("log", [value])
+
+    # Order: everything piecewise linear is written with ramp(v) = max(v, 0)
+
+    def ramp(self, value: Value) -> Value:
+        """``max(value, 0)`` with a leading coefficient of 1: ``ramp(-v) = ramp(v) - v``."""
+        if not value:
+            return ZERO
+        if self.sign(value) >= 1:
+            return value
+        if self.sign(scale(value, -1)) >= 1:
+            return ZERO
+        lead = _lead(value)
+        if lead < 0:
+            return add(self.ramp(scale(value, -1)), value)
+        return scale(atom_value(Apply("ramp", (sealed(scale(value, 1 / lead)),))), lead)
+
+    def positive(self, value: Value) -> Value:
+        """1 where the value is above 0, else 0."""
+        number = _constant_of(value)
+        if number is not None:
+            return ONE if number > 0 else ZERO
+        if self.sign(value) == 2:
+            return ONE
+        if self.sign(scale(value, -1)) >= 1:
+            return ZERO
+        return atom_value(Apply("positive", (sealed(scale(value, 1 / abs(_lead(value)))),)))
+
+    def zero(self, value: Value) -> Value:
+        """1 where the value is 0, else 0."""
+        number = _constant_of(value)
+        if number is not None:
+            return ZERO if number else ONE
+        if self.sign(value) == 2 or self.sign(scale(value, -1)) == 2:
+            return ZERO
+        return atom_value(Apply("zero", (sealed(scale(value, 1 / _lead(value))),)))
+
+    def truth(self, value: Value) -> Value:
+        """1 where the value is not 0; a value that is 0 or 1 is its own truth."""
+        single = len(value) == 1 and value[0].coefficient == 1 and not value[0].bound
+        if single and all(_binary(f) and p > 0 for f, p in value[0].factors):
+            return value
+        return self.by_cases([value], lambda v: add(ONE, scale(self.zero(v[0]), -1)))
+
+    def sign(self, value: Value) -> int:
+        """2: surely positive, 1: surely not negative, 0: not known. Guards and sums over empty ranges count."""
+        if not value:
+            return 1
+        found = [self._monomial_sign(m) for m in value]
+        return 0 if min(found) < 1 else max(found)
+
+    def _monomial_sign(self, m: Monomial) -> int:
+        if m.coefficient < 0:
+            return 0
+        signs = [self._factor_sign(f, p) for f, p in m.factors]
+        if any(s == 0 for s in signs):
+            return 0
+        if any(s == 1 for s in signs) or not self.inhabited(m.bound, m.guards):
+            return 1
+        return 2
+
+    def inhabited(self, bound: Sequence[str], guards: frozenset[Condition], given: tuple[Condition, ...] = ()) -> bool:
+        """Whether some assignment to the bound variables satisfies the guards.
+
+        Tried is the largest lower end of each variable, in a case for each end that may be the largest.
+        """
+        if not bound:
+            return all(self.facts.implied(g, given, 2) for g in guards)
+        name, others = bound[0], set(bound[1:])
+        ends = []
+        for g in sorted(guards, key=str):
+            if g.kind == "ge" and coefficient_of(g.size, name) == 1 and not symbols(g.size) & others:
+                ends.append(sym(name) - g.size)
+        for position, end in enumerate(ends):
+            case = (*given, *(ge(end - other) for i, other in enumerate(ends) if i != position))
+            case = tuple(c for c in case if c.known is not True)
+            if self.facts.contradictory(case, 1):
+                continue
+            chosen = frozenset(Condition(g.kind, substitute(g.size, {name: end})) for g in guards)
+            if not self.inhabited(tuple(bound[1:]), chosen, case):
+                return False
+        return bool(ends)
+
+    def _factor_sign(self, factor: Factor, power: Fraction) -> int:
+        match factor:
+            case SizeFactor(size):
+                if symbols(size) & self.reals.keys():
+                    own = self.reals.get(str(size), 0)
+                    return own or (1 if power % 2 == 0 else 0)
+                return 2 if self.facts.implied(ge(size - 1), (), 0) else 1 if power % 2 == 0 else 0
+            case SumBase(value):
+                own = self.sign(value)
+                return 2 if own == 2 else 1 if power % 2 == 0 or own == 1 else 0
+            case Apply("exp", _):
+                return 2
+            case Apply("sqrt", (value,)):
+                return 2 if self.sign(value) == 2 else 1
+            case Apply(function, _) if function in _BINARY_VALUED | {"ramp"}:
+                return 1
+            case Extreme("max", branches):
+                return 2 if all(self.sign(b.value) == 2 and self.inhabited(b.bound, b.guards) for b in branches) else 0
+        return 1 if power % 2 == 0 else 0
+
+
+def _closed(m: Monomial) -> list[Condition]:
+    """Guards that do not mention the monomial's own bound variables, in a fixed order."""
+    if not m.guards:
+        return []
+    bound = set(m.bound)
+    return sorted((g for g in m.guards if not symbols(g.size) & bound), key=str)
+
+
+def _lead(value: Value) -> Fraction:
+    """The coefficient of the monomial whose key is first."""
+    return min(value, key=lambda m: (not m.factors, _masked_key(m), m.key)).coefficient
+
+
+def _masked_key(m: Monomial) -> str:
+    """The key with the names of enclosing bound variables hidden, so that it does not depend on them."""
+    return m.show({n: sym("_") for n in m.free if "~" in n})
+
+
+def _constant_of(value: Value) -> Fraction | None:
+    if not value:
+        return Fraction(0)
+    m = value[0]
+    return m.coefficient if len(value) == 1 and not (m.bound or m.guards or m.factors) else None
+
+
+def _single_factor(m: Monomial) -> Factor | None:
+    if m.bound or m.guards or len(m.factors) != 1 or m.factors[0][1] != 1:
+        return None
+    return m.factors[0][0]
+
+
+def _is_infinity(m: Monomial) -> bool:
+    return any(isinstance(f, Apply) and f.function == "infinity" for f, _ in m.factors)
+
+
+def _binary(factor: Factor) -> bool:
+    if isinstance(factor, Element):
+        return factor.tensor.startswith("?")
+    return isinstance(factor, Apply) and factor.function in _BINARY_VALUED
+
+
+def _exact_root(number: int) -> int | None:
+    root = isqrt(number)
+    return root if root * root == number else None
+
+
+def _product(m: Monomial) -> Value:
+    """The monomial with like factors merged, its roots squared and its positive sums expanded."""
+    made: Value = (m.of(factors=()),)
+    for factor, power in m.factors:
+        made = mul(made, ((Monomial(Fraction(1), (), frozenset(), ((factor, power),)),)))
+    return made
+
+
+def _idempotent(m: Monomial) -> Monomial:
+    """Powers of 0-or-1 factors are themselves."""
+    if not any(_binary(f) and p > 1 for f, p in m.factors):
+        return m
+    return m.of(factors=tuple((f, Fraction(1) if _binary(f) and p > 1 else p) for f, p in m.factors))

@@ -1,0 +1,405 @@
+"""Whether a value in normal form is zero at all sizes: sums are matched by bijections of their bound variables.
+
+Two monomials ``Σ_u G₁ f`` and ``Σ_v G₂ g`` with ``f = g∘σ`` for an affine bijection ``σ: u ↦ v`` of the integers are
+combined on ``G₁ ∧ G₂∘σ``; the residues on ``G₁ ∧ ¬G₂∘σ`` and ``G₂∘σ ∧ ¬G₁`` stay. Range splits, shifts and the zero
+extension of kernels are found by this alone. What is left goes to the pointwise lemma (:mod:`.pointwise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import permutations
+
+from superopt.ir.poly import Dim, substitute, sym, symbols
+from superopt.ops.meaning import Condition
+from superopt.verifier.arith import negated, normal_condition
+from superopt.verifier.functions import Algebra
+from superopt.verifier.normal import (
+    Apply,
+    Branch,
+    Element,
+    Extreme,
+    Factor,
+    Monomial,
+    SizeFactor,
+    SumBase,
+    Value,
+    add,
+    mul,
+    rename_apart,
+    scale,
+    substitute_factors,
+    text,
+)  # fmt: skip
+from superopt.verifier.pointwise import pointwise_zero
+from superopt.verifier.simplify import coefficient_of, exact_quotient, simplify_monomial
+
+__all__ = ["Matcher"]
+
+Conditions = tuple[Condition, ...]
+Bijection = dict[str, Dim]
+_PAIRINGS = 48
+
+
+@dataclass
+class Matcher:
+    """Proofs that values are zero; ``steps`` records what was combined with what."""
+
+    algebra: Algebra
+    steps: list[dict[str, object]] = field(default_factory=list)
+    depth: int = 0
+
+    def zero(self, value: Value, given: Conditions = ()) -> bool:
+        """Whether the value is 0 wherever ``given`` and the facts hold. ``False`` means "not shown"."""
+        if not value:
+            return True
+        if self.depth > 6:
+            return False
+        self.depth += 1
+        try:
+            rest = self._cancelled(self.algebra.tidy(value), given)
+            if not rest:
+                return True
+            cleared = self._cleared(rest)
+            if cleared is not None:
+                return self.zero(cleared, given)
+            return pointwise_zero(self.algebra, rest, given)
+        finally:
+            self.depth -= 1
+
+    def _cancelled(self, value: Value, given: Conditions) -> Value:
+        """What is left after matching."""
+        facts = self.algebra.facts
+        pending = sorted(value, key=lambda m: (-len(m.factors), m.key))
+        stuck: list[Monomial] = []
+        for _ in range(400):
+            if not pending:
+                break
+            facts.tick()
+            current = pending.pop(0)
+            if facts.contradictory((*given, *current.guards), 1):
+                continue
+            partners = sorted(
+                (p for p in (*pending, *stuck) if _alike(current, p)),
+                key=lambda p: (current.coefficient + p.coefficient != 0, abs(len(p.guards) - len(current.guards))),
+            )
+            for partner in partners:
+                made = self._combined(current, partner, given)
+                if made is not None:
+                    pending = [p for p in pending if p is not partner]
+                    stuck = [p for p in stuck if p is not partner]
+                    pending = sorted(add(tuple(pending), made), key=lambda m: (-len(m.factors), m.key))
+                    break
+            else:
+                if not (current.guards and facts.contradictory((*given, *current.guards), 3)):
+                    stuck.append(current)
+        return add(tuple(stuck), tuple(pending))
+
+    def _combined(self, a: Monomial, b: Monomial, given: Conditions) -> Value | None:
+        """``a + b`` as residues and a combined overlap, if some bijection matches their factors on an overlap."""
+        b = rename_apart(b)
+        for bijection in self._bijections(a, b, given):
+            moved = _moved(b, bijection, a.bound)
+            if moved is None:
+                continue
+            facts = self.algebra.facts
+            only_b = [g for g in sorted(moved.guards - a.guards, key=str) if not facts.implied(g, (*given, *a.guards))]
+            only_a = [
+                g for g in sorted(a.guards - moved.guards, key=str) if not facts.implied(g, (*given, *moved.guards))
+            ]
+            overlap = (*given, *a.guards, *only_b)
+            if facts.contradictory(overlap, 1) or not self._factors_equal(a, moved, overlap):
+                continue
+            parts = [a.of(guards=a.guards | set(only_b), coefficient=a.coefficient + b.coefficient)]
+            parts += self._residues(a, only_b, given)
+            parts += self._residues(moved, only_a, given)
+            self.steps.append(_step(a, b, bijection, only_a, only_b))
+            return add(*(simplify_monomial(p, facts) for p in parts if p.coefficient))
+        return None
+
+    def _residues(self, m: Monomial, conditions: Sequence[Condition], given: Conditions) -> list[Monomial]:
+        """``m`` where not all conditions hold, in disjoint pieces."""
+        found = []
+        for i, c in enumerate(conditions):
+            guards = m.guards | set(conditions[:i]) | {negated(c)}
+            if not self.algebra.facts.contradictory((*given, *guards), 2):
+                found.append(m.of(guards=frozenset(guards)))
+        return found
+
+    # Bijections
+
+    def _bijections(self, a: Monomial, b: Monomial, given: Conditions) -> Iterator[Bijection]:
+        """Affine bijections, as ``b``'s bound variables in terms of ``a``'s."""
+        if not b.bound:
+            yield {}
+            return
+        seen: set[str] = set()
+        for equations in _pairings(a, b):
+            for bijection in _solved(equations, a.bound, b.bound, self._positive):
+                shown = str(sorted((k, str(v)) for k, v in bijection.items()))
+                if shown not in seen and _invertible(bijection, a.bound):
+                    seen.add(shown)
+                    yield bijection
+
+    def _positive(self, size: Dim) -> bool:
+        return self.algebra.facts.positive(size)
+
+    # Equality of factors
+
+    def _factors_equal(self, a: Monomial, b: Monomial, given: Conditions) -> bool:
+        left = [(f, p) for f, p in a.factors]
+        right = {(f.show({}), p): (f, p) for f, p in b.factors}
+        unmatched: list[tuple[Factor, Fraction]] = []
+        for f, p in left:
+            if right.pop((f.show({}), p), None) is None:
+                unmatched.append((f, p))
+        others = list(right.values())
+        for f, p in unmatched:
+            for other in others:
+                if other[1] == p and other[0].head == f.head and self._factor_equal(f, other[0], given):
+                    others.remove(other)
+                    break
+            else:
+                return False
+        return not others
+
+    def _factor_equal(self, a: Factor, b: Factor, given: Conditions) -> bool:
+        facts = self.algebra.facts
+        match a, b:
+            case Element(_, index), Element(_, other):
+                return all(facts.implied(_equal(i, j), given) for i, j in zip(index, other, strict=True))
+            case SizeFactor(size), SizeFactor(other_size):
+                return facts.implied(_equal(size, other_size), given)
+            case Apply(_, args), Apply(_, others):
+                return all(self.zero(add(x, scale(y, -1)), given) for x, y in zip(args, others, strict=True))
+            case SumBase(value), SumBase(other_value):
+                return self.zero(add(value, scale(other_value, -1)), given)
+            case Extreme(_, branches), Extreme(_, other_branches):
+                return self._branches_equal(list(branches), list(other_branches), given)
+        return False
+
+    def _branches_equal(self, left: list[Branch], right: list[Branch], given: Conditions) -> bool:
+        """Each branch is a re-indexing of one of the other side: then the families have the same values."""
+        if len(left) != len(right):
+            return False
+        for branch in left:
+            for other in right:
+                if self._branch_equal(branch, other, given):
+                    right.remove(other)
+                    break
+            else:
+                return False
+        return True
+
+    def _branch_equal(self, left: Branch, right: Branch, given: Conditions) -> bool:
+        if len(left.bound) != len(right.bound):
+            return False
+        a, b = _as_monomial(left), rename_apart(_as_monomial(right))
+        for bijection in self._bijections(a, b, given):
+            moved = _moved(b, bijection, a.bound)
+            if moved is None:
+                continue
+            facts = self.algebra.facts
+            same = all(facts.implied(g, (*given, *a.guards)) for g in moved.guards - a.guards)
+            same = same and all(facts.implied(g, (*given, *moved.guards)) for g in a.guards - moved.guards)
+            if same and self._factors_equal(a, moved, (*given, *a.guards)):
+                return True
+        return False
+
+    # Denominators
+
+    def _cleared(self, value: Value) -> Value | None:
+        """The value times a sum that it divides by: zero exactly where the value is, since the sum is not 0."""
+        for m in value:
+            for f, p in m.factors:
+                if not isinstance(f, SumBase) or p >= 0 or p.denominator != 1 or f.free & set(m.bound):
+                    continue
+                shown = f.show({})
+                if any(shown == g.show({}) and g.free & set(o.bound) for o in value for g, _ in o.factors):
+                    continue
+                made: list[Value] = []
+                for o in value:
+                    own = next((q for g, q in o.factors if g.show({}) == shown), Fraction(0))
+                    times = -p + min(own, Fraction(0)) if own > p else Fraction(0)
+                    kept = tuple((g, q) for g, q in o.factors if g.show({}) != shown)
+                    power = own - p - times
+                    if power:
+                        kept = (*kept, (f, power))
+                    product: Value = (o.of(factors=kept),)
+                    for _ in range(int(times)):
+                        product = mul(product, tuple(rename_apart(x) for x in f.value))
+                    made.append(product)
+                self.steps.append({"step": "multiply", "by": text(f.value), "power": str(-p)})
+                return self.algebra.tidy(add(*made))
+        return None
+
+
+def _equal(a: Dim, b: Dim) -> Condition:
+    return normal_condition(Condition("eq", a - b))
+
+
+def _alike(a: Monomial, b: Monomial) -> bool:
+    """Whether two monomials could have equal factors."""
+    if a is b or len(a.bound) != len(b.bound) or len(a.factors) != len(b.factors):
+        return False
+    return sorted((f.head, p) for f, p in a.factors) == sorted((f.head, p) for f, p in b.factors)
+
+
+def _as_monomial(branch: Branch) -> Monomial:
+    factor = Apply("branch", (branch.value,))
+    return Monomial(Fraction(1), branch.bound, branch.guards, ((factor, Fraction(1)),))
+
+
+def _moved(b: Monomial, bijection: Bijection, bound: tuple[str, ...]) -> Monomial | None:
+    """``b`` with its variables expressed in ``bound``; ``None`` where a size factor stops being one factor."""
+    guards = frozenset(normal_condition(Condition(g.kind, substitute(g.size, bijection))) for g in b.guards)
+    if any(g.known is False for g in guards):
+        return None
+    guards = frozenset(g for g in guards if g.known is None)
+    made = list(substitute_factors(b.of(guards=guards), bijection))
+    return made[0].of(bound=bound) if len(made) == 1 and made[0].coefficient == b.coefficient else None
+
+
+def _elements(factor: Factor) -> Iterator[Element]:
+    """Tensor elements in a factor, at all depths."""
+    match factor:
+        case Element():
+            yield factor
+        case Apply(_, args):
+            for a in args:
+                yield from _value_elements(a)
+        case SumBase(value):
+            yield from _value_elements(value)
+        case Extreme(_, branches):
+            for b in branches:
+                yield from _value_elements(b.value)
+
+
+def _value_elements(value: Value) -> Iterator[Element]:
+    for m in value:
+        for f, _ in m.factors:
+            yield from _elements(f)
+
+
+def _pairings(a: Monomial, b: Monomial) -> Iterator[list[Dim]]:
+    """Equations between indices, for each way to pair factors of ``b`` with like ones of ``a``."""
+    targets = [(f, p) for f, p in b.factors if f.free & set(b.bound) and not isinstance(f, SizeFactor)]
+    count = 0
+    stack: list[tuple[int, tuple[int, ...], list[Dim]]] = [(0, (), [])]
+    while stack:
+        position, used, equations = stack.pop()
+        if position == len(targets):
+            yield equations
+            count += 1
+            if count >= _PAIRINGS:
+                return
+            continue
+        factor, power = targets[position]
+        options = [
+            (i, f) for i, (f, p) in enumerate(a.factors) if i not in used and p == power and f.head == factor.head
+        ]
+        for i, f in reversed(options):
+            stack.append((position + 1, (*used, i), [*equations, *_index_equations(f, factor, a, b)]))
+
+
+def _index_equations(f: Factor, g: Factor, a: Monomial, b: Monomial) -> list[Dim]:
+    """``index in g - index in f`` for elements in corresponding places, where no inner variable occurs."""
+    if isinstance(f, Element) and isinstance(g, Element):
+        return [j - i for i, j in zip(f.index, g.index, strict=True)]
+    found: list[Dim] = []
+    outer_f, outer_g = f.free, g.free
+    lists: dict[str, tuple[list[Element], list[Element]]] = {}
+    for e in _elements(f):
+        lists.setdefault(e.tensor, ([], []))[0].append(e)
+    for e in _elements(g):
+        lists.setdefault(e.tensor, ([], []))[1].append(e)
+    for left, right in lists.values():
+        if len(left) != len(right):
+            continue
+        for x, y in zip(left, right, strict=True):
+            for i, j in zip(x.index, y.index, strict=True):
+                if symbols(i) <= outer_f and symbols(j) <= outer_g:
+                    found.append(j - i)
+    return found
+
+
+def _solved(
+    equations: list[Dim], known: tuple[str, ...], unknown: tuple[str, ...], positive: object
+) -> Iterator[Bijection]:
+    """Solutions for the unknown names; what stays free is paired with the known names that are left over."""
+    solution: Bijection = {}
+    rest = [e for e in equations if not isinstance(e, int)]
+    progress = True
+    while progress:
+        progress = False
+        for e in rest:
+            pivot = _pivot(e, [n for n in unknown if n not in solution], positive)
+            if pivot is not None:
+                name, value = pivot
+                solution = {k: substitute(v, {name: value}) for k, v in solution.items()} | {name: value}
+                rest = [substitute(o, {name: value}) for o in rest if o is not e]
+                rest = [o for o in rest if not isinstance(o, int)]
+                progress = True
+                break
+    open_names = [n for n in unknown if n not in solution]
+    if not open_names:
+        yield solution
+        return
+    used = {n for v in solution.values() for n in symbols(v)}
+    candidates = [n for n in known if n not in used] or list(known)
+    if len(open_names) > 4:
+        return
+    for choice in permutations(candidates, len(open_names)):
+        binding: dict[str, Dim] = {n: sym(c) for n, c in zip(open_names, choice, strict=True)}
+        yield {k: substitute(v, binding) for k, v in solution.items()} | binding
+
+
+def _pivot(equation: Dim, names: list[str], positive: object) -> tuple[str, Dim] | None:
+    for name in names:
+        c = coefficient_of(equation, name)
+        if c is None or c == 0 or symbols(c) & set(names):
+            continue
+        rest = c * sym(name) - equation
+        if c in (1, -1):
+            value: Dim | None = rest * c
+        else:
+            value = exact_quotient(rest, c) if positive(c) or positive(-c) else None  # type: ignore[operator]
+        if value is not None and name not in symbols(value):
+            return name, value
+    return None
+
+
+def _invertible(bijection: Bijection, known: tuple[str, ...]) -> bool:
+    """Whether the known names are integer functions of the images: unit pivots solve the triangular system."""
+    if len(bijection) != len(known):
+        return False
+    equations = [v - sym(f"{n}'") for n, v in bijection.items()]
+    open_names = list(known)
+    while open_names:
+        for e in equations:
+            name = next((n for n in open_names if coefficient_of(e, n) in (1, -1)), None)
+            if name is None:
+                continue
+            c = coefficient_of(e, name)
+            assert isinstance(c, int)
+            value = (c * sym(name) - e) * c
+            equations = [substitute(o, {name: value}) for o in equations if o is not e]
+            open_names.remove(name)
+            break
+        else:
+            return False
+    return True
+
+
+def _step(
+    a: Monomial, b: Monomial, bijection: Bijection, only_a: list[Condition], only_b: list[Condition]
+) -> dict[str, object]:
+    return {
+        "step": "match",
+        "left": f"{a.coefficient} * {a.key}",
+        "right": f"{b.coefficient} * {b.key}",
+        "bijection": {k: str(v) for k, v in bijection.items()},
+        "residues": [[str(c) for c in only_a], [str(c) for c in only_b]],
+    }

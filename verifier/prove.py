@@ -1,0 +1,243 @@
+"""The all-sizes prover: ``prove(rule)`` shows that both sides have equal elements at every size, or says why not.
+
+A proof covers: the context can be satisfied; the right side is well-formed wherever the left side is; shapes are
+equal; every element is equal as a real number; and neither direction in which the rule can be used is defined where
+its other side is not (division by zero, roots of negative numbers).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from superopt.ir.poly import Dim, Poly, Quotient, sym, symbols
+from superopt.ir.terms import Term, Var
+from superopt.ops.meaning import Axis, Condition, IllTyped
+from superopt.rules import Rule, RuleError
+from superopt.rules.typing import LEADS, instances
+from superopt.verifier.arith import Facts, OutOfTimeError, ge, normal_condition
+from superopt.verifier.compose import Composer, Unbounded
+from superopt.verifier.context import Context, context_of, satisfiable
+from superopt.verifier.functions import Algebra, CannotProve
+from superopt.verifier.match_sums import Matcher
+from superopt.verifier.normal import Value, add, dimensions, scale
+from superopt.verifier.simplify import coefficient_of, exact_quotient
+from superopt.verifier.verdict import ProvedAllSizes, Unknown
+
+__all__ = ["Proof", "prove", "prove_with_steps"]
+
+
+@dataclass
+class Proof:
+    """What a proof did, for certificates: one entry per instance and output."""
+
+    goals: list[dict[str, object]] = field(default_factory=list)
+
+
+class _Conditional(Exception):  # noqa: N818 - not a fault: the rule holds under more conditions than it states
+    def __init__(self, conditions: Sequence[Condition]) -> None:
+        self.conditions = tuple(str(c) for c in conditions)
+        super().__init__("the right side is well-formed only where " + " and ".join(self.conditions))
+
+
+def prove(rule: Rule, *, time_limit: float = 10.0) -> ProvedAllSizes | Unknown:
+    """Prove a rule for all sizes, attributes and leading axes within a time limit in seconds.
+
+    Leading axes ``...`` are written out at the ranks of ``superopt.rules.typing.LEADS``, with symbolic sizes.
+    """
+    return prove_with_steps(rule, time_limit=time_limit)[0]
+
+
+def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAllSizes | Unknown, Proof]:
+    """:func:`prove`, and what it did."""
+    started = time.monotonic()
+    proof = Proof()
+    nonzero: dict[str, None] = {}
+    try:
+        for instance in instances(rule):
+            nonzero.update(dict.fromkeys(_prove_instance(instance, started + time_limit, proof)))
+    except _Conditional as found:
+        return Unknown(str(found), found.conditions, seconds=time.monotonic() - started), proof
+    except CannotProve as found:
+        return Unknown(str(found), seconds=time.monotonic() - started), proof
+    except (IllTyped, RuleError) as found:
+        return Unknown(f"not well-formed: {found}", seconds=time.monotonic() - started), proof
+    except OutOfTimeError:
+        return Unknown(f"no proof within {time_limit:g} s", seconds=time.monotonic() - started), proof
+    except RecursionError:
+        return Unknown("the terms are nested too deeply", seconds=time.monotonic() - started), proof
+    steps = sum(len(g["steps"]) for g in proof.goals)  # type: ignore[arg-type, misc]
+    verdict = ProvedAllSizes(
+        tuple(f"{g.left} {g.relation} {g.right}" for g in rule.where), tuple(nonzero), LEADS if rule.lead else (),
+        seconds=time.monotonic() - started, steps=steps,
+    )  # fmt: skip
+    return verdict, proof
+
+
+def _prove_instance(rule: Rule, deadline: float, proof: Proof) -> list[str]:
+    """Prove a rule without ``...``; returns the values that must not be 0."""
+    context = context_of(rule)
+    facts = Facts(context.hypotheses, context.least, deadline)
+    if not satisfiable(facts):
+        raise CannotProve("no sizes were found that satisfy the rule's context")
+    if len(context.lhs) != len(context.rhs):
+        raise CannotProve("the sides have different numbers of outputs")
+    missing = [c for c in context.needed if not facts.implied(normal_condition(c))]
+    if missing:
+        raise _Conditional(missing)
+    nonzero: list[str] = []
+    for left, right in zip(context.lhs, context.rhs, strict=True):
+        _same_type(context, facts, left, right)
+        nonzero += _prove_output(rule, context, left, right, deadline, proof)
+    return nonzero
+
+
+def _same_type(context: Context, facts: Facts, left: Term, right: Term) -> None:
+    a, b = context.types[left][0], context.types[right][0]
+    if a.dtype != b.dtype:
+        raise CannotProve(f"the sides have element types {a.dtype} and {b.dtype}")
+    if len(a.shape or ()) != len(b.shape or ()):
+        raise CannotProve(f"the sides have shapes {a} and {b}")
+    different = []
+    for m, n in zip(a.shape or (), b.shape or (), strict=True):
+        equal = normal_condition(Condition("eq", m - n))
+        if not facts.implied(equal):
+            different.append(f"{m} = {n}")
+    if different:
+        raise CannotProve(f"the sides have shapes {a} and {b}; not shown: {', '.join(different)}")
+
+
+def _prove_output(rule: Rule, context: Context, left: Term, right: Term, deadline: float, proof: Proof) -> list[str]:
+    digits = [
+        _common_digits(a, b, size)
+        for a, b, size in zip(_axes(context, left), _axes(context, right), context.shape(left), strict=True)
+    ]
+    for _ in range(5):
+        attempt = _Attempt.of(context, left, right, digits, deadline)
+        finer = attempt.refined(digits)
+        if finer is None:
+            break
+        digits = finer
+    attempt.check_reads()
+    nonzero = attempt.check_domain(rule)
+    difference = add(attempt.left, scale(attempt.right, -1))
+    matcher = Matcher(attempt.algebra)
+    shown = matcher.zero(difference)
+    proof.goals.append(
+        {
+            "left": str(left), "right": str(right), "hypotheses": [str(c) for c in attempt.facts.hypotheses],
+            "steps": matcher.steps,
+        }
+    )  # fmt: skip
+    if not shown:
+        raise CannotProve("the sides were not shown to be equal")
+    return nonzero
+
+
+def _axes(context: Context, term: Term) -> list[Axis]:
+    if isinstance(term, Var):
+        return [() for _ in context.shape(term)]
+    app, output = (term.term, term.index) if not hasattr(term, "op") else (term, 0)
+    return list(context.meanings[app].outputs[output].axes)  # type: ignore[index]
+
+
+def _common_digits(a: Axis, b: Axis, size: Dim) -> list[Dim]:
+    """Extents into which both axes' digits divide, most significant first; one digit where none are found."""
+    left, right = [e for _, e in a], [e for _, e in b]
+    if len(left) < 2 or len(right) < 2:
+        return left if len(left) > 1 else right if len(right) > 1 else [size]
+    found: list[Dim] = []
+    while left and right:
+        x, y = left.pop(), right.pop()
+        if x == y:
+            found.append(x)
+        elif (q := exact_quotient(x, y)) is not None:
+            found.append(y)
+            left.append(q)
+        elif (q := exact_quotient(y, x)) is not None:
+            found.append(x)
+            right.append(q)
+        else:
+            return [e for _, e in a]
+    found += [e for e in reversed(left or right)]
+    return found[::-1]
+
+
+@dataclass
+class _Attempt:
+    """Both sides' element at an output index written in digits."""
+
+    facts: Facts
+    algebra: Algebra
+    left: Value
+    right: Value
+    reads: list[Unbounded]
+    left_domain: dict[tuple[str, str], Value]
+    right_domain: dict[tuple[str, str], Value]
+
+    @staticmethod
+    def of(context: Context, left: Term, right: Term, digits: Sequence[Sequence[Dim]], deadline: float) -> _Attempt:
+        index: list[Dim] = []
+        hypotheses = list(context.hypotheses)
+        for axis, extents in enumerate(digits):
+            position: Dim = 0
+            for place, extent in enumerate(extents):
+                if isinstance(extent, int) and extent == 1:
+                    continue
+                name = sym(f"o{axis}.{place}")
+                position = position * extent + name
+                hypotheses += [ge(name), normal_condition(ge(extent - 1 - name))]
+            index.append(position)
+        facts = Facts(tuple(hypotheses), context.least, deadline)
+        algebra = Algebra(facts, context.reals)
+        shapes = {n: t.shape or () for n, t in context.variables.items()}
+        first = Composer(algebra, context.meanings, shapes, context.booleans)
+        one = first.element(left, tuple(index))
+        domain, algebra.domain = algebra.domain, {}
+        second = Composer(algebra, context.meanings, shapes, context.booleans)
+        two = second.element(right, tuple(index))
+        return _Attempt(facts, algebra, one, two, second.reads, domain, algebra.domain)
+
+    def check_reads(self) -> None:
+        """The right side reads inside its inputs wherever its meanings promise it.
+
+        Raises:
+            CannotProve: that was not shown.
+        """
+        for read in dict.fromkeys(self.reads):
+            if not self.facts.implied(read.condition, read.given):
+                raise CannotProve(f"a read of the right side is not shown to be inside its input: {read.condition}")
+
+    def check_domain(self, rule: Rule) -> list[str]:
+        """Where the rule is used, the side that it puts in is defined wherever the side that it takes out is.
+
+        Raises:
+            CannotProve: that was not shown.
+        """
+        left, right = self.left_domain.keys(), self.right_domain.keys()
+        extra = [*(right - left if rule.forward else ()), *(left - right if rule.backward else ())]
+        if extra:
+            kind, shown = sorted(extra)[0]
+            raise CannotProve(f"one side is defined only where {shown} is {kind}")
+        return sorted({f"{shown} is {kind}" for kind, shown in (*left, *right)})
+
+    def refined(self, digits: Sequence[Sequence[Dim]]) -> list[list[Dim]] | None:
+        """Finer digits of an output axis, where an element is read at ``⌊(output index)/d⌋``."""
+        for size in (*dimensions(self.left), *dimensions(self.right)):
+            for atom in _quotients(size):
+                for axis, extents in enumerate(digits):
+                    for place, extent in enumerate(extents):
+                        if coefficient_of(atom.numerator, f"o{axis}.{place}") != 1:
+                            continue
+                        quotient = exact_quotient(extent, atom.denominator)
+                        if quotient is None or symbols(atom.denominator) - self.facts.least.keys():
+                            continue
+                        made = [list(e) for e in digits]
+                        made[axis][place : place + 1] = [quotient, atom.denominator]
+                        return made
+        return None
+
+
+def _quotients(size: Dim) -> list[Quotient]:
+    return [a for m, _ in (size.terms if isinstance(size, Poly) else ()) for a in m if isinstance(a, Quotient)]

@@ -1,0 +1,297 @@
+"""Simplification of one monomial: equations solved, ranges merged and counted, implied guards dropped.
+
+Every step keeps the value of ``Σ bound | guards · factors`` exactly, at all sizes that satisfy the facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from superopt.ir.poly import Dim, Poly, Quotient, atoms, substitute, sym, symbols
+from superopt.ops.meaning import Condition
+from superopt.verifier.arith import Facts, ge, normal_condition
+from superopt.verifier.normal import (
+    Monomial,
+    Value,
+    add,
+    factor_dimensions,
+    fresh,
+    map_monomial,
+    mul,
+    size_value,
+    substitute_factors,
+)  # fmt: skip
+
+__all__ = ["coefficient_of", "exact_quotient", "guarded", "simplified", "simplify_monomial"]
+
+
+def guarded(value: Value, guards: Iterable[Condition], bound: tuple[str, ...] = ()) -> Value:
+    """``Σ bound | guards · value``. The caller renames apart: the names must not be bound in the value."""
+    extra = frozenset(normal_condition(g) for g in guards)
+    if any(g.known is False for g in extra):
+        return ()
+    extra = frozenset(g for g in extra if g.known is None)
+    return add(*((m.of(bound=m.bound + bound, guards=m.guards | extra),) for m in value))
+
+
+def simplified(value: Value, facts: Facts, *, counting: bool = True) -> Value:
+    """Every monomial simplified, and like ones combined."""
+    return add(*(simplify_monomial(m, facts, counting=counting) for m in value))
+
+
+def simplify_monomial(monomial: Monomial, facts: Facts, *, counting: bool = True) -> Value:
+    """An equal sum of simpler monomials. ``counting``: an unused variable multiplies by the size of its range."""
+    pending, done = [monomial], []
+    for _ in range(200):
+        if not pending:
+            break
+        facts.tick()
+        current = pending.pop()
+        made = _step(current, facts, counting)
+        if made is None:
+            done.append(current)
+        else:
+            pending.extend(made)
+    return add(*((m,) for m in (*done, *pending)))
+
+
+def _step(m: Monomial, facts: Facts, counting: bool) -> list[Monomial] | None:
+    """One simplification, or ``None`` where nothing applies."""
+    if not m.coefficient or any(g.known is False for g in m.guards):
+        return []
+    if any(g.known for g in m.guards):
+        return [m.of(guards=frozenset(g for g in m.guards if not g.known))]
+    if m.guards and facts.contradictory(m.guards, 0):
+        return []
+    for rule in (_equations, _solve, _quotients, _drop_implied, _merge_digits):
+        made = rule(m, facts)
+        if made is not None:
+            return made
+    return _count(m, facts) if counting else None
+
+
+def _equations(m: Monomial, facts: Facts) -> list[Monomial] | None:
+    """``p ≥ 0`` and ``-p ≥ 0`` are ``p = 0``."""
+    for g in m.guards:
+        if g.kind == "ge" and (opposite := ge(-g.size)) in m.guards:
+            rest = m.guards - {g, opposite}
+            return [m.of(guards=rest | {normal_condition(Condition("eq", g.size))})]
+    return None
+
+
+def coefficient_of(size: Dim, name: str) -> Dim | None:
+    """The coefficient of a name that occurs linearly and outside quotients (0 where it does not occur), else None."""
+    if not isinstance(size, Poly) or name not in symbols(size):
+        return 0
+    total: Dim = 0
+    for monomial, number in size.terms:
+        if any(isinstance(a, Quotient) and name in symbols(Poly((((a,), 1),))) for a in monomial):
+            return None
+        if monomial.count(name) > 1:
+            return None
+        if name in monomial:
+            left = list(monomial)
+            left.remove(name)
+            total = total + Poly.make({tuple(left): number})
+    return total
+
+
+def exact_quotient(size: Dim, divisor: Dim) -> Dim | None:
+    """``size / divisor`` where the division has no rest as polynomials, else ``None``."""
+    if isinstance(divisor, int) and divisor == 0:
+        return None
+    quotient = size // divisor
+    return quotient if quotient * divisor - size == 0 and not _new_quotients(quotient, size) else None
+
+
+def _new_quotients(quotient: Dim, size: Dim) -> bool:
+    return any(isinstance(a, Quotient) for a in atoms(quotient) - atoms(size))
+
+
+def _solve(m: Monomial, facts: Facts) -> list[Monomial] | None:
+    """An equation that determines a bound variable removes it."""
+    for g in sorted((g for g in m.guards if g.kind == "eq"), key=lambda g: str(g)):
+        for name in m.bound:
+            c = coefficient_of(g.size, name)
+            if c is None or c == 0 or (symbols(c) & set(m.bound)):
+                continue
+            rest = c * sym(name) - g.size
+            if c in (1, -1):
+                solution: Dim | None = rest * c
+            elif facts.positive(c) or facts.positive(-c):
+                solution = exact_quotient(rest, c)
+            else:
+                solution = None
+            if solution is not None and name not in symbols(solution):
+                return _eliminate(m, name, solution, g)
+    return None
+
+
+def _eliminate(m: Monomial, name: str, solution: Dim, used: Condition) -> list[Monomial]:
+    binding = {name: solution}
+    guards = frozenset(normal_condition(Condition(g.kind, substitute(g.size, binding))) for g in m.guards - {used})
+    if any(g.known is False for g in guards):
+        return []
+    bound = tuple(n for n in m.bound if n != name)
+    kept = m.of(bound=bound, guards=frozenset(g for g in guards if g.known is None))
+    return list(substitute_factors(kept, binding))
+
+
+def _quotients(m: Monomial, facts: Facts) -> list[Monomial] | None:
+    """``⌊n/d⌋`` is 0 where ``0 ≤ n < d``; a bound ``t`` inside ``⌊(t + …)/d⌋`` splits into digits ``t = h·d + l``."""
+    found: dict[Quotient, None] = {}
+    for size in (*(g.size for g in m.guards), *(d for f, _ in m.factors for d in factor_dimensions(f))):
+        found.update(dict.fromkeys(_quotient_atoms(size)))
+    for atom in found:
+        names = symbols(atom.numerator)
+        if not names & (set(m.bound) | _ranged(m, facts)):
+            continue
+        n, d = atom.numerator, atom.denominator
+        if facts.implied(ge(n), m.guards, 0) and facts.implied(ge(d - 1 - n), m.guards, 0):
+            return list(map_monomial(m, lambda size, a=atom: _without(size, a)))  # type: ignore[misc]
+        for name in m.bound:
+            if coefficient_of(n, name) == 1 and not (symbols(d) & set(m.bound)) and facts.positive(d):
+                return _split(m, name, d)
+    return None
+
+
+def _ranged(m: Monomial, facts: Facts) -> set[str]:
+    names = {n for g in (*m.guards, *facts.hypotheses) for n in symbols(g.size)}
+    return names - set(facts.least)
+
+
+def _quotient_atoms(size: Dim) -> Iterator[Quotient]:
+    for atom in sorted(atoms(size), key=str):
+        if isinstance(atom, Quotient):
+            yield from _quotient_atoms(atom.numerator)
+            yield atom
+
+
+def _without(size: Dim, quotient: Quotient) -> Dim:
+    """The dimension with a quotient replaced by 0."""
+    total: Dim = 0
+    for monomial, coefficient in size.terms if isinstance(size, Poly) else (((), size),):
+        product: Dim = coefficient
+        for atom in monomial:
+            if atom == quotient:
+                product = 0
+                break
+            if isinstance(atom, Quotient):
+                product = product * (_without(atom.numerator, quotient) // _without(atom.denominator, quotient))
+            else:
+                product = product * sym(atom)
+        total = total + product
+    return total
+
+
+def _split(m: Monomial, name: str, divisor: Dim) -> list[Monomial]:
+    high, low = fresh(), fresh()
+    bound = (*(n for n in m.bound if n != name), high, low)
+    binding = {name: sym(high) * divisor + sym(low)}
+    guards = {normal_condition(Condition(g.kind, substitute(g.size, binding))) for g in m.guards}
+    guards |= {ge(sym(low)), ge(divisor - 1 - sym(low))}
+    for g in m.guards:  # name ≥ 0 gives high ≥ 0, name < a·divisor gives high < a: the same sets, easier to use
+        if g.size == sym(name):
+            guards.add(ge(sym(high)))
+        elif isinstance(g.size, Poly) and coefficient_of(g.size, name) == -1:
+            count = exact_quotient(g.size + sym(name) + 1, divisor)
+            if count is not None:
+                guards.add(ge(count - 1 - sym(high)))
+    return list(substitute_factors(m.of(bound=bound, guards=frozenset(guards)), binding))
+
+
+def _drop_implied(m: Monomial, facts: Facts) -> list[Monomial] | None:
+    """A guard that the others imply is dropped, the most complicated first."""
+    for g in sorted(m.guards, key=lambda g: (-len(str(g.size)), str(g))):
+        if facts.implied(g, m.guards - {g}, 0):
+            return [m.of(guards=m.guards - {g})]
+    return None
+
+
+def _ends(m: Monomial, name: str) -> tuple[Dim, Dim] | None:
+    """The range ``low ≤ name ≤ high`` where exactly these two guards mention the name."""
+    low: Dim | None = None
+    high: Dim | None = None
+    for g in m.guards:
+        c = coefficient_of(g.size, name)
+        if c == 0 and c is not None and name not in symbols(g.size):
+            continue
+        if g.kind != "ge" or c not in (1, -1):
+            return None
+        rest = g.size - c * sym(name)
+        if c == 1 and low is None:
+            low = -rest
+        elif c == -1 and high is None:
+            high = rest
+        else:
+            return None
+    return None if low is None or high is None else (low, high)
+
+
+def _merge_digits(m: Monomial, facts: Facts) -> list[Monomial] | None:
+    """Digits that occur only as ``h·d + l`` are one variable."""
+    for low in m.bound:
+        range_low = _digit_size(m, low)
+        if range_low is None or not facts.positive(range_low):
+            continue
+        for high in m.bound:
+            if high != low and high not in symbols(range_low):
+                made = _merged(m, high, low, range_low)
+                if made is not None:
+                    return made
+    return None
+
+
+def _digit_size(m: Monomial, name: str) -> Dim | None:
+    """``d`` where ``0 ≤ name`` and ``name < d`` are guards and ``d`` is free of bound variables."""
+    if ge(sym(name)) not in m.guards:
+        return None
+    for g in m.guards:
+        if g.kind == "ge" and coefficient_of(g.size, name) == -1:
+            size = g.size + sym(name) + 1
+            if not symbols(size) & set(m.bound):
+                return size
+    return None
+
+
+def _merged(m: Monomial, high: str, low: str, size: Dim) -> list[Monomial] | None:
+    merged = fresh()
+    binding = {low: sym(merged) - sym(high) * size}
+    own = {ge(sym(low)), ge(size - 1 - sym(low))}
+    guards: set[Condition] = set()
+    for g in m.guards - own:
+        made = substitute(g.size, binding)
+        if high in symbols(made):
+            c = coefficient_of(g.size, high)
+            if low in symbols(g.size) or g.kind != "ge" or c not in (1, -1):
+                return None
+            rest = g.size - c * sym(high)  # high ≥ -rest, or high ≤ rest
+            made = sym(merged) + rest * size if c == 1 else rest * size + size - 1 - sym(merged)
+            if high in symbols(made):
+                return None
+        guards.add(normal_condition(Condition(g.kind, made)))
+    if not any(low in f.free or high in f.free for f, _ in m.factors):
+        return None
+    if any(
+        high in symbols(substitute(d, binding)) for f, _ in m.factors for d in factor_dimensions(f) if low in symbols(d)
+    ) or any(high in symbols(d) and low not in symbols(d) for f, _ in m.factors for d in factor_dimensions(f)):
+        return None
+    bound = (*(n for n in m.bound if n not in (high, low)), merged)
+    return list(substitute_factors(m.of(bound=bound, guards=frozenset(guards)), binding))
+
+
+def _count(m: Monomial, facts: Facts) -> list[Monomial] | None:
+    """``Σ_{low ≤ v ≤ high} c = (high - low + 1)·c`` where ``v`` does not occur in ``c``."""
+    for name in m.bound:
+        if any(name in f.free for f, _ in m.factors):
+            continue
+        ends = _ends(m, name)
+        if ends is None:
+            continue
+        count = ends[1] - ends[0] + 1
+        others = frozenset(g for g in m.guards if name not in symbols(g.size))
+        if not facts.implied(ge(count), others, 1):
+            continue
+        left = m.of(bound=tuple(n for n in m.bound if n != name), guards=others)
+        return list(mul((left,), size_value(count)))
+    return None
