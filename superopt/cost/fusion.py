@@ -21,6 +21,7 @@ class Fusion:
     producers: frozenset[str]
     consumers: frozenset[str]
     other: Other = "none"
+    rank: int = 99  # the most axes that the consumer's other arguments may have
 
 
 @dataclass(frozen=True)
@@ -31,22 +32,26 @@ class Backend:
     fusions: tuple[Fusion, ...]
     views: frozenset[str]
 
-    def fusable(self, producer: str, consumer: str, *, constant_others: bool = True) -> bool:
+    def fusable(self, producer: str, consumer: str, *, constant_others: bool = True, rank: int = 0) -> bool:
         """Whether the consumer is nearly free when the producer is its only producer and has no other reader.
 
         Args:
             producer: operator that makes the consumer's non-constant argument.
             consumer: operator that reads it.
             constant_others: the consumer's other arguments, if any, are weights.
+            rank: the most axes that those have.
         """
         return any(
-            producer in f.producers and consumer in f.consumers and (f.other != "constant" or constant_others)
+            producer in f.producers
+            and consumer in f.consumers
+            and (f.other != "constant" or constant_others)
+            and rank <= f.rank
             for f in self.fusions
         )
 
 
-def _fusion(producers: str, consumers: str, other: Other = "none") -> Fusion:
-    return Fusion(frozenset(producers.split()), frozenset(consumers.split()), other)
+def _fusion(producers: str, consumers: str, other: Other = "none", rank: int = 99) -> Fusion:
+    return Fusion(frozenset(producers.split()), frozenset(consumers.split()), other, rank)
 
 
 # Read off ONNX Runtime 1.31's optimised graphs at its highest level, float32, CPU.
@@ -58,10 +63,10 @@ ONNX_RUNTIME_CPU = Backend(
         _fusion("Conv", "Mul", "constant"),
         _fusion("Conv BatchNormalization", "Add", "any"),  # a bias, or the residual sum inside the blocked layout
         _fusion("Add", "Relu"),  # after a residual sum that a convolution took in
-        _fusion("MatMul", "Add", "constant"),
+        _fusion("MatMul", "Add", "constant", 1),
         _fusion("Gemm", "Relu Sigmoid Tanh LeakyRelu HardSigmoid"),
         _fusion("MatMul Transpose", "MatMul", "any"),
-        _fusion("MatMul", "Mul Div", "constant"),
+        _fusion("MatMul", "Mul Div", "constant", 0),
     ),
     views=frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}),
 )

@@ -14,7 +14,7 @@ from superopt.cost.measure import Meter, Timing, measure_graph, measure_together
 from superopt.cost.predictor import Predictor
 from superopt.cost.profile import Profile, Store
 from superopt.cost.record import FREE, Estimate, Key, Record, key_of
-from superopt.cost.trial import application_graph, at_sizes
+from superopt.cost.trial import application_graph, at_sizes, value_at_sizes
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, structural_hash
 from superopt.ir.terms import AttributeValue
@@ -25,11 +25,13 @@ from superopt.ops.record import NotCovered
 from superopt.ops.work import flops
 from superopt.runtime.race import circumstances, cpu_name
 
-__all__ = ["Attributes", "CostModel", "MeasuredCpu", "Progress", "RecordedProfile", "work_of"]
+__all__ = ["Application", "Attributes", "CostModel", "MeasuredCpu", "Progress", "RecordedProfile", "work_of"]
 
 Attributes = Mapping[str, AttributeValue] | Sequence[tuple[str, AttributeValue]]
+Application = tuple[str, Attributes, Sequence[TensorType | None], Sequence[bool]]  # op, attributes, types, constant
 Progress = Callable[[int, int | None, str], None]
 _CANNOT_RUN = 1e3  # a form that the backend refuses is costed at this many times its roofline: finite, never chosen
+_CACHED_BYTES_PER_US = 20_000.0
 _REFIT = 64  # new records after which the predictor is fitted again
 
 
@@ -47,8 +49,8 @@ class CostModel(Protocol):
         attributes: Attributes,
         arg_types: Sequence[TensorType | None],
         out_types: Sequence[TensorType],
-        *,
         constant_args: Sequence[bool] = (),
+        *,
         after: str | None = None,
     ) -> Estimate:
         """The cost of one operator application.
@@ -64,8 +66,18 @@ class CostModel(Protocol):
         """
         ...
 
-    def fusable(self, producer: str, consumer: str, *, constant_others: bool = True) -> bool:
+    def fusable(self, producer: str, consumer: str, *, constant_others: bool = True, rank: int = 0) -> bool:
         """Whether the consumer is nearly free when it alone reads the producer's result."""
+        ...
+
+    def fused_saving(self, producer: Application, consumer: Application, slot: int) -> float:
+        """Microseconds saved by the backend's running the two as one kernel, the consumer being the only reader.
+
+        Args:
+            producer: what makes argument ``slot`` of the consumer.
+            consumer: the application that may disappear.
+            slot: position of the argument.
+        """
         ...
 
     def in_context(self, working_set: int) -> CostModel:
@@ -106,8 +118,31 @@ class _Model:
     def backend(self) -> Backend:
         return ONNX_RUNTIME_CPU
 
-    def fusable(self, producer: str, consumer: str, *, constant_others: bool = True) -> bool:
-        return self.backend.fusable(producer, consumer, constant_others=constant_others)
+    def fusable(self, producer: str, consumer: str, *, constant_others: bool = True, rank: int = 0) -> bool:
+        return self.backend.fusable(producer, consumer, constant_others=constant_others, rank=rank)
+
+    def fused_saving(self, producer: Application, consumer: Application, slot: int) -> float:
+        op, attributes, types, fixed = consumer
+        if not self._fuses(producer[0], op, types, fixed, slot) or op not in REGISTRY:
+            return 0.0
+        try:
+            _, outs = REGISTRY[op].apply(tuple(types), dict(attributes))
+        except IllTyped:
+            return 0.0
+        alone = self.application(op, attributes, types, outs, fixed).us
+        return max(0.0, alone - self._fused(types, slot).us)
+
+    def _fuses(
+        self, producer: str, op: str, types: Sequence[TensorType | None], fixed: Sequence[bool], slot: int
+    ) -> bool:
+        others = [(t, c) for i, (t, c) in enumerate(zip(types, fixed, strict=True)) if i != slot and t is not None]
+        rank = max((t.rank or 0 for t, _ in others), default=0)
+        return self.fusable(producer, op, constant_others=all(c for _, c in others), rank=rank)
+
+    def _fused(self, types: Sequence[TensorType | None], slot: int) -> Estimate:
+        """A fused operator still reads its other arguments, which stream from the cache."""
+        extra = sum(t.nbytes or 0 for i, t in enumerate(types) if t is not None and i != slot)
+        return Estimate(extra / _CACHED_BYTES_PER_US, "free", 0.0)
 
     def application(
         self,
@@ -115,8 +150,8 @@ class _Model:
         attributes: Attributes,
         arg_types: Sequence[TensorType | None],
         out_types: Sequence[TensorType],
-        *,
         constant_args: Sequence[bool] = (),
+        *,
         after: str | None = None,
     ) -> Estimate:
         values = dict(attributes)
@@ -126,7 +161,8 @@ class _Model:
         if found is None:
             args = [t if t is None else at_sizes(t, self.sizes) for t in arg_types]
             outs = [at_sizes(t, self.sizes) for t in out_types]
-            found = self._memo[place] = self._cost(op, values, args, outs, fixed, after)
+            at = {k: value_at_sizes(v, self.sizes) for k, v in values.items()}
+            found = self._memo[place] = self._cost(op, at, args, outs, fixed, after)
         return found
 
     def _cost(
@@ -143,14 +179,10 @@ class _Model:
         if op in self.backend.views:
             return self._view()
         if after is not None:
-            others = all(c or t is None for c, t in list(zip(fixed, args, strict=True))[1:])
-            if self.fusable(after, op, constant_others=others or fixed[:1] == (True,)):
-                extra = sorted((t.nbytes or 0 for t in args if t is not None), reverse=True)[1:]
-                return Estimate(sum(extra) / self._bytes_per_us(), "free", 0.0)
+            slot = next(i for i, (c, t) in enumerate(zip(fixed, args, strict=True)) if not c and t is not None)
+            if self._fuses(after, op, args, fixed, slot):
+                return self._fused(args, slot)
         return self._lookup(op, attributes, args, outs, fixed)
-
-    def _bytes_per_us(self) -> float:
-        return 20_000.0  # an operand that a fused kernel reads besides its own streams from cache
 
     def _view(self) -> Estimate:
         raise AssertionError("a model says what a view costs")
@@ -258,13 +290,13 @@ class MeasuredCpu(_Model):
         )
         return self._estimate(record) if record else self._predict(kernel.key, kernel.flops, kernel.moved)
 
-    def graph(self, graph: Graph) -> Estimate:
+    def measure_graph(self, graph: Graph) -> Estimate:
         """The time of a small graph as ONNX Runtime runs it whole, fusions included; ``inf`` when it cannot run."""
         key = self._graph_key(graph)
         record = self._measured(key, lambda: measure_graph(graph, self.meter), 0, 0)
         return self._estimate(record) if record else Estimate(float("inf"), "roofline", 1.0)
 
-    def graphs(self, graphs: Sequence[Graph], *, time_limit: float = 5.0) -> list[float]:
+    def measure_together(self, graphs: Sequence[Graph], *, time_limit: float = 5.0) -> list[float]:
         """Microseconds of several small graphs, interleaved, so that their ratios can be trusted; not kept."""
         return measure_together(graphs, self.meter, time_limit=time_limit)
 

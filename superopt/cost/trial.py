@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
-from superopt.ir.poly import symbols, value_at
+from superopt.ir.poly import Poly, symbols, value_at
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, OpaqueType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.record import NotCovered
 
-__all__ = ["UNSPECIFIED", "application_graph", "at_sizes", "feeds_for", "sample", "with_values"]
+__all__ = ["UNSPECIFIED", "application_graph", "at_sizes", "feeds_for", "sample", "value_at_sizes", "with_values"]
 
 UNSPECIFIED = 8  # what a symbolic size is costed at when the caller does not say
 _OPSET = 21  # what trials are written at, unless the operator is younger
@@ -117,3 +117,12 @@ def at_sizes(kind: TensorType, sizes: Mapping[str, int]) -> TensorType:
     names = {n for d in kind.shape for n in symbols(d)}
     binding = {n: sizes.get(n, UNSPECIFIED) for n in names}
     return TensorType(kind.dtype, tuple(max(value_at(d, binding), 0) for d in kind.shape))
+
+
+def value_at_sizes(value: AttributeValue, sizes: Mapping[str, int]) -> AttributeValue:
+    """The attribute with its symbolic sizes made numbers, as :func:`at_sizes` does."""
+    if isinstance(value, tuple):
+        return tuple(value_at_sizes(v, sizes) for v in value)
+    if isinstance(value, Poly):
+        return value_at(value, {n: sizes.get(n, UNSPECIFIED) for n in symbols(value)})
+    return value

@@ -5,9 +5,9 @@ import pytest
 from superopt import formats
 from superopt.cost import ONNX_RUNTIME_CPU
 from superopt.cost.lowering import lowered
+from superopt.cost.trial import sample
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.cost.trial import sample
 
 IMAGE = TensorType(DType.FLOAT32, (1, 16, 8, 8))
 MATRIX = TensorType(DType.FLOAT32, (4, 16))

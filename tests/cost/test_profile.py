@@ -16,7 +16,10 @@ HEADER = {"device": "test", "threads": 1}
 
 
 def records(count, op="Relu"):
-    return [Record(Key(op, "{}", "float32", (f"float32[{n}]",)), 100.0 + n, 110.0 + n, 0.01, 0, n, 8 * n) for n in range(1, count + 1)]
+    return [
+        Record(Key(op, "{}", "float32", (f"float32[{n}]",)), 100.0 + n, 110.0 + n, 0.01, 0, n, 8 * n)
+        for n in range(1, count + 1)
+    ]
 
 
 def test_a_profile_is_what_was_written_and_the_same_bytes_each_time(tmp_path):
@@ -103,7 +106,8 @@ def test_refresh_takes_in_what_another_has_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "junk", [b"{", b'{"op": 1}', b"\xff\xfe", b"null", b'{"op":"Relu","attrs":"","dtype":"","shapes":[],"ns":-5,"ns_cold":1}']
+    "junk",
+    [b"{", b'{"op": 1}', b"\xff\xfe", b"null", b'{"op":"Relu","attrs":"","dtype":"","shapes":[],"ns":-5,"ns_cold":1}'],
 )
 def test_a_damaged_line_is_dropped_and_the_rest_kept(tmp_path, junk):
     store = Store("s", HEADER, tmp_path)
@@ -158,4 +162,18 @@ def test_the_store_is_json_lines(tmp_path):
     store.add(records(1)[0])
     head, row = [json.loads(line) for line in store.path.read_text().splitlines()]
     assert head["schema"] == "superopt.profile/1"
-    assert {"op", "attrs", "dtype", "precision", "layout", "shapes", "impl", "ns", "ns_cold", "iqr", "workspace", "flops", "bytes"} == set(row)
+    assert {
+        "op",
+        "attrs",
+        "dtype",
+        "precision",
+        "layout",
+        "shapes",
+        "impl",
+        "ns",
+        "ns_cold",
+        "iqr",
+        "workspace",
+        "flops",
+        "bytes",
+    } == set(row)
