@@ -23,8 +23,7 @@ def gpt2(
 ) -> Graph:
     """GPT-2 from token ids to logits, the head tied to the embedding.
 
-    Args:
-        last: slice the last token's logits off at the very end, as generation loops do around a whole model.
+    With ``last`` the last token's logits are sliced off at the very end, as generation loops do around a whole model.
     """
     b = GraphBuilder(name)
     ids = b.input("input_ids", "int64", (1, time))

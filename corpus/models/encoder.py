@@ -32,8 +32,7 @@ def bert(
         words = b.op("Gather", b.weight("word", (vocabulary, width), scale=0.7), ids)
         positions = b.weight("position", (512 if dynamic else time, width), scale=0.4)
         if dynamic:
-            end = b.op("Shape", ids, start=1, end=2)
-            positions = b.op("Slice", positions, np.array([0]), end, np.array([0]))
+            positions = b.op("Gather", positions, b.input("position_ids", "int64", shape))
         x = words + positions + b.op("Gather", b.weight("token_type", (2, width), scale=0.4), kinds)
         x = layer_norm(b, x, "norm", width, epsilon=1e-12)
     for layer in range(layers):
@@ -139,7 +138,7 @@ def mlp_mixer(
 
 
 def linear_attention(
-    name: str, *, layers: int = 4, width: int = 512, count: int = 8, time: int = 2048, ratio: int = 2
+    name: str, *, layers: int = 2, width: int = 512, count: int = 8, time: int = 4096, ratio: int = 1
 ) -> Graph:
     """Linear attention, φ(x) = relu(x), written in the costly order (φ(Q) φ(K)ᵀ) V, then a small MLP."""
     b = GraphBuilder(name)

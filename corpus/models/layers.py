@@ -31,7 +31,7 @@ def conv(
     gain: float = RELU_GAIN,
     spatial: int = 2,
 ) -> Tensor:
-    """Convolution as PyTorch exports it; ``pad`` defaults to "same" at stride 1. Kernels: [cout, cin/groups, *kernel]."""
+    """Convolution as PyTorch exports it; ``pad`` defaults to "same". The weight is [cout, cin / groups, *kernel]."""
     ks = (kernel,) * spatial if isinstance(kernel, int) else kernel
     strides = (stride,) * len(ks) if isinstance(stride, int) else stride
     if pad is None:

@@ -33,7 +33,8 @@ def _inverted(
     if se:
         y = squeeze_excite(b, y, mid, se, inner=gates[0], gate=gates[1])
     same = stride == 1 and cin == cout
-    y = conv_bn(b, y, "project", mid, cout, 1, act="", bn_gain=0.5 if same else 1.0)
+    gate_gain = 2.0 if se else 1.0  # the gate halves its input
+    y = conv_bn(b, y, "project", mid, cout, 1, act="", bn_gain=gate_gain * (0.5 if same else 1.0))
     return x + y if same else y
 
 
@@ -192,7 +193,7 @@ def _separable(b: GraphBuilder, x: Tensor, name: str, cin: int, cout: int, kerne
         for index, (n_in, s) in enumerate(((cin, stride), (cout, 1))):
             y = conv(b, x.relu(), f"dw{index}", n_in, n_in, kernel, stride=s, groups=n_in, gain=1.0)
             y = conv(b, y, f"pw{index}", n_in, cout, 1)
-            x = batch_norm(b, y, f"bn{index}", cout, epsilon=1e-3)
+            x = batch_norm(b, y, f"bn{index}", cout, gain=0.8, epsilon=1e-3)
     return x
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import sqrt
 
 from corpus.models.layers import RELU_GAIN, batch_norm, conv, conv_bn, gelu, gemm, global_pool, layer_norm, linear
@@ -104,13 +105,13 @@ def deep_linear(
     """A deep linear network (no activation anywhere): the object of the theory of implicit regularisation."""
     b = GraphBuilder(name)
     x = b.input("x", "float32", (rows, widths[0]))
-    for index, (n_in, n_out) in enumerate(zip(widths, widths[1:], strict=False)):
+    for index, (n_in, n_out) in enumerate(pairwise(widths)):
         x = linear(b, x, f"layer{index}", n_in, n_out)
     b.output(x, "y", shape=(rows, widths[-1]))
     return b.build()
 
 
-def lora(name: str, *, width: int = 768, hidden: int = 3072, rank: int = 16, layers: int = 6, time: int = 128) -> Graph:
+def lora(name: str, *, width: int = 768, hidden: int = 3072, rank: int = 64, layers: int = 6, time: int = 128) -> Graph:
     """Transformer MLP blocks with unmerged low-rank adapters on every projection: xW + b + ((xA)B)·scale."""
     b = GraphBuilder(name)
 
@@ -130,7 +131,7 @@ def lora(name: str, *, width: int = 768, hidden: int = 3072, rank: int = 16, lay
     return b.build()
 
 
-def siamese(name: str, *, widths: Sequence[int] = (1024, 2048, 2048, 1024, 256), rows: int = 1) -> Graph:
+def siamese(name: str, *, widths: Sequence[int] = (4096, 4096, 4096, 1024), rows: int = 1) -> Graph:
     """Two inputs through one tower with shared weights, compared by the cosine of their embeddings."""
     b = GraphBuilder(name)
     towers = [
@@ -138,7 +139,7 @@ def siamese(name: str, *, widths: Sequence[int] = (1024, 2048, 2048, 1024, 256),
             b.weight(f"layer{i}.weight", (n_in, n_out), scale=RELU_GAIN / sqrt(n_in)),
             b.weight(f"layer{i}.bias", (n_out,), scale=0.02),
         )
-        for i, (n_in, n_out) in enumerate(zip(widths, widths[1:], strict=False))
+        for i, (n_in, n_out) in enumerate(pairwise(widths))
     ]
 
     def embed(x: Tensor) -> Tensor:

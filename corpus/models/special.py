@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import sqrt
 
 import numpy as np
@@ -55,7 +56,7 @@ def train_step_mlp(
     b = GraphBuilder(name)
     x, labels = b.input("x", "float32", (rows, widths[0])), b.input("labels", "float32", (rows, widths[-1]))
     layers = []
-    for index, (n_in, n_out) in enumerate(zip(widths, widths[1:], strict=False)):
+    for index, (n_in, n_out) in enumerate(pairwise(widths)):
         w, bias = b.input(f"w{index}", "float32", (n_in, n_out)), b.input(f"b{index}", "float32", (n_out,))
         layers.append((w, bias, 1 / sqrt(n_in)))
     activations: list[Tensor] = [x]

@@ -15,7 +15,7 @@ from superopt.ir.graph import Graph
 def segformer(
     name: str, *, widths: Sequence[int] = (32, 64, 160, 256), embed: int = 256, size: int = 512, classes: int = 150
 ) -> Graph:
-    """SegFormer-B0's decode head: a linear layer per scale, bilinear upsampling, concat, 1×1 fuse, BN, ReLU, classes."""
+    """SegFormer-B0's decode head: a linear layer per scale, upsampling, concat, 1×1 fuse, BN, ReLU, classes."""
     b = GraphBuilder(name)
     side = size // 4
     parts = []

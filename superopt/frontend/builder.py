@@ -258,64 +258,14 @@ class GraphBuilder:
 _DISTRIBUTIONS = ("normal", "uniform")
 
 # Operators whose output has the element type of their first tensor: so that `x.relu() * 2` picks the type of x.
-_KEEPS_DTYPE = frozenset(
-    [
-        "Abs",
-        "Add",
-        "AveragePool",
-        "BatchNormalization",
-        "Clip",
-        "Concat",
-        "Conv",
-        "ConvTranspose",
-        "Cos",
-        "Div",
-        "Einsum",
-        "Elu",
-        "Erf",
-        "Exp",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "Gelu",
-        "Gemm",
-        "GlobalAveragePool",
-        "HardSigmoid",
-        "HardSwish",
-        "Identity",
-        "LayerNormalization",
-        "LeakyRelu",
-        "Log",
-        "MatMul",
-        "Max",
-        "MaxPool",
-        "Min",
-        "Mul",
-        "Neg",
-        "Pad",
-        "Pow",
-        "Reciprocal",
-        "ReduceMax",
-        "ReduceMean",
-        "ReduceMin",
-        "ReduceSum",
-        "Relu",
-        "Reshape",
-        "Resize",
-        "Sigmoid",
-        "Sin",
-        "Slice",
-        "Softmax",
-        "Split",
-        "Sqrt",
-        "Squeeze",
-        "Sub",
-        "Tanh",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-    ]
-)
+_KEEPS_DTYPE = frozenset({
+    "Abs", "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "ConvTranspose", "Cos", "Div",
+    "Einsum", "Elu", "Erf", "Exp", "Expand", "Flatten", "Gather", "Gelu", "Gemm", "GlobalAveragePool", "HardSigmoid",
+    "HardSwish", "Identity", "LayerNormalization", "LeakyRelu", "Log", "MatMul", "Max", "MaxPool", "Min", "Mul", "Neg",
+    "PRelu", "Pad", "Pow", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "Reshape",
+    "Resize", "Sigmoid", "Sin", "Slice", "Softmax", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tanh", "Tile",
+    "Transpose", "Unsqueeze",
+})  # fmt: skip
 
 
 def _rename(graph: Graph, names: Mapping[str, str]) -> Graph:
@@ -361,16 +311,16 @@ def _attribute(key: str, value: object, where: str) -> Attribute:
     match value:
         case bool() | np.bool_():
             return int(value)
-        case int() | float() | bytes() | Weight() | OpaqueAttribute():
+        case int() | bytes() | Weight() | OpaqueAttribute():
             return value
+        case float() | np.floating():
+            return float(np.float32(value))  # what ONNX stores
         case str():
             return value.encode()
         case np.ndarray():
             return Weight(key, TensorType(DType.of(value.dtype), tuple(value.shape)), ArrayData(value))
         case np.integer():
             return int(value)
-        case np.floating():
-            return float(value)
         case list() | tuple() | range():
             return _sequence(key, [_attribute(key, v, where) for v in value], where)
     raise UsageError(f"attribute {key} cannot hold a {type(value).__name__}", where=f"node {where!r}")
