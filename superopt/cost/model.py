@@ -258,7 +258,7 @@ class MeasuredCpu(_Model):
         super().__init__(sizes)
         self.meter = Meter(threads)
         self.lowers = True  # cost graphs by the nodes of ONNX Runtime's own optimised graph
-        self.store = store or device_store(threads)
+        self.store = store if store is not None else device_store(threads)
         self._progress = progress
         self._budget = _Budget(time_limit)
         self._failed: set[str] = set()
@@ -353,7 +353,7 @@ class MeasuredCpu(_Model):
         finally:
             self._budget.spent += time.monotonic() - start
             self._budget.done += 1
-        record = Record(key, timing.ns, timing.ns_cold, timing.iqr, 0, operations, moved)
+        record = Record(key, round(timing.ns, 1), round(timing.ns_cold, 1), round(timing.iqr, 4), 0, operations, moved)
         self.store.add(record)
         return record
 

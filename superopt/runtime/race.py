@@ -81,29 +81,60 @@ def bind(session: InferenceSession, feeds: Mapping[str, np.ndarray]) -> Bound:
     except Unsupported:  # strings and sequences cannot be bound, but they can be run
         run(session, feeds)
         return Bound(session, lambda: run(session, feeds), list, (feeds,))
-    runner: Any = session  # ONNX Runtime leaves these methods untyped
-    binding: Any = runner.io_binding()
-    for name, value in values.items():
-        binding.bind_ortvalue_input(name, value)
-    for output in session.get_outputs():
-        binding.bind_output(output.name, "cpu")
+    steps = _Steps(session, values)
     with translated("", running=True):
-        runner.run_with_iobinding(binding)
-        made = binding.get_outputs()
-        if all(v.is_tensor() and v.data_type() != "tensor(string)" for v in made):
-            own = [OrtValue.ortvalue_from_shape_and_type(list(v.shape()), v.element_type()) for v in made]
-            fixed: Any = runner.io_binding()
-            for name, value in values.items():
-                fixed.bind_ortvalue_input(name, value)
-            for output, value in zip(session.get_outputs(), own, strict=True):
-                fixed.bind_ortvalue_output(output.name, value)
+        steps.prepare()
+    return Bound(session, steps.run, lambda: steps.made, (steps,))
+
+
+class _Steps:
+    """Runs of one session on fixed inputs. Outputs keep their memory too, unless their shapes turn out to change."""
+
+    def __init__(self, session: InferenceSession, inputs: Mapping[str, Any]) -> None:
+        self._session: Any = session  # ONNX Runtime leaves the methods used here untyped
+        self._inputs = inputs
+        self._outputs = [o.name for o in session.get_outputs()]
+        self._binding: Any = None
+        self._fixed = False
+        self.made: list[Any] = []
+
+    def prepare(self) -> None:
+        """Run once to learn the outputs' shapes, then give them memory of their own."""
+        self._run_fresh()
+        if not all(v.is_tensor() and v.data_type() != "tensor(string)" for v in self.made):
+            return
+        self.made = [OrtValue.ortvalue_from_shape_and_type(list(v.shape()), v.element_type()) for v in self.made]
+        self._binding = self._with_inputs()
+        for name, value in zip(self._outputs, self.made, strict=True):
+            self._binding.bind_ortvalue_output(name, value)
+        self._fixed = True
+        self.run()
+
+    def run(self) -> None:
+        """Run once."""
+        if self._fixed:
             try:
-                runner.run_with_iobinding(fixed)
-                return Bound(session, lambda: runner.run_with_iobinding(fixed), lambda: own, (fixed, values, own))
+                self._session.run_with_iobinding(self._binding)
+                return
             except RAISED as error:
                 if "shape" not in str(error):
                     raise
-    return Bound(session, lambda: runner.run_with_iobinding(binding), binding.get_outputs, (binding, values))
+                self._fixed = False  # a shape that depends on data: bind the outputs afresh from now on
+        self._run_fresh()
+
+    def _run_fresh(self) -> None:
+        binding = self._with_inputs()
+        for name in self._outputs:
+            binding.bind_output(name, "cpu")
+        self._session.run_with_iobinding(binding)
+        self.made = binding.get_outputs()
+        self._binding = binding
+
+    def _with_inputs(self) -> Any:
+        binding = self._session.io_binding()
+        for name, value in self._inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        return binding
 
 
 def race(

@@ -1,0 +1,174 @@
+"""Cost models: where figures come from, what is free, and that a recorded profile always answers the same."""
+
+import math
+
+import pytest
+
+from superopt.cost import (
+    Key,
+    MeasuredCpu,
+    Profile,
+    Record,
+    RecordedProfile,
+    Store,
+    for_target,
+    load_profile,
+    read_profile,
+    record,
+)  # fmt: skip
+from superopt.cost.record import key_of
+from superopt.cost.trial import sample
+from superopt.ir.errors import BackendUnavailable, UsageError
+from superopt.ir.graph import Graph, Node, Value, constant
+from superopt.ir.poly import sym
+from superopt.ir.types import DType, TensorType
+
+
+def f(*shape):
+    return TensorType(DType.FLOAT32, shape)
+
+
+MATMUL = ("MatMul", {}, (f(8, 64), f(64, 32)), (f(8, 32),), (False, True))
+
+
+@pytest.fixture
+def cpu(tmp_path):
+    return MeasuredCpu(store=Store("test", {}, tmp_path))
+
+
+@pytest.fixture
+def idle(tmp_path):
+    """A model that has no time to measure."""
+    return MeasuredCpu(store=Store("idle", {}, tmp_path), time_limit=0.0)
+
+
+def test_a_measurement_is_made_once_and_kept(cpu, tmp_path):
+    first = cpu.application(*MATMUL)
+    assert first.source == "measured"
+    assert first.us > 0
+    assert cpu.measured == 1
+    again = MeasuredCpu(store=Store("test", {}, tmp_path))
+    assert again.application(*MATMUL) == first
+    assert again.measured == 0
+
+
+def test_constant_weights_and_fed_ones_are_different_questions(cpu):
+    op, attributes, types, outs, _ = MATMUL
+    cpu.application(*MATMUL)
+    cpu.application(op, attributes, types, outs, (False, False))
+    assert cpu.measured == 2
+    assert key_of(op, attributes, types, (False, True)) != key_of(op, attributes, types, (False, False))
+
+
+def test_without_time_nothing_is_measured_and_it_says_so(idle):
+    found = idle.application(*MATMUL)
+    assert idle.measured == 0
+    assert found.source == "roofline"
+    assert found.us > 0
+    assert found.sigma > 0
+
+
+def test_what_depends_on_weights_alone_is_free(idle):
+    assert idle.application("Relu", {}, (f(4, 4),), (f(4, 4),), (True,)).us == 0
+    assert idle.application("Relu", {}, (f(4, 4),), (f(4, 4),), (True,)).source == "free"
+
+
+def test_a_view_costs_no_more_than_its_dispatch(cpu):
+    small = cpu.application("Reshape", {"shape": (16,)}, (f(4, 4),), (f(16),))
+    large = cpu.application("Reshape", {"shape": (1 << 20,)}, (f(1024, 1024),), (f(1 << 20),))
+    assert small == large
+    assert cpu.measured == 0
+
+
+def test_a_fused_activation_is_free_and_an_unfused_one_is_not(idle):
+    relu = ("Relu", {}, (f(8, 32),), (f(8, 32),))
+    assert idle.application(*relu, after="Conv").us == 0
+    assert idle.application(*relu, after="Softmax") == idle.application(*relu)
+    assert idle.application(*relu).us > 0
+
+
+def test_the_saving_of_a_fusion_never_exceeds_the_consumer(idle):
+    bias = ("Add", (), (f(8, 32), f(32)), (False, True))
+    alone = idle.application("Add", {}, (f(8, 32), f(32)), (f(8, 32),), (False, True)).us
+    product = ("MatMul", (), (f(8, 64), f(64, 32)), (False, True))
+    assert 0 < idle.fused_saving(product, bias, 0) <= alone
+    assert idle.fused_saving(("Softmax", (("axis", 1),), (f(8, 32),), (False,)), bias, 0) == 0
+    whole = ("Add", (), (f(8, 32), f(8, 32)), (False, True))  # not a bias: ONNX Runtime keeps the Add
+    assert idle.fused_saving(product, whole, 0) == 0
+
+
+def test_symbolic_sizes_are_costed_at_the_given_ones(tmp_path):
+    store = Store("sizes", {}, tmp_path)
+    symbolic = (f(sym("n"), 64), f(64, 32))
+    model = MeasuredCpu(store=store, sizes={"n": 8}, time_limit=0.0)
+    assert model.application("MatMul", {}, symbolic, (f(sym("n"), 32),), (False, True)) == model.application(*MATMUL)
+
+
+def test_what_the_runtime_cannot_run_is_dear_but_finite(cpu):
+    kind = TensorType(DType.BFLOAT16, (4, 4))
+    refused = cpu.application("MatMul", {}, (kind, kind), (kind,))
+    fine = cpu.application("MatMul", {}, (f(4, 4), f(4, 4)), (f(4, 4),))
+    assert refused.source == "roofline"
+    assert math.isfinite(refused.us)
+    assert refused.us > 50 * fine.us
+
+
+def test_context_decides_between_warm_and_cold(tmp_path):
+    key = key_of("MatMul", {}, MATMUL[2], MATMUL[4])
+    profile = Profile({"cache_bytes": 1000, "dispatch_ns": 200.0}, {key.text: Record(key, 1000.0, 3000.0)})
+    model = RecordedProfile(profile)
+    assert model.application(*MATMUL).us == 3.0
+    assert model.in_context(100).application(*MATMUL).us == 1.0
+    assert model.in_context(750).application(*MATMUL).us == 2.0
+    assert model.in_context(10**9).application(*MATMUL).us == 3.0
+
+
+def test_a_recorded_profile_predicts_what_it_lacks_and_says_so():
+    rows = [
+        Record(key_of("Relu", {}, (f(n),)), 500.0 + n / 10, 500.0 + n / 10, 0.01, 0, n, 8 * n)
+        for n in (1000, 2000, 4000, 8000)
+    ]
+    profile = Profile({}, {r.key.text: r for r in rows})
+    first, second = RecordedProfile(profile), RecordedProfile(Profile({}, dict(reversed(profile.records.items()))))
+    assert first.application("Relu", {}, (f(1000),), (f(1000),)).source == "measured"
+    assert first.application("Relu", {}, (f(3000),), (f(3000),)).source == "interpolated"
+    for n in (10, 3000, 10**7):
+        assert first.application("Relu", {}, (f(n),), (f(n),)) == second.application("Relu", {}, (f(n),), (f(n),))
+
+
+def test_whole_small_graphs_are_measured_with_their_fusions_and_kept(cpu, tmp_path):
+    weight = constant("w", sample(f(64, 32)))
+    nodes = (Node("m", "MatMul", ("x", "w"), ("m",)), Node("r", "Relu", ("m",), ("y",)))
+    graph = Graph("g", (Value("x", f(8, 64)),), (Value("y", f(8, 32)),), (weight,), nodes, {"": 21})
+    first = cpu.measure_graph(graph)
+    assert first.source == "measured"
+    assert MeasuredCpu(store=Store("test", {}, tmp_path), time_limit=0.0).measure_graph(graph) == first
+    broken = Graph(
+        "b", graph.inputs, graph.outputs, (), (Node("q", "Nope", ("x",), ("y",), domain="odd"),), {"": 21, "odd": 1}
+    )
+    times = cpu.measure_together([graph, broken])
+    assert 0 < times[0] < float("inf")
+    assert times[1] == float("inf")
+
+
+def test_targets():
+    with pytest.raises(UsageError, match="targets"), for_target("abacus"):
+        pass
+    with pytest.raises(BackendUnavailable, match="profile:NAME"), for_target("cuda"):
+        pass
+    with pytest.raises(UsageError, match="no profile"), for_target("profile:nothing"):
+        pass
+
+
+def test_recording_writes_a_profile_that_costs_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "cache"))
+    weight = constant("w", sample(f(64, 32)))
+    nodes = (Node("m", "MatMul", ("x", "w"), ("m",)), Node("s", "Softmax", ("m",), ("y",), {"axis": 1}))
+    graph = Graph("g", (Value("x", f(8, 64)),), (Value("y", f(8, 32)),), (weight,), nodes, {"": 21})
+    assert record([graph], tmp_path / "p.jsonl.gz") == 2
+    profile = read_profile(tmp_path / "p.jsonl.gz")
+    assert {r.key.op for r in profile.records.values()} == {"MatMul", "Softmax"}
+    assert all(isinstance(r.key, Key) and r.flops > 0 for r in profile.records.values())
+    with for_target(f"profile:{tmp_path / 'p.jsonl.gz'}") as model:
+        assert model.application(*MATMUL).source == "measured"
+    assert load_profile(str(tmp_path / "p.jsonl.gz")).header["cache_bytes"] > 0

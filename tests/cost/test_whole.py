@@ -1,0 +1,126 @@
+"""Costs and work of whole graphs, with answers that can be worked out by hand."""
+
+import numpy as np
+import pytest
+
+from superopt.cost import MeasuredCpu, Profile, RecordedProfile, Store, bench, graph_cost, graph_work
+from superopt.cost.trial import sample
+from superopt.ir.graph import Graph, Node, Value, Weight, constant
+from superopt.ir.types import DType, TensorType
+from superopt.ops.infer import infer
+
+
+def f(*shape):
+    return TensorType(DType.FLOAT32, shape)
+
+
+def graph(nodes, *, inputs, outputs, weights=()):
+    return Graph(
+        "g", tuple(Value(n, t) for n, t in inputs.items()), tuple(Value(n, None) for n in outputs),
+        tuple(weights), tuple(nodes), {"": 21},
+    )  # fmt: skip
+
+
+def mlp(values=True):
+    shapes = {"a": (64, 32), "b": (32,), "c": (32, 16)}
+    weights = [constant(n, sample(f(*s))) if values else Weight(n, f(*s), None) for n, s in shapes.items()]
+    nodes = [
+        Node("m1", "MatMul", ("x", "a"), ("h1",)), Node("add", "Add", ("h1", "b"), ("h2",)),
+        Node("relu", "Relu", ("h2",), ("h3",)), Node("m2", "MatMul", ("h3", "c"), ("y",)),
+    ]  # fmt: skip
+    return graph(nodes, inputs={"x": f(8, 64)}, outputs=["y"], weights=weights)
+
+
+@pytest.fixture
+def cpu(tmp_path):
+    return MeasuredCpu(store=Store("test", {}, tmp_path))
+
+
+def test_on_this_cpu_the_parts_are_what_onnx_runtime_runs(cpu):
+    found = graph_cost(mlp(), cpu)
+    assert found.measured_share == 1.0
+    assert {op for _, op, _ in found.per_node}.isdisjoint({"Add"})  # it went into the matrix product
+    assert len(found.per_node) < 4
+    assert found.us >= sum(e.us for _, _, e in found.per_node) > 0
+
+
+def test_shape_only_weights_can_be_costed(cpu):
+    assert graph_cost(mlp(values=False), cpu).measured_share == 1.0
+
+
+def test_without_measuring_the_share_says_so(tmp_path):
+    found = graph_cost(mlp(), MeasuredCpu(store=Store("idle", {}, tmp_path), time_limit=0.0))
+    assert found.us > 0
+    assert found.measured_share < 0.5
+    assert all(e.source != "measured" for _, op, e in found.per_node if op not in ("Reshape",))
+
+
+def test_a_recorded_profile_costs_the_graph_by_its_own_operators():
+    found = graph_cost(mlp(), RecordedProfile(Profile({}, {})))
+    assert [n for n, _, _ in found.per_node] == ["m1", "add", "relu", "m2"]
+    assert found.per_node[1][2].source == "free"
+    assert found == graph_cost(mlp(), RecordedProfile(Profile({}, {})))
+
+
+def test_work_is_what_the_sizes_say():
+    facts = graph_work(mlp(), infer(mlp()))
+    assert facts["flops"] == 2 * 8 * 64 * 32 + 8 * 32 + 8 * 32 + 2 * 8 * 32 * 16
+    assert facts["weight_bytes"] == 4 * (64 * 32 + 32 + 32 * 16)
+    moved = (8 * 64 + 64 * 32 + 8 * 32) + (8 * 32 + 32 + 8 * 32) + (2 * 8 * 32) + (8 * 32 + 32 * 16 + 8 * 16)
+    assert facts["bytes"] == 4 * moved
+    assert facts["peak_activation_bytes"] == 4 * (8 * 64 + 8 * 32)
+    assert facts["intensity"] == facts["flops"] / facts["bytes"]
+
+
+def test_computing_on_weights_is_free_but_its_result_takes_memory():
+    weights = [constant("a", sample(f(64, 8))), constant("b", sample(f(8, 64)))]
+    nodes = [Node("w", "MatMul", ("a", "b"), ("w",)), Node("m", "MatMul", ("x", "w"), ("y",))]
+    folded = graph(nodes, inputs={"x": f(2, 64)}, outputs=["y"], weights=weights)
+    facts = graph_work(folded, infer(folded))
+    assert facts["weight_bytes"] == 4 * 64 * 64
+    assert facts["flops"] == 2 * 2 * 64 * 64
+    found = graph_cost(folded, RecordedProfile(Profile({}, {})))
+    assert found.per_node[0][2].us == 0
+
+
+def test_views_share_memory_and_dead_values_are_freed():
+    shape = constant("s", np.array([64, 2]))
+    nodes = [
+        Node("r", "Relu", ("x",), ("a",)), Node("v", "Reshape", ("a", "s"), ("b",)), Node("n", "Neg", ("b",), ("c",)),
+        Node("e", "Exp", ("c",), ("y",)),
+    ]  # fmt: skip
+    found = graph(nodes, inputs={"x": f(2, 64)}, outputs=["y"], weights=[shape])
+    assert graph_work(found, infer(found))["peak_activation_bytes"] == 2 * 4 * 128
+
+
+def test_a_long_chain_is_walked_without_recursion():
+    count = 20_000
+    names = ["x", *(f"v{i}" for i in range(count))]
+    nodes = [Node(f"n{i}", "Relu", (names[i],), (names[i + 1],)) for i in range(count)]
+    deep = graph(nodes, inputs={"x": f(4)}, outputs=[names[-1]])
+    found = graph_cost(deep, RecordedProfile(Profile({}, {})))
+    assert len(found.per_node) == count
+    assert found.peak_activation_bytes == 32
+
+
+def test_what_nobody_understands_is_not_free(cpu):
+    nodes = [Node("q", "Mystery", ("x",), ("y",), domain="odd")]
+    odd = Graph("g", (Value("x", f(2)),), (Value("y", None),), (), tuple(nodes), {"": 21, "odd": 1})
+    found = graph_cost(odd, cpu)
+    assert found.us > 0
+    assert found.measured_share < 1
+
+
+def test_bench_times_pairs_and_keeps_failures_as_rows():
+    odd = Graph(
+        "g",
+        (Value("x", f(2)),),
+        (Value("y", None),),
+        (),
+        (Node("q", "No", ("x",), ("y",), domain="odd"),),
+        {"": 21, "odd": 1},
+    )
+    rows = bench([("same", mlp(), mlp()), ("broken", odd, odd)], rounds=3)
+    assert rows[0].ratio > 0
+    assert rows[0].failure == ""
+    assert "odd" in rows[1].failure
