@@ -1,0 +1,60 @@
+"""The last word on a changed region: time it whole, before and after, as the backend runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from superopt.ir.graph import Graph, Value, Weight
+from superopt.ops.record import NotCovered, Operator
+from superopt.search.emit import emit
+from superopt.search.lower import Region
+from superopt.search.plan import Plan
+from superopt.search.program import Program
+from superopt.search.replay import Names, replay
+
+__all__ = ["Timer", "region_graph", "timer_of"]
+
+Timer = Callable[[Sequence[Graph], float], Sequence[float]]
+
+
+def timer_of(costs: object) -> Timer | None:
+    """How the cost model times several graphs together (µs each), or ``None`` if it cannot."""
+    graphs = getattr(costs, "graphs", None)
+    if graphs is None:
+        return None
+    return lambda wanted, seconds: list(graphs(wanted, time_limit=seconds))
+
+
+def region_graph(
+    region: Region, plan: Plan | None, opset: Mapping[str, int], operators: Mapping[str, Operator]
+) -> Graph | None:
+    """A region alone as a graph, as it is or by a plan; constants become shape-only weights.
+
+    Returns ``None`` where a step cannot be written anew (only its own node form carries it).
+    """
+    steps = tuple(replace(s, node=None) for s in region.steps[len(region.steps) - region.running :])
+    moving = [n for n in region.leaves if n not in region.constant]
+    graph = Graph(
+        "region", tuple(Value(n, region.types[n]) for n in moving),
+        tuple(Value(n, region.types[n]) for n in region.outputs), (), (), opset,
+    )  # fmt: skip
+    base = Program(graph, steps, region.types, region.constant, {})
+    if plan is not None:
+        alone = replace(region, positions=tuple(range(len(steps))))
+        base = replay(base, [(alone, plan)], Names(base))
+    running = tuple(s for s in base.steps if not base.is_constant(s))
+    made = {o for s in running for o in s.outputs}
+    weights: dict[str, Weight] = {}
+    for step in running:
+        for name in step.reads:
+            if name in base.constant and name not in made:
+                weights.setdefault(name, Weight(name, base.types[name], None))
+    for value in graph.outputs:
+        if value.name in base.constant and value.name not in made:
+            weights.setdefault(value.name, Weight(value.name, base.types[value.name], None))
+    alone_graph = replace(graph, weights=tuple(weights.values()))
+    try:
+        return emit(replace(base, graph=alone_graph, steps=running), operators, 0).graph
+    except NotCovered:
+        return None

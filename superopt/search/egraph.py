@@ -1,0 +1,358 @@
+"""An e-graph of typed operator applications: many equal programs in one table.
+
+An *e-node* is a head (operator and attributes, interned) over classes; a *class* holds e-nodes that are equal. Classes
+carry a type and whether they depend on weights alone; a union of different types is refused. The design follows egg
+(Willsey et al., POPL 2021): hash-consing, deferred rebuilding, and a forest of unions that explains equalities.
+
+Operators with several outputs make one e-node of a *tuple class*; projections ``[i]`` read from it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from superopt.ir.poly import Poly
+from superopt.ir.terms import AttributeValue
+from superopt.ir.types import TensorType
+from superopt.ops.meaning import Condition, IllTyped
+from superopt.ops.record import Operator
+
+__all__ = ["ABSENT", "LEAF", "PROJECT", "EClass", "EGraph", "ENode", "Head", "TypeClash", "is_multi"]
+
+ABSENT = -1  # an optional argument that is not given
+PROJECT = "#project"
+LEAF = "#leaf"
+
+ENode = tuple[int, ...]  # (head, argument classes ...)
+Attributes = tuple[tuple[str, AttributeValue], ...]
+ClassType = TensorType | tuple[TensorType, ...]
+
+
+class TypeClash(Exception):
+    """Two classes of different types were to be made equal: the rule that asked for it is wrong here."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """An operator with its attributes; ``operator`` is ``None`` for leaves and projections."""
+
+    op: str
+    attributes: Attributes
+    operator: Operator | None
+
+    @property
+    def index(self) -> int:
+        """Which output a projection selects, or which leaf this is."""
+        value = self.attributes[0][1]
+        assert isinstance(value, int)
+        return value
+
+
+@dataclass(eq=False)
+class EClass:
+    """Equal e-nodes. ``constant``: some e-node of the class depends on weights alone."""
+
+    id: int
+    type: ClassType
+    constant: bool
+    nodes: dict[ENode, int] = field(default_factory=dict)  # e-node → the id under which it was born
+    parents: list[tuple[ENode, int]] = field(default_factory=list)
+    by_op: dict[str, list[ENode]] | None = None
+
+
+def is_multi(operator: Operator) -> bool:
+    """Whether an application is a tuple from which projections select."""
+    return len(operator.outputs) > 1 or operator.outputs[-1].endswith("*")
+
+
+class EGraph:
+    """See the module. ``operators`` maps names to records; ``assumed`` are obligations that the input model states."""
+
+    def __init__(self, operators: Mapping[str, Operator], assumed: frozenset[Condition] = frozenset()) -> None:
+        self.operators = operators
+        self.assumed = assumed
+        self.heads: list[Head] = []
+        self.classes: dict[int, EClass] = {}
+        self.by_op: dict[str, dict[int, None]] = {}  # operator → classes that held such an e-node (may be stale)
+        self.ranges: dict[int, tuple[int, int]] = {}  # leaf → least and greatest element of integers
+        self.cause = ""  # the rule that e-nodes are now made by
+        self.made_by: list[str] = []  # by birth id
+        self.version = 0  # counts unions and births: unchanged means saturated
+        self._head_ids: dict[tuple[str, Attributes], int] = {}
+        self._parent: list[int] = []
+        self._table: dict[ENode, int] = {}
+        self._pending: list[int] = []
+        self._dirty: set[int] = set()
+        self._edges: list[list[tuple[int, str]]] = []  # union forest, by birth id
+        self._born: list[ENode] = []
+
+    # -- looking things up ---------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Number of e-nodes."""
+        return len(self._table)
+
+    def find(self, identity: int) -> int:
+        """The class that an id now belongs to."""
+        parent = self._parent
+        root = identity
+        while parent[root] != root:
+            root = parent[root]
+        while parent[identity] != root:
+            parent[identity], identity = root, parent[identity]
+        return root
+
+    def head(self, op: str, attributes: Attributes = ()) -> int:
+        """The number of a head, interned.
+
+        Raises:
+            KeyError: there is no such operator.
+        """
+        key = (op, attributes)
+        found = self._head_ids.get(key)
+        if found is None:
+            operator = None if op in (PROJECT, LEAF) else self.operators[op]
+            found = self._head_ids[key] = len(self.heads)
+            self.heads.append(Head(op, attributes, operator))
+        return found
+
+    def type(self, identity: int) -> ClassType:
+        return self.classes[self.find(identity)].type
+
+    def argument_types(self, node: ENode) -> list[TensorType | None]:
+        """The types of an e-node's arguments.
+
+        Raises:
+            IllTyped: an argument is a tuple of outputs.
+        """
+        types: list[TensorType | None] = []
+        for arg in node[1:]:
+            kind = None if arg == ABSENT else self.type(arg)
+            if isinstance(kind, tuple):
+                raise IllTyped("an operator is applied to a tuple of outputs")
+            types.append(kind)
+        return types
+
+    def constant(self, identity: int) -> bool:
+        """Whether the value is known from weights alone (an absent argument is)."""
+        return identity == ABSENT or self.classes[self.find(identity)].constant
+
+    def with_op(self, identity: int, op: str) -> list[ENode]:
+        """The e-nodes of a class that apply an operator."""
+        group = self.classes[identity]
+        if group.by_op is None:
+            index: dict[str, list[ENode]] = {}
+            for node in group.nodes:
+                index.setdefault(self.heads[node[0]].op, []).append(node)
+            group.by_op = index
+        return group.by_op.get(op, [])
+
+    def having(self, op: str) -> list[int]:
+        """The classes that hold an application of an operator, oldest first."""
+        known = self.by_op.get(op)
+        if known is None:
+            return []
+        fresh = dict.fromkeys(self.find(c) for c in known)
+        self.by_op[op] = fresh
+        return list(fresh)
+
+    # -- growing -------------------------------------------------------------------------------------------------
+
+    def leaf(self, index: int, kind: TensorType, constant: bool) -> int:
+        """The class of leaf number ``index``: a value from outside."""
+        return self._insert((self.head(LEAF, (("index", index),)),), kind, constant)
+
+    def add(self, op: str, attributes: Attributes, args: tuple[int, ...]) -> int:
+        """The class of an application, made if it is new. A tuple class for operators with several outputs.
+
+        Raises:
+            IllTyped: the operator does not accept the arguments, or only if the model's sizes are lucky.
+        """
+        node = self.canonical((self.head(op, attributes), *args))
+        found = self._table.get(node)
+        if found is not None:
+            return self.find(found)
+        operator = self.operators[op]
+        types = self.argument_types(node)
+        meaning, results = operator.apply(types, dict(attributes))
+        for obligation in meaning.obligations:
+            if obligation not in self.assumed and not _surely(obligation):
+                raise IllTyped(f"{op} needs {obligation}, which is not known")
+        kind = results if is_multi(operator) else results[0]
+        constant = _static(kind) and all(self.constant(a) for a in node[1:])
+        return self._insert(node, kind, constant)
+
+    def project(self, tuple_class: int, index: int) -> int:
+        """The class of output ``index`` of a tuple class.
+
+        Raises:
+            IllTyped: there is no such output.
+        """
+        root = self.find(tuple_class)
+        node = (self.head(PROJECT, (("index", index),)), root)
+        found = self._table.get(node)
+        if found is not None:
+            return self.find(found)
+        kind = self.classes[root].type
+        if not isinstance(kind, tuple) or not 0 <= index < len(kind):
+            raise IllTyped(f"there is no output {index}")
+        return self._insert(node, kind[index], self.classes[root].constant)
+
+    def canonical(self, node: ENode) -> ENode:
+        """The e-node over current classes; commutative operands sorted."""
+        args = [a if a == ABSENT else self.find(a) for a in node[1:]]
+        operator = self.heads[node[0]].operator
+        if operator is not None and operator.commutative and len(args) == 2 and args[0] > args[1]:
+            args.reverse()
+        return (node[0], *args)
+
+    def _insert(self, node: ENode, kind: ClassType, constant: bool) -> int:
+        found = self._table.get(node)
+        if found is not None:
+            return self.find(found)
+        identity = len(self._parent)
+        self._parent.append(identity)
+        self._edges.append([])
+        self._born.append(node)
+        self.made_by.append(self.cause)
+        self.classes[identity] = EClass(identity, kind, constant, {node: identity})
+        self._table[node] = identity
+        for arg in set(node[1:]):
+            if arg != ABSENT:
+                self.classes[arg].parents.append((node, identity))
+        self.by_op.setdefault(self.heads[node[0]].op, {})[identity] = None
+        self.version += 1
+        return identity
+
+    def union(self, a: int, b: int, why: str) -> bool:
+        """Make two classes equal because of ``why`` (a rule id); :meth:`rebuild` must follow. False if they were.
+
+        Raises:
+            TypeClash: their types differ.
+        """
+        first, second = self.find(a), self.find(b)
+        if first == second:
+            return False
+        keep, drop = self.classes[first], self.classes[second]
+        if keep.type != drop.type:
+            raise TypeClash(f"{keep.type} is not {drop.type}")
+        if len(keep.parents) + len(keep.nodes) < len(drop.parents) + len(drop.nodes):
+            keep, drop = drop, keep
+        self._edges[a].append((b, why))
+        self._edges[b].append((a, why))
+        self._parent[drop.id] = keep.id
+        for node, birth in drop.nodes.items():
+            keep.nodes.setdefault(node, birth)
+        newly_constant = keep.constant != drop.constant
+        keep.parents.extend(drop.parents)
+        keep.by_op = None
+        del self.classes[drop.id]
+        if newly_constant:
+            self._set_constant(keep)
+        self._pending.append(keep.id)
+        self._dirty.add(keep.id)
+        self.version += 1
+        return True
+
+    def _set_constant(self, group: EClass) -> None:
+        """Spread the fact that a class is constant to the classes it makes constant."""
+        group.constant = True
+        queue = deque([group])
+        while queue:
+            for node, parent in queue.popleft().parents:
+                above = self.classes[self.find(parent)]
+                if not above.constant and _static(above.type) and all(self.constant(a) for a in node[1:]):
+                    above.constant = True
+                    queue.append(above)
+
+    def rebuild(self) -> None:
+        """Restore congruence: applications of one head to equal arguments become equal."""
+        while self._pending:
+            todo = dict.fromkeys(self.find(c) for c in self._pending)
+            self._pending = []
+            for identity in todo:
+                self._repair(self.find(identity))
+        for identity in {self.find(c) for c in self._dirty}:
+            group = self.classes[identity]
+            fresh: dict[ENode, int] = {}
+            for node, birth in group.nodes.items():
+                fresh.setdefault(self.canonical(node), birth)
+            group.nodes, group.by_op = fresh, None
+        self._dirty.clear()
+
+    def _repair(self, identity: int) -> None:
+        group = self.classes[identity]
+        parents, group.parents = group.parents, []
+        fresh: dict[ENode, int] = {}
+        for node, parent in parents:
+            self._table.pop(node, None)
+            canonical = self.canonical(node)
+            twin = fresh.get(canonical)
+            other = self._table.get(canonical) if twin is None else twin
+            if other is not None and self.find(other) != self.find(parent):
+                self.union(other, parent, "")
+            self._table[canonical] = fresh[canonical] = parent
+            self._dirty.add(self.find(parent))
+        self.classes[self.find(identity)].parents.extend(fresh.items())
+
+    # -- explaining ----------------------------------------------------------------------------------------------
+
+    def born(self, identity: int) -> ENode:
+        """The e-node with which an id was made, over the ids of that time."""
+        return self._born[identity]
+
+    def reasons(self, pairs: list[tuple[int, int]]) -> dict[str, int]:
+        """Rules that make these pairs of ids equal, with the number of unions of each that were needed."""
+        counts: dict[str, int] = {}
+        queue, seen = deque(pairs), set[tuple[int, int]]()
+        while queue:
+            a, b = queue.popleft()
+            if a == b or (min(a, b), max(a, b)) in seen:
+                continue
+            seen.add((min(a, b), max(a, b)))
+            for left, right, why in self._path(a, b):
+                if why:
+                    edge = (min(left, right), max(left, right) + (1 << 40))
+                    if edge not in seen:
+                        seen.add(edge)
+                        counts[why] = counts.get(why, 0) + 1
+                else:
+                    queue.extend(self._congruent(left, right))
+        return counts
+
+    def _congruent(self, a: int, b: int) -> Iterator[tuple[int, int]]:
+        first, second = self._born[a][1:], self._born[b][1:]
+        crossed = list(second)
+        if len(first) == 2 and self.find(first[0]) != self.find(second[0]):
+            crossed.reverse()
+        return (p for p in zip(first, crossed, strict=False) if ABSENT not in p)
+
+    def _path(self, a: int, b: int) -> list[tuple[int, int, str]]:
+        before: dict[int, tuple[int, str]] = {a: (a, "")}
+        queue = deque([a])
+        while queue and b not in before:
+            here = queue.popleft()
+            for there, why in self._edges[here]:
+                if there not in before:
+                    before[there] = (here, why)
+                    queue.append(there)
+        steps: list[tuple[int, int, str]] = []
+        while b in before and b != a:
+            source, why = before[b]
+            steps.append((source, b, why))
+            b = source
+        return steps
+
+
+def _static(kind: ClassType) -> bool:
+    return all(t.is_static for t in kind) if isinstance(kind, tuple) else kind.is_static
+
+
+def _surely(condition: Condition) -> bool:
+    """``p >= 0`` where no coefficient is negative: sizes are not."""
+    if condition.kind != "ge":
+        return False
+    size = condition.size
+    return size >= 0 if isinstance(size, int) else isinstance(size, Poly) and all(c >= 0 for _, c in size.terms)

@@ -1,0 +1,144 @@
+"""A program as a graph again: unchanged nodes verbatim, new ones written for the model's opset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from superopt.ir.graph import Graph, Node, Weight, constant
+from superopt.ops.record import Operator
+from superopt.search.fold import foldable, folded
+from superopt.search.program import Program, Step
+from superopt.search.replay import Names
+
+__all__ = ["Emitted", "emit"]
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """The graph, and how many constants were folded, with the bytes that the model's weights grew by."""
+
+    graph: Graph
+    folded: int
+    grown: int
+
+
+@dataclass
+class _Literals:
+    """Compile-time operands (shapes, axes), one weight for equal ones."""
+
+    names: Names
+    made: dict[tuple[str, tuple[int, ...], bytes], Weight] = field(default_factory=dict)
+
+    def name(self, array: np.ndarray, hint: str) -> str:
+        key = (str(array.dtype), array.shape, array.tobytes())
+        if key not in self.made:
+            self.made[key] = constant(self.names.fresh(hint), array)
+        return self.made[key].name
+
+
+def emit(program: Program, operators: Mapping[str, Operator], budget: int) -> Emitted:
+    """The program as a graph with the signature of the model.
+
+    Args:
+        budget: bytes by which folding constants may make the weights grow; what does not fit stays as nodes.
+
+    Raises:
+        NotCovered: a step cannot be written at the model's opset (extraction chooses none such).
+    """
+    graph = program.graph
+    weights, grown = _fold(program, budget)
+    made = {w.name for w in weights}
+    names = Names(program)
+    literals = _Literals(names)
+    node_names = {s.node.name for s in program.steps if s.node is not None}
+    nodes: list[Node] = []
+    for step in _needed(program, made):
+        nodes.append(step.node if step.node is not None else _node(program, step, operators, literals, node_names))
+    read = {n for node in nodes for n in node.reads} | program.outputs
+    fed = {v.name for v in graph.inputs}
+    used_before = {n for node in graph.nodes for n in node.reads}
+    kept = tuple(w for w in graph.weights if w.name in read or w.name in fed or w.name not in used_before)
+    known = {o for node in nodes for o in node.outputs}
+    result = replace(
+        graph, nodes=tuple(nodes), weights=(*kept, *weights, *literals.made.values()),
+        values=tuple(v for v in graph.values if v.name in known),
+    )  # fmt: skip
+    return Emitted(result.checked(), len(weights), grown)
+
+
+def _fold(program: Program, budget: int) -> tuple[list[Weight], int]:
+    """Constants that running steps read, smallest growth first, within the budget."""
+    wanted: dict[str, None] = {}
+    for position in program.running:
+        step = program.steps[position]
+        captured = set(step.node.captures) if step.op == "" and step.node else set()
+        wanted.update(
+            (n, None) for n in step.reads if n in program.maker and n in program.constant and n not in captured
+        )
+    found = foldable(program, (n for n in wanted if n not in program.pinned))
+    weights: list[Weight] = []
+    constants = program.graph.constants
+    running = {n for p in program.running for n in program.steps[p].reads} | program.outputs
+    grown = 0
+    released: set[str] = set()
+    for name in sorted(found, key=lambda n: (program.types[n].nbytes or 0, n)):
+        sources = {a for s in found[name] for a in s.reads if a in constants} - running - released
+        size = (program.types[name].nbytes or 0) - sum(constants[a].type.nbytes or 0 for a in sources)
+        if grown + size > budget:
+            continue
+        grown += size
+        released |= sources
+        weights.append(folded(program, name, found[name]))
+    return weights, grown
+
+
+def _needed(program: Program, made: set[str]) -> list[Step]:
+    """The steps left when these values are weights, in order."""
+    needed: set[int] = set()
+    stack = list(program.running)
+    stack += [program.maker[o] for o in program.outputs if o in program.maker]
+    while stack:
+        position = stack.pop()
+        if position in needed:
+            continue
+        needed.add(position)
+        stack.extend(program.maker[n] for n in program.steps[position].reads if n in program.maker and n not in made)
+    return [program.steps[i] for i in sorted(needed)]
+
+
+def _node(
+    program: Program, step: Step, operators: Mapping[str, Operator], literals: _Literals, taken: set[str]
+) -> Node:
+    record = operators[step.op]
+    types = [None if a is None else program.types[a] for a in step.args]
+    form = record.write(dict(step.attributes), types, program.graph.opset.get(record.domain, 1))
+    name = _unique(f"{step.name}_{step.op}", taken)
+    inputs: list[str] = []
+    for item in form.inputs:
+        if isinstance(item, np.ndarray):
+            inputs.append(literals.name(item, f"{name}_{'shape' if item.ndim else 'value'}"))
+        else:
+            inputs.append("" if item is None else step.args[item] or "")
+    while inputs and not inputs[-1]:
+        inputs.pop()
+    metadata = {"superopt.rules": ",".join(step.rules)} if step.rules else {}
+    if program.is_constant(step):
+        metadata["x-precomputed"] = "true"
+    return Node(name, record.name, tuple(inputs), step.outputs, dict(form.attributes), record.domain, metadata=metadata)
+
+
+def _unique(hint: str, taken: set[str]) -> str:
+    name, count = hint, 1
+    while name in taken:
+        count += 1
+        name = f"{hint}_{count}"
+    taken.add(name)
+    return name
+
+
+def unchanged(program: Program, steps: Sequence[Step]) -> bool:
+    """Whether the program still has exactly these steps."""
+    return len(program.steps) == len(steps) and all(a is b for a, b in zip(program.steps, steps, strict=True))

@@ -1,0 +1,288 @@
+"""Choosing the cheapest program from an e-graph: shared values are paid once, and nothing may depend on itself.
+
+What depends on weights alone is free at run time, but not in bytes: a class of constants is a leaf here, priced by a
+tiny term per byte that the model would grow by. Which of its forms is evaluated is chosen afterwards, by least work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from superopt.search.costing import FORBIDDEN, Pricer
+from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
+
+__all__ = ["Choice", "Problem", "Saving", "constant_forms", "cost_of", "improve", "problem_of"]
+
+BYTE_US = 2e-7  # µs per byte of new weights: 5 MB weigh as much as a microsecond, enough to break ties
+Choice = dict[int, int]  # class → index of the chosen candidate
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An e-node that could be chosen: its class, what it needs (classes that run), and its cost in microseconds."""
+
+    node: ENode
+    owner: int
+    needs: tuple[int, ...]
+    us: float
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Microseconds saved when both candidates are chosen and the producer's class has no other reader."""
+
+    producer: int
+    consumer: int
+    us: float
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An extraction problem. ``candidates`` by index; ``of``: those of each class; ``readers``: those needing it."""
+
+    candidates: tuple[Candidate, ...]
+    of: Mapping[int, tuple[int, ...]]
+    readers: Mapping[int, tuple[int, ...]]
+    roots: tuple[int, ...]
+    index: Mapping[ENode, int] = field(default_factory=dict)  # every e-node → the candidate that stands for it
+    savings: tuple[Saving, ...] = ()
+    pairs: Mapping[int, tuple[Saving, ...]] = field(default_factory=dict)  # by consumer
+
+
+def problem_of(
+    graph: EGraph, roots: Sequence[int], pricer: Pricer, paid: frozenset[int], given: frozenset[ENode]
+) -> Problem:
+    """The problem of computing ``roots``.
+
+    Args:
+        paid: classes of constants that the model already stores.
+        given: e-nodes of the input, which can stay even where superopt could not write them anew.
+    """
+    wanted = tuple(dict.fromkeys(graph.find(r) for r in roots))
+    drafts: dict[int, list[Candidate]] = {}
+    stack = [r for r in wanted if not graph.constant(r)]
+    while stack:
+        owner = stack.pop()
+        if owner in drafts:
+            continue
+        drafts[owner] = []
+        for node in graph.classes[owner].nodes:
+            args = tuple(dict.fromkeys(graph.find(a) for a in node[1:] if a != ABSENT))
+            if owner in args:
+                continue
+            us = pricer.node(graph, node, kept=node in given).us
+            if us == FORBIDDEN:
+                continue
+            us += sum(_bytes(graph, a) * BYTE_US for a in args if graph.constant(a) and a not in paid)
+            needs = tuple(a for a in args if not graph.constant(a))
+            drafts[owner].append(Candidate(node, owner, needs, us))
+            stack.extend(a for a in needs if a not in drafts)
+    return _indexed(graph, _feasible(drafts), tuple(r for r in wanted if not graph.constant(r)), pricer)
+
+
+def _bytes(graph: EGraph, identity: int) -> int:
+    kind = graph.type(identity)
+    return sum(t.nbytes or 0 for t in (kind if isinstance(kind, tuple) else (kind,)))
+
+
+def _feasible(drafts: Mapping[int, Sequence[Candidate]]) -> dict[int, list[Candidate]]:
+    """Only candidates whose needs can be met by finite terms."""
+    waiting: dict[int, list[Candidate]] = {}
+    missing: dict[int, int] = {}
+    kept: dict[int, list[Candidate]] = {owner: [] for owner in drafts}
+    done: set[int] = set()
+    queue: list[Candidate] = []
+    for found in drafts.values():
+        for candidate in found:
+            missing[id(candidate)] = len(candidate.needs)
+            for need in candidate.needs:
+                waiting.setdefault(need, []).append(candidate)
+            if not candidate.needs:
+                queue.append(candidate)
+    for candidate in queue:  # grows while it is read
+        kept[candidate.owner].append(candidate)
+        if candidate.owner not in done:
+            done.add(candidate.owner)
+            for above in waiting.get(candidate.owner, ()):
+                missing[id(above)] -= 1
+                if missing[id(above)] == 0:
+                    queue.append(above)
+    return kept
+
+
+def _indexed(graph: EGraph, kept: Mapping[int, list[Candidate]], roots: tuple[int, ...], pricer: Pricer) -> Problem:
+    candidates: list[Candidate] = []
+    index: dict[ENode, int] = {}
+    of: dict[int, tuple[int, ...]] = {}
+    readers: dict[int, list[int]] = {}
+    for owner, found in kept.items():
+        best: dict[tuple[int, ...], Candidate] = {}
+        for candidate in found:
+            key = tuple(sorted(candidate.needs))
+            if key not in best or candidate.us < best[key].us:
+                best[key] = candidate
+        start = len(candidates)
+        position = {key: start + i for i, key in enumerate(best)}
+        index.update((c.node, position[tuple(sorted(c.needs))]) for c in found)
+        candidates.extend(best.values())
+        of[owner] = tuple(range(start, len(candidates)))
+        for number in of[owner]:
+            for need in candidates[number].needs:
+                readers.setdefault(need, []).append(number)
+    savings = _savings(graph, candidates, of, roots, pricer)
+    pairs: dict[int, list[Saving]] = {}
+    for saving in savings:
+        pairs.setdefault(saving.consumer, []).append(saving)
+    return Problem(
+        tuple(candidates), of, {c: tuple(r) for c, r in readers.items()}, roots, index,
+        tuple(savings), {c: tuple(s) for c, s in pairs.items()},
+    )  # fmt: skip
+
+
+def _savings(
+    graph: EGraph, candidates: Sequence[Candidate], of: Mapping[int, tuple[int, ...]], roots: tuple[int, ...],
+    pricer: Pricer,
+) -> list[Saving]:  # fmt: skip
+    found: list[Saving] = []
+    for consumer, candidate in enumerate(candidates):
+        if graph.heads[candidate.node[0]].op in (LEAF, PROJECT):
+            continue
+        for owner in candidate.needs:
+            if owner in roots or owner not in of:
+                continue
+            for producer in of[owner]:
+                us = pricer.saving(graph, candidates[producer].node, candidate.node)
+                if us > 0:
+                    limit = min(us, candidate.us + candidates[producer].us)
+                    found.append(Saving(producer, consumer, limit))
+    return found
+
+
+def used_classes(problem: Problem, choice: Choice) -> list[int] | None:
+    """The classes a choice computes, operands first; ``None`` if it depends on itself or is incomplete."""
+    order: list[int] = []
+    state: dict[int, int] = {}
+    stack: list[tuple[int, bool]] = [(r, False) for r in problem.roots]
+    while stack:
+        owner, expanded = stack.pop()
+        if expanded:
+            state[owner] = 2
+            order.append(owner)
+            continue
+        if owner in state:
+            if state[owner] == 1:
+                return None
+            continue
+        if owner not in choice:
+            return None
+        state[owner] = 1
+        stack.append((owner, True))
+        for need in problem.candidates[choice[owner]].needs:
+            if state.get(need) == 1:
+                return None
+            if need not in state:
+                stack.append((need, False))
+    return order
+
+
+def cost_of(problem: Problem, choice: Choice) -> float:
+    """Microseconds of a choice, what the backend fuses counted as fused; infinite if it is not a program."""
+    used = used_classes(problem, choice)
+    if used is None:
+        return float("inf")
+    total = 0.0
+    reads: dict[int, int] = {}
+    for owner in used:
+        candidate = problem.candidates[choice[owner]]
+        total += candidate.us
+        for need in candidate.needs:
+            reads[need] = reads.get(need, 0) + 1
+    taken: set[int] = set()
+    for owner in used if problem.savings else ():
+        best: Saving | None = None
+        for saving in problem.pairs.get(choice[owner], ()):
+            producer = problem.candidates[saving.producer].owner
+            if choice.get(producer) == saving.producer and reads.get(producer) == 1 and saving.producer not in taken:
+                best = saving if best is None or saving.us > best.us else best
+        if best is not None:
+            taken |= {best.producer, best.consumer}
+            total -= best.us
+    return total
+
+
+def greedy(problem: Problem) -> Choice:
+    """The cheapest tree of every class (shared values counted each time), which is never cyclic."""
+    price: dict[int, float] = {}
+    choice: Choice = {}
+    changed = True
+    rounds = 0
+    while changed and rounds < len(problem.of) + 1:
+        changed = False
+        rounds += 1
+        for owner, options in problem.of.items():
+            for index in options:
+                candidate = problem.candidates[index]
+                if any(n not in price for n in candidate.needs):
+                    continue
+                us = candidate.us + sum(price[n] for n in candidate.needs) + 1e-9
+                if us < price.get(owner, float("inf")) - 1e-12:
+                    price[owner], choice[owner], changed = us, index, True
+    return choice
+
+
+def improve(problem: Problem, start: Choice, rounds: int = 4) -> Choice:
+    """Local search from a program: change one class's candidate, or all readers of one shared new class jointly."""
+    best, cost = dict(start), cost_of(problem, start)
+    cheapest = greedy(problem)
+    complete = {**cheapest, **best}
+    for _ in range(rounds):
+        improved = False
+        for move in _moves(problem, complete):
+            trial = {**complete, **move}
+            price = cost_of(problem, trial)
+            if price < cost - 1e-9:
+                complete, cost, improved = trial, price, True
+        if not improved:
+            break
+    used = used_classes(problem, complete)
+    return {c: complete[c] for c in used} if used is not None else best
+
+
+def _moves(problem: Problem, choice: Choice) -> list[Choice]:
+    used = used_classes(problem, choice) or []
+    moves: list[Choice] = [{o: i} for o in reversed(used) for i in problem.of[o] if i != choice[o]]
+    for need, readers in problem.readers.items():
+        joint = {problem.candidates[i].owner: i for i in readers}
+        if need not in used and len(joint) > 1:
+            moves.append(joint)  # e.g. every sibling reads its part of one merged operator
+    return moves
+
+
+def constant_forms(graph: EGraph, given: Mapping[int, object]) -> dict[int, ENode | None]:
+    """For each class of constants the form to evaluate: ``None`` where it is given, else that of least work."""
+    work: dict[int, float] = {graph.find(c): 0.0 for c in given if graph.constant(c)}
+    forms: dict[int, ENode | None] = dict.fromkeys(work)
+    constants = [c for c, group in graph.classes.items() if group.constant]
+    changed, rounds = True, 0
+    while changed and rounds <= len(constants) + 1:
+        changed, rounds = False, rounds + 1
+        for owner in constants:
+            for node in graph.classes[owner].nodes:
+                args = [graph.find(a) for a in node[1:] if a != ABSENT]
+                if graph.heads[node[0]].op == LEAF or any(a not in work for a in args):
+                    continue
+                total = _effort(graph, node) + sum(work[a] for a in args)
+                if total < work.get(owner, float("inf")):
+                    work[owner], forms[owner], changed = total, node, True
+    return forms
+
+
+def _effort(graph: EGraph, node: ENode) -> float:
+    """Work of evaluating an application: products of argument sizes bound every contraction from above."""
+    if graph.heads[node[0]].op == PROJECT:
+        return 1.0
+    sizes = [prod(d for d in t.shape or () if isinstance(d, int)) for t in graph.argument_types(node) if t is not None]
+    heavy = graph.heads[node[0]].op in ("MatMul", "Conv", "Gemm", "Einsum", "ConvTranspose")
+    return 1.0 + (float(prod(sizes)) ** 0.75 if heavy else float(sum(sizes)))

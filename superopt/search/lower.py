@@ -1,0 +1,157 @@
+"""A region of a program as an e-graph, and its signature: regions with equal signatures are optimised once.
+
+Values of a region are numbered in order of first occurrence: first come leaves and outputs as the steps name them. The
+signature says everything that search can see: operators, attributes, wiring, types, which leaves are constant, and
+what is known of their elements; it does not say the elements themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from superopt.ir.types import TensorType
+from superopt.ops.meaning import Condition, IllTyped
+from superopt.ops.record import Operator
+from superopt.search.egraph import ABSENT, EGraph, is_multi
+from superopt.search.program import LeafFacts, Program, Step
+
+__all__ = ["Lowered", "Region", "lower", "region_of"]
+
+_DEEP = 24  # weight-only steps that are drawn into a region with each step that uses them
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Steps of a program that are optimised together.
+
+    Attributes:
+        positions: of the running steps in the program.
+        steps: in order; weight-only steps that they draw on come first.
+        running: how many of the steps, the last ones, run at inference time.
+        leaves: values from outside, in order of first use.
+        values: all values by number: leaves, then outputs of the steps.
+        outputs: values that something outside needs.
+    """
+
+    positions: tuple[int, ...]
+    steps: tuple[Step, ...]
+    running: int
+    leaves: tuple[str, ...]
+    values: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: Mapping[str, TensorType]
+    constant: frozenset[str]
+    facts: Mapping[str, LeafFacts]
+
+    @cached_property
+    def number(self) -> Mapping[str, int]:
+        return {n: i for i, n in enumerate(self.values)}
+
+    @cached_property
+    def signature(self) -> Hashable:
+        """Equal for regions that search cannot tell apart."""
+        number = self.number
+        leaves = tuple((self.types[n], n in self.constant, self.facts.get(n)) for n in self.leaves)
+        steps = tuple(
+            (s.op, s.attributes, tuple(None if a is None else number[a] for a in s.args), tuple(map(bool, s.outputs)))
+            for s in self.steps
+        )
+        return (leaves, steps, self.running, tuple(number[o] for o in self.outputs))
+
+
+def region_of(program: Program, positions: Sequence[int]) -> Region:
+    """The region of these running steps (positions in the program, ascending; no barriers among them)."""
+    chosen = [program.steps[i] for i in positions]
+    made = {o for s in chosen for o in s.outputs if o}
+    drawn = _weight_steps(program, chosen, made)
+    steps = [*drawn, *chosen]
+    inside = {o for s in steps for o in s.outputs if o}
+    leaves: dict[str, None] = {}
+    renamed: list[Step] = []
+    for step in steps:
+        args = tuple(None if a is None else a if a in inside else program.same.get(a, a) for a in step.args)
+        leaves.update((a, None) for a in args if a is not None and a not in inside)
+        renamed.append(step if args == step.args else Step(
+            step.op, args, step.attributes, step.outputs, step.node, step.name, step.rules))  # fmt: skip
+    members = set(positions)
+    outputs = tuple(
+        o for s in chosen for o in s.outputs
+        if o and (o in program.pinned or any(r not in members for r in program.readers.get(o, ())))
+    )  # fmt: skip
+    values = (*leaves, *(o for s in steps for o in s.outputs if o))
+    return Region(
+        tuple(positions), tuple(renamed), len(chosen), tuple(leaves), values, outputs, {n: program.types[n] for n in values},
+        frozenset(n for n in values if n in program.constant),
+        {n: program.facts[n] for n in leaves if n in program.facts},
+    )  # fmt: skip
+
+
+def _weight_steps(program: Program, chosen: Sequence[Step], made: set[str]) -> list[Step]:
+    """Weight-only steps behind the arguments of the chosen ones, in order; at most a few dozen a region."""
+    found: set[int] = set()
+    for step in chosen:
+        todo = [a for a in step.args if a is not None and a not in made and a in program.constant]
+        budget = _DEEP
+        while todo and budget:
+            position = program.maker.get(todo.pop())
+            if position is not None and position not in found:
+                budget -= 1
+                found.add(position)
+                todo.extend(a for a in program.steps[position].args if a is not None)
+    return [program.steps[i] for i in sorted(found)]
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """An e-graph of a region.
+
+    Attributes:
+        classes: the class (birth id) of every value, by number.
+        origin: birth id of an e-node → the step of the region that it stands for.
+    """
+
+    graph: EGraph
+    classes: tuple[int, ...]
+    origin: Mapping[int, int]
+
+
+def lower(region: Region, operators: Mapping[str, Operator]) -> Lowered:
+    """The e-graph that holds exactly the region.
+
+    Raises:
+        IllTyped: a step does not fit its record (the program was not read by :func:`program_of`).
+    """
+    assumed: set[Condition] = set()
+    for step in region.steps:
+        types = [None if a is None else region.types[a] for a in step.args]
+        assumed.update(operators[step.op].apply(types, dict(step.attributes))[0].obligations)
+    graph = EGraph(operators, frozenset(assumed))
+    classes: dict[str, int] = {}
+    for number, name in enumerate(region.leaves):
+        classes[name] = graph.leaf(number, region.types[name], name in region.constant)
+        _add_facts(graph, number, classes[name], region.types[name], region.facts.get(name))
+    origin: dict[int, int] = {}
+    for position, step in enumerate(region.steps):
+        args = tuple(ABSENT if a is None else classes[a] for a in step.args)
+        made = graph.add(step.op, step.attributes, args)
+        origin.setdefault(made, position)
+        for index, output in enumerate(step.outputs):
+            if output:
+                classes[output] = graph.project(made, index) if is_multi(operators[step.op]) else made
+    return Lowered(graph, tuple(classes[n] for n in region.values), origin)
+
+
+def _add_facts(graph: EGraph, number: int, leaf: int, kind: TensorType, known: LeafFacts | None) -> None:
+    """A weight of one value is also the generator that makes it, so that rules about constants see it."""
+    if known is None:
+        return
+    if known.range is not None:
+        graph.ranges[number] = known.range
+    if known.uniform is not None and "ConstantOfShape" in graph.operators and kind.shape is not None:
+        attributes = (("dtype", str(kind.dtype)), ("shape", tuple(kind.shape)), ("value", known.uniform))
+        try:
+            graph.union(leaf, graph.add("ConstantOfShape", attributes, ()), "")
+        except IllTyped:
+            return

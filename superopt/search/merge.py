@@ -1,0 +1,380 @@
+"""n-ary merges: siblings that share an operand become one operator in one move.
+
+A rule such as ``MatMul(x, a), MatMul(x, c) = Split(MatMul(x, Concat(a, c)))`` applied pair by pair makes thousands of
+e-nodes for six siblings. Its two left sides are copies of each other, so it is *lifted*: written for k copies, with
+``Concat`` and ``Split`` of k parts, and applied to whole groups. Rules about ``Concat`` and ``Split`` of two parts are
+lifted in the same way to the numbers of parts that a graph has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from superopt.ir.poly import Dim, Poly, atoms, substitute, sym, symbols
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme, TypeScheme, attribute_symbols, term_symbols
+from superopt.search.egraph import EGraph
+from superopt.search.match import Match, Pattern, compile_side, matches
+
+__all__ = ["GroupMove", "group_move", "lift"]
+
+_RUNS = 6  # up to this many siblings, every contiguous run (by size) is offered; beyond it, whole groups only
+_WIDEST = 64
+Proposal = tuple[str, tuple[int, ...], tuple[Term, ...], Match]
+
+
+class _NotLiftable(Exception):
+    """The rule's two copies do not correspond."""
+
+
+def _correspondence(rule: Rule, source: tuple[Term, ...]) -> dict[str, str]:
+    """Names of the first copy → names of the second: from two roots, or from a ``Concat`` of two, or a ``Split``."""
+    pairs: list[tuple[Term, Term]] = []
+    mapping: dict[str, str] = {}
+    if len(source) == 2:
+        pairs.append((source[0], source[1]))
+    elif len(source) != 1:
+        raise _NotLiftable
+    for term in postorder(*source):
+        if isinstance(term, App) and term.op == "Concat" and len(term.args) == 2:
+            first, second = term.args
+            if first is not None and second is not None:
+                pairs.append((first, second))
+        if isinstance(term, App) and term.op == "Split":
+            split = dict(term.attributes).get("split")
+            if isinstance(split, tuple) and len(split) == 2:
+                _relate_values(split[0], split[1], mapping)
+    while pairs:
+        a, b = pairs.pop()
+        if a == b:
+            continue
+        if isinstance(a, Var) and isinstance(b, Var):
+            _relate(a.name, b.name, mapping)
+            left, right = rule.tensors[a.name], rule.tensors[b.name]
+            if (left.dtype, left.lead, len(left.shape)) != (right.dtype, right.lead, len(right.shape)):
+                raise _NotLiftable
+            for p, q in zip(left.shape, right.shape, strict=True):
+                _relate_values(p, q, mapping)
+        elif isinstance(a, App) and isinstance(b, App) and a.op == b.op and len(a.args) == len(b.args):
+            for p2, q2 in zip(a.args, b.args, strict=True):
+                if (p2 is None) != (q2 is None):
+                    raise _NotLiftable
+                if p2 is not None and q2 is not None:
+                    pairs.append((p2, q2))
+            if [n for n, _ in a.attributes] != [n for n, _ in b.attributes]:
+                raise _NotLiftable
+            for (_, v), (_, w) in zip(a.attributes, b.attributes, strict=True):
+                _relate_values(v, w, mapping)
+        elif not (
+            isinstance(a, Project) and isinstance(b, Project) and a.term == b.term and (a.index, b.index) == (0, 1)
+        ):
+            raise _NotLiftable
+    proper = {a: b for a, b in mapping.items() if a != b}
+    if not proper or set(proper) & set(proper.values()):
+        raise _NotLiftable
+    return proper
+
+
+def _relate(a: str, b: str, mapping: dict[str, str]) -> None:
+    if mapping.setdefault(a, b) != b or (a != b and any(p != a and q == b for p, q in mapping.items())):
+        raise _NotLiftable
+
+
+def _relate_values(a: AttributeValue, b: AttributeValue, mapping: dict[str, str]) -> None:
+    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+        for p, q in zip(a, b, strict=True):
+            _relate_values(p, q, mapping)
+    elif isinstance(a, Poly) and isinstance(b, Poly):
+        (first, *rest), (second, *others) = sorted(symbols(a)), sorted(symbols(b))
+        if rest or others:
+            if a != b:
+                raise _NotLiftable
+            for name in symbols(a):
+                _relate(name, name, mapping)
+            return
+        if substitute(a, {first: sym(second)}) != b:
+            raise _NotLiftable
+        _relate(first, second, mapping)
+    elif a != b:
+        raise _NotLiftable
+
+
+def _copy(name: str, number: int) -> str:
+    return name if number == 0 else f"{name}@{number}"
+
+
+@dataclass(frozen=True)
+class _Lift:
+    """Rewrites terms of a rule for two copies into terms for ``count`` copies."""
+
+    names: Mapping[str, str]  # first copy → second copy
+    count: int
+
+    @property
+    def both(self) -> frozenset[str]:
+        return frozenset(self.names) | frozenset(self.names.values())
+
+    def renamed(self, value: AttributeValue, number: int) -> AttributeValue:
+        if isinstance(value, tuple):
+            return tuple(self.renamed(v, number) for v in value)
+        if not isinstance(value, Poly):
+            return value
+        return substitute(value, {n: sym(_copy(n, number)) for n in self.names})
+
+    def mirrored(self, value: AttributeValue) -> AttributeValue:
+        if isinstance(value, tuple):
+            return tuple(map(self.mirrored, value))
+        return substitute(value, {a: sym(b) for a, b in self.names.items()}) if isinstance(value, Poly) else value
+
+    def value(self, value: AttributeValue) -> AttributeValue:
+        """An attribute value for all copies: ``[m, n]`` becomes a list, ``m + n`` a sum."""
+        if isinstance(value, tuple):
+            if len(value) == 2 and _value_names(value) & self.both and self.mirrored(value[0]) == value[1]:
+                return tuple(self.renamed(value[0], j) for j in range(self.count))
+            return tuple(map(self.value, value))
+        if not isinstance(value, Poly) or not symbols(value) & self.both:
+            return value
+        total: Dim = 0
+        mirror: Dim = 0
+        for monomial, coefficient in value.terms:
+            part = Poly.make({monomial: coefficient})
+            used = symbols(part)
+            if any(not isinstance(a, str) for a in atoms(part)) and used & self.both:
+                raise _NotLiftable
+            first, second = bool(used & self.names.keys()), bool(used & set(self.names.values()))
+            if first and second:
+                raise _NotLiftable
+            if first:
+                mirror = mirror + part
+                for j in range(self.count):
+                    copy = self.renamed(part, j)
+                    assert isinstance(copy, int | Poly)
+                    total = total + copy
+            elif second:
+                mirror = mirror - _unmirrored(part, self.names)
+            else:
+                total = total + part
+        if mirror != 0:
+            raise _NotLiftable
+        return total
+
+    def terms(self, roots: Sequence[Term]) -> tuple[Term, ...]:
+        """Roots for all copies: two roots become ``count``, one stays one."""
+        if len(roots) == 1:
+            return (self.joint(roots[0]),)
+        return tuple(self.single(roots[0], j) for j in range(self.count))
+
+    def single(self, root: Term, number: int) -> Term:
+        """Copy ``number`` of a term of the first copy; what both copies share is joint."""
+        made: dict[Term, Term] = {}
+        for term in postorder(root):
+            if isinstance(term, Var):
+                made[term] = Var(_copy(term.name, number)) if term.name in self.names else term
+            elif isinstance(term, Project):
+                shared = _names((term,)) & set(self.names.values())
+                made[term] = (
+                    Project(_application(self.joint(term.term)), number)
+                    if shared or term.term.op == "Split"
+                    else Project(_application(made[term.term]), term.index)
+                )
+            else:
+                args = tuple(None if a is None else made[a] for a in term.args)
+                made[term] = App(term.op, args, tuple((k, self.renamed(v, number)) for k, v in term.attributes))
+        return made[root]
+
+    def joint(self, root: Term) -> Term:
+        """A term that all copies share."""
+        made: dict[Term, Term] = {}
+        for term in postorder(root):
+            if not _names((term,)) & self.both:
+                made[term] = term
+            elif isinstance(term, App):
+                if term.op == "Concat" and len(term.args) == 2:
+                    made[term] = self._concat(term)
+                elif all(a is None or a in made for a in term.args):
+                    args = tuple(None if a is None else made[a] for a in term.args)
+                    made[term] = App(term.op, args, tuple((k, self.value(v)) for k, v in term.attributes))
+        if root not in made:
+            raise _NotLiftable
+        return made[root]
+
+    def _concat(self, term: App) -> App:
+        first, second = term.args
+        if first is None or second is None or self._mirror(first) != second:
+            raise _NotLiftable
+        args = tuple(self.single(first, j) for j in range(self.count))
+        return App("Concat", args, tuple((k, self.value(v)) for k, v in term.attributes))
+
+    def _mirror(self, root: Term) -> Term:
+        made: dict[Term, Term] = {}
+        for term in postorder(root):
+            if isinstance(term, Var):
+                made[term] = Var(self.names.get(term.name, term.name))
+            elif isinstance(term, Project):
+                shared = term.index == 0 and term.term.op == "Split"
+                made[term] = Project(term.term, 1) if shared else Project(_application(made[term.term]), term.index)
+            else:
+                args = tuple(None if a is None else made[a] for a in term.args)
+                made[term] = App(term.op, args, tuple((k, self.mirrored(v)) for k, v in term.attributes))
+        return made[root]
+
+
+def _unmirrored(part: Dim, names: Mapping[str, str]) -> Dim:
+    return substitute(part, {b: sym(a) for a, b in names.items()})
+
+
+def _application(term: Term) -> App:
+    if not isinstance(term, App):
+        raise _NotLiftable
+    return term
+
+
+def _value_names(value: AttributeValue) -> set[str]:
+    return term_symbols((App("", (), (("", value),)),))
+
+
+def _names(roots: tuple[Term, ...]) -> set[str]:
+    return term_symbols(roots) | {t.name for t in postorder(*roots) if isinstance(t, Var)}
+
+
+def lift(rule: Rule, count: int, *, backward: bool = False) -> Rule | None:
+    """The rule for ``count`` copies instead of two, or ``None`` if its sides are not made of two copies."""
+    source, target = (rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)
+    try:
+        names = _correspondence(rule, source)
+        lifted = _Lift(names, count)
+        forall: dict[str, TypeScheme] = {}
+        for name, scheme in rule.forall.items():
+            atoms_of = attribute_symbols(name, scheme) if isinstance(scheme, AttributeScheme) else (name,)
+            if set(atoms_of) & set(names.values()):
+                continue
+            copies = range(count) if set(atoms_of) & names.keys() else range(1)
+            for j in copies:
+                forall[_copy(name, j)] = _copied_scheme(lifted, scheme, j)
+        guards = tuple(g for guard in rule.where for g in _copied_guards(lifted, guard))
+        left, right = lifted.terms(source), lifted.terms(target)
+        made = replace(rule, forall=forall, where=guards, lhs=left, rhs=right)
+    except _NotLiftable:
+        return None
+    known = set(forall) | {a for a in made.attribute_atoms} | set(made.sizes)
+    return made if _names((*left, *right)) <= known else None
+
+
+def _copied_scheme(lifted: _Lift, scheme: TypeScheme, number: int) -> TypeScheme:
+    if not isinstance(scheme, TensorScheme):
+        return scheme
+    shape: list[Dim] = []
+    for size in scheme.shape:
+        used = symbols(size)
+        if used & set(lifted.names.values()):
+            made = lifted.value(size)
+        else:
+            made = lifted.renamed(size, number)
+        assert isinstance(made, int | Poly)
+        shape.append(made)
+    return replace(scheme, shape=tuple(shape))
+
+
+def _copied_guards(lifted: _Lift, guard: Guard) -> Iterator[Guard]:
+    used, second = guard.names, set(lifted.names.values())
+    if used & second and used & lifted.names.keys():
+        raise _NotLiftable
+    if used & second:
+        return
+    for j in range(lifted.count if used & lifted.names.keys() else 1):
+        left, right = lifted.renamed(guard.left, j), lifted.renamed(guard.right, j)
+        assert isinstance(left, int | Poly)
+        assert isinstance(right, int | Poly)
+        yield replace(guard, left=left, right=right)
+
+
+@dataclass(eq=False)
+class GroupMove:
+    """A two-root rule as a move on groups of siblings. ``names``: those of one sibling, not shared by all."""
+
+    rule: Rule
+    backward: bool
+    one: Pattern
+    names: frozenset[str]
+
+    def proposals(self, graph: EGraph, seen: set[tuple[object, ...]]) -> Iterator[Proposal]:
+        """Groups not proposed before: rule id, sibling classes, what they become, and the binding."""
+        groups: dict[tuple[object, ...], dict[int, Match]] = {}
+        for match in matches(graph, self.one, 2000):
+            root = match.roots[0]
+            if graph.constant(root):
+                continue
+            shared = tuple((n, v) for n, v in {**match.tensors, **match.sizes}.items() if n not in self.names)
+            groups.setdefault(shared, {}).setdefault(root, match)
+        todo = [list(found.items()) for found in groups.values() if len(found) > 1]
+        depth = _depths(graph) if todo else {}
+        for members in todo:
+            for chosen in _subgroups(graph, members, depth):
+                roots = tuple(root for root, _ in chosen)
+                key = (id(self), roots)
+                if key in seen:
+                    continue
+                seen.add(key)
+                lifted = lift(self.rule, len(chosen), backward=self.backward)
+                if lifted is not None:
+                    yield self.rule.id, roots, lifted.rhs, self._joined([m for _, m in chosen])
+
+    def _joined(self, found: Sequence[Match]) -> Match:
+        tensors: dict[str, int] = {}
+        sizes: dict[str, AttributeValue] = {}
+        for number, match in enumerate(found):
+            tensors.update((_copy(n, number) if n in self.names else n, c) for n, c in match.tensors.items())
+            sizes.update((_copy(n, number) if n in self.names else n, v) for n, v in match.sizes.items())
+        return Match(tuple(m.roots[0] for m in found), tensors, sizes)
+
+
+def group_move(rule: Rule, *, backward: bool = False) -> GroupMove | None:
+    """The rule as a group move, if a single sibling can be recognised alone and the rule lifts."""
+    source = rule.rhs if backward else rule.lhs
+    if len(source) != 2 or isinstance(source[0], Var | Project):
+        return None
+    try:
+        names = _correspondence(rule, source)
+    except _NotLiftable:
+        return None
+    first = _names(source[:1])
+    if first & set(names.values()) or lift(rule, 3, backward=backward) is None:
+        return None
+    alone = replace(rule, where=tuple(g for g in rule.where if not g.names & set(names.values())))
+    return GroupMove(rule, backward, compile_side(alone, source[:1], ()), frozenset(names))
+
+
+def _subgroups(
+    graph: EGraph, members: list[tuple[int, Match]], depth: Mapping[int, int]
+) -> Iterator[list[tuple[int, Match]]]:
+    """Which siblings to merge: all, those alike in type and depth, and for few siblings every contiguous run."""
+    ordered = sorted(members, key=lambda m: (depth.get(m[0], 0), str(graph.type(m[0])), m[0]))
+    if len(ordered) <= _WIDEST:
+        yield ordered
+    alike: dict[tuple[int, str], list[tuple[int, Match]]] = {}
+    level: dict[int, list[tuple[int, Match]]] = {}
+    for member in ordered:
+        alike.setdefault((depth.get(member[0], 0), str(graph.type(member[0]))), []).append(member)
+        level.setdefault(depth.get(member[0], 0), []).append(member)
+    for part in (*level.values(), *alike.values()):
+        if 1 < len(part) < len(ordered):
+            yield from (part[i : i + _WIDEST] for i in range(0, len(part), _WIDEST) if len(part) - i > 1)
+    if len(ordered) <= _RUNS:
+        for width in range(2, len(ordered)):
+            for start in range(len(ordered) - width + 1):
+                yield ordered[start : start + width]
+
+
+def _depths(graph: EGraph) -> dict[int, int]:
+    """The least number of operators above the leaves, by class: siblings of one depth rarely depend on each other."""
+    depth: dict[int, int] = {c: 0 for c, group in graph.classes.items() if any(len(n) == 1 for n in group.nodes)}
+    queue = list(depth)
+    for here in queue:  # breadth first: the queue grows while it is read
+        for node, parent in graph.classes[here].parents:
+            above = graph.find(parent)
+            args = [graph.find(a) for a in node[1:] if a >= 0]
+            if above not in depth and all(a in depth for a in args):
+                depth[above] = 1 + max(depth[a] for a in args)
+                queue.append(above)
+    return depth

@@ -1,0 +1,107 @@
+"""From rules to what saturation runs: sides in both directions, n-ary merges, and rules lifted to a graph's arities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from superopt.ir.terms import App, Project, Term, Var, children, postorder
+from superopt.ops import REGISTRY
+from superopt.rules.rule import Rule
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import instances
+from superopt.search.egraph import is_multi
+from superopt.search.match import Pattern, compile_side
+from superopt.search.merge import GroupMove, group_move, lift
+from superopt.search.program import Program
+from superopt.search.saturate import Moves
+
+__all__ = ["Prepared", "prepare"]
+
+_MOST_PARTS = 16  # a Concat or Split of more parts than this gets no rules of its own
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Moves, and the pairs (operator, operator that reads it) that occur in rules: where not to cut."""
+
+    moves: Moves
+    adjacent: frozenset[tuple[str, str]]
+
+
+def prepare(rules: Sequence[Rule], program: Program) -> Prepared:
+    """The moves for a program. A rule with an operator that superopt does not know is left out."""
+    parts = _parts(program)
+    patterns: list[Pattern] = []
+    groups: list[GroupMove] = []
+    adjacent: set[tuple[str, str]] = set()
+    for rule in rules:
+        if not rule.operators <= set(REGISTRY):
+            continue
+        adjacent |= _adjacent(rule)
+        try:
+            plain = instances(rule)
+        except RuleError:
+            continue
+        for instance in plain:
+            _add(_explicit(instance), parts, patterns, groups)
+    return Prepared(Moves(tuple(patterns), tuple(groups)), frozenset(adjacent))
+
+
+def _parts(program: Program) -> list[int]:
+    counts = {len(s.args) for s in program.steps if s.op == "Concat"}
+    counts |= {len(s.outputs) for s in program.steps if s.op == "Split"}
+    return sorted(c for c in counts if 2 < c <= _MOST_PARTS)
+
+
+def _add(rule: Rule, parts: Sequence[int], patterns: list[Pattern], groups: list[GroupMove]) -> None:
+    for backward in (False, True):
+        source, target = (rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)
+        usable = rule.backward if backward else rule.forward
+        if not usable or any(isinstance(t, Var) for t in source):
+            continue
+        group = group_move(rule, backward=backward) if len(source) == 2 else None
+        if group is not None:
+            groups.append(group)
+            continue
+        patterns.append(compile_side(rule, source, target))
+        if rule.operators & {"Concat", "Split"}:
+            for count in parts:
+                lifted = lift(rule, count, backward=backward)
+                if lifted is not None:
+                    patterns.append(compile_side(lifted, lifted.lhs, lifted.rhs))
+
+
+def _adjacent(rule: Rule) -> set[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
+    for term in postorder(*rule.lhs, *rule.rhs):
+        if isinstance(term, App):
+            for child in children(term):
+                below = child.term if isinstance(child, Project) else child
+                if isinstance(below, App):
+                    found.add((below.op, term.op))
+    return found
+
+
+def _explicit(rule: Rule) -> Rule:
+    """The rule with ``[0]`` written wherever an operator with several outputs is used as a value."""
+    made: dict[Term, Term] = {}
+
+    def value(term: Term) -> Term:
+        found = made[term]
+        return Project(found, 0) if isinstance(found, App) and is_multi(REGISTRY[found.op]) else found
+
+    for term in postorder(*rule.lhs, *rule.rhs):
+        if isinstance(term, App):
+            made[term] = App(term.op, tuple(None if a is None else value(a) for a in term.args), term.attributes)
+        elif isinstance(term, Project):
+            inner = made[term.term]
+            assert isinstance(inner, App)
+            made[term] = Project(inner, term.index) if is_multi(REGISTRY[inner.op]) else inner
+        else:
+            made[term] = term
+
+    def roots(terms: Iterable[Term]) -> tuple[Term, ...]:
+        return tuple(value(t) for t in terms)
+
+    return Rule(rule.id, rule.forall, rule.where, roots(rule.lhs), roots(rule.rhs), rule.origin, rule.family)

@@ -1,0 +1,178 @@
+"""Optimising one region: saturate, extract, and settle what was only predicted by measuring it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import sqrt
+
+from superopt.ops.record import Operator
+from superopt.search.costing import Pricer
+from superopt.search.extract import Choice, Problem, cost_of, improve, problem_of, used_classes
+from superopt.search.ilp import solve
+from superopt.search.lower import Lowered, Region, lower
+from superopt.search.plan import Plan, plan_of
+from superopt.search.saturate import Limits, Moves, Outcome, saturate
+
+__all__ = ["Found", "optimise"]
+
+_ILP_CANDIDATES = 4000  # beyond, local search alone
+_SETTLING = 6  # extractions, each measuring what the last one wanted
+_SIGMA_CAP = 0.05  # predictions' errors are shared by both sides of a comparison; more than this is not noise
+
+
+@dataclass(frozen=True)
+class Found:
+    """A region's plan, or ``None`` when the region is best as it is.
+
+    Attributes:
+        missed: the gain in microseconds of a plan that was not good enough, and why.
+        gap: relative optimality gap of the extraction.
+    """
+
+    plan: Plan | None
+    before: float
+    e_nodes: int
+    stopped: str
+    gap: float = 0.0
+    missed: str = ""
+    quarantined: Mapping[str, str] = field(default_factory=dict)
+
+
+def optimise(
+    region: Region, moves: Moves, operators: Mapping[str, Operator], pricer: Pricer, limits: Limits,
+    least_gain: float, seed: int,
+) -> Found:  # fmt: skip
+    """The cheapest equal form of a region that the moves reach.
+
+    Args:
+        limits: for saturation; its deadline is that of the whole region, of which saturation takes at most half.
+        least_gain: share of the region's cost below which a change is not worth it.
+    """
+    start = time.monotonic()
+    lowered = lower(region, operators)
+    graph = lowered.graph
+    half = start + (limits.deadline - start) / 2
+    outcome = saturate(graph, moves, Limits(limits.nodes, limits.rounds, half, limits.matches))
+    choice, problem, gap = _extract(region, lowered, pricer, limits.deadline, seed)
+    incumbent = incumbent_of(region, lowered, problem)
+    before = cost_of(problem, incumbent)
+    after = cost_of(problem, choice)
+    result = Found(None, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
+    if not after < before - 1e-9:
+        return result
+    noise = _noise(lowered, problem, incumbent, choice, pricer)
+    needed = max(least_gain * _changed(problem, incumbent, choice), noise)
+    plan = plan_of(region, lowered, problem, choice, before, after)
+    if before - after < needed:
+        return _missed(result, outcome, before - after, needed, plan)
+    return Found(plan, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
+
+
+def _missed(found: Found, outcome: Outcome, gain: float, needed: float, plan: Plan) -> Found:
+    rules = ", ".join(sorted(plan.rules)) or "evaluating constants"
+    share = 100 * gain / found.before if found.before else 0.0
+    text = f"{rules} would save {gain:.1f} µs ({share:.1f} % of the region), but that is less than the noise of {needed:.1f} µs"
+    return Found(None, found.before, found.e_nodes, outcome.stopped, found.gap, text, outcome.quarantined)
+
+
+def incumbent_of(region: Region, lowered: Lowered, problem: Problem) -> Choice:
+    """The region as it is, as a choice: the first e-node of each class that the input made."""
+    graph = lowered.graph
+    choice: Choice = {}
+    for owner in problem.of:
+        births = [(birth, node) for node, birth in graph.classes[owner].nodes.items()]
+        given = [(b, n) for b, n in births if not graph.made_by[b] and n in problem.index]
+        if given:
+            choice[owner] = problem.index[min(given)[1]]
+    if used_classes(problem, choice) is None:
+        return _original(region, lowered, problem)
+    return choice
+
+
+def _original(region: Region, lowered: Lowered, problem: Problem) -> Choice:
+    """The first form of each class in the order of the steps, which cannot be cyclic."""
+    graph = lowered.graph
+    choice: Choice = {}
+    owners = sorted(
+        (
+            (min(b for n, b in graph.classes[o].nodes.items() if n in problem.index), o)
+            for o in problem.of
+            if problem.of[o]
+        )
+    )
+    ready: set[int] = set()
+    for _ in range(len(owners)):
+        grown = False
+        for _, owner in owners:
+            if owner in ready:
+                continue
+            options = sorted((b, problem.index[n]) for n, b in graph.classes[owner].nodes.items() if n in problem.index)
+            for _, index in options:
+                if all(n in ready for n in problem.candidates[index].needs):
+                    choice[owner] = index
+                    ready.add(owner)
+                    grown = True
+                    break
+        if not grown:
+            break
+    del region
+    return choice
+
+
+def _extract(
+    region: Region, lowered: Lowered, pricer: Pricer, deadline: float, seed: int
+) -> tuple[Choice, Problem, float]:
+    graph = lowered.graph
+    roots = [lowered.classes[region.number[o]] for o in region.outputs]
+    paid = frozenset(graph.find(lowered.classes[region.number[n]]) for n in region.leaves if n in region.constant)
+    given = frozenset(
+        node for group in graph.classes.values() for node, birth in group.nodes.items() if birth in lowered.origin
+    )
+    problem = problem_of(graph, roots, pricer, paid, given)
+    choice, gap = incumbent_of(region, lowered, problem), 0.0
+    for _ in range(_SETTLING):
+        incumbent = incumbent_of(region, lowered, problem)
+        choice, gap = _best(problem, incumbent, max(0.0, deadline - time.monotonic()), seed)
+        chosen = {c: problem.candidates[choice[c]].node for c in used_classes(problem, choice) or ()}
+        if not pricer.settle(graph, list(chosen.values())):
+            break
+        problem = problem_of(graph, roots, pricer, paid, given)
+        choice = {c: problem.index[n] for c, n in chosen.items() if n in problem.index}
+        if time.monotonic() > deadline:
+            break
+    incumbent = incumbent_of(region, lowered, problem)
+    if cost_of(problem, choice) >= cost_of(problem, incumbent):
+        choice = incumbent
+    return choice, problem, gap
+
+
+def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> tuple[Choice, float]:
+    if len(problem.candidates) > _ILP_CANDIDATES:
+        return improve(problem, incumbent), 1.0
+    found = solve(problem, incumbent, min(seconds / 2, 10.0), seed)
+    if not found.optimal and seconds > 0:
+        better = improve(problem, found.choice)
+        if cost_of(problem, better) < found.us:
+            return better, found.gap
+    return found.choice, found.gap
+
+
+def _changed(problem: Problem, before: Choice, after: Choice) -> float:
+    """The cost of what the incumbent computes and the choice does not."""
+    old, new = _nodes(problem, before), _nodes(problem, after)
+    return sum(problem.candidates[i].us for i in old - new)
+
+
+def _nodes(problem: Problem, choice: Choice) -> set[int]:
+    return {choice[c] for c in used_classes(problem, choice) or ()}
+
+
+def _noise(lowered: Lowered, problem: Problem, before: Choice, after: Choice, pricer: Pricer) -> float:
+    """One standard deviation of the difference, from what the two do not share."""
+    total = 0.0
+    for index in _nodes(problem, before) ^ _nodes(problem, after):
+        estimate = pricer.node(lowered.graph, problem.candidates[index].node, kept=True)
+        total += (estimate.us * min(estimate.sigma, _SIGMA_CAP)) ** 2
+    return sqrt(total)

@@ -1,0 +1,194 @@
+"""A graph as a list of steps over named values: what regions are cut from, and what optimised regions replace.
+
+A step is an operator in canonical form, or a *barrier*: a node that superopt does not read, kept as it is. Values that
+are computed from weights alone are *constant*: they cost nothing at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from superopt.ir.graph import Graph, Node, Weight, topological_order
+from superopt.ir.types import TensorType
+from superopt.ops.infer import Applied, Typing
+from superopt.ops.meaning import IllTyped
+from superopt.search.egraph import Attributes
+
+__all__ = ["LeafFacts", "Program", "Step", "program_of"]
+
+_SMALL = 1 << 16  # elements of a weight that are looked at: uniform values, ranges of positions
+_DIGEST = 1 << 20  # bytes of a weight up to which equal contents are recognised
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One operator application, or a barrier (``op`` is empty).
+
+    Attributes:
+        args: value names, ``None`` for an absent optional argument.
+        outputs: value names by output; ``""`` where nothing reads it.
+        node: the model's node, as long as the step is unchanged; always there for a barrier.
+        name: what a new node is to be called.
+        rules: ids of the rules that made it.
+    """
+
+    op: str
+    args: tuple[str | None, ...]
+    attributes: Attributes
+    outputs: tuple[str, ...]
+    node: Node | None
+    name: str
+    rules: tuple[str, ...] = ()
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """Every value the step needs."""
+        return self.node.reads if self.op == "" and self.node else tuple(a for a in self.args if a is not None)
+
+
+@dataclass(frozen=True)
+class LeafFacts:
+    """What is known of a weight's elements: the one value of all, or the range of integers; and its digest."""
+
+    uniform: float | None = None
+    range: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Steps in execution order, with the types and constancy of values.
+
+    Attributes:
+        types: of every value a step's arguments and outputs name, where known.
+        constant: names of values that depend on weights alone.
+        facts: of weights.
+        same: weight → the first weight with equal contents.
+    """
+
+    graph: Graph
+    steps: tuple[Step, ...]
+    types: Mapping[str, TensorType]
+    constant: frozenset[str]
+    facts: Mapping[str, LeafFacts]
+    same: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def maker(self) -> Mapping[str, int]:
+        """Value → position of the step that makes it."""
+        return {o: i for i, s in enumerate(self.steps) for o in s.outputs if o}
+
+    @cached_property
+    def outputs(self) -> frozenset[str]:
+        """Names of the graph's outputs."""
+        return frozenset(v.name for v in self.graph.outputs)
+
+    @cached_property
+    def pinned(self) -> frozenset[str]:
+        """Names that must stay: graph outputs, and what subgraphs inside barriers capture."""
+        captured = {n for s in self.steps if s.op == "" and s.node for n in s.node.captures}
+        return self.outputs | captured
+
+    @cached_property
+    def readers(self) -> Mapping[str, tuple[int, ...]]:
+        """Value → positions of the steps that read it."""
+        found: dict[str, dict[int, None]] = {}
+        for position, step in enumerate(self.steps):
+            for name in step.reads:
+                found.setdefault(name, {})[position] = None
+        return {n: tuple(p) for n, p in found.items()}
+
+    def is_constant(self, step: Step) -> bool:
+        return step.op != "" and all(o == "" or o in self.constant for o in step.outputs)
+
+    @cached_property
+    def running(self) -> tuple[int, ...]:
+        """Positions of the steps that run at inference time, barriers included."""
+        return tuple(i for i, s in enumerate(self.steps) if not self.is_constant(s))
+
+    def with_steps(self, steps: Sequence[Step], types: Mapping[str, TensorType], constant: Iterable[str]) -> Program:
+        """The program with other steps, put in order; steps that nothing needs are dropped."""
+        made = {o: i for i, s in enumerate(steps) for o in s.outputs if o}
+        needed, stack = set[int](), [made[n] for n in self.outputs if n in made]
+        stack += [i for i, s in enumerate(steps) if s.op == ""]
+        while stack:
+            position = stack.pop()
+            if position not in needed:
+                needed.add(position)
+                stack.extend(made[n] for n in steps[position].reads if n in made)
+        kept = [s for i, s in enumerate(steps) if i in needed]
+        stand_ins = [Node("", s.op, s.reads, s.outputs) for s in kept]
+        order = topological_order(stand_ins, {o: i for i, s in enumerate(kept) for o in s.outputs if o})
+        return replace(
+            self, steps=tuple(kept[i] for i in order), types={**self.types, **types},
+            constant=self.constant | frozenset(constant),
+        )  # fmt: skip
+
+
+def program_of(graph: Graph, typing: Typing) -> Program:
+    """The graph in canonical steps. A node whose types are not all known, or do not fit its record, is a barrier."""
+    types = {n: t for n, t in typing.types.items() if t is not None and t.shape is not None}
+    same, facts = _look_at_weights(graph)
+    constant = set(graph.constants)
+    steps: list[Step] = []
+    for node, found in zip(graph.nodes, typing.nodes, strict=True):
+        step = _read(node, found, types) if isinstance(found, Applied) else None
+        if step is None:
+            name = next((o for o in node.outputs if o), node.name)
+            steps.append(Step("", (), (), node.outputs, node, node.name or name))
+            continue
+        steps.append(step)
+        if all(a is None or a in constant for a in step.args) and all(types[o].is_static for o in step.outputs if o):
+            constant.update(o for o in step.outputs if o)
+    return Program(graph, tuple(steps), types, frozenset(constant), facts, same)
+
+
+def _read(node: Node, found: Applied, types: Mapping[str, TensorType]) -> Step | None:
+    if node.captures or any(a is not None and a not in types for a in found.args):
+        return None
+    given = [None if a is None else types[a] for a in found.args]
+    try:
+        _, results = found.operator.apply(given, found.attributes)
+    except IllTyped:
+        return None
+    outputs = node.outputs[: len(results)]
+    if any(node.outputs[len(results) :]) or any(
+        o and types.get(o) != r for o, r in zip(outputs, results, strict=False)
+    ):
+        return None
+    attributes = tuple(sorted(found.attributes.items()))
+    name = node.name or next((o for o in outputs if o), "")
+    return Step(found.operator.name, found.args, attributes, outputs, node, name)
+
+
+def _look_at_weights(graph: Graph) -> tuple[dict[str, str], dict[str, LeafFacts]]:
+    same: dict[str, str] = {}
+    facts: dict[str, LeafFacts] = {}
+    first: dict[tuple[str, str], str] = {}
+    for name, weight in graph.constants.items():
+        if weight.data is None:
+            continue
+        size = weight.type.nbytes
+        if size is not None and 0 < size <= _DIGEST:
+            same[name] = first.setdefault((str(weight.type), weight.data.digest), name)
+        known = _facts(weight)
+        if known is not None:
+            facts[name] = known
+    return same, facts
+
+
+def _facts(weight: Weight) -> LeafFacts | None:
+    count = weight.type.elements
+    if weight.data is None or not isinstance(count, int) or not 0 < count <= _SMALL:
+        return None
+    if weight.type.dtype.is_float:
+        elements = np.asarray(weight.data.numpy()).reshape(-1)
+        value = float(elements[0])
+        return LeafFacts(uniform=value) if bool((elements == elements[0]).all()) else None
+    if weight.type.dtype == "int64":
+        elements = np.asarray(weight.data.numpy())
+        return LeafFacts(range=(int(elements.min()), int(elements.max())))
+    return None

@@ -1,0 +1,140 @@
+"""Cutting a program into regions small enough to search exactly.
+
+Regions are runs of an order of the running steps, so each is convex. A cut costs the values that cross it, more where
+it separates readers of one value (siblings that could merge) or two operators that stand one above the other in a rule;
+the cheapest cuts are found by dynamic programming. Different phases use different orders and avoid each other's cuts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+from superopt.search.program import Program
+
+__all__ = ["WINDOW", "cut", "level_order", "segments"]
+
+WINDOW = 60  # operators in a region
+_SEVERED_SIBLINGS = 2.0
+_SEVERED_MATCH = 1.5
+_REPEATED = 3.0  # cutting again where an earlier phase cut
+
+
+def level_order(program: Program) -> list[int]:
+    """Running steps by depth: parallel branches lie side by side."""
+    depth: dict[str, int] = {}
+    level: dict[int, int] = {}
+    for position, step in enumerate(program.steps):
+        here = 1 + max((depth.get(n, 0) for n in step.reads), default=0)
+        level[position] = here
+        depth.update((o, here) for o in step.outputs if o)
+    return sorted(program.running, key=lambda p: (level[p], p))
+
+
+def segments(program: Program, order: Iterable[int]) -> list[list[int]]:
+    """Maximal runs without barriers."""
+    found: list[list[int]] = [[]]
+    for position in order:
+        if program.steps[position].op == "":
+            found.append([])
+        else:
+            found[-1].append(position)
+    return [s for s in found if s]
+
+
+def cut(
+    program: Program, order: Sequence[int], adjacent: frozenset[tuple[str, str]], window: int,
+    avoid: frozenset[str] = frozenset(),
+) -> tuple[list[list[int]], frozenset[str]]:  # fmt: skip
+    """Regions as positions of steps, and the cuts made (each by the name of the value made just before it).
+
+    Args:
+        program: where the steps stand.
+        order: positions of its running steps in an execution order.
+        adjacent: (operator, operator that reads it) pairs that occur in rules.
+        window: most operators of a region.
+        avoid: cuts of an earlier phase.
+    """
+    regions: list[list[int]] = []
+    cuts: set[str] = set()
+    for run in segments(program, order):
+        price = _cut_prices(program, run, adjacent, avoid)
+        bounds = _cheapest(price, window)
+        for start, end in pairwise(bounds):
+            regions.append(sorted(run[start:end]))
+            if end < len(run):
+                cuts.add(_mark(program, run[end - 1]))
+    return regions, frozenset(cuts)
+
+
+def _mark(program: Program, position: int) -> str:
+    return next((o for o in program.steps[position].outputs if o), "")
+
+
+def _cut_prices(
+    program: Program, run: Sequence[int], adjacent: frozenset[tuple[str, str]], avoid: frozenset[str]
+) -> list[float]:
+    """The price of a cut before each place of a run, and 0 at its end; by differences, in one pass."""
+    place = {position: i for i, position in enumerate(run)}
+    change = [0.0] * (len(run) + 2)
+
+    def between(first: int, last: int, price: float) -> None:
+        change[first + 1] += price
+        change[last + 1] -= price
+
+    for position in run:
+        step = program.steps[position]
+        for output in step.outputs:
+            readers = sorted(place[r] for r in program.readers.get(output, ()) if r in place)
+            if not readers:
+                continue
+            between(place[position], readers[-1], 1.0)
+            if len(readers) > 1:
+                between(readers[0], readers[-1], _SEVERED_SIBLINGS)
+            for reader in readers:
+                if (step.op, program.steps[run[reader]].op) in adjacent:
+                    between(place[position], reader, _SEVERED_MATCH)
+    _shared_inputs(program, run, place, between)
+    prices: list[float] = []
+    level = 0.0
+    for i in range(len(run) + 1):
+        level += change[i]
+        again = i > 0 and _mark(program, run[i - 1]) in avoid
+        prices.append(0.5 + level + (_REPEATED if again else 0.0))
+    prices[0] = prices[-1] = 0.0
+    return prices
+
+
+def _shared_inputs(program: Program, run: Sequence[int], place: dict[int, int], between) -> None:  # type: ignore[no-untyped-def]
+    """Siblings that read one value from outside the run, such as parallel branches on the model's input."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for position in run:
+        for name in program.steps[position].reads:
+            if program.maker.get(name) not in place and name not in program.constant:
+                first.setdefault(name, place[position])
+                last[name] = place[position]
+    for name, start in first.items():
+        if 0 < last[name] - start < WINDOW:
+            between(start, last[name], _SEVERED_SIBLINGS)
+
+
+def _cheapest(price: Sequence[float], window: int) -> list[int]:
+    """Bounds of runs of at most ``window`` with the least total price; sliding-window minimum, O(n)."""
+    count = len(price) - 1
+    best = [0.0] * (count + 1)
+    back = [0] * (count + 1)
+    queue: deque[int] = deque([0])
+    for end in range(1, count + 1):
+        while queue[0] < end - window:
+            queue.popleft()
+        back[end] = queue[0]
+        best[end] = best[queue[0]] + price[end]
+        while queue and best[queue[-1]] > best[end]:
+            queue.pop()
+        queue.append(end)
+    bounds = [count]
+    while bounds[-1] > 0:
+        bounds.append(back[bounds[-1]])
+    return bounds[::-1]

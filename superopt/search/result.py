@@ -1,0 +1,85 @@
+"""What goes into a search and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from superopt.ir.graph import Graph
+
+__all__ = ["AppliedRule", "Progress", "SearchOptions", "SearchResult"]
+
+Progress = Callable[[int, int | None, str], None]
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Settings of a search.
+
+    Attributes:
+        time_limit: seconds for everything; ``None`` lets it reach its fixpoint. 0 returns the input.
+        memory_limit: bytes the process may occupy; beyond, the best so far is returned.
+        seed: the result is the same for a seed, given the same costs.
+        node_limit: e-nodes of a region, at most.
+        window: operators of a region, at most.
+        fold_budget_bytes: growth of the weights by folding; ``None``: a tenth of the model and 64 MB.
+        sizes: what symbolic dimensions are costed at; they stay symbolic.
+        disable: rule ids or families that are not used; ``enable``: if given, only these are.
+        confirm: where the cost model can time graphs, time each changed region before and after, whole.
+        least_gain: of a changed region, as a share of its cost.
+    """
+
+    time_limit: float | None = None
+    memory_limit: int | None = None
+    seed: int = 0
+    node_limit: int = 3000
+    window: int = 60
+    fold_budget_bytes: int | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    enable: tuple[str, ...] = ()
+    disable: tuple[str, ...] = ()
+    confirm: bool = True
+    least_gain: float = 0.01
+
+
+@dataclass(frozen=True)
+class AppliedRule:
+    """A rule that the result rests on.
+
+    Attributes:
+        rule: its id; "fold" is the evaluation of constants, which is no rule.
+        count: how often it was used, repeated regions counted each time.
+        where: names of values that the regions compute in which it was used (the first ones).
+        gain_us: modelled gain of these regions, shared equally among the rules used in each.
+    """
+
+    rule: str
+    count: int
+    where: tuple[str, ...]
+    gain_us: float | None
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The graph (the input itself when nothing better was found) and how it came about.
+
+    Attributes:
+        before_us, after_us: modelled cost of what superopt understands of the graph.
+        stopped: "saturated", "nodes", "time", "memory" or "interrupted".
+        gap: largest relative optimality gap of a region's extraction.
+        quarantined: rules that were switched off during the search, and why.
+    """
+
+    graph: Graph
+    applied: tuple[AppliedRule, ...] = ()
+    before_us: float = 0.0
+    after_us: float = 0.0
+    regions: int = 0
+    distinct_regions: int = 0
+    e_nodes: int = 0
+    stopped: str = "saturated"
+    seconds: float = 0.0
+    gap: float = 0.0
+    near_misses: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    quarantined: Mapping[str, str] = field(default_factory=dict)
