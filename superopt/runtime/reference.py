@@ -13,7 +13,7 @@ from superopt.ir.poly import Poly, substitute
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, OpaqueType, TensorType, ValueType
 from superopt.ops.infer import Applied, Typing, infer
-from superopt.ops.meaning import IllTyped, Undetermined
+from superopt.ops.meaning import IllTyped, Number, Read, Scalar, Undetermined, Where
 from superopt.ops.record import Operator
 from superopt.runtime._barrier import run_node
 from superopt.runtime.evaluate import FLOAT64, evaluate
@@ -70,7 +70,11 @@ def evaluate_application(
         for a, t in zip(arrays, types, strict=True)
     ]
     meaning, made = operator.apply(actual, attributes)
-    operands = [None if a is None or t is None else wide(a, t.dtype) for a, t in zip(arrays, actual, strict=True)]
+    moving = all(_only_moves(c.body) for c in meaning.outputs)  # a big table that is gathered from stays as it is
+    operands = [
+        a if a is None or t is None or (moving and a.dtype.kind == "f") else wide(a, t.dtype)
+        for a, t in zip(arrays, actual, strict=True)
+    ]
     operands += [None] * (len(operator.inputs) - len(operands))
     chosen = set(range(len(made)) if wanted is None else wanted)
     results: list[np.ndarray | None] = []
@@ -85,6 +89,20 @@ def evaluate_application(
             rounded = at_dtype(result, kind.dtype)
             results.append(rounded if cast else wide(rounded, kind.dtype))
     return tuple(results)
+
+
+def _only_moves(body: Scalar) -> bool:
+    """The element is read or constant, never computed."""
+    waiting = [body]
+    while waiting:
+        match waiting.pop():
+            case Read() | Number():
+                pass
+            case Where(_, then, otherwise):
+                waiting += [then, otherwise]
+            case _:
+                return False
+    return True
 
 
 def bind_sizes(types: Iterable[tuple[ValueType | None, np.ndarray]], sizes: dict[str, int]) -> None:
@@ -165,7 +183,7 @@ class _Run:
     values: dict[str, tuple[np.ndarray, DType | None]]  # computed values: wide elements, and their own element type
 
     def value(self, name: str) -> tuple[np.ndarray, DType | None]:
-        """Wide elements and element type of a value; ``None`` when it is not a tensor."""
+        """Elements (those of inputs and weights as they are given) and element type; ``None`` when it is no tensor."""
         found = self.values.get(name)
         if found is not None:
             return found
@@ -178,11 +196,11 @@ class _Run:
             array, dtype = weight.data.numpy(), weight.type.dtype
         else:
             raise UsageError(f"input {printable(name)!r} was not given")
-        return (array if dtype is None else wide(array, dtype)), dtype
+        return array, dtype
 
     def result(self, name: str) -> np.ndarray:
         array, dtype = self.value(name)
-        return array if dtype is None or dtype.is_float else at_dtype(array, dtype)
+        return array if dtype is None else wide(array, dtype) if dtype.is_float else at_dtype(array, dtype)
 
     def step(self, position: int, outputs: set[str]) -> None:
         """Run a node and keep these outputs."""
