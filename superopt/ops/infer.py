@@ -8,7 +8,7 @@ open is a fresh one. Nothing is materialised: an ``Expand`` to 2³⁴ elements c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from superopt.ops import REGISTRY
 from superopt.ops.generators import attribute_array
 from superopt.ops.meaning import Meaning
 from superopt.ops.record import Canonical, NodeView, NotCovered, Operator
-from superopt.ops.small import LIMIT, Small, evaluate_small, small_of_array
+from superopt.ops.small import FLOATS, LIMIT, Small, evaluate_small, small_of_array
 
 __all__ = ["Applied", "Barrier", "Typing", "infer"]
 
@@ -33,7 +33,10 @@ MALFORMED = (ArithmeticError, ValueError, TypeError, LookupError)
 
 @dataclass(frozen=True)
 class Applied:
-    """A node in canonical form; ``args`` are names of values (``None``: absent)."""
+    """A node in canonical form; ``args`` are names of values (``None``: absent).
+
+    Outputs of the node beyond the operator's own are ones that nothing uses (the mask of an old Dropout).
+    """
 
     operator: Operator
     args: tuple[str | None, ...]
@@ -90,6 +93,7 @@ class _Inference:
         self.types: dict[str, TensorType | None] = {}
         self.values: dict[str, Small | None] = {}
         self.memo: dict[object, _Outcome | str] = {}
+        self.used = {name for node in graph.nodes for name in node.reads} | {v.name for v in graph.outputs}
         for value in graph.inputs:
             self.types[value.name] = self.declared.get(value.name)
         for weight in graph.weights:
@@ -141,11 +145,15 @@ class _Inference:
             return f"the type of its input {unknown[:80]!r} is not known"
         values = tuple(self.value(n) if n else None for n in node.inputs)
         attributes = tuple(sorted((k, kind_key(v), attribute_key(v)) for k, v in node.attributes.items()))
-        outputs = tuple(bool(o) for o in node.outputs)
+        outputs = tuple(o in self.used or (bool(o) and p == 0) for p, o in enumerate(node.outputs))
         key = (node.op, attributes, types, tuple(bool(n) for n in node.inputs), outputs, values)
         known = self.memo.get(key)
         if known is None:
-            known = self.memo[key] = self.applied(node, operator, types, values)
+            shown = tuple(o if used else "" for o, used in zip(node.outputs, outputs, strict=True))
+            if operator.outputs[-1].endswith("*"):
+                shown = node.outputs
+            seen = node if shown == node.outputs else replace(node, outputs=shown)
+            known = self.memo[key] = self.applied(seen, operator, types, values)
         return known
 
     def applied(
@@ -211,7 +219,8 @@ class _Inference:
 
 def small_of_weight(weight: Weight) -> Small | None:
     count = weight.type.elements
-    if weight.data is None or not isinstance(count, int) or count > LIMIT or weight.type.dtype.bits < 8:
+    limit = FLOATS if weight.type.dtype.is_float else LIMIT
+    if weight.data is None or not isinstance(count, int) or count > limit or weight.type.dtype.bits < 8:
         return None
     return small_of_array(weight.data.numpy(), weight.type.dtype)
 

@@ -131,7 +131,31 @@ def parse_equation(equation: AttributeValue, count: int) -> tuple[list[str], str
 
 def read_einsum(view: NodeView) -> Canonical:
     only(view, "equation")
-    return Canonical(arguments(view), {"equation": text(view, "equation").replace(" ", "")})
+    shapes = [view.type(p).shape or () for p in range(len(view.node.inputs))]
+    return Canonical(arguments(view), {"equation": explicit(text(view, "equation").replace(" ", ""), shapes)})
+
+
+def explicit(equation: str, shapes: Sequence[Sequence[Dim]]) -> str:
+    """The equation with its output stated and letters for the axes that an ellipsis stands for.
+
+    Raises:
+        NotCovered: it does not fit the operands, or axes under an ellipsis broadcast.
+    """
+    left, arrow, result = equation.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(shapes):
+        raise NotCovered(f"the equation {equation[:60]!r} has {len(terms)} terms for {len(shapes)} operands")
+    used = set(equation)
+    spare = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in used]
+    hidden = [len(s) - len(t.replace("...", "")) if "..." in t else 0 for t, s in zip(terms, shapes, strict=True)]
+    if min(hidden, default=0) < 0 or max(hidden, default=0) > len(spare):
+        raise NotCovered(f"the equation {equation[:60]!r} does not fit its operands")
+    most = spare[: max(hidden, default=0)]
+    if not arrow:
+        letters = sorted(c for c in set(left) - set(",.") if left.count(c) == 1)
+        result = ("..." if "..." in left else "") + "".join(letters)
+    widened = [t.replace("...", "".join(most[len(most) - h :])) for t, h in zip(terms, hidden, strict=True)]
+    return f"{','.join(widened)}->{result.replace('...', ''.join(most))}"
 
 
 OPERATORS = (

@@ -326,6 +326,8 @@ def read_depth(view: NodeView) -> Canonical:
     attributes: dict[str, AttributeValue] = {"blocksize": integer(view, "blocksize")}
     if view.node.op == "DepthToSpace":
         attributes["mode"] = text(view, "mode", "DCR")
+    elif text(view, "mode", "DCR") != "DCR":
+        raise NotCovered("SpaceToDepth with mode CRD")
     return Canonical((0,), attributes)
 
 

@@ -32,6 +32,7 @@ from superopt.ops.meaning import (
 __all__ = ["LIMIT", "Small", "evaluate_small", "small_of_array"]
 
 LIMIT = 64  # elements of a value that is followed
+FLOATS = 8  # the same for floats: bounds, scales and ratios, but no weights
 STEPS = 20_000  # scalar operations spent on one output
 
 Element = Dim | Fraction
@@ -67,7 +68,9 @@ class Small:
 
 def small_of_array(array: np.ndarray, dtype: DType) -> Small | None:
     """A known array as a small value; ``None`` if it is large, not numeric or not finite."""
-    if array.size > LIMIT or not (dtype.is_float or dtype.is_integer or dtype == DType.BOOL):
+    if array.size > (FLOATS if dtype.is_float else LIMIT) or not (
+        dtype.is_float or dtype.is_integer or dtype == DType.BOOL
+    ):
         return None
     if not dtype.is_float:
         return Small(dtype, tuple(array.shape), tuple(int(v) for v in array.reshape(-1)))

@@ -157,6 +157,8 @@ def linear() -> Iterator[Sample]:
     yield s("Einsum", f(2, 3, 4), f(2, 4, 5), equation=b"bij, bjk -> bik")
     yield s("Einsum", f(3, 3), equation=b"ii->i")
     yield s("Einsum", f(2, 3), f(3), f(2), equation=b"ij,j,i->")
+    yield s("Einsum", f(2, 5, 3, 4), f(2, 5, 4, 2), equation=b"...ij,...jk")
+    yield s("Einsum", f(2, 3, 3), equation=b"...ii->...i")
 
 
 def images() -> Iterator[Sample]:
