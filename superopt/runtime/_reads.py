@@ -156,7 +156,7 @@ def _gathered(
     complete = all(bool(i.all()) for i in inside)
     if not complete:
         places = [np.clip(p, 0, n - 1) for p, n in zip(places, sizes, strict=True)]
-    found = _taken(view.array, places)
+    found = np.asarray(_taken(view.array, places))  # an object array of rank 0 gives its element
     rest = view.axes[len(dims) :]
     if not complete:
         shape = np.broadcast_shapes(*(p.shape for p in places))
