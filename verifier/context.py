@@ -67,7 +67,7 @@ def context_of(rule: Rule) -> Context:
     for _ in range(12):
         variables = {n: _typed(t, binding) for n, t in variable_types(rule).items()}
         left, right = _bound_terms(rule.lhs, binding), _bound_terms(rule.rhs, binding)
-        types, meanings = type_terms(left, variables)
+        _types, meanings = type_terms(left, variables)
         own = [c for t in postorder(*left) if isinstance(t, App) for c in meanings[t].obligations]
         assumed = _conditions([*hypotheses, *own], binding)
         step = _solution(assumed, least, reals)

@@ -10,7 +10,8 @@ from fractions import Fraction
 
 from superopt.ir.poly import symbols
 from superopt.ops.meaning import Condition
-from superopt.verifier.functions import Algebra, CannotProve, has_infinity, sealed
+from superopt.verifier.arith import negated
+from superopt.verifier.functions import INFINITY, Algebra, CannotProve, has_infinity, sealed
 from superopt.verifier.normal import (
     ONE,
     Apply,
@@ -24,7 +25,7 @@ from superopt.verifier.normal import (
     rename_apart,
     scale,
 )  # fmt: skip
-from superopt.verifier.simplify import simplify_monomial
+from superopt.verifier.simplify import guarded, simplify_monomial
 
 __all__ = ["reduced"]
 
@@ -44,21 +45,20 @@ def reduced(algebra: Algebra, kind: str, name: str, span: frozenset[Condition], 
             if kind == "max" and len(value) == 1 and value[0].coefficient < 0:
                 continue
             raise CannotProve("arithmetic with an infinite constant")
-        guards = span | frozenset(case)
-        inner = _extreme_of(value, kind)
-        if inner is not None:
-            for b in inner.branches:
-                (renamed,) = rename_apart_branch(b)
-                branches.append(Branch((name, *renamed.bound), guards | renamed.guards, renamed.value))
-        else:
-            branches.append(Branch((name,), guards, value))
-    return made_of(algebra, kind, [s for b in branches for s in _simplified(algebra, kind, b)])
+        branches.append(Branch((name,), span | frozenset(case), value))
+    return made_of(algebra, kind, branches)
 
 
-def rename_apart_branch(branch: Branch) -> tuple[Branch]:
-    """The branch with fresh bound variables."""
-    carrier = rename_apart(_carrier(branch))
-    return (_branch_of(carrier),)
+def _flat(kind: str, branch: Branch) -> list[Branch]:
+    """A maximum of maxima is one maximum."""
+    inner = _extreme_of(branch.value, kind)
+    if inner is None:
+        return [branch]
+    made = []
+    for b in inner.branches:
+        renamed = _branch_of(rename_apart(_carrier(b)))
+        made.append(Branch(branch.bound + renamed.bound, branch.guards | renamed.guards, renamed.value))
+    return made
 
 
 def _carrier(branch: Branch) -> Monomial:
@@ -104,10 +104,15 @@ def _extreme_of(value: Value, kind: str) -> Extreme | None:
 
 def made_of(algebra: Algebra, kind: str, branches: list[Branch]) -> Value:
     """The reduction over branches, with what does not depend on the range taken out of it."""
+    branches = [s for b in branches for f in _flat(kind, b) for s in _simplified(algebra, kind, f)]
+    for b in branches:
+        for guard in sorted(b.guards, key=str):
+            if not symbols(guard.size) & set(b.bound):
+                return _by_guard(algebra, kind, branches, guard)
     if not branches:
         if kind == "prod":
             return ONE
-        raise CannotProve("a maximum over nothing")
+        return scale(INFINITY, -1)
     if len(branches) == 1 and not branches[0].bound and not branches[0].guards:
         return branches[0].value
     if kind == "max" and len(branches) > 1 and all(algebra.inhabited(b.bound, b.guards) for b in branches):
@@ -119,6 +124,25 @@ def made_of(algebra: Algebra, kind: str, branches: list[Branch]) -> Value:
     if kind != "max" or len(branches) > 1:
         return atom_value(Extreme(kind, tuple(_sealed_branch(b) for b in branches)))
     return _taken_out(algebra, branches[0])
+
+
+def _by_guard(algebra: Algebra, kind: str, branches: list[Branch], guard: Condition) -> Value:
+    """The reduction where a condition on outer names holds, and where it does not."""
+    parts: list[Value] = []
+    for condition in (guard, negated(guard)):
+        if algebra.facts.contradictory((condition,), 1):
+            continue
+        kept = []
+        for b in branches:
+            if negated(condition) in b.guards:
+                continue
+            left = b.guards - {condition}
+            if not algebra.facts.contradictory((*left, condition), 1):
+                outer = {g for g in left if not symbols(g.size) & set(b.bound)}
+                implied = {g for g in outer if algebra.facts.implied(g, (condition,), 1)}
+                kept.append(Branch(b.bound, left - implied, b.value))
+        parts.append(guarded(made_of(algebra, kind, kept), (condition,)))
+    return add(*parts)
 
 
 def _taken_out(algebra: Algebra, branch: Branch) -> Value:

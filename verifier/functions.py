@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from math import isqrt
 
-from superopt.ir.poly import substitute, sym, symbols
+from superopt.ir.poly import Dim, substitute, sym, symbols
 from superopt.ops.meaning import Condition
 from superopt.verifier.arith import Facts, ge, negated
 from superopt.verifier.normal import (
@@ -28,6 +28,7 @@ from superopt.verifier.normal import (
     add,
     atom_value,
     constant,
+    free,
     mul,
     rename_apart,
     scale,
@@ -137,7 +138,20 @@ class Algebra:
 
     def by_cases(self, args: Sequence[Value], apply: Callable[[Sequence[Value]], Value]) -> Value:
         """``f`` of guarded sums: ``Σ over cases [case] · f(what the arguments are there)``."""
-        return add(*(guarded(self.tidy(apply(plain)), case) for case, plain in self.split(args)))
+        return add(*(guarded(self.tidy(self._by_bits(plain, apply)), case) for case, plain in self.split(args)))
+
+    def _by_bits(self, args: Sequence[Value], apply: Callable[[Sequence[Value]], Value]) -> Value:
+        """``f(… b …) = b·f(… 1 …) + (1 - b)·f(… 0 …)`` for a factor ``b`` that is 0 or 1."""
+        bit = next((f for a in args for m in a for f, _ in m.factors if _binary(f) and not f.free & set(m.bound)), None)
+        if bit is None or all(is_binary(a) for a in args):
+            return apply(args)
+        self.cases += 1
+        if self.cases > _CASES:
+            raise CannotProve("too many cases")
+        here = atom_value(bit)
+        one = self._by_bits([_with_bit(a, bit, 1) for a in args], apply)
+        zero = self._by_bits([_with_bit(a, bit, 0) for a in args], apply)
+        return add(mul(here, one), zero, scale(mul(here, zero), -1))
 
     def split(self, args: Sequence[Value]) -> list[tuple[tuple[Condition, ...], Sequence[Value]]]:
         """Disjoint, exhaustive cases in which no argument has a guard on names that are free in it."""
@@ -256,7 +270,12 @@ class Algebra:
     def _demand(self, condition: str, factor: Factor) -> None:
         value = factor.value if isinstance(factor, SumBase) else atom_value(factor)
         if self.sign(value) != 2:
-            self.domain.setdefault((condition, text(value)), value)
+            self._record(condition, value)
+
+    def _record(self, condition: str, value: Value) -> None:
+        """A condition on the domain, with the names of enclosing bound variables hidden."""
+        hidden: dict[str, Dim] = {n: sym("_") for n in free(value) if "~" in n}
+        self.domain.setdefault((condition, text(value, hidden)), value)
 
     def content(self, value: Value) -> tuple[Monomial, Value]:
         """``value = content · rest``: the common factors, a leading coefficient of 1, positive powers in rest."""
@@ -308,7 +327,7 @@ class Algebra:
             if top is not None and bottom is not None:
                 return constant(Fraction(top, bottom))
         if self.sign(value) < 1:
-            self.domain.setdefault(("nonnegative", text(value)), value)
+            self._record("nonnegative", value)
         return atom_value(Apply("sqrt", (sealed(value),)))
 
     def logarithm(self, value: Value) -> Value:
@@ -330,7 +349,7 @@ class Algebra:
                         parts.append(scale(self.opaque("log", [base]), p))
                 return add(*parts)
         if self.sign(value) != 2:
-            self.domain.setdefault(("positive", text(value)), value)
+            self._record("positive", value)
         return self.opaque("log", [value])
 
     # Order: everything piecewise linear is written with ramp(v) = max(v, 0)
@@ -370,8 +389,7 @@ class Algebra:
 
     def truth(self, value: Value) -> Value:
         """1 where the value is not 0; a value that is 0 or 1 is its own truth."""
-        single = len(value) == 1 and value[0].coefficient == 1 and not value[0].bound
-        if single and all(_binary(f) and p > 0 for f, p in value[0].factors):
+        if is_binary(value):
             return value
         return self.by_cases([value], lambda v: add(ONE, scale(self.zero(v[0]), -1)))
 
@@ -468,6 +486,29 @@ def _single_factor(m: Monomial) -> Factor | None:
 
 def _is_infinity(m: Monomial) -> bool:
     return any(isinstance(f, Apply) and f.function == "infinity" for f, _ in m.factors)
+
+
+def is_binary(value: Value) -> bool:
+    """Whether the value is plainly 0 or 1: a product of such factors, or 1 minus one."""
+    rest = value
+    if len(value) == 2 and (ones := [m for m in value if m == ONE[0]]):
+        rest = scale(tuple(m for m in value if m is not ones[0]), -1)
+    if not rest:
+        return True
+    m = rest[0]
+    return len(rest) == 1 and m.coefficient == 1 and not m.bound and all(_binary(f) and p > 0 for f, p in m.factors)
+
+
+def _with_bit(value: Value, bit: Factor, number: int) -> Value:
+    shown = bit.show({})
+    kept = []
+    for m in value:
+        if any(f.show({}) == shown for f, _ in m.factors):
+            if number:
+                kept.append(m.of(factors=tuple((f, p) for f, p in m.factors if f.show({}) != shown)))
+        else:
+            kept.append(m)
+    return add(tuple(kept))
 
 
 def _binary(factor: Factor) -> bool:

@@ -8,8 +8,8 @@ from fractions import Fraction
 import z3
 
 from superopt.ops.meaning import Condition
-from superopt.verifier.functions import Algebra
-from superopt.verifier.normal import Apply, Extreme, Factor, Monomial, SizeFactor, SumBase, Value
+from superopt.verifier.functions import Algebra, is_binary
+from superopt.verifier.normal import Apply, Extreme, Factor, Monomial, SizeFactor, SumBase, Value, atom_value
 
 __all__ = ["pointwise_zero"]
 
@@ -102,7 +102,11 @@ class _Problem:
             case Apply() | Extreme() | SizeFactor():
                 sign = self.algebra.sign(((Monomial(Fraction(1), (), frozenset(), ((factor, Fraction(1)),))),))
                 return self.atom(factor.show({}), sign)
-        return self.atom(factor.show({}), 0)
+        name = factor.show({})
+        made = self.atom(name, 0)
+        if is_binary(atom_value(factor)):
+            self.solver.add(made * made == made)
+        return made
 
     def atom(self, name: str, sign: int) -> z3.ArithRef:
         if name not in self.names:

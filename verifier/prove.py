@@ -160,7 +160,7 @@ def _common_digits(a: Axis, b: Axis, size: Dim) -> list[Dim]:
             right.append(q)
         else:
             return [e for _, e in a]
-    found += [e for e in reversed(left or right)]
+    found += list(reversed(left or right))
     return found[::-1]
 
 
