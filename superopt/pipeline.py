@@ -13,13 +13,16 @@ import numpy as np
 
 from superopt import cost as costs
 from superopt import formats, report
+from superopt.ir.diff import changed_regions
 from superopt.ir.errors import SuperoptError, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Barrier, Typing, infer
 from superopt.rules import Library, Rule, load_library
 from superopt.runtime.race import race
 from superopt.search import SearchOptions, SearchResult, search
-from superopt.verifier.differential import CheckResult, check, make_inputs
+from superopt.verifier.prove import prove
+from superopt.verifier.admission import admit
+from superopt.verifier.differential import CheckResult, check, check_regions, make_inputs
 
 if TYPE_CHECKING:
     import onnx
@@ -31,6 +34,7 @@ Model = "str | Path | bytes | onnx.ModelProto | Graph"
 
 _NOISE = 1.02  # a result measured slower than the input beyond this is not returned
 _ROUNDS = 15
+_WHOLE = 1 << 30  # bytes of weights above which a model is checked place by place, to bound memory
 
 
 @dataclass(frozen=True)
@@ -115,14 +119,19 @@ def optimize(
     if options.strict:
         _refuse_opaque(graph, typing)
     library = select_rules(options)
-    with costs.for_target(options.target, progress=progress) as model_costs:
+    with costs.for_target(options.target, progress=progress, sizes=options.sizes) as model_costs:
         attempt = _Attempt(graph, typing, library, model_costs, options, progress)
         return attempt.run()
 
 
 def select_rules(options: Options) -> Library:
-    """The library the options ask for: admitted rules only."""
-    return load_library(options.rules).select(enable=options.enable, disable=options.disable)
+    """The library the options ask for. Rules of the user's own are proved, or tested exactly, before they are used.
+
+    Raises:
+        RuleError: a rule does not parse, is false (the message holds the counterexample), or cannot be shown true.
+    """
+    library = load_library(options.rules).select(enable=options.enable, disable=options.disable)
+    return library if options.rules is None else admit(library, prover=prove)
 
 
 def _refuse_opaque(graph: Graph, typing: Typing) -> None:
@@ -149,7 +158,7 @@ class _Attempt:
     def run(self) -> Result:
         notes: list[str] = []
         found = self._search(self.library.admitted)
-        after, checked = found.graph, _skipped("nothing was changed")
+        after, checked = found.graph, _UNCHANGED
         if found.graph is not self.graph:
             found, checked = self._settle(found, notes)
             after = found.graph
@@ -177,22 +186,33 @@ class _Attempt:
             return found, _skipped("switched off")
         self.progress(0, None, "checking")
         checked = self._check(found.graph)
-        if checked.verdict != "failed":
+        if checked.verdict == "passed":
             return found, checked
+        if checked.verdict == "skipped":
+            notes.append(f"the rewritten graph could not be checked ({checked.reason}), so the input is returned")
+            return replace(found, graph=self.graph, applied=()), checked
         first_reason = checked.reason
         rules = self.library.admitted
         for applied in sorted(found.applied, key=lambda a: -a.count):
             fewer = tuple(r for r in rules if r.id != applied.rule)
             again = self._search(fewer)
-            checked = self._check(again.graph) if again.graph is not self.graph else _skipped("nothing was changed")
-            if checked.verdict != "failed":
+            checked = self._check(again.graph) if again.graph is not self.graph else _UNCHANGED
+            if checked.verdict == "passed" or checked is _UNCHANGED:
                 notes.append(f"rule {applied.rule} failed the check here ({first_reason}); it was left out")
                 return again, checked
         notes.append(f"the rewritten graph failed the check ({first_reason}); the input is returned")
         return replace(found, graph=self.graph, applied=()), replace(checked, verdict="failed", reason=first_reason)
 
     def _check(self, after: Graph) -> CheckResult:
-        return check(self.graph, after, seed=self.options.seed, sizes=self.options.sizes)
+        """The whole model where it can run; else, or where it is too big to be run, every rewritten place by itself."""
+        whole = _skipped(f"the model's weights are more than {_WHOLE >> 20} MiB")
+        if sum(w.type.nbytes or 0 for w in self.graph.weights) <= min(_WHOLE, self.options.memory_limit or _WHOLE):
+            whole = check(self.graph, after, seed=self.options.seed, sizes=self.options.sizes)
+            if whole.verdict != "skipped":
+                return whole
+        pieces = check_regions(changed_regions(self.graph, after, self.typing.types), seed=self.options.seed)
+        why = f"checked place by place, because {whole.reason}"
+        return replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)
 
     def _measure(self, after: Graph) -> report.Measured:
         self.progress(0, None, "measuring")
@@ -239,6 +259,9 @@ def _skipped(reason: str) -> CheckResult:
     )
 
 
+_UNCHANGED = _skipped("nothing was changed")
+
+
 def opaque_nodes(graph: Graph, typing: Typing) -> tuple[report.Opaque, ...]:
     """What superopt carries through untouched, by operator and reason."""
     counts: Counter[tuple[str, str]] = Counter()
@@ -263,7 +286,7 @@ def inspect(model: str | Path | Graph, *, sizes: Mapping[str, int] | None = None
     """Facts about a model, as JSON data."""
     graph = load(model)
     typing = infer(graph, sizes or {})
-    work = costs.graph_work(graph, typing)
+    work = costs.graph_work(graph, typing, sizes=sizes)
     weights = sum(w.type.nbytes or 0 for w in graph.weights)
     return {
         "format": "superopt.inspection", "version": 1, "name": graph.name, "opset": dict(graph.opset),
@@ -287,7 +310,7 @@ def cost(
 ) -> dict[str, Any]:
     """What each operator costs on the target, as JSON data."""
     graph = load(model)
-    with costs.for_target(target, progress=progress) as model_costs:
+    with costs.for_target(target, progress=progress, sizes=sizes) as model_costs:
         found = costs.graph_cost(graph, model_costs, sizes=sizes or {})
     nodes = [
         {"node": name, "op": op, "us": estimate.us, "source": estimate.source, "sigma": estimate.sigma}
