@@ -78,6 +78,8 @@ def _scope(node: Scalar, free: Mapping[int, Variables]) -> Variables:
 def _own(node: Scalar, free: Mapping[int, Variables]) -> int:
     """Operations of the node itself, once."""
     match node:
+        case Reduce(kind, _, _, Reduce(inner, _, _, _)) if kind == inner:
+            return 0  # one sum over several variables: its terms are counted inside
         case Reduce():
             return 1
         case Call("mul", (Number(value), _) | (_, Number(value))) if value in (1, -1):

@@ -15,7 +15,7 @@ from superopt.ir.types import DType, TensorType
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One node at one opset: arrays as inputs (``None``: omitted), the first ``data`` of them fed, the rest constant."""
+    """One node at one opset: arrays as inputs (``None``: omitted), the first ``data`` fed, the rest constant."""
 
     op: str
     arrays: tuple[np.ndarray | None, ...]
@@ -85,8 +85,8 @@ def s(op: str, *arrays: Any, opset: int = 21, data: int | None = None, outputs: 
 SHAPES = ((2, 3), (1, 5, 1), ())
 POSITIVE = ("Sqrt", "Reciprocal", "Log")
 UNARY = (
-    "Neg Abs Sign Sqrt Reciprocal Exp Log Erf Sin Cos Tan Sinh Cosh Atan Floor Ceil Round Identity Dropout Relu Sigmoid "
-    "Tanh LeakyRelu Elu Selu HardSigmoid HardSwish Softplus Softsign Mish ThresholdedRelu Gelu"
+    "Neg Abs Sign Sqrt Reciprocal Exp Log Erf Sin Cos Tan Sinh Cosh Atan Floor Ceil Round Identity Dropout Relu "
+    "Sigmoid Tanh LeakyRelu Elu Selu HardSigmoid HardSwish Softplus Softsign Mish ThresholdedRelu Gelu"
 )
 BROADCASTS = (((2, 3), (2, 3)), ((4, 1, 3), (2, 1)), ((), (2, 2)), ((1,), (3, 1)))
 
