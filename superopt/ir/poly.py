@@ -80,6 +80,8 @@ class Poly:
         return self._hash
 
     def __add__(self, other: Dim) -> Dim:
+        if not isinstance(other, int | Poly):
+            return NotImplemented
         total = dict(self.terms)
         for monomial, coefficient in _terms(other):
             total[monomial] = total.get(monomial, 0) + coefficient
@@ -91,12 +93,16 @@ class Poly:
         return Poly(tuple((m, -c) for m, c in self.terms))
 
     def __sub__(self, other: Dim) -> Dim:
+        if not isinstance(other, int | Poly):
+            return NotImplemented
         return self + -other
 
     def __rsub__(self, other: Dim) -> Dim:
         return -self + other
 
     def __mul__(self, other: Dim) -> Dim:
+        if not isinstance(other, int | Poly):
+            return NotImplemented
         total: dict[Monomial, int] = {}
         for m1, c1 in self.terms:
             for m2, c2 in _terms(other):
