@@ -24,10 +24,14 @@ if str(CORPUS.parent) not in sys.path:
 
 from corpus.models.registry import MODELS, Model  # noqa: E402
 from superopt import formats  # noqa: E402
+from superopt.formats.json_writer import format_document  # noqa: E402
 from superopt.formats.tensors import RandomData  # noqa: E402
 from superopt.ir.errors import UsageError  # noqa: E402
 from superopt.ir.graph import Graph  # noqa: E402
+from superopt.ir.poly import symbols  # noqa: E402
 from superopt.ir.types import TensorType  # noqa: E402
+from superopt.ops.infer import Applied, infer  # noqa: E402
+from superopt.ops.work import flops  # noqa: E402
 
 SYMBOLIC_SIZE = 4  # what a symbolic input size is run at
 
@@ -36,6 +40,19 @@ def parameters(graph: Graph) -> int:
     """Elements of the random weights; constants (shapes, scalars, masks, tables) do not count."""
     counted = [w.type.elements for w in graph.weights if isinstance(w.data, RandomData)]
     return sum(c for c in counted if isinstance(c, int))
+
+
+def gflops(graph: Graph) -> float:
+    """Arithmetic of the nodes whose meaning is known, in 10⁹ operations; a symbolic size is :data:`SYMBOLIC_SIZE`."""
+    names = {s for v in graph.inputs if isinstance(v.type, TensorType) for d in v.type.shape or () for s in symbols(d)}
+    typing = infer(graph, dict.fromkeys(names, SYMBOLIC_SIZE))
+    total = 0.0
+    for node in typing.nodes:
+        if isinstance(node, Applied):
+            types = [None if a is None else typing.types[a] for a in node.args]
+            work = flops(node.operator, types, node.attributes)
+            total += work if isinstance(work, int) else 0
+    return total / 1e9
 
 
 def manifest(models: Sequence[Model]) -> str:
@@ -72,7 +89,8 @@ def write(models: Sequence[Model], directory: Path, *, with_manifest: bool) -> N
     (directory / "tiny").mkdir(parents=True, exist_ok=True)
     for model in models:
         for path, graph in targets(model, directory):
-            formats.save(graph, path, force=True)
+            # In one file: constants too long to read as numbers are packed inside, not in a file beside it.
+            path.write_text(format_document(formats.to_json(graph)), encoding="utf-8")
     if with_manifest:
         (directory / "manifest.toml").write_text(manifest(MODELS), encoding="utf-8")
 
@@ -134,7 +152,7 @@ def check(model: Model, directory: Path) -> str:
     spread = max(float(np.std(a)) for a in outputs)
     return (
         f"{model.name:20} {len(graph.nodes):5} nodes {parameters(graph) / 1e6:8.2f} M parameters "
-        f"{min(times) * 1e3:9.2f} ms  outputs' deviation {spread:.2f}"
+        f"{gflops(graph):8.3f} GFLOPs {min(times) * 1e3:9.2f} ms  outputs' deviation {spread:.2f}"
     )
 
 

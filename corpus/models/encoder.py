@@ -96,9 +96,11 @@ def t5_encoder(
     b = GraphBuilder(name)
     ids = b.input("input_ids", "int64", (1, time))
     x = b.op("Gather", b.weight("embedding", (vocabulary, width)), ids)
-    distance = np.arange(time)[None, :] - np.arange(time)[:, None]
-    buckets = np.clip(distance, -15, 15) + 16  # T5 buckets far distances logarithmically; here they saturate
-    bias = b.op("Gather", b.weight("relative_bias", (32, count), scale=0.5), buckets.astype(np.int64))
+    positions = b.constant(np.arange(time, dtype=np.int64), name="positions")
+    distance = positions.unsqueeze(0) - positions.unsqueeze(1)
+    # T5 buckets far distances logarithmically; here they saturate.
+    buckets = b.op("Clip", distance, np.int64(-15), np.int64(15)) + 16
+    bias = b.op("Gather", b.weight("relative_bias", (32, count), scale=0.5), buckets)
     bias = bias.transpose(2, 0, 1).unsqueeze(0)
     size = width // count
     for layer in range(layers):

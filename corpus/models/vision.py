@@ -127,7 +127,7 @@ def _roll(b: GraphBuilder, x: Tensor, shift: int, side: int) -> Tensor:
     return x
 
 
-def _shift_mask(side: int, window: int, shift: int) -> np.ndarray:
+def _shift_mask(b: GraphBuilder, side: int, window: int, shift: int) -> Tensor:
     """[windows, 1, window², window²]: -100 between tokens that the roll brought together."""
     region = np.zeros((side, side), np.int64)
     edges = (slice(0, -window), slice(-window, -shift), slice(-shift, None))
@@ -136,11 +136,12 @@ def _shift_mask(side: int, window: int, shift: int) -> np.ndarray:
             region[rows, columns] = 3 * i + j
     n = side // window
     tiles = region.reshape(n, window, n, window).transpose(0, 2, 1, 3).reshape(n * n, window * window)
-    return np.where(tiles[:, None, :] == tiles[:, :, None], 0, -100).astype(np.float32)[:, None]
+    same = b.op("Equal", b.constant(tiles[:, None, None, :]), b.constant(tiles[:, None, :, None]))
+    return b.op("Where", same, np.float32(0), np.float32(-100))
 
 
 def _window_attention(
-    b: GraphBuilder, x: Tensor, width: int, count: int, mask: np.ndarray | None, n: int, area: int, gain: float
+    b: GraphBuilder, x: Tensor, width: int, count: int, mask: Tensor | None, n: int, area: int, gain: float
 ) -> Tensor:
     """Attention within windows, one fused QKV projection split by Gather, plus a learned position bias."""
     size = width // count
@@ -148,7 +149,7 @@ def _window_attention(
     q, k, v = qkv.take(0, 0) * size**-0.5, qkv.take(0, 1), qkv.take(0, 2)
     scores = q @ k.transpose(0, 1, 3, 2) + b.weight("position", (1, count, area, area), scale=0.3)
     if mask is not None:
-        scores = scores + b.constant(mask)
+        scores = scores + mask
     y = (scores.softmax() @ v).transpose(0, 2, 1, 3).reshape(n, area, width)
     return linear(b, y, "proj", width, width, gain=gain)
 
@@ -165,9 +166,9 @@ def swin(
     for stage, depth in enumerate(depths):
         for block in range(depth):
             shift = window // 2 if block % 2 and side > window else 0
-            mask = _shift_mask(side, window, shift) if shift else None
             n, area = (side // window) ** 2, window * window
             with b.scope(f"stage{stage}.{block}"):
+                mask = _shift_mask(b, side, window, shift) if shift else None
                 y = layer_norm(b, x, "norm1", width)
                 y = _windows(_roll(b, y, shift, side) if shift else y, side, window, width)
                 y = _window_attention(b, y, width, width // head, mask, n, area, gain)
