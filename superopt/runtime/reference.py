@@ -143,7 +143,8 @@ def run(
     """
     wanted = list(outputs) if outputs is not None else [v.name for v in graph.outputs]
     bound = dict(sizes or {})
-    bind_sizes(((v.type, np.asarray(feeds[v.name])) for v in graph.inputs if v.name in feeds), bound)
+    feeds = {name: _fed(value) for name, value in feeds.items()}
+    bind_sizes(((v.type, feeds[v.name]) for v in graph.inputs if v.name in feeds), bound)
     state = _Run(graph, feeds, infer(graph, bound), bound, {})
     needed = _needed(graph, wanted)
     uses: dict[str, int] = {}
@@ -160,6 +161,15 @@ def run(
             if not uses[name]:
                 state.values.pop(name, None)
     return {name: state.result(name) for name in wanted}
+
+
+def _fed(value: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
+    """An input as an array; a sequence as an object array of its items."""
+    if not isinstance(value, list | tuple):
+        return np.asarray(value)
+    items = np.empty(len(value), dtype=object)
+    items[:] = value
+    return items
 
 
 def _needed(graph: Graph, wanted: Sequence[str]) -> list[int]:
@@ -189,7 +199,7 @@ class _Run:
             return found
         weight = self.graph.weight.get(name)
         if name in self.feeds:
-            array = np.asarray(self.feeds[name])
+            array = self.feeds[name]
             declared = self.graph.declared.get(name)
             dtype = declared.dtype if isinstance(declared, TensorType) else None
         elif weight is not None and weight.data is not None:
