@@ -265,7 +265,7 @@ class Algebra:
             made = made.of(factors=(*made.factors, (atom, Fraction(exponent))))
         for factor in factors:
             self._demand("nonzero", factor)
-        return mul((made.of(factors=()),), _product(made))
+        return _product(made)
 
     def _demand(self, condition: str, factor: Factor) -> None:
         value = factor.value if isinstance(factor, SumBase) else atom_value(factor)

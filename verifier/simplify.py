@@ -63,7 +63,7 @@ def _step(m: Monomial, facts: Facts, counting: bool) -> list[Monomial] | None:
         return [m.of(guards=frozenset(g for g in m.guards if not g.known))]
     if m.guards and facts.contradictory(m.guards, 0):
         return []
-    for rule in (_equations, _solve, _quotients, _drop_implied, _merge_digits):
+    for rule in (_equations, _solve, _quotients, _drop_implied, _merge_digits, _shift):
         made = rule(m, facts)
         if made is not None:
             return made
@@ -278,6 +278,24 @@ def _merged(m: Monomial, high: str, low: str, size: Dim) -> list[Monomial] | Non
         return None
     bound = (*(n for n in m.bound if n not in (high, low)), merged)
     return list(substitute_factors(m.of(bound=bound, guards=frozenset(guards)), binding))
+
+
+def _shift(m: Monomial, facts: Facts) -> list[Monomial] | None:
+    """A variable whose only lower end is ``l ≠ 0`` starts from 0 instead, so that shifted sums look alike."""
+    bound = set(m.bound)
+    for name in m.bound:
+        lower = [
+            sym(name) - g.size
+            for g in m.guards
+            if g.kind == "ge" and coefficient_of(g.size, name) == 1 and len(symbols(g.size) & bound) == 1
+        ]
+        if len(lower) == 1 and lower[0] != 0:
+            moved = fresh()
+            binding = {name: sym(moved) + lower[0]}
+            guards = frozenset(normal_condition(Condition(g.kind, substitute(g.size, binding))) for g in m.guards)
+            names = tuple(moved if n == name else n for n in m.bound)
+            return list(substitute_factors(m.of(bound=names, guards=guards), binding))
+    return None
 
 
 def _count(m: Monomial, facts: Facts) -> list[Monomial] | None:
