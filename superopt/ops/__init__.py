@@ -14,6 +14,7 @@ from superopt.ops import (
     resize,
     selection,
     shape,
+    slicing,
 )  # fmt: skip
 from superopt.ops.record import Operator, Registry
 
@@ -22,6 +23,7 @@ __all__ = ["REGISTRY", "Operator", "Registry"]
 REGISTRY = Registry()
 for _family in (
     activation, conv, elementwise, generators, linear, normalisation, pooling, reduce, resize, selection, shape,
+    slicing,
 ):  # fmt: skip
     for _operator in _family.OPERATORS:
         REGISTRY.add(_operator)
