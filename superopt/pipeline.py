@@ -20,7 +20,6 @@ from superopt.ops.infer import Barrier, Typing, infer
 from superopt.rules import Library, Rule, load_library
 from superopt.runtime.race import race
 from superopt.search import SearchOptions, SearchResult, search
-from superopt.verifier.prove import prove
 from superopt.verifier.admission import admit
 from superopt.verifier.differential import CheckResult, check, check_regions, make_inputs
 
@@ -131,7 +130,11 @@ def select_rules(options: Options) -> Library:
         RuleError: a rule does not parse, is false (the message holds the counterexample), or cannot be shown true.
     """
     library = load_library(options.rules).select(enable=options.enable, disable=options.disable)
-    return library if options.rules is None else admit(library, prover=prove)
+    if options.rules is None:
+        return library
+    from superopt.verifier.prover import prove  # here, because it loads Z3, which most runs do not need
+
+    return admit(library, prover=prove)
 
 
 def _refuse_opaque(graph: Graph, typing: Typing) -> None:
