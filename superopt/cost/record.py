@@ -62,7 +62,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Record:
-    """A measurement: nanoseconds with weights in cache and read from memory, spread, and the work that was done."""
+    """A measurement: nanoseconds with weights in the last-level cache and in memory, spread, work done."""
 
     key: Key
     ns: float

@@ -119,7 +119,7 @@ def test_context_decides_between_warm_and_cold(tmp_path):
     model = RecordedProfile(profile)
     assert model.application(*MATMUL).us == 3.0
     assert model.in_context(100).application(*MATMUL).us == 1.0
-    assert model.in_context(750).application(*MATMUL).us == 2.0
+    assert 1.0 < model.in_context(700).application(*MATMUL).us < 3.0
     assert model.in_context(10**9).application(*MATMUL).us == 3.0
 
 
