@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from superopt.rules.library import ADMISSIBLE, Library
 from superopt.rules.rule import Rule
@@ -11,7 +12,7 @@ from superopt.verifier.counterexample import describe
 from superopt.verifier.exact import test
 from superopt.verifier.verdict import Refuted, Tested, Verdict, kind_of, verdict_to_json
 
-__all__ = ["admit", "check"]
+__all__ = ["Prover", "admit", "check", "verify"]
 
 Prover = Callable[[Rule], Verdict]
 
@@ -44,3 +45,28 @@ def admit(library: Library, *, prover: Prover | None = None, seed: int = 0) -> L
             raise RuleError(f"the rule is not shown to be true: {reason}", where=f'rule "{rule_id}"')
         found[rule_id] = verdict_to_json(verdict)
     return library.with_verdicts(found) if found else library
+
+
+def verify(
+    library: Library,
+    *,
+    prover: Prover | None = None,
+    seed: int = 0,
+    progress: Callable[[str, Verdict], None] | None = None,
+) -> tuple[Library, dict[str, Verdict]]:
+    """Check every rule afresh; the library holds only the admissible verdicts, and none of rules that changed.
+
+    Returns:
+        The library with its new store, and the verdicts that are not admissible, by rule id.
+    """
+    found: dict[str, Mapping[str, object]] = {}
+    refused: dict[str, Verdict] = {}
+    for rule_id in library:
+        verdict = check(library[rule_id], prover=prover, seed=seed)
+        if kind_of(verdict) in ADMISSIBLE:
+            found[rule_id] = {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
+        else:
+            refused[rule_id] = verdict
+        if progress is not None:
+            progress(rule_id, verdict)
+    return replace(library, store={}).with_verdicts(found), refused
