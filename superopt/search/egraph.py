@@ -77,6 +77,7 @@ class EGraph:
         self.classes: dict[int, EClass] = {}
         self.by_op: dict[str, dict[int, None]] = {}  # operator → classes that held such an e-node (may be stale)
         self.ranges: dict[int, tuple[int, int]] = {}  # leaf → least and greatest element of integers
+        self.given: dict[int, tuple[int, int]] = {}  # value of the input → its depth, and a bit for each it depends on
         self.cause = ""  # the rule that e-nodes are now made by
         self.made_by: list[str] = []  # by birth id
         self.version = 0  # counts unions and births: unchanged means saturated

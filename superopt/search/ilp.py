@@ -1,14 +1,14 @@
 """Extraction as an integer program, solved by HiGHS.
 
-``x`` says which candidate is chosen, ``y`` which classes are computed; within a strongly connected component of classes
-an order variable forbids that a value depends on itself. Classes that every program computes are fixed beforehand, which
+``x`` says which candidate is chosen, ``y`` which classes are computed; cuts forbid that a value depends on itself. Classes that every program computes are fixed beforehand, which
 lifts the relaxation's bound from useless to nearly tight.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import highspy
 import numpy as np
@@ -16,6 +16,9 @@ import numpy as np
 from superopt.search.extract import Choice, Problem, cost_of, used_classes
 
 __all__ = ["Solution", "solve"]
+
+_CUT_ROUNDS = 40
+_GAP = 5e-4  # relative gap at which a program counts as optimal: far below what measurements resolve
 
 
 @dataclass(frozen=True)
@@ -50,32 +53,89 @@ class _Model:
 def solve(problem: Problem, incumbent: Choice, seconds: float, seed: int = 0) -> Solution:
     """The cheapest program, or the best found in the time; never worse than the incumbent.
 
+    Cycles are forbidden when they show up: the program is solved again with a cut for each, which is much faster than
+    order variables for all.
+
     Args:
+        problem: what to choose from.
         incumbent: a program, from which the solver starts.
         seconds: wall time for the solver.
+        seed: of the solver's own choices.
     """
     start = cost_of(problem, incumbent)
+    best = Solution(incumbent, start, seconds > 0, 0.0)
     if all(len(o) == 1 for o in problem.of.values()) or seconds <= 0:
-        return Solution(incumbent, start, seconds > 0, 0.0)
+        return best
+    deadline = time.monotonic() + seconds
     model, x, y = _build(problem)
-    solver = highspy.Highs()
+    for _ in range(_CUT_ROUNDS):
+        solver, optimal = _run(model, problem, best.choice, x, y, deadline - time.monotonic(), seed)
+        values = list(solver.getSolution().col_value)
+        if len(values) != len(model.cost):
+            return replace(best, optimal=False, gap=1.0)
+        choice = _read(problem, x, values)
+        us = cost_of(problem, choice)
+        bound = solver.getInfo().mip_dual_bound
+        gap = max(0.0, (best.us - bound) / best.us) if np.isfinite(bound) and best.us > 0 else 1.0
+        if us < best.us:
+            best = replace(best, choice=choice, us=us)
+        cycles = _cycles(problem, choice)
+        if not cycles and optimal:
+            return replace(best, optimal=True, gap=0.0)
+        if not cycles or time.monotonic() > deadline:
+            return replace(best, optimal=False, gap=gap)
+        for cycle in cycles:
+            _cut(model, problem, x, cycle)
+    return replace(best, optimal=False, gap=1.0)
+
+
+def _run(
+    model: _Model, problem: Problem, incumbent: Choice, x: Sequence[int], y: Mapping[int, int], seconds: float, seed: int
+) -> tuple[highspy.Highs, bool]:
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
     for name, value in (
         ("output_flag", False), ("time_limit", max(0.05, seconds)), ("threads", 1), ("random_seed", seed % (1 << 31)),
-        ("mip_rel_gap", 1e-6), ("parallel", "off"),
+        ("mip_rel_gap", _GAP), ("parallel", "off"),
     ):  # fmt: skip
         solver.setOptionValue(name, value)
     solver.passModel(_highs(model))
-    _warm_start(solver, problem, incumbent, model, x, y)
+    _warm_start(solver, problem, incumbent, x, y)
     solver.run()
-    info = solver.getInfo()
-    values = list(solver.getSolution().col_value)
-    choice = _read(problem, x, values) if len(values) == len(model.cost) else incumbent
-    us = cost_of(problem, choice)
-    if us >= start:
-        choice, us = incumbent, start
-    optimal = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
-    gap = 0.0 if optimal else float(info.mip_gap) if np.isfinite(info.mip_gap) else 1.0
-    return Solution(choice, us, optimal, gap)
+    return solver, solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
+
+
+def _cycles(problem: Problem, choice: Choice) -> list[list[int]]:
+    """Disjoint cycles among the chosen candidates, each as classes in the order of need."""
+    state: dict[int, int] = {}
+    found: list[list[int]] = []
+    for root in choice:
+        path: list[int] = []
+        work: list[tuple[int, int]] = [(root, 0)] if root not in state else []
+        while work:
+            here, position = work.pop()
+            if position == 0:
+                state[here] = 1
+                path.append(here)
+            needs = problem.candidates[choice[here]].needs if here in choice else ()
+            for offset in range(position, len(needs)):
+                there = needs[offset]
+                if there not in state:
+                    work += [(here, offset + 1), (there, 0)]
+                    break
+                if state[there] == 1:
+                    found.append(path[path.index(there) :])
+            else:
+                state[here] = 2
+                path.pop()
+    return found
+
+
+def _cut(model: _Model, problem: Problem, x: Sequence[int], cycle: Sequence[int]) -> None:
+    """Not all the classes of a cycle may be computed by candidates that need the next one."""
+    entries: list[tuple[int, float]] = []
+    for owner, need in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
+        entries += [(x[i], 1.0) for i in problem.of[owner] if need in problem.candidates[i].needs]
+    model.row(-np.inf, len(cycle) - 1.0, entries)
 
 
 def _build(problem: Problem) -> tuple[_Model, list[int], dict[int, int]]:
@@ -94,14 +154,8 @@ def _build(problem: Problem) -> tuple[_Model, list[int], dict[int, int]]:
     for owner in y:
         if owner not in problem.roots:  # computed only if something reads it
             model.row(0.0, np.inf, [(y[owner], -1.0), *((x[i], 1.0) for i in problem.readers.get(owner, ()))])
-    for component in components(problem):
-        rank = {o: model.variable(0.0, 0.0, float(len(component)), whole=False) for o in component}
-        big = float(len(component) + 1)
-        for owner in component:
-            for i in problem.of[owner]:
-                for need in problem.candidates[i].needs:
-                    if need in rank:  # rank(owner) >= rank(need) + 1 where chosen
-                        model.row(1.0 - big, np.inf, [(rank[owner], 1.0), (rank[need], -1.0), (x[i], -big)])
+    for owner, other in _mutual(problem):
+        _cut(model, problem, x, (owner, other))
     _add_savings(problem, model, x)
     return model, x, y
 
@@ -138,44 +192,10 @@ def _always(problem: Problem) -> frozenset[int]:
     return frozenset(found)
 
 
-def components(problem: Problem) -> list[list[int]]:
-    """Strongly connected components of more than one class (Tarjan, iterative)."""
-    needs = {o: sorted({n for i in opts for n in problem.candidates[i].needs}) for o, opts in problem.of.items()}
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    on_stack: set[int] = set()
-    stack: list[int] = []
-    found: list[list[int]] = []
-    for root in needs:
-        if root in index:
-            continue
-        work: list[tuple[int, int]] = [(root, 0)]
-        while work:
-            here, position = work.pop()
-            if position == 0:
-                index[here] = low[here] = len(index)
-                stack.append(here)
-                on_stack.add(here)
-            for offset in range(position, len(needs[here])):
-                there = needs[here][offset]
-                if there not in index:
-                    work.append((here, offset + 1))
-                    work.append((there, 0))
-                    break
-                if there in on_stack:
-                    low[here] = min(low[here], index[there])
-            else:
-                if low[here] == index[here]:
-                    component: list[int] = []
-                    while not component or component[-1] != here:
-                        component.append(stack.pop())
-                        on_stack.discard(component[-1])
-                    if len(component) > 1:
-                        found.append(component)
-                if work:
-                    above = work[-1][0]
-                    low[above] = min(low[above], low[here])
-    return found
+def _mutual(problem: Problem) -> list[tuple[int, int]]:
+    """Pairs of classes that could each be computed from the other."""
+    needs = {o: {n for i in opts for n in problem.candidates[i].needs} for o, opts in problem.of.items()}
+    return sorted((a, b) for a, below in needs.items() for b in below if a < b and a in needs.get(b, ()))
 
 
 def _highs(model: _Model) -> highspy.HighsLp:
@@ -194,7 +214,7 @@ def _highs(model: _Model) -> highspy.HighsLp:
 
 
 def _warm_start(
-    solver: highspy.Highs, problem: Problem, incumbent: Choice, model: _Model, x: Sequence[int], y: Mapping[int, int]
+    solver: highspy.Highs, problem: Problem, incumbent: Choice, x: Sequence[int], y: Mapping[int, int]
 ) -> None:
     """Give the solver the incumbent's choices; it completes order and saving variables itself."""
     used = used_classes(problem, incumbent) or []

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import Condition, IllTyped
@@ -133,13 +134,18 @@ def lower(region: Region, operators: Mapping[str, Operator]) -> Lowered:
         classes[name] = graph.leaf(number, region.types[name], name in region.constant)
         _add_facts(graph, number, classes[name], region.types[name], region.facts.get(name))
     origin: dict[int, int] = {}
+    below: dict[str, tuple[int, int]] = {}
     for position, step in enumerate(region.steps):
         args = tuple(ABSENT if a is None else classes[a] for a in step.args)
         made = graph.add(step.op, step.attributes, args)
         origin.setdefault(made, position)
+        under = [below.get(a, (0, 0)) for a in step.args if a is not None]
+        mine = (1 + max((d for d, _ in under), default=0), reduce(or_, (m for _, m in under), 0) | 1 << position)
         for index, output in enumerate(step.outputs):
             if output:
+                below[output] = mine
                 classes[output] = graph.project(made, index) if is_multi(operators[step.op]) else made
+    graph.given = {classes[n]: known for n, known in below.items()}
     return Lowered(graph, tuple(classes[n] for n in region.values), origin)
 
 

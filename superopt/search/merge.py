@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from superopt.ir.poly import Dim, Poly, atoms, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
@@ -261,6 +262,11 @@ def lift(rule: Rule, count: int, *, backward: bool = False) -> Rule | None:
     return made if _names((*left, *right)) <= known else None
 
 
+@lru_cache(maxsize=4096)
+def _lifted(rule: Rule, count: int, backward: bool) -> Rule | None:
+    return lift(rule, count, backward=backward)
+
+
 def _copied_scheme(lifted: _Lift, scheme: TypeScheme, number: int) -> TypeScheme:
     if not isinstance(scheme, TensorScheme):
         return scheme
@@ -301,22 +307,21 @@ class GroupMove:
     def proposals(self, graph: EGraph, seen: set[tuple[object, ...]]) -> Iterator[Proposal]:
         """Groups not proposed before: rule id, sibling classes, what they become, and the binding."""
         groups: dict[tuple[object, ...], dict[int, Match]] = {}
+        given = {graph.find(c): known for c, known in graph.given.items()}
         for match in matches(graph, self.one, 2000):
             root = match.roots[0]
-            if graph.constant(root):
-                continue
+            if root not in given or graph.constant(root):
+                continue  # only values of the input: merging alternatives of one value with each other gains nothing
             shared = tuple((n, v) for n, v in {**match.tensors, **match.sizes}.items() if n not in self.names)
             groups.setdefault(shared, {}).setdefault(root, match)
-        todo = [list(found.items()) for found in groups.values() if len(found) > 1]
-        depth = _depths(graph) if todo else {}
-        for members in todo:
-            for chosen in _subgroups(graph, members, depth):
+        for found in groups.values():
+            for chosen in _subgroups(graph, list(found.items()), given):
                 roots = tuple(root for root, _ in chosen)
                 key = (id(self), roots)
                 if key in seen:
                     continue
                 seen.add(key)
-                lifted = lift(self.rule, len(chosen), backward=self.backward)
+                lifted = _lifted(self.rule, len(chosen), self.backward)
                 if lifted is not None:
                     yield self.rule.id, roots, lifted.rhs, self._joined([m for _, m in chosen])
 
@@ -346,35 +351,32 @@ def group_move(rule: Rule, *, backward: bool = False) -> GroupMove | None:
 
 
 def _subgroups(
-    graph: EGraph, members: list[tuple[int, Match]], depth: Mapping[int, int]
+    graph: EGraph, members: list[tuple[int, Match]], given: Mapping[int, tuple[int, int]]
 ) -> Iterator[list[tuple[int, Match]]]:
-    """Which siblings to merge: all, those alike in type and depth, and for few siblings every contiguous run."""
-    ordered = sorted(members, key=lambda m: (depth.get(m[0], 0), str(graph.type(m[0])), m[0]))
-    if len(ordered) <= _WIDEST:
-        yield ordered
-    alike: dict[tuple[int, str], list[tuple[int, Match]]] = {}
+    """Which siblings to merge: all that are independent, those alike in type, and of few every contiguous run."""
+    if len(members) < 2:
+        return
     level: dict[int, list[tuple[int, Match]]] = {}
+    ordered = sorted(members, key=lambda m: (given[m[0]][0], str(graph.type(m[0])), m[0]))
     for member in ordered:
-        alike.setdefault((depth.get(member[0], 0), str(graph.type(member[0]))), []).append(member)
-        level.setdefault(depth.get(member[0], 0), []).append(member)
-    for part in (*level.values(), *alike.values()):
-        if 1 < len(part) < len(ordered):
-            yield from (part[i : i + _WIDEST] for i in range(0, len(part), _WIDEST) if len(part) - i > 1)
-    if len(ordered) <= _RUNS:
-        for width in range(2, len(ordered)):
-            for start in range(len(ordered) - width + 1):
-                yield ordered[start : start + width]
+        level.setdefault(given[member[0]][0], []).append(member)
+    parts = [ordered] if len(level) > 1 and _independent(ordered, given) else []
+    for part in [*parts, *level.values()]:
+        if not 1 < len(part) or not _independent(part, given):
+            continue
+        yield from (part[i : i + _WIDEST] for i in range(0, len(part), _WIDEST) if len(part) - i > 1)
+        alike: dict[str, list[tuple[int, Match]]] = {}
+        for member in part:
+            alike.setdefault(str(graph.type(member[0])), []).append(member)
+        yield from (a for a in alike.values() if 1 < len(a) < len(part))
+        if len(part) <= _RUNS:
+            for width in range(2, len(part)):
+                for start in range(len(part) - width + 1):
+                    yield part[start : start + width]
 
 
-def _depths(graph: EGraph) -> dict[int, int]:
-    """The least number of operators above the leaves, by class: siblings of one depth rarely depend on each other."""
-    depth: dict[int, int] = {c: 0 for c, group in graph.classes.items() if any(len(n) == 1 for n in group.nodes)}
-    queue = list(depth)
-    for here in queue:  # breadth first: the queue grows while it is read
-        for node, parent in graph.classes[here].parents:
-            above = graph.find(parent)
-            args = [graph.find(a) for a in node[1:] if a >= 0]
-            if above not in depth and all(a in depth for a in args):
-                depth[above] = 1 + max(depth[a] for a in args)
-                queue.append(above)
-    return depth
+def _independent(members: Sequence[tuple[int, Match]], given: Mapping[int, tuple[int, int]]) -> bool:
+    """No member depends on another in the input: each mask holds the steps that a value is computed by."""
+    masks = [given[root][1] for root, _ in members]
+    own = [m.bit_length() - 1 for m in masks]  # a step comes after all it depends on
+    return not any(i != j and mask >> own[j] & 1 for i, mask in enumerate(masks) for j in range(len(own)))

@@ -18,6 +18,7 @@ from superopt.search.saturate import Limits, Moves, Outcome, saturate
 __all__ = ["Found", "optimise"]
 
 _ILP_CANDIDATES = 4000  # beyond, local search alone
+_ILP_SECONDS = 1.5  # a region; local search has been there before, and usually found the optimum
 _SETTLING = 6  # extractions, each measuring what the last one wanted
 _SIGMA_CAP = 0.05  # predictions' errors are shared by both sides of a comparison; more than this is not noise
 
@@ -149,13 +150,10 @@ def _extract(
 
 
 def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> tuple[Choice, float]:
+    start = improve(problem, incumbent) if seconds > 0 else incumbent
     if len(problem.candidates) > _ILP_CANDIDATES:
-        return improve(problem, incumbent), 1.0
-    found = solve(problem, incumbent, min(seconds / 2, 10.0), seed)
-    if not found.optimal and seconds > 0:
-        better = improve(problem, found.choice)
-        if cost_of(problem, better) < found.us:
-            return better, found.gap
+        return start, 1.0
+    found = solve(problem, start, min(seconds / 2, _ILP_SECONDS), seed)
     return found.choice, found.gap
 
 
