@@ -1,0 +1,49 @@
+"""The reference against ONNX's own node test cases: all of those whose operators superopt reads."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+from onnx.backend.test.case.node import collect_testcases
+
+from superopt.formats.onnx_reader import from_onnx
+from superopt.ir.errors import SuperoptError
+from superopt.ops.infer import Applied, infer
+from superopt.runtime.reference import run
+
+
+def covered():
+    """Cases whose nodes all have a meaning, with their inputs and expected outputs as arrays of numbers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cases = collect_testcases(None)
+    for case in cases:
+        try:
+            graph = from_onnx(case.model).checked()
+        except SuperoptError:
+            continue
+        if not case.data_sets or not all(isinstance(n, Applied) for n in infer(graph).nodes):
+            continue
+        inputs, outputs = case.data_sets[0]
+        if all(isinstance(a, np.ndarray | np.generic) and a.dtype.kind != "O" for a in (*inputs, *outputs)):
+            yield case.name, graph, inputs, outputs
+
+
+def test_the_reference_gives_what_onnx_says():
+    count = 0
+    wrong = []
+    for name, graph, inputs, outputs in covered():
+        found = run(graph, {v.name: np.asarray(a) for v, a in zip(graph.inputs, inputs, strict=True)})
+        for value, expected in zip(graph.outputs, outputs, strict=True):
+            expected = np.asarray(expected)
+            real = expected.dtype.kind not in "iub"
+            loose = 1e-2 if expected.dtype.itemsize == 2 else 1e-4  # some expectations are written with four digits
+            made, wanted = found[value.name].astype(np.float64), expected.astype(np.float64)
+            if made.shape != wanted.shape or not np.allclose(
+                made, wanted, rtol=loose * real, atol=loose * real, equal_nan=True
+            ):
+                wrong.append(name)
+        count += 1
+    assert not wrong
+    assert count > 400
