@@ -5,7 +5,7 @@
 Cases: the models under onnx/backend/test/data (simple, pytorch-*, and the light zoo models that ``real`` names), and
 the node models that onnx.backend.test.case makes. Each is converted ONNX → JSON → ONNX and must then give the same
 bits under ONNX Runtime (NaN equals NaN) on its stored inputs, or on random ones where it has none. Children run
-the cases in order; when one dies (a crash inside ONNX Runtime), the case is recorded and the next child goes on after it.
+the cases in order; when one dies (a crash inside ONNX Runtime), that is recorded and the next child goes on after it.
 """
 
 from __future__ import annotations
@@ -272,10 +272,11 @@ def table(results: Sequence[dict[str, str]], optimize: bool) -> str:
     families = list(dict.fromkeys(r["family"] for r in results))
     statuses = [PASSED, CARRIED, REFUSED, FAILED, CRASHED]
     what = "ONNX → JSON → ONNX → optimize" if optimize else "ONNX → JSON → ONNX"
+    slack = " (after optimize: within tolerance)" if optimize else ""
     lines = [
         "# Conformance", "",
         f"Models of `onnx` {onnx.__version__}'s backend tests: {what}, outputs under ONNX Runtime",
-        f"{onnxruntime.__version__} the same bits as the original's{' (after optimize: within tolerance)' if optimize else ''}.",
+        f"{onnxruntime.__version__} the same bits as the original's{slack}.",
         "",
         "*passed*: same outputs. *carried through*: converted and read back as the same graph, but ONNX Runtime does not",
         "run the original, or not deterministically. *refused*: superopt does not accept the model.", "",

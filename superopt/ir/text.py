@@ -9,7 +9,8 @@
     output y: ?
 
 Names that are not plain words are written as JSON strings. Long weights are written as their digest: what is parsed
-then knows which elements they were, but not the elements. Parsing what was printed gives a graph with the same structural hash.
+then knows which elements they were, but not the elements. Parsing what was printed gives a graph with the same
+structural hash.
 """
 
 from __future__ import annotations
