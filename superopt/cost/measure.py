@@ -1,15 +1,16 @@
 """Timing small graphs on ONNX Runtime: warm and cold, without the session's own overhead.
 
-Where a graph holds weights, the core's own cache (*warm*: weights come from the shared last-level cache, as in a
-small model) or all caches (*cold*: they come from memory, as in a large one) are flushed before each run. Then a twin
-session, the same graph with its own copy of the weights, runs untimed, which brings back code and inputs but not the
-weights. Merely repeating an operator keeps its weights in the core's cache, and sums of such times were 21 % low for
-BERT and 30 % for NasRNN. Without weights, warm is the median over bursts of a burst's minimum, and cold is the same.
+Before each run the core's own cache (*warm*: weights come from the shared last-level cache, as in a small model) or all
+caches (*cold*: weights come from memory, as in a large one) are flushed. Then a twin session, the same graph with its
+own weights and outputs, runs untimed, which brings back code and inputs only. Merely repeating an operator keeps its
+weights in the core's cache: sums of such times were 21 % low for BERT and 30 % for NasRNN. A graph that fits the first
+level is timed by the median over bursts of a burst's minimum.
 All are less what ONNX Runtime takes to run a graph without nodes.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,9 +33,9 @@ from superopt.runtime.race import Bound, Clock, bind, race_bound
 __all__ = ["Meter", "Timing", "measure_graph", "measure_together"]
 
 _BLOCKED = frozenset({"Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"})
-_COLD_FROM = 32 << 10  # bytes of weights from which cold and warm can differ
+_FLUSH_FROM = 32 << 10  # bytes from which it matters where they are read from
 _WARM_NS = 4_000_000  # time spent on the warm figure, beyond the first runs
-_NEAR_RUNS, _COLD_RUNS = 9, 5
+_NEAR_RUNS, _COLD_RUNS, _ROUNDS = 9, 5, 15
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Meter:
     @cached_property
     def _chains(self) -> tuple[float, float]:
         feeds = {"x": np.ones(1, np.float32)}
-        one, many = (self._raw(_chain(n), feeds, cold=False, optimise=False).ns for n in (1, 17))
+        one, many = (self._raw(_chain(n), feeds, optimise=False).ns for n in (1, 17))
         return one, many
 
     def time(self, graph: Graph, *, optimise: bool = True, feeds: Mapping[str, np.ndarray] | None = None) -> Timing:
@@ -84,18 +85,16 @@ class Meter:
         Raises:
             InvalidModel, Unsupported: ONNX Runtime cannot run it. NotCovered: inputs cannot be made for it.
         """
-        weights = sum(w.type.nbytes or 0 for w in graph.weights)
-        cold = _COLD_FROM <= weights < 2 * last_level_bytes()  # beyond, the weights evict themselves
         try:
-            raw = self._raw(graph, feeds or feeds_for(graph), cold=cold, optimise=optimise)
+            raw = self._raw(graph, feeds or feeds_for(graph), optimise=optimise)
         except InvalidModel:  # an integer input may be an index: 0 is valid where 1 is not
             if feeds or any(n.op in ("Div", "Mod") for n in graph.nodes):
                 raise
-            raw = self._raw(graph, feeds_for(graph, integer=0), cold=cold, optimise=optimise)
+            raw = self._raw(graph, feeds_for(graph, integer=0), optimise=optimise)
         warm = max(raw.ns - self.overhead, self.dispatch)
         return Timing(warm, max(raw.ns_cold - self.overhead, warm), raw.iqr)
 
-    def _raw(self, graph: Graph, feeds: Mapping[str, np.ndarray], *, cold: bool, optimise: bool) -> Timing:
+    def _raw(self, graph: Graph, feeds: Mapping[str, np.ndarray], *, optimise: bool) -> Timing:
         content = formats.to_onnx_bytes(with_values(graph))
         bound = bind(make_session(content, threads=self.threads, optimise=optimise), feeds)
         now = time.thread_time_ns if self.clock == "cpu" else time.perf_counter_ns
@@ -109,23 +108,25 @@ class Meter:
         table = sorted(s[0] * 1e6 for s in result.samples)
         warm = statistics.median(table)
         spread = (table[(3 * len(table)) // 4] - table[len(table) // 4]) / warm
-        if not cold:
+        weights = sum(w.type.nbytes or 0 for w in graph.weights)
+        if weights + sum(a.nbytes for a in feeds.values()) < _FLUSH_FROM:
             return Timing(warm, warm, spread)
         twin = bind(make_session(content, threads=self.threads, optimise=optimise), feeds)
-        near = max(_after(lambda: evict(core_bytes()), _NEAR_RUNS, bound, twin, now), warm)
-        far = _after(lambda: evict(last_level_bytes()), _COLD_RUNS, bound, twin, now)
-        return Timing(near, max(far, near), spread)
+        near = max(_after(core_bytes(), _NEAR_RUNS, bound, twin, now), warm)
+        if not _FLUSH_FROM <= weights < 2 * last_level_bytes():  # larger weights evict themselves
+            return Timing(near, near, spread)
+        return Timing(near, max(_after(last_level_bytes(), _COLD_RUNS, bound, twin, now), near), spread)
 
 
-def _after(flush: Callable[[], None], runs: int, bound: Bound, twin: Bound, now: Callable[[], int]) -> float:
+def _after(size: int, runs: int, bound: Bound, twin: Bound, now: Callable[[], int]) -> float:
     taken = []
     for _ in range(runs):
-        flush()
+        evict(size)
         twin.step()
         start = now()
         bound.step()
         taken.append(now() - start)
-    return float(sorted(taken)[len(taken) // 4])  # noise only adds, as in a burst's minimum
+    return _quarter(taken)
 
 
 def _chain(length: int) -> Graph:
@@ -152,24 +153,64 @@ def measure_graph(graph: Graph, meter: Meter | None = None) -> Timing:
     return (meter or Meter()).time(own, optimise=optimise)
 
 
-def measure_together(graphs: Sequence[Graph], meter: Meter | None = None, *, time_limit: float = 5.0) -> list[float]:
-    """Microseconds of several small graphs, timed interleaved (warm), so that their ratios can be trusted.
+def measure_together(
+    graphs: Sequence[Graph],
+    meter: Meter | None = None,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    cold: float = 1.0,
+    time_limit: float = 5.0,
+) -> list[float]:
+    """Microseconds of several small graphs, timed interleaved, so that their ratios can be trusted.
 
-    A graph that cannot be run gets ``inf``: it must not be chosen.
+    Args:
+        graphs: candidates for one place in a model.
+        meter: how to time.
+        sizes: values of symbolic dimensions.
+        cold: share of their weights that comes from memory; the caches are flushed accordingly before each run.
+        time_limit: seconds, of which at least one round of all is run.
+
+    Returns:
+        A time for each; ``inf`` for a graph that cannot be run: it must not be chosen.
     """
     chosen = meter or Meter()
-    bound: list[Bound | None] = []
-    for graph in graphs:
-        try:
-            own, optimise = prepared(graph)
-            session = make_session(formats.to_onnx_bytes(with_values(own)), threads=chosen.threads, optimise=optimise)
-            bound.append(bind(session, feeds_for(own)))
-        except (SuperoptError, NotCovered):
-            bound.append(None)
-    able = [b for b in bound if b is not None]
-    if not able:
-        return [float("inf")] * len(bound)
-    result = race_bound(able, threads=chosen.threads, clock=chosen.clock, time_limit=time_limit)
-    times = iter(result.ms)
+    deadline = time.monotonic() + time_limit
+    pairs = [_pair(g, chosen, sizes or {}) for g in graphs]
+    now = time.thread_time_ns if chosen.clock == "cpu" else time.perf_counter_ns
+    order = [i for i, pair in enumerate(pairs) if pair is not None]
+    taken: dict[int, list[int]] = {i: [] for i in order}
+    shuffle = random.Random(0).shuffle
+    size = last_level_bytes() if cold >= 0.5 else core_bytes()
+    for done in range(_ROUNDS):
+        if done and time.monotonic() > deadline:
+            break
+        shuffle(order)
+        for i in order:
+            pair = pairs[i]
+            assert pair is not None
+            evict(size)
+            pair[1].step()
+            start = now()
+            pair[0].step()
+            taken[i].append(now() - start)
+    least = chosen.dispatch / 1e3
     base = chosen.overhead / 1e3
-    return [float("inf") if b is None else max(next(times) * 1e3 - base, 0.05) for b in bound]
+    return [max(_quarter(taken[i]) / 1e3 - base, least) if i in taken else float("inf") for i in range(len(pairs))]
+
+
+def _pair(graph: Graph, meter: Meter, sizes: Mapping[str, int]) -> tuple[Bound, Bound] | None:
+    """A graph bound twice, on the same inputs; ``None`` when it cannot be run."""
+    try:
+        feeds = feeds_for(graph, sizes)
+        own, optimise = prepared(graph)
+        if own is not graph:
+            feeds = feeds_for(own, sizes)
+        content = formats.to_onnx_bytes(with_values(own))
+        first, second = (bind(make_session(content, threads=meter.threads, optimise=optimise), feeds) for _ in range(2))
+        return first, second
+    except (SuperoptError, NotCovered):
+        return None
+
+
+def _quarter(samples: Sequence[int]) -> float:
+    return float(sorted(samples)[len(samples) // 4])  # noise only adds, as in a burst's minimum

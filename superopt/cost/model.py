@@ -290,15 +290,15 @@ class MeasuredCpu(_Model):
         )
         return self._estimate(record) if record else self._predict(kernel.key, kernel.flops, kernel.moved)
 
-    def measure_graph(self, graph: Graph) -> Estimate:
+    def graph(self, graph: Graph) -> Estimate:
         """The time of a small graph as ONNX Runtime runs it whole, fusions included; ``inf`` when it cannot run."""
         key = self._graph_key(graph)
         record = self._measured(key, lambda: measure_graph(graph, self.meter), 0, 0)
         return self._estimate(record) if record else Estimate(float("inf"), "roofline", 1.0)
 
-    def measure_together(self, graphs: Sequence[Graph], *, time_limit: float = 5.0) -> list[float]:
+    def graphs(self, graphs: Sequence[Graph], *, time_limit: float = 5.0) -> list[float]:
         """Microseconds of several small graphs, interleaved, so that their ratios can be trusted; not kept."""
-        return measure_together(graphs, self.meter, time_limit=time_limit)
+        return measure_together(graphs, self.meter, sizes=self.sizes, cold=self.cold, time_limit=time_limit)
 
     def overhead_us(self) -> float:
         """What a run costs before its first node."""

@@ -140,13 +140,13 @@ def test_whole_small_graphs_are_measured_with_their_fusions_and_kept(cpu, tmp_pa
     weight = constant("w", sample(f(64, 32)))
     nodes = (Node("m", "MatMul", ("x", "w"), ("m",)), Node("r", "Relu", ("m",), ("y",)))
     graph = Graph("g", (Value("x", f(8, 64)),), (Value("y", f(8, 32)),), (weight,), nodes, {"": 21})
-    first = cpu.measure_graph(graph)
+    first = cpu.graph(graph)
     assert first.source == "measured"
-    assert MeasuredCpu(store=Store("test", {}, tmp_path), time_limit=0.0).measure_graph(graph) == first
+    assert MeasuredCpu(store=Store("test", {}, tmp_path), time_limit=0.0).graph(graph) == first
     broken = Graph(
         "b", graph.inputs, graph.outputs, (), (Node("q", "Nope", ("x",), ("y",), domain="odd"),), {"": 21, "odd": 1}
     )
-    times = cpu.measure_together([graph, broken])
+    times = cpu.graphs([graph, broken])
     assert 0 < times[0] < float("inf")
     assert times[1] == float("inf")
 
