@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from superopt.ops import (
     activation,
+    attention,
     conv,
     elementwise,
     generators,
@@ -22,8 +23,8 @@ __all__ = ["REGISTRY", "Operator", "Registry"]
 
 REGISTRY = Registry()
 for _family in (
-    activation, conv, elementwise, generators, linear, normalisation, pooling, reduce, resize, selection, shape,
-    slicing,
+    activation, attention, conv, elementwise, generators, linear, normalisation, pooling, reduce, resize,
+    selection, shape, slicing,
 ):  # fmt: skip
     for _operator in _family.OPERATORS:
         REGISTRY.add(_operator)

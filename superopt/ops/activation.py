@@ -80,6 +80,7 @@ OPERATORS = (
     activation("Softplus", 1, softplus),
     activation("Softsign", 1, lambda x: x / (1 + call("abs", x))),
     activation("Mish", 18, lambda x: x * call("tanh", softplus(x))),
+    activation("Swish", 24, lambda x, alpha: x * (1 / (1 + call("exp", -(alpha * x)))), alpha=1.0),
     activation("ThresholdedRelu", 10, lambda x, alpha: call("select", call("less", alpha, x), x, 0), alpha=1.0),
     Operator(
         name="Gelu", inputs=("X",), attributes={"approximate": "string"}, meaning=pointwise(gelu), since=20,

@@ -93,8 +93,17 @@ def variadic(
 
     return Operator(
         name=name, inputs=("data*",), meaning=pointwise(fold), since=since, dtypes=dtypes,
-        read=reader(), write=writer(since), commutative=True, family="elementwise",
+        read=reader(), write=write_variadic, commutative=True, family="elementwise",
     )  # fmt: skip
+
+
+def write_variadic(
+    attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int
+) -> NodeForm:
+    since_only(opset, 6)
+    if opset < 8 and len({t.shape for t in types if t is not None}) > 1:
+        raise NotCovered("broadcasting here came with opset 8")
+    return NodeForm(present(types), {})
 
 
 def divide(a: Operand, b: Operand) -> Comprehension:
@@ -233,6 +242,9 @@ OPERATORS = (
     unary("Asin", 7, lambda x: call("asin", x)),
     unary("Acos", 7, lambda x: call("acos", x)),
     unary("Atan", 7, lambda x: call("atan", x)),
+    unary("Asinh", 9, lambda x: call("asinh", x)),
+    unary("Acosh", 9, lambda x: call("acosh", x)),
+    unary("Atanh", 9, lambda x: call("atanh", x)),
     unary("Floor", 6, lambda x: call("floor", x)),
     unary("Ceil", 6, lambda x: call("ceil", x)),
     unary("Round", 11, lambda x: call("round", x)),
@@ -250,10 +262,10 @@ OPERATORS = (
         name="Mod", inputs=("A", "B"), attributes={"fmod": "int"}, meaning=modulo, since=10, dtypes=NUMERIC,
         read=reader(fmod=0), write=writer(10), family="elementwise",
     ),
-    variadic("Max", 8, lambda a, b: call("max", a, b), NUMERIC),
-    variadic("Min", 8, lambda a, b: call("min", a, b), NUMERIC),
-    variadic("Sum", 8, lambda a, b: a + b, FLOATS),
-    variadic("Mean", 8, lambda a, b: a + b, FLOATS, mean=True),
+    variadic("Max", 6, lambda a, b: call("max", a, b), NUMERIC),
+    variadic("Min", 6, lambda a, b: call("min", a, b), NUMERIC),
+    variadic("Sum", 6, lambda a, b: a + b, FLOATS),
+    variadic("Mean", 6, lambda a, b: a + b, FLOATS, mean=True),
     compare("Equal", 7, lambda a, b: call("equal", a, b), commutative=True),
     compare("Less", 7, lambda a, b: call("less", a, b)),
     compare("Greater", 7, lambda a, b: call("less", b, a)),

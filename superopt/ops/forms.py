@@ -15,9 +15,9 @@ from superopt.ops.meaning import IllTyped
 from superopt.ops.record import Canonical, NodeForm, NodeView, NotCovered
 
 __all__ = [
-    "arguments", "boolean_result", "dtype_from_code", "dtype_code", "first_dtype", "float32", "int64s", "integer",
-    "integers", "known_ints", "listed", "normal_axis", "normal_axes", "only", "onnx_value", "plain", "present",
-    "product", "reader", "real", "reals", "since_only", "surely_nonnegative", "text", "typed", "writer",
+    "arguments", "boolean_result", "dtype_from_code", "dtype_code", "first_dtype", "flag", "float32", "int64s",
+    "integer", "integers", "known_ints", "listed", "normal_axis", "normal_axes", "only", "onnx_value", "plain",
+    "present", "product", "reader", "real", "reals", "since_only", "surely_nonnegative", "text", "typed", "writer",
 ]  # fmt: skip
 
 _CODES = tuple(DType)  # declared in the order of ONNX's TensorProto.DataType, which starts at 1
@@ -273,6 +273,17 @@ def surely_nonnegative(value: Dim) -> bool:
         isinstance(a, str) or surely_nonnegative(substitute(a.numerator, {n: sym(n) - 1 for n in symbols(a.numerator)}))
         for a in atoms(shifted)
     )
+
+
+def flag(value: AttributeValue, name: str) -> bool:
+    """A canonical attribute that is 0 or 1.
+
+    Raises:
+        IllTyped: it is neither, or a variable.
+    """
+    if value not in (0, 1):
+        raise IllTyped(f"{name} is 0 or 1, not {value}")
+    return value == 1
 
 
 def first_dtype(types: Sequence[TensorType | None], attributes: Mapping[str, AttributeValue]) -> DType:

@@ -8,7 +8,7 @@ from superopt.ir.poly import Dim
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops.elementwise import element
-from superopt.ops.forms import arguments, integer, only, present, reader, real, since_only, text, writer
+from superopt.ops.forms import arguments, flag, integer, only, present, reader, real, since_only, text, writer
 from superopt.ops.meaning import (
     Comprehension,
     IllTyped,
@@ -57,14 +57,15 @@ def gemm(
     """``alpha · A' B' + beta · C`` for matrices, ``C`` broadcast to the result."""
     if a.rank != 2 or b.rank != 2:
         raise IllTyped("Gemm takes matrices")
-    rows, inner = (a.shape[1], a.shape[0]) if transA else a.shape
-    other, columns = (b.shape[1], b.shape[0]) if transB else b.shape
+    turn_a, turn_b = flag(transA, "transA"), flag(transB, "transB")
+    rows, inner = (a.shape[1], a.shape[0]) if turn_a else a.shape
+    other, columns = (b.shape[1], b.shape[0]) if turn_b else b.shape
     require(same(inner, other), f"inner sizes of {a.type} and {b.type} differ")
     if c is not None and broadcast_dims([(rows, columns), c.shape]) != (rows, columns):
         raise IllTyped(f"{c.type} does not broadcast to the product")
 
     def value(i: Dim, j: Dim) -> Scalar:
-        product = total(inner, lambda t: a[(t, i) if transA else (i, t)] * b[(j, t) if transB else (t, j)])
+        product = total(inner, lambda t: a[(t, i) if turn_a else (i, t)] * b[(j, t) if turn_b else (t, j)])
         scaled = product if alpha == 1 else number(alpha) * product  # type: ignore[arg-type]
         if c is None or beta == 0:
             return scaled

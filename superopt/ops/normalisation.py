@@ -207,7 +207,7 @@ def group_normalization(
     x: Operand, scale: Operand, b: Operand, *, num_groups: AttributeValue, epsilon: AttributeValue
 ) -> Comprehension:
     """Each group of channels of each image to mean 0 and variance 1, then scaled and shifted per channel."""
-    if x.rank < 2 or not isinstance(num_groups, int | Poly) or num_groups in (0, -1):
+    if x.rank < 2 or not isinstance(num_groups, int | Poly) or (isinstance(num_groups, int) and num_groups < 1):
         raise IllTyped(f"{x.type} does not split into {num_groups} groups")
     within = x.shape[1] // num_groups
     require(same(x.shape[1], num_groups * within), f"{x.shape[1]} channels do not split into {num_groups} groups")

@@ -9,7 +9,7 @@ from superopt.ir.graph import Attribute
 from superopt.ir.poly import Dim
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
-from superopt.ops.forms import arguments, integer, integers, only, onnx_value, present, reader, since_only, writer
+from superopt.ops.forms import arguments, flag, integer, integers, only, onnx_value, present, reader, since_only, writer
 from superopt.ops.meaning import (
     Comprehension,
     IllTyped,
@@ -69,6 +69,7 @@ def average_pool(
 ) -> Comprehension:  # fmt: skip
     """The window's sum over its number of elements, or over those inside the input (``count_include_pad=0``)."""
     view = pool_windows(x, kernel_shape, strides, pads, dilations)
+    count_all = view.inside or flag(count_include_pad, "count_include_pad")
 
     def value(n: Dim, c: Dim, *at: Dim) -> Scalar:
         def tap(*taps: Dim) -> Scalar:
@@ -76,7 +77,7 @@ def average_pool(
             return x[place] if view.inside else x.padded(place)
 
         summed = total(view.kernel, tap)
-        if view.inside or count_include_pad:
+        if count_all:
             return summed * inverse(prod(view.kernel, start=1))
         count = total(view.kernel, lambda *taps: where(view.bounds(view.positions(at, taps)), 1, 0))
         return summed * call("inv", count)

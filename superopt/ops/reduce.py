@@ -9,7 +9,7 @@ from superopt.ir.graph import Attribute
 from superopt.ir.poly import Dim
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
-from superopt.ops.forms import int64s, integer, listed, normal_axes, only, onnx_value, since_only
+from superopt.ops.forms import flag, int64s, integer, listed, normal_axes, only, onnx_value, since_only
 from superopt.ops.meaning import (
     Comprehension,
     Operand,
@@ -37,9 +37,10 @@ def reducing(reduction: Reduction) -> Callable[..., Comprehension]:
     def meaning(x: Operand, *, axes: AttributeValue, keepdims: AttributeValue) -> Comprehension:
         chosen = axes_of(axes, x.rank)
         kept = [a for a in range(x.rank) if a not in chosen]
+        keep = flag(keepdims, "keepdims")
 
         def value(*index: Dim) -> Scalar:
-            at = dict(zip(range(x.rank) if keepdims else kept, index, strict=True))
+            at = dict(zip(range(x.rank) if keep else kept, index, strict=True))
 
             def element(*inner: Dim) -> Scalar:
                 place = {**at, **dict(zip(chosen, inner, strict=True))}
@@ -47,7 +48,7 @@ def reducing(reduction: Reduction) -> Callable[..., Comprehension]:
 
             return reduction(tuple(x.shape[a] for a in chosen), element)
 
-        shape = [1 if a in chosen else x.shape[a] for a in range(x.rank)] if keepdims else [x.shape[a] for a in kept]
+        shape = [1 if a in chosen else x.shape[a] for a in range(x.rank)] if keep else [x.shape[a] for a in kept]
         return tensor(shape, value)
 
     return meaning

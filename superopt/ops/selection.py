@@ -13,6 +13,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops.forms import (
     arguments,
     first_dtype,
+    flag,
     int64s,
     integer,
     listed,
@@ -264,10 +265,11 @@ def trilu(x: Operand, *, upper: AttributeValue, k: AttributeValue) -> Comprehens
     """The upper (lower) triangle from (up to) diagonal ``k`` of the last two axes; 0 elsewhere."""
     if x.rank < 2 or not isinstance(k, int | Poly):
         raise IllTyped(f"{x.type} has no diagonal {k}")
+    above = flag(upper, "upper")
 
     def value(*index: Dim) -> Scalar:
         offset = index[-1] - index[-2] - k
-        return where(at_least(offset, 0) if upper else at_least(0, offset), x[index], 0)
+        return where(at_least(offset, 0) if above else at_least(0, offset), x[index], 0)
 
     return tensor(x.shape, value)
 
@@ -289,10 +291,11 @@ def write_trilu(attributes: Attributes, types: Types, opset: int) -> NodeForm:
 def cumsum(x: Operand, *, axis: AttributeValue, exclusive: AttributeValue, reverse: AttributeValue) -> Comprehension:
     """Sums of everything up to (``reverse``: from) each position, itself left out if ``exclusive``."""
     at = position(axis, x.rank)
+    backwards, skip = flag(reverse, "reverse"), int(flag(exclusive, "exclusive"))
 
     def value(*index: Dim) -> Scalar:
         def term(t: Dim) -> Scalar:
-            distance = (t - index[at] if reverse else index[at] - t) - (1 if exclusive else 0)
+            distance = (t - index[at] if backwards else index[at] - t) - skip
             return where(at_least(distance, 0), x[(*index[:at], t, *index[at + 1 :])], 0)
 
         return total(x.shape[at], term)

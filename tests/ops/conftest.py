@@ -95,7 +95,9 @@ def elementwise() -> Iterator[Sample]:
     for op in UNARY.split():
         for shape in SHAPES:
             yield s(op, f(*shape, low=0.3 if op in POSITIVE else -3.0, high=3.0))
-    for op in ("Asin", "Acos"):
+    yield from (s("Acosh", f(*shape, low=1.1, high=4.0)) for shape in SHAPES)
+    yield from (s("Swish", f(*shape), alpha=a, opset=24) for shape, a in zip(SHAPES, (1.0, 0.5, 2.0), strict=True))
+    for op in ("Asin", "Acos", "Atanh", "Asinh"):
         yield from (s(op, f(*shape, low=-0.9, high=0.9)) for shape in SHAPES)
     yield s("Round", np.array([-1.5, -0.5, 0.5, 1.5, 2.5], np.float32))
     yield s("Gelu", f(3, 4), approximate=b"tanh")
@@ -107,7 +109,7 @@ def elementwise() -> Iterator[Sample]:
         yield s(op, f(2, 2), opset=7)
     for left, right in BROADCASTS:
         for op in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean"):
-            yield s(op, f(*left), f(*right, low=0.5), opset=8 if right == (2, 2) else 21)
+            yield s(op, f(*left), f(*right, low=0.5), opset=7 if left == right else 21)
         yield s("Pow", f(*left, low=0.2), f(*right))
         for op in ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"):
             yield s(op, n(*left, high=0), n(*right, high=0))
@@ -294,6 +296,10 @@ def normalisations() -> Iterator[Sample]:
         yield s("RMSNormalization", f(2, 3, 4), f(*scale), axis=axis, opset=23)
     for groups in (1, 2, 4):
         yield s("GroupNormalization", f(2, 4, 3), f(4), f(4), num_groups=groups, epsilon=1e-2)
+    q, k, v = f(2, 4, 3, 5), f(2, 2, 6, 5), f(2, 2, 6, 2)
+    yield s("Attention", q, k, v, opset=23)
+    yield s("Attention", q, k, v, f(3, 6), scale=0.25, opset=23)
+    yield s("Attention", q, k[:, :1], v[:, :1], is_causal=1, opset=23)
     for size in (1, 3, 5):
         yield s("LRN", f(1, 5, 2, 2), size=size, alpha=0.1, beta=0.5, bias=1.5)
 
