@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 
 CORPUS = Path(__file__).resolve().parent
 if str(CORPUS.parent) not in sys.path:
@@ -32,6 +31,7 @@ from superopt.ir.poly import symbols  # noqa: E402
 from superopt.ir.types import TensorType  # noqa: E402
 from superopt.ops.infer import Applied, infer  # noqa: E402
 from superopt.ops.work import flops  # noqa: E402
+from superopt.runtime import ort  # noqa: E402
 
 SYMBOLIC_SIZE = 4  # what a symbolic input size is run at
 
@@ -112,15 +112,12 @@ def feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
     return made
 
 
-def session(graph: Graph, threads: int = 2) -> onnxruntime.InferenceSession:
-    """An ONNX Runtime CPU session of a graph, through a file where protobuf's 2 GB would not do."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
+def session(graph: Graph, threads: int = 2) -> ort.InferenceSession:
+    """An ONNX Runtime CPU session of a graph, through a file so that protobuf's 2 GB is no limit."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.onnx"
         formats.save(graph, path)
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return ort.make_session(path, threads=threads)
 
 
 def check(model: Model, directory: Path) -> str:
@@ -137,8 +134,9 @@ def check(model: Model, directory: Path) -> str:
                 raise UsageError("the file is not what the script writes", where=str(stale), hint="run corpus/build.py")
     graph = formats.load(path)
     runner, inputs = session(graph), feeds(graph)
-    outputs = runner.run(None, inputs)
-    for value, array in zip(graph.outputs, outputs, strict=True):
+    outputs = ort.run(runner, inputs)
+    for value in graph.outputs:
+        array = outputs[value.name]
         if not np.isfinite(array).all():
             raise UsageError(f"output {value.name!r} is not finite", where=str(path))
         declared = value.type.shape if isinstance(value.type, TensorType) and value.type.shape is not None else ()
@@ -147,9 +145,9 @@ def check(model: Model, directory: Path) -> str:
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        runner.run(None, inputs)
+        ort.run(runner, inputs)
         times.append(time.perf_counter() - start)
-    spread = max(float(np.std(a)) for a in outputs)
+    spread = max(float(np.std(a)) for a in outputs.values())
     return (
         f"{model.name:20} {len(graph.nodes):5} nodes {parameters(graph) / 1e6:8.2f} M parameters "
         f"{gflops(graph):8.3f} GFLOPs {min(times) * 1e3:9.2f} ms  outputs' deviation {spread:.2f}"

@@ -140,7 +140,7 @@ def mlp_mixer(
 
 
 def linear_attention(
-    name: str, *, layers: int = 2, width: int = 512, count: int = 8, time: int = 4096, ratio: int = 1
+    name: str, *, layers: int = 4, width: int = 256, count: int = 4, time: int = 2048, ratio: int = 1
 ) -> Graph:
     """Linear attention, φ(x) = relu(x), written in the costly order (φ(Q) φ(K)ᵀ) V, then a small MLP."""
     b = GraphBuilder(name)

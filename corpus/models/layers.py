@@ -41,8 +41,8 @@ def conv(
     fan_in = cin // groups * prod(ks)
     w = b.weight(f"{name}.weight", (cout, cin // groups, *ks), scale=gain / sqrt(fan_in))
     operands = [x, w, b.weight(f"{name}.bias", (cout,), scale=0.05)] if bias else [x, w]
-    attributes = {"dilations": [dilation] * len(ks), "group": groups, "kernel_shape": ks}
-    return b.op("Conv", *operands, name=name, pads=pads + pads, strides=strides, **attributes)
+    return b.op("Conv", *operands, name=name, dilations=[dilation] * len(ks), group=groups, kernel_shape=ks,
+                pads=pads + pads, strides=strides)  # fmt: skip
 
 
 def batch_norm(

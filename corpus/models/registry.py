@@ -36,7 +36,7 @@ class Model:
         """
         if self.tiny is None:
             raise ValueError(f"{self.name} has no tiny variant")
-        return self.make(f"tiny_{self.name}", **self.full | self.tiny)
+        return self.make(f"tiny_{self.name}", **{**self.full, **self.tiny})
 
 
 _VGG16 = [(64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3]

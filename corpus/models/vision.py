@@ -68,7 +68,9 @@ def ssd_head(
 ) -> Graph:  # fmt: skip
     """SSD300's head: a class and a box 3×3 convolution on each of six scales, flattened and concatenated."""
     b = GraphBuilder(name)
-    scores, boxes, total = [], [], 0
+    scores: list[Tensor] = []
+    boxes: list[Tensor] = []
+    total = 0
     for level, (width, side, count) in enumerate(zip(widths, sides, anchors, strict=True)):
         x, cells = b.input(f"features_{level}", "float32", (1, width, side, side)), side * side * count
         for parts, label, per in ((scores, "class", classes), (boxes, "box", 4)):

@@ -19,6 +19,7 @@ from superopt.ir.graph import structural_hash
 from superopt.ir.poly import value_at
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Barrier, infer
+from superopt.runtime import ort, reference
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,14 +57,25 @@ def test_tiny_models_run(name: str) -> None:
     graph = formats.load(BUILD.CORPUS / "tiny" / f"{name}.json")
     onnx.checker.check_model(formats.to_onnx(graph), full_check=True)
     feeds = BUILD.feeds(graph)
-    outputs = BUILD.session(graph, threads=1).run(None, feeds)
-    for value, array in zip(graph.outputs, outputs, strict=True):
+    outputs = ort.run(BUILD.session(graph, threads=1), feeds)
+    for value in graph.outputs:
+        array = outputs[value.name]
         assert isinstance(value.type, TensorType)
         assert value.type.shape is not None
         assert np.isfinite(array).all()
         assert all(not isinstance(d, int) or d == n for d, n in zip(value.type.shape, array.shape, strict=True))
     # Neither vanishing nor exploding: an error of 1 % somewhere inside must be visible at an output.
-    assert 1e-2 < max(float(np.abs(a).max()) for a in outputs) < 1e3
+    assert 1e-2 < max(float(np.abs(a).max()) for a in outputs.values()) < 1e3
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_reference_agrees_with_onnx_runtime(name: str) -> None:
+    graph = MODELS[name].tiny_graph()
+    feeds = BUILD.feeds(graph, seed=1)
+    expected, measured = reference.run(graph, feeds), ort.run(BUILD.session(graph, threads=1), feeds)
+    for output, array in measured.items():
+        scale = max(1.0, float(np.abs(expected[output]).max()))
+        np.testing.assert_allclose(array / scale, expected[output] / scale, atol=2e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", MODELS)
