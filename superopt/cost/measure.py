@@ -35,6 +35,8 @@ __all__ = ["Meter", "Timing", "measure_graph", "measure_together"]
 _BLOCKED = frozenset({"Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"})
 _FLUSH_FROM = 32 << 10  # bytes from which it matters where they are read from
 _WARM_NS = 4_000_000  # time spent on the warm figure, beyond the first runs
+_LONG_NS = 5_000_000  # a run from which repetitions are few: caches and interruptions matter less
+_FLUSHED_NS = 20_000_000  # time spent on each flushed figure, at most
 _NEAR_RUNS, _COLD_RUNS, _ROUNDS = 9, 5, 15
 
 
@@ -102,8 +104,8 @@ class Meter:
         bound.step()
         once = max(time.perf_counter_ns() - start, 1)
         result = race_bound(
-            [bound], rounds=max(3, min(25, _WARM_NS // (3 * once))), burst=3, threads=self.threads, clock=self.clock,
-            time_limit=0.5,
+            [bound], rounds=max(2, min(25, _WARM_NS // (3 * once))), burst=3 if once < _LONG_NS else 1,
+            threads=self.threads, clock=self.clock, time_limit=0.5,
         )  # fmt: skip
         table = sorted(s[0] * 1e6 for s in result.samples)
         warm = statistics.median(table)
@@ -112,10 +114,11 @@ class Meter:
         if weights + sum(a.nbytes for a in feeds.values()) < _FLUSH_FROM:
             return Timing(warm, warm, spread)
         twin = bind(make_session(content, threads=self.threads, optimise=optimise), feeds)
-        near = max(_after(core_bytes(), _NEAR_RUNS, bound, twin, now), warm)
+        few = max(2, _FLUSHED_NS // once)
+        near = max(_after(core_bytes(), min(few, _NEAR_RUNS), bound, twin, now), warm)
         if not _FLUSH_FROM <= weights < 2 * last_level_bytes():  # larger weights evict themselves
             return Timing(near, near, spread)
-        return Timing(near, max(_after(last_level_bytes(), _COLD_RUNS, bound, twin, now), near), spread)
+        return Timing(near, max(_after(last_level_bytes(), min(few, _COLD_RUNS), bound, twin, now), near), spread)
 
 
 def _after(size: int, runs: int, bound: Bound, twin: Bound, now: Callable[[], int]) -> float:
