@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 
 from superopt.ir.poly import Dim, Poly, substitute, sym
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
@@ -117,18 +118,24 @@ def types_of(rule: Rule) -> RuleTypes:
     )  # fmt: skip
 
 
-def instances(rule: Rule, leads: Sequence[int] = LEADS) -> tuple[Rule, ...]:
+def instances(rule: Rule, leads: Sequence[int] = LEADS, *, strict: bool = True) -> tuple[Rule, ...]:
     """The rule with ``...`` written out as so many leading axes and every axis counted from the front.
 
     A rule without ``...`` has one instance. Ids are kept, so that what search applies is the rule that was proved.
 
+    Args:
+        rule: any rule.
+        leads: numbers of leading axes.
+        strict: raise where types do not fit; else such terms are kept with what is known of their axes, so that
+            testing at given sizes can say what is wrong.
+
     Raises:
         RuleError: a side is not well-formed.
     """
-    return tuple(_at_rank(rule, lead) for lead in (leads if rule.lead else (0,)))
+    return tuple(_at_rank(rule, lead, strict) for lead in (leads if rule.lead else (0,)))
 
 
-def _at_rank(rule: Rule, lead: int) -> Rule:
+def _at_rank(rule: Rule, lead: int, strict: bool) -> Rule:
     front: tuple[Dim, ...] = tuple(sym(f"lead_{i}") for i in range(lead))
     forall: dict[str, TypeScheme] = {
         n: replace(s, shape=front + s.shape, lead=False) if isinstance(s, TensorScheme) and s.lead else s
@@ -147,13 +154,15 @@ def _at_rank(rule: Rule, lead: int) -> Rule:
             made[term] = Project(inner, term.index)
         else:
             args = tuple(None if a is None else made[a] for a in term.args)
-            rank = next((len(types[a][0].shape or ()) for a in args if a is not None), 0)
+            rank = next((len(types[a][0].shape or ()) for a in args if a is not None and types[a]), 0)
             values = tuple((k, _from_front(term.op, k, v, rank, front)) for k, v in term.attributes)
             made[term] = App(term.op, args, values)
         try:
             types[made[term]] = _output_types(made[term], types, variables)
         except IllTyped as error:
-            raise RuleError(str(error), where=f'rule "{rule.id}"') from error
+            if strict:
+                raise RuleError(str(error), where=f'rule "{rule.id}"') from error
+            types[made[term]] = ()
     return replace(plain, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
 
 
@@ -167,6 +176,8 @@ def _output_types(
         if term.index >= len(outputs):
             raise IllTyped(f"{term.term.op} has {len(outputs)} outputs, not {term.index + 1}")
         return (outputs[term.index],)
+    if any(a is not None and not types[a] for a in term.args):
+        return ()
     try:
         return operator_of(term).apply([None if a is None else types[a][0] for a in term.args], complete(term))[1]
     except IllTyped as error:
@@ -187,6 +198,7 @@ def _from_front(op: str, name: str, value: AttributeValue, rank: int, front: tup
     return value + rank if isinstance(value, int) and value < 0 else value
 
 
+@lru_cache(maxsize=8192)
 def meaning_digest(rule: Rule) -> str:
     """SHA-256 over the rule's canonical text and what its operators mean at the rule's own symbolic types.
 

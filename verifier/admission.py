@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from superopt.rules.library import ADMISSIBLE, Library
+from superopt.rules.library import ADMISSIBLE, BUILT_IN, PROOFS, Library, load_library, write_verdicts
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.verifier.counterexample import describe
 from superopt.verifier.exact import test
+from superopt.verifier.prover import prove
 from superopt.verifier.verdict import Refuted, Tested, Verdict, kind_of, verdict_to_json
 
-__all__ = ["Prover", "admit", "check", "verify"]
+__all__ = ["Prover", "admit", "check", "renew", "verify"]
 
 Prover = Callable[[Rule], Verdict]
 
@@ -52,9 +54,10 @@ def verify(
     *,
     prover: Prover | None = None,
     seed: int = 0,
+    again: bool = False,
     progress: Callable[[str, Verdict], None] | None = None,
 ) -> tuple[Library, dict[str, Verdict]]:
-    """Check every rule afresh; the library holds only the admissible verdicts, and none of rules that changed.
+    """Check the rules that have no proof (all of them with ``again``); verdicts of rules that are gone are dropped.
 
     Returns:
         The library with its new store, and the verdicts that are not admissible, by rule id.
@@ -62,6 +65,9 @@ def verify(
     found: dict[str, Mapping[str, object]] = {}
     refused: dict[str, Verdict] = {}
     for rule_id in library:
+        if not again and library.verdict_name(rule_id) == "proved_all_sizes":
+            found[rule_id] = library.verdicts[rule_id]
+            continue
         verdict = check(library[rule_id], prover=prover, seed=seed)
         if kind_of(verdict) in ADMISSIBLE:
             found[rule_id] = {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
@@ -70,3 +76,15 @@ def verify(
         if progress is not None:
             progress(rule_id, verdict)
     return replace(library, store={}).with_verdicts(found), refused
+
+
+def renew(*, again: bool = False, progress: Callable[[str, Verdict], None] | None = None) -> dict[str, Verdict]:
+    """Bring the built-in ``proofs.json`` up to date with the rules and meanings; returns what was refused."""
+    library, refused = verify(load_library(), prover=prove, again=again, progress=progress)
+    write_verdicts(BUILT_IN / PROOFS, library.store)
+    return refused
+
+
+if __name__ == "__main__":  # python -m superopt.verifier.admission [--again]
+    for _id, _verdict in renew(again="--again" in sys.argv, progress=lambda i, v: print(kind_of(v), i)).items():
+        print("REFUSED", _id, _verdict)

@@ -1,0 +1,143 @@
+"""Exact testing: true rules pass, false ones are refuted by small counterexamples that replay."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from superopt.rules import RuleError, load_library, parse_rule
+from superopt.rules.library import parse_file
+from superopt.rules.rule import Rule
+from superopt.verifier.admission import admit
+from superopt.verifier.algebra import MODULUS, PrimeField, Rationals, Unlucky, signed
+from superopt.verifier.counterexample import describe, replay
+from superopt.verifier.exact import test as exact
+from superopt.verifier.mutants import mutants
+from superopt.verifier.prover import prove
+from superopt.verifier.verdict import ProvedAllSizes, Refuted, Tested, Unknown
+
+LIBRARY = load_library()
+FALSE = parse_file(Path(__file__).parent / "false_rules.toml")
+
+
+def sample(count: int, seed: int) -> list[Rule]:
+    cheap = [r for r in LIBRARY.values() if r.family != "resize"]
+    return random.Random(seed).sample(cheap, count)
+
+
+@pytest.mark.parametrize("rule", sample(60, 1), ids=lambda r: r.id)
+def test_rules_of_the_library_pass_with_another_seed(rule: Rule) -> None:
+    verdict = exact(rule, seed=99, trials=5)
+    assert isinstance(verdict, Tested)
+    assert verdict.bound < 1e-3
+
+
+@pytest.mark.parametrize("rule", FALSE, ids=lambda r: r.id)
+def test_false_rules_are_refuted_and_the_counterexample_replays(rule: Rule) -> None:
+    verdict = exact(rule)
+    assert isinstance(verdict, Refuted)
+    data = json.loads(json.dumps(verdict.counterexample))
+    assert replay(data)
+    assert describe(data).startswith("at ")
+
+
+def test_there_are_enough_false_rules() -> None:
+    assert len(FALSE) >= 50
+
+
+def test_mutants_are_refuted_or_happen_to_be_true() -> None:
+    refuted = survived = 0
+    for position, rule in enumerate(sample(40, 2)):
+        changed = list(mutants(rule))
+        if not changed:
+            continue
+        what, mutant = random.Random(position).choice(changed)
+        verdict = exact(mutant, trials=6)
+        if isinstance(verdict, Refuted):
+            assert replay(verdict.counterexample), (rule.id, what)
+            refuted += 1
+        elif isinstance(verdict, Tested):  # true by chance: then the prover must be able to say so
+            assert isinstance(prove(mutant), ProvedAllSizes), (rule.id, what)
+            survived += 1
+    assert refuted >= 25
+    assert survived <= 10
+
+
+def test_counterexamples_are_small() -> None:
+    rule = parse_rule({"forall": {"x": "f[..., m, k]", "y": "f[..., k, n]"}, "lhs": ["MatMul(x, y)"],
+                       "rhs": ["MatMul(x, Relu(y))"]})  # fmt: skip
+    verdict = exact(rule)
+    assert isinstance(verdict, Refuted)
+    sizes = verdict.counterexample["sizes"]
+    assert isinstance(sizes, dict)
+    assert set(sizes.values()) == {1}
+
+
+def test_a_wrong_counterexample_does_not_replay() -> None:
+    rule = parse_rule({"forall": {"x": "f[n]"}, "lhs": ["Add(x, x)"], "rhs": ["Mul(x, x)"]})
+    verdict = exact(rule)
+    assert isinstance(verdict, Refuted)
+    assert not replay({**verdict.counterexample, "elements": {"x": ["0"]}, "sizes": {"n": 1}})
+    with pytest.raises(RuleError, match="not a counterexample"):
+        replay({"rule": 3})
+
+
+def test_sides_of_different_types_are_refuted() -> None:
+    rule = parse_rule({"forall": {"x": "f[m, n]"}, "lhs": ["Transpose(x, perm=[1, 0])"], "rhs": ["Relu(x)"]})
+    verdict = exact(rule)
+    assert isinstance(verdict, Refuted)
+    assert "type" in describe(verdict.counterexample)
+
+
+def test_a_context_that_nothing_satisfies_proves_nothing() -> None:
+    rule = parse_rule({"forall": {"x": "f[n]"}, "where": ["n < 1"], "lhs": ["Relu(x)"], "rhs": ["Relu(x)"]})
+    assert isinstance(exact(rule), Unknown)
+
+
+def test_the_verdict_depends_only_on_the_seed() -> None:
+    rule = FALSE[0]
+    first, second = exact(rule, seed=3), exact(rule, seed=3)
+    assert first == second or (
+        isinstance(first, Refuted) and isinstance(second, Refuted) and first.counterexample == second.counterexample
+    )
+
+
+def test_admission_refuses_a_false_rule_with_its_counterexample(tmp_path: Path) -> None:
+    text = '[[rule]]\nid = "planted"\nforall = { x = "f[n]" }\nlhs = ["Relu(Neg(x))"]\nrhs = ["Neg(Relu(x))"]\n'
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(RuleError, match="planted") as error:
+        admit(load_library(tmp_path))
+    assert "on the left and" in str(error.value)
+    (tmp_path / "mine.toml").write_text(text.replace("Relu(Neg(x))", "Neg(Relu(x))"))
+    assert "planted" in {r.id for r in admit(load_library(tmp_path)).admitted}
+
+
+class TestPrimeField:
+    field = PrimeField(1)
+
+    def random(self, seed: int) -> np.ndarray:
+        return self.field.random(np.random.default_rng(seed), (50,))
+
+    def test_laws(self) -> None:
+        f, a, b, c = self.field.function, self.random(1), self.random(2), self.random(3)
+        assert self.field.equal(f("mul", a, f("add", b, c)), f("add", f("mul", a, b), f("mul", a, c))).all()
+        assert (signed(f("mul", a, f("inv", a))) == 1).all()
+        assert self.field.equal(f("exp", f("add", a, b)), f("mul", f("exp", a), f("exp", b))).all()
+        root = f("sqrt", f("mul", a, a))
+        assert self.field.equal(f("mul", root, root), f("mul", a, a)).all()
+        assert self.field.equal(f("erf", f("mul", self.field.integers(np.asarray(-1)), a)),
+                                f("mul", self.field.integers(np.asarray(-1)), f("erf", a))).all()  # fmt: skip
+
+    def test_matmul_is_exact_for_long_sums(self) -> None:
+        rng = np.random.default_rng(0)
+        a, b = rng.integers(0, MODULUS // 2, (1, 2, 3000)), rng.integers(0, MODULUS // 2, (1, 3000, 2))
+        product = self.field.matmul(self.field.integers(a), self.field.integers(b))
+        exact_product = (a[0].astype(object) @ b[0].astype(object)) % MODULUS
+        assert (signed(product[0]) % MODULUS == exact_product.astype(np.int64)).all()
+
+    def test_the_inverse_of_zero_asks_for_other_elements(self) -> None:
+        for algebra in (self.field, Rationals()):
+            with pytest.raises(Unlucky):
+                algebra.function("inv", algebra.integers(np.zeros(2, dtype=np.int64)))

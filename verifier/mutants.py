@@ -1,0 +1,68 @@
+"""Small changes of a rule that almost always make it false: what testing must refute and the prover must not prove."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from superopt.ir.poly import Poly
+from superopt.ir.terms import App, AttributeValue, Project, Term, postorder
+from superopt.ops import REGISTRY
+from superopt.rules.rule import Rule
+
+__all__ = ["mutants"]
+
+
+def mutants(rule: Rule) -> Iterator[tuple[str, Rule]]:
+    """Changed right sides, each with what was changed: arguments swapped, an attribute ± 1, a term dropped.
+
+    A mutant may by chance be true (an attribute of an operator whose kernel has one element, say), or ill-typed at
+    every size; the caller must be ready for both.
+    """
+    roots = rule.rhs
+    for term in postorder(*roots):
+        if not isinstance(term, App):
+            continue
+        for what, changed in _changes(term):
+            yield f"{term.op}: {what}", replace(rule, id=f"{rule.id}-mutant", rhs=_replaced(roots, {term: changed}))
+
+
+def _changes(term: App) -> Iterator[tuple[str, Term]]:
+    first, *rest = term.args or (None,)
+    second = rest[0] if rest else None
+    if first is not None and second is not None and first != second:
+        if term.op not in REGISTRY or not REGISTRY[term.op].commutative:
+            yield "inputs swapped", replace(term, args=(second, first, *rest[1:]))
+        if term.op in ("Add", "Sub", "Mul", "Div"):
+            yield "second input dropped", first
+    for name, value in term.attributes:
+        if name in ("dtype", "k"):
+            continue
+        for where, step, changed in _shifted(value):
+            attributes = tuple((k, changed if k == name else v) for k, v in term.attributes)
+            yield f"{name}{where} {step:+d}", replace(term, attributes=attributes)
+
+
+def _shifted(value: AttributeValue) -> Iterator[tuple[str, int, AttributeValue]]:
+    if isinstance(value, tuple):
+        for position, element in enumerate(value):
+            for where, step, changed in _shifted(element):
+                yield f"[{position}]{where}", step, (*value[:position], changed, *value[position + 1 :])
+    elif isinstance(value, int | Poly | float):
+        for step in (1, -1):
+            yield "", step, value + step
+
+
+def _replaced(roots: tuple[Term, ...], changed: Mapping[Term, Term]) -> tuple[Term, ...]:
+    made: dict[Term, Term] = {}
+    for term in postorder(*roots):
+        if term in changed:
+            made[term] = changed[term]
+        elif isinstance(term, App):
+            made[term] = replace(term, args=tuple(None if a is None else made[a] for a in term.args))
+        elif isinstance(term, Project):
+            inner = made[term.term]
+            made[term] = Project(inner, term.index) if isinstance(inner, App) else inner
+        else:
+            made[term] = term
+    return tuple(made[r] for r in roots)
