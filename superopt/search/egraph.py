@@ -80,6 +80,7 @@ class EGraph:
         self.given: dict[int, tuple[int, int]] = {}  # value of the input → its depth, and a bit for each it depends on
         self.cause = ""  # the rule that e-nodes are now made by
         self.made_by: list[str] = []  # by birth id
+        self.touched: set[int] = set()  # classes that gained e-nodes since the caller last cleared it
         self.version = 0  # counts unions and births: unchanged means saturated
         self._head_ids: dict[tuple[str, Attributes], int] = {}
         self._parent: list[int] = []
@@ -159,6 +160,11 @@ class EGraph:
         self.by_op[op] = fresh
         return list(fresh)
 
+    def above(self, classes: set[int]) -> set[int]:
+        """These classes and those that read them."""
+        found = {self.find(c) for c in classes}
+        return found | {self.find(p) for c in found for _, p in self.classes[c].parents}
+
     # -- growing -------------------------------------------------------------------------------------------------
 
     def leaf(self, index: int, kind: TensorType, constant: bool) -> int:
@@ -224,6 +230,7 @@ class EGraph:
             if arg != ABSENT:
                 self.classes[arg].parents.append((node, identity))
         self.by_op.setdefault(self.heads[node[0]].op, {})[identity] = None
+        self.touched.add(identity)
         self.version += 1
         return identity
 
@@ -254,6 +261,7 @@ class EGraph:
             self._set_constant(keep)
         self._pending.append(keep.id)
         self._dirty.add(keep.id)
+        self.touched.add(keep.id)
         self.version += 1
         return True
 

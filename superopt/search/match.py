@@ -8,12 +8,12 @@ variable, the types' composite sizes and the guards are checked once everything 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
 from superopt.ir.poly import Dim, Poly, substitute, symbols
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, children, postorder
 from superopt.ir.types import DType, TensorType
 from superopt.ops.record import FLOATS
 from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme
@@ -81,7 +81,7 @@ _Instruction = _Apply | _Select | _Typed | _Root
 
 @dataclass(eq=False)
 class Pattern:
-    """A compiled side of a rule."""
+    """A compiled side of a rule. ``depth``: levels of operators; ``growth``: operators that the other side has more."""
 
     rule: Rule
     source: tuple[Term, ...]
@@ -92,6 +92,8 @@ class Pattern:
     tensor_slots: Mapping[str, int]
     root_op: str
     operators: frozenset[str]
+    depth: int
+    growth: int
     _heads: dict[tuple[int, str, tuple[tuple[str, AttributeValue], ...]], Findings | None] = field(default_factory=dict)
     _types: dict[tuple[str, TensorType], Findings | None] = field(default_factory=dict)
 
@@ -165,9 +167,18 @@ def compile_side(rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...])
             code.append(_Apply(slot_of[term], term, tuple(args)))
             todo.extend(reversed(new))
     tensors = {t.name: s for t, s in slot_of.items() if isinstance(t, Var)}
+    apps = sum(isinstance(t, App) for t in postorder(*target)) - sum(isinstance(t, App) for t in postorder(*source))
     return Pattern(
-        rule, source, target, tuple(code), len(slot_of), tuple(roots), tensors, first_op, frozenset(operators)
-    )
+        rule, source, target, tuple(code), len(slot_of), tuple(roots), tensors, first_op, frozenset(operators),
+        _depth(source), apps,
+    )  # fmt: skip
+
+
+def _depth(roots: tuple[Term, ...]) -> int:
+    depth: dict[Term, int] = {}
+    for term in postorder(*roots):
+        depth[term] = 0 if isinstance(term, Var) else 1 + max((depth[c] for c in children(term)), default=0)
+    return max(depth.values())
 
 
 def _anchor(root: Term, known: Mapping[Term, int]) -> tuple[int | None, tuple[str, ...]]:
@@ -184,13 +195,22 @@ def _anchor(root: Term, known: Mapping[Term, int]) -> tuple[int | None, tuple[st
     return None, ()
 
 
-def matches(graph: EGraph, pattern: Pattern, limit: int) -> Iterator[Match]:
-    """Occurrences of a pattern, at most ``limit``. The graph must be rebuilt, and must not change meanwhile."""
+def matches(graph: EGraph, pattern: Pattern, limit: int, within: Container[int] | None = None) -> Iterator[Match]:
+    """Occurrences of a pattern, at most ``limit``. The graph must be rebuilt, and must not change meanwhile.
+
+    Args:
+        graph: where to look.
+        pattern: a compiled side.
+        limit: most occurrences.
+        within: classes that the first root may be; all by default.
+    """
     if any(op not in graph.by_op for op in pattern.operators):
         return
     found = 0
     slots = [ABSENT] * pattern.slots
     for identity in graph.having(pattern.root_op):
+        if within is not None and identity not in within:
+            continue
         slots[pattern.roots[0]] = identity
         for bound, checks in _run(graph, pattern, 0, slots, {pattern.roots[0]}, {}, ()):
             sizes = dict(bound)

@@ -16,6 +16,8 @@ from superopt.search.egraph import ABSENT, EGraph, TypeClash
 from superopt.search.match import Match, Pattern, evaluate, matches
 from superopt.search.merge import GroupMove
 
+_GROWING = 4  # sides that add operators get this much less of the matches
+
 __all__ = ["Limits", "Moves", "Outcome", "instantiate", "saturate"]
 
 
@@ -51,36 +53,32 @@ class _Backoff:
     limit: int
     bans: int = 0
     until: int = 0
+    behind: bool = True  # has not seen all of the graph as it was in the last round
 
 
 def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
     """Grow the e-graph by the moves, in place."""
     outcome = Outcome()
-    backoff = {p: _Backoff(limits.matches) for p in moves.patterns}
+    backoff = {p: _Backoff(limits.matches if p.growth <= 0 else limits.matches // _GROWING) for p in moves.patterns}
     seen: set[tuple[object, ...]] = set()
     graph.rebuild()
+    near: list[set[int]] | None = None  # classes near what changed in the last round, by distance; None: all
     for number in range(limits.rounds):
         outcome.rounds = number + 1
         before = graph.version
-        banned = False
-        for group in moves.groups:
-            if _out_of(graph, limits, outcome):
-                return outcome
-            for why, roots, targets, match in group.proposals(graph, seen):
-                _apply(graph, why, roots, targets, match, outcome)
-            graph.rebuild()
+        graph.touched = set()
+        _merge_groups(graph, moves, limits, seen, outcome)
         found: list[tuple[Pattern, Match]] = []
+        banned = False
         for pattern in moves.patterns:
-            if time.monotonic() > limits.deadline:
-                outcome.stopped = "time"
+            if _out_of(graph, limits, outcome):
                 return outcome
             state = backoff[pattern]
             if state.until > number:
-                banned = True
-                continue
-            if pattern.rule.id in outcome.quarantined:
-                continue
-            banned |= _search(graph, pattern, state, number, seen, found)
+                banned = state.behind = True
+            elif pattern.rule.id not in outcome.quarantined:
+                banned |= _search(graph, pattern, state, number, seen, found, near)
+        found.sort(key=lambda f: f[0].growth)  # what shrinks comes first, in case the limit is reached
         for pattern, match in found:
             if _out_of(graph, limits, outcome):
                 graph.rebuild()
@@ -91,8 +89,22 @@ def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
         if graph.version == before and not banned:
             outcome.stopped = "saturated"
             return outcome
+        near = [graph.above(graph.touched)]
+        for _ in range(max((p.depth for p in moves.patterns), default=0)):
+            near.append(graph.above(near[-1]))
     outcome.stopped = "rounds"
     return outcome
+
+
+def _merge_groups(
+    graph: EGraph, moves: Moves, limits: Limits, seen: set[tuple[object, ...]], outcome: Outcome
+) -> None:
+    for group in moves.groups:
+        if _out_of(graph, limits, outcome):
+            break
+        for why, roots, targets, match in list(group.proposals(graph, seen)):
+            _apply(graph, why, roots, targets, match, outcome)
+        graph.rebuild()
 
 
 def _out_of(graph: EGraph, limits: Limits, outcome: Outcome) -> bool:
@@ -107,12 +119,14 @@ def _out_of(graph: EGraph, limits: Limits, outcome: Outcome) -> bool:
 
 def _search(
     graph: EGraph, pattern: Pattern, state: _Backoff, number: int,
-    seen: set[tuple[object, ...]], found: list[tuple[Pattern, Match]],
+    seen: set[tuple[object, ...]], found: list[tuple[Pattern, Match]], near: list[set[int]] | None,
 ) -> bool:  # fmt: skip
     """Collect the new occurrences of a pattern; True if it was banned for having too many."""
     fresh: list[tuple[Pattern, Match]] = []
     limit = state.limit << state.bans
-    for match in matches(graph, pattern, 8 * limit):
+    within = None if near is None or state.behind or len(pattern.roots) > 1 else near[pattern.depth]
+    state.behind = False
+    for match in matches(graph, pattern, 8 * limit, within):
         key = (id(pattern), match.roots, *match.tensors.values(), *match.sizes.values())
         if key in seen or all(graph.constant(r) for r in match.roots):
             continue  # what is constant is computed once, whatever its form
@@ -121,6 +135,7 @@ def _search(
         if len(fresh) >= limit:
             state.bans += 1
             state.until = number + 1 + state.bans
+            state.behind = True
             found.extend(fresh)
             return True
     found.extend(fresh)
