@@ -278,8 +278,8 @@ def table(results: Sequence[dict[str, str]], optimize: bool) -> str:
         f"Models of `onnx` {onnx.__version__}'s backend tests: {what}, outputs under ONNX Runtime",
         f"{onnxruntime.__version__} the same bits as the original's{slack}.",
         "",
-        "*passed*: same outputs. *carried through*: converted and read back as the same graph, but ONNX Runtime does not",
-        "run the original, or not deterministically. *refused*: superopt does not accept the model.", "",
+        "*passed*: same outputs. *carried through*: converted and read back as the same graph, but ONNX Runtime does",
+        "not run the original, or not deterministically. *refused*: superopt does not accept the model.", "",
         "Made by `make conformance`.", "",
         "| models | " + " | ".join(statuses) + " | all |", "|---" * (len(statuses) + 2) + "|",
     ]  # fmt: skip

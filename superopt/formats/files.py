@@ -7,6 +7,7 @@ decided on an open descriptor (``fstat``), so a file cannot be swapped between t
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import stat
@@ -15,11 +16,14 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from superopt.ir.errors import InvalidModel, UsageError, printable
 
 __all__ = ["CHUNK", "MappedFile", "Replacement", "open_inside", "open_plain", "read_plain", "replace_file"]
 
 CHUNK = 4 << 20
+_HOLE = bytes(CHUNK)
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _KINDS = (
@@ -135,19 +139,31 @@ class MappedFile:
         """The whole file, read-only."""
         return mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
 
-    def chunks(self, offset: int, length: int) -> Iterator[bytes]:
-        """The bytes from ``offset``, a few MiB at a time, without keeping them mapped.
+    def chunks(self, offset: int, length: int) -> Iterator[bytes | memoryview]:
+        """The bytes from ``offset``, a few MiB at a time, without keeping them mapped; holes are not read.
 
         Raises:
             InvalidModel: the file became shorter since it was opened.
         """
         end = offset + length
         while offset < end:
-            piece = os.pread(self._descriptor, min(CHUNK, end - offset), offset)
+            piece: bytes | memoryview
+            if hole := min(self._hole(offset), end) - offset:
+                piece = memoryview(_HOLE)[:hole]
+            else:
+                piece = os.pread(self._descriptor, min(CHUNK, end - offset), offset)
             if not piece:
                 raise InvalidModel("the file was truncated while it was being read", where=printable(str(self.path)))
             yield piece
             offset += len(piece)
+
+    def _hole(self, offset: int) -> int:
+        """Where the hole at ``offset`` ends, ``offset`` itself where there is none."""
+        try:
+            return os.lseek(self._descriptor, offset, os.SEEK_DATA)
+        except (OSError, AttributeError) as error:  # ENXIO: nothing but a hole up to the end
+            whole = os.fstat(self._descriptor).st_size == self.size
+            return self.size if whole and getattr(error, "errno", 0) == errno.ENXIO else offset
 
     def __getstate__(self) -> dict[str, object]:
         return {"path": self.path, "_identity": self._identity}
@@ -245,14 +261,10 @@ def _refuse_existing(path: Path, force: bool) -> None:
 
 
 def any_nonzero(chunk: bytes | memoryview) -> bool:
-    """Whether a chunk holds any byte that is not zero; a slice is compared first, as that usually decides."""
-    data = memoryview(chunk).cast("B")
-    return data[:64] != _ZEROS[:64] or any(
-        data[i : i + len(_ZEROS)] != _ZEROS[: min(len(_ZEROS), len(data) - i)] for i in range(0, len(data), len(_ZEROS))
-    )
-
-
-_ZEROS = memoryview(bytes(1 << 16))
+    """Whether a chunk holds any byte that is not zero."""
+    if isinstance(chunk, memoryview) and chunk.obj is _HOLE:
+        return False
+    return bool(np.frombuffer(chunk, np.uint8).any())
 
 
 def _umask() -> int:

@@ -208,7 +208,8 @@ def _values(array: np.ndarray, kind: TensorType) -> list[object] | None:
     """The elements as JSON values if these give back the same bits (some NaNs do not), else ``None``."""
     if not (kind.dtype.is_float or kind.dtype.is_integer or kind.dtype is DType.BOOL):
         return None
-    wide = array.astype(np.float64) if kind.dtype.is_float else array
+    with np.errstate(invalid="ignore"):  # a signalling NaN is found out below
+        wide = array.astype(np.float64) if kind.dtype.is_float else array
     if kind.dtype.is_integer and kind.dtype is not DType.UINT64:
         wide = array.astype(np.int64)
     values = [finite(v) for v in wide.reshape(-1).tolist()]

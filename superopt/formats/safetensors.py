@@ -51,9 +51,10 @@ def read_header(file: MappedFile) -> Mapping[str, Stored]:
     if not 2 <= length <= min(MAX_HEADER, file.size - 8):
         raise InvalidModel("is not a safetensors file, or is truncated", where=where)
     try:
-        entries = Cursor(parse_json(b"".join(file.chunks(8, length)))).mapping()
-        if len(entries) > MAX_TENSORS:
-            raise InvalidModel(f"names {len(entries)} tensors; the limit is {MAX_TENSORS}")
+        header = b"".join(file.chunks(8, length))
+        if header.count(b"{") > MAX_TENSORS + 2:  # before parsing, which would take long and much memory
+            raise InvalidModel(f"names about {header.count(b'{')} tensors; the limit is {MAX_TENSORS}")
+        entries = Cursor(parse_json(header)).mapping()
         return {k: _entry(v, 8 + length, file.size) for k, v in entries.items() if k != "__metadata__"}
     except InvalidModel as error:
         raise error.within(where) from error

@@ -123,7 +123,7 @@ class FileData:
             return ArrayData(self.numpy()).digest
         return _digest(self.type, self.chunks())
 
-    def chunks(self) -> Iterator[bytes]:
+    def chunks(self) -> Iterator[bytes | memoryview]:
         return self.file.chunks(self.offset, expected_bytes(self.type))
 
     def numpy(self) -> np.ndarray:

@@ -97,7 +97,8 @@ def _data(w: Weight) -> str:
     real = w.type.dtype in (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.INT32)
     if real and isinstance(count, int) and count <= INLINE and not isinstance(w.data, DigestData):
         values = w.data.numpy().reshape(-1).tolist()
-        again = ArrayData(np.array(values, w.type.dtype.numpy).reshape(w.type.shape))  # type: ignore[arg-type]
+        read = [float(repr(v)) if isinstance(v, float) else v for v in values]  # a NaN's payload is not printed
+        again = ArrayData(np.array(read, w.type.dtype.numpy).reshape(w.type.shape))  # type: ignore[arg-type]
         if again.digest == w.data.digest:
             return f" = [{', '.join(_attribute(v) for v in values)}]"
     return f" = digest {json.dumps(w.data.digest)}"
