@@ -221,6 +221,9 @@ class _Attempt:
         self.progress(0, None, "measuring")
         return measure(self.graph, after, sizes=self.options.sizes, seed=self.options.seed)
 
+    def _verdict(self, rule: str) -> str:
+        return "evaluated" if rule == "fold" else self.library.verdict_name(rule)  # folding is no rule: it computes
+
     def _report(
         self, found: SearchResult, checked: CheckResult, measured: report.Measured | None, notes: list[str]
     ) -> report.Report:
@@ -244,7 +247,7 @@ class _Attempt:
                 before.flops, after.flops, before.bytes, after.bytes, before.intensity, after.intensity
             ),
             rules_applied=tuple(
-                report.Applied(a.rule, a.count, self.library.verdict_name(a.rule), a.gain_us, a.where)
+                report.Applied(a.rule, a.count, self._verdict(a.rule), a.gain_us, a.where)
                 for a in found.applied
             ),
             search=report.Search(
