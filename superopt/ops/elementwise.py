@@ -161,6 +161,19 @@ def write_cast(attributes: Mapping[str, AttributeValue], types: Sequence[TensorT
     return NodeForm((0,), {"to": dtype_code(attributes["to"])})
 
 
+def read_cast_like(view: NodeView) -> Canonical:
+    only(view, "saturate", "round_mode")
+    return Canonical((0,), {"to": view.type(1).dtype.value})
+
+
+def write_cast_like(
+    attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int
+) -> NodeForm:
+    """The second input, of which only the element type counts, is written as a literal."""
+    since_only(opset, 15)
+    return NodeForm((0, np.zeros(1, dtype=typed(attributes["to"]).numpy)), {})
+
+
 def read_clip(view: NodeView) -> Canonical:
     """Bounds as numbers: attributes below opset 11, constant scalar inputs from there on; ±inf when absent."""
     only(view, *(("min", "max") if view.opset < 11 else ()))
@@ -281,6 +294,11 @@ OPERATORS = (
     Operator(
         name="Cast", inputs=("X",), attributes={"to": "dtype"}, meaning=cast, since=6, dtypes=ANY,
         result=lambda types, attributes: typed(attributes["to"]), read=read_cast, write=write_cast,
+        family="elementwise",
+    ),
+    Operator(
+        name="CastLike", inputs=("X",), attributes={"to": "dtype"}, meaning=cast, since=15, dtypes=ANY,
+        result=lambda types, attributes: typed(attributes["to"]), read=read_cast_like, write=write_cast_like,
         family="elementwise",
     ),
     Operator(

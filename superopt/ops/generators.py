@@ -212,11 +212,13 @@ def read_constant(view: NodeView) -> Canonical:
 def attribute_array(name: str, given: Attribute) -> np.ndarray | None:
     """The tensor that an attribute of Constant stands for, if it is numeric."""
     if isinstance(given, Weight):
-        return constant_array(given) if given.type.dtype in ANY else None
+        return constant_array(given) if name == "value" and given.type.dtype in ANY else None
     numbers = given if isinstance(given, tuple) else (given,)
-    if not all(isinstance(v, int | float) for v in numbers):
-        return None
-    return np.array(given, dtype=np.int64 if name.startswith("value_int") else np.float32)
+    if name in ("value_int", "value_ints") and all(isinstance(v, int) and abs(v) < 2**63 for v in numbers):
+        return np.array(given, dtype=np.int64)
+    if name in ("value_float", "value_floats") and all(isinstance(v, int | float) for v in numbers):
+        return np.array(given, dtype=np.float32)
+    return None
 
 
 def write_constant(attributes: Attributes, types: Types, opset: int) -> NodeForm:

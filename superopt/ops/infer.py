@@ -169,6 +169,8 @@ class _Inference:
 
         try:
             canonical = operator.read(NodeView(node, self.opset, types, constant, integers))
+            if any(p is not None and p >= len(types) for p in canonical.args):
+                return f"{node.op} with {len(types)} inputs"
             args = tuple(None if p is None else types[p] for p in canonical.args)
             meaning, found = operator.apply(args, canonical.attributes)
         except (NotCovered, SuperoptError) as reason:

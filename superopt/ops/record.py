@@ -158,6 +158,9 @@ def _applied(
 ) -> tuple[Meaning, tuple[TensorType, ...]]:
     values = dict(attributes)
     operator.check_arity(len(types))
+    for position, kind in enumerate(types):
+        if kind is None and not operator.inputs[min(position, len(operator.inputs) - 1)].endswith("?"):
+            raise IllTyped(f"argument {position} of {operator.name} is missing")
     if set(values) != set(operator.attributes):
         odd = ", ".join(sorted(set(values) ^ set(operator.attributes)))
         raise IllTyped(f"{operator.name} has the attributes {sorted(operator.attributes)}; look at {odd}")

@@ -113,7 +113,10 @@ def read_split(view: NodeView) -> Canonical:
     axis = normal_axis(integer(view, "axis", 0), len(shape))
     parts = listed(view, "split", 1, 13)
     if parts is None:
-        parts = equal_parts(shape[axis], integer(view, "num_outputs", len(view.node.outputs)), view.opset)
+        count = integer(view, "num_outputs", len(view.node.outputs))
+        if count != len(view.node.outputs):  # before any list of that length is made
+            raise NotCovered(f"{count} parts for {len(view.node.outputs)} outputs")
+        parts = equal_parts(shape[axis], count, view.opset)
     if len(parts) != len(view.node.outputs):
         raise NotCovered(f"{len(parts)} parts for {len(view.node.outputs)} outputs")
     return Canonical((0,), {"axis": axis, "split": parts})

@@ -133,6 +133,7 @@ def elementwise() -> Iterator[Sample]:
     for source, target in ((f(5), 7), (f(5), 6), (f(5), 9), (n(5), 1), (b(5), 1), (n(5), 9), (f(3), 11), (b(3), 7)):
         yield s("Cast", source, to=target)
     yield s("Cast", n(4, dtype=np.int32), to=7, opset=9)
+    yield from (s("CastLike", f(3), like, data=1) for like in (n(1), b(2), f(1, dtype=np.float64)))
     yield s("Clip", f(3, 4), np.float32(-0.5).reshape(()), np.float32(0.75).reshape(()), data=1)
     yield s("Clip", f(3, 4), None, np.float32(0.75).reshape(()), data=1)
     yield s("Clip", f(3, 4), np.float32(0.0).reshape(()), data=1, opset=11)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -196,3 +198,25 @@ def test_a_long_chain_is_one_reading_per_form() -> None:
     found = typing({"v0": f(N, 3)}, chain)
     assert found.types["v20000"] == f(N, 3)
     assert found.nodes[0].attributes is found.nodes[-1].attributes
+
+
+ODD: list[Any] = [
+    0, -1, 7, 2**63 - 1, -(2**63), 1.5, float("nan"), float("inf"), b"", b"\xff", (), (0,), (-1, 2**62), (1.5,), (b"a",),
+    OpaqueAttribute(b"x"), Weight("", f(2), None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutated_nodes_never_raise(seed: int, samples: list[Any]) -> None:
+    chance = random.Random(seed)
+    for _ in range(500):
+        sample = chance.choice(samples)
+        names = [*sample.attributes, "axis", "shape", "to", "pads", "split", "value", "k", "mode"]
+        odd = {**sample.attributes, chance.choice(names): chance.choice(ODD)}
+        arrays = list(sample.arrays)
+        if arrays and chance.random() < 0.5:
+            arrays[chance.randrange(len(arrays))] = chance.choice([None, np.array([-1]), np.array(0.5), np.array([[]])])
+        opset, outputs = chance.choice((1, 7, 11, 13, 21, 24)), chance.choice((1, 2))
+        mutant = replace(sample, attributes=odd, arrays=tuple(arrays), opset=opset, outputs=outputs)
+        (found,) = infer(mutant.graph(symbolic=chance.random() < 0.3)).nodes
+        assert isinstance(found, Applied | Barrier)
