@@ -105,6 +105,8 @@ def _extreme_of(value: Value, kind: str) -> Extreme | None:
 def made_of(algebra: Algebra, kind: str, branches: list[Branch]) -> Value:
     """The reduction over branches, with what does not depend on the range taken out of it."""
     branches = [s for b in branches for f in _flat(kind, b) for s in _simplified(algebra, kind, f)]
+    if kind == "max":
+        branches = [u for b in branches for u in _unfolded(algebra, b)]
     for b in branches:
         for guard in sorted(b.guards, key=str):
             if not symbols(guard.size) & set(b.bound):
@@ -146,7 +148,7 @@ def _by_guard(algebra: Algebra, kind: str, branches: list[Branch], guard: Condit
 
 
 def _taken_out(algebra: Algebra, branch: Branch) -> Value:
-    """``max(c + v) = c + max(v)``, ``max(c·v) = c·max(v)`` for ``c > 0``, ``max(ramp(v)) = ramp(max(v))``."""
+    """``max(c + v) = c + max(v)``, ``max(c·v) = c·max(v)`` for ``c > 0``."""
     bound = set(branch.bound)
     fixed = tuple(m for m in branch.value if not m.free & bound)
     moving = tuple(m for m in branch.value if m.free & bound)
@@ -163,19 +165,26 @@ def _taken_out(algebra: Algebra, branch: Branch) -> Value:
         ):
             scaled = m.coefficient
             body: Value = (Monomial(Fraction(1), (), frozenset(), inner),)
-            made = _ramp_outside(algebra, branch.bound, branch.guards, body)
+            made = atom_value(Extreme("max", (_sealed_branch(Branch(branch.bound, branch.guards, body)),)))
             if outer:
                 made = tuple(v.of(factors=merge_factors(v.factors, outer)) for v in made)
             return add(fixed, scale(made, scaled))
     return add(fixed, atom_value(Extreme("max", (_sealed_branch(Branch(branch.bound, branch.guards, moving)),))))
 
 
-def _ramp_outside(algebra: Algebra, bound: tuple[str, ...], guards: frozenset[Condition], body: Value) -> Value:
-    factor, power = body[0].factors[0]
-    single = len(body[0].factors) == 1 and power == 1
-    if single and isinstance(factor, Apply) and factor.function == "ramp" and algebra.inhabited(bound, guards):
-        return algebra.ramp(made_of(algebra, "max", [Branch(bound, guards, factor.args[0])]))
-    return atom_value(Extreme("max", (_sealed_branch(Branch(bound, guards, body)),)))
+def _unfolded(algebra: Algebra, branch: Branch) -> list[Branch]:
+    """``max(w + c·ramp(u)) = max(max(w), max(w + c·u))`` for ``c > 0``, over a range that is inhabited."""
+    for m in branch.value:
+        factor = m.factors[0][0] if len(m.factors) == 1 and m.factors[0][1] == 1 else None
+        plain = not m.bound and not m.guards and m.coefficient > 0
+        if plain and isinstance(factor, Apply) and factor.function == "ramp":
+            if not algebra.inhabited(branch.bound, branch.guards):
+                return [branch]
+            low = tuple(o for o in branch.value if o is not m)
+            high = algebra.tidy(add(low, scale(factor.args[0], m.coefficient)))
+            made = [Branch(branch.bound, branch.guards, v) for v in (low, high)]
+            return [u for b in made for u in _unfolded(algebra, b)]
+    return [branch]
 
 
 def _sealed_branch(branch: Branch) -> Branch:
