@@ -17,6 +17,7 @@ from superopt.ir.terms import App, AttributeValue, Project, Term, Var, children,
 from superopt.ir.types import DType, TensorType
 from superopt.ops.record import FLOATS
 from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme
+from superopt.rules.solve import solve
 from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
 
 __all__ = ["Match", "Pattern", "compile_side", "matches"]
@@ -94,6 +95,7 @@ class Pattern:
     operators: frozenset[str]
     depth: int
     growth: int
+    first_round: bool = False  # only the input's own applications are taken apart, not what was just merged
     _heads: dict[tuple[int, str, tuple[tuple[str, AttributeValue], ...]], Findings | None] = field(default_factory=dict)
     _types: dict[tuple[str, TensorType], Findings | None] = field(default_factory=dict)
 
@@ -114,7 +116,9 @@ class Pattern:
         return self._types[key]
 
 
-def compile_side(rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...]) -> Pattern:
+def compile_side(
+    rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...], *, first_round: bool = False
+) -> Pattern:
     """Prepare a side of a plain rule (no ``...``) for matching.
 
     Raises:
@@ -170,7 +174,7 @@ def compile_side(rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...])
     apps = sum(isinstance(t, App) for t in postorder(*target)) - sum(isinstance(t, App) for t in postorder(*source))
     return Pattern(
         rule, source, target, tuple(code), len(slot_of), tuple(roots), tensors, first_op, frozenset(operators),
-        _depth(source), apps,
+        _depth(source), apps, first_round,
     )  # fmt: skip
 
 
@@ -213,7 +217,9 @@ def matches(graph: EGraph, pattern: Pattern, limit: int, within: Container[int] 
             continue
         slots[pattern.roots[0]] = identity
         for bound, checks in _run(graph, pattern, 0, slots, {pattern.roots[0]}, {}, ()):
-            sizes = dict(bound)
+            sizes = _solved(checks, bound)
+            if sizes is None:
+                continue
             tensors = {n: slots[s] for n, s in pattern.tensor_slots.items()}
             if _acceptable(graph, pattern.rule, tensors, sizes, checks):
                 yield Match(tuple(slots[r] for r in pattern.roots), tensors, sizes)
@@ -387,6 +393,16 @@ def evaluate(value: AttributeValue, sizes: Mapping[str, AttributeValue]) -> Attr
     if isinstance(value, tuple):
         return tuple(evaluate(v, sizes) for v in value)
     return substitute(value, cast(Mapping[str, Dim], sizes)) if isinstance(value, Poly) else value
+
+
+def _solved(checks: tuple[Check, ...], bound: Mapping[str, AttributeValue]) -> dict[str, AttributeValue] | None:
+    """Bindings with the names that only composite sizes determine (the ``o`` of ``f[g*o, c, u, v]``) added."""
+    if all(isinstance(w, Poly) and symbols(w) <= bound.keys() for w, _ in checks):
+        return dict(bound)
+    equations = [(w, g) for w, g in checks if isinstance(w, Poly) and isinstance(g, int | Poly)]
+    known = {n: v for n, v in bound.items() if isinstance(v, int | Poly)}
+    found = solve(equations, known)
+    return None if found is None else {**bound, **found}
 
 
 def _acceptable(
