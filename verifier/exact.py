@@ -250,9 +250,9 @@ def test(rule: Rule, *, seed: int = 0, trials: int = 8) -> Verdict:  # noqa: PT0
         return Refuted(minimised(rule, instance, point, seed), time.perf_counter() - started)
     seconds = time.perf_counter() - started
     if unsure:
-        return Unknown(unsure, seconds)
+        return Unknown(unsure, seconds=seconds)
     if passed < min(4, trials):
-        return Unknown(f"only {passed} of {trials} draws of sizes satisfy the types and preconditions", seconds)
+        return Unknown(f"only {passed} of {trials} draws of sizes satisfy the types and preconditions", seconds=seconds)
     return Tested(passed, bound, seconds)
 
 
