@@ -13,7 +13,7 @@ import numpy as np
 
 from superopt.ir.errors import InvalidModel, UsageError, printable
 from superopt.ir.graph import ArrayData, Attribute, Graph, Node, OpaqueAttribute, Value, Weight
-from superopt.ir.poly import Dim, Poly, Quotient, sym
+from superopt.ir.poly import Dim, sym
 from superopt.ir.types import DType, OpaqueType, TensorType, ValueType
 
 __all__ = ["WORD", "DigestData", "parse_graph"]
@@ -53,6 +53,7 @@ def parse_graph(text: str) -> Graph:
     opset: dict[str, int] = {}
     extras: dict[str, bytes] = {}
     while parser.token:
+        start = parser.position
         match parser.word():
             case "graph":
                 name = parser.name()
@@ -72,7 +73,7 @@ def parse_graph(text: str) -> Graph:
             case "input" | "value" | "output" as kind:
                 values[kind].append(parser.value())
             case other:
-                parser.fail(f"{printable(other)!r} is not a statement")
+                parser.fail(f"{printable(other)!r} is not a statement", start)
     inputs, inner, outputs = (tuple(values[k]) for k in ("input", "value", "output"))
     graph = Graph(name, inputs, outputs, tuple(weights), tuple(nodes), opset, inner, doc, metadata, extras)
     return graph.checked()
@@ -100,9 +101,16 @@ class _Parser:
             if not self.token.isspace():
                 return
 
-    def fail(self, what: str) -> NoReturn:
-        line = self._text.count("\n", 0, self._at) + 1
-        column = self._at - self._text.rfind("\n", 0, self._at)
+    @property
+    def position(self) -> int:
+        """Where the current token begins."""
+        return self._at
+
+    def fail(self, what: str, at: int | None = None) -> NoReturn:
+        """Raise InvalidModel at the current token, or at a position before it."""
+        at = self._at if at is None else at
+        line = self._text.count("\n", 0, at) + 1
+        column = at - self._text.rfind("\n", 0, at)
         raise InvalidModel(what, where=f"line {line}, column {column}")
 
     def take(self, token: str) -> None:
@@ -184,7 +192,9 @@ class _Parser:
         self.take(",")
         denominator = self.dim()
         self.take(")")
-        return Poly((((Quotient(numerator, denominator),), 1),))
+        if denominator == 0:
+            self.fail("a size is divided by zero")
+        return numerator // denominator
 
     def type(self) -> ValueType | None:
         if self.accept("?"):
@@ -228,10 +238,11 @@ class _Parser:
         return Weight(name, kind, data, *self.notes())
 
     def _elements(self, kind: TensorType) -> ArrayData:
+        start = self.position
         self.take("[")
         values = self._list("]", self.attribute)
         if len(values) != kind.elements or not all(isinstance(v, int | float) for v in values):
-            self.fail(f"{kind.elements} numbers are expected")
+            self.fail(f"{kind.elements} numbers are expected", start)
         return ArrayData(np.array(values, kind.dtype.numpy).reshape(kind.shape))  # type: ignore[arg-type]
 
     def attribute(self) -> Attribute:
