@@ -201,8 +201,8 @@ def test_a_long_chain_is_one_reading_per_form() -> None:
 
 
 ODD: list[Any] = [
-    0, -1, 7, 2**63 - 1, -(2**63), 1.5, float("nan"), float("inf"), b"", b"\xff", (), (0,), (-1, 2**62), (1.5,), (b"a",),
-    OpaqueAttribute(b"x"), Weight("", f(2), None),
+    0, -1, 7, 2**63 - 1, -(2**63), 1.5, float("nan"), float("inf"), b"", b"\xff", (), (0,), (-1, 2**62), (1.5,),
+    (b"a",), OpaqueAttribute(b"x"), Weight("", f(2), None),
 ]  # fmt: skip
 
 
