@@ -36,7 +36,7 @@ class NeedsOrder(Exception):  # noqa: N818 - an event, not an error
 
 
 def _pack(p: Array, q: Array) -> Array:
-    return np.asarray(p) | (np.asarray(q) << _BITS)
+    return np.asarray(np.asarray(p) | (np.asarray(q) << _BITS))
 
 
 def _p(x: Array) -> Array:
