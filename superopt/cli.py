@@ -44,6 +44,7 @@ Dims = Annotated[
     list[str] | None,
     typer.Option("--dim", metavar="N=8", help="the size to cost a symbolic dimension at (it stays symbolic)"),
 ]
+Threads = Annotated[int, typer.Option(min=1, envvar="SUPEROPT_THREADS", help="threads that are measured with")]
 Target = Annotated[str, typer.Option(help="cpu, cuda, or profile:NAME", envvar="SUPEROPT_TARGET")]
 
 
@@ -114,6 +115,7 @@ def optimize(
     enable: Annotated[list[str] | None, typer.Option(metavar="RULE", help="use only these rules or families")] = None,
     disable: Annotated[list[str] | None, typer.Option(metavar="RULE", help="do without a rule or a family")] = None,
     dim: Dims = None,
+    threads: Threads = 1,
     measure: Annotated[bool, typer.Option("--measure", help="time input and result side by side")] = False,
     no_check: Annotated[bool, typer.Option("--no-check", help="skip the check against the reference")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="fail (exit 4) if a node is not understood")] = False,
@@ -134,8 +136,8 @@ def optimize(
         _refuse_existing(path, force)
     options = pipeline.Options(
         target=target, time_limit=time_limit, memory_limit=parse_bytes(memory_limit), seed=seed, rules=rules,
-        enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), measure=measure,
-        check=not no_check, strict=strict,
+        enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), threads=threads,
+        measure=measure, check=not no_check, strict=strict,
     )  # fmt: skip
     with _Input(model) as path, _Progress() as progress:
         result = pipeline.optimize(path, options=options, progress=progress)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ def for_target(
     *,
     progress: Progress | None = None,
     sizes: Mapping[str, int] | None = None,
+    threads: int = 1,
     time_limit: float = float("inf"),
 ) -> Iterator[CostModel]:
     """The cost model of a target: ``cpu``, or ``profile:NAME`` with a shipped profile's name or a path.
@@ -32,6 +32,7 @@ def for_target(
         target: its name.
         progress: called before each measurement.
         sizes: what symbolic dimensions are costed at.
+        threads: threads inside an operator.
         time_limit: seconds that may be spent measuring.
 
     Raises:
@@ -39,10 +40,7 @@ def for_target(
         BackendUnavailable: the target's device is not here.
     """
     if target == "cpu":
-        threads = os.environ.get("SUPEROPT_THREADS", "1")
-        if not threads.isdigit() or int(threads) < 1:
-            raise UsageError(f"SUPEROPT_THREADS={printable(threads)} is not a number of threads")
-        yield MeasuredCpu(threads=int(threads), sizes=sizes, time_limit=time_limit, progress=progress)
+        yield MeasuredCpu(threads=threads, sizes=sizes, time_limit=time_limit, progress=progress)
     elif target.startswith("profile:"):
         yield RecordedProfile(load_profile(target.removeprefix("profile:")), sizes)
     elif target == "cuda":
