@@ -27,6 +27,7 @@ from superopt.search.saturate import Limits, Moves
 __all__ = ["search"]
 
 _PHASES = 40
+_WINDOWS = (14, 30, 1 << 30)  # operators of a region in the first two phases, the next two, and then (at most)
 _QUIET = 3  # phases with different cuts that must find nothing before the search stops
 _RESERVE = 0.06  # share of the time that is kept for writing the result
 _TIMING = 0.6  # seconds to time a region before and after
@@ -121,11 +122,13 @@ class _Run:
         for number in range(_PHASES):
             level = number % 2 == 1
             order = level_order(self.program) if level else list(self.program.running)
-            regions, cuts = cut(self.program, order, self.prepared.adjacent, self.options.window, avoid)
+            window = min(self.options.window, _WINDOWS[min(number // 2, len(_WINDOWS) - 1)])
+            regions, cuts = cut(self.program, order, self.prepared.adjacent, window, avoid)
             avoid = cuts if number % 4 < 2 else frozenset()
             improved = self._phase([region_of(self.program, r) for r in regions], number)
             quiet = 0 if improved else quiet + 1
-            if self._over() or quiet >= _QUIET or (quiet and len(regions) <= 1):
+            widest = window == self.options.window
+            if self._over() or (widest and (quiet >= _QUIET or (quiet and len(regions) <= 1))):
                 return
 
     def _over(self) -> bool:

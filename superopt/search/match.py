@@ -98,6 +98,19 @@ class Pattern:
     first_round: bool = False  # only the input's own applications are taken apart, not what was just merged
     _heads: dict[tuple[int, str, tuple[tuple[str, AttributeValue], ...]], Findings | None] = field(default_factory=dict)
     _types: dict[tuple[str, TensorType], Findings | None] = field(default_factory=dict)
+    _runtime: dict[frozenset[str], tuple[int, int, int]] = field(default_factory=dict)
+
+    def runtime(self, constant: frozenset[str]) -> tuple[int, int, int]:
+        """Operators of the side and of the other one that run at inference, and of the side that do not.
+
+        Args:
+            constant: tensor variables that are bound to constants.
+        """
+        if constant not in self._runtime:
+            before, after = _running(self.source, constant), _running(self.target, constant)
+            apps = sum(isinstance(t, App) for t in postorder(*self.source))
+            self._runtime[constant] = (before, after, apps - before)
+        return self._runtime[constant]
 
     def head(self, position: int, op: str, attributes: Bound) -> Findings | None:
         """What the attributes of an application tell the instruction at a position; ``None`` if they do not fit."""
@@ -176,6 +189,18 @@ def compile_side(
         rule, source, target, tuple(code), len(slot_of), tuple(roots), tensors, first_op, frozenset(operators),
         _depth(source), apps, first_round,
     )  # fmt: skip
+
+
+def _running(roots: tuple[Term, ...], constant: frozenset[str]) -> int:
+    """How many applications depend on a variable that is not constant."""
+    moving: set[Term] = set()
+    for term in postorder(*roots):
+        if isinstance(term, Var):
+            if term.name not in constant:
+                moving.add(term)
+        elif any(c in moving for c in children(term)):
+            moving.add(term)
+    return sum(isinstance(t, App) for t in moving)
 
 
 def _depth(roots: tuple[Term, ...]) -> int:

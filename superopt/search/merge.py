@@ -18,7 +18,7 @@ from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme, Type
 from superopt.search.egraph import EGraph
 from superopt.search.match import Match, Pattern, compile_side, matches
 
-__all__ = ["GroupMove", "group_move", "lift"]
+__all__ = ["GroupMove", "group_move", "independent", "lift"]
 
 _RUNS = 6  # up to this many siblings, every contiguous run (by size) is offered; beyond it, whole groups only
 _WIDEST = 64
@@ -360,9 +360,9 @@ def _subgroups(
     ordered = sorted(members, key=lambda m: (given[m[0]][0], str(graph.type(m[0])), m[0]))
     for member in ordered:
         level.setdefault(given[member[0]][0], []).append(member)
-    parts = [ordered] if len(level) > 1 and _independent(ordered, given) else []
+    parts = [ordered] if len(level) > 1 and _independent([given[r][1] for r, _ in ordered]) else []
     for part in [*parts, *level.values()]:
-        if not 1 < len(part) or not _independent(part, given):
+        if not 1 < len(part) or not _independent([given[r][1] for r, _ in part]):
             continue
         yield from (part[i : i + _WIDEST] for i in range(0, len(part), _WIDEST) if len(part) - i > 1)
         alike: dict[str, list[tuple[int, Match]]] = {}
@@ -375,8 +375,13 @@ def _subgroups(
                     yield part[start : start + width]
 
 
-def _independent(members: Sequence[tuple[int, Match]], given: Mapping[int, tuple[int, int]]) -> bool:
-    """No member depends on another in the input: each mask holds the steps that a value is computed by."""
-    masks = [given[root][1] for root, _ in members]
-    own = [m.bit_length() - 1 for m in masks]  # a step comes after all it depends on
+def independent(graph: EGraph, roots: Sequence[int]) -> bool:
+    """Whether the classes are values of the input, none of which depends on another in it."""
+    given = {graph.find(c): known for c, known in graph.given.items()}
+    return all(r in given for r in roots) and _independent([given[r][1] for r in roots])
+
+
+def _independent(masks: Sequence[int]) -> bool:
+    """No value depends on another: each mask holds the steps that a value is computed by, its own the last."""
+    own = [m.bit_length() - 1 for m in masks]
     return not any(i != j and mask >> own[j] & 1 for i, mask in enumerate(masks) for j in range(len(own)))

@@ -64,12 +64,18 @@ def _add(rule: Rule, parts: Sequence[int], patterns: list[Pattern], groups: list
         if group is not None:
             groups.append(group)
             continue
-        patterns.append(compile_side(rule, source, target))
+        apart = len(source) > 1 and _is_split(source) and not _is_split(target)
+        patterns.append(compile_side(rule, source, target, first_round=apart))
         if rule.operators & {"Concat", "Split"}:
             for count in parts:
                 lifted = lift(rule, count, backward=backward)
                 if lifted is not None:
-                    patterns.append(compile_side(lifted, lifted.lhs, lifted.rhs))
+                    patterns.append(compile_side(lifted, lifted.lhs, lifted.rhs, first_round=apart))
+
+
+def _is_split(roots: Sequence[Term]) -> bool:
+    """Whether the roots are parts of one value."""
+    return all(isinstance(t, Project) or (isinstance(t, App) and t.op == "Slice") for t in roots)
 
 
 def _adjacent(rule: Rule) -> set[tuple[str, str]]:

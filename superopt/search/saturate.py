@@ -14,7 +14,7 @@ from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
 from superopt.ops.meaning import IllTyped
 from superopt.search.egraph import ABSENT, EGraph, TypeClash
 from superopt.search.match import Match, Pattern, evaluate, matches
-from superopt.search.merge import GroupMove
+from superopt.search.merge import GroupMove, independent
 
 _GROWING = 4  # sides that add operators get this much less of the matches
 
@@ -124,9 +124,17 @@ def _search(
     """Collect the new occurrences of a pattern; True if it was banned for having too many."""
     fresh: list[tuple[Pattern, Match]] = []
     limit = state.limit << state.bans
+    if pattern.first_round and number > 0:
+        return False
     within = None if near is None or state.behind or len(pattern.roots) > 1 else near[pattern.depth]
     state.behind = False
     for match in matches(graph, pattern, 8 * limit, within):
+        if len(match.roots) > 1 and not independent(graph, match.roots):
+            continue
+        fixed = frozenset(n for n, c in match.tensors.items() if graph.constant(c))
+        before, after, apart = pattern.runtime(fixed)
+        if after > before and apart:
+            continue  # it would take constants apart to make more work at run time
         key = (id(pattern), match.roots, *match.tensors.values(), *match.sizes.values())
         if key in seen or all(graph.constant(r) for r in match.roots):
             continue  # what is constant is computed once, whatever its form
