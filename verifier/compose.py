@@ -29,10 +29,10 @@ from superopt.ops.meaning import (
 )  # fmt: skip
 from superopt.verifier.arith import ge, negated, normal_condition
 from superopt.verifier.extremes import reduced
-from superopt.verifier.functions import INFINITY, Algebra, CannotProve
+from superopt.verifier.functions import INFINITY, Algebra, CannotProve, dimension_of, has_infinity, sealed
 from superopt.verifier.normal import (
+    Apply,
     Element,
-    SizeFactor,
     Value,
     add,
     atom_value,
@@ -65,6 +65,7 @@ class Composer:
         shapes: the shape of each tensor variable.
         booleans: tensor variables whose elements are 0 or 1.
         reads: positions that were promised to be inside, with what was known there.
+        promises: positions that depend on data, each promised to be inside an axis of a size.
     """
 
     algebra: Algebra
@@ -72,6 +73,7 @@ class Composer:
     shapes: Mapping[str, tuple[Dim, ...]]
     booleans: frozenset[str] = frozenset()
     reads: list[Unbounded] = field(default_factory=list)
+    promises: list[tuple[Value, Dim]] = field(default_factory=list)
     _memo: dict[tuple[Term, tuple[Dim, ...], tuple[Condition, ...]], Value] = field(default_factory=dict)
     _scope: tuple[Condition, ...] = ()  # ranges and conditions in force where the value is read
 
@@ -189,6 +191,8 @@ class Composer:
         with self._within(span):
             value = self.scalar(body, {**names, variable: sym(name)}, app)
         if kind == "sum":
+            if has_infinity(value):
+                raise CannotProve("a sum of infinite constants")
             return self.algebra.tidy(guarded(value, span, (name,)))
         return reduced(self.algebra, kind, name, frozenset(span), value)
 
@@ -203,13 +207,14 @@ class Composer:
         selectors: list[Value] = []
         for i, size in zip(node.index, shape, strict=True):
             if isinstance(i, Scalar):
-                exact = _dimension_of(self.scalar(i, names, app))
+                exact = dimension_of(self.scalar(i, names, app))
                 if exact is None:
                     name = fresh()
                     bound.append(name)
                     spans += [ge(sym(name)), normal_condition(ge(size - 1 - sym(name)))]
-                    difference = add(self.scalar(i, names, app), scale(size_value(sym(name)), -1))
-                    selectors.append(self.algebra.by_cases([difference], lambda v: self.algebra.zero(v[0])))
+                    place = self.scalar(i, names, app)
+                    selectors.append(atom_value(Apply("at", (size_value(sym(name)), sealed(place), size_value(size)))))
+                    self.promises.append((place, size))
                     exact = sym(name)
                 index.append(exact)
             else:
@@ -253,19 +258,3 @@ class Composer:
 
 def _atoms(size: Dim) -> set[object]:
     return {a for m, _ in size.terms for a in m} if isinstance(size, Poly) else set()
-
-
-def _dimension_of(value: Value) -> Dim | None:
-    """The integer polynomial that a value is, if it is one."""
-    total: Dim = 0
-    for m in value:
-        if m.bound or m.guards or m.coefficient.denominator != 1:
-            return None
-        product: Dim = int(m.coefficient)
-        for factor, power in m.factors:
-            if not isinstance(factor, SizeFactor) or power < 0 or power.denominator != 1:
-                return None
-            for _ in range(int(power)):
-                product = product * factor.size
-        total = total + product
-    return total

@@ -205,8 +205,11 @@ def _guards_text(guards: frozenset[Condition], names: Mapping[str, Dim]) -> str:
 
 
 def _local_names(item: Monomial | Branch, outer: Mapping[str, Dim]) -> dict[str, Dim]:
-    """Names for bound variables that no enclosing binder uses: ``outer`` has one entry per enclosing variable."""
-    return {n: sym(f"@{len(outer) + i}") for i, n in enumerate(_appearance(item))}
+    """Names for bound variables that no enclosing binder uses."""
+    if not item.bound:
+        return {}
+    start = max((int(str(v)[1:]) + 1 for v in outer.values() if str(v).startswith("@")), default=0)
+    return {n: sym(f"@{start + i}") for i, n in enumerate(_appearance(item))}
 
 
 def _appearance(item: Monomial | Branch) -> list[str]:

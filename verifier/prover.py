@@ -8,10 +8,10 @@ its other side is not (division by zero, roots of negative numbers).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from superopt.ir.poly import Dim, Poly, Quotient, sym, symbols
+from superopt.ir.poly import Dim, Poly, Quotient, substitute, sym, symbols
 from superopt.ir.terms import Term, Var
 from superopt.ops.meaning import Axis, Condition, IllTyped
 from superopt.rules import Rule, RuleError
@@ -21,7 +21,7 @@ from superopt.verifier.compose import Composer, Unbounded
 from superopt.verifier.context import Context, context_of, satisfiable
 from superopt.verifier.functions import Algebra, CannotProve
 from superopt.verifier.match_sums import Matcher
-from superopt.verifier.normal import Value, add, dimensions, scale
+from superopt.verifier.normal import Element, Value, add, dimensions, free, scale, text
 from superopt.verifier.simplify import coefficient_of, exact_quotient
 from superopt.verifier.verdict import ProvedAllSizes, Unknown
 
@@ -79,6 +79,8 @@ def _prove_instance(rule: Rule, deadline: float, proof: Proof) -> list[str]:
     """Prove a rule without ``...``; returns the values that must not be 0."""
     context = context_of(rule)
     facts = Facts(context.hypotheses, context.least, deadline)
+    if any(symbols(c.size) & context.reals.keys() for c in (*context.hypotheses, *context.needed)):
+        raise CannotProve("a precondition on a real attribute")
     if not satisfiable(facts):
         raise CannotProve("no sizes were found that satisfy the rule's context")
     if len(context.lhs) != len(context.rhs):
@@ -120,6 +122,7 @@ def _prove_output(rule: Rule, context: Context, left: Term, right: Term, deadlin
             break
         digits = finer
     attempt.check_reads()
+    attempt.check_positions(rule)
     nonzero = attempt.check_domain(rule)
     difference = add(attempt.left, scale(attempt.right, -1))
     matcher = Matcher(attempt.algebra)
@@ -173,6 +176,9 @@ class _Attempt:
     left: Value
     right: Value
     reads: list[Unbounded]
+    left_promises: list[tuple[Value, Dim]]
+    right_promises: list[tuple[Value, Dim]]
+    binding: Mapping[str, Dim]
     left_domain: dict[tuple[str, str], Value]
     right_domain: dict[tuple[str, str], Value]
 
@@ -197,7 +203,18 @@ class _Attempt:
         domain, algebra.domain = algebra.domain, {}
         second = Composer(algebra, context.meanings, shapes, context.booleans)
         two = second.element(right, tuple(index))
-        return _Attempt(facts, algebra, one, two, second.reads, domain, algebra.domain)
+        return _Attempt(
+            facts,
+            algebra,
+            one,
+            two,
+            second.reads,
+            first.promises,
+            second.promises,
+            context.binding,
+            domain,
+            algebra.domain,
+        )
 
     def check_reads(self) -> None:
         """The right side reads inside its inputs wherever its meanings promise it.
@@ -209,14 +226,33 @@ class _Attempt:
             if not self.facts.implied(read.condition, read.given):
                 raise CannotProve(f"a read of the right side is not shown to be inside its input: {read.condition}")
 
+    def check_positions(self, rule: Rule) -> None:
+        """Positions that depend on data are inside the axes that the right side reads with them.
+
+        Raises:
+            CannotProve: that was not shown.
+        """
+        known = [(hidden_text(v), size) for v, size in self.left_promises]
+        for name, scheme in rule.tensors.items():
+            if scheme.below is not None:
+                known.append((name, substitute(scheme.below, self.binding)))
+        for value, size in self.right_promises:
+            shown = hidden_text(value)
+            plain = _tensor_of(value) or shown
+            if not any(k in (shown, plain) and self.facts.implied(ge(size - below)) for k, below in known):
+                raise CannotProve(f"a position {shown} is not shown to be below {size}")
+
     def check_domain(self, rule: Rule) -> list[str]:
-        """Where the rule is used, the side that it puts in is defined wherever the side that it takes out is.
+        """The side that the rule puts in is defined wherever the side that it takes out is.
+
+        The rule's direction is left to right unless only the other one is possible. Used backwards, it may put in a
+        side that is not defined everywhere: the verdict lists these values.
 
         Raises:
             CannotProve: that was not shown.
         """
         left, right = self.left_domain.keys(), self.right_domain.keys()
-        extra = [*(right - left if rule.forward else ()), *(left - right if rule.backward else ())]
+        extra = right - left if rule.forward or not rule.backward else left - right
         if extra:
             kind, shown = sorted(extra)[0]
             raise CannotProve(f"one side is defined only where {shown} is {kind}")
@@ -237,6 +273,19 @@ class _Attempt:
                         made[axis][place : place + 1] = [quotient, atom.denominator]
                         return made
         return None
+
+
+def _tensor_of(value: Value) -> str | None:
+    """The tensor variable of which a value is plainly an element."""
+    if len(value) != 1 or value[0].bound or value[0].coefficient != 1 or len(value[0].factors) != 1:
+        return None
+    factor, power = value[0].factors[0]
+    return factor.tensor if isinstance(factor, Element) and power == 1 else None
+
+
+def hidden_text(value: Value) -> str:
+    """Text of a value for all indices alike."""
+    return text(value, {n: sym("_") for n in free(value) if "~" in n or "." in n})
 
 
 def _quotients(size: Dim) -> list[Quotient]:

@@ -1,4 +1,5 @@
-"""Rules with known truth for the prover's tests: (name, forall, lhs, rhs, where). ``{cv}`` are Conv's window attributes."""
+# ruff: noqa: E501 - a rule reads best on one line
+"""Rules with known truth for the prover: (name, forall, lhs, rhs, where). CV and CG are attributes of Conv."""
 
 from __future__ import annotations
 
