@@ -24,7 +24,14 @@ from onnx import (
 
 from superopt.formats.json_scan import Cursor, parse_json
 from superopt.formats.json_weights import DTYPE_NAMES, SOURCES, Sidecars, decode, tensor_type, weight_data
-from superopt.formats.onnx_checks import attribute_kind, check_functions, check_nodes, check_opset, node_keys
+from superopt.formats.onnx_checks import (
+    attribute_kind,
+    check_functions,
+    check_nodes,
+    check_opset,
+    check_text,
+    node_keys,
+)
 from superopt.formats.onnx_nodes import attribute_from_payload, nested_tensors
 from superopt.formats.onnx_tensors import ExternalFiles
 from superopt.formats.onnx_values import unknown_dim, value_type
@@ -254,8 +261,8 @@ def _parsed(message: type[Message], payload: bytes, cursor: Cursor) -> Message:
     found = message()
     try:
         found.ParseFromString(payload)
-        str(found)  # touches every name: text that is not UTF-8 shows itself here
-    except (DecodeError, UnicodeDecodeError):
+        check_text(found)
+    except (DecodeError, InvalidModel):
         cursor.fail(f"is not a serialised {message.__name__}")
     return found
 

@@ -161,7 +161,7 @@ def _packed(cursor: Cursor, kind: TensorType) -> PackedData:
 def _sparse(name: str, cursor: Cursor, kind: TensorType) -> WeightData:
     try:
         found = sparse_from_payload(name, decode(cursor))
-    except (DecodeError, UnicodeDecodeError):
+    except DecodeError:
         cursor.fail("is not a serialised SparseTensorProto")
     except InvalidModel as error:
         raise error.within(cursor.pointer) from error

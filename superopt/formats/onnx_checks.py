@@ -7,14 +7,16 @@ from functools import lru_cache
 from itertools import chain
 
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
+from google.protobuf.message import Message
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from superopt.formats.onnx_nodes import subgraphs
 from superopt.ir.errors import InvalidModel, ResourceLimit, printable
 from superopt.ir.graph import Node, label
 
 __all__ = [
-    "attribute_kind", "check_functions", "check_model", "check_nodes", "check_opset", "minimum_ir_version", "node_keys",
+    "attribute_kind", "check_functions", "check_model", "check_nodes", "check_opset", "check_text",
+    "minimum_ir_version", "node_keys",
 ]  # fmt: skip
 
 MAX_EXPANDED_NODES = 10_000_000
@@ -33,6 +35,32 @@ def check_model(model: ModelProto) -> None:
         raise InvalidModel("is not an ONNX model: it states no IR version")
     if model.ir_version > onnx.IR_VERSION:
         raise InvalidModel(f"has IR version {model.ir_version}; the newest known is {onnx.IR_VERSION}")
+
+
+def check_text(root: Message) -> None:
+    """Every string in a message is UTF-8 (the parser lets others pass, as bytes). Tensors' elements are not read.
+
+    Raises:
+        InvalidModel: one is not.
+    """
+    stack: list[Message] = [root]
+    while stack:
+        message = stack.pop()
+        if isinstance(message, TensorProto):
+            _text(message.name, message.doc_string)
+            stack += [*message.external_data, *message.metadata_props]
+            continue
+        for field, value in message.ListFields():
+            if field.type == field.TYPE_MESSAGE:
+                stack.extend([value] if isinstance(value, Message) else value)
+            elif field.type == field.TYPE_STRING:
+                _text(*([value] if isinstance(value, str | bytes) else value))
+
+
+def _text(*values: str | bytes) -> None:
+    for value in values:
+        if isinstance(value, bytes):
+            raise InvalidModel(f"the name or text {printable(repr(value))} in it is not UTF-8")
 
 
 def check_opset(opset: Mapping[str, int], nodes: Sequence[Node]) -> None:

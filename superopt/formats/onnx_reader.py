@@ -24,6 +24,7 @@ from superopt.formats.onnx_checks import (
     check_model,
     check_nodes,
     check_opset,
+    check_text,
     minimum_ir_version,
     node_keys,
 )
@@ -68,10 +69,9 @@ def from_onnx(model: ModelProto, *, base: Path | None = None, external: bool = T
 
 
 def _guarded(model: ModelProto, files: ExternalFiles) -> Graph:
+    check_text(model)
     try:
         return _read(model, files)
-    except UnicodeDecodeError as error:
-        raise InvalidModel(f"a name in the model is not UTF-8 (byte {error.object[error.start]:#x})") from error
     except (DecodeError, EncodeError) as error:
         raise InvalidModel(f"is not an ONNX model: {printable(str(error))}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import pickle
 import random
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
-from superopt.formats import from_bytes, load, save
+from superopt.formats import from_bytes, load, read_json, save, to_json, to_onnx_bytes
 from superopt.ir.errors import SuperoptError
 
 Maker = Callable[[Path], None]
@@ -200,7 +201,7 @@ ONNX: dict[str, tuple[Maker, str]] = {
     "opset 0": (write(model(relu(), opset=0)), "does not exist"),
     "absurd IR version": (write(ModelProto(ir_version=10**6, graph=GraphProto())), "IR version"),
     "no outputs": (write(model(relu(), outputs=())), "no outputs"),
-    "names that are not UTF-8": (raw(bad_utf8()), ""),
+    "names that are not UTF-8": (raw(bad_utf8()), "not UTF-8"),
     "sparse mismatch": (write(sparse(1)), "do not fit"),
 }  # fmt: skip
 
@@ -283,3 +284,36 @@ def test_a_long_chain_loads_and_saves(tmp_path: Path) -> None:
     graph = load(tmp_path / "chain.onnx")
     save(graph, tmp_path / "again.onnx")
     assert (tmp_path / "again.onnx").stat().st_size > 1_000_000
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """A few bytes changed, removed or put in."""
+    changed = bytearray(data)
+    for _ in range(chance.choice([1, 1, 2, 5])):
+        at = chance.randrange(len(changed))
+        match chance.randrange(5):
+            case 0:
+                del changed[at : at + chance.randrange(1, 6)]
+            case 1:
+                changed[at:at] = chance.randbytes(chance.randrange(1, 6))
+            case _:
+                changed[at] = chance.randrange(256)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_files_are_an_error_or_a_graph_that_can_be_saved(seed: int) -> None:
+    chance = random.Random(seed)
+    models = [GOOD, doubling(3).SerializeToString(), sparse(1).SerializeToString(), nested_ifs(3)]
+    models += [tensor([4], bytes(16)).SerializeToString(), dangling_capture().SerializeToString()]
+    models.append(json.dumps(to_json(from_bytes(models[1]))).encode())
+    outcomes = set()
+    for _ in range(400):
+        data = mutated(chance.choice(models), chance)
+        try:
+            graph = from_bytes(data)
+            to_onnx_bytes(read_json(json.dumps(to_json(graph)).encode()))
+            outcomes.add(0)
+        except SuperoptError as error:
+            outcomes.add(error.exit_code)
+    assert {0, 3} <= outcomes <= {0, 3, 7}
