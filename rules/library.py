@@ -21,13 +21,18 @@ from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import meaning_digest
 
-__all__ = ["ADMISSIBLE", "BUILT_IN", "PROOFS", "Library", "load_library", "parse_file", "read_verdicts", "write_rules",
-           "write_verdicts"]  # fmt: skip
+__all__ = [
+    "ADMISSIBLE", "BUILT_IN", "ON_REQUEST", "PROOFS", "Library", "load_library", "parse_file", "read_verdicts",
+    "write_rules", "write_verdicts",
+]  # fmt: skip
 
 BUILT_IN = Path(__file__).parent
 PROOFS = "proofs.json"
 # The verdicts that let a rule be used. "tested" is exact random testing, not a proof, and is reported as such.
 ADMISSIBLE = frozenset({"proved_all_sizes", "tested"})
+# Families of equalities that open terms up (a BatchNormalization as a convolution, a sum as a product with ones): true,
+# and sometimes what is needed, but they make the search's graph grow fast.
+ON_REQUEST = frozenset({"expansions"})
 _MOST_BYTES = 16 * 2**20
 
 
@@ -85,10 +90,14 @@ class Library(Mapping[str, Rule]):
 
     @cached_property
     def admitted(self) -> tuple[Rule, ...]:
-        """What search may use: the chosen rules whose stored verdict is in :data:`ADMISSIBLE`."""
+        """What search may use: the chosen rules whose stored verdict is in :data:`ADMISSIBLE`.
+
+        Unless something is enabled by name, the families of :data:`ON_REQUEST` are left out.
+        """
         return tuple(
             self.rules[i] for i in self
-            if (self.chosen is None or i in self.chosen) and self.verdict_name(i) in ADMISSIBLE
+            if (i in self.chosen if self.chosen is not None else self.rules[i].family not in ON_REQUEST)
+            and self.verdict_name(i) in ADMISSIBLE
         )  # fmt: skip
 
     def select(self, *, enable: Sequence[str] = (), disable: Sequence[str] = ()) -> Library:
@@ -97,7 +106,8 @@ class Library(Mapping[str, Rule]):
         Raises:
             UsageError: no rule or family has a name that was given; the closest name is suggested.
         """
-        on = self._named(enable) if enable else frozenset(self.rules)
+        usual = frozenset(i for i, r in self.rules.items() if r.family not in ON_REQUEST)
+        on = self._named(enable) if enable else usual
         return replace(self, chosen=on - self._named(disable))
 
     def _named(self, names: Iterable[str]) -> frozenset[str]:
