@@ -69,7 +69,7 @@ def test_types_print_and_parse_back(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "column", "expected"),
     [
-        ("MatMul(x, (y)", 12, "expected ',' or ')'"),
+        ("MatMul(x, (m)", 14, "expected ',' or ')'"),
         ("Add(x,, y)", 7, "expected a term"),
         ("Add(x, y", 9, "expected ',' or ')'"),
         ("Add(x, y) z", 11, "expected the end"),

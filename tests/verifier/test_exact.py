@@ -85,7 +85,7 @@ def test_a_wrong_counterexample_does_not_replay() -> None:
 
 
 def test_sides_of_different_types_are_refuted() -> None:
-    rule = parse_rule({"forall": {"x": "f[m, n]"}, "lhs": ["Transpose(x, perm=[1, 0])"], "rhs": ["Relu(x)"]})
+    rule = parse_rule({"forall": {"x": "f[m, n]"}, "lhs": ["Reshape(x, shape=[m, n, 1])"], "rhs": ["Relu(x)"]})
     verdict = exact(rule)
     assert isinstance(verdict, Refuted)
     assert "type" in describe(verdict.counterexample)
