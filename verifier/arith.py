@@ -14,7 +14,7 @@ from math import gcd
 
 import z3
 
-from superopt.ir.poly import Dim, Poly, Quotient, atoms, substitute, sym, symbols
+from superopt.ir.poly import Dim, Monomial, Poly, Quotient, atoms, substitute, sym, symbols
 from superopt.ops.meaning import Condition
 
 __all__ = ["Facts", "OutOfTimeError", "ge", "negated", "normal_condition"]
@@ -53,7 +53,7 @@ def normal_condition(condition: Condition) -> Condition:
         size = _scaled(size, constant, content)
     assert isinstance(size, Poly)
     if size.terms[0][1] < 0:
-        size = -size  # type: ignore[assignment]
+        size = -size
     return Condition(condition.kind, size)
 
 
@@ -231,7 +231,7 @@ class Facts:
             self.queries += 1
             problem = _Translation(self.least, products=rung == 2, nonlinear=rung == 3)
             problem.load(relevant, goal)
-            seconds = min(self.deadline - time.monotonic(), 0.4 if rung < 3 else 0.8)
+            seconds = min(self.deadline - time.monotonic(), 3.0)
             if problem.unsatisfiable(seconds):
                 return True
             if not problem.has_products:
@@ -239,7 +239,7 @@ class Facts:
         return False
 
 
-def _single_monomial(size: Dim) -> tuple[tuple[object, ...], int] | None:
+def _single_monomial(size: Dim) -> tuple[Monomial, int] | None:
     if isinstance(size, int):
         return ((), size)
     return (size.terms[0][0], size.terms[0][1]) if len(size.terms) == 1 else None

@@ -42,7 +42,7 @@ from superopt.verifier.normal import (
     scale,
     size_value,
 )
-from superopt.verifier.simplify import guarded
+from superopt.verifier.simplify import by_digits, guarded
 
 __all__ = ["Composer", "Unbounded"]
 
@@ -169,7 +169,7 @@ class Composer:
         if any(symbols(c.size) & self.algebra.reals.keys() for c in conditions):
             raise CannotProve("a condition on a real attribute")
         at = [normal_condition(Condition(c.kind, substitute(c.size, names))) for c in conditions]
-        at = [c for c in at if not facts.implied(c, self._scope, 0)]
+        at = [by_digits(c, facts, self._scope) for c in at if not facts.implied(c, self._scope, 0)]
         parts: list[Value] = []
         if not any(c.known is False for c in at) and not facts.contradictory((*self._scope, *at), 0):
             with self._within(at):
@@ -232,7 +232,7 @@ class Composer:
         for i, size in zip(index, shape, strict=True):
             for c in (normal_condition(ge(i)), normal_condition(ge(size - 1 - i))):
                 if not self.algebra.facts.implied(c, self._scope, 0):
-                    inside.append(c)
+                    inside.append(by_digits(c, self.algebra.facts, self._scope))
         if node.outside is None:
             self.reads += [Unbounded(c, self._scope) for c in inside]
             return self.element(source, index)

@@ -13,7 +13,7 @@ from math import isqrt
 
 from superopt.ir.poly import Dim, substitute, sym, symbols
 from superopt.ops.meaning import Condition
-from superopt.verifier.arith import Facts, ge, negated
+from superopt.verifier.arith import Facts, ge, negated, normal_condition
 from superopt.verifier.normal import (
     ONE,
     ZERO,
@@ -29,9 +29,11 @@ from superopt.verifier.normal import (
     atom_value,
     constant,
     free,
+    fresh,
     mul,
     rename_apart,
     scale,
+    size_value,
     text,
 )  # fmt: skip
 from superopt.verifier.simplify import coefficient_of, guarded, simplified
@@ -41,7 +43,7 @@ __all__ = ["Algebra", "CannotProve", "INFINITY", "has_infinity", "sealed"]
 INFINITY: Value = atom_value(Apply("infinity", ()))
 _ODD = frozenset({"erf", "sin", "tan", "asin", "atan", "sinh", "asinh", "atanh", "round"})
 _EVEN = frozenset({"cos", "cosh"})
-_BINARY_VALUED = frozenset({"positive", "zero", "nonzero", "isnan", "isinf"})
+_BINARY_VALUED = frozenset({"at", "positive", "zero", "nonzero", "isnan", "isinf"})
 _CASES = 200
 
 
@@ -110,7 +112,7 @@ class Algebra:
 
     def tidy(self, value: Value) -> Value:
         """Simplified, and idempotent factors reduced."""
-        reduced = [r for m in value for r in self._reduced(_idempotent(m))]
+        reduced = [r for m in value for o in _same_position(_idempotent(m)) for r in self._reduced(o)]
         return simplified(add(tuple(reduced)), self.facts)
 
     def _reduced(self, m: Monomial) -> Value:
@@ -138,7 +140,30 @@ class Algebra:
 
     def by_cases(self, args: Sequence[Value], apply: Callable[[Sequence[Value]], Value]) -> Value:
         """``f`` of guarded sums: ``Σ over cases [case] · f(what the arguments are there)``."""
-        return add(*(guarded(self.tidy(self._by_bits(plain, apply)), case) for case, plain in self.split(args)))
+        return add(*(guarded(self.tidy(self._by_position(plain, apply)), case) for case, plain in self.split(args)))
+
+    def _by_position(self, args: Sequence[Value], apply: Callable[[Sequence[Value]], Value]) -> Value:
+        """``f(… Σ_d at(d, i)·g(d) …) = Σ_e at(e, i)·f(… g(e) …)`` for a position ``i`` that is inside its axis."""
+        found = next(
+            (f for a in args for m in a for f, _ in m.factors if is_selector(f) and f.free & set(m.bound)), None
+        )
+        if found is None:
+            return self._by_bits(args, apply)
+        assert isinstance(found, Apply)
+        _, position, size = found.args
+        if free(position) & _bound_names(args):
+            return self._by_bits(args, apply)
+        self.cases += 1
+        if self.cases > _CASES:
+            raise CannotProve("too many cases")
+        name = fresh()
+        shown = text(position), text(size)
+        extent = dimension_of(size)
+        assert extent is not None
+        span = [ge(sym(name)), normal_condition(ge(extent - 1 - sym(name)))]
+        plain = [self.assume(self.tidy(add(*(_at_position(m, shown, sym(name)) for m in a))), span) for a in args]
+        inner = self.by_cases(plain, apply)
+        return guarded(mul(atom_value(Apply("at", (size_value(sym(name)), position, size))), inner), span, (name,))
 
     def _by_bits(self, args: Sequence[Value], apply: Callable[[Sequence[Value]], Value]) -> Value:
         """``f(… b …) = b·f(… 1 …) + (1 - b)·f(… 0 …)`` for a factor ``b`` that is 0 or 1."""
@@ -248,10 +273,10 @@ class Algebra:
         if exponent == 0:
             return ONE
         if exponent > 0:
-            made = base
+            product = base
             for _ in range(exponent - 1):
-                made = mul(made, base)
-            return self.tidy(made)
+                product = mul(product, base)
+            return self.tidy(product)
         if not base:
             raise CannotProve("division by zero")
         content, rest = self.content(base)
@@ -273,8 +298,8 @@ class Algebra:
             self._record(condition, value)
 
     def _record(self, condition: str, value: Value) -> None:
-        """A condition on the domain, with the names of enclosing bound variables hidden."""
-        hidden: dict[str, Dim] = {n: sym("_") for n in free(value) if "~" in n}
+        """A condition on the domain, for all indices alike: names of index variables are hidden."""
+        hidden: dict[str, Dim] = {n: sym("_") for n in free(value) if "~" in n or "." in n}
         self.domain.setdefault((condition, text(value, hidden)), value)
 
     def content(self, value: Value) -> tuple[Monomial, Value]:
@@ -486,6 +511,78 @@ def _single_factor(m: Monomial) -> Factor | None:
 
 def _is_infinity(m: Monomial) -> bool:
     return any(isinstance(f, Apply) and f.function == "infinity" for f, _ in m.factors)
+
+
+def is_selector(factor: Factor) -> bool:
+    """``at(d, i, n)``: 1 where the position ``d`` is the value ``i``, which is promised to be inside ``0 … n - 1``."""
+    return isinstance(factor, Apply) and factor.function == "at"
+
+
+def _bound_names(args: Sequence[Value]) -> set[str]:
+    return {n for a in args for m in a for n in m.bound}
+
+
+def _same_position(m: Monomial) -> Value:
+    """``at(d, i)·at(e, i) = [d = e]·at(d, i)``; ``Σ_d at(d, i) = 1`` where ``d`` occurs nowhere else."""
+    chosen = [f for f, _ in m.factors if is_selector(f)]
+    for k, f in enumerate(chosen):
+        assert isinstance(f, Apply)
+        for other in chosen[:k]:
+            assert isinstance(other, Apply)
+            if text(f.args[1]) == text(other.args[1]):
+                a, b = dimension_of(f.args[0]), dimension_of(other.args[0])
+                assert a is not None
+                assert b is not None
+                equal = normal_condition(Condition("eq", a - b))
+                if equal.known is False:
+                    return ZERO
+                guards = m.guards if equal.known else m.guards | {equal}
+                kept = tuple(fp for fp in m.factors if fp[0] is not f)
+                return _same_position(m.of(guards=guards, factors=kept))
+    for f in chosen:
+        assert isinstance(f, Apply)
+        d, extent = dimension_of(f.args[0]), dimension_of(f.args[2])
+        name = str(d)
+        assert extent is not None
+        span = {ge(sym(name)), normal_condition(ge(extent - 1 - sym(name)))}
+        own = {g for g in m.guards if name in symbols(g.size)}
+        if name in m.bound and own == span and not any(name in g.free for g, _ in m.factors if g is not f):
+            bound = tuple(n for n in m.bound if n != name)
+            kept = tuple(fp for fp in m.factors if fp[0] is not f)
+            return _same_position(Monomial(m.coefficient, bound, m.guards - own, kept))
+    return (m,)
+
+
+def _at_position(m: Monomial, shown: tuple[str, str], place: Dim) -> Value:
+    """The monomial where the value shown is the position ``place``."""
+    guards = set(m.guards)
+    kept: list[tuple[Factor, Fraction]] = []
+    for f, p in m.factors:
+        if isinstance(f, Apply) and f.function == "at" and (text(f.args[1]), text(f.args[2])) == shown:
+            d = dimension_of(f.args[0])
+            assert d is not None
+            guards.add(normal_condition(Condition("eq", d - place)))
+        else:
+            kept.append((f, p))
+    if any(g.known is False for g in guards):
+        return ZERO
+    return (m.of(guards=frozenset(g for g in guards if g.known is None), factors=tuple(kept)),)
+
+
+def dimension_of(value: Value) -> Dim | None:
+    """The integer polynomial that a value is, if it is one."""
+    total: Dim = 0
+    for m in value:
+        if m.bound or m.guards or m.coefficient.denominator != 1:
+            return None
+        product: Dim = int(m.coefficient)
+        for factor, power in m.factors:
+            if not isinstance(factor, SizeFactor) or power < 0 or power.denominator != 1:
+                return None
+            for _ in range(int(power)):
+                product = product * factor.size
+        total = total + product
+    return total
 
 
 def is_binary(value: Value) -> bool:

@@ -375,7 +375,7 @@ def _invertible(bijection: Bijection, known: tuple[str, ...]) -> bool:
     """Whether the known names are integer functions of the images: unit pivots solve the triangular system."""
     if len(bijection) != len(known):
         return False
-    equations = [v - sym(f"{n}'") for n, v in bijection.items()]
+    equations: list[Dim] = [v - sym(f"{n}'") for n, v in bijection.items()]
     open_names = list(known)
     while open_names:
         for e in equations:

@@ -22,7 +22,39 @@ from superopt.verifier.normal import (
     substitute_factors,
 )  # fmt: skip
 
-__all__ = ["coefficient_of", "exact_quotient", "guarded", "simplified", "simplify_monomial"]
+__all__ = ["by_digits", "coefficient_of", "exact_quotient", "guarded", "simplified", "simplify_monomial"]
+
+
+def by_digits(condition: Condition, facts: Facts, given: Iterable[Condition] = ()) -> Condition:
+    """``d·e + r ≥ 0`` with ``0 ≤ r < d`` is ``e ≥ 0``: the same condition, without the less significant digit."""
+    size = condition.size
+    if condition.kind != "ge" or not isinstance(size, Poly):
+        return condition
+    for divisor in _divisors(size, facts):
+        whole: Dim = 0
+        for monomial, number in size.terms:
+            part = Poly.make({monomial: number})
+            exact = exact_quotient(part, divisor)
+            whole = whole + exact if exact is not None else whole
+        rest = size - whole * divisor
+        if rest == 0:
+            continue
+        for shift in (0, 1):
+            low = rest + shift * divisor
+            if facts.implied(ge(low), given, 0) and facts.implied(ge(divisor - 1 - low), given, 0):
+                return normal_condition(ge(whole - shift))
+    return condition
+
+
+def _divisors(size: Poly, facts: Facts) -> list[Dim]:
+    """Positive sizes by which some term that depends on an index is divisible."""
+    found: dict[Dim, None] = {}
+    for monomial, _ in size.terms:
+        for k, atom in enumerate(monomial):
+            rest = Poly.make({monomial[:k] + monomial[k + 1 :]: 1})
+            if isinstance(rest, Poly) and isinstance(atom, str) and facts.positive(rest):
+                found[rest] = None
+    return list(found)
 
 
 def guarded(value: Value, guards: Iterable[Condition], bound: tuple[str, ...] = ()) -> Value:
