@@ -9,6 +9,7 @@ from math import sqrt
 
 from superopt.ops.record import Operator
 from superopt.search.costing import Pricer
+from superopt.search.egraph import ENode
 from superopt.search.extract import Choice, Problem, cost_of, improve, problem_of, used_classes
 from superopt.search.ilp import solve
 from superopt.search.lower import Lowered, Region, lower
@@ -54,11 +55,11 @@ def optimise(
     start = time.monotonic()
     lowered = lower(region, operators)
     graph = lowered.graph
+    before = _as_it_is(region, lowered, pricer)  # now: later, equal values are one class and would be paid once
     half = start + (limits.deadline - start) / 2
     outcome = saturate(graph, moves, Limits(limits.nodes, limits.rounds, half, limits.matches))
     choice, problem, gap = _extract(region, lowered, pricer, limits.deadline, seed)
     incumbent = incumbent_of(region, lowered, problem)
-    before = cost_of(problem, incumbent)
     after = cost_of(problem, choice)
     result = Found(None, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
     if not after < before - 1e-9:
@@ -126,11 +127,7 @@ def _extract(
     region: Region, lowered: Lowered, pricer: Pricer, deadline: float, seed: int
 ) -> tuple[Choice, Problem, float]:
     graph = lowered.graph
-    roots = [lowered.classes[region.number[o]] for o in region.outputs]
-    paid = frozenset(graph.find(lowered.classes[region.number[n]]) for n in region.leaves if n in region.constant)
-    given = frozenset(
-        node for group in graph.classes.values() for node, birth in group.nodes.items() if birth in lowered.origin
-    )
+    roots, paid, given = _frame(region, lowered)
     problem = problem_of(graph, roots, pricer, paid, given)
     choice, gap = incumbent_of(region, lowered, problem), 0.0
     for _ in range(_SETTLING):
@@ -155,6 +152,25 @@ def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> tup
         return start, 1.0
     found = solve(problem, start, min(seconds / 2, _ILP_SECONDS), seed)
     return found.choice, found.gap
+
+
+def _as_it_is(region: Region, lowered: Lowered, pricer: Pricer) -> float:
+    """The modelled cost of the region before anything was added to its e-graph."""
+    roots, paid, given = _frame(region, lowered)
+    lowered.graph.rebuild()
+    problem = problem_of(lowered.graph, roots, pricer, paid, given)
+    return cost_of(problem, incumbent_of(region, lowered, problem))
+
+
+def _frame(region: Region, lowered: Lowered) -> tuple[list[int], frozenset[int], frozenset[ENode]]:
+    """Classes that are wanted, constants that are stored already, and e-nodes that the input has."""
+    graph = lowered.graph
+    roots = [lowered.classes[region.number[o]] for o in region.outputs]
+    paid = frozenset(graph.find(lowered.classes[region.number[n]]) for n in region.leaves if n in region.constant)
+    given = frozenset(
+        node for group in graph.classes.values() for node, birth in group.nodes.items() if birth in lowered.origin
+    )
+    return roots, paid, given
 
 
 def _changed(problem: Problem, before: Choice, after: Choice) -> float:

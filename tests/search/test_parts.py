@@ -1,0 +1,128 @@
+"""The e-graph, matching, lifting and extraction by themselves."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from graphs import f32
+from rules_for_tests import rules
+
+from superopt.ir.terms import format_term
+from superopt.ops import REGISTRY
+from superopt.ops.meaning import IllTyped
+from superopt.search.egraph import EGraph, TypeClash
+from superopt.search.extract import Candidate, Problem, cost_of, greedy, improve
+from superopt.search.ilp import solve
+from superopt.search.match import compile_side, matches
+from superopt.search.merge import group_move, lift
+
+
+def test_congruence_spreads_upwards():
+    graph = EGraph(REGISTRY)
+    a, b = graph.leaf(0, f32(2), False), graph.leaf(1, f32(2), False)
+    x, y = graph.add("Relu", (), (a,)), graph.add("Relu", (), (b,))
+    p, q = graph.add("Exp", (), (x,)), graph.add("Exp", (), (y,))
+    graph.union(a, b, "because")
+    graph.rebuild()
+    assert graph.find(p) == graph.find(q)
+    assert graph.reasons([(p, q)]) == {"because": 1}
+
+
+def test_commutative_operands_are_sorted():
+    graph = EGraph(REGISTRY)
+    a, b = graph.leaf(0, f32(2), False), graph.leaf(1, f32(2), False)
+    assert graph.add("Add", (), (a, b)) == graph.add("Add", (), (b, a))
+    assert graph.add("Sub", (), (a, b)) != graph.add("Sub", (), (b, a))
+
+
+def test_types_are_checked():
+    graph = EGraph(REGISTRY)
+    a, b = graph.leaf(0, f32(2), False), graph.leaf(1, f32(3), False)
+    with pytest.raises(TypeClash):
+        graph.union(a, b, "wrong")
+    with pytest.raises(IllTyped):
+        graph.add("Add", (), (a, b))
+
+
+def test_constants_spread_through_unions():
+    graph = EGraph(REGISTRY)
+    x, w = graph.leaf(0, f32(2), False), graph.leaf(1, f32(2), True)
+    above = graph.add("Relu", (), (graph.add("Exp", (), (x,)),))
+    assert not graph.constant(above)
+    graph.union(graph.add("Exp", (), (x,)), w, "rule")
+    graph.rebuild()
+    assert graph.constant(above)
+
+
+def test_matching_binds_sizes_and_checks_repeats():
+    (rule,) = rules("distribute")
+    graph = EGraph(REGISTRY)
+    x, a, c = graph.leaf(0, f32(2, 3), False), graph.leaf(1, f32(3, 5), True), graph.leaf(2, f32(3, 5), True)
+    other = graph.leaf(3, f32(2, 3), False)
+    graph.add("Add", (), (graph.add("MatMul", (), (x, a)), graph.add("MatMul", (), (x, c))))
+    graph.add("Add", (), (graph.add("MatMul", (), (x, a)), graph.add("MatMul", (), (other, c))))
+    found = list(matches(graph, compile_side(rule, rule.lhs, rule.rhs), 100))
+    assert {(m.tensors["x"], m.sizes["b"], m.sizes["m"]) for m in found} == {(x, 2, 5)}
+    assert len(found) == 2  # a and c either way round
+
+
+def test_lifting_writes_a_rule_for_many_siblings():
+    from superopt.rules.typing import instances
+
+    (rule,) = rules("qkv")
+    lifted = lift(instances(rule, (0,))[0], 3)
+    assert lifted is not None
+    assert len(lifted.lhs) == len(lifted.rhs) == 3
+    text = format_term(lifted.rhs[2])
+    assert "Concat(a, a@1, a@2, axis=1)" in text
+    assert "split=[m, m@1, m@2]" in text
+    assert text.endswith("[2]")
+
+
+def test_lifting_follows_the_arity_of_splits():
+    relu, concat = rules("relu-split", "concat-split")
+    assert "split=[m, m@1, m@2]" in format_term(lift(relu, 3).rhs[0])
+    assert format_term(lift(concat, 3).lhs[0]).count("[") > 3
+    assert lift(rules("assoc")[0], 3) is None
+    assert group_move(rules("assoc")[0]) is None
+
+
+def random_problem(generator):
+    """Classes 0…n-1 with candidates over any other classes: sharing and cycles included."""
+    count = generator.randint(3, 7)
+    candidates, of, readers = [], {}, {}
+    for owner in range(count):
+        indices = []
+        for k in range(generator.randint(1, 3)):
+            pool = [c for c in range(count) if c != owner]
+            needs = tuple(sorted(generator.sample(pool, generator.randint(0 if k else 0, 2))))
+            if k == 0:
+                needs = tuple(n for n in needs if n < owner)
+            indices.append(len(candidates))
+            candidates.append(Candidate((), owner, needs, generator.randint(0, 9) + 0.5))
+            for need in needs:
+                readers.setdefault(need, []).append(indices[-1])
+        of[owner] = tuple(indices)
+    return Problem(tuple(candidates), of, {c: tuple(r) for c, r in readers.items()}, (count - 1,))
+
+
+def exhaustive(problem):
+    best, stack = float("inf"), [{}]
+    for owner, options in problem.of.items():
+        stack = [{**choice, owner: i} for choice in stack for i in options]
+    for choice in stack:
+        best = min(best, cost_of(problem, choice))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_extraction_is_exact_and_acyclic(seed):
+    problem = random_problem(random.Random(seed))
+    start = {owner: options[0] for owner, options in problem.of.items()}
+    found = solve(problem, start, 5.0)
+    best = exhaustive(problem)
+    assert found.us == pytest.approx(best, rel=1e-3)
+    for choice in (improve(problem, start), greedy(problem)):
+        assert best - 1e-9 <= cost_of(problem, choice) < float("inf")
+    assert cost_of(problem, improve(problem, start)) <= cost_of(problem, start)
