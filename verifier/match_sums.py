@@ -330,7 +330,7 @@ def _solved(
 ) -> Iterator[Bijection]:
     """Solutions for the unknown names; what stays free is paired with the known names that are left over."""
     solution: Bijection = {}
-    rest = [e for e in equations if not isinstance(e, int)]
+    rest: list[Dim] = [e for e in equations if not isinstance(e, int)]
     progress = True
     while progress:
         progress = False

@@ -1,0 +1,403 @@
+"""Are two models equal? Proved region by region where possible, else tested, else refuted with inputs that show it.
+
+Values of both models that are the same expression over inputs and weights are one *class*. What is left is aligned by
+running both models in float64 on random inputs: equal arrays suggest equal values, nothing more. Each suggestion is
+then a theorem over the aligned values it is computed from, with the weights as variables and the dimensions symbolic
+where the model's are, and the all-sizes prover decides it. What it does not decide counts as tested, not as proved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from superopt.ir.errors import SuperoptError, UsageError
+from superopt.ir.graph import Graph, Node, OpaqueAttribute, Weight
+from superopt.ir.poly import Dim
+from superopt.ir.terms import App, Project, Term, Var, postorder, variables
+from superopt.ir.types import DType, TensorType
+from superopt.ops.infer import Applied, Barrier, Typing, infer
+from superopt.rules import Rule, TensorScheme
+from superopt.runtime import reference
+from superopt.verifier.differential import CheckResult, check, make_inputs, signature_difference
+from superopt.verifier.prover import prove
+from superopt.verifier.verdict import ProvedAllSizes
+
+__all__ = ["GraphVerdict", "Region", "verify"]
+
+_LARGEST = 60  # operators of one side of a region
+_SMALL = 8  # elements up to which a weight's values take part in a proof
+_TOLERANCE = 1e-5  # relative, of what is worth trying to prove equal
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "RandomNormalLike", "RandomUniformLike"}
+)
+
+
+@dataclass(frozen=True)
+class Region:
+    """A value of the second model and how it is known to equal one of the first: "proved" or "tested", and why not."""
+
+    output: str
+    verdict: str
+    operators: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class GraphVerdict:
+    """What is known of two models.
+
+    Attributes:
+        verdict: "proved" (over the reals, from the aligned values on), "tested", "refuted" or "unknown".
+        same: nodes of the second model that are literally in the first.
+        proved, tested: nodes of the second model in regions that were proved, or only tested.
+        regions: what was not literally the same.
+        check: the run of both models against the float64 reference.
+        feeds: inputs on which the models differ, when refuted.
+        reason: in words.
+    """
+
+    verdict: str
+    same: int = 0
+    proved: int = 0
+    tested: int = 0
+    regions: tuple[Region, ...] = ()
+    check: CheckResult = field(default_factory=lambda: CheckResult("skipped"))
+    feeds: Mapping[str, np.ndarray] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def proved_share(self) -> float:
+        """The part of the second model's nodes that is the same or proved."""
+        total = self.same + self.proved + self.tested
+        return (self.same + self.proved) / total if total else 1.0
+
+
+def verify(a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials: int = 3) -> GraphVerdict:
+    """Compare two models with the same signature.
+
+    Args:
+        a, b: checked graphs.
+        seed: of the random inputs.
+        time_limit: seconds for the proof of one region.
+        trials: inputs on which both are run against the reference.
+
+    Raises:
+        UsageError: their inputs or outputs differ in names, order or types.
+    """
+    difference = signature_difference(a, b)
+    if difference is not None:
+        raise UsageError(
+            f"the models have different signatures: {difference[1]}",
+            hint="only models that take and give the same can be equal",
+        )
+    sides = (_Side(a, infer(a)), _Side(b, infer(b)))
+    classes: dict[str, str] = {}
+    for side in sides:
+        side.classify(classes)
+    known = set(sides[0].classes.values())
+    same = sum(all(sides[1].classes[o] in known for o in n.outputs if o) for n in b.nodes)
+    ran = check(a, b, seed=seed, trials=trials)
+    if ran.verdict == "failed":
+        return GraphVerdict("refuted", same, check=ran, feeds=_witness(a, b, seed), reason=ran.reason)
+    if same == len(b.nodes) and all(sides[0].classes[v.name] == sides[1].classes[v.name] for v in a.outputs):
+        return GraphVerdict("proved", same, check=ran, reason="every node is literally the same")
+    return _by_regions(sides[0], sides[1], same, ran, seed, time_limit)
+
+
+def _witness(a: Graph, b: Graph, seed: int) -> dict[str, np.ndarray]:
+    """Inputs on which the float64 results differ most, among a few."""
+    best: tuple[float, dict[str, np.ndarray]] = (-1.0, {})
+    for offset, kind in enumerate(("normal", "uniform", "edge")):
+        try:
+            feeds = make_inputs(a, seed + offset, kind)
+            left, right = reference.run(a, feeds), reference.run(b, feeds)
+        except SuperoptError:
+            continue
+        for name, value in left.items():
+            other = right[name]
+            if value.shape != other.shape:
+                return feeds
+            gap = float(np.nanmax(np.abs(value.astype(float) - other.astype(float)), initial=0.0))
+            if gap > best[0]:
+                best = (gap, feeds)
+    return best[1]
+
+
+class _Side:
+    """One model: its canonical nodes, and a class for each value."""
+
+    def __init__(self, graph: Graph, typing: Typing) -> None:
+        self.graph = graph
+        self.typing = typing
+        self.classes: dict[str, str] = {}
+        self.made: dict[str, tuple[Node, Applied | Barrier, int]] = {}
+        for node, form in zip(graph.nodes, typing.nodes, strict=True):
+            for position, output in enumerate(node.outputs):
+                if output:
+                    self.made[output] = (node, form, position)
+
+    def classify(self, table: dict[str, str]) -> None:
+        """Name each value by what it is: an input, a weight's contents, or an operator on classes."""
+        for value in self.graph.inputs:
+            self.classes[value.name] = f"input {value.name}"
+        for name, weight in self.graph.weight.items():
+            if name not in self.classes:
+                self.classes[name] = f"weight {_contents(weight)}"
+        for node, form in zip(self.graph.nodes, self.typing.nodes, strict=True):
+            for position, output in enumerate(node.outputs):
+                if output:
+                    text = self._text(node, form, position)
+                    self.classes[output] = table.setdefault(text, hashlib.sha256(text.encode()).hexdigest())
+
+    def _text(self, node: Node, form: Applied | Barrier, position: int) -> str:
+        if isinstance(form, Applied):
+            args = ", ".join("_" if a is None else self.classes[a] for a in form.args)
+            attributes = ", ".join(f"{k}={v!r}" for k, v in sorted(form.attributes.items()))
+            return f"{form.operator.name}({args}; {attributes})[{position}]"
+        if node.op in _RANDOM:
+            return f"random {node.outputs[0]}[{position}]"
+        reads = ", ".join(self.classes[r] if r else "_" for r in (*node.inputs, *node.captures))
+        return f"{node.domain}:{node.op}({reads}; {_attributes(node)})[{position}]"
+
+    def constant(self, name: str) -> bool:
+        """Whether a value is a weight."""
+        return name in self.graph.weight and name not in self.made
+
+
+def _contents(weight: Weight) -> str:
+    return f"{weight.type} {weight.name if weight.data is None else weight.data.digest}"
+
+
+def _attributes(node: Node) -> str:
+    shown = []
+    for key, value in sorted(node.attributes.items()):
+        if isinstance(value, OpaqueAttribute):
+            shown.append(f"{key}={hashlib.sha256(value.payload).hexdigest()}")
+        else:
+            shown.append(f"{key}={_contents(value) if isinstance(value, Weight) else repr(value)}")
+    return ", ".join(shown)
+
+
+def _by_regions(a: _Side, b: _Side, same: int, ran: CheckResult, seed: int, time_limit: float) -> GraphVerdict:
+    """Align the values of ``b`` with values of ``a``, and prove each alignment from the ones before."""
+    try:
+        partners = _aligned(a, b, seed)
+    except SuperoptError as error:
+        verdict = "tested" if ran.verdict == "passed" else "unknown"
+        return GraphVerdict(verdict, same, 0, len(b.graph.nodes) - same, check=ran, reason=f"not aligned: {error}")
+    work = _Work(a, b, partners, time_limit)
+    for node in b.graph.nodes:
+        for output in node.outputs:
+            if output in partners and b.classes[output] != a.classes[partners[output]]:
+                work.region(output)
+    for name in b.graph.weight:  # a folded constant: near to what the first model computes, not equal to it
+        if name in partners and b.classes[name] != a.classes[partners[name]]:
+            work.regions.append(Region(name, "tested", 0, "a folded constant, equal up to rounding"))
+    counted = work.covered()
+    proved = sum(1 for n in b.graph.nodes if counted.get(n.outputs[0]) == "proved")
+    rest = len(b.graph.nodes) - same - proved
+    missing = [
+        v.name for v in b.graph.outputs if partners.get(v.name) != v.name and b.classes[v.name] != a.classes[v.name]
+    ]
+    regions = tuple(work.regions)
+    if not missing and rest == 0 and all(r.verdict == "proved" for r in regions):
+        return GraphVerdict("proved", same, proved, 0, regions, ran)
+    if ran.verdict == "passed":
+        return GraphVerdict("tested", same, proved, rest, regions, ran, reason="some regions were tested, not proved")
+    return GraphVerdict("unknown", same, proved, rest, regions, ran, reason=ran.reason or "the models could not be run")
+
+
+def _aligned(a: _Side, b: _Side, seed: int) -> dict[str, str]:
+    """Values of ``b`` with a value of ``a`` that was the same array, nearly, on random inputs."""
+    first = {c: n for n, c in reversed(a.classes.items())}
+    partners = {n: first[c] for n, c in b.classes.items() if c in first}
+    for value in b.graph.outputs:
+        partners[value.name] = value.name
+    feeds = make_inputs(a.graph, seed)
+    prints = _fingerprints(a.graph, feeds)
+    table: dict[tuple[int, ...], list[tuple[str, np.ndarray]]] = {}
+    for name, (shape, numbers) in prints.items():
+        table.setdefault(shape, []).append((name, numbers))
+    for name, (shape, numbers) in _fingerprints(b.graph, feeds).items():
+        if name not in partners:
+            for other, theirs in table.get(shape, ()):
+                if np.allclose(
+                    numbers, theirs, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(theirs).max(initial=0.0))
+                ):
+                    partners[name] = other
+                    break
+    return partners
+
+
+def _fingerprints(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, tuple[tuple[int, ...], np.ndarray]]:
+    """Shape and four projections of every value that is computed or stored."""
+    names = [o for n in graph.nodes for o in n.outputs if o]
+    found = reference.run(
+        graph,
+        {k: v for k, v in feeds.items() if k in {i.name for i in graph.inputs} | set(graph.weight)},
+        outputs=names,
+    )
+    arrays: dict[str, np.ndarray] = dict(found)
+    for name, weight in graph.weight.items():
+        if weight.data is not None:
+            arrays[name] = weight.data.numpy()
+    made = {}
+    for name, array in arrays.items():
+        if array.dtype.kind in "fiub" and array.size:
+            flat = np.nan_to_num(array.astype(np.float64).ravel(), posinf=1e30, neginf=-1e30)
+            rng = np.random.default_rng(flat.size)
+            made[name] = (array.shape, np.array([flat @ rng.standard_normal(flat.size) for _ in range(4)]))
+    return made
+
+
+@dataclass
+class _Work:
+    """Proofs of aligned values, each from the aligned values before it."""
+
+    a: _Side
+    b: _Side
+    partners: Mapping[str, str]
+    time_limit: float
+    regions: list[Region] = field(default_factory=list)
+    _memo: dict[str, tuple[bool, str]] = field(default_factory=dict)
+    _inside: dict[str, str] = field(default_factory=dict)
+
+    def region(self, output: str) -> None:
+        """Decide whether a value of ``b`` equals its partner, given that what it is computed from does."""
+        reason = "no expression of the first model over the same values"
+        for shallow in (True, False):
+            right, leaves, inside = self._term(
+                self.b, output, lambda n: n if n != output and n in self.partners else None
+            )
+            if right is None:
+                reason = leaves
+                break
+            names = {self.partners[n] for n in inside["leaves"]}
+            aligned = set(self.partners.values())
+            goal = self.partners[output]
+            stop = (
+                (lambda n: n != goal and (n in names or n in aligned))
+                if shallow
+                else (lambda n: n != goal and n in names)
+            )
+            left, other, _ = self._term(self.a, goal, lambda n, stop=stop: n if stop(n) else None)
+            if left is None:
+                reason = other
+                continue
+            shown, reason = self._proved(left, right)
+            if shown:
+                self._note(output, "proved", inside["nodes"], "")
+                return
+        self._note(output, "tested", [output], reason)
+
+    def _note(self, output: str, verdict: str, nodes: Sequence[str], reason: str) -> None:
+        self.regions.append(Region(output, verdict, len(nodes), reason))
+        for name in nodes:
+            if self._inside.get(name) != "tested":
+                self._inside[name] = verdict
+
+    def covered(self) -> dict[str, str]:
+        """By first output of each node of ``b``: "proved" where every region that uses it was proved."""
+        return {self.b.made[n][0].outputs[0]: v for n, v in self._inside.items() if n in self.b.made}
+
+    def _term(self, side: _Side, root: str, leaf):  # type: ignore[no-untyped-def]
+        """The term of a value over leaves, named by ``a``'s values; ``None`` and a reason where there is none."""
+        terms: dict[str, Term] = {}
+        used: dict[str, list[str]] = {"leaves": [], "nodes": []}
+        stack = [(root, False)]
+        while stack:
+            name, expanded = stack.pop()
+            if name in terms:
+                continue
+            cut = leaf(name)
+            if cut is not None or name not in side.made:
+                if cut is None and side is self.b:
+                    return None, f"the value {name} is only in the second model", used
+                used["leaves"].append(name)
+                terms[name] = self._leaf(self.partners[name] if side is self.b else name)
+                continue
+            node, form, position = side.made[name]
+            if isinstance(form, Barrier):
+                return None, f"{node.op} is opaque: {form.reason}", used
+            if not expanded:
+                stack.append((name, True))
+                stack += [(x, False) for x in form.args if x is not None]
+                continue
+            used["nodes"].append(name)
+            if len(used["nodes"]) > _LARGEST:
+                return None, f"the region has more than {_LARGEST} operators", used
+            app = App(
+                form.operator.name,
+                tuple(None if x is None else terms[x] for x in form.args),
+                tuple(sorted(form.attributes.items())),
+            )
+            terms[name] = (
+                app
+                if len(form.operator.outputs) == 1 and not form.operator.outputs[0].endswith("*")
+                else Project(app, position)
+            )
+        return terms[root], "", used
+
+    def _leaf(self, name: str) -> Term:
+        """A variable, or the numbers of a small weight."""
+        weight = self.a.graph.weight.get(name)
+        if weight is not None and weight.data is not None and name not in self.a.made and weight.type.dtype.is_float:
+            array = weight.data.numpy()
+            if array.size <= _SMALL and np.isfinite(array.astype(float)).all():
+                values = tuple(float(v) for v in array.astype(float).ravel())
+                shape: tuple[Dim, ...] = array.shape
+                return App("Constant", (), (("dtype", str(weight.type.dtype)), ("shape", shape), ("values", values)))
+        return Var(name)
+
+    def _proved(self, left: Term, right: Term) -> tuple[bool, str]:
+        """Whether two terms over ``a``'s values are equal at the values' types."""
+        renamed = {n: f"x{i}" for i, n in enumerate(variables(left, right))}
+        forall: dict[str, TensorScheme] = {}
+        for name, short in renamed.items():
+            kind = self.a.typing.types.get(name)
+            if not isinstance(kind, TensorType) or kind.shape is None:
+                return False, f"the type of {name} is not known"
+            letter = (
+                "f"
+                if kind.dtype.is_float
+                else "b"
+                if kind.dtype is DType.BOOL
+                else "i"
+                if kind.dtype is DType.INT64
+                else ""
+            )
+            if not letter:
+                return False, f"{name} is {kind.dtype}"
+            forall[short] = TensorScheme(letter, kind.shape)
+        sides = tuple(_renamed(t, renamed) for t in (left, right))
+        key = f"{sides[0]} = {sides[1]} for {forall}"
+        if key not in self._memo:
+            rule = Rule("region", forall, (), (sides[0],), (sides[1],))
+            verdict = prove(rule, time_limit=self.time_limit)
+            shown = isinstance(verdict, ProvedAllSizes)
+            self._memo[key] = shown, "" if shown else getattr(verdict, "reason", "")
+        return self._memo[key]
+
+
+def _renamed(term: Term, names: Mapping[str, str]) -> Term:
+    """The term with variables renamed and element types left to the rule."""
+    made: dict[Term, Term] = {}
+    for t in postorder(term):
+        if isinstance(t, Var):
+            made[t] = Var(names[t.name])
+        elif isinstance(t, Project):
+            inner = made[t.term]
+            assert isinstance(inner, App)
+            made[t] = Project(inner, t.index)
+        else:
+            attributes = tuple(
+                (k, v)
+                for k, v in t.attributes
+                if not (k == "dtype" and v in ("float32", "float16", "bfloat16", "float64"))
+            )
+            made[t] = App(t.op, tuple(None if x is None else made[x] for x in t.args), attributes)
+    return made[term]
