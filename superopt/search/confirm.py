@@ -33,7 +33,8 @@ def region_graph(
 
     Returns ``None`` where a step cannot be written anew (only its own node form carries it).
     """
-    steps = tuple(replace(s, node=None) for s in region.steps[len(region.steps) - region.running :])
+    region = replace(region, steps=tuple(replace(s, node=None) for s in region.steps))
+    steps = region.steps[len(region.steps) - region.running :]
     moving = [n for n in region.leaves if n not in region.constant]
     graph = Graph(
         "region", tuple(Value(n, region.types[n]) for n in moving),

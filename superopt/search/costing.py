@@ -156,8 +156,8 @@ class Pricer:
     def saving(self, graph: EGraph, producer: ENode, consumer: ENode) -> float:
         """Microseconds that the backend saves by running the two as one kernel, the producer's only reader."""
         first, second = graph.heads[producer[0]].op, graph.heads[consumer[0]].op
-        if first in (LEAF, PROJECT) or second in (LEAF, PROJECT):
-            return 0.0
+        if first in (LEAF, PROJECT) or second in (LEAF, PROJECT) or first == second:
+            return 0.0  # two operators of one kind stay two, whatever the backend fuses around them
         what = self.describe(graph, consumer)
         key = (first, what)
         if key not in self._savings:

@@ -10,6 +10,7 @@ from pathlib import Path
 from superopt.ir.graph import Graph
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
+from superopt.ops.record import NotCovered
 from superopt.rules.rule import Rule
 from superopt.search.confirm import region_graph, timer_of
 from superopt.search.costing import Costs, Pricer
@@ -242,7 +243,13 @@ class _Run:
         totals = self.totals
         before = totals.before
         changed = self.program.steps is not self.steps and totals.used
-        emitted = emit(self.program, REGISTRY, self.budget) if changed else None
+        notes: tuple[str, ...] = ()
+        emitted = None
+        try:
+            emitted = emit(self.program, REGISTRY, self.budget) if changed else None
+        except NotCovered as error:
+            notes = (f"the result cannot be written at the model's opset ({error}), so the input is returned",)
+            totals = _Totals(before=totals.before, regions=totals.regions, e_nodes=totals.e_nodes)
         applied = [
             AppliedRule(rule, int(count), tuple(totals.where[rule])[:_SHOWN], gain)
             for rule, (count, gain) in sorted(totals.used.items(), key=lambda u: -u[1][1])
@@ -254,7 +261,7 @@ class _Run:
             before_us=before, after_us=before - totals.gain, regions=totals.regions,
             distinct_regions=len(self.memo), e_nodes=totals.e_nodes, stopped=self.stopped,
             seconds=time.monotonic() - self.start, gap=totals.gap, near_misses=tuple(totals.missed)[:_SHOWN],
-            quarantined=dict(totals.quarantined),
+            notes=notes, quarantined=dict(totals.quarantined),
         )  # fmt: skip
 
 

@@ -90,7 +90,13 @@ def solve(problem: Problem, incumbent: Choice, seconds: float, seed: int = 0) ->
 
 
 def _run(
-    model: _Model, problem: Problem, incumbent: Choice, x: Sequence[int], y: Mapping[int, int], seconds: float, seed: int
+    model: _Model,
+    problem: Problem,
+    incumbent: Choice,
+    x: Sequence[int],
+    y: Mapping[int, int],
+    seconds: float,
+    seed: int,
 ) -> tuple[highspy.Highs, bool]:
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     for name, value in (

@@ -96,9 +96,7 @@ def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
     return outcome
 
 
-def _merge_groups(
-    graph: EGraph, moves: Moves, limits: Limits, seen: set[tuple[object, ...]], outcome: Outcome
-) -> None:
+def _merge_groups(graph: EGraph, moves: Moves, limits: Limits, seen: set[tuple[object, ...]], outcome: Outcome) -> None:
     for group in moves.groups:
         if _out_of(graph, limits, outcome):
             break
