@@ -84,6 +84,8 @@ class Pricer:
         """The cost of an e-node; leaves and projections are free.
 
         Args:
+            graph: where it is.
+            node: the e-node.
             kept: the e-node is in the input, so it need not be written, and is measured at once; if nothing is known
                 of it, it counts 0.
         """
@@ -125,7 +127,7 @@ class Pricer:
     def _ask(self, what: Application, *, now: bool) -> Estimate:
         op, attributes, types, fixed = what
         values = {k: self._value(v) for k, v in attributes}
-        record = REGISTRY[op] if op in REGISTRY else None
+        record = REGISTRY.get(op)
         try:
             outputs = record.apply(types, values)[1] if record is not None else ()
             if not now and self._store is not None and not self._stored(op, values, types, fixed):

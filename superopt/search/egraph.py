@@ -19,7 +19,7 @@ from superopt.ir.types import TensorType
 from superopt.ops.meaning import Condition, IllTyped
 from superopt.ops.record import Operator
 
-__all__ = ["ABSENT", "LEAF", "PROJECT", "EClass", "EGraph", "ENode", "Head", "TypeClash", "is_multi"]
+__all__ = ["ABSENT", "LEAF", "PROJECT", "EClass", "EGraph", "ENode", "Head", "TypeClashError", "is_multi"]
 
 ABSENT = -1  # an optional argument that is not given
 PROJECT = "#project"
@@ -30,7 +30,7 @@ Attributes = tuple[tuple[str, AttributeValue], ...]
 ClassType = TensorType | tuple[TensorType, ...]
 
 
-class TypeClash(Exception):
+class TypeClashError(Exception):
     """Two classes of different types were to be made equal: the rule that asked for it is wrong here."""
 
 
@@ -238,14 +238,14 @@ class EGraph:
         """Make two classes equal because of ``why`` (a rule id); :meth:`rebuild` must follow. False if they were.
 
         Raises:
-            TypeClash: their types differ.
+            TypeClashError: their types differ.
         """
         first, second = self.find(a), self.find(b)
         if first == second:
             return False
         keep, drop = self.classes[first], self.classes[second]
         if keep.type != drop.type:
-            raise TypeClash(f"{keep.type} is not {drop.type}")
+            raise TypeClashError(f"{keep.type} is not {drop.type}")
         if len(keep.parents) + len(keep.nodes) < len(drop.parents) + len(drop.nodes):
             keep, drop = drop, keep
         self._edges[a].append((b, why))

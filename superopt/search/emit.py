@@ -43,6 +43,8 @@ def emit(program: Program, operators: Mapping[str, Operator], budget: int) -> Em
     """The program as a graph with the signature of the model.
 
     Args:
+        program: the steps.
+        operators: their records.
         budget: bytes by which folding constants may make the weights grow; what does not fit stays as nodes.
 
     Raises:

@@ -19,7 +19,7 @@ from superopt.search.lower import Region, region_of
 from superopt.search.moves import Prepared, prepare
 from superopt.search.optimise import Found, optimise
 from superopt.search.plan import Plan
-from superopt.search.program import Program, program_of
+from superopt.search.program import program_of
 from superopt.search.regions import cut, level_order
 from superopt.search.replay import Names, replay
 from superopt.search.result import AppliedRule, Progress, SearchOptions, SearchResult

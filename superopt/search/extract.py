@@ -57,6 +57,9 @@ def problem_of(
     """The problem of computing ``roots``.
 
     Args:
+        graph: a rebuilt e-graph.
+        roots: classes that are wanted.
+        pricer: what e-nodes cost.
         paid: classes of constants that the model already stores.
         given: e-nodes of the input, which can stay even where superopt could not write them anew.
     """

@@ -1,7 +1,7 @@
 """Constants computed from weights: evaluated once, in float64, and rounded to their type.
 
-Evaluation is lazy, like the reading of weights: a folded weight holds the steps that make it, so a model of gigabytes is
-never in memory twice. Only what is small is kept once it has been computed.
+Evaluation is lazy, like the reading of weights: a folded weight holds the steps that make it, so a model of gigabytes
+is never in memory twice. Only what is small is kept once it has been computed.
 """
 
 from __future__ import annotations

@@ -83,7 +83,8 @@ def region_of(program: Program, positions: Sequence[int]) -> Region:
     )  # fmt: skip
     values = (*leaves, *(o for s in steps for o in s.outputs if o))
     return Region(
-        tuple(positions), tuple(renamed), len(chosen), tuple(leaves), values, outputs, {n: program.types[n] for n in values},
+        tuple(positions), tuple(renamed), len(chosen), tuple(leaves), values, outputs,
+        {n: program.types[n] for n in values},
         frozenset(n for n in values if n in program.constant),
         {n: program.facts[n] for n in leaves if n in program.facts},
     )  # fmt: skip

@@ -25,7 +25,7 @@ _WIDEST = 64
 Proposal = tuple[str, tuple[int, ...], tuple[Term, ...], Match]
 
 
-class _NotLiftable(Exception):
+class _NotLiftableError(Exception):
     """The rule's two copies do not correspond."""
 
 
@@ -36,7 +36,7 @@ def _correspondence(rule: Rule, source: tuple[Term, ...]) -> dict[str, str]:
     if len(source) == 2:
         pairs.append((source[0], source[1]))
     elif len(source) != 1:
-        raise _NotLiftable
+        raise _NotLiftableError
     for term in postorder(*source):
         if isinstance(term, App) and term.op == "Concat" and len(term.args) == 2:
             first, second = term.args
@@ -54,32 +54,32 @@ def _correspondence(rule: Rule, source: tuple[Term, ...]) -> dict[str, str]:
             _relate(a.name, b.name, mapping)
             left, right = rule.tensors[a.name], rule.tensors[b.name]
             if (left.dtype, left.lead, len(left.shape)) != (right.dtype, right.lead, len(right.shape)):
-                raise _NotLiftable
+                raise _NotLiftableError
             for p, q in zip(left.shape, right.shape, strict=True):
                 _relate_values(p, q, mapping)
         elif isinstance(a, App) and isinstance(b, App) and a.op == b.op and len(a.args) == len(b.args):
             for p2, q2 in zip(a.args, b.args, strict=True):
                 if (p2 is None) != (q2 is None):
-                    raise _NotLiftable
+                    raise _NotLiftableError
                 if p2 is not None and q2 is not None:
                     pairs.append((p2, q2))
             if [n for n, _ in a.attributes] != [n for n, _ in b.attributes]:
-                raise _NotLiftable
+                raise _NotLiftableError
             for (_, v), (_, w) in zip(a.attributes, b.attributes, strict=True):
                 _relate_values(v, w, mapping)
         elif not (
             isinstance(a, Project) and isinstance(b, Project) and a.term == b.term and (a.index, b.index) == (0, 1)
         ):
-            raise _NotLiftable
+            raise _NotLiftableError
     proper = {a: b for a, b in mapping.items() if a != b}
     if not proper or set(proper) & set(proper.values()):
-        raise _NotLiftable
+        raise _NotLiftableError
     return proper
 
 
 def _relate(a: str, b: str, mapping: dict[str, str]) -> None:
     if mapping.setdefault(a, b) != b or (a != b and any(p != a and q == b for p, q in mapping.items())):
-        raise _NotLiftable
+        raise _NotLiftableError
 
 
 def _relate_values(a: AttributeValue, b: AttributeValue, mapping: dict[str, str]) -> None:
@@ -90,15 +90,15 @@ def _relate_values(a: AttributeValue, b: AttributeValue, mapping: dict[str, str]
         (first, *rest), (second, *others) = sorted(symbols(a)), sorted(symbols(b))
         if rest or others:
             if a != b:
-                raise _NotLiftable
+                raise _NotLiftableError
             for name in symbols(a):
                 _relate(name, name, mapping)
             return
         if substitute(a, {first: sym(second)}) != b:
-            raise _NotLiftable
+            raise _NotLiftableError
         _relate(first, second, mapping)
     elif a != b:
-        raise _NotLiftable
+        raise _NotLiftableError
 
 
 def _copy(name: str, number: int) -> str:
@@ -142,10 +142,10 @@ class _Lift:
             part = Poly.make({monomial: coefficient})
             used = symbols(part)
             if any(not isinstance(a, str) for a in atoms(part)) and used & self.both:
-                raise _NotLiftable
+                raise _NotLiftableError
             first, second = bool(used & self.names.keys()), bool(used & set(self.names.values()))
             if first and second:
-                raise _NotLiftable
+                raise _NotLiftableError
             if first:
                 mirror = mirror + part
                 for j in range(self.count):
@@ -157,7 +157,7 @@ class _Lift:
             else:
                 total = total + part
         if mirror != 0:
-            raise _NotLiftable
+            raise _NotLiftableError
         return total
 
     def terms(self, roots: Sequence[Term]) -> tuple[Term, ...]:
@@ -197,13 +197,13 @@ class _Lift:
                     args = tuple(None if a is None else made[a] for a in term.args)
                     made[term] = App(term.op, args, tuple((k, self.value(v)) for k, v in term.attributes))
         if root not in made:
-            raise _NotLiftable
+            raise _NotLiftableError
         return made[root]
 
     def _concat(self, term: App) -> App:
         first, second = term.args
         if first is None or second is None or self._mirror(first) != second:
-            raise _NotLiftable
+            raise _NotLiftableError
         args = tuple(self.single(first, j) for j in range(self.count))
         return App("Concat", args, tuple((k, self.value(v)) for k, v in term.attributes))
 
@@ -227,7 +227,7 @@ def _unmirrored(part: Dim, names: Mapping[str, str]) -> Dim:
 
 def _application(term: Term) -> App:
     if not isinstance(term, App):
-        raise _NotLiftable
+        raise _NotLiftableError
     return term
 
 
@@ -256,9 +256,9 @@ def lift(rule: Rule, count: int, *, backward: bool = False) -> Rule | None:
         guards = tuple(g for guard in rule.where for g in _copied_guards(lifted, guard))
         left, right = lifted.terms(source), lifted.terms(target)
         made = replace(rule, forall=forall, where=guards, lhs=left, rhs=right)
-    except _NotLiftable:
+    except _NotLiftableError:
         return None
-    known = set(forall) | {a for a in made.attribute_atoms} | set(made.sizes)
+    known = set(forall) | set(made.attribute_atoms) | set(made.sizes)
     return made if _names((*left, *right)) <= known else None
 
 
@@ -273,10 +273,7 @@ def _copied_scheme(lifted: _Lift, scheme: TypeScheme, number: int) -> TypeScheme
     shape: list[Dim] = []
     for size in scheme.shape:
         used = symbols(size)
-        if used & set(lifted.names.values()):
-            made = lifted.value(size)
-        else:
-            made = lifted.renamed(size, number)
+        made = lifted.value(size) if used & set(lifted.names.values()) else lifted.renamed(size, number)
         assert isinstance(made, int | Poly)
         shape.append(made)
     return replace(scheme, shape=tuple(shape))
@@ -285,7 +282,7 @@ def _copied_scheme(lifted: _Lift, scheme: TypeScheme, number: int) -> TypeScheme
 def _copied_guards(lifted: _Lift, guard: Guard) -> Iterator[Guard]:
     used, second = guard.names, set(lifted.names.values())
     if used & second and used & lifted.names.keys():
-        raise _NotLiftable
+        raise _NotLiftableError
     if used & second:
         return
     for j in range(lifted.count if used & lifted.names.keys() else 1):
@@ -341,7 +338,7 @@ def group_move(rule: Rule, *, backward: bool = False) -> GroupMove | None:
         return None
     try:
         names = _correspondence(rule, source)
-    except _NotLiftable:
+    except _NotLiftableError:
         return None
     first = _names(source[:1])
     if first & set(names.values()) or lift(rule, 3, backward=backward) is None:
@@ -362,7 +359,7 @@ def _subgroups(
         level.setdefault(given[member[0]][0], []).append(member)
     parts = [ordered] if len(level) > 1 and _independent([given[r][1] for r, _ in ordered]) else []
     for part in [*parts, *level.values()]:
-        if not 1 < len(part) or not _independent([given[r][1] for r, _ in part]):
+        if not len(part) > 1 or not _independent([given[r][1] for r, _ in part]):
             continue
         yield from (part[i : i + _WIDEST] for i in range(0, len(part), _WIDEST) if len(part) - i > 1)
         alike: dict[str, list[tuple[int, Match]]] = {}

@@ -49,6 +49,11 @@ def optimise(
     """The cheapest equal form of a region that the moves reach.
 
     Args:
+        region: what to optimise.
+        moves: what may be done.
+        operators: records by name.
+        pricer: what e-nodes cost.
+        seed: of the solver.
         limits: for saturation; its deadline is that of the whole region, of which saturation takes at most half.
         least_gain: share of the region's cost below which a change is not worth it.
     """
@@ -75,7 +80,7 @@ def optimise(
 def _missed(found: Found, outcome: Outcome, gain: float, needed: float, plan: Plan) -> Found:
     rules = ", ".join(sorted(plan.rules)) or "evaluating constants"
     share = 100 * gain / found.before if found.before else 0.0
-    text = f"{rules} would save {gain:.1f} µs ({share:.1f} % of the region), but that is less than the noise of {needed:.1f} µs"
+    text = f"{rules} would save {gain:.1f} µs ({share:.1f} % of the region), less than the noise of {needed:.1f} µs"
     return Found(None, found.before, found.e_nodes, outcome.stopped, found.gap, text, outcome.quarantined)
 
 
@@ -98,11 +103,9 @@ def _original(region: Region, lowered: Lowered, problem: Problem) -> Choice:
     graph = lowered.graph
     choice: Choice = {}
     owners = sorted(
-        (
-            (min(b for n, b in graph.classes[o].nodes.items() if n in problem.index), o)
-            for o in problem.of
-            if problem.of[o]
-        )
+        (min(b for n, b in graph.classes[o].nodes.items() if n in problem.index), o)
+        for o in problem.of
+        if problem.of[o]
     )
     ready: set[int] = set()
     for _ in range(len(owners)):

@@ -8,7 +8,7 @@ the cheapest cuts are found by dynamic programming. Different phases use differe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from superopt.search.program import Program

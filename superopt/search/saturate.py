@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
 from superopt.ops.meaning import IllTyped
-from superopt.search.egraph import ABSENT, EGraph, TypeClash
+from superopt.search.egraph import ABSENT, EGraph, TypeClashError
 from superopt.search.match import Match, Pattern, evaluate, matches
 from superopt.search.merge import GroupMove, independent
 
@@ -159,7 +159,7 @@ def _apply(
     try:
         for root, new in zip(roots, made, strict=True):
             graph.union(root, new, why)
-    except TypeClash as clash:
+    except TypeClashError as clash:
         outcome.quarantined[why] = str(clash)
 
 

@@ -183,8 +183,9 @@ def test_rules_can_be_switched_off():
 
 
 def test_weights_of_one_value_match_constants_in_rules():
-    from superopt.ir.graph import constant
     import numpy as np
+
+    from superopt.ir.graph import constant
 
     model = graph(
         {"x": f32(3, 4)}, ["y"], [constant("one", np.float32(1.0).reshape(()))],
