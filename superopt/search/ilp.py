@@ -1,7 +1,7 @@
 """Extraction as an integer program, solved by HiGHS.
 
 ``x`` says which candidate is chosen, ``y`` which classes are computed; cuts forbid that a value depends on itself.
-Classes that every program computes are fixed beforehand, which lifts the relaxation's bound from useless to nearly tight.
+Classes that every program computes are fixed beforehand, which lifts the bound of the relaxation from useless to tight.
 """
 
 from __future__ import annotations
