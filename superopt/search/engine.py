@@ -96,7 +96,7 @@ class _Run:
         chosen = [r for r in rules if _wanted(r, options)]
         self.program = program_of(graph, infer(graph))
         self.steps = self.program.steps
-        self.prepared: Prepared = prepare(chosen, self.program)
+        self.prepared: Prepared = prepare(chosen, self.program, self.deadline)
         self.names = Names(self.program)
         self.pricer = Pricer(self._context(), graph.opset, options.sizes, self.deadline)
         self.timer = timer_of(costs) if options.confirm else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -29,13 +30,21 @@ class Prepared:
     adjacent: frozenset[tuple[str, str]]
 
 
-def prepare(rules: Sequence[Rule], program: Program) -> Prepared:
-    """The moves for a program. A rule with an operator that superopt does not know is left out."""
+def prepare(rules: Sequence[Rule], program: Program, deadline: float = float("inf")) -> Prepared:
+    """The moves for a program. A rule with an operator that superopt does not know is left out.
+
+    Args:
+        rules: in the order of preference.
+        program: what they will be applied to.
+        deadline: ``time.monotonic`` value after which no more rules are taken.
+    """
     parts = _parts(program)
     patterns: list[Pattern] = []
     groups: list[GroupMove] = []
     adjacent: set[tuple[str, str]] = set()
     for rule in rules:
+        if time.monotonic() > deadline:
+            break
         if not rule.operators <= set(REGISTRY):
             continue
         adjacent |= _adjacent(rule)
