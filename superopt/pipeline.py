@@ -33,6 +33,7 @@ Model = "str | Path | bytes | onnx.ModelProto | Graph"
 
 _NOISE = 1.02  # a result measured slower than the input beyond this is not returned
 _ROUNDS = 15
+_SEARCH = 0.75  # share of the time limit that searching may take; checking and reporting need the rest
 _WHOLE = 1 << 30  # bytes of weights above which a model is checked place by place, to bound memory
 
 
@@ -114,6 +115,8 @@ def optimize(
         InvalidModel: the model is broken. Unsupported: ``strict`` and a node is opaque. UsageError: a bad setting.
     """
     options = replace(options or Options(), **settings)
+    limit = options.time_limit
+    deadline = float("inf") if limit is None else time.monotonic() + limit
     progress(0, None, "loading")
     graph = load(model)
     typing = infer(graph, options.sizes)
@@ -123,7 +126,7 @@ def optimize(
     with costs.for_target(
         options.target, progress=progress, sizes=options.sizes, threads=options.threads
     ) as model_costs:
-        attempt = _Attempt(graph, typing, library, model_costs, options, progress)
+        attempt = _Attempt(graph, typing, library, model_costs, options, progress, deadline)
         return attempt.run()
 
 
@@ -161,6 +164,7 @@ class _Attempt:
     costs: Any
     options: Options
     progress: Progress
+    deadline: float
 
     def run(self) -> Result:
         notes: list[str] = []
@@ -180,12 +184,16 @@ class _Attempt:
 
     def _search(self, rules: tuple[Rule, ...]) -> SearchResult:
         limits = SearchOptions(
-            time_limit=self.options.time_limit,
+            time_limit=self._share(_SEARCH),
             memory_limit=self.options.memory_limit,
             seed=self.options.seed,
             sizes=self.options.sizes,
         )
         return search(self.graph, rules, self.costs, limits, progress=self.progress)
+
+    def _share(self, part: float) -> float | None:
+        """Seconds that are left of the time limit, times a share; ``None`` where there is no limit."""
+        return None if self.deadline == float("inf") else max(0.0, self.deadline - time.monotonic()) * part
 
     def _settle(self, found: SearchResult, notes: list[str]) -> tuple[SearchResult, CheckResult]:
         """Check a rewritten graph; when it fails, leave out the rule at fault and search again, else fall back."""
@@ -214,10 +222,13 @@ class _Attempt:
         """The whole model where it can run; else, or where it is too big to be run, every rewritten place by itself."""
         whole = _skipped(f"the model's weights are more than {_WHOLE >> 20} MiB")
         if sum(w.type.nbytes or 0 for w in self.graph.weights) <= min(_WHOLE, self.options.memory_limit or _WHOLE):
-            whole = check(self.graph, after, seed=self.options.seed, sizes=self.options.sizes)
+            whole = check(
+                self.graph, after, seed=self.options.seed, sizes=self.options.sizes, time_limit=self._share(1.0)
+            )
             if whole.verdict != "skipped":
                 return whole
-        pieces = check_regions(changed_regions(self.graph, after, self.typing.types), seed=self.options.seed)
+        regions = changed_regions(self.graph, after, self.typing.types)
+        pieces = check_regions(regions, seed=self.options.seed)
         why = f"checked place by place, because {whole.reason}"
         return replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)
 

@@ -38,6 +38,7 @@ _WARM_NS = 4_000_000  # time spent on the warm figure, beyond the first runs
 _LONG_NS = 5_000_000  # a run from which repetitions are few: caches and interruptions matter less
 _FLUSHED_NS = 20_000_000  # time spent on each flushed figure, at most
 _NEAR_RUNS, _COLD_RUNS, _ROUNDS = 9, 5, 15
+_LARGEST = 96 << 20  # bytes of weights and inputs of a graph that is timed: ONNX Runtime and the twin hold six copies
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,10 @@ class Meter:
             feeds: inputs; random by default.
 
         Raises:
-            InvalidModel, Unsupported: ONNX Runtime cannot run it. NotCovered: inputs cannot be made for it.
+            InvalidModel, Unsupported: ONNX Runtime cannot run it. NotCovered: inputs cannot be made for it, or it is
+                too large to be timed.
         """
+        refuse_large(graph)
         try:
             raw = self._raw(graph, feeds or feeds_for(graph), optimise=optimise)
         except InvalidModel:  # an integer input may be an index: 0 is valid where 1 is not
@@ -119,6 +122,18 @@ class Meter:
         if not _FLUSH_FROM <= weights < 2 * last_level_bytes():  # larger weights evict themselves
             return Timing(near, near, spread)
         return Timing(near, max(_after(last_level_bytes(), min(few, _COLD_RUNS), bound, twin, now), near), spread)
+
+
+def refuse_large(graph: Graph) -> None:
+    """Timing must not take more memory than optimising does: a graph of large tensors is predicted instead.
+
+    Raises:
+        NotCovered: the weights and inputs are too large.
+    """
+    inputs = (v.type for v in graph.inputs if isinstance(v.type, TensorType))
+    held = sum(t.nbytes or 0 for t in (*inputs, *(w.type for w in graph.weights)))
+    if held > _LARGEST:
+        raise NotCovered(f"{held >> 20} MiB are too much to be timed alone")
 
 
 def _after(size: int, runs: int, bound: Bound, twin: Bound, now: Callable[[], int]) -> float:
@@ -204,6 +219,7 @@ def measure_together(
 def _pair(graph: Graph, meter: Meter, sizes: Mapping[str, int]) -> tuple[Bound, Bound] | None:
     """A graph bound twice, on the same inputs; ``None`` when it cannot be run."""
     try:
+        refuse_large(graph)
         feeds = feeds_for(graph, sizes)
         own, optimise = prepared(graph)
         if own is not graph:

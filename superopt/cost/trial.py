@@ -67,7 +67,7 @@ def application_graph(
         if item is None or kind is None:
             names.append("")
         elif fixed[item]:
-            weights.append(constant(f"w{slot}", sample(kind, slot)))
+            weights.append(Weight(f"w{slot}", kind, None))  # its elements are drawn when it is timed
             names.append(f"w{slot}")
         else:
             inputs[f"a{item}"] = Value(f"a{item}", kind)

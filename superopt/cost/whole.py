@@ -20,7 +20,7 @@ from superopt.ops.record import NotCovered
 
 __all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "work"]
 
-_LOWERABLE = 1 << 30  # bytes of weights above which a graph is not handed to ONNX Runtime just to be costed
+_LOWERABLE = 1 << 29  # bytes of weights above which a graph is not handed to ONNX Runtime just to be costed
 _VIEWS = ONNX_RUNTIME_CPU.views
 _UNKNOWN = Estimate(1.0, "roofline", 1.0)  # a node of unknown types: unmeasured is not zero
 

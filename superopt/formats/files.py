@@ -134,10 +134,14 @@ class MappedFile:
         self.size = os.fstat(descriptor).st_size
         self._identity = _identity(descriptor)
 
-    @cached_property
-    def map(self) -> mmap.mmap:
-        """The whole file, read-only."""
-        return mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
+    def window(self, offset: int, length: int) -> memoryview:
+        """A part of the file by its own mapping, which goes with the last array that reads from it.
+
+        The mapping of the whole file would keep every page it was ever read from in the process's memory.
+        """
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(self._descriptor, offset + length - start, access=mmap.ACCESS_READ, offset=start)
+        return memoryview(mapped)[offset - start :]
 
     def chunks(self, offset: int, length: int) -> Iterator[bytes | memoryview]:
         """The bytes from ``offset``, a few MiB at a time, without keeping them mapped; holes are not read.

@@ -130,7 +130,7 @@ class FileData:
         size = expected_bytes(self.type)
         if size == 0:
             return unpack(b"", self.type)
-        return unpack(memoryview(self.file.map)[self.offset : self.offset + size], self.type)
+        return unpack(self.file.window(self.offset, size), self.type)
 
 
 @dataclass(frozen=True)

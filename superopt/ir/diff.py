@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from superopt.ir.graph import Graph, Node, Value, attribute_key
@@ -103,8 +103,9 @@ def changed_regions(a: Graph, b: Graph, types: Mapping[str, ValueType | None]) -
     """The places where ``b`` was rewritten from ``a``, each as a pair of small graphs with equal signatures.
 
     A node is unchanged when the other graph has the same node: outputs, operator, inputs and attributes. The changed
-    nodes of both graphs fall into components that share values; a component's inputs are the values it reads from
-    outside, its outputs those that unchanged nodes or the graph's outputs read.
+    nodes fall into pieces, cut wherever both graphs have a value of one name: a piece reads such values as inputs, and
+    those it makes that are read elsewhere are its outputs. If every pair is equal, so are the graphs (by induction
+    along the order of the nodes); the pieces stay small, however much was changed.
 
     Args:
         a: the graph before.
@@ -114,11 +115,10 @@ def changed_regions(a: Graph, b: Graph, types: Mapping[str, ValueType | None]) -
     keys_a, keys_b = {_verbatim(n) for n in a.nodes}, {_verbatim(n) for n in b.nodes}
     changed_a = [n for n in a.nodes if _verbatim(n) not in keys_b]
     changed_b = [n for n in b.nodes if _verbatim(n) not in keys_a]
-    outside = _outside_reads(a, changed_a) | _outside_reads(b, changed_b)
     pairs: list[tuple[Graph, Graph]] = []
-    for part_a, part_b in _components(changed_a, changed_b, set(a.weight) | set(b.weight)):
+    for part_a, part_b in _pieces(changed_a, changed_b):
         made = {o for n in part_a for o in n.outputs if o} & {o for n in part_b for o in n.outputs if o}
-        outputs = sorted(made & outside)
+        outputs = sorted(made)
         inner_a, inner_b = _excerpt(a, part_a, outputs, types), _excerpt(b, part_b, outputs, types)
         names = {v.name: v for v in (*inner_a.inputs, *inner_b.inputs)}
         inputs = tuple(names[k] for k in sorted(names))
@@ -131,14 +131,8 @@ def _verbatim(node: Node) -> tuple[str, ...]:
     return (node.domain, node.op, node.overload, *node.inputs, "|", *node.outputs, "|", *attributes)
 
 
-def _outside_reads(graph: Graph, changed: Iterable[Node]) -> set[str]:
-    inside = {id(n) for n in changed}
-    reads = {name for n in graph.nodes if id(n) not in inside for name in n.reads}
-    return reads | {v.name for v in graph.outputs}
-
-
-def _components(changed_a: list[Node], changed_b: list[Node], weights: set[str]) -> list[tuple[list[Node], list[Node]]]:
-    """Groups of nodes of both sides that are connected through values they make and read (weights do not count)."""
+def _pieces(changed_a: list[Node], changed_b: list[Node]) -> list[tuple[list[Node], list[Node]]]:
+    """Groups of nodes of both sides, connected by making the same value or by a value that only one side has."""
     parent: dict[str, str] = {}
 
     def find(name: str) -> str:
@@ -148,18 +142,16 @@ def _components(changed_a: list[Node], changed_b: list[Node], weights: set[str])
             name = parent[name]
         return name
 
-    made = {o for n in (*changed_a, *changed_b) for o in n.outputs if o}
-    anchors: list[str] = []
-    for node in (*changed_a, *changed_b):
-        anchor = next(o for o in node.outputs if o)
-        anchors.append(anchor)
-        for name in (*node.outputs, *node.reads):
-            if name in made and name not in weights:
-                parent[find(name)] = find(anchor)
+    made_a, made_b = ({o for n in side for o in n.outputs if o} for side in (changed_a, changed_b))
+    inner = made_a ^ made_b
+    both = (*changed_a, *changed_b)
+    anchors = [next((o for o in node.outputs if o), "") for node in both]
+    for node, anchor in zip(both, anchors, strict=True):
+        for name in (*(o for o in node.outputs if o), *(n for n in node.reads if n in inner)):
+            parent[find(name)] = find(anchor)
     groups: dict[str, tuple[list[Node], list[Node]]] = {}
-    for position, (node, anchor) in enumerate(zip((*changed_a, *changed_b), anchors, strict=True)):
-        group = groups.setdefault(find(anchor), ([], []))
-        group[position >= len(changed_a)].append(node)
+    for position, (node, anchor) in enumerate(zip(both, anchors, strict=True)):
+        groups.setdefault(find(anchor), ([], []))[position >= len(changed_a)].append(node)
     return list(groups.values())
 
 
