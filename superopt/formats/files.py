@@ -13,7 +13,6 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np

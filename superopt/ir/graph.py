@@ -267,6 +267,7 @@ def structural_hash(graph: Graph, *, values: bool = True) -> str:
     """SHA-256 over the computation: operators, attributes, wiring, types; names of values do not count.
 
     Args:
+        graph: a checked graph.
         values: include the contents of weights; without them, only which weights are the same and their types.
     """
     index: dict[str, str] = {"": "-"}
