@@ -77,6 +77,11 @@ class Facts:
     queries: int = 0
     _memo: dict[tuple[frozenset[Condition], Condition | None, int], bool] = field(default_factory=dict)
 
+    @property
+    def established(self) -> tuple[tuple[frozenset[Condition], Condition | None], ...]:
+        """What was answered "yes" so far: given conditions, and what they imply (``None``: they contradict)."""
+        return tuple(dict.fromkeys((g, c) for (g, c, _), yes in self._memo.items() if yes))
+
     def tick(self) -> None:
         """Raise :class:`OutOfTimeError` past the deadline."""
         if time.monotonic() > self.deadline:

@@ -36,6 +36,8 @@ class Context:
         least: least values of sizes and attribute atoms.
         reals: real attribute atoms and their sign (2: positive, 0: any).
         booleans: tensor variables of class ``b``.
+        binding: sizes that equations of the context determined.
+        parts: new names ``c/d``, where the context says that ``c`` is a multiple of ``d``, and what they stand for.
     """
 
     lhs: tuple[Term, ...]
@@ -48,6 +50,8 @@ class Context:
     least: Mapping[str, int]
     reals: Mapping[str, int]
     booleans: frozenset[str]
+    binding: Mapping[str, Dim]
+    parts: Mapping[str, Dim]
 
     def shape(self, term: Term) -> tuple[Dim, ...]:
         """The shape of a term's (first) output."""
@@ -64,6 +68,8 @@ def context_of(rule: Rule) -> Context:
     least, hypotheses, reals = _ranges(rule)
     hypotheses += [g.condition for g in rule.where]
     binding: dict[str, Dim] = {}
+    parts: dict[str, Dim] = {}
+    names = {*rule.sizes, *rule.attribute_atoms}
     for _ in range(12):
         variables = {n: _typed(t, binding) for n, t in variable_types(rule).items()}
         left, right = _bound_terms(rule.lhs, binding), _bound_terms(rule.rhs, binding)
@@ -75,6 +81,9 @@ def context_of(rule: Rule) -> Context:
             break
         name, value, added = step
         least = dict(least) | added
+        for part in symbols(value) - names:
+            parts[part] = sym(name) // exact_part(value, part)
+            names |= {part}
         lower = least.pop(name, None)
         binding = {k: substitute(v, {name: value}) for k, v in binding.items()} | {name: value}
         if lower is not None:
@@ -83,8 +92,13 @@ def context_of(rule: Rule) -> Context:
     needed = [c for t in postorder(*right) if isinstance(t, App) for c in all_meanings[t].obligations]
     return Context(
         left, right, all_types, all_meanings, variables, tuple(assumed), tuple(dict.fromkeys(needed)), least, reals,
-        frozenset(n for n, s in rule.tensors.items() if s.dtype == "b"),
+        frozenset(n for n, s in rule.tensors.items() if s.dtype == "b"), binding, parts,
     )  # fmt: skip
+
+
+def exact_part(value: Dim, part: str) -> Dim:
+    """``d`` of ``d·part``."""
+    return coefficient_of(value, part) or 1
 
 
 def _ranges(rule: Rule) -> tuple[dict[str, int], list[Condition], dict[str, int]]:

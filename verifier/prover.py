@@ -20,19 +20,37 @@ from superopt.verifier.arith import Facts, OutOfTimeError, ge, normal_condition
 from superopt.verifier.compose import Composer, Unbounded
 from superopt.verifier.context import Context, context_of, satisfiable
 from superopt.verifier.functions import Algebra, CannotProve
-from superopt.verifier.match_sums import Matcher
+from superopt.verifier.match_sums import Matcher, Step
 from superopt.verifier.normal import Element, Value, add, dimensions, free, scale, text
 from superopt.verifier.simplify import coefficient_of, exact_quotient
 from superopt.verifier.verdict import ProvedAllSizes, Unknown
 
-__all__ = ["Proof", "prove", "prove_with_steps"]
+__all__ = ["Derivation", "Proof", "prove", "prove_with_steps"]
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """How one output of one instance was proved: the sides' elements, and steps from their difference to 0.
+
+    ``digits`` are the extents that each output axis's index was written in; ``parts`` define names that are not the
+    rule's own.
+    """
+
+    lhs: Term
+    rhs: Term
+    facts: Facts
+    left: Value
+    right: Value
+    steps: tuple[Step, ...]
+    digits: tuple[tuple[Dim, ...], ...]
+    parts: Mapping[str, Dim]
 
 
 @dataclass
 class Proof:
-    """What a proof did, for certificates: one entry per instance and output."""
+    """What a proof did, for certificates: one derivation per instance and output."""
 
-    goals: list[dict[str, object]] = field(default_factory=list)
+    goals: list[Derivation] = field(default_factory=list)
 
 
 class _Conditional(Exception):  # noqa: N818 - not a fault: the rule holds under more conditions than it states
@@ -67,7 +85,7 @@ def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAll
         return Unknown(f"no proof within {time_limit:g} s", seconds=time.monotonic() - started), proof
     except RecursionError:
         return Unknown("the terms are nested too deeply", seconds=time.monotonic() - started), proof
-    steps = sum(len(g["steps"]) for g in proof.goals)  # type: ignore[arg-type, misc]
+    steps = sum(len(g.steps) for g in proof.goals)
     verdict = ProvedAllSizes(
         tuple(f"{g.left} {g.relation} {g.right}" for g in rule.where), tuple(nonzero), LEADS if rule.lead else (),
         seconds=time.monotonic() - started, steps=steps,
@@ -128,11 +146,17 @@ def _prove_output(rule: Rule, context: Context, left: Term, right: Term, deadlin
     matcher = Matcher(attempt.algebra)
     shown = matcher.zero(difference)
     proof.goals.append(
-        {
-            "left": str(left), "right": str(right), "hypotheses": [str(c) for c in attempt.facts.hypotheses],
-            "steps": matcher.steps,
-        }
-    )  # fmt: skip
+        Derivation(
+            left,
+            right,
+            attempt.facts,
+            attempt.left,
+            attempt.right,
+            tuple(matcher.steps),
+            tuple(tuple(d) for d in digits),
+            context.parts,
+        )
+    )
     if not shown:
         raise CannotProve("the sides were not shown to be equal")
     return nonzero
