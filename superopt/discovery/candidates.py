@@ -1,0 +1,145 @@
+"""From a pair of equal terms to a candidate rule, the same for all renamings of interchangeable leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from superopt.discovery.config import Theme
+from superopt.ir.poly import Poly, symbols
+from superopt.ir.terms import App, Project, Term, Var, postorder, variables
+from superopt.ops.meaning import IllTyped
+from superopt.rules.canonical import map_terms
+from superopt.rules.rule import AttributeScheme, Rule, TypeScheme, attribute_symbols, term_symbols
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import instances, types_of
+from superopt.search.merge import lift
+
+__all__ = ["candidates", "joined", "n_ary", "operator_count", "restricted"]
+
+
+def operator_count(*roots: Term) -> int:
+    """Applications in terms, shared ones once."""
+    return sum(isinstance(t, App) for t in postorder(*roots))
+
+
+def restricted(rule: Rule) -> Rule:
+    """The rule with only those variables that occur in it: tensors, and attributes in terms, types or guards."""
+    used = set(variables(*rule.lhs, *rule.rhs))
+    names = term_symbols((*rule.lhs, *rule.rhs)) | {n for g in rule.where for n in g.names}
+    for name in used:
+        names |= {n for d in rule.tensors[name].shape for n in symbols(d)}
+        below = rule.tensors[name].below
+        names |= symbols(below) if isinstance(below, Poly) else set()
+    forall: dict[str, TypeScheme] = {}
+    for name, scheme in rule.forall.items():
+        if isinstance(scheme, AttributeScheme):
+            if set(attribute_symbols(name, scheme)) & names:
+                forall[name] = scheme
+        elif name in used:
+            forall[name] = scheme
+    return replace(rule, forall=forall)
+
+
+def candidates(theme: Theme, pairs: Iterable[tuple[Term, Term]]) -> list[Rule]:
+    """Candidate rules, smallest and most general first; one of those that differ only in the names of leaves.
+
+    Leaves of one type are interchangeable. A pair that no direction could use (each side has a variable that the
+    other lacks) is left out.
+    """
+    groups: dict[object, list[str]] = {}
+    for name, scheme in theme.leaves.items():
+        groups.setdefault((scheme, name in theme.weights), []).append(name)
+    owner = {n: key for key, names in groups.items() for n in names}
+    found: dict[str, Rule] = {}
+    for first, second in pairs:
+        left, right = (first, second) if operator_count(first) >= operator_count(second) else (second, first)
+        used, other = set(variables(left)), set(variables(right))
+        if not (used <= other or other <= used):
+            continue
+        a, b = min((_renamed(groups, owner, p) for p in ((left, right), (right, left))), key=lambda p: (str(p[0]), str(p[1])))
+        if operator_count(a) < operator_count(b):
+            a, b = b, a
+        text = f"{a} = {b}"
+        if text not in found:
+            rule = restricted(Rule(theme.name, theme.forall, (), (a,), (b,), theme.origin, theme.family))
+            if (rule.forward or rule.backward) and a != b:
+                found[text] = rule
+    return sorted(found.values(), key=_rank)
+
+
+def _rank(rule: Rule) -> tuple[int, int, int, str]:
+    """Few operators first; of those, many variables (general) first."""
+    sizes = operator_count(*rule.lhs), operator_count(*rule.rhs)
+    return sum(sizes), -len(rule.tensors), max(sizes), f"{rule.lhs[0]} = {rule.rhs[0]}"
+
+
+def _renamed(groups: dict[object, list[str]], owner: dict[str, object], pair: tuple[Term, Term]) -> tuple[Term, Term]:
+    order: dict[str, None] = {}
+    for root in pair:
+        order.update(dict.fromkeys(_reading_order(root)))
+    taken: dict[object, int] = {}
+    names: dict[str, Term] = {}
+    for name in order:
+        group = owner[name]
+        names[name] = Var(groups[group][taken.get(group, 0)])
+        taken[group] = taken.get(group, 0) + 1
+    left, right = map_terms(pair, names, {})
+    return left, right
+
+
+def _reading_order(root: Term) -> list[str]:
+    """Variables left to right."""
+    found: list[str] = []
+    stack: list[Term] = [root]
+    while stack:
+        term = stack.pop()
+        if isinstance(term, Var):
+            found.append(term.name)
+        elif isinstance(term, Project):
+            stack.append(term.term)
+        else:
+            stack.extend(a for a in reversed(term.args) if a is not None)
+    return found
+
+
+def joined(rule: Rule) -> Rule | None:
+    """``Concat(s, t) = u`` as a rule with two outputs: ``s = Split(u)[0]``, ``t = Split(u)[1]``.
+
+    So the merging of siblings (QKV, parallel convolutions) is found: nothing on its left says that the siblings are
+    concatenated. ``None`` where no side is such a Concat.
+    """
+    if len(rule.lhs) != 1:
+        return None
+    for root, other in ((rule.lhs[0], rule.rhs[0]), (rule.rhs[0], rule.lhs[0])):
+        if not (isinstance(root, App) and root.op == "Concat" and len(root.args) == 2) or isinstance(other, Var):
+            continue
+        parts = tuple(a for a in root.args if a is not None)
+        if any(isinstance(p, Var) for p in parts) or (isinstance(other, App) and other.op == "Concat"):
+            continue
+        axis = dict(root.attributes)["axis"]
+        sizes = _sizes_along(rule, parts, axis)
+        if sizes is None:
+            continue
+        split = App("Split", (other,), (("axis", axis), ("split", sizes)))
+        pair = replace(rule, lhs=parts, rhs=(Project(split, 0), Project(split, 1)))
+        return pair if pair.forward else None
+    return None
+
+
+def _sizes_along(rule: Rule, parts: Sequence[Term], axis: object) -> tuple[int | Poly, ...] | None:
+    """Symbolic sizes of the parts along the axis."""
+    lead = 1 if rule.lead else 0
+    try:
+        (plain,) = instances(replace(rule, lhs=tuple(parts), rhs=tuple(parts)), (lead,))
+        kinds = types_of(plain).lhs
+    except (RuleError, IllTyped):
+        return None
+    if not isinstance(axis, int):
+        return None
+    return tuple(k.shape[axis + (lead if axis >= 0 and rule.lead else 0)] for k in kinds if k.shape is not None)
+
+
+def n_ary(rule: Rule) -> bool:
+    """Whether the rule is one of a family for any number of siblings or parts, that search applies at once."""
+    return len(rule.lhs) == 2 and lift(rule, 3) is not None

@@ -1,0 +1,233 @@
+"""What discovery looks at: a declared vocabulary, as data (``rules/discovery.toml``).
+
+A *theme* is a small vocabulary: typed leaves, operator applications with holes (``A``, ``B``, …) for operands, and a bound
+on the number of operators. A declared vocabulary is not a rule: it says which expressions are compared, not which are
+equal. Sizes and attributes in it are symbols, so that what is found is stated for symbols from the start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from superopt.ir.errors import UsageError
+from superopt.ir.terms import App, Term, variables
+from superopt.ops import REGISTRY
+from superopt.rules.grammar import parse_scheme, parse_term
+from superopt.rules.rule import AttributeScheme, Rule, TensorScheme, TypeScheme
+from superopt.rules.scanner import RuleError
+
+__all__ = ["DEFAULT_CONFIG", "HOLES", "Config", "Template", "Theme", "load_config"]
+
+DEFAULT_CONFIG = Path(__file__).parent.parent / "rules" / "discovery.toml"
+HOLES = ("A", "B", "C", "D")
+
+
+@dataclass(frozen=True)
+class Template:
+    """One way to make a bigger term: a term with holes. ``split``: a Split whose parts are the axis' own summands."""
+
+    text: str
+    term: Term
+    holes: tuple[str, ...]
+    split: bool = False
+
+    @property
+    def commutative(self) -> bool:
+        """Whether the two operands can be exchanged."""
+        term = self.term
+        return (
+            isinstance(term, App)
+            and REGISTRY[term.op].commutative
+            and len(term.args) == 2
+            and len(self.holes) == 2
+            and [str(a) for a in term.args] == list(self.holes)
+        )
+
+
+@dataclass(frozen=True)
+class Theme:
+    """A vocabulary.
+
+    Attributes:
+        name: also the family (file) that its rules go to, unless ``family`` says otherwise.
+        operators: the largest number of templates in a term.
+        leaves: tensor variables with their types.
+        weights: leaves that are known before inference: they get no leading axes where the others do.
+        attributes: attribute variables that templates mention.
+        vocabulary: the templates. One without holes is a leaf: a constant, or a named expression over weights.
+        sizes: ranges from which concrete sizes are drawn, by name; default 2 to 4.
+        batch: whether leading axes are added in front of the leaves that are no weights.
+        join: whether a rule about a Concat is also kept as a rule with several outputs.
+    """
+
+    name: str
+    family: str
+    profiles: tuple[str, ...]
+    operators: int
+    leaves: Mapping[str, TensorScheme]
+    weights: frozenset[str]
+    attributes: Mapping[str, AttributeScheme]
+    vocabulary: tuple[Template, ...]
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    batch: bool = True
+    join: bool = True
+    origin: str = "discovered"
+    text: str = ""
+
+    @property
+    def forall(self) -> dict[str, TypeScheme]:
+        return {**self.leaves, **self.attributes}
+
+    def frame(self) -> Rule:
+        """The theme's leaves and attributes as a rule without terms: what names mean here."""
+        return Rule(self.name, self.forall, (), (), ())
+
+    def is_weight(self, name: str) -> bool:
+        """Whether a leaf, or a variable that generalisation split off from it (``a1`` from ``a``), is a weight."""
+        return name in self.weights or (name not in self.leaves and name.rstrip("0123456789") in self.weights)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Config:
+    """Themes and the effort to spend on each candidate.
+
+    Attributes:
+        seed: of every random choice.
+        instances: concrete assignments of sizes and attributes at which terms are compared (at least 2).
+        trials: exact random trials of each candidate, at sizes of their own.
+        prove_seconds: time limit of one proof.
+        terms: most terms of one theme; the enumeration stops (and says so) beyond it.
+        themes: in order.
+    """
+
+    seed: int
+    instances: int
+    trials: int
+    prove_seconds: float
+    terms: int
+    themes: tuple[Theme, ...]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything that decides the result."""
+        data = [self.seed, self.instances, self.trials, self.prove_seconds, self.terms, [t.text for t in self.themes]]
+        return hashlib.sha256(json.dumps(data).encode()).hexdigest()
+
+    def select(
+        self, *, profile: str | None = None, themes: tuple[str, ...] = (), operators: tuple[str, ...] = (),
+        most: int | None = None,
+    ) -> Config:  # fmt: skip
+        """The configuration cut down to a profile, to themes by name, to operators, or to fewer operators a side.
+
+        Raises:
+            UsageError: nothing is left.
+        """
+        chosen = []
+        for theme in self.themes:
+            if (profile and profile not in theme.profiles) or (themes and theme.name not in themes):
+                continue
+            vocabulary = tuple(t for t in theme.vocabulary if not operators or _operators(t.term) <= set(operators))
+            size = min(theme.operators, most or theme.operators)
+            if vocabulary:
+                text = json.dumps([theme.text, [t.text for t in vocabulary], size])
+                chosen.append(_changed(theme, vocabulary, size, text))
+        if not chosen:
+            raise UsageError("no theme of the configuration is selected", hint="look at rules/discovery.toml")
+        return Config(self.seed, self.instances, self.trials, self.prove_seconds, self.terms, tuple(chosen))
+
+
+def _changed(theme: Theme, vocabulary: tuple[Template, ...], size: int, text: str) -> Theme:
+    return Theme(
+        theme.name, theme.family, theme.profiles, size, theme.leaves, theme.weights, theme.attributes, vocabulary,
+        theme.sizes, theme.batch, theme.join, theme.origin, text,
+    )  # fmt: skip
+
+
+def _operators(term: Term) -> set[str]:
+    from superopt.ir.terms import postorder
+
+    return {t.op for t in postorder(term) if isinstance(t, App)}
+
+
+def load_config(path: Path | str | None = None) -> Config:
+    """Read a configuration; the built-in one by default.
+
+    Raises:
+        RuleError: the file cannot be read, or a theme does not parse (says which).
+    """
+    file = DEFAULT_CONFIG if path is None else Path(path)
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise RuleError(f"cannot be read: {error}", where=str(file)) from error
+    unknown = sorted(set(data) - {"seed", "instances", "trials", "prove_seconds", "terms", "theme"})
+    if unknown:
+        raise RuleError(f"unknown key {unknown[0]!r}", where=str(file))
+    try:
+        themes = tuple(_theme(row, f"{file}, theme {row.get('name', n)}") for n, row in enumerate(data["theme"]))
+        return Config(
+            int(data.get("seed", 0)), max(2, int(data.get("instances", 3))), int(data.get("trials", 8)),
+            float(data.get("prove_seconds", 10.0)), int(data.get("terms", 400_000)), themes,
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RuleError(f"not a configuration of discovery: {error!r}", where=str(file)) from error
+
+
+_KEYS = frozenset({
+    "name", "family", "profiles", "operators", "leaves", "weights", "attributes", "vocabulary", "sizes", "batch",
+    "join", "origin",
+})  # fmt: skip
+
+
+def _theme(row: Mapping[str, object], where: str) -> Theme:
+    unknown = sorted(set(row) - _KEYS)
+    if unknown:
+        raise RuleError(f"unknown key {unknown[0]!r}", where=where, hint=f"keys are {', '.join(sorted(_KEYS))}")
+    leaves: dict[str, TensorScheme] = {}
+    attributes: dict[str, AttributeScheme] = {}
+    for key in ("attributes", "leaves"):
+        for name, text in _table(row, key).items():
+            scheme = parse_scheme(str(text), where=f"{where}, {name}")
+            if isinstance(scheme, TensorScheme):
+                leaves[name] = scheme
+            else:
+                attributes[name] = scheme
+    forall: dict[str, TypeScheme] = {**leaves, **attributes}
+    vocabulary = tuple(_template(str(t), forall, where) for t in _listed(row, "vocabulary"))
+    sizes = {n: (int(v[0]), int(v[1])) for n, v in _table(row, "sizes").items() if isinstance(v, list)}
+    name = str(row["name"])
+    operators = row.get("operators", 3)
+    if not isinstance(operators, int) or operators < 1:
+        raise RuleError("operators is a positive integer", where=where)
+    return Theme(
+        name, str(row.get("family", name)), tuple(map(str, _listed(row, "profiles"))), operators, leaves,
+        frozenset(map(str, _listed(row, "weights"))), attributes, vocabulary, sizes, bool(row.get("batch", True)),
+        bool(row.get("join", True)), str(row.get("origin", "discovered")), json.dumps(row, sort_keys=True),
+    )  # fmt: skip
+
+
+def _table(row: Mapping[str, object], key: str) -> Mapping[str, object]:
+    found = row.get(key, {})
+    return found if isinstance(found, Mapping) else {}
+
+
+def _listed(row: Mapping[str, object], key: str) -> list[object]:
+    found = row.get(key, [])
+    return found if isinstance(found, list) else []
+
+
+def _template(text: str, forall: Mapping[str, TypeScheme], where: str) -> Template:
+    holes = {h: TensorScheme("f", ()) for h in HOLES}
+    term = parse_term(text, {**forall, **holes}, where=f"{where}, vocabulary {text!r}")
+    used = tuple(n for n in variables(term) if n in HOLES)
+    split = isinstance(term, App) and term.op == "Split" and "split" not in dict(term.attributes)
+    return Template(text, term, used, split)

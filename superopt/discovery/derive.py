@@ -1,0 +1,203 @@
+"""Derivability: does a library derive a rule by saturation, and by which chain?
+
+The two sides of the rule are put into an e-graph at concrete sizes that are as different as possible, the library's
+rules are applied everywhere, and the rule is derived when its sides meet. The bounds are counts (rounds and nodes), never
+the clock, so that the answer is the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from superopt.ir.graph import Graph
+from superopt.ir.poly import value_at
+from superopt.ir.terms import App, Project, Term, Var, postorder
+from superopt.ir.types import DType, TensorType
+from superopt.ops import REGISTRY
+from superopt.ops.meaning import IllTyped
+from superopt.rules.library import Library, parse_file
+from superopt.rules.rule import CLASSES, Rule
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import at_sizes, complete, instances
+from superopt.search.egraph import ABSENT, EGraph, is_multi
+from superopt.search.moves import prepare
+from superopt.search.program import Program, Step
+from superopt.search.saturate import Limits, Moves, saturate
+from superopt.verifier.exact import trial_at
+from superopt.verifier.sampling import Point, draw
+
+__all__ = ["Coverage", "Universe", "derive", "derived", "moves_of"]
+
+ROUNDS = 5
+NODES = 2500
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Which rules of a file a library derives.
+
+    Attributes:
+        chains: rule id → how often each rule of the library is used in the derivation; empty where none is needed.
+        missing: ids of rules that were not derived, with the reason.
+    """
+
+    chains: Mapping[str, Mapping[str, int]]
+    missing: Mapping[str, str]
+
+    @property
+    def share(self) -> float:
+        """Derived ÷ all."""
+        count = len(self.chains) + len(self.missing)
+        return len(self.chains) / count if count else 1.0
+
+
+@lru_cache(maxsize=4096)
+def _moves(rule: Rule, parts: tuple[int, ...]) -> Moves:
+    steps = tuple(Step("Concat", ("",) * n, (), ("",), None, "") for n in parts)
+    program = Program(Graph("", (), (), (), (), {}), steps, {}, frozenset(), {})
+    return prepare((rule,), program).moves
+
+
+def moves_of(rules: Iterable[Rule], parts: tuple[int, ...] = ()) -> Moves:
+    """What saturation may do with these rules; ``parts``: arities above 2 that Concat and Split have."""
+    each = [_moves(r, parts) for r in rules]
+    return Moves(tuple(p for m in each for p in m.patterns), tuple(g for m in each for g in m.groups))
+
+
+class Universe:
+    """An e-graph of terms over the leaves of one rule or theme, at one point."""
+
+    def __init__(self, rule: Rule, point: Point) -> None:
+        self.graph = EGraph(REGISTRY)
+        self.point = point
+        self.leaves: dict[str, int] = {}
+        for number, (name, scheme) in enumerate(rule.tensors.items()):
+            shape = tuple(value_at(d, point.sizes) for d in scheme.shape)
+            self.leaves[name] = self.graph.leaf(number, TensorType(DType(CLASSES[scheme.dtype]), shape), False)
+            if scheme.below is not None:
+                self.graph.ranges[number] = (0, value_at(scheme.below, point.sizes) - 1)
+
+    def add(self, rule: Rule) -> list[tuple[int, int]]:
+        """Put both sides of a rule over the universe's leaves in; the classes of each pair of terms.
+
+        Raises:
+            IllTyped: a side is not well-formed at this point.
+        """
+        left, right = at_sizes(rule, self.point.sizes, self.point.reals)
+        made: dict[Term, int] = {}
+        for term in postorder(*left, *right):
+            made[term] = self._added(term, made)
+        return [(self._value(made[a]), self._value(made[b])) for a, b in zip(left, right, strict=True)]
+
+    def _added(self, term: Term, made: Mapping[Term, int]) -> int:
+        if isinstance(term, Var):
+            return self.leaves[term.name]
+        if isinstance(term, Project):
+            inner = made[term.term]
+            return self.graph.project(inner, term.index) if is_multi(REGISTRY[term.term.op]) else inner
+        args = [ABSENT if a is None else self._value(made[a]) for a in term.args]
+        while args and args[-1] == ABSENT:
+            args.pop()
+        return self.graph.add(term.op, tuple(sorted(complete(term).items())), tuple(args))
+
+    def _value(self, identity: int) -> int:
+        return self.graph.project(identity, 0) if isinstance(self.graph.type(identity), tuple) else identity
+
+    def same(self, pairs: Sequence[tuple[int, int]]) -> bool:
+        """Whether the two ids of every pair are one class by now."""
+        return all(self.graph.find(a) == self.graph.find(b) for a, b in pairs)
+
+    def grow(self, moves: Moves, *, nodes: int, rounds: int, matches: int = 300) -> None:
+        """Saturate by the moves, within bounds."""
+        saturate(self.graph, moves, Limits(nodes=nodes, rounds=rounds, matches=matches))
+
+
+def derived(rule: Rule, moves: Moves, *, rounds: int = ROUNDS, nodes: int = NODES) -> Mapping[str, int] | None:
+    """Which rules derive a rule and how often each is used, or ``None`` if saturation does not bring its sides together.
+
+    A rule with ``...`` is looked at with one leading axis and with none.
+    """
+    used: dict[str, int] = {}
+    try:
+        plain = instances(rule, (1, 0)) if rule.lead else instances(rule)
+    except RuleError:
+        return None
+    for instance in plain:
+        point = _distinct_point(instance)
+        if point is None:
+            return None
+        universe = Universe(instance, point)
+        try:
+            pairs = universe.add(instance)
+        except (IllTyped, ZeroDivisionError):
+            return None
+        for number, (left, _) in enumerate(pairs):
+            universe.graph.given[left] = (1, 1 << number)
+        for _ in range(rounds):
+            before = universe.graph.version
+            if universe.same(pairs):
+                break
+            universe.grow(moves, nodes=nodes, rounds=1)
+            if universe.graph.version == before:
+                break
+        if not universe.same(pairs):
+            return None
+        for why, count in universe.graph.reasons(list(pairs)).items():
+            used[why] = max(used.get(why, 0), count)
+    return used
+
+
+@lru_cache(maxsize=65536)
+def _distinct_point(instance: Rule) -> Point | None:
+    """Sizes at which the rule's left side is well-formed, as different from each other and from 1 as were drawn."""
+    rng = np.random.default_rng(11)
+    best: tuple[int, Point] | None = None
+    for attempt in range(24):
+        point = draw(instance, 0, rng, (), 6 + attempt % 5)
+        if point is None:
+            return None
+        trial = trial_at(instance, point)
+        if trial is None or trial.ill_typed:
+            continue
+        sizes = [point.sizes[n] for n in instance.sizes]
+        score = 3 * len(set(sizes)) - 2 * sizes.count(1) + len(set(point.sizes.values()))
+        if best is None or score > best[0]:
+            best = (score, point)
+    return None if best is None else best[1]
+
+
+def derive(rules_file: Path | str, library: Library | Iterable[Rule]) -> Coverage:
+    """For each rule of a file: does the library derive it, and by which of its rules?
+
+    Raises:
+        RuleError: the file cannot be read or a rule does not parse.
+    """
+    rules = tuple(library.values() if isinstance(library, Library) else library)
+    chains: dict[str, Mapping[str, int]] = {}
+    missing: dict[str, str] = {}
+    for rule in parse_file(Path(rules_file)):
+        if not rule.operators <= set(REGISTRY):
+            missing[rule.id] = "has an operator that superopt does not know"
+            continue
+        chain = derived(rule, moves_of(rules, _parts(rule)))
+        if chain is None:
+            missing[rule.id] = "saturation by the library does not bring the sides together"
+        else:
+            chains[rule.id] = chain
+    return Coverage(chains, missing)
+
+
+def _parts(rule: Rule) -> tuple[int, ...]:
+    counts: set[int] = set()
+    for term in postorder(*rule.lhs, *rule.rhs):
+        if isinstance(term, App) and term.op == "Concat":
+            counts.add(len(term.args))
+        elif isinstance(term, App) and term.op == "Split":
+            split = dict(term.attributes).get("split")
+            counts.add(len(split) if isinstance(split, tuple) else 2)
+    return tuple(sorted(c for c in counts if c > 2))

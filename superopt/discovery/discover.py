@@ -1,0 +1,223 @@
+"""The whole run: themes explored in parallel, rules minimised together, families written, everything logged."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from superopt.discovery.candidates import n_ary
+from superopt.discovery.config import Config, Theme
+from superopt.discovery.explore import Explored, explore
+from superopt.discovery.gain import expected
+from superopt.discovery.minimise import minimised
+from superopt.discovery.store import Chunks, digest_of
+from superopt.rules.canonical import rule_text, text_digest
+from superopt.rules.grammar import format_rule, parse_rule
+from superopt.rules.library import Library, write_rules, write_verdicts
+from superopt.rules.rule import Rule
+from superopt.verifier.prover import prove
+from superopt.verifier.verdict import ProvedAllSizes, verdict_to_json
+
+__all__ = ["DiscoveryResult", "discover"]
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class DiscoveryResult:
+    """What a run gave.
+
+    Attributes:
+        rules: the library, minimised: what was written.
+        proved: number of proved rules before they were minimised together.
+        explored: per theme, in the configuration's order; themes that were not finished are missing.
+        unfinished: their names: run again to go on.
+        log: the run's log, as written to ``run.json``.
+    """
+
+    rules: tuple[Rule, ...]
+    proved: int
+    explored: tuple[Explored, ...]
+    unfinished: tuple[str, ...]
+    log: Mapping[str, object]
+
+
+def discover(
+    config: Config, *, out: Path | str, workers: int = 1, time_limit: float | None = None,
+    executor: Executor | None = None, progress: Progress | None = None,
+) -> DiscoveryResult:  # fmt: skip
+    """Discover a library and write it to a folder.
+
+    Files: a ``*.toml`` per family, ``proofs.json``, ``near_misses.json``, ``undecided.json``, ``gains.json`` and
+    ``run.json``. All but the last are a function of the configuration alone, whatever the number of workers.
+
+    Args:
+        config: what to look at.
+        out: the folder; finished work is kept in its ``.chunks``, so that a killed run goes on.
+        workers: processes; 1 works in this process.
+        time_limit: seconds after which no further theme is started or waited for.
+        executor: where themes are explored instead (its workers must see ``out``).
+        progress: called with lines of text.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    say = progress or _silent
+    started, cpu = time.monotonic(), _cpu_seconds()
+    deadline = None if time_limit is None else started + time_limit
+    chunks = folder / ".chunks"
+    explored = _explore_all(config, str(chunks), workers, deadline, executor, say)
+    done = [explored[t.name] for t in config.themes if t.name in explored]
+    unfinished = tuple(t.name for t in config.themes if t.name not in explored)
+    proved = [r for e in done for r in e.rules]
+    kept = _minimised(proved, Chunks(chunks), say)
+    rules = _identified(kept, config)
+    _write(folder, rules, done, config)
+    log = _log(config, done, unfinished, len(proved), rules, time.monotonic() - started, _cpu_seconds() - cpu, workers)
+    _replace(folder / "run.json", log)
+    return DiscoveryResult(rules, len(proved), tuple(done), unfinished, log)
+
+
+def _silent(_: str) -> None:
+    return None
+
+
+def _cpu_seconds() -> float:
+    return sum(
+        u.ru_utime + u.ru_stime for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+def _explore_all(
+    config: Config, chunks: str, workers: int, deadline: float | None, executor: Executor | None, say: Progress
+) -> dict[str, Explored]:
+    found: dict[str, Explored] = {}
+    if executor is None and workers <= 1:
+        for theme in config.themes:
+            if deadline is not None and time.monotonic() > deadline:
+                break
+            found[theme.name] = explore(theme, config, chunks, say)
+        return found
+    pool = executor or ProcessPoolExecutor(max_workers=workers)
+    try:
+        waiting: dict[Future[Explored], Theme] = {pool.submit(explore, t, config, chunks): t for t in config.themes}
+        while waiting:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            finished, _ = wait(waiting, timeout=left, return_when=FIRST_COMPLETED)
+            if not finished:
+                break
+            for future in finished:
+                theme = waiting.pop(future)
+                found[theme.name] = future.result()
+                say(f"{theme.name}: {len(found[theme.name].rules)} rules; {len(waiting)} themes to go")
+        for future in waiting:
+            future.cancel()
+    finally:
+        if executor is None:
+            pool.shutdown(wait=deadline is None, cancel_futures=True)
+    return found
+
+
+def _minimised(rules: Sequence[Rule], chunks: Chunks, say: Progress) -> tuple[Rule, ...]:
+    key = digest_of("minimised", 1, [(rule_text(r), r.origin) for r in rules])
+    known = chunks.get(key)
+    if known is not None:
+        rows = known["rules"]
+        assert isinstance(rows, list)
+        return tuple(parse_rule({k: v for k, v in row.items() if k != "family"}, where="chunk", family=row["family"])
+                     for row in rows)  # fmt: skip
+    kept = minimised([replace(r, id=f"r{i}") for i, r in enumerate(rules)], say)
+    chunks.put(key, {"rules": [{**format_rule(r), "family": r.family} for r in kept]})
+    return kept
+
+
+def _identified(rules: Sequence[Rule], config: Config) -> tuple[Rule, ...]:
+    """Stable ids (family and digest of the text) and the origin; sorted by id."""
+    made: dict[str, Rule] = {}
+    for rule in rules:
+        digest = text_digest(rule)
+        width = next(w for w in range(4, 65) if f"{rule.family}-{digest[:w]}" not in made)
+        origin = rule.origin
+        if origin == "discovered":
+            origin = f"discovered ({'for any number of siblings, ' if n_ary(rule) else ''}config {config.digest[:12]})"
+        name = f"{rule.family}-{digest[:width]}"
+        made[name] = replace(rule, id=name, origin=origin)
+    return tuple(made[i] for i in sorted(made))
+
+
+def _write(folder: Path, rules: Sequence[Rule], explored: Sequence[Explored], config: Config) -> None:
+    families: dict[str, list[Rule]] = {}
+    for rule in rules:
+        families.setdefault(rule.family, []).append(rule)
+    for stale in folder.glob("*.toml"):
+        if stale.stem not in families:
+            stale.unlink()
+    for family, members in families.items():
+        heading = f"Discovered and proved for all sizes; configuration {config.digest[:12]}, seed {config.seed}."
+        write_rules(folder / f"{family}.toml", members, heading=heading)
+    _write_proofs(folder, rules, config)
+    _replace(folder / "near_misses.json", [m for e in explored for m in e.near_misses])
+    _replace(folder / "undecided.json", [m for e in explored for m in e.undecided])
+    weights = {t.name: t for t in config.themes}
+    gains = {r.id: _gain(r, [t for t in weights.values() if t.family == r.family]) for r in rules}
+    _replace(folder / "gains.json", gains)
+
+
+def _gain(rule: Rule, themes: Sequence[Theme]) -> dict[str, object]:
+    weights = frozenset(n for n in rule.tensors if any(t.is_weight(n) for t in themes))
+    found = expected(rule, weights)
+    if found is None:
+        return {"lhs_us": None, "rhs_us": None, "source": "roofline"}
+    return {"lhs_us": round(found[0], 2), "rhs_us": round(found[1], 2), "source": "roofline"}
+
+
+def _write_proofs(folder: Path, rules: Sequence[Rule], config: Config) -> None:
+    """Verdicts from a fresh proof of exactly what was written, not from what was believed on the way."""
+    verdicts: dict[str, Mapping[str, object]] = {}
+    for rule in rules:
+        verdict = prove(rule, time_limit=4 * config.prove_seconds)
+        if isinstance(verdict, ProvedAllSizes):
+            verdicts[rule.id] = {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
+    store = Library({r.id: r for r in rules}).with_verdicts(verdicts).store
+    write_verdicts(folder / "proofs.json", store)
+
+
+def _log(
+    config: Config, explored: Sequence[Explored], unfinished: Sequence[str], proved: int, rules: Sequence[Rule],
+    seconds: float, cpu: float, workers: int,
+) -> dict[str, object]:  # fmt: skip
+    usage = max(resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    themes = [
+        {
+            "theme": e.theme, "levels": [vars(level) for level in e.levels], "complete": e.complete,
+            "candidates": e.candidates, "derived": e.derived, "tested": e.tested, "refuted": e.refuted,
+            "unknown": e.unknown, "proved": len(e.rules), **e.log,
+        }
+        for e in explored
+    ]  # fmt: skip
+    return {
+        "format": "superopt.discovery", "version": 1, "config": config.digest, "seed": config.seed,
+        "python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "workers": workers, "seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2),
+        "work_cpu_seconds": round(sum(e.log["seconds"] for e in explored), 2), "peak_mb": round(usage / 1024, 1),
+        "terms": sum(e.levels[-1].terms for e in explored if e.levels),
+        "classes": sum(e.levels[-1].classes for e in explored if e.levels),
+        "candidates": sum(e.candidates for e in explored), "derived": sum(e.derived for e in explored),
+        "refuted": sum(e.refuted for e in explored), "unknown": sum(e.unknown for e in explored),
+        "proved": proved, "kept": len(rules), "unfinished": list(unfinished), "themes": themes,
+    }  # fmt: skip
+
+
+def _replace(path: Path, data: object) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    partial.replace(path)

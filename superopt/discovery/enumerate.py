@@ -1,0 +1,455 @@
+"""Terms bottom-up by size, one representative per class of equal values.
+
+A bigger term is built only from representatives, so growth is by distinct values and not by terms (Ruler, OOPSLA 2021).
+Two terms are in one class when they have the same symbolic type and the same exact value at several concrete
+assignments of sizes and attributes, at random elements: a coincidence of one shape is not a class. All applications
+of one template to operands of the same types are evaluated at once, through the operators' meanings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+
+from superopt.discovery.config import HOLES, Template, Theme
+from superopt.discovery.ordered import Ordered
+from superopt.ir.poly import Dim, Poly, substitute
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.ir.types import DType, TensorType
+from superopt.ops.meaning import (
+    Call,
+    Comprehension,
+    Condition,
+    IllTyped,
+    Number,
+    Read,
+    Reduce,
+    Scalar,
+    Where,
+    subexpressions,
+)  # fmt: skip
+from superopt.ir.poly import sym
+from superopt.rules.canonical import map_terms
+from superopt.rules.rule import CLASSES, TensorScheme
+from superopt.rules.typing import complete, operator_of
+from superopt.runtime.evaluate import Array, evaluate
+from superopt.verifier.algebra import ORDERED, PrimeField, Unlucky
+from superopt.verifier.sampling import Point, allowed
+
+__all__ = ["Enumeration", "Level", "enumerate_terms", "points_of"]
+
+_BATCH = 2048
+_ELEMENTS = 1 << 21  # of one operand batch
+_BATCH_AXIS = "@b"
+Algebra = PrimeField | Ordered
+Key = tuple[TensorType, bytes]
+Member = tuple[int, tuple[int, ...], int]  # template, operand classes, output
+
+
+@dataclass(frozen=True)
+class Level:
+    """Counts after all terms of one size: how many were built, how many values they have."""
+
+    size: int
+    terms: int
+    classes: int
+    coincidences: int
+
+
+@dataclass
+class _Class:
+    term: Term
+    type: TensorType
+    size: int
+    values: tuple[Array, ...]
+
+
+@dataclass
+class Enumeration:
+    """All classes of a theme and the terms that fell into a class that was already there.
+
+    Attributes:
+        pairs: (member, representative): equal at all fingerprints.
+        complete: whether the bound on the number of terms was not met.
+    """
+
+    theme: Theme
+    classes: list[_Class] = field(default_factory=list)
+    pairs: list[tuple[Term, Term]] = field(default_factory=list)
+    levels: list[Level] = field(default_factory=list)
+    complete: bool = True
+
+
+def points_of(theme: Theme, count: int, rng: np.random.Generator) -> list[Point]:
+    """Concrete sizes and attributes, in range, as different from each other as was drawn in a few hundred attempts.
+
+    Raises:
+        ValueError: no assignment satisfies the theme's types.
+    """
+    frame = theme.frame()
+    chosen: list[Point] = []
+    for number in range(count):
+        best: tuple[int, Point] | None = None
+        for _ in range(300):
+            sizes = {n: int(rng.integers(lo, hi + 1)) for n in frame.sizes for lo, hi in [theme.sizes.get(n, (2, 4))]}
+            reals: dict[str, float] = {}
+            for name, scheme in frame.attribute_atoms.items():
+                if scheme.kind == "real":
+                    reals[name] = float(rng.integers(1, 25)) / 8
+                else:
+                    low = {">=": scheme.bound, ">": scheme.bound + 1}.get(scheme.relation, 0)
+                    first, last = theme.sizes.get(name, (low, low + 1 + number % 2))
+                    sizes[name] = int(rng.integers(first, last + 1))
+            if not allowed(frame, sizes, ()):
+                continue
+            plain = [sizes[n] for n in frame.sizes]
+            attributes = [v for n, v in sizes.items() if n in frame.attribute_atoms]
+            score = len(set(plain)) * 4 + len(set(attributes)) + 2 * (not any(p.sizes == sizes for p in chosen))
+            if best is None or score > best[0]:
+                best = (score, Point(sizes, reals))
+        if best is None:
+            raise ValueError(f"no sizes satisfy the types of theme {theme.name}")
+        chosen.append(best[1])
+    return chosen
+
+
+class _Builder:
+    def __init__(self, theme: Theme, points: Sequence[Point], rng: np.random.Generator, most: int) -> None:
+        self.theme = theme
+        self.points = points
+        self.most = most
+        self.found = Enumeration(theme)
+        self.index: dict[Key, int] = {}
+        self.by_size: dict[int, list[int]] = {}
+        self.typed: dict[tuple[int, tuple[TensorType, ...]], _Typed | None] = {}
+        self.terms = 0
+        self.mixers: dict[int, Array] = {}
+        self.algebra: Algebra = PrimeField()
+        self.reals: list[dict[str, Array]] = []
+        self.rng = rng
+
+    def start(self, algebra: Algebra) -> None:
+        """Leaves and constants, with random elements."""
+        self.algebra = algebra
+        for point in self.points:
+            self.reals.append({n: _element(algebra, v) for n, v in point.reals.items()})
+        for name, scheme in self.theme.leaves.items():
+            kind = TensorType(DType(CLASSES[scheme.dtype]), scheme.shape)
+            values = tuple(self._random(scheme, kind, p) for p in self.points)
+            self._place(Var(name), kind, 0, values, keep=True)
+        for number, template in enumerate(self.theme.vocabulary):
+            if not template.holes:
+                self._apply_all(number, (), [()], 0, keep=True)
+        self._count(0)
+
+    def _random(self, scheme: TensorScheme, kind: TensorType, point: Point) -> Array:
+        shape = _shape(kind, point)
+        if scheme.dtype == "f":
+            return self.algebra.random(self.rng, shape)
+        top = 2 if scheme.below is None else _at(scheme.below, point)
+        return self.algebra.integers(self.rng.integers(0, top, size=shape))
+
+    def grow(self, size: int, last: bool) -> None:
+        """All terms of a size."""
+        for number, template in enumerate(self.theme.vocabulary):
+            groups: dict[tuple[TensorType, ...], list[tuple[int, ...]]] = {}
+            for operands in self._operands(template, size - 1):
+                types = tuple(self.found.classes[c].type for c in operands)
+                groups.setdefault(types, []).append(operands)
+            for types, calls in groups.items():
+                if self.terms > self.most:
+                    self.found.complete = False
+                    return
+                self._apply_all(number, types, calls, size, keep=not last)
+        self._count(size)
+
+    def _count(self, size: int) -> None:
+        self.found.levels.append(Level(size, self.terms, len(self.index), len(self.found.pairs)))
+
+    def _operands(self, template: Template, budget: int) -> Iterator[tuple[int, ...]]:
+        arity = len(template.holes)
+        if arity == 0:
+            return
+        for split in product(range(budget + 1), repeat=arity):
+            if sum(split) != budget or (template.commutative and split[0] > split[1]):
+                continue
+            for operands in product(*(self.by_size.get(s, ()) for s in split)):
+                if not (template.commutative and operands[0] > operands[1]):
+                    yield operands
+
+    def _apply_all(
+        self, number: int, types: tuple[TensorType, ...], calls: list[tuple[int, ...]], size: int, *, keep: bool
+    ) -> None:
+        for typed in self._typing(number, types):
+            width = max((int(np.prod(_shape(t, p), initial=1)) for t in typed.outputs for p in self.points), default=1)
+            step = max(1, min(_BATCH, _ELEMENTS // max(width, 1)))
+            for start in range(0, len(calls), step):
+                self._apply(typed, calls[start : start + step], size, keep=keep)
+
+    def _apply(self, typed: _Typed, calls: list[tuple[int, ...]], size: int, *, keep: bool) -> None:
+        try:
+            batches = [self._evaluate(typed, calls, i) for i in range(len(self.points))]
+        except Unlucky:
+            if len(calls) > 1:
+                middle = len(calls) // 2
+                self._apply(typed, calls[:middle], size, keep=keep)
+                self._apply(typed, calls[middle:], size, keep=keep)
+            return
+        for output, kind in enumerate(typed.outputs):
+            marks = [self._marks(b[output]) for b in batches]
+            joined = np.concatenate(marks, axis=1)
+            for row, operands in enumerate(calls):
+                self.terms += 1
+                values = tuple(b[output][row] for b in batches) if keep else ()
+                self._place(None, kind, size, values, keep=keep, mark=joined[row].tobytes(),
+                            make=(typed, operands, output))  # fmt: skip
+
+    def _evaluate(self, typed: _Typed, calls: list[tuple[int, ...]], place: int) -> list[Array]:
+        """The outputs of all calls at one point, batch axis first; intermediate applications of a template too."""
+        point = self.points[place]
+        sizes: dict[str, int | Array] = {**point.sizes, **self.reals[place]}
+        given: dict[Term, Array] = {}
+        for position, hole in enumerate(typed.holes):
+            given[Var(hole)] = np.stack([self.found.classes[c[position]].values[place] for c in calls])
+        results: list[Array] = []
+        for term in postorder(typed.term):
+            if isinstance(term, Var):
+                if term not in given:
+                    leaf = self.found.classes[self.leaf_class(term.name)].values[place]
+                    given[term] = np.broadcast_to(leaf, (len(calls), *leaf.shape))
+                continue
+            assert isinstance(term, App)
+            operands = [None if a is None else given[a] for a in term.args]
+            results = [
+                evaluate(_batched(c, len(calls)), operands, self.algebra, sizes) for c in typed.meanings[term]
+            ]
+            given[term] = results[0]
+        return results
+
+    def leaf_class(self, name: str) -> int:
+        return list(self.theme.leaves).index(name)
+
+    def _marks(self, batch: Array) -> Array:
+        """Two 64-bit hashes of the residues of each row."""
+        flat = np.ascontiguousarray(batch["r"] if batch.dtype.names else batch).reshape(len(batch), -1)
+        residues = (flat & ((1 << 26) - 1)).astype(np.uint64)
+        width = residues.shape[1]
+        if width not in self.mixers:
+            own = np.random.default_rng([20, width])
+            self.mixers[width] = own.integers(1, 1 << 63, size=(2, width), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        mixed = residues * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+        return np.stack([(mixed * m).sum(axis=1, dtype=np.uint64) for m in self.mixers[width]], axis=1)
+
+    def _place(
+        self, term: Term | None, kind: TensorType, size: int, values: tuple[Array, ...], *, keep: bool,
+        mark: bytes | None = None, make: tuple[_Typed, tuple[int, ...], int] | None = None,
+    ) -> None:  # fmt: skip
+        if mark is None:
+            mark = np.concatenate([self._marks(v[None]) for v in values], axis=1).tobytes()
+        key = (kind, mark)
+        known = self.index.get(key)
+        if known is not None:
+            if term is None and make is not None:
+                self.found.pairs.append((self._term(*make), self.found.classes[known].term))
+            return
+        self.index[key] = len(self.found.classes)
+        if term is None:
+            assert make is not None
+            term = self._term(*make) if keep or make else Var("?")
+        self.found.classes.append(_Class(term, kind, size, values))
+        if keep:
+            self.by_size.setdefault(size, []).append(len(self.found.classes) - 1)
+
+    def _term(self, typed: _Typed, operands: tuple[int, ...], output: int) -> Term:
+        names = {h: self.found.classes[c].term for h, c in zip(typed.holes, operands, strict=True)}
+        (made,) = map_terms((typed.term,), names, {})
+        return Project(made, output) if typed.several and isinstance(made, App) else made
+
+    def _typing(self, number: int, types: tuple[TensorType, ...]) -> list[_Typed]:
+        template = self.theme.vocabulary[number]
+        found = []
+        for term in _variants(template, types):
+            key = (number, (*types, TensorType(DType.FLOAT32, ())) if template.split else types)
+            if template.split:
+                made = _typed(template, term, types, self.theme, self.points)
+            else:
+                if key not in self.typed:
+                    self.typed[key] = _typed(template, term, types, self.theme, self.points)
+                made = self.typed[key]
+            if made is not None:
+                found.append(made)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Typed:
+    """A template at operand types: meanings of its applications, types of its outputs."""
+
+    term: Term
+    holes: tuple[str, ...]
+    meanings: Mapping[App, tuple[Comprehension, ...]]
+    outputs: tuple[TensorType, ...]
+    several: bool
+
+
+def _typed(
+    template: Template, root: Term, types: tuple[TensorType, ...], theme: Theme, points: Sequence[Point]
+) -> _Typed | None:
+    known: dict[Term, TensorType] = {Var(h): t for h, t in zip(template.holes, types, strict=True)}
+    for name, scheme in theme.leaves.items():
+        known.setdefault(Var(name), TensorType(DType(CLASSES[scheme.dtype]), scheme.shape))
+    meanings: dict[App, tuple[Comprehension, ...]] = {}
+    outputs: tuple[TensorType, ...] = ()
+    several = False
+    try:
+        for term in postorder(root):
+            if not isinstance(term, App):
+                continue
+            record = operator_of(term)
+            meaning, outputs = record.apply([None if a is None else known[a] for a in term.args], complete(term))
+            if not all(_accepts(o, points) for o in meaning.obligations):
+                return None
+            meanings[term], known[term] = meaning.outputs, outputs[0]
+            several = len(record.outputs) > 1 or record.outputs[-1].endswith("*")
+            for kind, point in product(outputs, points):
+                if any(n < 1 for n in _shape(kind, point)):
+                    return None
+    except (IllTyped, ZeroDivisionError, KeyError):
+        return None
+    return _Typed(root, template.holes, meanings, outputs, several)
+
+
+def _accepts(condition: Condition, points: Sequence[Point]) -> bool:
+    """Equalities of sizes must hold identically; inequalities (a window fits) at the points that are looked at."""
+    if condition.kind == "eq":
+        return False
+    return all(Condition(condition.kind, substitute(condition.size, p.sizes)).known is True for p in points)
+
+
+def _variants(template: Template, types: tuple[TensorType, ...]) -> list[Term]:
+    """The template's term; a Split without sizes once for every order of its axis' two summands."""
+    term = template.term
+    if not template.split or not isinstance(term, App) or not types or types[0].shape is None:
+        return [term]
+    attributes = dict(term.attributes)
+    axis = attributes["axis"]
+    if not isinstance(axis, int) or axis >= len(types[0].shape):
+        return []
+    parts = _summands(types[0].shape[axis])
+    return [
+        App(term.op, term.args, tuple(sorted({**attributes, "split": tuple(p)}.items())))
+        for p in ([parts] if len(parts) != 2 or parts[0] == parts[1] else [parts, parts[::-1]])
+        if len(parts) == 2
+    ]
+
+
+def _summands(size: Dim) -> list[AttributeValue]:
+    if not isinstance(size, Poly):
+        return []
+    found: list[AttributeValue] = []
+    for monomial, coefficient in size.terms:
+        if coefficient < 1 or coefficient > 2:
+            return []
+        found += [Poly.make({monomial: 1})] * coefficient
+    return found
+
+
+def _at(size: Dim, point: Point) -> int:
+    found = substitute(size, point.sizes)
+    if isinstance(found, Poly):
+        raise KeyError(str(found))
+    return found
+
+
+def _shape(kind: TensorType, point: Point) -> tuple[int, ...]:
+    return tuple(_at(d, point) for d in kind.shape or ())
+
+
+def _element(algebra: Algebra, value: float) -> Array:
+    from fractions import Fraction
+
+    return algebra.constant(Fraction(value))
+
+
+def _batched(comprehension: Comprehension, count: int) -> Comprehension:
+    """The same for ``count`` operands of each kind at once, along a new first axis of everything."""
+    made: dict[int, Scalar] = {}
+    for part in subexpressions(comprehension.body):
+        match part:
+            case Read(operand, index, outside):
+                inner = tuple(made[id(i)] if isinstance(i, Scalar) else i for i in index)
+                made[id(part)] = Read(operand, (sym(_BATCH_AXIS), *inner), outside)
+            case Call(function, args):
+                made[id(part)] = Call(function, tuple(made[id(a)] for a in args))
+            case Reduce(kind, variable, extent, body):
+                made[id(part)] = Reduce(kind, variable, extent, made[id(body)])
+            case Where(conditions, then, otherwise):
+                made[id(part)] = Where(conditions, made[id(then)], made[id(otherwise)])
+            case _:
+                made[id(part)] = part
+    return Comprehension((((_BATCH_AXIS, count),), *comprehension.axes), made[id(comprehension.body)])
+
+
+def _needs_order(theme: Theme) -> bool:
+    """Whether some operator of the vocabulary compares numbers (relu, max), which a field does not."""
+    return any(
+        _orders(meaning)
+        for template in theme.vocabulary
+        for term in postorder(template.term)
+        if isinstance(term, App)
+        for meaning in _sample_meanings(term)
+    )
+
+
+def _sample_meanings(term: App) -> Sequence[Comprehension]:
+    """Meanings of an operator at typical ranks: enough to see which functions it calls."""
+    record, values = operator_of(term), complete(term)
+    for rank in (2, 4, 3, 1):
+        kinds = [None if a is None else TensorType(DType.FLOAT32, tuple(sym(f"s{i}") for i in range(rank))) for a in term.args]
+        try:
+            return record.apply(kinds, values)[0].outputs
+        except (IllTyped, ZeroDivisionError):
+            continue
+    return ()
+
+
+def _orders(output: Comprehension) -> bool:
+    for part in subexpressions(output.body):
+        name = part.function if isinstance(part, Call) else part.kind if isinstance(part, Reduce) else ""
+        if name in ORDERED or (isinstance(part, Number) and isinstance(part.value, float)):
+            return True
+    return False
+
+
+_RELU_LIKE = frozenset({"Relu", "MaxPool", "Max", "Min", "Abs", "Clip", "LeakyRelu", "GlobalMaxPool", "ReduceMax",
+                        "ReduceMin", "Sign", "PRelu", "HardSigmoid", "HardSwish"})  # fmt: skip
+
+
+def enumerate_terms(
+    theme: Theme, points: Sequence[Point], seed: int, most: int,
+    progress: Callable[[Level], None] | None = None,
+) -> Enumeration:  # fmt: skip
+    """All terms of a theme up to its size; see the module.
+
+    Args:
+        theme: the vocabulary.
+        points: concrete sizes and attributes at which values are compared.
+        seed: of the elements.
+        most: stop beyond this many terms.
+        progress: called after each size.
+    """
+    names = {t.op for v in theme.vocabulary for t in postorder(v.term) if isinstance(t, App)}
+    algebra: Algebra = Ordered() if names & _RELU_LIKE or _needs_order(theme) else PrimeField()
+    builder = _Builder(theme, points, np.random.default_rng([seed, 77]), most)
+    builder.start(algebra)
+    for size in range(1, theme.operators + 1):
+        builder.grow(size, last=size == theme.operators)
+        if progress is not None:
+            progress(builder.found.levels[-1] if builder.found.levels else Level(size, 0, 0, 0))
+        if not builder.found.complete:
+            break
+    return builder.found

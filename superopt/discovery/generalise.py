@@ -1,0 +1,343 @@
+"""From what was found at one vocabulary's symbols to the most general rule: sizes, leading axes, preconditions.
+
+A generalisation is a proposal like any other: it is tested and proved before anybody believes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+
+from superopt.discovery.candidates import restricted
+from superopt.discovery.config import Theme
+from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, variables
+from superopt.ir.types import TensorType
+from superopt.ops.meaning import IllTyped
+from superopt.rules.canonical import map_terms
+from superopt.rules.grammar import parse_guard
+from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme, TypeScheme, attribute_symbols
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import instances, type_terms, types_of, variable_types
+
+__all__ = ["guarded", "leading", "size_general", "specialised", "variable_general", "well_typed"]
+
+_MOST_SUBSETS = 80
+Place = tuple[object, ...]  # ("leaf", name, axis) or ("attribute", app, key, position)
+
+
+def well_typed(rule: Rule) -> bool:
+    """Both sides have the same types at symbolic sizes, and no sizes have to be equal by luck."""
+    try:
+        for instance in instances(rule):
+            types = types_of(instance)
+            if types.lhs != types.rhs:
+                return False
+            if any(o.kind == "eq" for o in (*types.lhs_obligations, *types.rhs_obligations)):
+                return False
+    except (RuleError, IllTyped, ZeroDivisionError):
+        return False
+    return True
+
+
+def variable_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
+    """The rule with occurrences of a variable told apart that need not be the same tensor.
+
+    ``Concat(Concat(a, a), c) = Concat(a, Concat(a, c))`` is associativity, seen through too few variables.
+    """
+    progress = True
+    while progress:
+        progress = False
+        for name in rule.tensors:
+            wider = _variable_apart(rule, name, holds)
+            if wider is not None:
+                rule, progress = wider, True
+                break
+    return rule
+
+
+def _variable_apart(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | None:
+    left, right = (_occurrences(side, name) for side in (rule.lhs, rule.rhs))
+    if left < 2 or right < 1 or left > 4 or right > 4:
+        return None
+    fresh = next(f"{name}{i}" for i in range(1, 99) if f"{name}{i}" not in {*rule.sizes, *rule.forall})
+    tried = 0
+    for first in _subsets(left):
+        if 0 in first:
+            continue  # the complement says the same
+        for second in _subsets(right, whole=True):
+            tried += 1
+            if tried > _MOST_SUBSETS:
+                return None
+            forall = {**rule.forall, fresh: rule.forall[name]}
+            lhs, rhs = _with_fresh(rule.lhs, name, fresh, first), _with_fresh(rule.rhs, name, fresh, second)
+            wider = replace(rule, forall=forall, lhs=lhs, rhs=rhs)
+            if holds(wider):
+                return wider
+    return None
+
+
+def _subsets(count: int, *, whole: bool = False) -> Iterator[frozenset[int]]:
+    for size in range(1, count + whole):
+        yield from map(frozenset, combinations(range(count), size))
+
+
+def _occurrences(roots: tuple[Term, ...], name: str) -> int:
+    """How often a variable is written; a shared application of several outputs counts once."""
+    return sum(
+        sum(a == Var(name) for a in t.args) for t in _written(roots)
+    ) + sum(r == Var(name) for r in roots)
+
+
+def _written(roots: tuple[Term, ...]) -> list[App]:
+    """Applications as often as they are written, in a fixed order; those under several projections once."""
+    found: list[App] = []
+    seen: set[App] = set()
+    stack: list[Term] = list(reversed(roots))
+    while stack:
+        term = stack.pop()
+        if isinstance(term, Project):
+            if term.term in seen:
+                continue
+            seen.add(term.term)
+            term = term.term
+        if isinstance(term, App):
+            found.append(term)
+            stack.extend(a for a in reversed(term.args) if a is not None)
+    return found
+
+
+def _with_fresh(roots: tuple[Term, ...], name: str, fresh: str, chosen: frozenset[int]) -> tuple[Term, ...]:
+    """The roots with the chosen occurrences (in reading order) of a variable renamed; depth is a rule's."""
+    counter = 0
+    tuples: dict[App, App] = {}
+
+    def renamed(term: Term) -> Term:
+        nonlocal counter
+        if isinstance(term, Var):
+            if term.name != name:
+                return term
+            counter += 1
+            return Var(fresh) if counter - 1 in chosen else term
+        if isinstance(term, Project):
+            if term.term not in tuples:
+                inner = renamed(term.term)
+                assert isinstance(inner, App)
+                tuples[term.term] = inner
+            return Project(tuples[term.term], term.index)
+        return App(term.op, tuple(None if a is None else renamed(a) for a in term.args), term.attributes)
+
+    return tuple(renamed(r) for r in roots)
+
+
+def size_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
+    """The rule with sizes told apart that need not be equal: ``f[k, n]`` twice becomes ``f[k, n]`` and ``f[k, n1]``.
+
+    Args:
+        rule: a rule whose types are symbolic.
+        holds: a quick exact test.
+    """
+    progress = True
+    while progress:
+        progress = False
+        for name in rule.sizes:
+            wider = _apart(rule, name, holds)
+            if wider is not None:
+                rule, progress = wider, True
+                break
+    return rule
+
+
+def _apart(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | None:
+    leaves: list[Place] = [
+        ("leaf", n, axis) for n, s in rule.tensors.items() for axis, d in enumerate(s.shape) if name in symbols(d)
+    ]
+    places: list[Place] = []
+    for term in postorder(*rule.lhs, *rule.rhs):
+        if isinstance(term, App):
+            for key, value in term.attributes:
+                for position, part in enumerate(value if isinstance(value, tuple) else (value,)):
+                    if isinstance(part, Poly) and name in symbols(part):
+                        places.append(("attribute", term, key, position))
+    if len(leaves) < 2 or len(places) > 6:
+        return None
+    fresh = next(f"{name}{i}" for i in range(1, 99) if f"{name}{i}" not in {*rule.sizes, *rule.forall})
+    tried = 0
+    for size in range(1, len(leaves) // 2 + 1):
+        for some in combinations(leaves, size):
+            for more in chain.from_iterable(combinations(places, r) for r in range(len(places) + 1)):
+                tried += 1
+                if tried > _MOST_SUBSETS:
+                    return None
+                wider = _renamed_at(rule, {*some, *more}, name, fresh)
+                if well_typed(wider) and holds(wider):
+                    return wider
+    return None
+
+
+def _renamed_at(rule: Rule, chosen: set[Place], name: str, fresh: str) -> Rule:
+    binding: Mapping[str, Dim] = {name: sym(fresh)}
+    forall: dict[str, TypeScheme] = {}
+    for variable, scheme in rule.forall.items():
+        if isinstance(scheme, TensorScheme):
+            shape = tuple(
+                substitute(d, binding) if ("leaf", variable, axis) in chosen else d
+                for axis, d in enumerate(scheme.shape)
+            )
+            forall[variable] = replace(scheme, shape=shape)
+        else:
+            forall[variable] = scheme
+    made: dict[Term, Term] = {}
+    for term in postorder(*rule.lhs, *rule.rhs):
+        if isinstance(term, Var):
+            made[term] = term
+        elif isinstance(term, Project):
+            inner = made[term.term]
+            assert isinstance(inner, App)
+            made[term] = Project(inner, term.index)
+        else:
+            values = tuple((k, _value_at(term, k, v, chosen, binding)) for k, v in term.attributes)
+            made[term] = App(term.op, tuple(None if a is None else made[a] for a in term.args), values)
+    return replace(rule, forall=forall, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
+
+
+def _value_at(
+    term: App, key: str, value: AttributeValue, chosen: set[Place], binding: Mapping[str, Dim]
+) -> AttributeValue:
+    parts = value if isinstance(value, tuple) else (value,)
+    made = tuple(
+        substitute(p, binding) if isinstance(p, Poly) and ("attribute", term, key, i) in chosen else p
+        for i, p in enumerate(parts)
+    )
+    return made if isinstance(value, tuple) else made[0]
+
+
+# ── leading axes ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def leading(rule: Rule, theme: Theme) -> Iterator[Rule]:
+    """The rule with ``...`` in front of all tensors of the largest rank, and in front of as few as it takes.
+
+    The second is what networks have: a batch of data times weights without a batch. It is looked for where a matrix
+    product is involved; for elementwise operators the broadcasting of a few leading axes has themes of its own.
+    """
+    if not theme.batch or any(s.lead for s in rule.tensors.values()):
+        return
+    ranks = {n: len(s.shape) for n, s in rule.tensors.items() if s.dtype == "f"}
+    largest = max(ranks.values(), default=0)
+    widest = [n for n in variables(*rule.lhs, *rule.rhs) if ranks.get(n) == largest]
+    if not largest:
+        return
+    if any(not theme.is_weight(n) for n in widest):
+        widest.sort(key=theme.is_weight)
+    subsets = [frozenset(widest)]
+    if "MatMul" in rule.operators:
+        subsets += [frozenset({widest[0], *more}) for r in range(3) for more in combinations(widest[1:], r)]
+    found = 0
+    for chosen in dict.fromkeys(subsets):
+        made = _with_lead(rule, chosen)
+        if made is not None and well_typed(made):
+            yield made
+            found += 1
+            if found == 2:
+                return
+
+
+def _with_lead(rule: Rule, chosen: frozenset[str]) -> Rule | None:
+    try:
+        types = type_terms((*rule.lhs, *rule.rhs), variable_types(rule))[0]
+    except IllTyped:
+        return None
+    forall: dict[str, TypeScheme] = {
+        n: replace(s, lead=True) if n in chosen and isinstance(s, TensorScheme) else s for n, s in rule.forall.items()
+    }
+    made: dict[Term, Term] = {}
+    wide: set[Term] = set()
+    for term in postorder(*rule.lhs, *rule.rhs):
+        if isinstance(term, Var):
+            made[term] = term
+            if term.name in chosen:
+                wide.add(term)
+        elif isinstance(term, Project):
+            inner = made[term.term]
+            assert isinstance(inner, App)
+            made[term] = Project(inner, term.index)
+            if term.term in wide:
+                wide.add(term)
+        else:
+            first = next((a for a in term.args if a is not None), None)
+            values = term.attributes
+            if first in wide:
+                values = tuple((k, _from_end(term, k, v, types[first])) for k, v in term.attributes)
+            if any(a in wide for a in term.args):
+                wide.add(term)
+            made[term] = App(term.op, tuple(None if a is None else made[a] for a in term.args), values)
+    return replace(rule, forall=forall, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
+
+
+def _from_end(term: App, name: str, value: AttributeValue, first: tuple[TensorType, ...]) -> AttributeValue:
+    """Axes counted from the end, shapes and permutations with ``...`` in front."""
+    rank = len(first[0].shape or ())
+    if name == "perm" and isinstance(value, tuple):
+        return ("...", *(v - rank if isinstance(v, int) else v for v in value))
+    if name == "shape" and isinstance(value, tuple):
+        return ("...", *value)
+    if name in ("axis", "axes"):
+        if term.op == "Unsqueeze" and isinstance(value, tuple):
+            rank += len(value)
+        if isinstance(value, tuple):
+            return tuple(v - rank if isinstance(v, int) else v for v in value)
+        return value - rank if isinstance(value, int) else value
+    return value
+
+
+# ── preconditions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def guarded(rule: Rule, conditions: Sequence[str]) -> Rule | None:
+    """The rule under conditions that the prover asked for; ``None`` if they cannot be written as guards."""
+    guards: list[Guard] = list(rule.where)
+    try:
+        guards += [parse_guard(c, where="condition") for c in conditions]
+    except RuleError:
+        return None
+    known = {*rule.sizes, *rule.attribute_atoms}
+    if any(not g.names <= known for g in guards):
+        return None
+    return replace(rule, where=tuple(dict.fromkeys(guards)))
+
+
+def specialised(rule: Rule) -> Iterator[Rule]:
+    """Weaker rules to try when a rule is false: one attribute, then two, at the value that does nothing.
+
+    Strides, dilations and groups of 1, padding of 0; for a pair of integer attributes also that they are equal.
+    """
+    neutral: dict[str, int] = {}
+    for name, scheme in rule.attributes.items():
+        if scheme.kind == "int":
+            neutral[name] = scheme.bound if scheme.relation == ">=" else 0
+    for size in (1, 2):
+        for names in combinations(neutral, size):
+            binding: dict[str, Dim] = {
+                a: neutral[n] for n in names for a in attribute_symbols(n, rule.attributes[n])
+            }
+            forall: dict[str, TypeScheme] = {}
+            for name, scheme in rule.forall.items():
+                if isinstance(scheme, TensorScheme):
+                    forall[name] = replace(scheme, shape=tuple(substitute(d, binding) for d in scheme.shape))
+                elif name not in names:
+                    forall[name] = scheme
+            made = replace(
+                rule, forall=forall, lhs=map_terms(rule.lhs, {}, binding), rhs=map_terms(rule.rhs, {}, binding)
+            )
+            if well_typed(made):
+                yield restricted(made)
+    if len(neutral) >= 2:
+        for first, second in combinations(neutral, 2):
+            a, b = rule.attributes[first], rule.attributes[second]
+            if a.length != b.length:
+                continue
+            pairs = zip(attribute_symbols(first, a), attribute_symbols(second, b), strict=True)
+            guards = tuple(Guard(sym(p), "==", sym(q)) for p, q in pairs)
+            yield replace(rule, where=(*rule.where, *guards))

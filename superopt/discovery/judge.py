@@ -1,0 +1,146 @@
+"""Candidates before the verifier: tested exactly at sizes that discovery did not use, generalised, proved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from superopt.discovery.candidates import joined, restricted
+from superopt.discovery.config import Config, Theme
+from superopt.discovery.generalise import guarded, leading, size_general, specialised, variable_general, well_typed
+from superopt.discovery.store import Chunks, digest_of
+from superopt.rules.canonical import rule_text
+from superopt.rules.rule import Rule
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import meaning_digest
+from superopt.verifier.exact import test
+from superopt.verifier.prover import prove
+from superopt.verifier.verdict import (
+    ProvedAllSizes,
+    Refuted,
+    Tested,
+    Unknown,
+    Verdict,
+    kind_of,
+    verdict_from_json,
+    verdict_to_json,
+)
+
+__all__ = ["Judge", "Tally"]
+
+
+@dataclass
+class Tally:
+    """What became of candidates."""
+
+    tested: int = 0
+    refuted: int = 0
+    unknown: int = 0
+    proved: int = 0
+    near_misses: list[Mapping[str, object]] = field(default_factory=list)
+    undecided: list[Mapping[str, object]] = field(default_factory=list)
+
+
+class Judge:
+    """Asks the verifier, remembers its verdicts on disk, and turns candidates into proved rules."""
+
+    def __init__(self, config: Config, theme: Theme, chunks: Chunks) -> None:
+        self.config = config
+        self.theme = theme
+        self.chunks = chunks
+        self.tally = Tally()
+
+    def rules(self, candidate: Rule) -> list[Rule]:
+        """The proved rules that a candidate leads to: most general first, none when it is false or not proved."""
+        if not well_typed(candidate) or not self._holds(candidate, near_miss=True):
+            if not well_typed(candidate):
+                return []
+            for weaker in specialised(candidate):
+                if self._holds(weaker, near_miss=False):
+                    return self._proved(weaker)
+            return []
+        return self._proved(candidate)
+
+    def _proved(self, candidate: Rule) -> list[Rule]:
+        general = size_general(variable_general(candidate, self._quick), self._quick)
+        found: list[Rule] = []
+        for version in self._versions(candidate, general):
+            if found and not version.lead:
+                break
+            made = self._prove(restricted(version))
+            if made is not None:
+                found.append(made)
+        if self.theme.join:
+            for rule in list(found):
+                pair = joined(rule)
+                if pair is not None and well_typed(pair) and self._quick(pair):
+                    made = self._prove(pair)
+                    if made is not None:
+                        found.append(made)
+        return found
+
+    def _versions(self, candidate: Rule, general: Rule) -> Iterator[Rule]:
+        for made in leading(general, self.theme):
+            if self._quick(made):
+                yield made
+        yield general
+        if general != candidate:
+            yield candidate
+
+    def _holds(self, rule: Rule, *, near_miss: bool) -> bool:
+        verdict = self._test(rule, self.config.trials)
+        self.tally.tested += 1
+        if isinstance(verdict, Refuted):
+            self.tally.refuted += 1
+            if near_miss:
+                self.tally.near_misses.append({"theme": self.theme.name, "text": rule_text(rule),
+                                               "counterexample": verdict.counterexample})  # fmt: skip
+            return False
+        return isinstance(verdict, Tested)
+
+    def _quick(self, rule: Rule) -> bool:
+        return isinstance(self._test(rule, 4), Tested)
+
+    def _prove(self, rule: Rule) -> Rule | None:
+        if not isinstance(self._test(rule, self.config.trials), Tested):
+            return None
+        verdict = self._ask(rule)
+        for _ in range(2):
+            if not (isinstance(verdict, Unknown) and verdict.preconditions):
+                break
+            narrower = guarded(rule, verdict.preconditions)
+            if narrower is None or narrower == rule:
+                break
+            rule, verdict = narrower, self._ask(narrower)
+        if isinstance(verdict, ProvedAllSizes):
+            self.tally.proved += 1
+            return rule
+        self.tally.unknown += 1
+        self.tally.undecided.append({"theme": self.theme.name, "text": rule_text(rule), "verdict": kind_of(verdict),
+                                     "reason": getattr(verdict, "reason", "")})  # fmt: skip
+        return None
+
+    def _ask(self, rule: Rule) -> Verdict:
+        limit = self.config.prove_seconds
+        return self._cached(rule, ["prove", limit], lambda: prove(rule, time_limit=limit))
+
+    def _test(self, rule: Rule, trials: int) -> Verdict:
+        seed = self.config.seed
+        return self._cached(rule, ["test", trials, seed], lambda: test(rule, seed=seed, trials=trials))
+
+    def _cached(self, rule: Rule, how: list[object], ask) -> Verdict:  # type: ignore[no-untyped-def]
+        try:
+            meaning = meaning_digest(replace(rule, id="", origin="", family=""))
+        except RuleError:
+            return Unknown("not well-formed")
+        key = digest_of("verdict", how, rule_text(rule), meaning)
+        known = self.chunks.get(key)
+        if known is not None:
+            try:
+                return verdict_from_json(known)
+            except ValueError:
+                pass
+        verdict: Verdict = ask()
+        data = {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
+        self.chunks.put(key, data)
+        return verdict

@@ -1,0 +1,50 @@
+"""The smallest library that derives the rest: a rule that the kept ones derive by saturation is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from superopt.discovery.candidates import operator_count
+from superopt.discovery.derive import derived, moves_of
+from superopt.rules.canonical import text_digest
+from superopt.rules.rule import Rule
+
+__all__ = ["minimised"]
+
+
+def minimised(rules: Sequence[Rule], progress: Callable[[str], None] | None = None) -> tuple[Rule, ...]:
+    """Keep short and general rules first, and of the others those that are not derived.
+
+    Definitions of composite operators are always kept: a person looks for them.
+    """
+    unique = {text_digest(r): r for r in reversed(rules)}
+    ordered = sorted(unique.items(), key=lambda item: (*_rank(item[1]), item[0]))
+    kept: list[Rule] = []
+    for number, (_, rule) in enumerate(ordered):
+        if rule.origin == "definition" or derived(rule, moves_of(kept)) is None:
+            kept.append(rule)
+        if progress is not None and number % 20 == 0:
+            progress(f"minimising: {number + 1}/{len(ordered)} rules, {len(kept)} kept")
+    return _without_special_cases(kept, progress)
+
+
+def _without_special_cases(rules: list[Rule], progress: Callable[[str], None] | None) -> tuple[Rule, ...]:
+    """A short rule may be kept before the general ones that derive it: look again, the most special first."""
+    kept = list(rules)
+    for number, rule in enumerate(sorted(rules, key=_special)):
+        if rule.origin != "definition" and derived(rule, moves_of([r for r in kept if r is not rule])) is not None:
+            kept.remove(rule)
+        if progress is not None and number % 20 == 0:
+            progress(f"minimising again: {number + 1}/{len(rules)} rules, {len(kept)} kept")
+    return tuple(kept)
+
+
+def _special(rule: Rule) -> tuple[int, int, str]:
+    return len(rule.tensors) + len(rule.sizes), -operator_count(*rule.lhs, *rule.rhs), text_digest(rule)
+
+
+def _rank(rule: Rule) -> tuple[int, int, int, int]:
+    return (
+        len(rule.lhs), operator_count(*rule.lhs) + operator_count(*rule.rhs), -int(rule.lead),
+        -len(rule.tensors) - len(rule.sizes),
+    )  # fmt: skip

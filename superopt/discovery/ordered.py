@@ -1,0 +1,111 @@
+"""An exact algebra with an order: a residue for equality beside a float for comparisons.
+
+Equality of fingerprints must be exact, and relu or max need to know which of two numbers is larger. Rationals give both
+but are a thousand times slower in NumPy. Here an element is a pair: the residue of :class:`PrimeField` decides equality
+and the float, close to the same number, decides order. A comparison of numbers that are equal as reals picks either;
+their residues agree, so the choice does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from math import isfinite
+
+import numpy as np
+
+from superopt.runtime.evaluate import FLOAT64, Array
+from superopt.verifier.algebra import PrimeField
+
+__all__ = ["Ordered"]
+
+PAIR = np.dtype([("r", "<i8"), ("f", "<f8")])
+_SELECTING = {"max": np.greater_equal, "min": np.less_equal}
+_CLOSE = 1e-9
+
+
+def pair(residue: Array, number: Array) -> Array:
+    """Elements from residues and floats."""
+    first, second = np.broadcast_arrays(residue, number)
+    made = np.empty(first.shape, PAIR)
+    made["r"], made["f"] = first, second
+    return made
+
+
+class Ordered:
+    """See the module. Elements are eighths in [−64, 64]."""
+
+    logarithmic = False
+
+    def __init__(self) -> None:
+        self.field = PrimeField()
+
+    def random(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        drawn = rng.integers(-512, 513, size=shape)
+        eighth = self.field.constant(Fraction(1, 8))
+        return pair(self.field.function("mul", self.field.integers(drawn), eighth), drawn / 8.0)
+
+    def constant(self, value: Fraction | float) -> Array:
+        if isinstance(value, float) and not isfinite(value):
+            return pair(np.asarray(0, np.int64), np.asarray(value))
+        return pair(self.field.constant(value), np.asarray(float(value)))
+
+    def integers(self, values: Array) -> Array:
+        return pair(self.field.integers(values), np.asarray(values).astype(np.float64))
+
+    def positions(self, values: Array) -> Array:
+        return np.rint(values["f"]).astype(np.int64)
+
+    def function(self, name: str, *arrays: Array) -> Array:
+        special: Callable[..., Array] | None = getattr(self, f"_{name}", None)
+        if special is not None:
+            return special(*arrays)
+        if name in _SELECTING:
+            a, b = np.broadcast_arrays(*arrays)
+            return np.where(_SELECTING[name](a["f"], b["f"]), a, b)
+        if name in ("sqrt", "log"):
+            # of what is negative here: a fixed function of the residue; the float only has to be the same every time
+            number = np.asarray(FLOAT64.function(name, np.abs(arrays[0]["f"])))
+        else:
+            number = np.asarray(FLOAT64.function(name, *(a["f"] for a in arrays)))
+        return pair(self.field.function(name, *(a["r"] for a in arrays)), number)
+
+    def _abs(self, x: Array) -> Array:
+        return np.where(x["f"] < 0, self._negated(x), x)
+
+    def _negated(self, x: Array) -> Array:
+        return self.function("mul", x, self.integers(np.asarray(-1)))
+
+    def _sign(self, x: Array) -> Array:
+        return self.integers(np.where(np.abs(x["f"]) < _CLOSE, 0, np.sign(x["f"])).astype(np.int64))
+
+    def _less(self, a: Array, b: Array) -> Array:
+        return self.integers((a["f"] < b["f"] - _CLOSE).astype(np.int64))
+
+    def _floor(self, x: Array) -> Array:
+        return self.integers(np.floor(x["f"] + _CLOSE).astype(np.int64))
+
+    def _ceil(self, x: Array) -> Array:
+        return self.integers(np.ceil(x["f"] - _CLOSE).astype(np.int64))
+
+    def _round(self, x: Array) -> Array:
+        return self.integers(np.rint(x["f"]).astype(np.int64))
+
+    def _select(self, c: Array, a: Array, b: Array) -> Array:
+        return np.where(np.abs(c["f"]) > _CLOSE, a, b)
+
+    def reduce(self, kind: str, array: Array, axes: tuple[int, ...]) -> Array:
+        if kind in _SELECTING:
+            kept = [n for axis, n in enumerate(array.shape) if axis not in axes]
+            order = [a for a in range(array.ndim) if a not in axes] + list(axes)
+            flat = array.transpose(order).reshape(*kept, -1)
+            if not flat.shape[-1]:
+                return np.broadcast_to(self.constant(float("-inf" if kind == "max" else "inf")), kept)
+            place = (np.argmax if kind == "max" else np.argmin)(flat["f"], axis=-1)
+            return np.asarray(np.take_along_axis(flat, place[..., None], axis=-1)[..., 0])
+        number = array["f"].sum(axis=axes) if kind == "sum" else array["f"].prod(axis=axes)
+        return pair(self.field.reduce(kind, np.ascontiguousarray(array["r"]), axes), np.asarray(number))
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        residue = self.field.matmul(np.ascontiguousarray(a["r"]), np.ascontiguousarray(b["r"]))
+        return pair(residue, np.matmul(a["f"], b["f"]))
