@@ -105,8 +105,8 @@ def optimize(
     ] = None,
     target: Target = "cpu",
     time_limit: Annotated[
-        float | None, typer.Option(metavar="S", min=0, envvar="SUPEROPT_TIME_LIMIT", help="seconds for the search")
-    ] = None,
+        float, typer.Option(metavar="S", min=0, envvar="SUPEROPT_TIME_LIMIT", help="seconds for everything")
+    ] = 45.0,
     memory_limit: Annotated[
         str | None, typer.Option(metavar="B", envvar="SUPEROPT_MEMORY_LIMIT", help="bytes, or 512M, 2G")
     ] = None,
@@ -161,7 +161,7 @@ def optimize(
 
 
 @app.command()
-def explain(model: Model, target: Target = "cpu", time_limit: float | None = None, dim: Dims = None) -> None:
+def explain(model: Model, target: Target = "cpu", time_limit: float = 45.0, dim: Dims = None) -> None:
     """Say what optimize would do to MODEL and why: rules by place and gain, near misses, untouched nodes.
 
     A model that superopt wrote also tells which rules made each of its nodes.

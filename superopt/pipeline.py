@@ -43,7 +43,7 @@ class Options:
 
     Attributes:
         target: "cpu" measures on this machine; "profile:NAME" uses a recorded profile and is deterministic.
-        time_limit: seconds for the search; ``None`` lets it saturate.
+        time_limit: seconds for everything; ``None`` lets the search reach its fixpoint, however long that takes.
         memory_limit: bytes that search and constant folding may take.
         sizes: what symbolic dimensions are costed at; they stay symbolic in the result.
         threads: threads that an operator is measured with.
@@ -55,7 +55,7 @@ class Options:
     """
 
     target: str = "cpu"
-    time_limit: float | None = None
+    time_limit: float | None = 45.0
     memory_limit: int | None = None
     seed: int = 0
     rules: Path | None = None
