@@ -3,7 +3,32 @@
 if __name__ != "superopt.verifier":
     raise ImportError("import superopt.verifier; verifier/ is where its source lives")
 
-from superopt.verifier.prover import prove
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from superopt.verifier.verdict import ProvedAllSizes, ProvedBounded, Refuted, Tested, Unknown, Verdict
 
-__all__ = ["ProvedAllSizes", "ProvedBounded", "Refuted", "Tested", "Unknown", "Verdict", "prove"]
+if TYPE_CHECKING:
+    from superopt.verifier.certificate import certify
+    from superopt.verifier.checker import check_certificate
+    from superopt.verifier.exact import test
+    from superopt.verifier.graphs import verify
+    from superopt.verifier.prover import prove
+    from superopt.verifier.store import prove_all
+
+__all__ = [
+    "ProvedAllSizes", "ProvedBounded", "Refuted", "Tested", "Unknown", "Verdict", "certify", "check_certificate",
+    "prove", "prove_all", "test", "verify",
+]  # fmt: skip
+
+# Loaded when first asked for: the prover brings Z3 in, which most runs do not need.
+_HOMES = {
+    "certify": "certificate", "check_certificate": "checker", "prove": "prover", "prove_all": "store", "test": "exact",
+    "verify": "graphs",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"superopt.verifier has no {name}")
+    return getattr(import_module(f"superopt.verifier.{_HOMES[name]}"), name)

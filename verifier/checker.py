@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import itertools
 import json
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +29,8 @@ from superopt.ir.terms import App, Project, Term, Var, postorder
 from superopt.rules import Rule, RuleError, parse_rule
 from superopt.rules.typing import instances, types_of
 from superopt.runtime.evaluate import FLOAT64, evaluate
+from superopt.verifier.checker_values import Point, Rejected, canonical, evaluated, holds, size_at, tree_of
+from superopt.verifier.exact import trial_at  # exact testing, not the prover
 from superopt.verifier.sampling import draw
 
 __all__ = ["CertificateResult", "check_certificate"]
@@ -39,19 +38,6 @@ __all__ = ["CertificateResult", "check_certificate"]
 Env = Mapping[str, int]
 _SAMPLES = 3  # points per derivation
 _SECONDS = 10  # per goal
-_FUNCTIONS: dict[str, Callable[..., float]] = {
-    "exp": math.exp, "sqrt": math.sqrt, "erf": math.erf, "sin": math.sin, "cos": math.cos, "tan": math.tan,
-    "asin": math.asin, "acos": math.acos, "atan": math.atan, "sinh": math.sinh, "cosh": math.cosh, "log": math.log,
-    "asinh": math.asinh, "acosh": math.acosh, "atanh": math.atanh, "floor": math.floor, "ceil": math.ceil,
-    "round": round, "pow": math.pow, "ramp": lambda v: max(v, 0.0), "positive": lambda v: float(v > 0),
-    "zero": lambda v: float(abs(v) < 1e-9), "at": lambda d, i, n: float(d == i), "infinity": lambda: math.inf,
-    "cast_int": math.trunc, "truncdiv": lambda a, b: math.trunc(a / b), "floormod": lambda a, b: a - b * math.floor(a / b),
-    "truncmod": math.fmod, "isnan": lambda v: float(v != v), "isinf": lambda v: float(math.isinf(v)),
-}  # fmt: skip
-
-
-class _Rejected(Exception):  # noqa: N818 - a verdict on the certificate
-    pass
 
 
 @dataclass(frozen=True)
@@ -70,7 +56,7 @@ def check_certificate(path: Path, *, seed: int = 0) -> CertificateResult:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
         return _check(data, Path(path).with_suffix(".smt2"), np.random.default_rng(seed))
-    except _Rejected as why:
+    except Rejected as why:
         return CertificateResult(False, str(why))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         return CertificateResult(False, f"cannot be read: {error}")
@@ -91,20 +77,20 @@ def check_certificate(path: Path, *, seed: int = 0) -> CertificateResult:
 
 def _check(data: dict[str, Any], smt2: Path, rng: np.random.Generator) -> CertificateResult:
     if data["format"] != "superopt.certificate" or data["version"] != 1:
-        raise _Rejected("not a certificate of version 1")
+        raise Rejected("not a certificate of version 1")
     if data["verdict"]["verdict"] != "proved_all_sizes":
-        raise _Rejected("the certificate does not claim a proof for all sizes")
+        raise Rejected("the certificate does not claim a proof for all sizes")
     rule = parse_rule(data["rule"])
     if rule.id != data["id"]:
-        raise _Rejected("the certificate is of another rule")
+        raise Rejected("the certificate is of another rule")
     script = smt2.read_text(encoding="utf-8")
     if hashlib.sha256(script.encode()).hexdigest() != data["smt2"]:
-        raise _Rejected("the SMT file is not the one that the certificate names")
+        raise Rejected("the SMT file is not the one that the certificate names")
     goals = _solved(script)
     ranks = instances(rule)
     pairs = [(r, a, b) for r in ranks for a, b in zip(r.lhs, r.rhs, strict=True)]
     if len(pairs) != len(data["derivations"]):
-        raise _Rejected(f"{len(data['derivations'])} derivations for {len(pairs)} outputs")
+        raise Rejected(f"{len(data['derivations'])} derivations for {len(pairs)} outputs")
     steps = points = 0
     for position, ((instance, left, right), derivation) in enumerate(zip(pairs, data["derivations"], strict=True)):
         for fact in (*derivation["facts"], *(g for s in derivation["steps"] for g in s.get("goals", ()))):
@@ -121,26 +107,22 @@ def _check(data: dict[str, Any], smt2: Path, rng: np.random.Generator) -> Certif
 def _solved(script: str) -> int:
     """Have every goal of the SMT file refuted; the number of goals."""
     if "(set-logic" not in script:
-        raise _Rejected("the SMT file sets no logic")
+        raise Rejected("the SMT file sets no logic")
     parts = script.split("(push 1)")
     if len(parts) < 2:
-        raise _Rejected("the SMT file has no goals")
+        raise Rejected("the SMT file has no goals")
     if "(assert" in parts[0]:
-        raise _Rejected("the SMT file asserts something outside its goals")
+        raise Rejected("the SMT file asserts something outside its goals")
     for number, part in enumerate(parts[1:]):
         body, found, tail = part.partition("(check-sat)")
         if not found or re.sub(r"\(pop 1\)|;[^\n]*|\s", "", tail):
-            raise _Rejected(f"goal {number} is not one query")
-        _refuted(body, number)
+            raise Rejected(f"goal {number} is not one query")
+        solver = z3.SolverFor("QF_NIA")
+        solver.set("timeout", _SECONDS * 1000)
+        solver.from_string(body)
+        if solver.check() != z3.unsat:
+            raise Rejected(f"goal {number} of the SMT file is not unsatisfiable")
     return len(parts) - 1
-
-
-def _refuted(body: str, number: int) -> None:
-    solver = z3.SolverFor("QF_NIA")
-    solver.set("timeout", _SECONDS * 1000)
-    solver.from_string(body)
-    if solver.check() != z3.unsat:
-        raise _Rejected(f"goal {number} of the SMT file is not unsatisfiable")
 
 
 def _entailed(derivation: dict[str, Any], fact: dict[str, Any]) -> None:
@@ -150,18 +132,19 @@ def _entailed(derivation: dict[str, Any], fact: dict[str, Any]) -> None:
     for kind, size in (*derivation["hypotheses"], *fact["given"]):
         solver.add(_z3_condition(kind, size, names, solver))
     if fact["goal"] is not None:
-        solver.add(z3.Not(_z3_condition(*fact["goal"], names, solver)))
+        kind, size = fact["goal"]
+        solver.add(z3.Not(_z3_condition(kind, size, names, solver)))
     for name, least in derivation["least"].items():
         if name in names:
             solver.add(names[name] >= least)
     if solver.check() != z3.unsat:
-        raise _Rejected(f"a fact does not follow: {fact['goal']} from {fact['given']}")
+        raise Rejected(f"a fact does not follow: {fact['goal']} from {fact['given']}")
 
 
 def _z3_condition(kind: str, size: str, names: dict[str, z3.ArithRef], solver: z3.Solver) -> z3.BoolRef:
-    term = _z3_term(_tree(size), names, solver)
+    term = _z3_term(tree_of(size), names, solver)
     if kind not in ("ge", "eq", "ne"):
-        raise _Rejected(f"unknown condition {kind}")
+        raise Rejected(f"unknown condition {kind}")
     return term >= 0 if kind == "ge" else term == 0 if kind == "eq" else term != 0
 
 
@@ -181,113 +164,13 @@ def _z3_term(node: ast.expr, names: dict[str, z3.ArithRef], solver: z3.Solver) -
             quotient = z3.FreshInt("q")
             solver.add(d >= 1, d * quotient <= n, n < d * quotient + d)
             return quotient
-    raise _Rejected("a size is not a polynomial")
-
-
-@lru_cache(maxsize=65536)
-def _tree(text: str) -> ast.expr:
-    """A size, parsed; only sums, products, integers, names and ``floor(a, b)`` are let through."""
-    tree = ast.parse(text, mode="eval").body
-    for node in ast.walk(tree):
-        fine = isinstance(node, ast.Name | ast.Add | ast.Mult | ast.USub | ast.Load)
-        fine = fine or (isinstance(node, ast.Constant) and type(node.value) is int)
-        fine = fine or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult))
-        fine = fine or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub))
-        call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "floor"
-        if not fine and not (call and len(node.args) == 2 and not node.keywords):  # type: ignore[attr-defined]
-            raise _Rejected(f"not a size: {text[:80]}")
-    return tree
-
-
-@lru_cache(maxsize=65536)
-def _code(text: str) -> Any:
-    return compile(ast.Expression(_tree(text)), "<size>", "eval")
-
-
-def _size(text: str, env: Env) -> int:
-    return int(eval(_code(text), {"__builtins__": {}, "floor": lambda a, b: a // b}, dict(env)))  # noqa: S307 - whitelisted tree
-
-
-def _holds(condition: list[str], env: Env) -> bool:
-    value = _size(condition[1], env)
-    return value >= 0 if condition[0] == "ge" else (value == 0) == (condition[0] == "eq")
-
-
-# Values
-
-
-def _assignments(bound: list[str], guards: list[list[str]], env: dict[str, int]) -> Iterator[dict[str, int]]:
-    """Every assignment to the bound variables that satisfies the guards."""
-    if not bound:
-        if all(_holds(g, env) for g in guards):
-            yield env
-        return
-    for name in bound:
-        low, high = -math.inf, math.inf
-        for kind, size in guards:
-            free = {n.id for n in ast.walk(_tree(size)) if isinstance(n, ast.Name)} - {"floor"}
-            if kind == "ne" or name not in free or not free <= env.keys() | {name} or "floor" in size:
-                continue
-            at = [_size(size, {**env, name: v}) for v in (0, 1, 2)]
-            slope = at[1] - at[0]
-            if slope == 0 or at[2] - at[1] != slope:
-                continue
-            if slope > 0 or kind == "eq":
-                low = max(low, math.ceil(Fraction(-at[0], slope)))
-            if slope < 0 or kind == "eq":
-                high = min(high, math.floor(Fraction(-at[0], slope)))
-        if low > -math.inf and high < math.inf:
-            rest = [n for n in bound if n != name]
-            for value in range(int(low), int(high) + 1):
-                yield from _assignments(rest, guards, {**env, name: value})
-            return
-    raise _Rejected(f"a sum over {bound} is not bounded")
-
-
-def _value(value: list[dict[str, Any]], env: dict[str, int], data: _Point) -> float:
-    total = 0.0
-    for m in value:
-        for inner in _assignments(m["bound"], m["guards"], env):
-            product = float(Fraction(m["c"]))
-            for factor, power in m["factors"]:
-                product *= _factor(factor, inner, data) ** float(Fraction(power))
-            total += product
-    return total
-
-
-def _factor(factor: list[Any], env: dict[str, int], data: _Point) -> float:
-    match factor:
-        case ["element", name, index]:
-            array = data.arrays[name.removeprefix("?")]
-            place = tuple(_size(i, env) for i in index)
-            if any(not 0 <= p < s for p, s in zip(place, array.shape, strict=True)):
-                raise _Rejected(f"an element of {name} is read outside its bounds")
-            return float(array[place])
-        case ["size", text]:
-            return data.reals[text] if text in data.reals else float(_size(text.removeprefix("1*"), {**env}))
-        case ["apply", name, args]:
-            return float(_FUNCTIONS[name](*(_value(a, env, data) for a in args)))
-        case ["sum", inner]:
-            return _value(inner, env, data)
-        case ["extreme", kind, branches]:
-            found = [_value(v, e, data) for b, g, v in branches for e in _assignments(b, g, env)]
-            return math.prod(found) if kind == "prod" else max(found, default=-math.inf)
-    raise _Rejected("an unknown factor")
-
-
-@dataclass(frozen=True)
-class _Point:
-    sizes: dict[str, int]
-    reals: dict[str, float]
-    arrays: dict[str, np.ndarray]
+    raise Rejected("a size is not a polynomial")
 
 
 def _agree(
     instance: Rule, left: Term, right: Term, derivation: dict[str, Any], rng: np.random.Generator, where: str
 ) -> int:
     """Compare with the meanings at random points; the number of points."""
-    from superopt.verifier.exact import trial_at  # noqa: PLC0415 - exact testing, not the prover
-
     conditions = types_of(instance).lhs_obligations
     done = 0
     for attempt in range(40):
@@ -306,10 +189,10 @@ def _agree(
         place = list(zip(instance.lhs, instance.rhs, strict=True)).index((left, right))
         outputs = _outputs((trial.lhs[place], trial.rhs[place]), trial.meanings, arrays)
         reals = {f"1*{n}": float(v) for n, v in point.reals.items()}
-        _compare(derivation, _Point(dict(point.sizes), reals, arrays), outputs, rng, where)
+        _compare(derivation, Point(dict(point.sizes), reals, arrays), outputs, rng, where)
         done += 1
     if not done:
-        raise _Rejected(f"{where}: no sizes were found at which to compare")
+        raise Rejected(f"{where}: no sizes were found at which to compare")
     return done
 
 
@@ -332,26 +215,26 @@ def _outputs(
 
 
 def _compare(
-    derivation: dict[str, Any], data: _Point, outputs: list[np.ndarray], rng: np.random.Generator, where: str
+    derivation: dict[str, Any], data: Point, outputs: list[np.ndarray], rng: np.random.Generator, where: str
 ) -> None:
     env = dict(data.sizes)
     for name, text in derivation["parts"].items():
-        env[name] = _size(text, env)
+        env[name] = size_at(text, env)
     for _ in range(2):
         index = tuple(int(rng.integers(0, s)) for s in outputs[0].shape)
         for axis, position in enumerate(index):
             for place, extent in reversed(list(enumerate(derivation["digits"][axis]))):
-                size = _size(extent, env)
+                size = size_at(extent, env)
                 env[f"o{axis}__{place}"] = position % size if place else position
                 position //= size
         for condition in derivation["hypotheses"]:
-            if not _holds(condition, {k: v for k, v in env.items() if isinstance(v, int)}):
-                raise _Rejected(f"{where}: the hypothesis {condition} is not part of the rule")
+            if not holds(condition, {k: v for k, v in env.items() if isinstance(v, int)}):
+                raise Rejected(f"{where}: the hypothesis {condition} is not part of the rule")
         if any(env.get(n, least) < least for n, least in derivation["least"].items()):
-            raise _Rejected(f"{where}: a least value is not part of the rule")
+            raise Rejected(f"{where}: a least value is not part of the rule")
         for side, output in zip(("left", "right"), outputs, strict=True):
-            if not _near(_value(derivation[side], env, data), float(output[index])):
-                raise _Rejected(f"{where}: the {side} normal form is not the rule's {side} side")
+            if not _near(evaluated(derivation[side], env, data), float(output[index])):
+                raise Rejected(f"{where}: the {side} normal form is not the rule's {side} side")
         for number, step in enumerate(derivation["steps"]):
             _step(step, env, data, f"{where}, step {number}")
 
@@ -360,23 +243,23 @@ def _near(a: float, b: float) -> bool:
     return a == b or (a != a and b != b) or abs(a - b) <= 1e-7 * (1.0 + abs(a) + abs(b))
 
 
-def _step(step: dict[str, Any], env: dict[str, int], data: _Point, where: str) -> None:
-    before, after = _value(step["before"], env, data), _value(step["after"], env, data)
+def _step(step: dict[str, Any], env: dict[str, int], data: Point, where: str) -> None:
+    before, after = evaluated(step["before"], env, data), evaluated(step["after"], env, data)
     if step["kind"] == "multiply":
-        before *= _value(step["factor"], env, data) ** step["power"]
+        before *= evaluated(step["factor"], env, data) ** step["power"]
     if not _near(before, after):
-        raise _Rejected(f"{where}: the value changes")
+        raise Rejected(f"{where}: the value changes")
     if step["kind"] == "match":
         a, b = step["before"]
         names, images = a["bound"], step["bijection"]
         if set(images) != set(b["bound"]) or step["moved"][0]["bound"] != names:
-            raise _Rejected(f"{where}: the re-indexing is not of the bound variables")
+            raise Rejected(f"{where}: the re-indexing is not of the bound variables")
         base = {**env, **dict.fromkeys(names, 0)}
-        rows = [[_size(t, {**base, n: 1}) - _size(t, base) for n in names] for t in images.values()]
+        rows = [[size_at(t, {**base, n: 1}) - size_at(t, base) for n in names] for t in images.values()]
         if names and abs(round(float(np.linalg.det(np.array(rows, dtype=float))))) != 1:
-            raise _Rejected(f"{where}: the re-indexing is not a bijection")
-        if not _near(_value([b], env, data), _value(step["moved"], env, data)):
-            raise _Rejected(f"{where}: the re-indexed sum is another one")
+            raise Rejected(f"{where}: the re-indexing is not a bijection")
+        if not _near(evaluated([b], env, data), evaluated(step["moved"], env, data)):
+            raise Rejected(f"{where}: the re-indexed sum is another one")
 
 
 # The steps as formal sums
@@ -392,52 +275,21 @@ def _chain(derivation: dict[str, Any]) -> int:
             expected: dict[str, Fraction] = {}
             _accumulate(expected, step["before"], Fraction(1))
             if {k: v for k, v in state.items() if v} != {k: v for k, v in expected.items() if v}:
-                raise _Rejected(f"step {number} does not start from what is left")
+                raise Rejected(f"step {number} does not start from what is left")
             state = {}
         elif step["kind"] in ("simplify", "match", "drop", "lemma"):
             _accumulate(state, step["before"], Fraction(-1))
         else:
-            raise _Rejected(f"step {number} is of an unknown kind")
+            raise Rejected(f"step {number} is of an unknown kind")
         if step["kind"] in ("drop", "lemma") and step["after"]:
-            raise _Rejected(f"step {number} leaves something")
+            raise Rejected(f"step {number} leaves something")
         _accumulate(state, step["after"], Fraction(1))
     if any(state.values()):
-        raise _Rejected("the steps do not end with nothing left")
+        raise Rejected("the steps do not end with nothing left")
     return len(derivation["steps"])
 
 
 def _accumulate(state: dict[str, Fraction], value: list[dict[str, Any]], sign: Fraction) -> None:
     for m in value:
-        key = _canonical(m)
+        key = canonical(m)
         state[key] = state.get(key, Fraction(0)) + sign * Fraction(m["c"])
-
-
-def _canonical(m: dict[str, Any]) -> str:
-    """Text that does not depend on the names of bound variables: the least under all renamings."""
-    plain = json.dumps([m["guards"], m["factors"]], sort_keys=True)
-    inner = list(dict.fromkeys(re.findall(r"\bv__\d+\b", plain)))
-    outer = [n for n in inner if n in m["bound"]]
-    local = [n for n in inner if n not in m["bound"]]
-    best = ""
-    for order in itertools.islice(itertools.permutations(range(len(outer))), 120):
-        names = {n: f"b{order[i]}" for i, n in enumerate(outer)} | {n: f"c{i}" for i, n in enumerate(local)}
-        text = json.dumps([_renamed(m["guards"], names), _renamed(m["factors"], names)], sort_keys=True)
-        best = text if not best or text < best else best
-    return f"{len(m['bound'])} {best}"
-
-
-def _renamed(data: Any, names: Mapping[str, str]) -> Any:
-    if isinstance(data, str):
-        return _sorted_terms(re.sub(r"\bv__\d+\b", lambda n: names.get(n.group(), n.group()), data))
-    if isinstance(data, dict):
-        return {k: _renamed(v, names) for k, v in data.items()}
-    rows = [_renamed(v, names) for v in data]
-    nested = bool(rows) and all(isinstance(r, list | dict) for r in rows)
-    return sorted(rows, key=lambda r: json.dumps(r, sort_keys=True)) if nested else rows
-
-
-def _sorted_terms(text: str) -> str:
-    """A sum of products with its terms and factors in alphabetical order (quotients stay as they are)."""
-    if "floor" in text:
-        return text
-    return " + ".join(sorted("*".join(sorted(term.split("*"))) for term in text.split(" + ")))
