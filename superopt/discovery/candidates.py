@@ -63,9 +63,14 @@ def candidates(theme: Theme, pairs: Iterable[tuple[Term, Term]]) -> list[Rule]:
         text = f"{a} = {b}"
         if text not in found:
             rule = restricted(Rule(theme.name, theme.forall, (), (a,), (b,), theme.origin, theme.family))
-            if (rule.forward or rule.backward) and a != b:
+            if (rule.forward or rule.backward) and a != b and _grounded(rule):
                 found[text] = rule
     return sorted(found.values(), key=_rank)
+
+
+def _grounded(rule: Rule) -> bool:
+    """Every size in the terms is a size of some tensor; ``Transpose(EyeLike([n, n]))`` alone says nothing of ``n``."""
+    return term_symbols((*rule.lhs, *rule.rhs)) <= {*rule.sizes, *rule.attribute_atoms}
 
 
 def _rank(rule: Rule) -> tuple[int, int, int, str]:

@@ -24,7 +24,7 @@ from superopt.rules.scanner import RuleError
 __all__ = ["DEFAULT_CONFIG", "HOLES", "Config", "Template", "Theme", "load_config"]
 
 DEFAULT_CONFIG = Path(__file__).parent.parent / "rules" / "discovery.toml"
-HOLES = ("A", "B", "C", "D")
+HOLES = ("A", "B", "C", "D", "W", "V", "X", "Y")  # W, V: what depends on weights alone; X, Y: what does not
 
 
 @dataclass(frozen=True)

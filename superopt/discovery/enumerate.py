@@ -17,7 +17,7 @@ import numpy as np
 from superopt.discovery.config import HOLES, Template, Theme
 from superopt.discovery.ordered import Ordered
 from superopt.ir.poly import Dim, Poly, substitute
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, variables
 from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import (
     Call,
@@ -65,6 +65,7 @@ class _Class:
     type: TensorType
     size: int
     values: tuple[Array, ...]
+    constant: bool = False  # depends on weights alone
 
 
 @dataclass
@@ -136,9 +137,13 @@ class _Builder:
         self.algebra = algebra
         for point in self.points:
             self.reals.append({n: _element(algebra, v) for n, v in point.reals.items()})
+        scalars = 0
         for name, scheme in self.theme.leaves.items():
             kind = TensorType(DType(CLASSES[scheme.dtype]), scheme.shape)
             values = tuple(self._random(scheme, kind, p) for p in self.points)
+            if kind.shape == () and scheme.dtype == "f":
+                scalars += 1
+                values = tuple(self._signed(v, number >> (scalars - 1) & 1) for number, v in enumerate(values))
             self._place(Var(name), kind, 0, values, keep=True)
         for number, template in enumerate(self.theme.vocabulary):
             if not template.holes:
@@ -151,6 +156,13 @@ class _Builder:
             return self.algebra.random(self.rng, shape)
         top = 2 if scheme.below is None else _at(scheme.below, point)
         return self.algebra.integers(self.rng.integers(0, top, size=shape))
+
+    def _signed(self, value: Array, negative: int) -> Array:
+        """A scalar with a chosen sign: a single number is not both positive and negative somewhere in itself."""
+        if not isinstance(self.algebra, Ordered):
+            return value
+        absolute = self.algebra.function("abs", value)
+        return self.algebra.function("mul", absolute, self.algebra.integers(np.asarray(-1 if negative else 1)))
 
     def grow(self, size: int, last: bool) -> None:
         """All terms of a size."""
@@ -176,9 +188,16 @@ class _Builder:
         for split in product(range(budget + 1), repeat=arity):
             if sum(split) != budget or (template.commutative and split[0] > split[1]):
                 continue
-            for operands in product(*(self.by_size.get(s, ()) for s in split)):
+            for operands in product(*(self._fitting(h, s) for h, s in zip(template.holes, split, strict=True))):
                 if not (template.commutative and operands[0] > operands[1]):
                     yield operands
+
+    def _fitting(self, hole: str, size: int) -> Sequence[int]:
+        """Classes of a size that may stand in a hole."""
+        every = self.by_size.get(size, [])
+        if hole in "WV":
+            return [c for c in every if self.found.classes[c].constant]
+        return [c for c in every if not self.found.classes[c].constant] if hole in "XY" else every
 
     def _apply_all(
         self, number: int, types: tuple[TensorType, ...], calls: list[tuple[int, ...]], size: int, *, keep: bool
@@ -260,7 +279,8 @@ class _Builder:
         if term is None:
             assert make is not None
             term = self._term(*make) if keep or make else Var("?")
-        self.found.classes.append(_Class(term, kind, size, values))
+        constant = all(self.theme.is_weight(n) for n in variables(term))
+        self.found.classes.append(_Class(term, kind, size, values, constant))
         if keep:
             self.by_size.setdefault(size, []).append(len(self.found.classes) - 1)
 

@@ -19,9 +19,9 @@ from superopt.rules.canonical import map_terms
 from superopt.rules.grammar import parse_guard
 from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme, TypeScheme, attribute_symbols
 from superopt.rules.scanner import RuleError
-from superopt.rules.typing import instances, type_terms, types_of, variable_types
+from superopt.rules.typing import instances, operator_of, type_terms, types_of, variable_types
 
-__all__ = ["guarded", "leading", "size_general", "specialised", "variable_general", "well_typed"]
+__all__ = ["any_rank", "guarded", "leading", "size_general", "specialised", "variable_general", "well_typed"]
 
 _MOST_SUBSETS = 80
 Place = tuple[object, ...]  # ("leaf", name, axis) or ("attribute", app, key, position)
@@ -214,6 +214,36 @@ def _value_at(
 
 
 # ── leading axes ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def any_rank(rule: Rule) -> Iterator[Rule]:
+    """An elementwise rule over tensors of one shape, for tensors of rank 0 to 5.
+
+    Two rules, because ``...`` is written out to at most two axes.
+    """
+    shapes = {s.shape for s in rule.tensors.values() if s.shape}
+    families = {operator_of(t).family for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App)}
+    pointwise = families <= {"elementwise", "activation", "generators"}
+    scalars = all(
+        dict(t.attributes)["shape"] == ()
+        for t in postorder(*rule.lhs, *rule.rhs)
+        if isinstance(t, App) and operator_of(t).family == "generators"
+    )
+    if len(shapes) > 1 or not pointwise or not scalars or any(s.lead or s.dtype != "f" for s in rule.tensors.values()):
+        return
+    names = tuple(n for n in ("a", "b", "c", "d", "e", "h", "i", "j") if n not in rule.forall)[:3]
+    for shape in ((), tuple(map(sym, names))):
+        forall: dict[str, TypeScheme] = {
+            n: replace(s, shape=shape, lead=True) if isinstance(s, TensorScheme) and s.shape else s
+            for n, s in rule.forall.items()
+        }
+        if not shapes:
+            forall = {
+                n: replace(s, shape=shape, lead=True) if isinstance(s, TensorScheme) else s for n, s in forall.items()
+            }
+        made = replace(rule, forall=forall)
+        if well_typed(made):
+            yield made
 
 
 def leading(rule: Rule, theme: Theme) -> Iterator[Rule]:
