@@ -56,7 +56,7 @@ def _written(goals: Iterable[Derivation]) -> tuple[str, list[dict[str, object]]]
     for derivation in goals:
         facts = derivation.facts
         established = []
-        for fact in facts.established:
+        for fact in (*derivation.wellformed, *facts.established):
             text = _goal(facts, fact)
             if text not in shown:
                 shown[text] = len(shown)

@@ -19,6 +19,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +124,25 @@ def _solved(script: str) -> int:
         solver.from_string(body)
         if solver.check() != z3.unsat:
             raise Rejected(f"goal {number} of the SMT file is not unsatisfiable")
+    _second_opinion(script, len(parts) - 1)
     return len(parts) - 1
+
+
+def _second_opinion(script: str, goals: int) -> None:
+    """Have cvc5, where it is installed, refute the goals as well."""
+    if find_spec("cvc5") is None:
+        return
+    cvc5 = import_module("cvc5")
+    solver = cvc5.Solver()
+    solver.setOption("incremental", "true")
+    solver.setOption("tlimit-per", str(_SECONDS * 1000))
+    parser = cvc5.InputParser(solver)
+    parser.setStringInput(cvc5.InputLanguage.SMT_LIB_2_6, script, "certificate")
+    answers: list[str] = []
+    while not (command := parser.nextCommand()).isNull():
+        answers += command.invoke(solver, parser.getSymbolManager()).split()
+    if answers != ["unsat"] * goals:
+        raise Rejected("cvc5 does not find every goal of the SMT file unsatisfiable")
 
 
 def _entailed(derivation: dict[str, Any], fact: dict[str, Any]) -> None:

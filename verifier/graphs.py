@@ -9,7 +9,7 @@ where the model's are, and the all-sizes prover decides it. What it does not dec
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -80,7 +80,8 @@ def verify(a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials
     """Compare two models with the same signature.
 
     Args:
-        a, b: checked graphs.
+        a: the first model, checked.
+        b: the second.
         seed: of the random inputs.
         time_limit: seconds for the proof of one region.
         trials: inputs on which both are run against the reference.
@@ -268,30 +269,17 @@ class _Work:
 
     def region(self, output: str) -> None:
         """Decide whether a value of ``b`` equals its partner, given that what it is computed from does."""
-        reason = "no expression of the first model over the same values"
-        for shallow in (True, False):
-            right, leaves, inside = self._term(
-                self.b, output, lambda n: n if n != output and n in self.partners else None
-            )
-            if right is None:
-                reason = leaves
-                break
+        goal = self.partners[output]
+        right, reason, inside = self._term(self.b, output, lambda n: n != output and n in self.partners)
+        if right is not None:
             names = {self.partners[n] for n in inside["leaves"]}
-            aligned = set(self.partners.values())
-            goal = self.partners[output]
-            stop = (
-                (lambda n: n != goal and (n in names or n in aligned))
-                if shallow
-                else (lambda n: n != goal and n in names)
-            )
-            left, other, _ = self._term(self.a, goal, lambda n, stop=stop: n if stop(n) else None)
-            if left is None:
-                reason = other
-                continue
-            shown, reason = self._proved(left, right)
-            if shown:
-                self._note(output, "proved", inside["nodes"], "")
-                return
+            aligned = names | set(self.partners.values())
+            for cut in (aligned, names):
+                left, why, _ = self._term(self.a, goal, _cut(goal, cut))
+                shown, reason = self._proved(left, right) if left is not None else (False, why)
+                if shown:
+                    self._note(output, "proved", inside["nodes"], "")
+                    return
         self._note(output, "tested", [output], reason)
 
     def _note(self, output: str, verdict: str, nodes: Sequence[str], reason: str) -> None:
@@ -304,7 +292,9 @@ class _Work:
         """By first output of each node of ``b``: "proved" where every region that uses it was proved."""
         return {self.b.made[n][0].outputs[0]: v for n, v in self._inside.items() if n in self.b.made}
 
-    def _term(self, side: _Side, root: str, leaf):  # type: ignore[no-untyped-def]
+    def _term(
+        self, side: _Side, root: str, leaf: Callable[[str], bool]
+    ) -> tuple[Term | None, str, dict[str, list[str]]]:
         """The term of a value over leaves, named by ``a``'s values; ``None`` and a reason where there is none."""
         terms: dict[str, Term] = {}
         used: dict[str, list[str]] = {"leaves": [], "nodes": []}
@@ -314,8 +304,8 @@ class _Work:
             if name in terms:
                 continue
             cut = leaf(name)
-            if cut is not None or name not in side.made:
-                if cut is None and side is self.b:
+            if cut or name not in side.made:
+                if not cut and side is self.b:
                     return None, f"the value {name} is only in the second model", used
                 used["leaves"].append(name)
                 terms[name] = self._leaf(self.partners[name] if side is self.b else name)
@@ -401,3 +391,7 @@ def _renamed(term: Term, names: Mapping[str, str]) -> Term:
             )
             made[t] = App(t.op, tuple(None if x is None else made[x] for x in t.args), attributes)
     return made[term]
+
+
+def _cut(goal: str, at: set[str]) -> Callable[[str], bool]:
+    return lambda name: name != goal and name in at

@@ -31,16 +31,38 @@ from superopt.verifier.normal import (
     rename_apart,
     scale,
     substitute_factors,
-    text,
 )  # fmt: skip
 from superopt.verifier.pointwise import pointwise_zero
 from superopt.verifier.simplify import coefficient_of, exact_quotient, simplify_monomial
 
-__all__ = ["Matcher"]
+__all__ = ["Goal", "Matcher", "Step"]
 
 Conditions = tuple[Condition, ...]
 Bijection = dict[str, Dim]
 _PAIRINGS = 48
+
+
+Goal = tuple[frozenset[Condition], Condition | None]  # hypotheses, and what they imply (None: a contradiction)
+
+
+@dataclass(frozen=True)
+class Step:
+    """``before = after`` as values (times ``factor^power`` for "multiply"), under the facts and what the proof assumes.
+
+    Attributes:
+        kind: "simplify", "match", "drop", "multiply" or "lemma".
+        goals: index arithmetic that a match or a drop rests on.
+        bijection, moved: of a match, and its second monomial re-indexed by it.
+    """
+
+    kind: str
+    before: Value
+    after: Value
+    goals: tuple[Goal, ...] = ()
+    bijection: Bijection = field(default_factory=dict)
+    moved: Monomial | None = None
+    factor: Value = ()
+    power: int = 0
 
 
 @dataclass
@@ -48,7 +70,7 @@ class Matcher:
     """Proofs that values are zero; ``steps`` records what was combined with what."""
 
     algebra: Algebra
-    steps: list[dict[str, object]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     depth: int = 0
 
     def zero(self, value: Value, given: Conditions = ()) -> bool:
@@ -59,15 +81,31 @@ class Matcher:
             return False
         self.depth += 1
         try:
-            rest = self._cancelled(self.algebra.tidy(value), given)
+            tidy = self.algebra.tidy(value)
+            self._record(Step("simplify", value, tidy))
+            rest = self._cancelled(tidy, given)
             if not rest:
                 return True
             cleared = self._cleared(rest)
             if cleared is not None:
-                return self.zero(cleared, given)
-            return pointwise_zero(self.algebra, rest, given)
+                return self._again(cleared, given)
+            shown = pointwise_zero(self.algebra, rest, given)
+            if shown:
+                self._record(Step("lemma", rest, ()))
+            return shown
         finally:
             self.depth -= 1
+
+    def _again(self, value: Value, given: Conditions) -> bool:
+        self.depth -= 1  # the multiplied value continues this proof, it is not a part of another
+        try:
+            return self.zero(value, given)
+        finally:
+            self.depth += 1
+
+    def _record(self, step: Step) -> None:
+        if self.depth == 1 and step.before != step.after:
+            self.steps.append(step)
 
     def _cancelled(self, value: Value, given: Conditions) -> Value:
         """What is left after matching."""
@@ -80,6 +118,7 @@ class Matcher:
             facts.tick()
             current = pending.pop(0)
             if facts.contradictory((*given, *current.guards), 1):
+                self._record(Step("drop", (current,), (), ((current.guards, None),)))
                 continue
             partners = sorted(
                 (p for p in (*pending, *stuck) if _alike(current, p)),
@@ -93,7 +132,9 @@ class Matcher:
                     pending = sorted(add(tuple(pending), made), key=lambda m: (-len(m.factors), m.key))
                     break
             else:
-                if not (current.guards and facts.contradictory((*given, *current.guards), 3)):
+                if current.guards and facts.contradictory((*given, *current.guards), 3):
+                    self._record(Step("drop", (current,), (), ((current.guards, None),)))
+                else:
                     stuck.append(current)
         return add(tuple(stuck), tuple(pending))
 
@@ -115,8 +156,11 @@ class Matcher:
             parts = [a.of(guards=a.guards | set(only_b), coefficient=a.coefficient + b.coefficient)]
             parts += self._residues(a, only_b, given)
             parts += self._residues(moved, only_a, given)
-            self.steps.append(_step(a, b, bijection, only_a, only_b))
-            return add(*(simplify_monomial(p, facts) for p in parts if p.coefficient))
+            made = add(*(simplify_monomial(p, facts) for p in parts if p.coefficient))
+            goals: list[Goal] = [(a.guards, g) for g in moved.guards - a.guards - set(only_b)]
+            goals += [(moved.guards, g) for g in a.guards - moved.guards - set(only_a)]
+            self._record(Step("match", (a, b), made, tuple(goals), bijection, moved))
+            return made
         return None
 
     def _residues(self, m: Monomial, conditions: Sequence[Condition], given: Conditions) -> list[Monomial]:
@@ -231,8 +275,9 @@ class Matcher:
                     for _ in range(int(times)):
                         product = mul(product, tuple(rename_apart(x) for x in f.value))
                     made.append(product)
-                self.steps.append({"step": "multiply", "by": text(f.value), "power": str(-p)})
-                return self.algebra.tidy(add(*made))
+                cleared = self.algebra.tidy(add(*made))
+                self._record(Step("multiply", value, cleared, factor=f.value, power=int(-p)))
+                return cleared
         return None
 
 
@@ -391,15 +436,3 @@ def _invertible(bijection: Bijection, known: tuple[str, ...]) -> bool:
         else:
             return False
     return True
-
-
-def _step(
-    a: Monomial, b: Monomial, bijection: Bijection, only_a: list[Condition], only_b: list[Condition]
-) -> dict[str, object]:
-    return {
-        "step": "match",
-        "left": f"{a.coefficient} * {a.key}",
-        "right": f"{b.coefficient} * {b.key}",
-        "bijection": {k: str(v) for k, v in bijection.items()},
-        "residues": [[str(c) for c in only_a], [str(c) for c in only_b]],
-    }

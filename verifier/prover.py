@@ -33,7 +33,7 @@ class Derivation:
     """How one output of one instance was proved: the sides' elements, and steps from their difference to 0.
 
     ``digits`` are the extents that each output axis's index was written in; ``parts`` define names that are not the
-    rule's own.
+    rule's own; ``wellformed`` is what obligations and shapes rested on.
     """
 
     lhs: Term
@@ -44,6 +44,7 @@ class Derivation:
     steps: tuple[Step, ...]
     digits: tuple[tuple[Dim, ...], ...]
     parts: Mapping[str, Dim]
+    wellformed: tuple[tuple[frozenset[Condition], Condition | None], ...]
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Proof:
     goals: list[Derivation] = field(default_factory=list)
 
 
-class _Conditional(Exception):  # noqa: N818 - not a fault: the rule holds under more conditions than it states
+class _Conditional(Exception):  # not a fault: the rule holds under more conditions than it states
     def __init__(self, conditions: Sequence[Condition]) -> None:
         self.conditions = tuple(str(c) for c in conditions)
         super().__init__("the right side is well-formed only where " + " and ".join(self.conditions))
@@ -109,7 +110,7 @@ def _prove_instance(rule: Rule, deadline: float, proof: Proof) -> list[str]:
     nonzero: list[str] = []
     for left, right in zip(context.lhs, context.rhs, strict=True):
         _same_type(context, facts, left, right)
-        nonzero += _prove_output(rule, context, left, right, deadline, proof)
+        nonzero += _prove_output(rule, context, facts, left, right, deadline, proof)
     return nonzero
 
 
@@ -128,7 +129,9 @@ def _same_type(context: Context, facts: Facts, left: Term, right: Term) -> None:
         raise CannotProve(f"the sides have shapes {a} and {b}; not shown: {', '.join(different)}")
 
 
-def _prove_output(rule: Rule, context: Context, left: Term, right: Term, deadline: float, proof: Proof) -> list[str]:
+def _prove_output(
+    rule: Rule, context: Context, facts: Facts, left: Term, right: Term, deadline: float, proof: Proof
+) -> list[str]:
     digits = [
         _common_digits(a, b, size)
         for a, b, size in zip(_axes(context, left), _axes(context, right), context.shape(left), strict=True)
@@ -155,6 +158,7 @@ def _prove_output(rule: Rule, context: Context, left: Term, right: Term, deadlin
             tuple(matcher.steps),
             tuple(tuple(d) for d in digits),
             context.parts,
+            facts.established,
         )
     )
     if not shown:

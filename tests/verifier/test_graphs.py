@@ -1,0 +1,114 @@
+"""Whole models: proved by region, tested where a proof is not found, refuted with inputs that show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from superopt.ir.errors import UsageError
+from superopt.ir.graph import ArrayData, Graph, Node, Value, Weight
+from superopt.ir.poly import Dim, sym
+from superopt.ir.types import DType, TensorType
+from superopt.runtime import reference
+from superopt.verifier.graphs import verify
+
+RNG = np.random.default_rng(3)
+ARRAYS = {"w": (4, 6), "v": (4, 6), "k": (5, 3, 3, 3)}
+DATA = {n: RNG.standard_normal(s).astype(np.float32) for n, s in ARRAYS.items()}
+
+
+def _type(*shape: Dim) -> TensorType:
+    return TensorType(DType.FLOAT32, shape)
+
+
+def _graph(
+    inputs: dict[str, TensorType], nodes: list[Node], output: TensorType, weights: dict[str, np.ndarray]
+) -> Graph:
+    return Graph(
+        name="g", inputs=tuple(Value(n, t) for n, t in inputs.items()), outputs=(Value("y", output),),
+        weights=tuple(Weight(n, _type(*a.shape), ArrayData(a)) for n, a in weights.items()), nodes=tuple(nodes),
+        opset={"": 21},
+    ).checked()  # fmt: skip
+
+
+def _node(op: str, inputs: str, output: str, **attributes: object) -> Node:
+    return Node(f"n_{output}", op, tuple(inputs.split()), tuple(output.split()), attributes)  # type: ignore[arg-type]
+
+
+X = {"x": _type(sym("N"), 4)}
+Y = _type(sym("N"), 6)
+
+
+def _two_products() -> Graph:
+    nodes = [
+        _node("MatMul", "x w", "a"),
+        _node("MatMul", "x v", "b"),
+        _node("Add", "a b", "s"),
+        _node("Relu", "s", "y"),
+    ]
+    return _graph(X, nodes, Y, {n: DATA[n] for n in "wv"})
+
+
+def _one_product(weight: np.ndarray | None = None) -> Graph:
+    nodes = [_node("Add", "w v", "u"), _node("MatMul", "x u", "s"), _node("Relu", "s", "y")]
+    return _graph(X, nodes, Y, {"w": DATA["w"] if weight is None else weight, "v": DATA["v"]})
+
+
+def test_a_model_equals_itself() -> None:
+    found = verify(_two_products(), _two_products())
+    assert found.verdict == "proved"
+    assert found.same == 4
+
+
+def test_a_rewritten_model_is_proved_by_region() -> None:
+    found = verify(_two_products(), _one_product())
+    assert found.verdict == "proved", found
+    assert found.proved_share == 1.0
+    assert found.regions
+
+
+def test_a_folded_constant_is_tested_not_proved() -> None:
+    nodes = [_node("MatMul", "x u", "s"), _node("Relu", "s", "y")]
+    folded = _graph(X, nodes, Y, {"u": DATA["w"] + DATA["v"]})
+    found = verify(_two_products(), folded)
+    assert found.verdict == "tested"
+    assert found.proved_share < 1.0
+
+
+def _transposed() -> tuple[Graph, Graph]:
+    square = RNG.standard_normal((4, 4)).astype(np.float32)
+    return tuple(
+        _graph({"x": _type(2, 4)}, [_node("MatMul", "x w", "y")], _type(2, 4), {"w": w})
+        for w in (square, square.T.copy())
+    )  # type: ignore[return-value]
+
+
+def _shifted_pad() -> tuple[Graph, Graph]:
+    return tuple(
+        _graph({"x": _type(1, 3, 6, 6)}, [_node("Conv", "x k", "y", pads=p)], _type(1, 5, 6, 6), {"k": DATA["k"]})
+        for p in ((1, 1, 1, 1), (0, 1, 2, 1))
+    )  # type: ignore[return-value]
+
+
+def _other_epsilon() -> tuple[Graph, Graph]:
+    scale = {"s": np.ones(8, np.float32)}
+    return tuple(
+        _graph({"x": _type(2, 8)}, [_node("LayerNormalization", "x s", "y", epsilon=e)], _type(2, 8), scale)
+        for e in (1e-5, 1e-2)
+    )  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("pair", [_transposed, _shifted_pad, _other_epsilon])
+def test_a_changed_model_is_refuted_with_inputs(pair: Callable[[], tuple[Graph, Graph]]) -> None:
+    a, b = pair()
+    found = verify(a, b)
+    assert found.verdict == "refuted"
+    left, right = reference.run(a, found.feeds)["y"], reference.run(b, found.feeds)["y"]
+    assert np.abs(left - right).max() > 1e-4
+
+
+def test_different_signatures_are_an_error() -> None:
+    with pytest.raises(UsageError, match="signature"):
+        verify(_two_products(), _transposed()[0])
