@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -29,24 +30,31 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["SUPEROPT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
-def foldable(path: Path, *, batch: str | int = "N") -> Path:
-    """A model with a Conv and a BatchNormalization to fold, and a symbolic batch."""
-    import numpy as np
+_INPUT = ["Conv", "BatchNormalization", "Conv", "BatchNormalization", "Add", "Relu"]
 
+
+def foldable(path: Path, *, batch: str | int = "N") -> Path:
+    """A block in training form: two Convs with BatchNormalization, summed; one Conv does it. The batch is symbolic."""
     rng = np.random.default_rng(0)
-    weights = {
-        "w": rng.standard_normal((8, 3, 3, 3)), "scale": rng.uniform(0.5, 1.5, 8), "bias": rng.standard_normal(8),
-        "mean": rng.standard_normal(8), "var": rng.uniform(0.5, 1.5, 8),
-    }  # fmt: skip
+    weights: dict[str, np.ndarray] = {}
+    nodes = []
+    for side in ("a", "b"):
+        weights[f"{side}_w"] = rng.standard_normal((16, 16, 3, 3)) / 12
+        weights[f"{side}_var"] = rng.uniform(0.5, 1.5, 16)
+        for part in ("scale", "bias", "mean"):
+            weights[f"{side}_{part}"] = rng.standard_normal(16)
+        statistics = [f"{side}_{part}" for part in ("scale", "bias", "mean", "var")]
+        nodes += [
+            helper.make_node("Conv", ["x", f"{side}_w"], [f"{side}_c"], name=f"{side}_conv", pads=[1, 1, 1, 1]),
+            helper.make_node("BatchNormalization", [f"{side}_c", *statistics], [f"{side}_n"], name=f"{side}_bn"),
+        ]
+    nodes.append(helper.make_node("Add", ["a_n", "b_n"], ["sum"], name="sum"))
+    nodes.append(helper.make_node("Relu", ["sum"], ["y"], name="relu"))
     graph = helper.make_graph(
-        [
-            helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-            helper.make_node("BatchNormalization", ["c", "scale", "bias", "mean", "var"], ["n"], name="bn"),
-            helper.make_node("Relu", ["n"], ["y"], name="relu"),
-        ],
+        nodes,
         "foldable",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 32, 32])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 8, 32, 32])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 16, 32, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 16, 32, 32])],
         [onnx.numpy_helper.from_array(v.astype(np.float32), k) for k, v in weights.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -106,7 +114,7 @@ def test_zero_time_returns_the_input(tmp_path: Path) -> None:
     source, target = foldable(tmp_path / "m.onnx"), tmp_path / "o.onnx"
     done = run("optimize", str(source), "-o", str(target), "--time-limit", "0")
     assert done.returncode == 0, done.stderr.decode()
-    assert [n.op_type for n in onnx.load(target).graph.node] == ["Conv", "BatchNormalization", "Relu"]
+    assert [n.op_type for n in onnx.load(target).graph.node] == _INPUT
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04zip", b"\x80\x04pickle", b'{"format": "other"}'])
@@ -162,8 +170,8 @@ def test_convert_there_and_back_then_diff(tmp_path: Path) -> None:
 def test_inspect_and_cost_and_explain(tmp_path: Path) -> None:
     source = foldable(tmp_path / "m.onnx", batch=2)
     facts = json.loads(run("inspect", str(source), "--json", "-").stdout)
-    assert facts["operators"] == {"BatchNormalization": 1, "Conv": 1, "Relu": 1}
-    assert facts["work"]["flops"] > 2 * 2 * 8 * 32 * 32 * 27
+    assert facts["operators"] == {"Add": 1, "BatchNormalization": 2, "Conv": 2, "Relu": 1}
+    assert facts["work"]["flops"] > 2 * 2 * 16 * 32 * 32 * 16 * 9
     prices = json.loads(run("cost", str(source), "--json", "-").stdout)
     assert prices["us"] > 0
     assert {n["source"] for n in prices["nodes"]} <= {"measured", "interpolated", "roofline", "free"}
