@@ -98,7 +98,8 @@ def context_of(rule: Rule) -> Context:
 
 def exact_part(value: Dim, part: str) -> Dim:
     """``d`` of ``d·part``."""
-    return coefficient_of(value, part) or 1
+    found = coefficient_of(value, part)
+    return 1 if found is None or found == 0 else found
 
 
 def _ranges(rule: Rule) -> tuple[dict[str, int], list[Condition], dict[str, int]]:

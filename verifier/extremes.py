@@ -7,10 +7,11 @@ maximum is a maximum over guarded positions, and maxima of maxima are one maximu
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import permutations
 
-from superopt.ir.poly import symbols
+from superopt.ir.poly import Dim, substitute, sym, symbols
 from superopt.ops.meaning import Condition
-from superopt.verifier.arith import negated
+from superopt.verifier.arith import ge, negated, normal_condition
 from superopt.verifier.functions import INFINITY, Algebra, CannotProve, has_infinity, sealed
 from superopt.verifier.normal import (
     ONE,
@@ -21,11 +22,14 @@ from superopt.verifier.normal import (
     Value,
     add,
     atom_value,
+    dimensions,
+    fresh,
     merge_factors,
     rename_apart,
+    replace,
     scale,
 )  # fmt: skip
-from superopt.verifier.simplify import guarded, simplify_monomial
+from superopt.verifier.simplify import coefficient_of, exact_quotient, guarded, simplify_monomial
 
 __all__ = ["reduced"]
 
@@ -77,7 +81,62 @@ def _simplified(algebra: Algebra, kind: str, branch: Branch) -> list[Branch]:
     made = [_branch_of(m) for m in simplify_monomial(_carrier(branch), algebra.facts, counting=False)]
     if kind != "max":
         return made
-    return [_without_unused(algebra, b) for b in made]
+    return [_without_unused(algebra, _merged_windows(algebra, b)) for b in made]
+
+
+def _merged_windows(algebra: Algebra, branch: Branch) -> Branch:
+    """Where only ``s·a + b`` occurs: with ``0 ≤ a ≤ A``, ``0 ≤ b ≤ B`` and ``B ≥ s - 1`` it is all of ``0 … s·A + B``."""
+    ranges = {n: end for n in branch.bound if (end := _upper_end(branch, n)) is not None}
+    for low, high in permutations(ranges, 2):
+        others = frozenset(g for g in branch.guards if not symbols(g.size) & {low, high})
+        rest = [g for g in branch.guards - others if g not in _span(low, ranges[low]) | _span(high, ranges[high])]
+        sizes = [g.size for g in rest] + list(dimensions(branch.value))
+        stride = _stride(sizes, low, high)
+        if stride is None or symbols(stride) & set(branch.bound):
+            continue
+        enough = algebra.facts.implied(ge(stride - 1), (), 1) and algebra.facts.implied(
+            ge(ranges[low] - stride + 1), (), 1
+        )
+        if not enough or not all(algebra.facts.implied(ge(ranges[n]), (), 1) for n in (low, high)):
+            continue
+        name = fresh()
+        binding: dict[str, Dim] = {low: sym(name) - stride * sym(high)}
+        guards = {normal_condition(Condition(g.kind, substitute(g.size, binding))) for g in rest}
+        guards |= others | _span(name, stride * ranges[high] + ranges[low])
+        bound = (*(n for n in branch.bound if n not in (low, high)), name)
+        made = Branch(bound, frozenset(guards), replace(branch.value, binding))
+        if high not in made.free:
+            return _merged_windows(algebra, made)
+    return branch
+
+
+def _span(name: str, end: Dim) -> frozenset[Condition]:
+    return frozenset((ge(sym(name)), normal_condition(ge(end - sym(name)))))
+
+
+def _upper_end(branch: Branch, name: str) -> Dim | None:
+    """``e`` where ``0 ≤ name ≤ e`` are guards and ``e`` has no bound variables."""
+    if ge(sym(name)) not in branch.guards:
+        return None
+    for g in sorted(branch.guards, key=str):
+        end = g.size + sym(name)
+        if g.kind == "ge" and coefficient_of(g.size, name) == -1 and not symbols(end) & set(branch.bound):
+            return end
+    return None
+
+
+def _stride(sizes: list[Dim], low: str, high: str) -> Dim | None:
+    """``s`` where the two names occur only as ``c·(s·high + low)``."""
+    found: Dim | None = None
+    for size in sizes:
+        a, b = coefficient_of(size, low), coefficient_of(size, high)
+        if a == 0 and b == 0 and a is not None and b is not None:
+            continue
+        ratio = None if a is None or b is None or a == 0 or b == 0 else exact_quotient(b, a)
+        if ratio is None or (found is not None and found != ratio):
+            return None
+        found = ratio
+    return found
 
 
 def _without_unused(algebra: Algebra, branch: Branch) -> Branch:

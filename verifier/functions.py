@@ -47,7 +47,7 @@ _BINARY_VALUED = frozenset({"at", "positive", "zero", "nonzero", "isnan", "isinf
 _CASES = 200
 
 
-class CannotProve(Exception):  # noqa: N818 - it is a verdict, not a fault
+class CannotProve(Exception):  # a verdict, not a fault
     """The prover stops, and says why."""
 
 
@@ -373,6 +373,12 @@ class Algebra:
                         base = f.value if isinstance(f, SumBase) else atom_value(f)
                         parts.append(scale(self.opaque("log", [base]), p))
                 return add(*parts)
+        content, rest = self.content(value)
+        positive = content.coefficient > 0 and all(self.sign(atom_value(f)) == 2 for f, _ in content.factors)
+        if len(value) > 1 and positive and (content.factors or content.coefficient != 1) and self.sign(rest) == 2:
+            return add(self.logarithm((content,)), self.opaque("log", [rest]))
+        if len(value) == 1 and value[0].bound and positive and content.factors and self.sign(rest) == 2:
+            return add(self.logarithm((content,)), self.opaque("log", [rest]))
         if self.sign(value) != 2:
             self._record("positive", value)
         return self.opaque("log", [value])
