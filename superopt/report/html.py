@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from superopt.ir.errors import printable
@@ -60,7 +61,7 @@ def _bars(report: Report) -> str:
     return "\n".join(parts)
 
 
-def _table(headers: tuple[str, ...], rows: list[tuple[str, ...]], numeric: tuple[int, ...]) -> str:
+def _table(headers: tuple[str, ...], rows: Sequence[tuple[str, ...]], numeric: tuple[int, ...]) -> str:
     def cells(tag: str, row: tuple[str, ...]) -> str:
         marks = ((' class="n"' if i in numeric else "", cell) for i, cell in enumerate(row))
         return "".join(f"<{tag}{mark}>{escape(cell)}</{tag}>" for mark, cell in marks)

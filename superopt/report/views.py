@@ -14,8 +14,12 @@ from superopt.ir.errors import printable
 from superopt.ir.graph import Graph, Node
 from superopt.report.model import ordered
 from superopt.report.terminal import bytes_text, count_text, table, time_text
+from superopt.verifier.graphs import GraphVerdict
 
-__all__ = ["PROVENANCE", "diff_data", "show_bench", "show_cost", "show_diff", "show_inspection", "show_provenance"]
+__all__ = [
+    "PROVENANCE", "diff_data", "show_bench", "show_cost", "show_diff", "show_inspection", "show_provenance",
+    "show_verdict", "verdict_data",
+]  # fmt: skip
 
 PROVENANCE = "superopt.rules"  # node metadata: the rules that made the node
 
@@ -80,6 +84,46 @@ def show_diff(console: Console, a: str, b: str, found: GraphDiff, limit: int = 4
             console.print(escape(f"{mark} {printable(node.name, 60)}: {printable(node.op)}({reads})"))
         if len(side) > limit:
             console.print(f"{mark} and {len(side) - limit} more (--json lists all)")
+
+
+def verdict_data(found: GraphVerdict) -> dict[str, Any]:
+    """The verdict on two models as JSON data."""
+    check = found.check
+    return {
+        "format": "superopt.verdict", "version": 1, "verdict": found.verdict, "reason": found.reason,
+        "nodes": {"same": found.same, "proved": found.proved, "tested": found.tested},
+        "proved_share": found.proved_share,
+        "regions": [vars(region) for region in found.regions],
+        "check": {"verdict": check.verdict, "trials": check.trials, "max_abs_error": check.max_abs_error,
+                  "max_rel_error": check.max_rel_error, "reference": check.reference, "reason": check.reason},
+    }  # fmt: skip
+
+
+def show_verdict(console: Console, a: str, b: str, data: Mapping[str, Any], limit: int = 20) -> None:
+    """The verdict on two models, then the regions that were only tested."""
+    console.print(f"[bold]{data['verdict']}[/bold]  {escape(printable(a))}  {escape(printable(b))}")
+    nodes = data["nodes"]
+    if data["verdict"] != "refuted":
+        console.print(
+            f"of B's nodes {nodes['same']} are literally in A, {nodes['proved']} are in regions proved equal, "
+            f"{nodes['tested']} in regions only tested ({data['proved_share']:.0%} same or proved)"
+        )
+    check = data["check"]
+    console.print(
+        f"run side by side: {check['verdict']}, {check['trials']} trials against the {check['reference']} reference, "
+        f"max abs error {check['max_abs_error']:.2e}, max rel error {check['max_rel_error']:.2e}"
+    )
+    if data["reason"]:
+        console.print(escape(printable(data["reason"], 400)))
+    if "counterexample" in data:
+        console.print(escape(f"inputs on which they differ: {data['counterexample']} (numpy.load reads it)"))
+    tested = [r for r in data["regions"] if r["verdict"] != "proved"]
+    for region in tested[:limit]:
+        console.print(
+            escape(f"  {printable(region['output'], 60)}: {region['verdict']}, {printable(region['reason'], 200)}")
+        )
+    if len(tested) > limit:
+        console.print(f"  and {len(tested) - limit} more regions (--json lists all)")
 
 
 def show_cost(console: Console, name: str, facts: Mapping[str, Any], top: int) -> None:

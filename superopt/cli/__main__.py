@@ -1,0 +1,5 @@
+"""``python -m superopt.cli`` is the ``superopt`` command."""
+
+from superopt.cli import main
+
+main()

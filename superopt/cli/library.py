@@ -1,0 +1,179 @@
+"""``superopt rules …``: the library, its proofs and its certificates."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from superopt.cli.shell import Force, Json, Progress, err, out, refuse_existing, write_json
+from superopt.ir.errors import NotEquivalent, UsageError, printable
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="The rule library: list, show, prove, certify, export.")
+
+Rules = Annotated[Path | None, typer.Option("--rules", metavar="DIR", help="a library besides the built-in one")]
+
+
+@app.command("list")
+def list_rules(
+    family: Annotated[str | None, typer.Option(help="only this family")] = None,
+    operator: Annotated[str | None, typer.Option(metavar="OP", help="only rules that mention this operator")] = None,
+    verdict: Annotated[str | None, typer.Option(help="only this verdict, e.g. proved_all_sizes")] = None,
+    rules: Rules = None,
+    report_json: Json = None,
+) -> None:
+    """List rules with their verdicts."""
+    from superopt.report.terminal import table
+    from superopt.rules import format_rule, load_library
+
+    library = load_library(rules)
+    rows = []
+    for rule_id, rule in library.items():
+        fixed = {"id": rule_id, "family": rule.family, "verdict": library.verdict_name(rule_id), "origin": rule.origin}
+        text = format_rule(rule)
+        row: dict[str, object] = {**fixed, "lhs": text["lhs"], "rhs": text["rhs"]}
+        mentioned = json.dumps([text["lhs"], text["rhs"]])
+        if (
+            (family is None or rule.family == family)
+            and (verdict is None or row["verdict"] == verdict)
+            and (operator is None or f"{operator}(" in mentioned)
+        ):
+            rows.append(row)
+    if report_json is not None:
+        write_json(rows, report_json, force=True)
+    if report_json != "-":
+        cells = [(str(r["id"]), str(r["family"]), str(r["verdict"])) for r in rows]
+        out().print(table("rule", "family", "verdict", rows=cells))
+        counts = Counter(str(r["verdict"]) for r in rows)
+        err().print(f"{len(rows)} rules: " + ", ".join(f"{n} {v}" for v, n in counts.most_common()))
+
+
+@app.command()
+def show(rule_id: Annotated[str, typer.Argument(metavar="ID")], rules: Rules = None, report_json: Json = None) -> None:
+    """Show one rule: both sides, preconditions, and what is known of it."""
+    from superopt.rules import format_rule, load_library
+
+    library = load_library(rules)
+    chosen = library.select(enable=[rule_id]).chosen or frozenset()
+    if rule_id not in chosen:
+        raise UsageError(f"{printable(rule_id)!r} is a family", hint="`superopt rules list --family` lists its rules")
+    data: dict[str, Any] = {"id": rule_id, "family": library[rule_id].family, **format_rule(library[rule_id])}
+    data["verdict"] = dict(library.verdicts.get(rule_id, {"verdict": "unknown"}))
+    if report_json is not None:
+        write_json(data, report_json, force=True)
+    if report_json == "-":
+        return
+    console = out()
+    console.print(f"{rule_id}  ({data['family']}, origin {data.get('origin') or 'not stated'})", markup=False)
+    for name, scheme in data["forall"].items():
+        console.print(f"  for all {name}: {scheme}", markup=False)
+    for guard in data.get("where") or ():
+        console.print(f"  where {guard}", markup=False)
+    for left, right in zip(data["lhs"], data["rhs"], strict=True):
+        console.print(f"    {left}\n  = {right}", markup=False, soft_wrap=True)
+    for key, value in data["verdict"].items():
+        if value not in ([], "", None) and key != "id":
+            console.print(f"  {key}: {json.dumps(value) if isinstance(value, list) else value}", markup=False)
+
+
+@app.command()
+def prove(
+    file: Annotated[Path | None, typer.Argument(help="a TOML file of rules, or a folder of such files")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="prove the built-in library")] = False,
+    certificates: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="write a certificate per proved rule")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="processes")] = 2,
+    time_limit: Annotated[float, typer.Option(metavar="S", min=0.1, help="seconds for one proof")] = 10.0,
+    seed: int = 0,
+    report_json: Json = None,
+    force: Force = False,
+) -> None:
+    """Test rules exactly and prove them for all sizes. Exit code 5 unless every one of them is proved."""
+    from superopt.rules import load_library
+    from superopt.verifier.certificate import certify
+    from superopt.verifier.store import prove_all
+    from superopt.verifier.verdict import ProvedAllSizes, kind_of, verdict_to_json
+
+    if (file is None) != everything:
+        raise UsageError("name a file of rules, or --all", hint="superopt rules prove FILE | --all")
+    refuse_existing(report_json, force)
+    library = load_library() if file is None else load_library(file, built_in=False)
+    with Progress() as progress:
+        found = prove_all(
+            library.values(), workers=workers, time_limit=time_limit, seed=seed,
+            progress=lambda rule_id, _, done, total: progress(done, total, rule_id),
+        )  # fmt: skip
+        proved = [i for i, v in found.items() if isinstance(v, ProvedAllSizes)]
+        for done, rule_id in enumerate(proved if certificates is not None else ()):
+            progress(done, len(proved), f"certificate {rule_id}")
+            assert certificates is not None
+            certify(library[rule_id], certificates, time_limit=time_limit)
+    data = {rule_id: verdict_to_json(verdict) for rule_id, verdict in found.items()}
+    if report_json is not None:
+        write_json({"format": "superopt.verdicts", "version": 1, "verdicts": data}, report_json, force)
+    if report_json != "-":
+        _show_verdicts(data)
+    counts = Counter(kind_of(v) for v in found.values())
+    err().print(f"{len(found)} rules: " + ", ".join(f"{n} {kind}" for kind, n in counts.most_common()))
+    if len(proved) < len(found):
+        raise typer.Exit(NotEquivalent.exit_code)
+
+
+def _show_verdicts(data: dict[str, dict[str, Any]]) -> None:
+    from superopt.verifier.counterexample import describe
+
+    console = out()
+    for rule_id, verdict in data.items():
+        line = f"{rule_id}: {verdict['verdict']}"
+        if verdict.get("preconditions"):
+            line += f" where {', '.join(verdict['preconditions'])}"
+        if verdict.get("nonzero"):
+            line += f", {', '.join(verdict['nonzero'])} not 0"
+        if verdict["verdict"] == "refuted":
+            line += f" {describe(verdict['counterexample'])}"
+        elif "reason" in verdict:
+            line += f" ({verdict['reason']})"
+        console.print(line, markup=False, soft_wrap=True)
+
+
+@app.command("check-certificate")
+def check_certificate(file: Annotated[Path, typer.Argument(help="ID.json, with ID.smt2 beside it")]) -> None:
+    """Replay a certificate with the independent checker and the installed solvers. Exit code 5 if it is rejected."""
+    from superopt.verifier.checker import check_certificate as replay
+
+    result = replay(file)
+    if not result.valid:
+        raise NotEquivalent(f"the certificate is rejected: {result.reason}", where=str(file))
+    out().print(f"{file}: valid, {result.goals} goals unsat, {result.steps} steps replayed", markup=False)
+
+
+@app.command()
+def export(
+    destination: Annotated[Path, typer.Argument(help="a folder for the TOML files, or a .json file")],
+    rules: Rules = None,
+    force: Force = False,
+) -> None:
+    """Write the library with its verdicts, as TOML files by family or as one JSON file."""
+    from superopt.rules import format_rule, load_library
+    from superopt.rules.library import PROOFS, write_rules, write_verdicts
+
+    library = load_library(rules)
+    if destination.suffix == ".json":
+        rows = [
+            {"id": i, "family": r.family, **format_rule(r), "verdict": library.verdict_name(i)}
+            for i, r in library.items()
+        ]
+        write_json({"format": "superopt.rules", "version": 1, "rules": rows}, str(destination), force)
+        return
+    refuse_existing(destination, force)
+    destination.mkdir(parents=True, exist_ok=True)
+    for family, members in library.families.items():
+        write_rules(destination / f"{family}.toml", members)
+    write_verdicts(destination / PROOFS, library.store)
+    err().print(f"wrote {len(library)} rules in {len(library.families)} files to {destination}", markup=False)

@@ -1,0 +1,231 @@
+"""Commands on models: optimize, explain, inspect, convert, diff, verify, cost, bench, schema."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from superopt.cli.shell import (
+    Dims,
+    Force,
+    Input,
+    Json,
+    Model,
+    Progress,
+    Target,
+    Threads,
+    err,
+    out,
+    parse_bytes,
+    parse_dims,
+    refuse_existing,
+    save,
+    write_json,
+    write_text,
+)
+from superopt.ir.errors import NotEquivalent
+
+__all__ = ["COMMANDS"]
+
+
+def optimize(
+    model: Model,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="OUT", help=".onnx or .json; - for stdout")
+    ] = None,
+    target: Target = "cpu",
+    time_limit: Annotated[
+        float, typer.Option(metavar="S", min=0, envvar="SUPEROPT_TIME_LIMIT", help="seconds for everything")
+    ] = 45.0,
+    memory_limit: Annotated[
+        str | None, typer.Option(metavar="B", envvar="SUPEROPT_MEMORY_LIMIT", help="bytes, or 512M, 2G")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="the search and the check are deterministic for a seed")] = 0,
+    rules: Annotated[Path | None, typer.Option(metavar="DIR", help="a rule library besides the built-in one")] = None,
+    enable: Annotated[list[str] | None, typer.Option(metavar="RULE", help="use only these rules or families")] = None,
+    disable: Annotated[list[str] | None, typer.Option(metavar="RULE", help="do without a rule or a family")] = None,
+    dim: Dims = None,
+    threads: Threads = 1,
+    measure: Annotated[bool, typer.Option("--measure", help="time input and result side by side")] = False,
+    no_check: Annotated[bool, typer.Option("--no-check", help="skip the check against the reference")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="fail (exit 4) if a node is not understood")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="show where each rule was applied, and near misses")
+    ] = False,
+    report_json: Json = None,
+    report_html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="write the report as a page")
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Rewrite MODEL into a faster, equivalent one, and report what changed."""
+    from superopt import pipeline
+    from superopt.report.terminal import show_explanation, show_report
+
+    for path in (output, report_json, report_html):
+        refuse_existing(path, force)
+    options = pipeline.Options(
+        target=target, time_limit=time_limit, memory_limit=parse_bytes(memory_limit), seed=seed, rules=rules,
+        enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), threads=threads,
+        measure=measure, check=not no_check, strict=strict,
+    )  # fmt: skip
+    with Input(model) as path, Progress() as progress:
+        result = pipeline.optimize(path, options=options, progress=progress)
+        if output is not None:
+            save(result.graph, output, force)
+    if report_json is not None:
+        write_json(result.report.json(), report_json, force)
+    if report_html is not None:
+        from superopt.report.html import render
+
+        write_text(render(model, result.report), str(report_html), force)
+    busy = "-" in (output, report_json)
+    console = err() if busy else out()
+    show_report(console, model, result.report)
+    if explain:
+        show_explanation(console, result.report)
+    if output not in (None, "-"):
+        console.print(f"wrote {output}", markup=False)
+    if result.report.search.stopped == "interrupted":
+        raise typer.Exit(130)
+
+
+def explain(model: Model, target: Target = "cpu", time_limit: float = 45.0, dim: Dims = None) -> None:
+    """Say what optimize would do to MODEL and why: rules by place and gain, near misses, untouched nodes.
+
+    A model that superopt wrote also tells which rules made each of its nodes.
+    """
+    from superopt import pipeline
+    from superopt.report.terminal import show_explanation, show_report
+    from superopt.report.views import show_provenance
+
+    with Input(model) as path, Progress() as progress:
+        options = pipeline.Options(target=target, time_limit=time_limit, sizes=parse_dims(dim or []))
+        result = pipeline.optimize(path, options=options, progress=progress)
+    console = out()
+    show_provenance(console, result.original)
+    show_report(console, model, result.report)
+    show_explanation(console, result.report)
+
+
+def inspect(model: Model, dim: Dims = None, report_json: Json = None) -> None:
+    """Show what MODEL is: signature, operators, weights, work, arithmetic intensity, and what is opaque to superopt."""
+    from superopt.pipeline import inspect as look
+    from superopt.report.views import show_inspection
+
+    with Input(model) as path:
+        facts = look(path, sizes=parse_dims(dim or []))
+    if report_json is not None:
+        write_json(facts, report_json, force=True)
+    if report_json != "-":
+        show_inspection(out(), model, facts)
+
+
+def convert(
+    source: Model, destination: Annotated[str, typer.Argument(help=".onnx or .json")], force: Force = False
+) -> None:
+    """Convert between ONNX and the JSON graph; nothing is lost either way."""
+    from superopt.formats import load
+
+    refuse_existing(destination, force)
+    with Input(source) as path:
+        save(load(path), destination, force)
+
+
+def diff(a: Model, b: Model, report_json: Json = None) -> None:
+    """Show which nodes of A and B compute something that the other does not. Exit code 0 either way."""
+    from superopt.formats import load
+    from superopt.ir.diff import compare
+    from superopt.report.views import diff_data, show_diff
+
+    with Input(a) as first, Input(b) as second:
+        found = compare(load(first), load(second))
+    if report_json is not None:
+        write_json(diff_data(found), report_json, force=True)
+    if report_json != "-":
+        show_diff(out(), a, b, found)
+
+
+def verify(
+    a: Model,
+    b: Model,
+    time_limit: Annotated[float, typer.Option(metavar="S", min=0.1, help="seconds for the proof of one region")] = 5.0,
+    trials: Annotated[int, typer.Option(min=1, help="random inputs on which both are run")] = 3,
+    seed: int = 0,
+    counterexample: Annotated[
+        Path, typer.Option(metavar="FILE", help="where inputs on which the models differ are written")
+    ] = Path("counterexample.npz"),
+    report_json: Json = None,
+    force: Force = False,
+) -> None:
+    """Say whether A and B compute the same: proved | tested | refuted (with inputs that show it) | unknown.
+
+    Exit code 5 when refuted.
+    """
+    import numpy as np
+
+    from superopt.formats import load
+    from superopt.formats.files import replace_file
+    from superopt.report.views import show_verdict, verdict_data
+    from superopt.verifier.graphs import verify as compare
+
+    with Input(a) as first, Input(b) as second:
+        found = compare(load(first), load(second), seed=seed, time_limit=time_limit, trials=trials)
+        data = verdict_data(found)
+    if found.verdict == "refuted" and found.feeds:
+        buffer = io.BytesIO()
+        np.savez(buffer, **dict(found.feeds))  # type: ignore[arg-type]  # the stub takes the names for its own options
+        replace_file(counterexample, buffer.getvalue(), force=force)
+        data["counterexample"] = str(counterexample)
+    if report_json is not None:
+        write_json(data, report_json, force)
+    show_verdict(err() if report_json == "-" else out(), a, b, data)
+    if found.verdict == "refuted":
+        raise typer.Exit(NotEquivalent.exit_code)
+
+
+def cost(model: Model, target: Target = "cpu", dim: Dims = None, report_json: Json = None, top: int = 20) -> None:
+    """Show what each operator of MODEL costs on the target, and whether that was measured or predicted."""
+    from superopt.pipeline import cost as cost_of
+    from superopt.report.views import show_cost
+
+    with Input(model) as path, Progress() as progress:
+        facts = cost_of(path, target=target, sizes=parse_dims(dim or []), progress=progress)
+    if report_json is not None:
+        write_json(facts, report_json, force=True)
+    if report_json != "-":
+        show_cost(out(), model, facts, top)
+
+
+def bench(
+    models: Annotated[list[Path], typer.Argument(help="models to optimise and time against the input")],
+    rounds: Annotated[int, typer.Option(min=3, help="interleaved rounds a model")] = 25,
+    report_json: Json = None,
+) -> None:
+    """Optimise each model, then time input and result side by side under ONNX Runtime with its own optimisations."""
+    from superopt.pipeline import bench as run_bench
+    from superopt.report.views import show_bench
+
+    rows = []
+    console = out()
+    for path in models:
+        with Progress() as progress:
+            rows.append(run_bench(path, rounds=rounds, progress=progress))
+        if report_json != "-":
+            show_bench(console, rows[-1:], header=len(rows) == 1)
+    if report_json is not None:
+        write_json({"format": "superopt.bench", "version": 1, "rows": rows}, report_json, force=True)
+
+
+def schema() -> None:
+    """Print the JSON Schema of the JSON graph."""
+    from superopt.formats import schema as graph_schema
+
+    typer.echo(json.dumps(graph_schema(), indent=2))
+
+
+COMMANDS = (optimize, explain, inspect, convert, diff, verify, cost, bench, schema)
