@@ -120,7 +120,7 @@ def joined(rule: Rule) -> Rule | None:
         if not (isinstance(root, App) and root.op == "Concat" and len(root.args) == 2) or isinstance(other, Var):
             continue
         parts = tuple(a for a in root.args if a is not None)
-        if any(isinstance(p, Var) for p in parts) or (isinstance(other, App) and other.op == "Concat"):
+        if any(isinstance(p, Var) or not variables(p) for p in parts) or (isinstance(other, App) and other.op == "Concat"):
             continue
         axis = dict(root.attributes)["axis"]
         sizes = _sizes_along(rule, parts, axis)

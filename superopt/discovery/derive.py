@@ -24,6 +24,7 @@ from superopt.rules.library import Library, parse_file
 from superopt.rules.rule import CLASSES, Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import at_sizes, complete, instances
+from superopt.runtime.evaluate import FLOAT64, Array, evaluate
 from superopt.search.egraph import ABSENT, EGraph, is_multi
 from superopt.search.moves import prepare
 from superopt.search.program import Program, Step
@@ -33,6 +34,7 @@ from superopt.verifier.sampling import Point, draw
 
 __all__ = ["Coverage", "Universe", "derive", "derived", "moves_of"]
 
+_DEEPEST = 64
 ROUNDS = 5
 NODES = 2500
 
@@ -75,6 +77,7 @@ class Universe:
     def __init__(self, rule: Rule, point: Point) -> None:
         self.graph = EGraph(REGISTRY)
         self.point = point
+        self.values: dict[int, Array] = {}  # of classes without leaves
         self.leaves: dict[str, int] = {}
         for number, (name, scheme) in enumerate(rule.tensors.items()):
             shape = tuple(value_at(d, point.sizes) for d in scheme.shape)
@@ -114,7 +117,50 @@ class Universe:
 
     def grow(self, moves: Moves, *, nodes: int, rounds: int, matches: int = 300) -> None:
         """Saturate by the moves, within bounds."""
+        self.fold()
         saturate(self.graph, moves, Limits(nodes=nodes, rounds=rounds, matches=matches))
+        self.fold()
+
+    def fold(self) -> None:
+        """Unite constants of equal value: that ``Relu(1) = 1`` is arithmetic, and takes no rule."""
+        graph = self.graph
+        known: dict[tuple[object, bytes], int] = {}
+        for identity in list(graph.classes):
+            group = graph.classes.get(identity)
+            if group is None or not group.constant or isinstance(group.type, tuple):
+                continue
+            value = self._constant(identity)
+            if value is None:
+                continue
+            first = known.setdefault((group.type, value.tobytes()), identity)
+            if graph.find(first) != identity:
+                graph.union(first, identity, "")
+        graph.rebuild()
+
+    def _constant(self, identity: int) -> Array | None:
+        """The elements of a class that has a form without leaves, in floating point; iterative."""
+        wanted = [identity]
+        while wanted:
+            current = wanted[-1]
+            if current in self.values:
+                wanted.pop()
+                continue
+            node = next((n for n in self.graph.classes[current].nodes if self.graph.heads[n[0]].operator), None)
+            if node is None or len(wanted) > _DEEPEST:
+                return None
+            below = [self.graph.find(a) for a in node[1:]]
+            missing = [b for b in below if b not in self.values]
+            if missing:
+                if any(not self.graph.classes[b].constant or b in wanted for b in missing):
+                    return None
+                wanted.extend(missing)
+                continue
+            head = self.graph.heads[node[0]]
+            assert head.operator is not None
+            meaning, _ = head.operator.apply(self.graph.argument_types(node), dict(head.attributes))
+            found = evaluate(meaning.outputs[0], [self.values[b] for b in below], FLOAT64, {})
+            self.values[current] = np.ascontiguousarray(found, dtype=np.float64) + 0.0
+        return self.values[identity]
 
 
 def derived(rule: Rule, moves: Moves, *, rounds: int = ROUNDS, nodes: int = NODES) -> Mapping[str, int] | None:

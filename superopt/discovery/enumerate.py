@@ -14,9 +14,9 @@ from itertools import product
 
 import numpy as np
 
-from superopt.discovery.config import HOLES, Template, Theme
+from superopt.discovery.config import Template, Theme
 from superopt.discovery.ordered import Ordered
-from superopt.ir.poly import Dim, Poly, substitute
+from superopt.ir.poly import Dim, Poly, substitute, sym
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, variables
 from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import (
@@ -31,7 +31,6 @@ from superopt.ops.meaning import (
     Where,
     subexpressions,
 )  # fmt: skip
-from superopt.ir.poly import sym
 from superopt.rules.canonical import map_terms
 from superopt.rules.rule import CLASSES, TensorScheme
 from superopt.rules.typing import complete, operator_of

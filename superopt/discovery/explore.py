@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from superopt.discovery.candidates import candidates
-from superopt.discovery.gain import oriented
 from superopt.discovery.config import Config, Theme
 from superopt.discovery.derive import Universe, derived, moves_of
 from superopt.discovery.enumerate import Level, enumerate_terms, points_of
+from superopt.discovery.gain import oriented
 from superopt.discovery.judge import Judge, Tally
 from superopt.discovery.store import Chunks, digest_of
 from superopt.ops.meaning import IllTyped
@@ -94,7 +94,7 @@ def explore(
         progress: called with a line of text now and then.
     """
     chunks = Chunks(None if folder is None else Path(folder))
-    key = digest_of("explored", 1, theme.text, theme.operators, config.seed, config.instances, config.trials,
+    key = digest_of("explored", 2, theme.text, theme.operators, config.seed, config.instances, config.trials,
                     config.prove_seconds, config.terms)  # fmt: skip
     known = chunks.get(key)
     if known is not None:
@@ -142,7 +142,7 @@ def _select(
             places.append(universe.add(candidate))
         except (IllTyped, ZeroDivisionError):
             places.append(None)
-    universe.graph.rebuild()
+    universe.fold()
     kept: list[Rule] = []
     followed = 0
     for number, (candidate, place) in enumerate(zip(proposals, places, strict=True)):

@@ -6,7 +6,7 @@ A generalisation is a proposal like any other: it is tested and proved before an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, combinations
 
 from superopt.discovery.candidates import restricted
@@ -17,7 +17,7 @@ from superopt.ir.types import TensorType
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import map_terms
 from superopt.rules.grammar import parse_guard
-from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme, TypeScheme, attribute_symbols
+from superopt.rules.rule import Guard, Rule, TensorScheme, TypeScheme, attribute_symbols
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import instances, operator_of, type_terms, types_of, variable_types
 

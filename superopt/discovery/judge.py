@@ -7,7 +7,15 @@ from dataclasses import dataclass, field, replace
 
 from superopt.discovery.candidates import joined, restricted
 from superopt.discovery.config import Config, Theme
-from superopt.discovery.generalise import any_rank, guarded, leading, size_general, specialised, variable_general, well_typed
+from superopt.discovery.generalise import (
+    any_rank,
+    guarded,
+    leading,
+    size_general,
+    specialised,
+    variable_general,
+    well_typed,
+)
 from superopt.discovery.store import Chunks, digest_of
 from superopt.rules.canonical import rule_text
 from superopt.rules.rule import Rule

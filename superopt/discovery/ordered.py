@@ -54,7 +54,7 @@ class Ordered:
         return pair(self.field.integers(values), np.asarray(values).astype(np.float64))
 
     def positions(self, values: Array) -> Array:
-        return np.rint(values["f"]).astype(np.int64)
+        return np.asarray(np.rint(values["f"]).astype(np.int64))
 
     def function(self, name: str, *arrays: Array) -> Array:
         special: Callable[..., Array] | None = getattr(self, f"_{name}", None)
