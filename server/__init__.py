@@ -1,4 +1,62 @@
-"""The HTTP service and its pages."""
+"""The HTTP service and its pages: ``serve`` and ``work``. What they need beyond superopt is the extra ``server``."""
+
+from __future__ import annotations
 
 if __name__ != "superopt.server":
     raise ImportError("import superopt.server; server/ is where its source lives")
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from superopt.ir.errors import UsageError
+from superopt.server.settings import Limits, Settings, default_data
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Limits", "Settings", "default_data", "require", "serve", "work"]
+
+_NEEDED = ("fastapi", "uvicorn", "sqlalchemy", "jinja2", "python_multipart")
+
+
+def require() -> None:
+    """Refuse with the way out when the extra is not installed.
+
+    Raises:
+        UsageError: a library is missing.
+    """
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"the service needs {', '.join(missing)}", hint="pip install 'superopt[server]'")
+
+
+def examples() -> Path | None:
+    """The folder of example models, where superopt runs from a checkout."""
+    from pathlib import Path
+
+    folder = Path(__file__).resolve().parents[1] / "corpus"
+    return folder if (folder / "manifest.toml").is_file() else None
+
+
+def serve(settings: Settings) -> None:
+    """Run the API and its workers until interrupted.
+
+    Raises:
+        UsageError: a library is missing, or it would be open to others without an API key.
+    """
+    require()
+    from superopt.server import supervisor
+
+    supervisor.serve(settings)
+
+
+def work(settings: Settings) -> None:
+    """Run jobs of a service that runs elsewhere, until interrupted.
+
+    Raises:
+        UsageError: a library is missing.
+    """
+    require()
+    from superopt.server import worker
+
+    worker.work(settings)

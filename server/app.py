@@ -1,0 +1,99 @@
+"""The application: routes, problems for everything that goes wrong, and the guards in front of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+
+from superopt.server import openapi
+from superopt.server.guard import Guard
+from superopt.server.problems import Problem
+from superopt.server.routes import ROUTERS
+from superopt.server.service import Service
+from superopt.server.settings import Settings
+
+__all__ = ["create_app"]
+
+log = logging.getLogger("superopt.serve")
+_HERE = Path(__file__).parent
+_KINDS = {404: "not-found", 405: "method-not-allowed", 413: "too-large", 415: "unsupported-media-type"}
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The ASGI application of one service. Workers run beside it (:mod:`superopt.server.supervisor`)."""
+    service = Service(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await run_in_threadpool(service.database.persist, service.database.migrate, 30.0)
+        await service.watcher.start()
+        yield
+        await service.watcher.stop()
+        service.database.close()
+
+    app = FastAPI(
+        title="superopt", version=version("superopt"), lifespan=lifespan, docs_url=None, redoc_url=None,
+        openapi_url="/openapi.json", generate_unique_id_function=_operation_id, redirect_slashes=False,
+        description="Makes neural networks faster with rewrite rules that it proved: POST a graph, get a faster one.",
+    )  # fmt: skip
+    app.state.service = service
+    app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
+    for router in ROUTERS:
+        app.include_router(router)
+    app.mount("/static", StaticFiles(directory=_HERE / "static"), name="static")
+    _handle_problems(app)
+    app.add_middleware(Guard, service=service)
+    return app
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name
+
+
+def _handle_problems(app: FastAPI) -> None:
+    @app.exception_handler(Problem)
+    async def _problem(request: Request, error: Problem) -> Response:
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def _validation(request: Request, error: RequestValidationError) -> Response:
+        places = [{"parameter": str(e["loc"][-1]), "detail": str(e["msg"])} for e in error.errors()]
+        text = "; ".join(f"{p['parameter']}: {p['detail']}" for p in places)
+        return Problem(422, "invalid-parameter", text, errors=places).response()
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> Response:
+        kind = _KINDS.get(error.status_code, "bad-request" if error.status_code < 500 else "internal")
+        return Problem(error.status_code, kind, str(error.detail), headers=dict(error.headers or {})).response()
+
+    @app.exception_handler(ClientDisconnect)
+    async def _gone(request: Request, error: ClientDisconnect) -> Response:
+        return Problem(400, "bad-request", "the body ended early").response()  # nobody is there to read it
+
+    @app.exception_handler(SQLAlchemyError)
+    async def _database(request: Request, error: SQLAlchemyError) -> Response:
+        log.error("%s %s: %s", request.method, request.url.path, error)
+        return Problem(503, "unavailable", "the database does not answer", retry_after=2).response()
+
+    @app.exception_handler(OSError)
+    async def _disk(request: Request, error: OSError) -> Response:
+        log.error("%s %s: %s", request.method, request.url.path, error)
+        return Problem(503, "unavailable", "the service cannot store the body now", retry_after=10).response()
+
+    @app.exception_handler(Exception)
+    async def _bug(request: Request, error: Exception) -> Response:
+        log.exception("%s %s", request.method, request.url.path, exc_info=error)
+        return Problem(500, "internal", "an error in the service; please report it").response()

@@ -1,0 +1,131 @@
+"""Files by the SHA-256 of their content. A blob appears complete or not at all, and equal content is kept once."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Set
+from pathlib import Path
+
+__all__ = ["Blobs", "Spool"]
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_CHUNK = 1 << 20
+
+
+class Spool:
+    """A file being received: hashed and counted as it is written, removed unless it is kept."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        descriptor, name = tempfile.mkstemp(dir=blobs.incoming, prefix="in-")
+        self._file = os.fdopen(descriptor, "wb")
+        self.path = Path(name)
+        self._hash = hashlib.sha256()
+        self.size = 0
+        self.head = b""  # the first bytes, by which foreign files are recognised
+
+    def write(self, chunk: bytes | memoryview) -> None:
+        """Append.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        if len(self.head) < 64:
+            self.head = (self.head + bytes(chunk[:64]))[:64]
+        self._file.write(chunk)
+        self._hash.update(chunk)
+        self.size += len(chunk)
+
+    def keep(self) -> str:
+        """Make it a blob; returns its digest."""
+        self._file.close()
+        digest = self._hash.hexdigest()
+        self._blobs.place(self.path, digest)
+        return digest
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
+class Blobs:
+    """The store below one folder: ``blobs/ab/<digest>``, ``incoming/`` for what is arriving, ``work/`` for jobs."""
+
+    def __init__(self, data: Path) -> None:
+        self.root, self.incoming, self.work = (data / name for name in ("blobs", "incoming", "work"))
+        for folder in (self.root, self.incoming, self.work):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def path(self, digest: str) -> Path:
+        """Where a blob lies.
+
+        Raises:
+            ValueError: this is no digest.
+        """
+        if not _DIGEST.fullmatch(digest):
+            raise ValueError("not a SHA-256 digest")
+        return self.root / digest[:2] / digest
+
+    def place(self, source: Path, digest: str) -> None:
+        """Rename a complete file into the store."""
+        target = self.path(digest)
+        target.parent.mkdir(exist_ok=True, mode=0o700)
+        os.utime(source)  # its age starts now, and an equal one's again, so it is not swept before it is referred to
+        os.replace(source, target)
+
+    def adopt(self, source: Path) -> tuple[str, int]:
+        """Move a file of a job's folder into the store; returns digest and size."""
+        found = hashlib.sha256()
+        with source.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                found.update(chunk)
+            size = file.tell()
+            os.fsync(file.fileno())
+        self.place(source, found.hexdigest())
+        return found.hexdigest(), size
+
+    def copy(self, digest: str, target: Path) -> None:
+        """Copy a blob out; a copy, because a job may do what it likes with its files."""
+        shutil.copyfile(self.path(digest), target)
+
+    def all(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Every blob with its facts."""
+        for folder in self.root.iterdir():
+            for entry in folder.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    yield entry.name, entry.stat()
+
+    def sweep(self, wanted: Set[str], working: Set[str], age: float) -> int:
+        """Remove blobs not ``wanted``, job folders not ``working`` and stale uploads, if older than ``age`` seconds.
+
+        Returns:
+            How many were removed.
+        """
+        limit = time.time() - age
+        removed = 0
+        for name, facts in list(self.all()):
+            if name not in wanted and facts.st_mtime < limit:
+                self.path(name).unlink(missing_ok=True)
+                removed += 1
+        for folder in self.work.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if folder.name not in working and folder.stat().st_mtime < limit:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    removed += 1
+        return removed
+
+    def sweep_incoming(self, age: float) -> None:
+        """Remove uploads that a dead process left behind."""
+        for path in self.incoming.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < time.time() - age:
+                    path.unlink()

@@ -1,0 +1,123 @@
+"""The rule library, operators and profiles as the service shows them; read once, at the start."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from superopt import cost
+from superopt.ops import REGISTRY, Operator
+from superopt.rules import Library, Rule, format_rule, load_library
+from superopt.rules.library import BUILT_IN
+
+__all__ = ["Catalogue"]
+
+_CERTIFICATES = BUILT_IN / "certificates"
+
+
+class Catalogue:
+    """The built-in library, indexed."""
+
+    def __init__(self) -> None:
+        self.library: Library = load_library()
+        self.entries: Mapping[str, Mapping[str, Any]] = {i: self._entry(self.library[i]) for i in self.library}
+
+    @cached_property
+    def digest(self) -> str:
+        """Of every rule's text, meaning and verdict: what a result depends on."""
+        rows = [(i, self.library.digests[i], self.library.verdict_name(i)) for i in self.library]
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+    @cached_property
+    def families(self) -> list[str]:
+        """Names of families."""
+        return sorted(self.library.families)
+
+    @cached_property
+    def verdicts(self) -> list[str]:
+        """Verdicts that occur."""
+        return sorted({e["verdict"] for e in self.entries.values()})
+
+    @cached_property
+    def operators_used(self) -> list[str]:
+        """Operators that some rule mentions."""
+        return sorted({o for e in self.entries.values() for o in e["operators"]})
+
+    def _entry(self, rule: Rule) -> dict[str, Any]:
+        text = format_rule(rule)
+        return {
+            "id": rule.id, "family": rule.family, "verdict": self.library.verdict_name(rule.id),
+            "operators": sorted(rule.operators), "forall": text["forall"], "where": text["where"],
+            "lhs": text["lhs"], "rhs": text["rhs"], "origin": rule.origin,
+            "directions": [d for d, can in (("left to right", rule.forward), ("right to left", rule.backward)) if can],
+        }  # fmt: skip
+
+    def rule(self, rule_id: str) -> dict[str, Any] | None:
+        """One rule with all that is known of it."""
+        if rule_id not in self.entries:
+            return None
+        proof = {k: v for k, v in self.library.verdicts.get(rule_id, {}).items() if k != "id"}
+        certificate = f"/v1/rules/{rule_id}/certificate" if self.certificate(rule_id) else None
+        return {
+            **self.entries[rule_id], "digest": self.library.digests[rule_id], "proof": proof,
+            "links": {"self": f"/v1/rules/{rule_id}", "page": f"/rules/{rule_id}", "certificate": certificate},
+        }  # fmt: skip
+
+    def certificate(self, rule_id: str) -> Path | None:
+        """The file of a rule's certificate, if one is kept."""
+        if rule_id not in self.entries:
+            return None
+        found = sorted(_CERTIFICATES.glob(f"{rule_id}.*")) + sorted(
+            _CERTIFICATES.glob(f"{self.library.digests[rule_id]}.*")
+        )
+        return found[0] if found else None
+
+    @lru_cache(maxsize=512)  # noqa: B019  (one catalogue per process)
+    def select(self, operator: str, family: str, verdict: str, q: str) -> Sequence[Mapping[str, Any]]:
+        """The entries that fit all filters, sorted by id; an empty filter fits everything."""
+        words = q.lower().split()
+        return [
+            e for e in self.entries.values()
+            if (not operator or operator in e["operators"])
+            and (not family or family == e["family"])
+            and (not verdict or verdict == e["verdict"])
+            and all(w in " ".join((e["id"], *e["lhs"], *e["rhs"])).lower() for w in words)
+        ]  # fmt: skip
+
+    @lru_cache(maxsize=256)  # noqa: B019
+    def page(self, operator: str, family: str, verdict: str, q: str, after: str, limit: int) -> bytes:
+        """A page of the list as JSON, ready to send."""
+        found = self.select(operator, family, verdict, q)
+        rest = [e for e in found if e["id"] > after]
+        following = rest[limit - 1]["id"] if len(rest) > limit else None
+        data = {"rules": rest[:limit], "total": len(found), "next": following, "digest": self.digest}
+        return json.dumps(data, ensure_ascii=False).encode()
+
+    @cached_property
+    def operators(self) -> bytes:
+        """Every operator superopt understands, as JSON."""
+        used: dict[str, int] = {}
+        for entry in self.entries.values():
+            for name in entry["operators"]:
+                used[name] = used.get(name, 0) + 1
+        rows = [{**_operator(REGISTRY[name]), "rules": used.get(name, 0)} for name in REGISTRY]
+        return json.dumps({"operators": rows, "total": len(rows)}).encode()
+
+    def profiles(self) -> list[dict[str, Any]]:
+        """The recorded profiles that ship with superopt, and what they were recorded on."""
+        return [
+            {"name": name, "target": f"profile:{name}", **cost.load_profile(name).header}
+            for name in cost.profile_names()
+        ]
+
+
+def _operator(record: Operator) -> dict[str, Any]:
+    return {
+        "name": record.name, "domain": record.domain, "family": record.family, "since": record.since,
+        "inputs": list(record.inputs), "outputs": list(record.outputs), "attributes": dict(record.attributes),
+        "dtypes": sorted(record.dtypes), "commutative": record.commutative,
+    }  # fmt: skip

@@ -1,0 +1,79 @@
+"""In front of every route: security headers, refusal of foreign sites and host names, counting."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from superopt.server.problems import Problem
+from superopt.server.service import Service
+from superopt.server.settings import LOOPBACK
+
+__all__ = ["CSP", "Guard"]
+
+CSP = (
+    "default-src 'none'; style-src 'self'; script-src 'self' 'wasm-unsafe-eval'; img-src 'self' data:; "
+    "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": CSP, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Resource-Policy": "same-origin",
+}  # fmt: skip
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class Guard:
+    """Plain ASGI, so that bodies and streams pass through untouched."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        self._local = service.settings.host in LOOPBACK
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+                self._count(scope, message["status"])
+            await send(message)
+
+        problem = self._refusal(scope)
+        if problem is not None:
+            await problem.response()(scope, receive, marked)
+        else:
+            await self._app(scope, receive, marked)
+
+    def _refusal(self, scope: Scope) -> Problem | None:
+        """A page of another site must not make a browser use the service that only this machine may use."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if self._local and _name(host) not in LOOPBACK:
+            return Problem(403, "forbidden", "this service answers to localhost only")
+        origin = headers.get("origin")
+        foreign = origin is not None and origin.partition("://")[2] != host
+        if scope["method"] not in _SAFE and (foreign or headers.get("sec-fetch-site") == "cross-site"):
+            return Problem(403, "forbidden", "requests from pages of other sites are refused")
+        return None
+
+    def _count(self, scope: Scope, status: int) -> None:
+        route = scope.get("route")
+        method = scope["method"] if scope["method"] in _SAFE | {"POST", "PUT", "DELETE"} else "other"
+        path = getattr(route, "path_format", None) or getattr(route, "path", None) or "none"
+        key = (method, path, status)
+        self._service.requests[key] = self._service.requests.get(key, 0) + 1
+
+
+def _name(host: str) -> str | None:
+    """The host name of a Host header."""
+    try:
+        return urlsplit(f"//{host}").hostname if "@" not in host else None
+    except ValueError:
+        return None

@@ -1,0 +1,186 @@
+"""The parts of the OpenAPI document that FastAPI cannot see: bodies that are streamed, problems, examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from superopt.server.body import GRAPH_JSON, ONNX
+from superopt.server.parameters import DESCRIPTIONS
+from superopt.server.problems import MEDIA, TITLES
+
+__all__ = [
+    "CERTIFICATE", "EVENTS", "GRAPH", "HEALTH", "JOB", "JOB_ACCEPTED", "LIMITS", "METRICS", "OPERATORS", "OPTIMIZED",
+    "PROFILES", "REPORT", "RULE", "RULES", "document", "last_event_id", "submission",
+]  # fmt: skip
+
+Responses = dict[int | str, dict[str, Any]]
+
+TINY: dict[str, Any] = {
+    "format": "superopt.graph", "version": 1, "name": "tiny", "opset": {"": 21},
+    "inputs": [{"name": "x", "dtype": "float32", "shape": ["N", 64]}],
+    "weights": [
+        {"name": "a", "dtype": "float32", "shape": [64, 32]}, {"name": "b", "dtype": "float32", "shape": [64, 32]},
+    ],
+    "nodes": [
+        {"op": "MatMul", "inputs": ["x", "a"], "outputs": ["p"]},
+        {"op": "MatMul", "inputs": ["x", "b"], "outputs": ["q"]},
+        {"op": "Add", "inputs": ["p", "q"], "outputs": ["y"]},
+    ],
+    "outputs": [{"name": "y"}],
+}  # fmt: skip
+_NAME = {"type": "string"}
+_TIME = {"type": ["string", "null"], "format": "date-time"}
+_STRINGS = {"type": "array", "items": _NAME}
+SCHEMAS: dict[str, Any] = {
+    "Problem": {
+        "type": "object", "required": ["type", "title", "status", "detail"], "description": "RFC 9457",
+        "properties": {
+            "type": {"type": "string", "enum": [f"urn:superopt:problem:{kind}" for kind in TITLES]},
+            "title": _NAME, "status": {"type": "integer", "minimum": 400, "maximum": 599}, "detail": _NAME,
+            "errors": {"type": "array", "items": {
+                "type": "object", "required": ["detail"],
+                "properties": {"detail": _NAME, "pointer": _NAME, "node": _NAME, "parameter": _NAME},
+            }},
+        },
+        "example": {
+            "type": "urn:superopt:problem:invalid-model", "title": TITLES["invalid-model"], "status": 422,
+            "detail": "/nodes/0/inputs/1: reads 'ghost', which nothing defines",
+            "errors": [{"detail": "reads 'ghost', which nothing defines", "pointer": "/nodes/0/inputs/1"}],
+        },
+    },
+    "Job": {
+        "type": "object", "required": ["id", "state", "options", "created", "attempt", "cached", "links"],
+        "properties": {
+            "id": {"type": "string", "format": "uuid"},
+            "state": {"enum": ["queued", "running", "succeeded", "failed", "cancelled"]},
+            "name": _NAME, "options": {"type": "object"}, "created": _TIME, "started": _TIME, "finished": _TIME,
+            "attempt": {"type": "integer", "minimum": 0}, "cached": {"type": "boolean"},
+            "cancelling": {"type": "boolean"}, "status": {"enum": ["improved", "unchanged", None]},
+            "ahead": {"type": ["integer", "null"], "description": "queued jobs that come first"},
+            "problem": {"anyOf": [{"$ref": "#/components/schemas/Problem"}, {"type": "null"}]},
+            "links": {"type": "object", "additionalProperties": _NAME},
+            "representations": {"type": "object", "additionalProperties": {"type": "integer"},
+                                "description": "media types of the result and their sizes in bytes"},
+        },
+    },
+    "Report": {"type": "object", "required": ["format", "version", "status", "cost", "check", "rules_applied"],
+               "properties": {"format": {"const": "superopt.report"}, "version": {"const": 1}}},
+    "Graph": {"type": "object", "required": ["format", "version", "opset", "inputs", "nodes", "outputs"],
+              "description": "`superopt schema` prints the whole schema", "properties": {
+                  "format": {"const": "superopt.graph"}, "version": {"const": 1}, "opset": {"type": "object"},
+                  "inputs": {"type": "array"}, "weights": {"type": "array"}, "nodes": {"type": "array"},
+                  "outputs": {"type": "array"}}},
+    "RuleEntry": {
+        "type": "object", "required": ["id", "family", "verdict", "operators", "forall", "where", "lhs", "rhs"],
+        "properties": {"id": _NAME, "family": _NAME, "verdict": _NAME, "operators": _STRINGS, "where": _STRINGS,
+                       "forall": {"type": "object", "additionalProperties": _NAME}, "lhs": _STRINGS, "rhs": _STRINGS,
+                       "origin": _NAME, "directions": _STRINGS},
+    },
+    "Rules": {"type": "object", "required": ["rules", "total", "next", "digest"], "properties": {
+        "rules": {"type": "array", "items": {"$ref": "#/components/schemas/RuleEntry"}},
+        "total": {"type": "integer"}, "next": {"type": ["string", "null"]}, "digest": _NAME}},
+}  # fmt: skip
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _problems(*codes: int) -> Responses:
+    return {code: {"description": "a problem", "content": {MEDIA: {"schema": _ref("Problem")}}} for code in codes}
+
+
+def _json(
+    schema: dict[str, Any], *codes: int, description: str = "found", media: str = "application/json"
+) -> Responses:
+    answer: Responses = {200: {"description": description, "content": {media: {"schema": schema}}}}
+    return {**answer, **_problems(*codes)}
+
+
+_MAKE = (400, 401, 403, 408, 409, 413, 415, 422, 429, 503)
+_UNCHANGED: Responses = {304: {"description": "the ETag still stands"}}
+_GRAPHS = {
+    "description": "the rewritten graph",
+    "content": {GRAPH_JSON: {"schema": _ref("Graph")}, ONNX: {"schema": {"type": "string", "format": "binary"}}},
+    "headers": {"ETag": {"schema": _NAME}, "Superopt-Status": {"schema": {"enum": ["improved", "unchanged"]}},
+                "Link": {"schema": _NAME}},
+}  # fmt: skip
+_ACCEPTED = {
+    "description": "accepted; look at its Location", "headers": {"Location": {"schema": _NAME}},
+    "content": {"application/json": {"schema": _ref("Job")}},
+    "links": {
+        name: {"operationId": operation, "parameters": {"job_id": "$response.body#/id"}}
+        for name, operation in (("look", "get_job"), ("cancel", "delete_job"), ("result", "get_result"))
+    },
+}  # fmt: skip
+OPTIMIZED: Responses = {200: _GRAPHS, 202: _ACCEPTED, 304: _UNCHANGED[304], **_problems(*_MAKE, 406, 410)}
+JOB_ACCEPTED: Responses = {
+    202: _ACCEPTED, **_json(_ref("Job"), *_MAKE, description="the job has ended already"),
+}  # fmt: skip
+JOB = _json(_ref("Job"), 401, 403, 404, 503)
+GRAPH: Responses = {200: _GRAPHS, **_UNCHANGED, **_problems(404, 406, 409, 410, 422, 500, 503)}
+REPORT = {**_json(_ref("Report"), 404, 409, 410, 422, 500, 503), **_UNCHANGED}
+EVENTS: Responses = {
+    200: {"description": "a stream", "content": {"text/event-stream": {"schema": _NAME, "example":
+          'id: 3\nevent: progress\ndata: {"done": 2, "total": 9, "what": "region 2"}\n\n'}}},
+    204: {"description": "nothing comes after that event"}, **_problems(400, 404, 429, 503),
+}  # fmt: skip
+RULES = {**_json(_ref("Rules"), 422), **_UNCHANGED}
+RULE = _json(_ref("RuleEntry"), 404)
+CERTIFICATE: Responses = {
+    200: {"description": "the file", "content": {"application/octet-stream": {}, "application/json": {},
+                                                 "application/gzip": {}, "text/plain": {}}}, **_problems(404),
+}  # fmt: skip
+OPERATORS = {**_json({"type": "object", "required": ["operators", "total"]}), **_UNCHANGED}
+PROFILES = _json({"type": "object", "required": ["profiles"]})
+LIMITS = _json({"type": "object", "required": ["limits", "version", "api_key_needed"]})
+HEALTH = _json({"type": "object", "required": ["status"]}, 503)
+METRICS = _json({"type": "string"}, 503, media="text/plain")
+
+
+def submission() -> dict[str, Any]:
+    """The operation's body and option parameters."""
+    binary = {"type": "string", "format": "binary"}
+    parameters = [
+        {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
+        for name, (schema, text) in DESCRIPTIONS.items()
+    ]
+    form = {"type": "object", "required": ["graph"], "properties": {"graph": binary, "weights.safetensors": binary}}
+    content = {
+        GRAPH_JSON: {"schema": _ref("Graph"), "examples": {"shapes only": {"value": TINY}}},
+        ONNX: {"schema": binary},
+        "multipart/form-data": {"schema": form},
+    }
+    return {"parameters": parameters, "requestBody": {"required": True, "content": content},
+            "security": [{}, {"key": []}]}  # fmt: skip
+
+
+def last_event_id() -> dict[str, Any]:
+    """The header by which a stream resumes."""
+    return {"parameters": [{"name": "Last-Event-ID", "in": "header", "required": False,
+                            "schema": {"type": "string", "pattern": "^[0-9]{1,9}$"}}]}  # fmt: skip
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The whole document; made once."""
+    if app.openapi_schema:
+        return app.openapi_schema
+    found = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes, openapi_version="3.1.0"
+    )
+    components = found.setdefault("components", {})
+    generated = components.setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        generated.pop(name, None)
+    generated.update(SCHEMAS)
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for path in found["paths"].values():
+        for operation in path.values():
+            for code, answer in operation["responses"].items():
+                if code == "422" and "HTTPValidationError" in str(answer):
+                    operation["responses"][code] = _problems(422)[422]
+    app.openapi_schema = found
+    return found

@@ -1,0 +1,120 @@
+"""What a client may ask of an optimisation: read from the query, or from a form; refused with the parameter's name."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from superopt import cost
+from superopt.ir.errors import UsageError
+from superopt.server.catalogue import Catalogue
+from superopt.server.problems import Problem
+from superopt.server.settings import Limits
+
+__all__ = ["DESCRIPTIONS", "read_options"]
+
+_TARGET = re.compile(r"cpu|cuda|profile:[A-Za-z0-9_-]{1,80}")
+_DIM = re.compile(r"([^=\s]{1,80})=([0-9]{1,9})")
+_MANY = 200
+
+DESCRIPTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
+    "target": ({"type": "string", "default": "cpu", "pattern": f"^({_TARGET.pattern})$"},
+               "what the result should be fast on: the server's CPU, or a recorded profile"),
+    "time_limit": ({"type": "number", "minimum": 0}, "seconds for the search; /v1/limits has default and maximum"),
+    "seed": ({"type": "integer", "minimum": 0, "maximum": 2**31 - 1, "default": 0},
+             "the search and the check are deterministic for a seed"),
+    "enable": ({"type": "array", "items": {"type": "string"}, "maxItems": _MANY}, "use only these rules or families"),
+    "disable": ({"type": "array", "items": {"type": "string"}, "maxItems": _MANY}, "do without a rule or a family"),
+    "dim": ({"type": "array", "items": {"type": "string", "pattern": r"^[^=\s]{1,80}=[1-9][0-9]{0,8}$"},
+             "maxItems": _MANY}, "N=8: the size to cost a symbolic dimension at; it stays symbolic"),
+    "measure": ({"type": "boolean", "default": False}, "time input and result side by side"),
+    "strict": ({"type": "boolean", "default": False}, "fail if a node is not understood"),
+}  # fmt: skip
+
+
+def read_options(given: Callable[[str], Sequence[str]], limits: Limits, catalogue: Catalogue) -> dict[str, Any]:
+    """Options as the child takes them.
+
+    Args:
+        given: all values of a parameter, as text.
+        limits: bounds of the time limit.
+        catalogue: the rules that may be named.
+
+    Raises:
+        Problem: 400, naming the parameter.
+    """
+    target = _last(given("target")) or "cpu"
+    if not _TARGET.fullmatch(target):
+        raise _wrong("target", "is none of cpu, cuda and profile:NAME")
+    if target.startswith("profile:") and target.removeprefix("profile:") not in cost.profile_names():
+        raise _wrong("target", f"there is no recorded profile {target[8:]!r}; GET /v1/profiles lists them")
+    options: dict[str, Any] = {
+        "target": target,
+        "time_limit": _seconds(_last(given("time_limit")), limits),
+        "seed": _seed(_last(given("seed"))),
+        "measure": _yes("measure", _last(given("measure"))),
+        "strict": _yes("strict", _last(given("strict"))),
+        "sizes": _sizes([d for d in given("dim") if d]),
+    }
+    for name in ("enable", "disable"):
+        options[name] = sorted({v for v in given(name) if v})[: _MANY + 1]
+        if len(options[name]) > _MANY:
+            raise _wrong(name, f"names more than {_MANY} rules")
+    try:
+        catalogue.library.select(enable=options["enable"], disable=options["disable"])
+    except UsageError as error:
+        raise _wrong("enable" if options["enable"] else "disable", str(error)) from None
+    return options
+
+
+def _last(values: Sequence[str]) -> str:
+    return values[-1] if values else ""
+
+
+def _wrong(name: str, detail: str) -> Problem:
+    return Problem(400, "invalid-parameter", f"{name}: {detail}", errors=[{"parameter": name, "detail": detail}])
+
+
+def _seconds(text: str, limits: Limits) -> float:
+    if not text:
+        return limits.search_seconds
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found <= limits.most_search_seconds:
+        raise _wrong("time_limit", f"is not a number of seconds from 0 to {limits.most_search_seconds:g}")
+    return found
+
+
+def _seed(text: str) -> int:
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdecimal() and len(text) < 11 and int(text) < 2**31):
+        raise _wrong("seed", "is not an integer from 0 to 2147483647")
+    return int(text)
+
+
+def _yes(name: str, text: str) -> bool:
+    values = (
+        {"": False}
+        | dict.fromkeys(("true", "1", "on", "yes"), True)
+        | dict.fromkeys(("false", "0", "off", "no"), False)
+    )
+    if text.lower() not in values:
+        raise _wrong(name, "is neither true nor false")
+    return values[text.lower()]
+
+
+def _sizes(items: Sequence[str]) -> dict[str, int]:
+    if len(items) > _MANY:
+        raise _wrong("dim", f"is given more than {_MANY} times")
+    sizes: dict[str, int] = {}
+    for item in items:
+        match = _DIM.fullmatch(item)
+        if match is None or int(match[2]) < 1:
+            raise _wrong("dim", f"{item[:80]!r} is not NAME=SIZE with a positive integer")
+        sizes[match[1]] = int(match[2])
+    return sizes

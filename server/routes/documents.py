@@ -1,0 +1,123 @@
+"""How a job reads as JSON, and how its result is sent: content negotiation, ETags, problems of failed jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from superopt.server.body import GRAPH_JSON, ONNX
+from superopt.server.problems import Problem, from_outcome
+from superopt.server.service import Service
+
+__all__ = ["describe", "ended", "negotiate", "send_file", "send_result"]
+
+_FORMS: Mapping[str, str] = {
+    GRAPH_JSON: "json", "application/json": "json", ONNX: "onnx", "application/x-onnx": "onnx",
+    "application/onnx": "onnx", "application/vnd.onnx": "onnx",
+}  # fmt: skip
+_TYPES = {"json": GRAPH_JSON, "onnx": ONNX}
+_SUFFIX = {"json": ".json", "onnx": ".onnx", "report": ".report.json"}
+
+
+def _when(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def describe(job: Mapping[str, Any], *, ahead: int | None = None) -> dict[str, Any]:
+    """A job as JSON data."""
+    base = f"/v1/jobs/{job['id']}"
+    outputs = job["outputs"] or {}
+    found: dict[str, Any] = {
+        "id": job["id"], "state": job["state"], "name": job["name"], "options": job["options"],
+        "created": _when(job["created"]), "started": _when(job["started"]), "finished": _when(job["finished"]),
+        "attempt": job["attempt"], "cached": job["cached"], "cancelling": job["cancel"] and job["state"] == "running",
+        "status": outputs.get("status"), "ahead": ahead,
+        "problem": from_outcome(job["error"]).body if job["error"] else None,
+        "links": {"self": base, "events": f"{base}/events", "page": f"/jobs/{job['id']}"},
+    }  # fmt: skip
+    if job["state"] == "succeeded":
+        found["links"] |= {"result": f"{base}/result", "report": f"{base}/report"}
+        found["representations"] = {
+            _TYPES[name]: facts["size"] for name, facts in outputs["files"].items() if name in _TYPES
+        }
+    return found
+
+
+def ended(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a successful job left.
+
+    Raises:
+        Problem: the job's own if it failed; 409 while it has no result, or was cancelled.
+    """
+    if job["state"] == "succeeded":
+        outputs: Mapping[str, Any] = job["outputs"]
+        return outputs
+    if job["error"]:
+        raise from_outcome(job["error"])
+    if job["state"] == "cancelled":
+        raise Problem(409, "job-cancelled", "the job was cancelled; it has no result")
+    raise Problem(409, "not-ready", f"the job is {job['state']}; GET it to see how far it is", retry_after=1)
+
+
+def negotiate(accept: str, preferred: str, available: Mapping[str, Any], without: Mapping[str, str]) -> str:
+    """Which representation an Accept header wants: ``json`` or ``onnx``; ``preferred`` where it does not say.
+
+    Raises:
+        Problem: 406, with the reason why a representation that exists in general does not exist here.
+    """
+    wanted: list[tuple[float, str]] = []
+    for part in accept.split(",") if accept.strip() else ["*/*"]:
+        media, *parameters = (p.strip().lower() for p in part.split(";"))
+        quality = next((p[2:] for p in parameters if p.startswith("q=")), "1")
+        try:
+            weight = float(quality)
+        except ValueError:
+            weight = 0.0
+        if media in ("*/*", "application/*"):
+            first = preferred if preferred in available else next(iter(available))
+            wanted.append((weight - 1e-6, first))
+        elif media in _FORMS:
+            wanted.append((weight, _FORMS[media]))
+    for weight, name in sorted(wanted, key=lambda w: -w[0]):
+        if weight > 0 and name in available:
+            return name
+    reasons = [without[name] for _, name in wanted if name in without]
+    have = " or ".join(_TYPES[name] for name in available)
+    raise Problem(406, "not-acceptable", "; ".join([*reasons, f"the result can be had as {have}"]))
+
+
+async def send_result(service: Service, job: Mapping[str, Any], request: Request) -> Response:
+    """The rewritten graph of a finished job, in the form that the request prefers (by default that of the input).
+
+    Raises:
+        Problem: the job failed, is not finished, or has no such representation.
+    """
+    outputs = ended(job)
+    graphs = {name: facts for name, facts in outputs["files"].items() if name in _TYPES}
+    preferred = next(name for name, media in _TYPES.items() if media == job["media"])
+    name = negotiate(request.headers.get("accept", ""), preferred, graphs, outputs["without"])
+    extra = {
+        "Vary": "Accept", "Superopt-Status": outputs["status"],
+        "Link": f'</v1/jobs/{job["id"]}/report>; rel="describedby", </jobs/{job["id"]}>; rel="alternate"',
+    }  # fmt: skip
+    return await send_file(service, job, request, name, _TYPES[name], extra)
+
+
+async def send_file(
+    service: Service, job: Mapping[str, Any], request: Request, name: str, media: str, extra: Mapping[str, str]
+) -> Response:
+    """A file of a finished job, with its digest as ETag."""
+    facts = job["outputs"]["files"][name]
+    tag = f'"{facts["sha256"]}"'
+    headers = {"ETag": tag, "Cache-Control": "private, max-age=3600", **extra}
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    path = service.blobs.path(facts["sha256"])
+    if not await run_in_threadpool(path.is_file):
+        raise Problem(410, "gone", "the result is not kept any more; submit the model again")
+    return FileResponse(path, media_type=media, headers=headers, filename=f"{job['id'][:8]}{_SUFFIX[name]}")

@@ -1,0 +1,152 @@
+"""``/v1/jobs``: submit, look, follow, fetch, cancel. Whoever knows a job's id may read it; its owner may cancel it."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from superopt.server import openapi as doc
+from superopt.server.body import receive
+from superopt.server.parameters import read_options
+from superopt.server.problems import Problem
+from superopt.server.routes.documents import describe, ended, send_file, send_result
+from superopt.server.service import Service, of
+from superopt.server.store import FINAL
+
+__all__ = ["router", "submit"]
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+_KEY = re.compile(r"[\x21-\x7e]{1,200}")
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})(?:$|[,;\s])")
+_BREATH = 15.0  # seconds between comments in a silent stream, so that proxies keep it open
+
+
+@router.post("", status_code=202, openapi_extra=doc.submission(), responses=doc.JOB_ACCEPTED, summary="Submit a job")
+async def post_job(request: Request) -> Response:
+    """Accepts a model and answers 202 with the job's Location.
+
+    ``Prefer: wait=N`` waits up to N seconds for its end. An ``Idempotency-Key`` makes a repeated request find the
+    first one's job.
+    """
+    key = request.headers.get("idempotency-key")
+    if key is not None and not _KEY.fullmatch(key):
+        raise Problem(400, "bad-request", "Idempotency-Key is 1 to 200 visible ASCII characters")
+    return await submit(request, key=key)
+
+
+@router.put("/{job_id}", status_code=202, openapi_extra=doc.submission(), responses=doc.JOB_ACCEPTED,
+            summary="Submit a job under your own id")  # fmt: skip
+async def put_job(job_id: str, request: Request) -> Response:
+    """Accepts a model under a UUID of the client's choice; the same request again finds the same job."""
+    try:
+        chosen = str(uuid.UUID(job_id))
+    except ValueError:
+        raise Problem(400, "bad-request", "the job id is not a UUID") from None
+    return await submit(request, job_id=chosen)
+
+
+async def submit(request: Request, *, job_id: str | None = None, key: str | None = None) -> Response:
+    """Receive a model, enqueue it, and wait for it as long as the client prefers."""
+    service = of(request)
+    limits = service.settings.limits
+    caller = await service.caller(request)
+    options = read_options(request.query_params.getlist, limits, service.catalogue)
+    upload = await receive(request, service.blobs, limits, limits.body)
+    if not upload.model:
+        raise Problem(422, "invalid-model", "the form has no part named graph")
+    what = service.submission(upload, options, caller, job_id=job_id, key=key)
+    job, _ = await run_in_threadpool(service.store.enqueue, what)
+    headers = {"Location": f"/v1/jobs/{job['id']}"}
+    wait = _WAIT.search(request.headers.get("prefer", ""))
+    if wait and job["state"] not in FINAL:
+        seconds = min(float(wait[1]), limits.wait)
+        headers["Preference-Applied"] = f"wait={seconds:g}"
+        await service.watcher.finished(job["id"], seconds)
+        job = await service.job(job["id"])
+    return JSONResponse(describe(job), 200 if job["state"] in FINAL else 202, headers)
+
+
+@router.get("/{job_id}", responses=doc.JOB, summary="Look at a job")
+async def get_job(job_id: str, request: Request) -> Response:
+    """State, progress so far, and links to what there is."""
+    service = of(request)
+    job = await service.job(job_id)
+    ahead = await run_in_threadpool(service.store.ahead, job["created"]) if job["state"] == "queued" else None
+    return JSONResponse(describe(job, ahead=ahead))
+
+
+@router.delete("/{job_id}", responses=doc.JOB, summary="Cancel a job")
+async def delete_job(job_id: str, request: Request) -> Response:
+    """Cancels a job that has not ended; one that has ended stays as it is. Either way it says what state it is in."""
+    service = of(request)
+    caller = await service.caller(request)
+    job = await service.job(job_id)
+    if job["owner"] != caller.owner:
+        raise Problem(403, "forbidden", "the job belongs to another key")
+    after = await run_in_threadpool(service.store.cancel, job_id)
+    if after is None:
+        raise Problem(404, "not-found", "there is no such job, or it is not kept any more")
+    return JSONResponse(describe(after))
+
+
+@router.get("/{job_id}/result", responses=doc.GRAPH, summary="Fetch the rewritten graph")
+async def get_result(job_id: str, request: Request) -> Response:
+    """The graph, as ONNX or JSON by the Accept header; by default in the form that was sent. A failed job's problem."""
+    service = of(request)
+    return await send_result(service, await service.job(job_id), request)
+
+
+@router.get("/{job_id}/report", responses=doc.REPORT, summary="Fetch the report")
+async def get_report(job_id: str, request: Request) -> Response:
+    """What was rewritten, by which rules, at which cost (``superopt.report``)."""
+    service = of(request)
+    job = await service.job(job_id)
+    ended(job)
+    return await send_file(service, job, request, "report", "application/json", {})
+
+
+@router.get("/{job_id}/events", responses=doc.EVENTS, summary="Follow a job", openapi_extra=doc.last_event_id())
+async def get_events(job_id: str, request: Request) -> Response:
+    """Server-sent events: queued, started, progress, finished. Resumes after ``Last-Event-ID``; ends with the job."""
+    service = of(request)
+    job = await service.job(job_id)
+    given = request.headers.get("last-event-id", request.query_params.get("last_event_id", "0"))
+    if not (given.isascii() and given.isdecimal() and len(given) < 10):
+        raise Problem(400, "bad-request", "Last-Event-ID is not the number of an event")
+    if job["state"] in FINAL and int(given) >= job["events"]:
+        return Response(status_code=204)  # tells an EventSource to stop asking
+    if service.streams >= service.settings.limits.streams:
+        raise Problem(429, "quota", "too many streams are open; poll the job instead", retry_after=5)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_stream(service, job_id, int(given)), media_type="text/event-stream", headers=headers)
+
+
+async def _stream(service: Service, job_id: str, seen: int) -> AsyncIterator[bytes]:
+    service.streams += 1
+    try:
+        yield b"retry: 1000\n\n"
+        while True:
+            rows = await run_in_threadpool(service.store.events_after, job_id, seen)
+            for row in rows:
+                seen = row["seq"]
+                yield _event(seen, row["kind"], {**row["data"], "at": row["at"]})
+                if row["kind"] == "finished":
+                    return
+            if not rows and await run_in_threadpool(service.store.job, job_id) is None:
+                return
+            if not await service.watcher.news(job_id, seen, _BREATH):
+                yield b": still here\n\n"
+    finally:
+        service.streams -= 1
+
+
+def _event(seq: int, kind: str, data: dict[str, Any]) -> bytes:
+    return f"id: {seq}\nevent: {kind}\ndata: {json.dumps(data)}\n\n".encode()

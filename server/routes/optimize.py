@@ -1,0 +1,57 @@
+"""``POST /v1/optimize``: a small graph in, a faster one out, in one request."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from superopt.server import openapi as doc
+from superopt.server.body import receive
+from superopt.server.parameters import read_options
+from superopt.server.problems import Problem
+from superopt.server.routes.documents import describe, send_result
+from superopt.server.service import Service, of
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1", tags=["optimize"])
+
+
+@router.post("/optimize", openapi_extra=doc.submission(), responses=doc.OPTIMIZED, summary="Optimise a small graph")
+async def post_optimize(request: Request) -> Response:
+    """Answers with the rewritten graph, in the form that the Accept header names (by default that of the body).
+
+    The work is a job like any other (``Link: rel=describedby`` leads to its report); if it takes too long to wait
+    for, the answer is 202 with the job's Location. Larger bodies go to ``/v1/jobs``.
+    """
+    service = of(request)
+    limits = service.settings.limits
+    caller = await service.caller(request)
+    options = read_options(request.query_params.getlist, limits, service.catalogue)
+    upload = await receive(request, service.blobs, limits, limits.sync_body)
+    if not upload.model:
+        raise Problem(422, "invalid-model", "the form has no part named graph")
+    job, new = await run_in_threadpool(service.store.enqueue, service.submission(upload, options, caller))
+    finished = await _wait(service, request, job["id"], limits.sync_seconds)
+    if not finished and new and await request.is_disconnected():
+        await run_in_threadpool(service.store.cancel, job["id"])
+    job = await service.job(job["id"])
+    if not finished:
+        return JSONResponse(describe(job), 202, {"Location": f"/v1/jobs/{job['id']}"})
+    return await send_result(service, job, request)
+
+
+async def _wait(service: Service, request: Request, job_id: str, seconds: float) -> bool:
+    """Until the job has ended, the time is over or the client is gone."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while (left := deadline - loop.time()) > 0:
+        if await service.watcher.finished(job_id, min(left, 2.0)):
+            return True
+        if await request.is_disconnected():
+            return False
+    return False

@@ -1,0 +1,81 @@
+"""``/v1/rules``, ``/v1/operators``, ``/v1/profiles``: what the service knows."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+
+from superopt.server import openapi as doc
+from superopt.server.problems import Problem
+from superopt.server.service import of
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1", tags=["library"])
+_MEDIA = {".json": "application/json", ".gz": "application/gzip", ".smt2": "text/plain; charset=utf-8"}
+Word = Annotated[str, Query(max_length=200)]
+
+
+def _sent(request: Request, body: bytes, headers: dict[str, str] | None = None) -> Response:
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    common = {"ETag": tag, "Cache-Control": "public, max-age=60", **(headers or {})}
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=common)
+    return Response(body, headers=common, media_type="application/json")
+
+
+@router.get("/rules", responses=doc.RULES, summary="Browse the rule library")
+async def get_rules(
+    request: Request, operator: Word = "", family: Word = "", verdict: Word = "", q: Word = "", after: Word = "",
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+) -> Response:  # fmt: skip
+    """A page of rules, sorted by id; all filters must fit. ``next`` (and the Link header) lead to the next page."""
+    catalogue = of(request).catalogue
+    body = catalogue.page(operator, family, verdict, q, after, limit)
+    rest = [e["id"] for e in catalogue.select(operator, family, verdict, q) if e["id"] > after]
+    headers = {}
+    if len(rest) > limit:
+        filters = {"operator": operator, "family": family, "verdict": verdict, "q": q}
+        query = urlencode({**{k: v for k, v in filters.items() if v}, "after": rest[limit - 1], "limit": limit})
+        headers["Link"] = f'</v1/rules?{query}>; rel="next"'
+    return _sent(request, body, headers)
+
+
+@router.get("/rules/{rule_id}", responses=doc.RULE, summary="One rule")
+async def get_rule(rule_id: str, request: Request) -> Response:
+    """Both sides, types, preconditions, verdict and proof."""
+    found = of(request).catalogue.rule(rule_id)
+    if found is None:
+        raise Problem(404, "not-found", "there is no such rule; GET /v1/rules lists them")
+    return JSONResponse(found, headers={"Cache-Control": "public, max-age=60"})
+
+
+@router.get("/rules/{rule_id}/certificate", responses=doc.CERTIFICATE, summary="A rule's certificate")
+async def get_certificate(rule_id: str, request: Request) -> Response:
+    """The file that ``superopt rules check-certificate`` checks again without trusting the prover."""
+    catalogue = of(request).catalogue
+    if rule_id not in catalogue.entries:
+        raise Problem(404, "not-found", "there is no such rule; GET /v1/rules lists them")
+    path = catalogue.certificate(rule_id)
+    if path is None:
+        raise Problem(404, "not-found", "no certificate is kept for this rule")
+    media = _MEDIA.get(path.suffix, "application/octet-stream")
+    return FileResponse(path, media_type=media, filename=path.name)
+
+
+@router.get("/operators", responses=doc.OPERATORS, summary="Operators that are understood")
+async def get_operators(request: Request) -> Response:
+    """Every operator with a meaning, and how many rules mention it; any other is carried through untouched."""
+    return _sent(request, of(request).catalogue.operators)
+
+
+@router.get("/profiles", responses=doc.PROFILES, summary="Targets")
+async def get_profiles(request: Request) -> Response:
+    """The targets that results can be made for: the server's own CPU, and recorded profiles."""
+    targets = [{"name": "cpu", "target": "cpu", "device": "the service's own processor, measured"}]
+    return JSONResponse({"profiles": [*targets, *of(request).catalogue.profiles()]})

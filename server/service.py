@@ -1,0 +1,105 @@
+"""What the routes share: the store, the files, the catalogue and the rules of the door."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from superopt.server.blobs import Blobs
+from superopt.server.body import Upload
+from superopt.server.catalogue import Catalogue
+from superopt.server.database import Database
+from superopt.server.keys import ANYONE, Caller, Keys
+from superopt.server.problems import Problem
+from superopt.server.settings import Settings
+from superopt.server.store import Store, Submission
+from superopt.server.watch import Watcher
+
+__all__ = ["Service", "of"]
+
+_HEX = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+@dataclass
+class Service:
+    """One running API process."""
+
+    settings: Settings
+    started: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        self.database = Database(self.settings.url)
+        self.store = Store(self.database, self.settings.limits)
+        self.blobs = Blobs(self.settings.data)
+        self.keys = Keys(self.database)
+        self.watcher = Watcher(self.store, self.settings.poll)
+        self.catalogue = Catalogue()
+        self.streams = 0
+        self.requests: dict[tuple[str, str, int], int] = {}  # (method, route, status) → count
+
+    @cached_property
+    def version(self) -> str:
+        """The version of superopt and of what its results depend on."""
+        return f"{version('superopt')}+onnxruntime-{version('onnxruntime')}+numpy-{version('numpy')}"
+
+    async def caller(self, request: Request, offered: str = "") -> Caller:
+        """Who asks, for requests that make work.
+
+        Args:
+            request: its Authorization or X-API-Key header is looked at.
+            offered: a key that came in a form.
+
+        Raises:
+            Problem: 401 without a valid key where one is needed.
+        """
+        if not await run_in_threadpool(self.keys.any):
+            return ANYONE
+        scheme, _, text = request.headers.get("authorization", "").partition(" ")
+        text = text.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", offered)
+        found = await run_in_threadpool(self.keys.caller, text) if text else None
+        if found is None:
+            raise Problem(401, "unauthorised", "send a valid key as Authorization: Bearer KEY",
+                          headers={"WWW-Authenticate": "Bearer"})  # fmt: skip
+        return found
+
+    def submission(
+        self, upload: Upload, options: Mapping[str, Any], caller: Caller, *, name: str = "",
+        job_id: str | None = None, key: str | None = None,
+    ) -> Submission:  # fmt: skip
+        """An upload as a job to enqueue. Equal inputs, options, rules and versions share one cached result."""
+        asked = json.dumps([upload.model, upload.weights, dict(options)], sort_keys=True)
+        request = hashlib.sha256(asked.encode()).hexdigest()
+        cache = hashlib.sha256(f"{asked}\0{self.catalogue.digest}\0{self.version}".encode()).hexdigest()
+        return Submission(
+            owner=caller.owner, request=request, name=name or upload.filename[:200], options=dict(options),
+            media=upload.media, model=upload.model, weights=upload.weights, cache_key=cache, id=job_id,
+            idempotency_key=key, per_minute=caller.per_minute, active=caller.active,
+        )  # fmt: skip
+
+    async def job(self, job_id: str) -> dict[str, Any]:
+        """A job.
+
+        Raises:
+            Problem: 404.
+        """
+        found = await run_in_threadpool(self.store.job, job_id) if _HEX.fullmatch(job_id) else None
+        if found is None:
+            raise Problem(404, "not-found", "there is no such job, or it is not kept any more")
+        return found
+
+
+def of(request: Request) -> Service:
+    """The service that a request came to."""
+    found = request.app.state.service
+    assert isinstance(found, Service)
+    return found

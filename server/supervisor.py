@@ -1,0 +1,132 @@
+"""``superopt serve`` and ``superopt worker``: the API and its worker processes, started and kept running together."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import superopt
+from superopt.ir.errors import UsageError
+from superopt.server.settings import LOOPBACK, Limits, Settings
+
+__all__ = ["Workers", "die_with_parent", "from_json", "serve", "to_json"]
+
+log = logging.getLogger("superopt.serve")
+_ROOT = str(Path(superopt.__file__).parents[1])
+_START = "import sys; sys.path.append({root!r}); from superopt.server.worker import main; main()"
+_PR_SET_PDEATHSIG = 1
+
+
+def to_json(settings: Settings) -> str:
+    """The settings as text, for a command line."""
+    return json.dumps(asdict(settings), default=str)
+
+
+def from_json(text: str) -> Settings:
+    """The settings that :func:`to_json` wrote."""
+    data: dict[str, Any] = json.loads(text)
+    corpus = Path(data["corpus"]) if data["corpus"] else None
+    return Settings(**{**data, "data": Path(data["data"]), "corpus": corpus, "limits": Limits(**data["limits"])})
+
+
+def die_with_parent(parent: int) -> None:
+    """End (by SIGKILL) when the parent thread does, however it ends; Linux only, elsewhere the lease has to do."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+class Workers:
+    """Worker processes, started from one thread and started again when they die."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="workers", daemon=True)
+
+    def start(self) -> None:
+        """Start as many as the settings say."""
+        self._thread.start()
+
+    def pids(self) -> list[int]:
+        """Process ids of those that run."""
+        return [p.pid for p in self._processes if p.poll() is None]
+
+    def stop(self, seconds: float = 5.0) -> None:
+        """Ask them to give their jobs back and end; after ``seconds`` make them."""
+        self._stop.set()
+        self._thread.join()
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _watch(self) -> None:
+        self._processes = [self._spawn() for _ in range(self._settings.workers)]
+        pause = 1.0
+        while not self._stop.wait(pause):
+            dead = [i for i, p in enumerate(self._processes) if p.poll() is not None]
+            for index in dead:
+                log.warning("worker %d ended with %s; starting another", self._processes[index].pid,
+                            self._processes[index].returncode)  # fmt: skip
+                self._processes[index] = self._spawn()
+            pause = min(2 * pause, 10.0) if dead else 1.0
+        # The thread must outlive its children (PR_SET_PDEATHSIG counts threads), so ``stop`` follows at once.
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", _START.format(root=_ROOT), to_json(self._settings), str(os.getpid())]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def serve(settings: Settings) -> None:
+    """Run the API and the workers until SIGINT or SIGTERM.
+
+    Raises:
+        UsageError: it would listen beyond this machine without an API key; the database cannot be reached.
+    """
+    import uvicorn
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from superopt.server.app import create_app
+    from superopt.server.database import Database
+    from superopt.server.keys import Keys
+
+    settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    database = Database(settings.url)
+    try:
+        database.persist(database.migrate, 30)
+        protected = Keys(database).any()
+    except SQLAlchemyError as error:
+        raise UsageError(f"the database cannot be used: {str(getattr(error, 'orig', error)).splitlines()[0]}") from None
+    finally:
+        database.close()
+    if settings.host not in LOOPBACK and not protected:
+        raise UsageError(
+            f"without an API key only this machine may be served, and {settings.host} is open to others",
+            hint=f"make a key: python -m superopt.server.keys --data {settings.data} add NAME",
+        )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    workers = Workers(settings)
+    workers.start()
+    try:
+        uvicorn.run(
+            create_app(settings), host=settings.host, port=settings.port, log_level="warning", access_log=False,
+            server_header=False, proxy_headers=False, timeout_keep_alive=15, timeout_graceful_shutdown=5, backlog=2048,
+        )  # fmt: skip
+    finally:
+        workers.stop()
