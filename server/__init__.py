@@ -6,15 +6,12 @@ if __name__ != "superopt.server":
     raise ImportError("import superopt.server; server/ is where its source lives")
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from superopt.ir.errors import UsageError
 from superopt.server.settings import Limits, Settings, default_data
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["Limits", "Settings", "default_data", "require", "serve", "work"]
+__all__ = ["Limits", "Settings", "default_data", "examples", "require", "serve", "work"]
 
 _NEEDED = ("fastapi", "uvicorn", "sqlalchemy", "jinja2", "python_multipart")
 
@@ -32,8 +29,6 @@ def require() -> None:
 
 def examples() -> Path | None:
     """The folder of example models, where superopt runs from a checkout."""
-    from pathlib import Path
-
     folder = Path(__file__).resolve().parents[1] / "corpus"
     return folder if (folder / "manifest.toml").is_file() else None
 

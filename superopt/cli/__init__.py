@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from superopt.cli import library, models
+from superopt.cli import library, models, service
 from superopt.cli.shell import settings
 from superopt.ir.errors import Interrupted, ResourceLimit, SuperoptError, printable
 
@@ -54,7 +54,7 @@ def _root(
     context.default_map = settings(Path.cwd())
 
 
-for _command in models.COMMANDS:
+for _command in (*models.COMMANDS, *service.COMMANDS):
     app.command()(_command)
 app.add_typer(library.app, name="rules")
 
