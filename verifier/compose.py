@@ -29,7 +29,8 @@ from superopt.ops.meaning import (
 )  # fmt: skip
 from superopt.verifier.arith import ge, negated, normal_condition
 from superopt.verifier.extremes import reduced
-from superopt.verifier.functions import INFINITY, Algebra, CannotProve, dimension_of, has_infinity, sealed
+from superopt.verifier.factors import INFINITY, CannotProve, dimension_of, has_infinity, sealed
+from superopt.verifier.functions import Algebra
 from superopt.verifier.normal import (
     Apply,
     Element,

@@ -12,7 +12,8 @@ from itertools import permutations
 from superopt.ir.poly import Dim, substitute, sym, symbols
 from superopt.ops.meaning import Condition
 from superopt.verifier.arith import ge, negated, normal_condition
-from superopt.verifier.functions import INFINITY, Algebra, CannotProve, has_infinity, sealed
+from superopt.verifier.factors import INFINITY, CannotProve, has_infinity, sealed
+from superopt.verifier.functions import Algebra
 from superopt.verifier.normal import (
     ONE,
     Apply,
@@ -85,7 +86,7 @@ def _simplified(algebra: Algebra, kind: str, branch: Branch) -> list[Branch]:
 
 
 def _merged_windows(algebra: Algebra, branch: Branch) -> Branch:
-    """Where only ``s·a + b`` occurs: with ``0 ≤ a ≤ A``, ``0 ≤ b ≤ B`` and ``B ≥ s - 1`` it is all of ``0 … s·A + B``."""
+    """Where only ``s·a + b`` occurs, ``0 ≤ a ≤ A``, ``0 ≤ b ≤ B``, ``s - 1 ≤ B``: these are all of ``0 … s·A + B``."""
     ranges = {n: end for n in branch.bound if (end := _upper_end(branch, n)) is not None}
     for low, high in permutations(ranges, 2):
         others = frozenset(g for g in branch.guards if not symbols(g.size) & {low, high})

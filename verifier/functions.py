@@ -6,23 +6,42 @@ condition is recorded in :class:`Algebra.domain`, so that a rule whose sides are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import isqrt
 
-from superopt.ir.poly import Dim, substitute, sym, symbols
+from superopt.ir.poly import Dim, sym
 from superopt.ops.meaning import Condition
-from superopt.verifier.arith import Facts, ge, negated, normal_condition
+from superopt.verifier.arith import ge, negated, normal_condition
+from superopt.verifier.factors import (
+    INFINITY,
+    CannotProve,
+    at_position,
+    bound_names,
+    closed_guards,
+    constant_of,
+    content_of,
+    dimension_of,
+    exact_root,
+    has_infinity,
+    idempotent,
+    is_binary,
+    is_bit,
+    is_infinity,
+    is_selector,
+    leading,
+    product_of,
+    same_position,
+    sealed,
+    single_factor,
+    with_bit,
+)  # fmt: skip
 from superopt.verifier.normal import (
     ONE,
     ZERO,
     Apply,
-    Element,
-    Extreme,
     Factor,
     Monomial,
-    SizeFactor,
     SumBase,
     Value,
     add,
@@ -31,42 +50,24 @@ from superopt.verifier.normal import (
     free,
     fresh,
     mul,
-    rename_apart,
     scale,
     size_value,
     text,
 )  # fmt: skip
-from superopt.verifier.simplify import coefficient_of, guarded, simplified
+from superopt.verifier.signs import Signs
+from superopt.verifier.simplify import guarded, simplified
 
 __all__ = ["Algebra", "CannotProve", "INFINITY", "has_infinity", "sealed"]
 
-INFINITY: Value = atom_value(Apply("infinity", ()))
 _ODD = frozenset({"erf", "sin", "tan", "asin", "atan", "sinh", "asinh", "atanh", "round"})
 _EVEN = frozenset({"cos", "cosh"})
-_BINARY_VALUED = frozenset({"at", "positive", "zero", "nonzero", "isnan", "isinf"})
 _CASES = 200
 
 
-class CannotProve(Exception):  # a verdict, not a fault
-    """The prover stops, and says why."""
-
-
-def has_infinity(value: Value) -> bool:
-    """Whether an infinite constant is a summand."""
-    return any(isinstance(f, Apply) and f.function == "infinity" for m in value for f, _ in m.factors)
-
-
-def sealed(value: Value) -> Value:
-    """The value with its own bound variables renamed, to be put inside a factor."""
-    return tuple(rename_apart(m) for m in value)
-
-
 @dataclass
-class Algebra:
+class Algebra(Signs):
     """Functions under facts. ``domain`` collects ``(condition, value text)`` for partial functions."""
 
-    facts: Facts
-    reals: Mapping[str, int] = field(default_factory=dict)  # real attribute variables, with their sign (2: positive)
     domain: dict[tuple[str, str], Value] = field(default_factory=dict)
     cases: int = 0
 
@@ -112,7 +113,7 @@ class Algebra:
 
     def tidy(self, value: Value) -> Value:
         """Simplified, and idempotent factors reduced."""
-        reduced = [r for m in value for o in _same_position(_idempotent(m)) for r in self._reduced(o)]
+        reduced = [r for m in value for o in same_position(idempotent(m)) for r in self._reduced(o)]
         return simplified(add(tuple(reduced)), self.facts)
 
     def _reduced(self, m: Monomial) -> Value:
@@ -151,7 +152,7 @@ class Algebra:
             return self._by_bits(args, apply)
         assert isinstance(found, Apply)
         _, position, size = found.args
-        if free(position) & _bound_names(args):
+        if free(position) & bound_names(args):
             return self._by_bits(args, apply)
         self.cases += 1
         if self.cases > _CASES:
@@ -161,21 +162,21 @@ class Algebra:
         extent = dimension_of(size)
         assert extent is not None
         span = [ge(sym(name)), normal_condition(ge(extent - 1 - sym(name)))]
-        plain = [self.assume(self.tidy(add(*(_at_position(m, shown, sym(name)) for m in a))), span) for a in args]
+        plain = [self.assume(self.tidy(add(*(at_position(m, shown, sym(name)) for m in a))), span) for a in args]
         inner = self.by_cases(plain, apply)
         return guarded(mul(atom_value(Apply("at", (size_value(sym(name)), position, size))), inner), span, (name,))
 
     def _by_bits(self, args: Sequence[Value], apply: Callable[[Sequence[Value]], Value]) -> Value:
         """``f(… b …) = b·f(… 1 …) + (1 - b)·f(… 0 …)`` for a factor ``b`` that is 0 or 1."""
-        bit = next((f for a in args for m in a for f, _ in m.factors if _binary(f) and not f.free & set(m.bound)), None)
+        bit = next((f for a in args for m in a for f, _ in m.factors if is_bit(f) and not f.free & set(m.bound)), None)
         if bit is None or all(is_binary(a) for a in args):
             return apply(args)
         self.cases += 1
         if self.cases > _CASES:
             raise CannotProve("too many cases")
         here = atom_value(bit)
-        one = self._by_bits([_with_bit(a, bit, 1) for a in args], apply)
-        zero = self._by_bits([_with_bit(a, bit, 0) for a in args], apply)
+        one = self._by_bits([with_bit(a, bit, 1) for a in args], apply)
+        zero = self._by_bits([with_bit(a, bit, 0) for a in args], apply)
         return add(mul(here, one), zero, scale(mul(here, zero), -1))
 
     def split(self, args: Sequence[Value]) -> list[tuple[tuple[Condition, ...], Sequence[Value]]]:
@@ -184,7 +185,7 @@ class Algebra:
         pending: list[tuple[tuple[Condition, ...], Sequence[Value]]] = [((), [tuple(a) for a in args])]
         while pending:
             case, values = pending.pop()
-            guard = next((g for v in values for m in v for g in _closed(m)), None)
+            guard = next((g for v in values for m in v for g in closed_guards(m)), None)
             if guard is None:
                 done.append((case, values))
                 continue
@@ -201,12 +202,12 @@ class Algebra:
         """The value where the conditions hold: closed guards decided as far as they can be."""
         kept: list[Monomial] = []
         for m in value:
-            closed = set(_closed(m))
+            closed = set(closed_guards(m))
             if any(g in case or negated(g) in case for g in closed):
                 if any(negated(g) in case for g in closed):
                     continue
                 m = m.of(guards=m.guards - {g for g in closed if g in case})
-                closed = set(_closed(m))
+                closed = set(closed_guards(m))
             if closed and self.facts.contradictory((*case, *closed), 1):
                 continue
             implied = {g for g in closed if self.facts.implied(g, case, 1)}
@@ -249,7 +250,7 @@ class Algebra:
     def opaque(self, function: str, args: Sequence[Value]) -> Value:
         """The function as an atom; odd and even ones with an oriented argument."""
         if len(args) == 1 and function in _ODD | _EVEN and args[0]:
-            lead = _lead(args[0])
+            lead = leading(args[0])
             if lead < 0:
                 made = atom_value(Apply(function, (sealed(scale(args[0], -1)),)))
                 return scale(made, -1) if function in _ODD else made
@@ -259,7 +260,7 @@ class Algebra:
 
     def pow(self, base: Value, exponent: Value) -> Value:
         """``base^exponent``; integer and half exponents are products, inverses and roots."""
-        number = _constant_of(exponent)
+        number = constant_of(exponent)
         if number is not None and number.denominator == 1 and -4 <= number <= 8:
             return self.power(base, int(number))
         if number == Fraction(1, 2):
@@ -279,7 +280,7 @@ class Algebra:
             return self.tidy(product)
         if not base:
             raise CannotProve("division by zero")
-        content, rest = self.content(base)
+        content, rest = content_of(base)
         made = Monomial(
             content.coefficient**exponent, (), frozenset(), tuple((f, p * exponent) for f, p in content.factors)
         )
@@ -290,7 +291,7 @@ class Algebra:
             made = made.of(factors=(*made.factors, (atom, Fraction(exponent))))
         for factor in factors:
             self._demand("nonzero", factor)
-        return _product(made)
+        return product_of(made)
 
     def _demand(self, condition: str, factor: Factor) -> None:
         value = factor.value if isinstance(factor, SumBase) else atom_value(factor)
@@ -302,53 +303,28 @@ class Algebra:
         hidden: dict[str, Dim] = {n: sym("_") for n in free(value) if "~" in n or "." in n}
         self.domain.setdefault((condition, text(value, hidden)), value)
 
-    def content(self, value: Value) -> tuple[Monomial, Value]:
-        """``value = content · rest``: the common factors, a leading coefficient of 1, positive powers in rest."""
-        common: dict[str, tuple[Factor, Fraction]] = {}
-        for position, m in enumerate(value):
-            own = {f.show({}): (f, p) for f, p in m.factors if not f.free & set(m.bound)}
-            if position == 0:
-                common = own
-                continue
-            merged: dict[str, tuple[Factor, Fraction]] = {}
-            for name in common.keys() | own.keys():
-                f = (common.get(name) or own[name])[0]
-                low = min(
-                    common[name][1] if name in common else Fraction(0), own[name][1] if name in own else Fraction(0)
-                )
-                if low:
-                    merged[name] = (f, low)
-            common = merged
-        for m in value:  # a factor that some monomial binds cannot be taken out of it
-            for name in [n for n, (f, _) in common.items() if f.free & set(m.bound)]:
-                del common[name]
-        lead = _lead(value)
-        factors = tuple(sorted(common.values(), key=lambda fp: fp[0].show({})))
-        inverse = Monomial(1 / lead, (), frozenset(), tuple((f, -p) for f, p in factors))
-        return Monomial(lead, (), frozenset(), factors), mul(value, (inverse,))
-
     def exponential(self, value: Value) -> Value:
         """``exp(Σ c·m) = Π exp(m)^c``, so that ``exp(a)·exp(b) = exp(a + b)`` is arithmetic on powers."""
-        if any(m.coefficient < 0 and _is_infinity(m) for m in value):
+        if any(m.coefficient < 0 and is_infinity(m) for m in value):
             return ZERO
         if has_infinity(value):
             raise CannotProve("the exponential of an infinite constant")
         factors = []
         for m in value:
             inner = m.of(coefficient=Fraction(1))
-            log = _single_factor(inner)
+            log = single_factor(inner)
             if isinstance(log, Apply) and log.function == "log" and m.coefficient.denominator == 1:
                 return mul(
                     self.power(log.args[0], int(m.coefficient)), self.exponential(tuple(o for o in value if o is not m))
                 )
             factors.append((Apply("exp", (sealed((inner,)),)), m.coefficient))
-        return _product(Monomial(Fraction(1), (), frozenset(), tuple(factors)))
+        return product_of(Monomial(Fraction(1), (), frozenset(), tuple(factors)))
 
     def root(self, value: Value) -> Value:
         """``√value``; the square of the atom is the value again (see :func:`_idempotent`)."""
-        number = _constant_of(value)
+        number = constant_of(value)
         if number is not None and number >= 0:
-            top, bottom = _exact_root(number.numerator), _exact_root(number.denominator)
+            top, bottom = exact_root(number.numerator), exact_root(number.denominator)
             if top is not None and bottom is not None:
                 return constant(Fraction(top, bottom))
         if self.sign(value) < 1:
@@ -373,7 +349,7 @@ class Algebra:
                         base = f.value if isinstance(f, SumBase) else atom_value(f)
                         parts.append(scale(self.opaque("log", [base]), p))
                 return add(*parts)
-        content, rest = self.content(value)
+        content, rest = content_of(value)
         positive = content.coefficient > 0 and all(self.sign(atom_value(f)) == 2 for f, _ in content.factors)
         if len(value) > 1 and positive and (content.factors or content.coefficient != 1) and self.sign(rest) == 2:
             return add(self.logarithm((content,)), self.opaque("log", [rest]))
@@ -393,248 +369,33 @@ class Algebra:
             return value
         if self.sign(scale(value, -1)) >= 1:
             return ZERO
-        lead = _lead(value)
+        lead = leading(value)
         if lead < 0:
             return add(self.ramp(scale(value, -1)), value)
         return scale(atom_value(Apply("ramp", (sealed(scale(value, 1 / lead)),))), lead)
 
     def positive(self, value: Value) -> Value:
         """1 where the value is above 0, else 0."""
-        number = _constant_of(value)
+        number = constant_of(value)
         if number is not None:
             return ONE if number > 0 else ZERO
         if self.sign(value) == 2:
             return ONE
         if self.sign(scale(value, -1)) >= 1:
             return ZERO
-        return atom_value(Apply("positive", (sealed(scale(value, 1 / abs(_lead(value)))),)))
+        return atom_value(Apply("positive", (sealed(scale(value, 1 / abs(leading(value)))),)))
 
     def zero(self, value: Value) -> Value:
         """1 where the value is 0, else 0."""
-        number = _constant_of(value)
+        number = constant_of(value)
         if number is not None:
             return ZERO if number else ONE
         if self.sign(value) == 2 or self.sign(scale(value, -1)) == 2:
             return ZERO
-        return atom_value(Apply("zero", (sealed(scale(value, 1 / _lead(value))),)))
+        return atom_value(Apply("zero", (sealed(scale(value, 1 / leading(value))),)))
 
     def truth(self, value: Value) -> Value:
         """1 where the value is not 0; a value that is 0 or 1 is its own truth."""
         if is_binary(value):
             return value
         return self.by_cases([value], lambda v: add(ONE, scale(self.zero(v[0]), -1)))
-
-    def sign(self, value: Value) -> int:
-        """2: surely positive, 1: surely not negative, 0: not known. Guards and sums over empty ranges count."""
-        if not value:
-            return 1
-        found = [self._monomial_sign(m) for m in value]
-        return 0 if min(found) < 1 else max(found)
-
-    def _monomial_sign(self, m: Monomial) -> int:
-        if m.coefficient < 0:
-            return 0
-        signs = [self._factor_sign(f, p) for f, p in m.factors]
-        if any(s == 0 for s in signs):
-            return 0
-        if any(s == 1 for s in signs) or not self.inhabited(m.bound, m.guards):
-            return 1
-        return 2
-
-    def inhabited(self, bound: Sequence[str], guards: frozenset[Condition], given: tuple[Condition, ...] = ()) -> bool:
-        """Whether some assignment to the bound variables satisfies the guards.
-
-        Tried is the largest lower end of each variable, in a case for each end that may be the largest.
-        """
-        if not bound:
-            return all(self.facts.implied(g, given, 2) for g in guards)
-        name, others = bound[0], set(bound[1:])
-        ends = []
-        for g in sorted(guards, key=str):
-            if g.kind == "ge" and coefficient_of(g.size, name) == 1 and not symbols(g.size) & others:
-                ends.append(sym(name) - g.size)
-        for position, end in enumerate(ends):
-            case = (*given, *(ge(end - other) for i, other in enumerate(ends) if i != position))
-            case = tuple(c for c in case if c.known is not True)
-            if self.facts.contradictory(case, 1):
-                continue
-            chosen = frozenset(Condition(g.kind, substitute(g.size, {name: end})) for g in guards)
-            if not self.inhabited(tuple(bound[1:]), chosen, case):
-                return False
-        return bool(ends)
-
-    def _factor_sign(self, factor: Factor, power: Fraction) -> int:
-        match factor:
-            case SizeFactor(size):
-                if symbols(size) & self.reals.keys():
-                    own = self.reals.get(str(size), 0)
-                    return own or (1 if power % 2 == 0 else 0)
-                return 2 if self.facts.implied(ge(size - 1), (), 0) else 1 if power % 2 == 0 else 0
-            case SumBase(value):
-                own = self.sign(value)
-                return 2 if own == 2 else 1 if power % 2 == 0 or own == 1 else 0
-            case Apply("exp", _):
-                return 2
-            case Apply("sqrt", (value,)):
-                return 2 if self.sign(value) == 2 else 1
-            case Apply(function, _) if function in _BINARY_VALUED | {"ramp"}:
-                return 1
-            case Extreme("max", branches):
-                return 2 if all(self.sign(b.value) == 2 and self.inhabited(b.bound, b.guards) for b in branches) else 0
-        return 1 if power % 2 == 0 else 0
-
-
-def _closed(m: Monomial) -> list[Condition]:
-    """Guards that do not mention the monomial's own bound variables, in a fixed order."""
-    if not m.guards:
-        return []
-    bound = set(m.bound)
-    return sorted((g for g in m.guards if not symbols(g.size) & bound), key=str)
-
-
-def _lead(value: Value) -> Fraction:
-    """The coefficient of the monomial whose key is first."""
-    return min(value, key=lambda m: (not m.factors, _masked_key(m), m.key)).coefficient
-
-
-def _masked_key(m: Monomial) -> str:
-    """The key with the names of enclosing bound variables hidden, so that it does not depend on them."""
-    return m.show({n: sym("_") for n in m.free if "~" in n})
-
-
-def _constant_of(value: Value) -> Fraction | None:
-    if not value:
-        return Fraction(0)
-    m = value[0]
-    return m.coefficient if len(value) == 1 and not (m.bound or m.guards or m.factors) else None
-
-
-def _single_factor(m: Monomial) -> Factor | None:
-    if m.bound or m.guards or len(m.factors) != 1 or m.factors[0][1] != 1:
-        return None
-    return m.factors[0][0]
-
-
-def _is_infinity(m: Monomial) -> bool:
-    return any(isinstance(f, Apply) and f.function == "infinity" for f, _ in m.factors)
-
-
-def is_selector(factor: Factor) -> bool:
-    """``at(d, i, n)``: 1 where the position ``d`` is the value ``i``, which is promised to be inside ``0 … n - 1``."""
-    return isinstance(factor, Apply) and factor.function == "at"
-
-
-def _bound_names(args: Sequence[Value]) -> set[str]:
-    return {n for a in args for m in a for n in m.bound}
-
-
-def _same_position(m: Monomial) -> Value:
-    """``at(d, i)·at(e, i) = [d = e]·at(d, i)``; ``Σ_d at(d, i) = 1`` where ``d`` occurs nowhere else."""
-    chosen = [f for f, _ in m.factors if is_selector(f)]
-    for k, f in enumerate(chosen):
-        assert isinstance(f, Apply)
-        for other in chosen[:k]:
-            assert isinstance(other, Apply)
-            if text(f.args[1]) == text(other.args[1]):
-                a, b = dimension_of(f.args[0]), dimension_of(other.args[0])
-                assert a is not None
-                assert b is not None
-                equal = normal_condition(Condition("eq", a - b))
-                if equal.known is False:
-                    return ZERO
-                guards = m.guards if equal.known else m.guards | {equal}
-                kept = tuple(fp for fp in m.factors if fp[0] is not f)
-                return _same_position(m.of(guards=guards, factors=kept))
-    for f in chosen:
-        assert isinstance(f, Apply)
-        d, extent = dimension_of(f.args[0]), dimension_of(f.args[2])
-        name = str(d)
-        assert extent is not None
-        span = {ge(sym(name)), normal_condition(ge(extent - 1 - sym(name)))}
-        own = {g for g in m.guards if name in symbols(g.size)}
-        if name in m.bound and own == span and not any(name in g.free for g, _ in m.factors if g is not f):
-            bound = tuple(n for n in m.bound if n != name)
-            kept = tuple(fp for fp in m.factors if fp[0] is not f)
-            return _same_position(Monomial(m.coefficient, bound, m.guards - own, kept))
-    return (m,)
-
-
-def _at_position(m: Monomial, shown: tuple[str, str], place: Dim) -> Value:
-    """The monomial where the value shown is the position ``place``."""
-    guards = set(m.guards)
-    kept: list[tuple[Factor, Fraction]] = []
-    for f, p in m.factors:
-        if isinstance(f, Apply) and f.function == "at" and (text(f.args[1]), text(f.args[2])) == shown:
-            d = dimension_of(f.args[0])
-            assert d is not None
-            guards.add(normal_condition(Condition("eq", d - place)))
-        else:
-            kept.append((f, p))
-    if any(g.known is False for g in guards):
-        return ZERO
-    return (m.of(guards=frozenset(g for g in guards if g.known is None), factors=tuple(kept)),)
-
-
-def dimension_of(value: Value) -> Dim | None:
-    """The integer polynomial that a value is, if it is one."""
-    total: Dim = 0
-    for m in value:
-        if m.bound or m.guards or m.coefficient.denominator != 1:
-            return None
-        product: Dim = int(m.coefficient)
-        for factor, power in m.factors:
-            if not isinstance(factor, SizeFactor) or power < 0 or power.denominator != 1:
-                return None
-            for _ in range(int(power)):
-                product = product * factor.size
-        total = total + product
-    return total
-
-
-def is_binary(value: Value) -> bool:
-    """Whether the value is plainly 0 or 1: a product of such factors, or 1 minus one."""
-    rest = value
-    if len(value) == 2 and (ones := [m for m in value if m == ONE[0]]):
-        rest = scale(tuple(m for m in value if m is not ones[0]), -1)
-    if not rest:
-        return True
-    m = rest[0]
-    return len(rest) == 1 and m.coefficient == 1 and not m.bound and all(_binary(f) and p > 0 for f, p in m.factors)
-
-
-def _with_bit(value: Value, bit: Factor, number: int) -> Value:
-    shown = bit.show({})
-    kept = []
-    for m in value:
-        if any(f.show({}) == shown for f, _ in m.factors):
-            if number:
-                kept.append(m.of(factors=tuple((f, p) for f, p in m.factors if f.show({}) != shown)))
-        else:
-            kept.append(m)
-    return add(tuple(kept))
-
-
-def _binary(factor: Factor) -> bool:
-    if isinstance(factor, Element):
-        return factor.tensor.startswith("?")
-    return isinstance(factor, Apply) and factor.function in _BINARY_VALUED
-
-
-def _exact_root(number: int) -> int | None:
-    root = isqrt(number)
-    return root if root * root == number else None
-
-
-def _product(m: Monomial) -> Value:
-    """The monomial with like factors merged, its roots squared and its positive sums expanded."""
-    made: Value = (m.of(factors=()),)
-    for factor, power in m.factors:
-        made = mul(made, ((Monomial(Fraction(1), (), frozenset(), ((factor, power),)),)))
-    return made
-
-
-def _idempotent(m: Monomial) -> Monomial:
-    """Powers of 0-or-1 factors are themselves."""
-    if not any(_binary(f) and p > 1 for f, p in m.factors):
-        return m
-    return m.of(factors=tuple((f, Fraction(1) if _binary(f) and p > 1 else p) for f, p in m.factors))

@@ -8,7 +8,8 @@ from fractions import Fraction
 import z3
 
 from superopt.ops.meaning import Condition
-from superopt.verifier.functions import Algebra, is_binary
+from superopt.verifier.factors import is_binary
+from superopt.verifier.functions import Algebra
 from superopt.verifier.normal import Apply, Extreme, Factor, Monomial, SizeFactor, SumBase, Value, atom_value
 
 __all__ = ["pointwise_zero"]

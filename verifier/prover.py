@@ -19,7 +19,8 @@ from superopt.rules.typing import LEADS, instances
 from superopt.verifier.arith import Facts, OutOfTimeError, ge, normal_condition
 from superopt.verifier.compose import Composer, Unbounded
 from superopt.verifier.context import Context, context_of, satisfiable
-from superopt.verifier.functions import Algebra, CannotProve
+from superopt.verifier.factors import CannotProve
+from superopt.verifier.functions import Algebra
 from superopt.verifier.match_sums import Matcher, Step
 from superopt.verifier.normal import Element, Value, add, dimensions, free, scale, text
 from superopt.verifier.simplify import coefficient_of, exact_quotient

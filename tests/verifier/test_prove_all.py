@@ -1,0 +1,42 @@
+"""Proving many rules in worker processes, and verdicts as JSON."""
+
+from __future__ import annotations
+
+import pytest
+
+from superopt.rules import parse_rule
+from superopt.verifier import ProvedAllSizes, ProvedBounded, Refuted, Tested, Unknown, Verdict
+from superopt.verifier.store import prove_all
+from superopt.verifier.verdict import kind_of, verdict_from_json, verdict_to_json
+
+RULES = [
+    parse_rule({"id": "true", "forall": {"x": "f[n]"}, "lhs": ["Relu(Relu(x))"], "rhs": ["Relu(x)"]}),
+    parse_rule({"id": "false", "forall": {"a": "f[k,k]", "b": "f[k,k]"}, "lhs": ["MatMul(a, b)"], "rhs": ["MatMul(b, a)"]}),
+    parse_rule({"id": "ill", "forall": {"x": "f[n,m]", "y": "f[n,k]"}, "lhs": ["Add(x, x)"], "rhs": ["MatMul(x, y)"]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_prove_all(workers: int) -> None:
+    seen: list[tuple[str, int, int]] = []
+    found = prove_all(RULES, workers=workers, progress=lambda i, v, n, total: seen.append((i, n, total)))
+    assert list(found) == ["true", "false", "ill"]
+    assert isinstance(found["true"], ProvedAllSizes)
+    assert isinstance(found["false"], Refuted)
+    assert kind_of(found["ill"]) in ("unknown", "refuted")
+    assert [n for _, n, _ in seen] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [ProvedAllSizes(("k >= 2",), ("y",), (0, 1)), ProvedBounded(({"n": 2},)), Tested(8, 1e-6), Refuted({"n": 2}),
+     Unknown("why", ("n >= 2",))],
+)  # fmt: skip
+def test_verdicts_round_trip(verdict: Verdict) -> None:
+    assert verdict_from_json(verdict_to_json(verdict)) == verdict
+
+
+@pytest.mark.parametrize("data", [{}, {"verdict": "true"}, {"verdict": "tested", "odd": 1}])
+def test_what_is_not_a_verdict_is_refused(data: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="verdict"):
+        verdict_from_json(data)
