@@ -18,7 +18,7 @@ from superopt.rules.typing import type_terms, variable_types
 from superopt.verifier.arith import Facts, ge, normal_condition
 from superopt.verifier.simplify import coefficient_of
 
-__all__ = ["Context", "context_of", "satisfiable"]
+__all__ = ["Context", "bound_terms", "context_of", "satisfiable"]
 
 _TRIES = 300
 
@@ -72,7 +72,7 @@ def context_of(rule: Rule) -> Context:
     names = {*rule.sizes, *rule.attribute_atoms}
     for _ in range(12):
         variables = {n: _typed(t, binding) for n, t in variable_types(rule).items()}
-        left, right = _bound_terms(rule.lhs, binding), _bound_terms(rule.rhs, binding)
+        left, right = bound_terms(rule.lhs, binding), bound_terms(rule.rhs, binding)
         _types, meanings = type_terms(left, variables)
         own = [c for t in postorder(*left) if isinstance(t, App) for c in meanings[t].obligations]
         assumed = _conditions([*hypotheses, *own], binding)
@@ -135,7 +135,7 @@ def _conditions(conditions: Sequence[Condition], binding: Mapping[str, Dim]) -> 
     return [c for c in dict.fromkeys(made) if c.known is not True]
 
 
-def _bound_terms(roots: Sequence[Term], binding: Mapping[str, Dim]) -> tuple[Term, ...]:
+def bound_terms(roots: Sequence[Term], binding: Mapping[str, Dim]) -> tuple[Term, ...]:
     made: dict[Term, Term] = {}
     for term in postorder(*roots):
         if isinstance(term, Var):

@@ -11,7 +11,9 @@ from superopt.verifier.verdict import kind_of, verdict_from_json, verdict_to_jso
 
 RULES = [
     parse_rule({"id": "true", "forall": {"x": "f[n]"}, "lhs": ["Relu(Relu(x))"], "rhs": ["Relu(x)"]}),
-    parse_rule({"id": "false", "forall": {"a": "f[k,k]", "b": "f[k,k]"}, "lhs": ["MatMul(a, b)"], "rhs": ["MatMul(b, a)"]}),
+    parse_rule(
+        {"id": "false", "forall": {"a": "f[k,k]", "b": "f[k,k]"}, "lhs": ["MatMul(a, b)"], "rhs": ["MatMul(b, a)"]}
+    ),
     parse_rule({"id": "ill", "forall": {"x": "f[n,m]", "y": "f[n,k]"}, "lhs": ["Add(x, x)"], "rhs": ["MatMul(x, y)"]}),
 ]  # fmt: skip
 
