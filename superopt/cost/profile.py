@@ -96,7 +96,7 @@ def read_profile(path: Path) -> Profile:
     try:
         head, _, payload = gzip.decompress(path.read_bytes()).decode().partition("\n")
         header = json.loads(head)
-        lines = payload.splitlines()
+        lines = [line for line in payload.splitlines() if line]  # a profile without a record is one too
         records = [Record.from_data(json.loads(line)) for line in lines]
     except FileNotFoundError as error:
         raise UsageError("there is no such profile", where=where) from error

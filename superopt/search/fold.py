@@ -93,7 +93,7 @@ def foldable(program: Program, wanted: Iterable[str]) -> dict[str, tuple[Step, .
                 complete = here in available
             elif position not in needed:
                 needed.add(position)
-                stack.extend(program.steps[position].reads)
+                stack.extend(a for a in program.steps[position].args if a is not None)
         if complete and needed and all(program.is_constant(program.steps[i]) for i in needed):
             found[name] = tuple(program.steps[i] for i in sorted(needed))
     return found
@@ -102,7 +102,7 @@ def foldable(program: Program, wanted: Iterable[str]) -> dict[str, tuple[Step, .
 def folded(program: Program, name: str, steps: Sequence[Step]) -> Weight:
     """A weight that is computed when it is read."""
     constants = program.graph.constants
-    reads = {a for s in steps for a in s.reads}
+    reads = {a for s in steps for a in s.args if a is not None}
     sources = {a: data for a in sorted(reads) if a in constants and (data := constants[a].data) is not None}
     names = reads | {o for s in steps for o in s.outputs if o}
     data = FoldedData(tuple(steps), sources, {n: program.types[n] for n in names}, name)

@@ -77,9 +77,10 @@ def region_of(program: Program, positions: Sequence[int]) -> Region:
         renamed.append(step if args == step.args else Step(
             step.op, args, step.attributes, step.outputs, step.node, step.name, step.rules))  # fmt: skip
     members = set(positions)
+    beside = {n for s in chosen for n in s.reads if n not in s.args}  # shapes that the members' nodes read
     outputs = tuple(
         o for s in chosen for o in s.outputs
-        if o and (o in program.pinned or any(r not in members for r in program.readers.get(o, ())))
+        if o and (o in program.pinned or o in beside or any(r not in members for r in program.readers.get(o, ())))
     )  # fmt: skip
     values = (*leaves, *(o for s in steps for o in s.outputs if o))
     return Region(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from superopt.ir.terms import App, Project, Term, Var, children, postorder
 from superopt.ops import REGISTRY
@@ -48,13 +49,31 @@ def prepare(rules: Sequence[Rule], program: Program, deadline: float = float("in
         if not rule.operators <= set(REGISTRY):
             continue
         adjacent |= _adjacent(rule)
-        try:
-            plain = instances(rule)
-        except RuleError:
-            continue
-        for instance in plain:
-            _add(_explicit(instance), parts, patterns, groups)
+        for instance in _plain(_Same(rule)):
+            _add(instance, parts, patterns, groups)
     return Prepared(Moves(tuple(patterns), tuple(groups)), frozenset(adjacent))
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """A rule as a key: the very object, which a library keeps for as long as the process lives."""
+
+    rule: Rule
+
+    def __hash__(self) -> int:
+        return id(self.rule)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.rule is self.rule
+
+
+@lru_cache(maxsize=1 << 14)
+def _plain(key: _Same) -> tuple[Rule, ...]:
+    """What the rule is at each number of leading axes; nothing where it is not well-formed."""
+    try:
+        return tuple(_explicit(instance) for instance in instances(key.rule))
+    except RuleError:
+        return ()
 
 
 def _parts(program: Program) -> list[int]:

@@ -46,8 +46,11 @@ class Step:
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """Every value the step needs."""
-        return self.node.reads if self.op == "" and self.node else tuple(a for a in self.args if a is not None)
+        """Every value the step needs; a node of the model that is kept also reads its axes, shapes, sizes …"""
+        if self.op == "" and self.node:
+            return self.node.reads
+        own = tuple(a for a in self.args if a is not None)
+        return tuple(dict.fromkeys((*own, *self.node.reads))) if self.node else own
 
 
 @dataclass(frozen=True)
