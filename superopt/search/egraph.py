@@ -10,8 +10,9 @@ Operators with several outputs make one e-node of a *tuple class*; projections `
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 
 from superopt.ir.poly import Poly
 from superopt.ir.terms import AttributeValue
@@ -36,27 +37,30 @@ class TypeClashError(Exception):
 
 @dataclass(frozen=True)
 class Head:
-    """An operator with its attributes; ``operator`` is ``None`` for leaves and projections."""
+    """An operator with its attributes; ``operator`` is ``None`` for leaves and projections.
+
+    Attributes:
+        number: the same in every e-graph for the same head, never that of another.
+        index: which output a projection selects, or which leaf this is; -1 for applications.
+        commutative: whether two operands may change places.
+    """
 
     op: str
     attributes: Attributes
     operator: Operator | None
-
-    @property
-    def index(self) -> int:
-        """Which output a projection selects, or which leaf this is."""
-        value = self.attributes[0][1]
-        assert isinstance(value, int)
-        return value
+    number: int = -1
+    index: int = -1
+    commutative: bool = False
 
 
 @dataclass(eq=False)
 class EClass:
-    """Equal e-nodes. ``constant``: some e-node of the class depends on weights alone."""
+    """Equal e-nodes. ``constant``: some e-node of the class depends on weights alone; ``kind``: number of the type."""
 
     id: int
     type: ClassType
     constant: bool
+    kind: int
     nodes: dict[ENode, int] = field(default_factory=dict)  # e-node → the id under which it was born
     parents: list[tuple[ENode, int]] = field(default_factory=list)
     by_op: dict[str, list[ENode]] | None = None
@@ -65,6 +69,21 @@ class EClass:
 def is_multi(operator: Operator) -> bool:
     """Whether an application is a tuple from which projections select."""
     return len(operator.outputs) > 1 or operator.outputs[-1].endswith("*")
+
+
+_MOST_NUMBERS = 100_000
+_numbers: dict[Hashable, int] = {}
+_next_number = count()
+
+
+def _number(key: Hashable) -> int:
+    """A number for a value, the same for equal values; after very many the table begins anew, the numbers do not."""
+    found = _numbers.get(key)
+    if found is None:
+        if len(_numbers) >= _MOST_NUMBERS:
+            _numbers.clear()
+        found = _numbers.setdefault(key, next(_next_number))
+    return found
 
 
 class EGraph:
@@ -117,7 +136,11 @@ class EGraph:
         if found is None:
             operator = None if op in (PROJECT, LEAF) else self.operators[op]
             found = self._head_ids[key] = len(self.heads)
-            self.heads.append(Head(op, attributes, operator))
+            value = attributes[0][1] if operator is None and attributes else -1
+            self.heads.append(Head(
+                op, attributes, operator, _number(key), value if isinstance(value, int) else -1,
+                operator is not None and operator.commutative,
+            ))  # fmt: skip
         return found
 
     def type(self, identity: int) -> ClassType:
@@ -143,13 +166,18 @@ class EGraph:
 
     def with_op(self, identity: int, op: str) -> list[ENode]:
         """The e-nodes of a class that apply an operator."""
+        found = self.classes[identity].by_op
+        return (self.ops_of(identity) if found is None else found).get(op, [])
+
+    def ops_of(self, identity: int) -> Mapping[str, list[ENode]]:
+        """The e-nodes of a class by the operator that they apply."""
         group = self.classes[identity]
         if group.by_op is None:
             index: dict[str, list[ENode]] = {}
             for node in group.nodes:
                 index.setdefault(self.heads[node[0]].op, []).append(node)
             group.by_op = index
-        return group.by_op.get(op, [])
+        return group.by_op
 
     def having(self, op: str) -> list[int]:
         """The classes that hold an application of an operator, oldest first."""
@@ -210,8 +238,7 @@ class EGraph:
     def canonical(self, node: ENode) -> ENode:
         """The e-node over current classes; commutative operands sorted."""
         args = [a if a == ABSENT else self.find(a) for a in node[1:]]
-        operator = self.heads[node[0]].operator
-        if operator is not None and operator.commutative and len(args) == 2 and args[0] > args[1]:
+        if self.heads[node[0]].commutative and len(args) == 2 and args[0] > args[1]:
             args.reverse()
         return (node[0], *args)
 
@@ -224,7 +251,7 @@ class EGraph:
         self._edges.append([])
         self._born.append(node)
         self.made_by.append(self.cause)
-        self.classes[identity] = EClass(identity, kind, constant, {node: identity})
+        self.classes[identity] = EClass(identity, kind, constant, _number(kind), {node: identity})
         self._table[node] = identity
         for arg in set(node[1:]):
             if arg != ABSENT:

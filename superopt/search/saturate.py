@@ -7,14 +7,16 @@ rule cannot starve the others. A rule that asks to unite different types is wron
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
 from superopt.ops.meaning import IllTyped
 from superopt.search.egraph import ABSENT, EGraph, TypeClashError
-from superopt.search.match import Match, Pattern, evaluate, matches
+from superopt.search.match import Match, Pattern, bound, evaluate
 from superopt.search.merge import GroupMove, independent
+from superopt.search.trie import Trie
 
 _GROWING = 4  # sides that add operators get this much less of the matches
 
@@ -48,37 +50,128 @@ class Outcome:
     quarantined: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass
+class _OutOfTimeError(Exception):
+    """The clock ran out while looking for occurrences."""
+
+
+@dataclass(eq=False)
 class _Backoff:
     limit: int
+    number: int  # of the pattern: what is found is applied in the patterns' order
     bans: int = 0
     until: int = 0
     behind: bool = True  # has not seen all of the graph as it was in the last round
+    mode: int = 0  # the walk in which it takes part
+    found: int = 0  # in this round
+
+
+_OFF, _SHARED, _ALONE = 0, 1, 2
+
+
+@lru_cache(maxsize=16)
+def _net(patterns: tuple[Pattern, ...], several: bool) -> Trie[Pattern]:
+    """The net of the patterns with one root, or of those with several."""
+    return Trie([(p, p.steps, p.depth) for p in patterns if (len(p.roots) > 1) == several])
+
+
+class _Search:
+    """Finds new occurrences round by round; which patterns are banned is its state."""
+
+    def __init__(self, graph: EGraph, moves: Moves, limits: Limits, seen: set[tuple[object, ...]]) -> None:
+        self.graph, self.limits, self.seen = graph, limits, seen
+        self.one, self.several = _net(moves.patterns, False), _net(moves.patterns, True)
+        self.states = {
+            p: _Backoff(limits.matches if p.growth <= 0 else limits.matches // _GROWING, i)
+            for i, p in enumerate(moves.patterns)
+        }
+        self.found: list[tuple[int, int, Pattern, Match]] = []
+        self.mode = _SHARED
+        self.number = 0
+        self.asked = 0
+
+    def round(
+        self, number: int, levels: Mapping[int, int] | None, quarantined: Container[str]
+    ) -> tuple[list[tuple[Pattern, Match]], bool]:
+        """The new occurrences, what shrinks first, in case a limit is reached; and whether a pattern is banned.
+
+        Args:
+            number: of the round.
+            levels: classes near what changed in the last round, by distance upwards; ``None`` for all.
+            quarantined: rules that are out.
+
+        Raises:
+            _OutOfTimeError: the deadline has passed.
+        """
+        self.found, self.number, banned = [], number, False
+        alone: list[Pattern] = []
+        for pattern, state in self.states.items():
+            state.found, state.mode = 0, _SHARED
+            if state.until > number:
+                banned = state.behind = True
+                state.mode = _OFF
+            elif pattern.rule.id in quarantined or (pattern.first_round and number > 0):
+                state.mode = _OFF
+            elif levels is not None and state.behind and len(pattern.roots) == 1:
+                state.mode = _ALONE
+                alone.append(pattern)
+            if state.mode != _OFF:
+                state.behind = False
+        for mode, net, near in (
+            (_SHARED, self.one, levels), (_SHARED, self.several, None), *((_ALONE, p.trie, None) for p in alone),
+        ):  # fmt: skip
+            self.mode = mode
+            net.walk(self.graph, self._hit, near)
+        banned |= any(s.until > number for s in self.states.values())
+        self.found.sort(key=lambda f: f[:2])
+        return [(pattern, match) for _, _, pattern, match in self.found], banned
+
+    def _hit(self, pattern: Pattern, slots: list[int], registers: list[AttributeValue]) -> None:
+        state = self.states[pattern]
+        if state.mode != self.mode:
+            return
+        self.asked += 1
+        if self.asked & 255 == 0 and time.monotonic() > self.limits.deadline:
+            raise _OutOfTimeError
+        key = (state.number, *[slots[i] for i in pattern.places], *[registers[i] for i in pattern.registers])
+        if key in self.seen:
+            return
+        classes = self.graph.classes
+        before, after, apart = pattern.runtime(tuple([classes[slots[i]].constant for i in pattern.slots]))
+        if after > before and apart:
+            return  # it would take constants apart to make more work at run time
+        match = bound(self.graph, pattern, slots, registers)
+        if match is None or (len(match.roots) > 1 and not independent(self.graph, match.roots)):
+            if match is None and not pattern.bounded:
+                self.seen.add(key)  # the numbers say no, and always will
+            return
+        self.seen.add(key)
+        self.found.append((pattern.growth, state.number, pattern, match))
+        state.found += 1
+        if state.found >= state.limit << state.bans:
+            state.bans += 1
+            state.until = self.number + 1 + state.bans
+            state.behind, state.mode = True, _OFF
 
 
 def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
     """Grow the e-graph by the moves, in place."""
     outcome = Outcome()
-    backoff = {p: _Backoff(limits.matches if p.growth <= 0 else limits.matches // _GROWING) for p in moves.patterns}
     seen: set[tuple[object, ...]] = set()
+    search = _Search(graph, moves, limits, seen)
     graph.rebuild()
-    near: list[set[int]] | None = None  # classes near what changed in the last round, by distance; None: all
+    levels: Mapping[int, int] | None = None
     for number in range(limits.rounds):
         outcome.rounds = number + 1
         before = graph.version
         graph.touched = set()
         _merge_groups(graph, moves, limits, seen, outcome)
-        found: list[tuple[Pattern, Match]] = []
-        banned = False
-        for pattern in moves.patterns:
-            if _out_of(graph, limits, outcome):
-                return outcome
-            state = backoff[pattern]
-            if state.until > number:
-                banned = state.behind = True
-            elif pattern.rule.id not in outcome.quarantined:
-                banned |= _search(graph, pattern, state, number, seen, found, near)
-        found.sort(key=lambda f: f[0].growth)  # what shrinks comes first, in case the limit is reached
+        if _out_of(graph, limits, outcome):
+            return outcome
+        try:
+            found, banned = search.round(number, levels, outcome.quarantined)
+        except _OutOfTimeError:
+            outcome.stopped = "time"
+            return outcome
         for pattern, match in found:
             if _out_of(graph, limits, outcome):
                 graph.rebuild()
@@ -89,11 +182,25 @@ def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
         if graph.version == before and not banned:
             outcome.stopped = "saturated"
             return outcome
-        near = [graph.above(graph.touched)]
-        for _ in range(max((p.depth for p in moves.patterns), default=0)):
-            near.append(graph.above(near[-1]))
+        levels = _distances(graph, max(search.one.depth, 1))
     outcome.stopped = "rounds"
     return outcome
+
+
+def _distances(graph: EGraph, most: int) -> dict[int, int]:
+    """Classes within ``most`` levels above what was touched, with their distances."""
+    level = {graph.find(c): None for c in sorted(graph.touched)}
+    found = dict.fromkeys(level, 0)
+    for distance in range(1, most + 1):
+        above: dict[int, None] = {}
+        for identity in level:
+            for _, parent in graph.classes[identity].parents:
+                root = graph.find(parent)
+                if root not in found:
+                    found[root] = distance
+                    above[root] = None
+        level = above
+    return found
 
 
 def _merge_groups(graph: EGraph, moves: Moves, limits: Limits, seen: set[tuple[object, ...]], outcome: Outcome) -> None:
@@ -113,39 +220,6 @@ def _out_of(graph: EGraph, limits: Limits, outcome: Outcome) -> bool:
     else:
         return False
     return True
-
-
-def _search(
-    graph: EGraph, pattern: Pattern, state: _Backoff, number: int,
-    seen: set[tuple[object, ...]], found: list[tuple[Pattern, Match]], near: list[set[int]] | None,
-) -> bool:  # fmt: skip
-    """Collect the new occurrences of a pattern; True if it was banned for having too many."""
-    fresh: list[tuple[Pattern, Match]] = []
-    limit = state.limit << state.bans
-    if pattern.first_round and number > 0:
-        return False
-    within = None if near is None or state.behind or len(pattern.roots) > 1 else near[pattern.depth]
-    state.behind = False
-    for match in matches(graph, pattern, 8 * limit, within):
-        if len(match.roots) > 1 and not independent(graph, match.roots):
-            continue
-        fixed = frozenset(n for n, c in match.tensors.items() if graph.constant(c))
-        before, after, apart = pattern.runtime(fixed)
-        if after > before and apart:
-            continue  # it would take constants apart to make more work at run time
-        key = (id(pattern), match.roots, *match.tensors.values(), *match.sizes.values())
-        if key in seen or all(graph.constant(r) for r in match.roots):
-            continue  # what is constant is computed once, whatever its form
-        seen.add(key)
-        fresh.append((pattern, match))
-        if len(fresh) >= limit:
-            state.bans += 1
-            state.until = number + 1 + state.bans
-            state.behind = True
-            found.extend(fresh)
-            return True
-    found.extend(fresh)
-    return False
 
 
 def _apply(

@@ -1,0 +1,382 @@
+"""A net of patterns: those that begin alike are matched together, in one walk over an e-graph from each root.
+
+A pattern is a list of steps over *slots* (classes) and *registers* (sizes and attribute values). Both are numbered in
+the order in which the steps fill them, so patterns with equal prefixes, up to renaming, have equal steps and share the
+path of a prefix tree. Which occurrence of a slot or register writes and which compares is known when a pattern is
+compiled, so a walk writes in place and never undoes. What a type or an operator's attributes tell all the steps at one
+point of the tree is looked up at once, in a table that grows as types and attributes are met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from superopt.ir.terms import AttributeValue
+from superopt.ir.types import DType, TensorType
+from superopt.ops.record import FLOATS
+from superopt.search.egraph import ABSENT, PROJECT, EGraph, ENode
+
+__all__ = ["Apply", "Further", "Select", "Spec", "Step", "Trie", "Typed"]
+
+# What a value must be: ("=", a constant), ("r", number of a register), or ("t", (specs, ...)) of a tuple.
+Spec = tuple[str, object]
+Values = tuple[tuple[int, AttributeValue], ...]  # registers and values
+P = TypeVar("P")
+_REMEMBERED = 4096  # types or heads that a table remembers
+
+
+@dataclass(frozen=True)
+class Apply:
+    """The class in ``slot`` must hold ``op``.
+
+    Attributes:
+        args: of each argument: its slot (:data:`ABSENT`: none may be given), whether it is met for the first time, and
+            the operator that its class must hold, or "".
+        attributes: by name, sorted.
+        element: register of the element type, which generators need not write; -1 where it has none.
+        known: registers below this one are written before.
+    """
+
+    slot: int
+    op: str
+    args: tuple[tuple[int, bool, str], ...]
+    attributes: tuple[tuple[str, Spec], ...]
+    element: int
+    known: int
+
+
+@dataclass(frozen=True)
+class Select:
+    """The class in ``slot`` must be output ``index`` of an application, whose tuple class goes to ``target``."""
+
+    slot: int
+    index: int
+    target: int
+    fresh: bool
+
+
+@dataclass(frozen=True)
+class Typed:
+    """The class in ``slot`` must have this element class and these sizes. ``element``: register of class ``f``."""
+
+    slot: int
+    dtype: str
+    sizes: tuple[Spec, ...]
+    element: int
+    known: int
+
+
+@dataclass(frozen=True)
+class Further:
+    """Begin a further root: candidates are the ancestors of a bound slot along ``path`` of operators."""
+
+    slot: int
+    op: str
+    anchor: int
+    path: tuple[str, ...]
+
+
+Step = Apply | Select | Typed | Further
+
+
+@dataclass(eq=False)
+class _Fit(Generic[P]):
+    """Where a step leads, with the registers to compare and those to write."""
+
+    place: _Place[P]
+    compare: Values
+    write: Values
+
+
+@dataclass(eq=False)
+class _Kinds(Generic[P]):
+    """Steps that look at the type of one slot. ``table``: number of a type → what fits it."""
+
+    slot: int
+    steps: dict[Typed, _Place[P]] = field(default_factory=dict)
+    table: dict[int, tuple[_Fit[P], ...]] = field(default_factory=dict)
+
+    def learn(self, number: int, kind: object) -> tuple[_Fit[P], ...]:
+        if len(self.table) >= _REMEMBERED:
+            self.table.clear()
+        made = (
+            _fit(place, _type_values(step, kind), step.known) if isinstance(kind, TensorType) else None
+            for step, place in self.steps.items()
+        )
+        found = self.table[number] = tuple(f for f in made if f is not None)
+        return found
+
+
+@dataclass(eq=False)
+class _Shape(Generic[P]):
+    """Applications of one operator to arguments alike. ``table``: number of a head → what fits its attributes."""
+
+    args: tuple[tuple[int, bool, str], ...]
+    steps: dict[Apply, _Place[P]] = field(default_factory=dict)
+    table: dict[int, tuple[_Fit[P], ...]] = field(default_factory=dict)
+
+    def learn(self, number: int, attributes: tuple[tuple[str, AttributeValue], ...]) -> tuple[_Fit[P], ...]:
+        if len(self.table) >= _REMEMBERED:
+            self.table.clear()
+        given = dict(attributes)
+        made = (_fit(place, _attribute_values(step, given), step.known) for step, place in self.steps.items())
+        found = self.table[number] = tuple(f for f in made if f is not None)
+        return found
+
+
+@dataclass(eq=False)
+class _Place(Generic[P]):
+    """A point of the tree: the patterns that end here, and the next steps. ``depth``: of the deepest pattern below."""
+
+    depth: int = 0
+    ends: list[P] = field(default_factory=list)
+    kinds: dict[int, _Kinds[P]] = field(default_factory=dict)  # by slot
+    shapes: dict[tuple[int, str], dict[tuple[tuple[int, bool, str], ...], _Shape[P]]] = field(default_factory=dict)
+    selects: dict[Select, _Place[P]] = field(default_factory=dict)
+    further: dict[Further, _Place[P]] = field(default_factory=dict)
+
+    def next(self, step: Step) -> _Place[P]:
+        """The place after a step, made if it is new."""
+        match step:
+            case Typed():
+                return self.kinds.setdefault(step.slot, _Kinds(step.slot)).steps.setdefault(step, _Place())
+            case Apply():
+                shapes = self.shapes.setdefault((step.slot, step.op), {})
+                return shapes.setdefault(step.args, _Shape(step.args)).steps.setdefault(step, _Place())
+            case Select():
+                return self.selects.setdefault(step, _Place())
+        return self.further.setdefault(step, _Place())
+
+
+class Trie(Generic[P]):
+    """Patterns by their steps; the first root is slot 0."""
+
+    def __init__(self, patterns: Iterable[tuple[P, Sequence[Step], int]]) -> None:
+        """Args: patterns, each with its steps and its depth in levels of operators."""
+        self.roots: dict[str, _Place[P]] = {}
+        self.slots = self.registers = 1
+        self.depth = 0
+        for pattern, steps, depth in patterns:
+            first = steps[0]
+            op = first.op if isinstance(first, Apply) else PROJECT
+            place = self.roots.setdefault(op, _Place())
+            place.depth = max(place.depth, depth)
+            for step in steps:
+                place = place.next(step)
+                place.depth = max(place.depth, depth)
+                self._make_room(step)
+            place.ends.append(pattern)
+            self.depth = max(self.depth, depth)
+
+    def _make_room(self, step: Step) -> None:
+        numbers, registers = [step.slot], [0]
+        if isinstance(step, Apply):
+            numbers += [a for a, _, _ in step.args]
+            registers += [step.element, *(r for _, s in step.attributes for r in _registers(s))]
+        elif isinstance(step, Typed):
+            registers += [step.element, *(r for s in step.sizes for r in _registers(s))]
+        elif isinstance(step, Select):
+            numbers.append(step.target)
+        self.slots = max(self.slots, 1 + max(numbers))
+        self.registers = max(self.registers, 1 + max(registers))
+
+    def walk(
+        self, graph: EGraph, found: Callable[[P, list[int], list[AttributeValue]], None],
+        levels: Mapping[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """Call ``found`` with each occurrence of each pattern: the slots and registers, valid during the call.
+
+        Args:
+            graph: rebuilt, and not changed meanwhile.
+            found: what to do.
+            levels: class → how many levels of operators a pattern needs at least to be matched there; classes that are
+                missing are left out. ``None``: every pattern everywhere.
+        """
+        run = _Walk(graph, found, self.slots, self.registers)
+        for op, place in self.roots.items():
+            for identity in graph.having(op):
+                if graph.classes[identity].constant:
+                    continue  # what is constant is computed once, whatever its form
+                level = 0 if levels is None else levels.get(identity, place.depth + 1)
+                if level <= place.depth:
+                    run.slots[0] = identity
+                    run.level = level
+                    run.at(place)
+
+
+class _Walk(Generic[P]):
+    """One walk over a graph."""
+
+    def __init__(
+        self, graph: EGraph, found: Callable[[P, list[int], list[AttributeValue]], None], slots: int, registers: int
+    ) -> None:
+        self.graph, self.found, self.level = graph, found, 0
+        self.slots = [ABSENT] * slots
+        self.registers: list[AttributeValue] = [0] * registers
+
+    def at(self, place: _Place[P]) -> None:
+        """Match all that is below a place; recursion follows the patterns' sizes, not the graph's."""
+        for pattern in place.ends:
+            self.found(pattern, self.slots, self.registers)
+        if place.kinds:
+            classes = self.graph.classes
+            for kinds in place.kinds.values():
+                group = classes[self.slots[kinds.slot]]
+                fits = kinds.table.get(group.kind)
+                self._follow(kinds.learn(group.kind, group.type) if fits is None else fits)
+        for (slot, op), shapes in place.shapes.items():
+            for node in self.graph.with_op(self.slots[slot], op):
+                self._applied(node, shapes)
+        if place.selects:
+            self._selected(place)
+        if place.further:
+            self._further(place)
+
+    def _follow(self, fits: tuple[_Fit[P], ...]) -> None:
+        registers = self.registers
+        for fit in fits:
+            if fit.place.depth < self.level:
+                continue
+            for register, value in fit.compare:
+                if registers[register] != value:
+                    break
+            else:
+                for register, value in fit.write:
+                    registers[register] = value
+                self.at(fit.place)
+
+    def _applied(self, node: ENode, shapes: Mapping[tuple[tuple[int, bool, str], ...], _Shape[P]]) -> None:
+        head = self.graph.heads[node[0]]
+        number = head.number
+        for shape in shapes.values():
+            fits = shape.table.get(number)
+            if fits is None:
+                fits = shape.learn(number, head.attributes)
+            if not fits:
+                continue
+            if self._bind(shape.args, node, 1, 2):
+                self._follow(fits)
+            if head.commutative and len(node) == 3 and node[1] != node[2] and self._bind(shape.args, node, 2, 1):
+                self._follow(fits)
+
+    def _bind(self, wanted: tuple[tuple[int, bool, str], ...], node: ENode, first: int, second: int) -> bool:
+        """Put the arguments of an e-node into slots, the first two in this order; False if they do not fit."""
+        slots, classes, count = self.slots, self.graph.classes, len(node)
+        if count != len(wanted) + 1:
+            if any(a != ABSENT for a in node[len(wanted) + 1 :]):
+                return False
+            if count < len(wanted) + 1:
+                return False  # patterns end with an argument that is given
+        position = 1
+        for slot, fresh, op in wanted:
+            arg = node[first if position == 1 else second if position == 2 else position]
+            position += 1
+            if slot == ABSENT or arg == ABSENT:
+                if slot != arg:
+                    return False
+                continue
+            if fresh:
+                slots[slot] = arg
+            elif slots[slot] != arg:
+                return False
+            if op:
+                index = classes[arg].by_op
+                if op not in (self.graph.ops_of(arg) if index is None else index):
+                    return False
+        return True
+
+    def _selected(self, place: _Place[P]) -> None:
+        for step, below in place.selects.items():
+            for node in self.graph.with_op(self.slots[step.slot], PROJECT):
+                if self.graph.heads[node[0]].index != step.index:
+                    continue
+                if step.fresh:
+                    self.slots[step.target] = node[1]
+                elif self.slots[step.target] != node[1]:
+                    continue
+                self.at(below)
+
+    def _further(self, place: _Place[P]) -> None:
+        for step, below in place.further.items():
+            known = step.anchor != ABSENT
+            for identity in self._ancestors(step) if known else self.graph.having(step.op):
+                self.slots[step.slot] = identity
+                self.at(below)
+
+    def _ancestors(self, step: Further) -> list[int]:
+        graph, level = self.graph, [self.slots[step.anchor]]
+        for op in step.path:
+            above: dict[int, None] = {}
+            for member in level:
+                for node, parent in graph.classes[member].parents:
+                    if graph.heads[node[0]].op == op:
+                        above[graph.find(parent)] = None
+            level = list(above)
+        return level
+
+
+def _registers(spec: Spec) -> list[int]:
+    tag, value = spec
+    if tag == "t":
+        assert isinstance(value, tuple)
+        return [r for s in value for r in _registers(s)]
+    return [value] if tag == "r" and isinstance(value, int) else []
+
+
+def _fit(place: _Place[P], values: dict[int, AttributeValue] | None, known: int) -> _Fit[P] | None:
+    if values is None:
+        return None
+    compare = tuple((r, v) for r, v in values.items() if r < known)
+    return _Fit(place, compare, tuple((r, v) for r, v in values.items() if r >= known))
+
+
+def _type_values(step: Typed, kind: TensorType) -> dict[int, AttributeValue] | None:
+    """What the registers must be for a type to fit, or ``None``."""
+    if kind.shape is None or len(kind.shape) != len(step.sizes) or not _in_class(step.dtype, kind.dtype):
+        return None
+    values: dict[int, AttributeValue] = {}
+    if step.element >= 0:
+        values[step.element] = str(kind.dtype)
+    for spec, given in zip(step.sizes, kind.shape, strict=True):
+        if given == 0 or not _fits(spec, given, values):
+            return None
+    return values
+
+
+def _in_class(name: str, dtype: DType) -> bool:
+    return dtype in FLOATS if name == "f" else dtype == {"i": DType.INT64, "b": DType.BOOL}.get(name, name)
+
+
+def _attribute_values(step: Apply, given: Mapping[str, AttributeValue]) -> dict[int, AttributeValue] | None:
+    """What the registers must be for attributes to fit, or ``None``."""
+    values: dict[int, AttributeValue] = {}
+    wanted = dict(step.attributes)
+    if not wanted.keys() <= given.keys():
+        return None
+    for name, value in given.items():
+        if name in wanted:
+            if not _fits(wanted[name], value, values):
+                return None
+        elif name == "dtype" and isinstance(value, str) and step.element >= 0:
+            if values.setdefault(step.element, value) != value:
+                return None
+        else:
+            return None
+    return values
+
+
+def _fits(spec: Spec, given: AttributeValue, values: dict[int, AttributeValue]) -> bool:
+    tag, wanted = spec
+    if tag == "t":
+        assert isinstance(wanted, tuple)
+        return (
+            isinstance(given, tuple)
+            and len(given) == len(wanted)
+            and all(_fits(s, g, values) for s, g in zip(wanted, given, strict=True))
+        )
+    if tag == "r":
+        assert isinstance(wanted, int)
+        return not isinstance(given, str | tuple) and values.setdefault(wanted, given) == given
+    return wanted == given
