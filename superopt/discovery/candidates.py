@@ -12,10 +12,10 @@ from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import map_terms
 from superopt.rules.rule import AttributeScheme, Rule, TypeScheme, attribute_symbols, term_symbols
 from superopt.rules.scanner import RuleError
-from superopt.rules.typing import instances, types_of
+from superopt.rules.typing import instances, operator_of, types_of
 from superopt.search.merge import lift
 
-__all__ = ["candidates", "joined", "n_ary", "operator_count", "restricted"]
+__all__ = ["candidates", "joined", "n_ary", "operator_count", "restricted", "tidied"]
 
 
 def operator_count(*roots: Term) -> int:
@@ -57,7 +57,9 @@ def candidates(theme: Theme, pairs: Iterable[tuple[Term, Term]]) -> list[Rule]:
         used, other = set(variables(left)), set(variables(right))
         if not (used <= other or other <= used):
             continue
-        a, b = min((_renamed(groups, owner, p) for p in ((left, right), (right, left))), key=lambda p: (str(p[0]), str(p[1])))
+        a, b = min(
+            (_renamed(groups, owner, p) for p in ((left, right), (right, left))), key=lambda p: (str(p[0]), str(p[1]))
+        )
         if operator_count(a) < operator_count(b):
             a, b = b, a
         text = f"{a} = {b}"
@@ -108,6 +110,30 @@ def _reading_order(root: Term) -> list[str]:
     return found
 
 
+def tidied(rule: Rule) -> Rule:
+    """The rule with the operands of commutative operators in the order of ``forall``: for people, and for one text."""
+    place = {n: i for i, n in enumerate(rule.forall)}
+    made: dict[Term, Term] = {}
+
+    def first(term: Term) -> tuple[int, str]:
+        return min((place[n] for n in variables(term)), default=len(place)), str(term)
+
+    for term in postorder(*rule.lhs, *rule.rhs):
+        if isinstance(term, App):
+            args = [None if a is None else made[a] for a in term.args]
+            present = [a for a in args if a is not None]
+            if operator_of(term).commutative and len(args) == len(present) == 2:
+                args = list(sorted(present, key=first))
+            made[term] = App(term.op, tuple(args), term.attributes)
+        elif isinstance(term, Project):
+            inner = made[term.term]
+            assert isinstance(inner, App)
+            made[term] = Project(inner, term.index)
+        else:
+            made[term] = term
+    return replace(rule, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
+
+
 def joined(rule: Rule) -> Rule | None:
     """``Concat(s, t) = u`` as a rule with two outputs: ``s = Split(u)[0]``, ``t = Split(u)[1]``.
 
@@ -120,7 +146,9 @@ def joined(rule: Rule) -> Rule | None:
         if not (isinstance(root, App) and root.op == "Concat" and len(root.args) == 2) or isinstance(other, Var):
             continue
         parts = tuple(a for a in root.args if a is not None)
-        if any(isinstance(p, Var) or not variables(p) for p in parts) or (isinstance(other, App) and other.op == "Concat"):
+        if any(isinstance(p, Var) or not variables(p) for p in parts) or (
+            isinstance(other, App) and other.op == "Concat"
+        ):
             continue
         axis = dict(root.attributes)["axis"]
         sizes = _sizes_along(rule, parts, axis)

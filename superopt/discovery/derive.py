@@ -7,7 +7,7 @@ the clock, so that the answer is the same on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +26,8 @@ from superopt.rules.scanner import RuleError
 from superopt.rules.typing import at_sizes, complete, instances
 from superopt.runtime.evaluate import FLOAT64, Array, evaluate
 from superopt.search.egraph import ABSENT, EGraph, is_multi
+from superopt.search.match import Pattern, compile_side
+from superopt.search.merge import lift
 from superopt.search.moves import prepare
 from superopt.search.program import Program, Step
 from superopt.search.saturate import Limits, Moves, saturate
@@ -62,13 +64,27 @@ class Coverage:
 def _moves(rule: Rule, parts: tuple[int, ...]) -> Moves:
     steps = tuple(Step("Concat", ("",) * n, (), ("",), None, "") for n in parts)
     program = Program(Graph("", (), (), (), (), {}), steps, {}, frozenset(), {})
+    if len(rule.lhs) == 2 and rule.forward:
+        return Moves(tuple(_several(rule, parts)))
     return prepare((rule,), program).moves
 
 
 def moves_of(rules: Iterable[Rule], parts: tuple[int, ...] = ()) -> Moves:
-    """What saturation may do with these rules; ``parts``: arities above 2 that Concat and Split have."""
+    """What saturation may do with these rules; ``parts``: arities above 2 that Concat and Split have.
+
+    Search merges whole groups of siblings in an order of its own. Here a rule with several outputs is a pattern with
+    several roots instead, for two of them and for as many as ``parts`` says.
+    """
     each = [_moves(r, parts) for r in rules]
-    return Moves(tuple(p for m in each for p in m.patterns), tuple(g for m in each for g in m.groups))
+    return Moves(tuple(p for m in each for p in m.patterns))
+
+
+def _several(rule: Rule, parts: tuple[int, ...]) -> Iterator[Pattern]:
+    for instance in instances(rule):
+        for count in (2, *parts):
+            wider = instance if count == 2 else lift(instance, count)
+            if wider is not None and not any(isinstance(t, Var) for t in wider.lhs):
+                yield compile_side(wider, wider.lhs, wider.rhs)
 
 
 class Universe:
@@ -183,7 +199,7 @@ def derived(rule: Rule, moves: Moves, *, rounds: int = ROUNDS, nodes: int = NODE
         except (IllTyped, ZeroDivisionError):
             return None
         for number, (left, _) in enumerate(pairs):
-            universe.graph.given[left] = (1, 1 << number)
+            universe.graph.given[left] = (1, 1 << number)  # siblings that do not depend on each other
         for _ in range(rounds):
             before = universe.graph.version
             if universe.same(pairs):

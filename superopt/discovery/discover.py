@@ -128,7 +128,7 @@ def _explore_all(
 
 
 def _minimised(rules: Sequence[Rule], chunks: Chunks, say: Progress) -> tuple[Rule, ...]:
-    key = digest_of("minimised", 2, [(rule_text(r), r.origin) for r in rules])
+    key = digest_of("minimised", 3, [(rule_text(r), r.origin) for r in rules])
     known = chunks.get(key)
     if known is not None:
         rows = known["rules"]

@@ -241,9 +241,7 @@ class _Builder:
                 continue
             assert isinstance(term, App)
             operands = [None if a is None else given[a] for a in term.args]
-            results = [
-                evaluate(_batched(c, len(calls)), operands, self.algebra, sizes) for c in typed.meanings[term]
-            ]
+            results = [evaluate(_batched(c, len(calls)), operands, self.algebra, sizes) for c in typed.meanings[term]]
             given[term] = results[0]
         return results
 
@@ -257,7 +255,9 @@ class _Builder:
         width = residues.shape[1]
         if width not in self.mixers:
             own = np.random.default_rng([20, width])
-            self.mixers[width] = own.integers(1, 1 << 63, size=(2, width), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+            self.mixers[width] = own.integers(1, 1 << 63, size=(2, width), dtype=np.uint64) * np.uint64(2) + np.uint64(
+                1
+            )
         mixed = residues * np.uint64(0x9E3779B97F4A7C15)
         mixed ^= mixed >> np.uint64(29)
         return np.stack([(mixed * m).sum(axis=1, dtype=np.uint64) for m in self.mixers[width]], axis=1)
@@ -428,7 +428,10 @@ def _sample_meanings(term: App) -> Sequence[Comprehension]:
     """Meanings of an operator at typical ranks: enough to see which functions it calls."""
     record, values = operator_of(term), complete(term)
     for rank in (2, 4, 3, 1):
-        kinds = [None if a is None else TensorType(DType.FLOAT32, tuple(sym(f"s{i}") for i in range(rank))) for a in term.args]
+        kinds = [
+            None if a is None else TensorType(DType.FLOAT32, tuple(sym(f"s{i}") for i in range(rank)))
+            for a in term.args
+        ]
         try:
             return record.apply(kinds, values)[0].outputs
         except (IllTyped, ZeroDivisionError):

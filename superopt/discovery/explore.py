@@ -94,7 +94,7 @@ def explore(
         progress: called with a line of text now and then.
     """
     chunks = Chunks(None if folder is None else Path(folder))
-    key = digest_of("explored", 2, theme.text, theme.operators, config.seed, config.instances, config.trials,
+    key = digest_of("explored", 3, theme.text, theme.operators, config.seed, config.instances, config.trials,
                     config.prove_seconds, config.terms)  # fmt: skip
     known = chunks.get(key)
     if known is not None:
@@ -131,6 +131,12 @@ def _silent(_: str) -> None:
     return None
 
 
+def _follows(candidate: Rule, kept: Sequence[Rule]) -> bool:
+    """Whether the rules kept so far derive a candidate in a few steps, on an e-graph of its own."""
+    moves = moves_of([r for r in kept if len(r.lhs) == 1])
+    return bool(kept) and derived(candidate, moves, rounds=_LOCAL_ROUNDS, nodes=_LOCAL_NODES) is not None
+
+
 def _select(
     theme: Theme, point: Point, proposals: Sequence[Rule], judge: Judge, say: Callable[[str], None]
 ) -> tuple[list[Rule], int]:
@@ -148,7 +154,7 @@ def _select(
     for number, (candidate, place) in enumerate(zip(proposals, places, strict=True)):
         if place is None:
             continue
-        if universe.same(place) or (kept and derived(candidate, moves_of(kept), rounds=_LOCAL_ROUNDS, nodes=_LOCAL_NODES) is not None):
+        if universe.same(place) or _follows(candidate, kept):
             followed += 1
             continue
         made = judge.rules(candidate)
@@ -158,8 +164,9 @@ def _select(
             say(f"{theme.name}: {number + 1}/{len(proposals)} candidates, {len(kept)} rules; "
                 f"{', '.join(map(str, fresh[0].lhs))} = {', '.join(map(str, fresh[0].rhs))}")  # fmt: skip
             size = len(universe.graph)
-            universe.grow(moves_of(fresh), nodes=size + _GROWTH, rounds=1, matches=_MATCHES)
+            universe.grow(
+                moves_of([r for r in fresh if len(r.lhs) == 1]), nodes=size + _GROWTH, rounds=1, matches=_MATCHES
+            )
         elif number % 50 == 0:
             say(f"{theme.name}: {number + 1}/{len(proposals)} candidates, {len(kept)} rules")
     return kept, followed
-

@@ -67,9 +67,7 @@ def _side(
     return total
 
 
-def _application(
-    term: App, types: Mapping[Term, tuple[TensorType, ...]], nominal: Mapping[str, Dim]
-) -> float | None:
+def _application(term: App, types: Mapping[Term, tuple[TensorType, ...]], nominal: Mapping[str, Dim]) -> float | None:
     kinds = [None if a is None else types[a][0] for a in term.args]
     work = flops(operator_of(term), kinds, complete(term))
     moved = [prod(k.shape or (), start=1) for k in (*kinds, *types[term]) if k is not None]
@@ -82,6 +80,8 @@ def _application(
 
 def oriented(rule: Rule, theme: Theme) -> Rule:
     """The rule with the side that is expected to be slower on the left, where search can use it in that direction."""
+    if len(rule.lhs) > 1:
+        return rule  # siblings on the left, what they merge into on the right
     found = expected(rule, frozenset(n for n in rule.tensors if theme.is_weight(n)))
     if found is None:
         swap = not rule.forward
@@ -89,4 +89,3 @@ def oriented(rule: Rule, theme: Theme) -> Rule:
         left, right = found
         swap = rule.backward and (right > left * 1.001 or not rule.forward)
     return replace(rule, lhs=rule.rhs, rhs=rule.lhs) if swap else rule
-

@@ -85,9 +85,7 @@ def _subsets(count: int, *, whole: bool = False) -> Iterator[frozenset[int]]:
 
 def _occurrences(roots: tuple[Term, ...], name: str) -> int:
     """How often a variable is written; a shared application of several outputs counts once."""
-    return sum(
-        sum(a == Var(name) for a in t.args) for t in _written(roots)
-    ) + sum(r == Var(name) for r in roots)
+    return sum(sum(a == Var(name) for a in t.args) for t in _written(roots)) + sum(r == Var(name) for r in roots)
 
 
 def _written(roots: tuple[Term, ...]) -> list[App]:
@@ -349,9 +347,7 @@ def specialised(rule: Rule) -> Iterator[Rule]:
             neutral[name] = scheme.bound if scheme.relation == ">=" else 0
     for size in (1, 2):
         for names in combinations(neutral, size):
-            binding: dict[str, Dim] = {
-                a: neutral[n] for n in names for a in attribute_symbols(n, rule.attributes[n])
-            }
+            binding: dict[str, Dim] = {a: neutral[n] for n in names for a in attribute_symbols(n, rule.attributes[n])}
             forall: dict[str, TypeScheme] = {}
             for name, scheme in rule.forall.items():
                 if isinstance(scheme, TensorScheme):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from superopt.discovery.candidates import joined, restricted
+from superopt.discovery.candidates import joined, restricted, tidied
 from superopt.discovery.config import Config, Theme
 from superopt.discovery.generalise import (
     any_rank,
@@ -75,14 +75,14 @@ class Judge:
         for version in self._versions(candidate, general):
             if found and not version.lead:
                 break
-            made = self._prove(restricted(version))
+            made = self._prove(tidied(restricted(version)))
             if made is not None:
                 found.append(made)
         if self.theme.join:
             for rule in list(found):
                 pair = joined(rule)
                 if pair is not None and well_typed(pair) and self._quick(pair):
-                    made = self._prove(pair)
+                    made = self._prove(tidied(pair))
                     if made is not None:
                         found.append(made)
         return found

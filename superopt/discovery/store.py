@@ -43,5 +43,5 @@ class Chunks:
         place = self.folder / key[:2]
         place.mkdir(parents=True, exist_ok=True)
         partial = place / f".{key}.{os.getpid()}"
-        partial.write_text(json.dumps(data, sort_keys=True), encoding="utf-8")
+        partial.write_text(json.dumps(data), encoding="utf-8")
         partial.replace(place / f"{key}.json")
