@@ -123,7 +123,7 @@ def tidied(rule: Rule) -> Rule:
             args = [None if a is None else made[a] for a in term.args]
             present = [a for a in args if a is not None]
             if operator_of(term).commutative and len(args) == len(present) == 2:
-                args = list(sorted(present, key=first))
+                args = [*sorted(present, key=first)]
             made[term] = App(term.op, tuple(args), term.attributes)
         elif isinstance(term, Project):
             inner = made[term.term]

@@ -1,8 +1,8 @@
 """What discovery looks at: a declared vocabulary, as data (``rules/discovery.toml``).
 
-A *theme* is a small vocabulary: typed leaves, operator applications with holes (``A``, ``B``, …) for operands, and a bound
-on the number of operators. A declared vocabulary is not a rule: it says which expressions are compared, not which are
-equal. Sizes and attributes in it are symbols, so that what is found is stated for symbols from the start.
+A *theme* is a small vocabulary: typed leaves, operator applications with holes (``A``, ``B``, …) for operands, and a
+bound on the number of operators. A declared vocabulary is not a rule: it says which expressions are compared, not
+which are equal. Sizes and attributes in it are symbols, so that what is found is stated for symbols from the start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from superopt.ir.errors import UsageError
-from superopt.ir.terms import App, Term, variables
+from superopt.ir.terms import App, Term, postorder, variables
 from superopt.ops import REGISTRY
 from superopt.rules.grammar import parse_scheme, parse_term
 from superopt.rules.rule import AttributeScheme, Rule, TensorScheme, TypeScheme
@@ -153,8 +153,6 @@ def _changed(theme: Theme, vocabulary: tuple[Template, ...], size: int, text: st
 
 
 def _operators(term: Term) -> set[str]:
-    from superopt.ir.terms import postorder
-
     return {t.op for t in postorder(term) if isinstance(t, App)}
 
 

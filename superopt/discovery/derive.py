@@ -1,8 +1,8 @@
 """Derivability: does a library derive a rule by saturation, and by which chain?
 
-The two sides of the rule are put into an e-graph at concrete sizes that are as different as possible, the library's
-rules are applied everywhere, and the rule is derived when its sides meet. The bounds are counts (rounds and nodes), never
-the clock, so that the answer is the same on every machine.
+The two sides of the rule are put into an e-graph at concrete sizes that are as different as possible, the rules of
+the library are applied everywhere, and the rule is derived when its sides meet. The bounds are counts (rounds and
+nodes), never the clock, so that the answer is the same on every machine.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Universe:
 
 
 def derived(rule: Rule, moves: Moves, *, rounds: int = ROUNDS, nodes: int = NODES) -> Mapping[str, int] | None:
-    """Which rules derive a rule and how often each is used, or ``None`` if saturation does not bring its sides together.
+    """Which rules derive a rule and how often each is used; ``None`` if saturation does not bring its sides together.
 
     A rule with ``...`` is looked at with one leading axis and with none.
     """

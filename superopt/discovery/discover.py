@@ -14,10 +14,10 @@ from pathlib import Path
 
 from superopt.discovery.candidates import n_ary
 from superopt.discovery.config import Config, Theme
-from superopt.discovery.explore import Explored, explore
+from superopt.discovery.explore import Bounds, Explored, OutOfBounds, explore
 from superopt.discovery.gain import expected
 from superopt.discovery.minimise import minimised
-from superopt.discovery.store import Chunks, digest_of
+from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.rules.canonical import rule_text, text_digest
 from superopt.rules.grammar import format_rule, parse_rule
 from superopt.rules.library import Library, write_rules, write_verdicts
@@ -51,7 +51,7 @@ class DiscoveryResult:
 
 def discover(
     config: Config, *, out: Path | str, workers: int = 1, time_limit: float | None = None,
-    executor: Executor | None = None, progress: Progress | None = None,
+    memory_limit: int | None = None, executor: Executor | None = None, progress: Progress | None = None,
 ) -> DiscoveryResult:  # fmt: skip
     """Discover a library and write it to a folder.
 
@@ -62,7 +62,8 @@ def discover(
         config: what to look at.
         out: the folder; finished work is kept in its ``.chunks``, so that a killed run goes on.
         workers: processes; 1 works in this process.
-        time_limit: seconds after which no further theme is started or waited for.
+        time_limit: seconds after which exploring stops; themes that are not finished are ``unfinished``.
+        memory_limit: bytes that a process may reach; a theme that needs more is ``unfinished``.
         executor: where themes are explored instead (its workers must see ``out``).
         progress: called with lines of text.
 
@@ -73,15 +74,15 @@ def discover(
     folder.mkdir(parents=True, exist_ok=True)
     say = progress or _silent
     started, cpu = time.monotonic(), _cpu_seconds()
-    deadline = None if time_limit is None else started + time_limit
+    bounds = Bounds(None if time_limit is None else time.time() + time_limit, memory_limit)
     chunks = folder / ".chunks"
-    explored = _explore_all(config, str(chunks), workers, deadline, executor, say)
+    explored = _explore_all(config, str(chunks), workers, bounds, executor, say)
     done = [explored[t.name] for t in config.themes if t.name in explored]
     unfinished = tuple(t.name for t in config.themes if t.name not in explored)
     proved = [r for e in done for r in e.rules]
     kept = _minimised(proved, Chunks(chunks), say)
-    rules = _identified(kept, config)
-    _write(folder, rules, done, config)
+    rules, verdicts = _proved_again(_identified(kept, config), config, say)
+    _write(folder, rules, verdicts, done, config)
     log = _log(config, done, unfinished, len(proved), rules, time.monotonic() - started, _cpu_seconds() - cpu, workers)
     _replace(folder / "run.json", log)
     return DiscoveryResult(rules, len(proved), tuple(done), unfinished, log)
@@ -98,37 +99,39 @@ def _cpu_seconds() -> float:
 
 
 def _explore_all(
-    config: Config, chunks: str, workers: int, deadline: float | None, executor: Executor | None, say: Progress
+    config: Config, chunks: str, workers: int, bounds: Bounds, executor: Executor | None, say: Progress
 ) -> dict[str, Explored]:
+    """Explored themes by name, in any order; those out of bounds are left out."""
     found: dict[str, Explored] = {}
     if executor is None and workers <= 1:
         for theme in config.themes:
-            if deadline is not None and time.monotonic() > deadline:
-                break
-            found[theme.name] = explore(theme, config, chunks, say)
+            try:
+                found[theme.name] = explore(theme, config, chunks, say, bounds)
+            except OutOfBounds as why:
+                say(f"{theme.name}: not finished: out of {why}")
         return found
     pool = executor or ProcessPoolExecutor(max_workers=workers)
     try:
-        waiting: dict[Future[Explored], Theme] = {pool.submit(explore, t, config, chunks): t for t in config.themes}
+        waiting: dict[Future[Explored], Theme] = {
+            pool.submit(explore, t, config, chunks, None, bounds): t for t in config.themes
+        }
         while waiting:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            finished, _ = wait(waiting, timeout=left, return_when=FIRST_COMPLETED)
-            if not finished:
-                break
+            finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
             for future in finished:
                 theme = waiting.pop(future)
-                found[theme.name] = future.result()
-                say(f"{theme.name}: {len(found[theme.name].rules)} rules; {len(waiting)} themes to go")
-        for future in waiting:
-            future.cancel()
+                try:
+                    found[theme.name] = future.result()
+                    say(f"{theme.name}: {len(found[theme.name].rules)} rules; {len(waiting)} themes to go")
+                except OutOfBounds as why:
+                    say(f"{theme.name}: not finished: out of {why}")
     finally:
         if executor is None:
-            pool.shutdown(wait=deadline is None, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
     return found
 
 
 def _minimised(rules: Sequence[Rule], chunks: Chunks, say: Progress) -> tuple[Rule, ...]:
-    key = digest_of("minimised", 3, [(rule_text(r), r.origin) for r in rules])
+    key = digest_of("minimised", code_digest(), [(rule_text(r), r.origin) for r in rules])
     known = chunks.get(key)
     if known is not None:
         rows = known["rules"]
@@ -154,7 +157,13 @@ def _identified(rules: Sequence[Rule], config: Config) -> tuple[Rule, ...]:
     return tuple(made[i] for i in sorted(made))
 
 
-def _write(folder: Path, rules: Sequence[Rule], explored: Sequence[Explored], config: Config) -> None:
+def _write(
+    folder: Path,
+    rules: Sequence[Rule],
+    verdicts: Mapping[str, Mapping[str, object]],
+    explored: Sequence[Explored],
+    config: Config,
+) -> None:
     families: dict[str, list[Rule]] = {}
     for rule in rules:
         families.setdefault(rule.family, []).append(rule)
@@ -164,7 +173,7 @@ def _write(folder: Path, rules: Sequence[Rule], explored: Sequence[Explored], co
     for family, members in families.items():
         heading = f"Discovered and proved for all sizes; configuration {config.digest[:12]}, seed {config.seed}."
         write_rules(folder / f"{family}.toml", members, heading=heading)
-    _write_proofs(folder, rules, config)
+    write_verdicts(folder / "proofs.json", Library({r.id: r for r in rules}).with_verdicts(verdicts).store)
     _replace(folder / "near_misses.json", [m for e in explored for m in e.near_misses])
     _replace(folder / "undecided.json", [m for e in explored for m in e.undecided])
     weights = {t.name: t for t in config.themes}
@@ -180,15 +189,18 @@ def _gain(rule: Rule, themes: Sequence[Theme]) -> dict[str, object]:
     return {"lhs_us": round(found[0], 2), "rhs_us": round(found[1], 2), "source": "roofline"}
 
 
-def _write_proofs(folder: Path, rules: Sequence[Rule], config: Config) -> None:
-    """Verdicts from a fresh proof of exactly what was written, not from what was believed on the way."""
+def _proved_again(
+    rules: Sequence[Rule], config: Config, say: Progress
+) -> tuple[tuple[Rule, ...], dict[str, Mapping[str, object]]]:
+    """Verdicts from a fresh proof of exactly what is written, not from what was believed on the way."""
     verdicts: dict[str, Mapping[str, object]] = {}
     for rule in rules:
         verdict = prove(rule, time_limit=4 * config.prove_seconds)
         if isinstance(verdict, ProvedAllSizes):
             verdicts[rule.id] = {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
-    store = Library({r.id: r for r in rules}).with_verdicts(verdicts).store
-    write_verdicts(folder / "proofs.json", store)
+        else:
+            say(f"left out, not proved again: {rule_text(rule)}")
+    return tuple(r for r in rules if r.id in verdicts), verdicts
 
 
 def _log(

@@ -8,29 +8,20 @@ of one template to operands of the same types are evaluated at once, through the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import product
 
 import numpy as np
 
 from superopt.discovery.config import Template, Theme
 from superopt.discovery.ordered import Ordered
-from superopt.ir.poly import Dim, Poly, substitute, sym
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, variables
+from superopt.discovery.template import Typed, batched, concrete, size_at, typed, variants
+from superopt.ir.poly import sym
+from superopt.ir.terms import App, Project, Term, Var, postorder, variables
 from superopt.ir.types import DType, TensorType
-from superopt.ops.meaning import (
-    Call,
-    Comprehension,
-    Condition,
-    IllTyped,
-    Number,
-    Read,
-    Reduce,
-    Scalar,
-    Where,
-    subexpressions,
-)  # fmt: skip
+from superopt.ops.meaning import Call, Comprehension, IllTyped, Number, Reduce, subexpressions
 from superopt.rules.canonical import map_terms
 from superopt.rules.rule import CLASSES, TensorScheme
 from superopt.rules.typing import complete, operator_of
@@ -42,7 +33,6 @@ __all__ = ["Enumeration", "Level", "enumerate_terms", "points_of"]
 
 _BATCH = 2048
 _ELEMENTS = 1 << 21  # of one operand batch
-_BATCH_AXIS = "@b"
 Algebra = PrimeField | Ordered
 Key = tuple[TensorType, bytes]
 Member = tuple[int, tuple[int, ...], int]  # template, operand classes, output
@@ -56,6 +46,9 @@ class Level:
     terms: int
     classes: int
     coincidences: int
+
+    def __str__(self) -> str:
+        return f"size {self.size}: {self.terms} terms, {self.classes} classes, {self.coincidences} coincidences"
 
 
 @dataclass
@@ -124,7 +117,7 @@ class _Builder:
         self.found = Enumeration(theme)
         self.index: dict[Key, int] = {}
         self.by_size: dict[int, list[int]] = {}
-        self.typed: dict[tuple[int, tuple[TensorType, ...]], _Typed | None] = {}
+        self.typed: dict[tuple[int, tuple[TensorType, ...]], Typed | None] = {}
         self.terms = 0
         self.mixers: dict[int, Array] = {}
         self.algebra: Algebra = PrimeField()
@@ -135,7 +128,7 @@ class _Builder:
         """Leaves and constants, with random elements."""
         self.algebra = algebra
         for point in self.points:
-            self.reals.append({n: _element(algebra, v) for n, v in point.reals.items()})
+            self.reals.append({n: algebra.constant(Fraction(v)) for n, v in point.reals.items()})
         scalars = 0
         for name, scheme in self.theme.leaves.items():
             kind = TensorType(DType(CLASSES[scheme.dtype]), scheme.shape)
@@ -150,10 +143,10 @@ class _Builder:
         self._count(0)
 
     def _random(self, scheme: TensorScheme, kind: TensorType, point: Point) -> Array:
-        shape = _shape(kind, point)
+        shape = concrete(kind, point)
         if scheme.dtype == "f":
             return self.algebra.random(self.rng, shape)
-        top = 2 if scheme.below is None else _at(scheme.below, point)
+        top = 2 if scheme.below is None else size_at(scheme.below, point)
         return self.algebra.integers(self.rng.integers(0, top, size=shape))
 
     def _signed(self, value: Array, negative: int) -> Array:
@@ -201,39 +194,39 @@ class _Builder:
     def _apply_all(
         self, number: int, types: tuple[TensorType, ...], calls: list[tuple[int, ...]], size: int, *, keep: bool
     ) -> None:
-        for typed in self._typing(number, types):
-            width = max((int(np.prod(_shape(t, p), initial=1)) for t in typed.outputs for p in self.points), default=1)
-            step = max(1, min(_BATCH, _ELEMENTS // max(width, 1)))
+        for form in self._typing(number, types):
+            widths = [int(np.prod(concrete(t, p), initial=1)) for t in form.outputs for p in self.points]
+            step = max(1, min(_BATCH, _ELEMENTS // max(widths, default=1)))
             for start in range(0, len(calls), step):
-                self._apply(typed, calls[start : start + step], size, keep=keep)
+                self._apply(form, calls[start : start + step], size, keep=keep)
 
-    def _apply(self, typed: _Typed, calls: list[tuple[int, ...]], size: int, *, keep: bool) -> None:
+    def _apply(self, form: Typed, calls: list[tuple[int, ...]], size: int, *, keep: bool) -> None:
         try:
-            batches = [self._evaluate(typed, calls, i) for i in range(len(self.points))]
+            batches = [self._evaluate(form, calls, i) for i in range(len(self.points))]
         except Unlucky:
             if len(calls) > 1:
                 middle = len(calls) // 2
-                self._apply(typed, calls[:middle], size, keep=keep)
-                self._apply(typed, calls[middle:], size, keep=keep)
+                self._apply(form, calls[:middle], size, keep=keep)
+                self._apply(form, calls[middle:], size, keep=keep)
             return
-        for output, kind in enumerate(typed.outputs):
+        for output, kind in enumerate(form.outputs):
             marks = [self._marks(b[output]) for b in batches]
             joined = np.concatenate(marks, axis=1)
             for row, operands in enumerate(calls):
                 self.terms += 1
                 values = tuple(b[output][row] for b in batches) if keep else ()
                 self._place(None, kind, size, values, keep=keep, mark=joined[row].tobytes(),
-                            make=(typed, operands, output))  # fmt: skip
+                            make=(form, operands, output))  # fmt: skip
 
-    def _evaluate(self, typed: _Typed, calls: list[tuple[int, ...]], place: int) -> list[Array]:
+    def _evaluate(self, form: Typed, calls: list[tuple[int, ...]], place: int) -> list[Array]:
         """The outputs of all calls at one point, batch axis first; intermediate applications of a template too."""
         point = self.points[place]
         sizes: dict[str, int | Array] = {**point.sizes, **self.reals[place]}
         given: dict[Term, Array] = {}
-        for position, hole in enumerate(typed.holes):
+        for position, hole in enumerate(form.holes):
             given[Var(hole)] = np.stack([self.found.classes[c[position]].values[place] for c in calls])
         results: list[Array] = []
-        for term in postorder(typed.term):
+        for term in postorder(form.term):
             if isinstance(term, Var):
                 if term not in given:
                     leaf = self.found.classes[self.leaf_class(term.name)].values[place]
@@ -241,7 +234,7 @@ class _Builder:
                 continue
             assert isinstance(term, App)
             operands = [None if a is None else given[a] for a in term.args]
-            results = [evaluate(_batched(c, len(calls)), operands, self.algebra, sizes) for c in typed.meanings[term]]
+            results = [evaluate(batched(c, len(calls)), operands, self.algebra, sizes) for c in form.meanings[term]]
             given[term] = results[0]
         return results
 
@@ -264,7 +257,7 @@ class _Builder:
 
     def _place(
         self, term: Term | None, kind: TensorType, size: int, values: tuple[Array, ...], *, keep: bool,
-        mark: bytes | None = None, make: tuple[_Typed, tuple[int, ...], int] | None = None,
+        mark: bytes | None = None, make: tuple[Typed, tuple[int, ...], int] | None = None,
     ) -> None:  # fmt: skip
         if mark is None:
             mark = np.concatenate([self._marks(v[None]) for v in values], axis=1).tobytes()
@@ -283,134 +276,25 @@ class _Builder:
         if keep:
             self.by_size.setdefault(size, []).append(len(self.found.classes) - 1)
 
-    def _term(self, typed: _Typed, operands: tuple[int, ...], output: int) -> Term:
-        names = {h: self.found.classes[c].term for h, c in zip(typed.holes, operands, strict=True)}
-        (made,) = map_terms((typed.term,), names, {})
-        return Project(made, output) if typed.several and isinstance(made, App) else made
+    def _term(self, form: Typed, operands: tuple[int, ...], output: int) -> Term:
+        names = {h: self.found.classes[c].term for h, c in zip(form.holes, operands, strict=True)}
+        (made,) = map_terms((form.term,), names, {})
+        return Project(made, output) if form.several and isinstance(made, App) else made
 
-    def _typing(self, number: int, types: tuple[TensorType, ...]) -> list[_Typed]:
+    def _typing(self, number: int, types: tuple[TensorType, ...]) -> list[Typed]:
         template = self.theme.vocabulary[number]
         found = []
-        for term in _variants(template, types):
+        for term in variants(template, types):
             key = (number, (*types, TensorType(DType.FLOAT32, ())) if template.split else types)
             if template.split:
-                made = _typed(template, term, types, self.theme, self.points)
+                made = typed(template, term, types, self.theme, self.points)
             else:
                 if key not in self.typed:
-                    self.typed[key] = _typed(template, term, types, self.theme, self.points)
+                    self.typed[key] = typed(template, term, types, self.theme, self.points)
                 made = self.typed[key]
             if made is not None:
                 found.append(made)
         return found
-
-
-@dataclass(frozen=True, eq=False)
-class _Typed:
-    """A template at operand types: meanings of its applications, types of its outputs."""
-
-    term: Term
-    holes: tuple[str, ...]
-    meanings: Mapping[App, tuple[Comprehension, ...]]
-    outputs: tuple[TensorType, ...]
-    several: bool
-
-
-def _typed(
-    template: Template, root: Term, types: tuple[TensorType, ...], theme: Theme, points: Sequence[Point]
-) -> _Typed | None:
-    known: dict[Term, TensorType] = {Var(h): t for h, t in zip(template.holes, types, strict=True)}
-    for name, scheme in theme.leaves.items():
-        known.setdefault(Var(name), TensorType(DType(CLASSES[scheme.dtype]), scheme.shape))
-    meanings: dict[App, tuple[Comprehension, ...]] = {}
-    outputs: tuple[TensorType, ...] = ()
-    several = False
-    try:
-        for term in postorder(root):
-            if not isinstance(term, App):
-                continue
-            record = operator_of(term)
-            meaning, outputs = record.apply([None if a is None else known[a] for a in term.args], complete(term))
-            if not all(_accepts(o, points) for o in meaning.obligations):
-                return None
-            meanings[term], known[term] = meaning.outputs, outputs[0]
-            several = len(record.outputs) > 1 or record.outputs[-1].endswith("*")
-            for kind, point in product(outputs, points):
-                if any(n < 1 for n in _shape(kind, point)):
-                    return None
-    except (IllTyped, ZeroDivisionError, KeyError):
-        return None
-    return _Typed(root, template.holes, meanings, outputs, several)
-
-
-def _accepts(condition: Condition, points: Sequence[Point]) -> bool:
-    """Equalities of sizes must hold identically; inequalities (a window fits) at the points that are looked at."""
-    if condition.kind == "eq":
-        return False
-    return all(Condition(condition.kind, substitute(condition.size, p.sizes)).known is True for p in points)
-
-
-def _variants(template: Template, types: tuple[TensorType, ...]) -> list[Term]:
-    """The template's term; a Split without sizes once for every order of its axis' two summands."""
-    term = template.term
-    if not template.split or not isinstance(term, App) or not types or types[0].shape is None:
-        return [term]
-    attributes = dict(term.attributes)
-    axis = attributes["axis"]
-    if not isinstance(axis, int) or axis >= len(types[0].shape):
-        return []
-    parts = _summands(types[0].shape[axis])
-    return [
-        App(term.op, term.args, tuple(sorted({**attributes, "split": tuple(p)}.items())))
-        for p in ([parts] if len(parts) != 2 or parts[0] == parts[1] else [parts, parts[::-1]])
-        if len(parts) == 2
-    ]
-
-
-def _summands(size: Dim) -> list[AttributeValue]:
-    if not isinstance(size, Poly):
-        return []
-    found: list[AttributeValue] = []
-    for monomial, coefficient in size.terms:
-        if coefficient < 1 or coefficient > 2:
-            return []
-        found += [Poly.make({monomial: 1})] * coefficient
-    return found
-
-
-def _at(size: Dim, point: Point) -> int:
-    found = substitute(size, point.sizes)
-    if isinstance(found, Poly):
-        raise KeyError(str(found))
-    return found
-
-
-def _shape(kind: TensorType, point: Point) -> tuple[int, ...]:
-    return tuple(_at(d, point) for d in kind.shape or ())
-
-
-def _element(algebra: Algebra, value: float) -> Array:
-    from fractions import Fraction
-
-    return algebra.constant(Fraction(value))
-
-
-def _batched(comprehension: Comprehension, count: int) -> Comprehension:
-    """The same for ``count`` operands of each kind at once, along a new first axis of everything."""
-    made: dict[int, Scalar] = {}
-    for part in subexpressions(comprehension.body):
-        match part:
-            case Read(operand, index, outside):
-                inner = tuple(made[id(i)] if isinstance(i, Scalar) else i for i in index)
-                made[id(part)] = Read(operand, (sym(_BATCH_AXIS), *inner), outside)
-            case Call(function, args):
-                made[id(part)] = Call(function, tuple(made[id(a)] for a in args))
-            case Reduce(kind, variable, extent, body):
-                made[id(part)] = Reduce(kind, variable, extent, made[id(body)])
-            case Where(conditions, then, otherwise):
-                made[id(part)] = Where(conditions, made[id(then)], made[id(otherwise)])
-            case _:
-                made[id(part)] = part
-    return Comprehension((((_BATCH_AXIS, count),), *comprehension.axes), made[id(comprehension.body)])
 
 
 def _needs_order(theme: Theme) -> bool:
@@ -425,15 +309,12 @@ def _needs_order(theme: Theme) -> bool:
 
 
 def _sample_meanings(term: App) -> Sequence[Comprehension]:
-    """Meanings of an operator at typical ranks: enough to see which functions it calls."""
+    """Meanings of an operator at some ranks: enough to see which functions it calls."""
     record, values = operator_of(term), complete(term)
-    for rank in (2, 4, 3, 1):
-        kinds = [
-            None if a is None else TensorType(DType.FLOAT32, tuple(sym(f"s{i}") for i in range(rank)))
-            for a in term.args
-        ]
+    for rank in (2, 4, 3, 1, 0):
+        kind = TensorType(DType.FLOAT32, tuple(sym(f"s{i}") for i in range(rank)))
         try:
-            return record.apply(kinds, values)[0].outputs
+            return record.apply([None if a is None else kind for a in term.args], values)[0].outputs
         except (IllTyped, ZeroDivisionError):
             continue
     return ()
@@ -445,10 +326,6 @@ def _orders(output: Comprehension) -> bool:
         if name in ORDERED or (isinstance(part, Number) and isinstance(part.value, float)):
             return True
     return False
-
-
-_RELU_LIKE = frozenset({"Relu", "MaxPool", "Max", "Min", "Abs", "Clip", "LeakyRelu", "GlobalMaxPool", "ReduceMax",
-                        "ReduceMin", "Sign", "PRelu", "HardSigmoid", "HardSwish"})  # fmt: skip
 
 
 def enumerate_terms(
@@ -464,8 +341,7 @@ def enumerate_terms(
         most: stop beyond this many terms.
         progress: called after each size.
     """
-    names = {t.op for v in theme.vocabulary for t in postorder(v.term) if isinstance(t, App)}
-    algebra: Algebra = Ordered() if names & _RELU_LIKE or _needs_order(theme) else PrimeField()
+    algebra: Algebra = Ordered() if _needs_order(theme) else PrimeField()
     builder = _Builder(theme, points, np.random.default_rng([seed, 77]), most)
     builder.start(algebra)
     for size in range(1, theme.operators + 1):

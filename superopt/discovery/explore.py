@@ -16,17 +16,36 @@ from superopt.discovery.derive import Universe, derived, moves_of
 from superopt.discovery.enumerate import Level, enumerate_terms, points_of
 from superopt.discovery.gain import oriented
 from superopt.discovery.judge import Judge, Tally
-from superopt.discovery.store import Chunks, digest_of
+from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.ops.meaning import IllTyped
 from superopt.rules.grammar import format_rule, parse_rule
 from superopt.rules.rule import Rule
 from superopt.verifier.sampling import Point
 
-__all__ = ["Explored", "explore"]
+__all__ = ["Bounds", "Explored", "OutOfBounds", "explore"]
 
 _GROWTH = 6000  # e-nodes that one rule may add to the universe of candidates
 _MATCHES = 3000
 _LOCAL_ROUNDS, _LOCAL_NODES = 3, 600
+
+
+class OutOfBounds(Exception):
+    """The time or memory that was given is used up; what is finished is kept."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """When to give up: a ``time.time()`` value, and bytes of this process."""
+
+    deadline: float | None = None
+    memory: int | None = None
+
+    def check(self) -> None:
+        """Raise :class:`OutOfBounds` when a bound is passed."""
+        if self.deadline is not None and time.time() > self.deadline:
+            raise OutOfBounds("time")
+        if self.memory is not None and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > self.memory:
+            raise OutOfBounds("memory")
 
 
 @dataclass(frozen=True)
@@ -83,7 +102,8 @@ class Explored:
 
 
 def explore(
-    theme: Theme, config: Config, folder: str | None = None, progress: Callable[[str], None] | None = None
+    theme: Theme, config: Config, folder: str | None = None, progress: Callable[[str], None] | None = None,
+    bounds: Bounds = Bounds(),
 ) -> Explored:  # fmt: skip
     """Enumerate a theme, and turn its coincidences into proved rules none of which the earlier ones derive.
 
@@ -92,32 +112,38 @@ def explore(
         config: seed and effort.
         folder: where finished chunks are kept.
         progress: called with a line of text now and then.
+        bounds: when to give up.
+
+    Raises:
+        OutOfBounds: time or memory is used up. Verdicts reached so far are in the folder.
     """
     chunks = Chunks(None if folder is None else Path(folder))
-    key = digest_of("explored", 3, theme.text, theme.operators, config.seed, config.instances, config.trials,
-                    config.prove_seconds, config.terms)  # fmt: skip
+    effort = [config.seed, config.instances, config.trials, config.prove_seconds, config.terms]
+    key = digest_of("explored", code_digest(), theme.text, theme.operators, effort)
     known = chunks.get(key)
     if known is not None:
         return Explored.from_json(known)
     say = progress or _silent
     started = time.process_time()
-    rng = np.random.default_rng([config.seed, int(theme.digest[:8], 16)])
-    points = points_of(theme, config.instances, rng)
-    found = enumerate_terms(
-        theme, points, config.seed, config.terms,
-        lambda l: say(f"{theme.name}: size {l.size}: {l.terms} terms, {l.classes} classes, {l.coincidences} coincidences"),
-    )  # fmt: skip
+
+    def level_done(level: Level) -> None:
+        say(f"{theme.name}: {level}")
+        bounds.check()
+
+    bounds.check()
+    points = points_of(theme, config.instances, np.random.default_rng([config.seed, int(theme.digest[:8], 16)]))
+    found = enumerate_terms(theme, points, config.seed, config.terms, level_done)
     enumerated = time.process_time() - started
     proposals = candidates(theme, found.pairs)
     levels, complete = tuple(found.levels), found.complete
     del found
     say(f"{theme.name}: {len(proposals)} candidates")
     judge = Judge(config, theme, chunks)
-    kept, followed = _select(theme, points[0], proposals, judge, say)
+    kept, followed = _select(theme, points[0], proposals, judge, say, bounds)
     tally: Tally = judge.tally
-    usage = resource.getrusage(resource.RUSAGE_SELF)
     log = {
-        "enumerate_seconds": enumerated, "seconds": time.process_time() - started, "peak_mb": usage.ru_maxrss / 1024,
+        "enumerate_seconds": enumerated, "seconds": time.process_time() - started,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }  # fmt: skip
     made = Explored(
         theme.name, tuple(kept), levels, complete, len(proposals), followed, tally.tested, tally.refuted,
@@ -138,35 +164,42 @@ def _follows(candidate: Rule, kept: Sequence[Rule]) -> bool:
 
 
 def _select(
-    theme: Theme, point: Point, proposals: Sequence[Rule], judge: Judge, say: Callable[[str], None]
+    theme: Theme, point: Point, proposals: Sequence[Rule], judge: Judge, say: Callable[[str], None], bounds: Bounds
 ) -> tuple[list[Rule], int]:
     """The proved rules that the earlier ones do not derive, and how many candidates they derived."""
     universe = Universe(theme.frame(), point)
-    places: list[list[tuple[int, int]] | None] = []
-    for candidate in proposals:
-        try:
-            places.append(universe.add(candidate))
-        except (IllTyped, ZeroDivisionError):
-            places.append(None)
+    places = [_placed(universe, candidate) for candidate in proposals]
     universe.fold()
     kept: list[Rule] = []
     followed = 0
-    for number, (candidate, place) in enumerate(zip(proposals, places, strict=True)):
+    started = time.monotonic()
+    for number, (candidate, place) in enumerate(zip(proposals, places, strict=True), 1):
+        bounds.check()
         if place is None:
             continue
         if universe.same(place) or _follows(candidate, kept):
             followed += 1
-            continue
-        made = judge.rules(candidate)
-        fresh = [replace(oriented(r, theme), id=f"{theme.name}-{len(kept) + i}") for i, r in enumerate(made)]
-        kept += fresh
-        if fresh:
-            say(f"{theme.name}: {number + 1}/{len(proposals)} candidates, {len(kept)} rules; "
-                f"{', '.join(map(str, fresh[0].lhs))} = {', '.join(map(str, fresh[0].rhs))}")  # fmt: skip
-            size = len(universe.graph)
-            universe.grow(
-                moves_of([r for r in fresh if len(r.lhs) == 1]), nodes=size + _GROWTH, rounds=1, matches=_MATCHES
-            )
-        elif number % 50 == 0:
-            say(f"{theme.name}: {number + 1}/{len(proposals)} candidates, {len(kept)} rules")
+        else:
+            made = judge.rules(candidate)
+            fresh = [replace(oriented(r, theme), id=f"{theme.name}-{len(kept) + i}") for i, r in enumerate(made)]
+            kept += fresh
+            moves = moves_of([r for r in fresh if len(r.lhs) == 1])
+            if fresh:
+                universe.grow(moves, nodes=len(universe.graph) + _GROWTH, rounds=1, matches=_MATCHES)
+                say(f"{theme.name}: {_equation(fresh[0])}")
+        if number % 50 == 0 or number == len(proposals):
+            rate = number / max(time.monotonic() - started, 1e-9)
+            say(f"{theme.name}: {number}/{len(proposals)} candidates, {len(kept)} rules; {rate:.0f} candidates/s, "
+                f"at most {(len(proposals) - number) / rate:.0f} s to go")  # fmt: skip
     return kept, followed
+
+
+def _placed(universe: Universe, candidate: Rule) -> list[tuple[int, int]] | None:
+    try:
+        return universe.add(candidate)
+    except (IllTyped, ZeroDivisionError):
+        return None
+
+
+def _equation(rule: Rule) -> str:
+    return f"{', '.join(map(str, rule.lhs))} = {', '.join(map(str, rule.rhs))}"

@@ -1,7 +1,7 @@
 """Which side of a rule is expected to be faster, and by how much: orientation and annotation, never truth.
 
-Without a measured profile this is a roofline at nominal sizes: arithmetic and memory traffic read from the meanings, plus
-a fixed overhead per operator. What depends on weights alone is computed before inference and counts nothing.
+Without a measured profile this is a roofline at nominal sizes: arithmetic and memory traffic read from the meanings,
+plus a fixed overhead per operator. What depends on weights alone is computed before inference and counts nothing.
 """
 
 from __future__ import annotations

@@ -10,18 +10,16 @@ from dataclasses import replace
 from itertools import chain, combinations
 
 from superopt.discovery.candidates import restricted
-from superopt.discovery.config import Theme
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, variables
-from superopt.ir.types import TensorType
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import map_terms
 from superopt.rules.grammar import parse_guard
 from superopt.rules.rule import Guard, Rule, TensorScheme, TypeScheme, attribute_symbols
 from superopt.rules.scanner import RuleError
-from superopt.rules.typing import instances, operator_of, type_terms, types_of, variable_types
+from superopt.rules.typing import instances, types_of
 
-__all__ = ["any_rank", "guarded", "leading", "size_general", "specialised", "variable_general", "well_typed"]
+__all__ = ["guarded", "size_general", "specialised", "variable_general", "well_typed"]
 
 _MOST_SUBSETS = 80
 Place = tuple[object, ...]  # ("leaf", name, axis) or ("attribute", app, key, position)
@@ -211,115 +209,6 @@ def _value_at(
     return made if isinstance(value, tuple) else made[0]
 
 
-# ── leading axes ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def any_rank(rule: Rule) -> Iterator[Rule]:
-    """An elementwise rule over tensors of one shape, for tensors of rank 0 to 5.
-
-    Two rules, because ``...`` is written out to at most two axes.
-    """
-    shapes = {s.shape for s in rule.tensors.values() if s.shape}
-    families = {operator_of(t).family for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App)}
-    pointwise = families <= {"elementwise", "activation", "generators"}
-    scalars = all(
-        dict(t.attributes)["shape"] == ()
-        for t in postorder(*rule.lhs, *rule.rhs)
-        if isinstance(t, App) and operator_of(t).family == "generators"
-    )
-    if len(shapes) > 1 or not pointwise or not scalars or any(s.lead or s.dtype != "f" for s in rule.tensors.values()):
-        return
-    names = tuple(n for n in ("a", "b", "c", "d", "e", "h", "i", "j") if n not in rule.forall)[:3]
-    for shape in ((), tuple(map(sym, names))):
-        forall: dict[str, TypeScheme] = {
-            n: replace(s, shape=shape, lead=True) if isinstance(s, TensorScheme) and s.shape else s
-            for n, s in rule.forall.items()
-        }
-        if not shapes:
-            forall = {
-                n: replace(s, shape=shape, lead=True) if isinstance(s, TensorScheme) else s for n, s in forall.items()
-            }
-        made = replace(rule, forall=forall)
-        if well_typed(made):
-            yield made
-
-
-def leading(rule: Rule, theme: Theme) -> Iterator[Rule]:
-    """The rule with ``...`` in front of all tensors of the largest rank, and in front of as few as it takes.
-
-    The second is what networks have: a batch of data times weights without a batch. It is looked for where a matrix
-    product is involved; for elementwise operators the broadcasting of a few leading axes has themes of its own.
-    """
-    if not theme.batch or any(s.lead for s in rule.tensors.values()):
-        return
-    ranks = {n: len(s.shape) for n, s in rule.tensors.items() if s.dtype == "f"}
-    largest = max(ranks.values(), default=0)
-    widest = [n for n in variables(*rule.lhs, *rule.rhs) if ranks.get(n) == largest]
-    if not largest:
-        return
-    if any(not theme.is_weight(n) for n in widest):
-        widest.sort(key=theme.is_weight)
-    subsets = [frozenset(widest)]
-    if "MatMul" in rule.operators:
-        subsets += [frozenset({widest[0], *more}) for r in range(3) for more in combinations(widest[1:], r)]
-    found = 0
-    for chosen in dict.fromkeys(subsets):
-        made = _with_lead(rule, chosen)
-        if made is not None and well_typed(made):
-            yield made
-            found += 1
-            if found == 2:
-                return
-
-
-def _with_lead(rule: Rule, chosen: frozenset[str]) -> Rule | None:
-    try:
-        types = type_terms((*rule.lhs, *rule.rhs), variable_types(rule))[0]
-    except IllTyped:
-        return None
-    forall: dict[str, TypeScheme] = {
-        n: replace(s, lead=True) if n in chosen and isinstance(s, TensorScheme) else s for n, s in rule.forall.items()
-    }
-    made: dict[Term, Term] = {}
-    wide: set[Term] = set()
-    for term in postorder(*rule.lhs, *rule.rhs):
-        if isinstance(term, Var):
-            made[term] = term
-            if term.name in chosen:
-                wide.add(term)
-        elif isinstance(term, Project):
-            inner = made[term.term]
-            assert isinstance(inner, App)
-            made[term] = Project(inner, term.index)
-            if term.term in wide:
-                wide.add(term)
-        else:
-            first = next((a for a in term.args if a is not None), None)
-            values = term.attributes
-            if first in wide:
-                values = tuple((k, _from_end(term, k, v, types[first])) for k, v in term.attributes)
-            if any(a in wide for a in term.args):
-                wide.add(term)
-            made[term] = App(term.op, tuple(None if a is None else made[a] for a in term.args), values)
-    return replace(rule, forall=forall, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
-
-
-def _from_end(term: App, name: str, value: AttributeValue, first: tuple[TensorType, ...]) -> AttributeValue:
-    """Axes counted from the end, shapes and permutations with ``...`` in front."""
-    rank = len(first[0].shape or ())
-    if name == "perm" and isinstance(value, tuple):
-        return ("...", *(v - rank if isinstance(v, int) else v for v in value))
-    if name == "shape" and isinstance(value, tuple):
-        return ("...", *value)
-    if name in ("axis", "axes"):
-        if term.op == "Unsqueeze" and isinstance(value, tuple):
-            rank += len(value)
-        if isinstance(value, tuple):
-            return tuple(v - rank if isinstance(v, int) else v for v in value)
-        return value - rank if isinstance(value, int) else value
-    return value
-
-
 # ── preconditions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -341,10 +230,8 @@ def specialised(rule: Rule) -> Iterator[Rule]:
 
     Strides, dilations and groups of 1, padding of 0; for a pair of integer attributes also that they are equal.
     """
-    neutral: dict[str, int] = {}
-    for name, scheme in rule.attributes.items():
-        if scheme.kind == "int":
-            neutral[name] = scheme.bound if scheme.relation == ">=" else 0
+    whole = {n: s for n, s in rule.attributes.items() if s.kind == "int"}
+    neutral = {n: s.bound if s.relation == ">=" else 0 for n, s in whole.items()}
     for size in (1, 2):
         for names in combinations(neutral, size):
             binding: dict[str, Dim] = {a: neutral[n] for n in names for a in attribute_symbols(n, rule.attributes[n])}

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from superopt.discovery.candidates import joined, restricted, tidied
 from superopt.discovery.config import Config, Theme
-from superopt.discovery.generalise import (
-    any_rank,
-    guarded,
-    leading,
-    size_general,
-    specialised,
-    variable_general,
-    well_typed,
-)
-from superopt.discovery.store import Chunks, digest_of
+from superopt.discovery.generalise import guarded, size_general, specialised, variable_general, well_typed
+from superopt.discovery.ranks import any_rank, leading
+from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.rules.canonical import rule_text
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
@@ -139,12 +132,12 @@ class Judge:
         seed = self.config.seed
         return self._cached(rule, ["test", trials, seed], lambda: test(rule, seed=seed, trials=trials))
 
-    def _cached(self, rule: Rule, how: list[object], ask) -> Verdict:  # type: ignore[no-untyped-def]
+    def _cached(self, rule: Rule, how: list[object], ask: Callable[[], Verdict]) -> Verdict:
         try:
             meaning = meaning_digest(replace(rule, id="", origin="", family=""))
         except RuleError:
             return Unknown("not well-formed")
-        key = digest_of("verdict", how, rule_text(rule), meaning)
+        key = digest_of("verdict", code_digest(), how, rule_text(rule), meaning)
         known = self.chunks.get(key)
         if known is not None:
             try:

@@ -10,14 +10,26 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-__all__ = ["Chunks", "digest_of"]
+__all__ = ["Chunks", "code_digest", "digest_of"]
 
 
 def digest_of(*parts: object) -> str:
     """SHA-256 of JSON data."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@cache
+def code_digest() -> str:
+    """SHA-256 of the sources that decide what is found and proved: other code, other chunks."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for package in ("ir", "ops", "runtime", "rules", "verifier", "search", "discovery"):
+        for file in sorted((root / package).glob("*.py")):
+            digest.update(f"{package}/{file.name}".encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

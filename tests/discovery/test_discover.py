@@ -1,4 +1,4 @@
-"""A whole run on a small vocabulary: what it finds, that it is reproducible, that it can be killed, that it believes nothing."""
+"""A whole run on a small vocabulary: it finds, is reproducible, survives being killed, and believes nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+
 from superopt.discovery import Config, DiscoveryResult, derive, discover, load_config
 from superopt.discovery.derive import derived, moves_of
 from superopt.discovery.explore import explore
@@ -149,12 +150,13 @@ def test_a_time_limit_leaves_themes_for_later(tiny: Config, tmp_path: Path) -> N
 def test_a_wrong_meaning_cannot_make_a_rule_of_the_right_one(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Discovery that computes with a wrong Relu proposes false rules; the verifier, which has the right one, drops them."""
+    """Discovery that computes with a wrong Relu proposes false rules; the verifier drops them."""
     right: Operator = REGISTRY["Relu"]
     wrong = replace(right, meaning=pointwise(lambda x: -x))
-    import superopt.discovery.enumerate as stage
-
-    monkeypatch.setattr(stage, "operator_of", lambda app: wrong if app.op == "Relu" else REGISTRY[app.op])
+    for stage in ("enumerate", "template"):
+        monkeypatch.setattr(
+            f"superopt.discovery.{stage}.operator_of", lambda app: wrong if app.op == "Relu" else REGISTRY[app.op]
+        )
     found = explore(tiny.select(themes=("clipping",)).themes[0], tiny, str(tmp_path / "chunks"))
     assert found.refuted > 0
     assert found.near_misses

@@ -1,0 +1,133 @@
+"""A template at operand types: what it means, of what type it is, and how to evaluate many calls of it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from superopt.discovery.config import Template, Theme
+from superopt.ir.poly import Dim, Poly, substitute, sym
+from superopt.ir.terms import App, AttributeValue, Term, Var, postorder
+from superopt.ir.types import DType, TensorType
+from superopt.ops.meaning import (
+    Call,
+    Comprehension,
+    Condition,
+    IllTyped,
+    Read,
+    Reduce,
+    Scalar,
+    Where,
+    subexpressions,
+)
+from superopt.rules.rule import CLASSES
+from superopt.rules.typing import complete, operator_of
+from superopt.verifier.sampling import Point
+
+__all__ = ["Typed", "batched", "concrete", "size_at", "typed", "variants"]
+
+BATCH_AXIS = "@b"
+
+
+@dataclass(frozen=True, eq=False)
+class Typed:
+    """A template at operand types: meanings of its applications, types of its outputs."""
+
+    term: Term
+    holes: tuple[str, ...]
+    meanings: Mapping[App, tuple[Comprehension, ...]]
+    outputs: tuple[TensorType, ...]
+    several: bool
+
+
+def typed(
+    template: Template, root: Term, types: tuple[TensorType, ...], theme: Theme, points: Sequence[Point]
+) -> Typed | None:
+    known: dict[Term, TensorType] = {Var(h): t for h, t in zip(template.holes, types, strict=True)}
+    for name, scheme in theme.leaves.items():
+        known.setdefault(Var(name), TensorType(DType(CLASSES[scheme.dtype]), scheme.shape))
+    meanings: dict[App, tuple[Comprehension, ...]] = {}
+    outputs: tuple[TensorType, ...] = ()
+    several = False
+    try:
+        for term in postorder(root):
+            if not isinstance(term, App):
+                continue
+            record = operator_of(term)
+            meaning, outputs = record.apply([None if a is None else known[a] for a in term.args], complete(term))
+            if not all(_accepts(o, points) for o in meaning.obligations):
+                return None
+            meanings[term], known[term] = meaning.outputs, outputs[0]
+            several = len(record.outputs) > 1 or record.outputs[-1].endswith("*")
+            for kind, point in product(outputs, points):
+                if any(n < 1 for n in concrete(kind, point)):
+                    return None
+    except (IllTyped, ZeroDivisionError, KeyError):
+        return None
+    return Typed(root, template.holes, meanings, outputs, several)
+
+
+def _accepts(condition: Condition, points: Sequence[Point]) -> bool:
+    """Equalities of sizes must hold identically; inequalities (a window fits) at the points that are looked at."""
+    if condition.kind == "eq":
+        return False
+    return all(Condition(condition.kind, substitute(condition.size, p.sizes)).known is True for p in points)
+
+
+def variants(template: Template, types: tuple[TensorType, ...]) -> list[Term]:
+    """The template's term; a Split without sizes once for every order of its axis' two summands."""
+    term = template.term
+    if not template.split or not isinstance(term, App) or not types or types[0].shape is None:
+        return [term]
+    attributes = dict(term.attributes)
+    axis = attributes["axis"]
+    if not isinstance(axis, int) or axis >= len(types[0].shape):
+        return []
+    parts = _summands(types[0].shape[axis])
+    return [
+        App(term.op, term.args, tuple(sorted({**attributes, "split": tuple(p)}.items())))
+        for p in ([parts] if len(parts) != 2 or parts[0] == parts[1] else [parts, parts[::-1]])
+        if len(parts) == 2
+    ]
+
+
+def _summands(size: Dim) -> list[AttributeValue]:
+    if not isinstance(size, Poly):
+        return []
+    found: list[AttributeValue] = []
+    for monomial, coefficient in size.terms:
+        if coefficient < 1 or coefficient > 2:
+            return []
+        found += [Poly.make({monomial: 1})] * coefficient
+    return found
+
+
+def size_at(size: Dim, point: Point) -> int:
+    found = substitute(size, point.sizes)
+    if isinstance(found, Poly):
+        raise KeyError(str(found))
+    return found
+
+
+def concrete(kind: TensorType, point: Point) -> tuple[int, ...]:
+    return tuple(size_at(d, point) for d in kind.shape or ())
+
+
+def batched(comprehension: Comprehension, count: int) -> Comprehension:
+    """The same for ``count`` operands of each kind at once, along a new first axis of everything."""
+    made: dict[int, Scalar] = {}
+    for part in subexpressions(comprehension.body):
+        match part:
+            case Read(operand, index, outside):
+                inner = tuple(made[id(i)] if isinstance(i, Scalar) else i for i in index)
+                made[id(part)] = Read(operand, (sym(BATCH_AXIS), *inner), outside)
+            case Call(function, args):
+                made[id(part)] = Call(function, tuple(made[id(a)] for a in args))
+            case Reduce(kind, variable, extent, body):
+                made[id(part)] = Reduce(kind, variable, extent, made[id(body)])
+            case Where(conditions, then, otherwise):
+                made[id(part)] = Where(conditions, made[id(then)], made[id(otherwise)])
+            case _:
+                made[id(part)] = part
+    return Comprehension((((BATCH_AXIS, count),), *comprehension.axes), made[id(comprehension.body)])
