@@ -110,17 +110,18 @@ async def _chunks(request: Request, limits: Limits, most: int) -> AsyncIterator[
             raise ClientDisconnect
         chunk = message.get("body", b"")
         size += len(chunk)
+        request.state.read_whole = not message.get("more_body", False)
         if size > most:
             raise _too_large(most)
         if chunk:
             yield chunk
-        if not message.get("more_body", False):
+        if request.state.read_whole:
             return
 
 
 async def _drain(request: Request) -> None:
     """Read on for a moment; a client that is still sending would otherwise see a reset instead of the answer."""
-    left = _DRAIN
+    left = 0 if getattr(request.state, "read_whole", False) else _DRAIN
     try:
         async with asyncio.timeout(1.0):
             while left > 0:

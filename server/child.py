@@ -14,7 +14,9 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,18 +34,32 @@ SIDECAR = "weights.safetensors"
 
 
 def main() -> None:
-    """Do the job described in ``job.json`` of the folder that is the first argument."""
-    folder, parent = Path(sys.argv[1]), int(sys.argv[2])
+    """Get ready, wait for the name of a job's folder on standard input, do the job described in its ``job.json``.
+
+    Arguments: the worker's process id, and the limits as JSON.
+    """
+    parent, limits = int(sys.argv[1]), json.loads(sys.argv[2])
     _die_with(parent)
-    os.chdir(folder)
-    job = json.loads(Path("job.json").read_text())
-    _confine(job)
+    _confine(limits)
     voice = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a library prints is not progress
-    outcome = _outcome(job, voice)
+    os.dup2(2, 1)  # what a library prints is not progress
+    _preload()
+    folder = sys.stdin.readline().rstrip("\n")
+    if not folder:
+        return
+    os.chdir(folder)
+    Path("taken").touch()
+    tempfile.tempdir = os.environ["TMPDIR"] = str(Path(folder, "tmp"))
+    outcome = _outcome(json.loads(Path("job.json").read_text()) | limits, voice)
     Path("outcome.json.tmp").write_text(json.dumps(outcome))
     os.replace("outcome.json.tmp", "outcome.json")
     os._exit(0)  # no destructors: everything is written
+
+
+def _preload() -> None:
+    """What takes seconds and is the same for every job: the engine, and the library with its verdicts."""
+    import_module("superopt.pipeline")
+    import_module("superopt.rules").load_library().admitted  # noqa: B018  (computed once and kept)
 
 
 def _die_with(parent: int) -> None:
@@ -53,10 +69,10 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _confine(job: dict[str, Any]) -> None:
-    seconds = int(job["seconds"]) * (os.cpu_count() or 1)
+def _confine(limits: dict[str, Any]) -> None:
+    seconds = int(limits["seconds"]) * (os.cpu_count() or 1)
     for kind, limit in (
-        (resource.RLIMIT_AS, job["memory"]), (resource.RLIMIT_FSIZE, job["result"]), (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_AS, limits["memory"]), (resource.RLIMIT_FSIZE, limits["result"]), (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_NOFILE, 256),
     ):  # fmt: skip
         hard = resource.getrlimit(kind)[1]

@@ -177,8 +177,8 @@ class Store:
     def counts(self) -> dict[str, int]:
         """Jobs by state."""
         with self.database.read() as connection:
-            statement = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state)
-            return dict(connection.execute(statement).tuples().all())
+            statement = sa.select(jobs.c.state, sa.func.count().label("jobs")).group_by(jobs.c.state)
+            return {row.state: row.jobs for row in connection.execute(statement)}
 
     # --- workers -----------------------------------------------------------------------------------------------
 
@@ -306,10 +306,10 @@ class Store:
         left = self.limits.disk
         old: list[str] = []
         statement = sa.select(jobs.c.id, jobs.c.outputs).where(jobs.c.state == "succeeded")
-        for job_id, outputs in connection.execute(statement.order_by(jobs.c.finished.desc())).tuples():
-            left -= sum(f["size"] for f in outputs["files"].values()) + outputs["input"]
+        for row in connection.execute(statement.order_by(jobs.c.finished.desc())):
+            left -= sum(f["size"] for f in row.outputs["files"].values()) + row.outputs["input"]
             if left < 0:
-                old.append(job_id)
+                old.append(row.id)
         if old:
             connection.execute(sa.delete(jobs).where(jobs.c.id.in_(old)))
             kept = sa.select(jobs.c.cache_key)
@@ -325,7 +325,7 @@ class Store:
             for outputs in connection.execute(sa.select(results.c.outputs)).scalars():
                 wanted |= {f["sha256"] for f in outputs["files"].values()}
             running = connection.execute(sa.select(jobs.c.id, jobs.c.attempt).where(jobs.c.state == "running"))
-            return frozenset(wanted), frozenset(f"{job_id}-{attempt}" for job_id, attempt in running.tuples())
+            return frozenset(wanted), frozenset(f"{row.id}-{row.attempt}" for row in running)
 
 
 def _holding(held: Claim) -> tuple[sa.ColumnElement[bool], ...]:

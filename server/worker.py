@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ _ROOT = str(Path(superopt.__file__).parents[1])
 _START = "import sys; sys.path.append({root!r}); from superopt.server.child import main; main()"
 _BEAT = 0.5  # seconds between heartbeats, hence the longest that a cancellation goes unnoticed
 _SWEEP = 30.0
+_RESPAWN = 1.0  # seconds between two attempts to have a child ready, should it die again and again
 _FILES = {"json": "graph.json", "onnx": "graph.onnx", "report": "report.json"}
 
 
@@ -58,6 +60,8 @@ class Worker:
         self.stopping = False
         self._swept = 0.0
         self._reaped = 0.0
+        self._spare: _Child | None = None
+        self._spared = -_RESPAWN
 
     def stop(self) -> None:
         """End after giving the job in hand back."""
@@ -74,11 +78,28 @@ class Worker:
                 log.warning("the database does not answer: %s", type(error.orig).__name__)
                 time.sleep(1.0)
                 continue
-            if held is None:
-                time.sleep(self.settings.poll)
-            else:
+            if held is not None:
                 self._finish(held)
+            else:
+                self._idle()
+        if self._spare is not None:
+            self._spare.kill()
         self.database.close()
+
+    def take_child(self) -> _Child:
+        """A child for one job: the one that got ready meanwhile, if there is one and it lives."""
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.process.poll() is None:
+            return spare
+        return _Child(self.settings)
+
+    def _idle(self) -> None:
+        """Nothing to do: let a child load the engine, so that the next job need not wait for that."""
+        clock = time.monotonic()
+        if (self._spare is None or self._spare.process.poll() is not None) and clock - self._spared > _RESPAWN:
+            self._spared = clock
+            self._spare = _Child(self.settings)
+        time.sleep(self.settings.poll)
 
     def _housekeeping(self) -> None:
         clock = time.monotonic()
@@ -128,17 +149,12 @@ class Worker:
                 log.warning("job %s, attempt %d: another worker has it", held.id, held.attempt)
 
     def _prepare(self, held: Claim, folder: Path) -> None:
-        limits = self.settings.limits
         for part in ("in", "out", "tmp"):
             (folder / part).mkdir(parents=True, mode=0o700)
         self.blobs.copy(held.model, folder / "in" / "model")
         if held.weights is not None:
             self.blobs.copy(held.weights, folder / "in" / "weights.safetensors")
-        job = {
-            "options": held.options, "memory": limits.job_memory, "result": limits.result,
-            "seconds": limits.job_seconds,
-        }  # fmt: skip
-        (folder / "job.json").write_text(json.dumps(job))
+        (folder / "job.json").write_text(json.dumps({"options": held.options}))
 
     def _adopt(self, held: Claim, folder: Path, outputs: dict[str, Any]) -> dict[str, Any]:
         files = {}
@@ -150,25 +166,58 @@ class Worker:
         return {**outputs, "files": files, "input": received}
 
 
+class _Child:
+    """A process that is ready, or getting ready, to do one job."""
+
+    def __init__(self, settings: Settings) -> None:
+        limits = settings.limits
+        seconds = limits.job_seconds + limits.last_words
+        given = json.dumps({"memory": limits.job_memory, "result": limits.result, "seconds": seconds})
+        environment = {
+            "PATH": os.defpath, "HOME": str(settings.data / "work"), "OMP_NUM_THREADS": "1",
+            "SUPEROPT_CACHE": str(settings.data / "profile"),
+        }  # fmt: skip
+        self.errors = tempfile.TemporaryFile(dir=settings.data / "work")  # noqa: SIM115  (lives as long as this)
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _START.format(root=_ROOT), str(os.getpid()), given],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, env=environment, cwd="/",
+            start_new_session=True,
+        )  # fmt: skip
+
+    def give(self, folder: Path) -> None:
+        """Hand over the one job."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self.process.stdin as ear:
+            ear.write(f"{folder}\n".encode())
+
+    def kill(self) -> None:
+        """End it and whatever it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+    def last_words(self) -> str:
+        """The end of what it wrote to standard error."""
+        size = self.errors.seek(0, os.SEEK_END)
+        self.errors.seek(max(0, size - 2000))
+        return self.errors.read().decode(errors="replace")
+
+
 class _Run:
-    """The child of one claim, from start to end."""
+    """One claim in its child, from start to end."""
 
     def __init__(self, worker: Worker, held: Claim, folder: Path) -> None:
         self.worker = worker
         self.held = held
-        self.folder = folder
-        environment = {
-            "PATH": os.defpath, "HOME": str(folder), "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1",
-            "SUPEROPT_CACHE": str(worker.settings.data / "profile"),
-        }  # fmt: skip
-        with (folder / "stderr").open("wb") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _START.format(root=_ROOT), str(folder), str(os.getpid())],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, env=environment, cwd=folder,
-                start_new_session=True,
-            )  # fmt: skip
+        self.child = worker.take_child()
+        self.process = self.child.process
         self.started = time.monotonic()
         self.overtime = False
+        self.child.give(folder)
 
     def watch(self) -> str:
         """Wait for the end: "done" (whatever came of it), "cancel", "stopping" or "lost"."""
@@ -193,7 +242,7 @@ class _Run:
                             return pulse
                     self._mind_the_time()
             finally:
-                self._kill()
+                self.child.kill()
 
     def _beat(self) -> str:
         lease = self.worker.settings.lease
@@ -214,7 +263,7 @@ class _Run:
         limits = self.worker.settings.limits
         over = time.monotonic() - self.started - limits.job_seconds
         if over > limits.last_words:
-            self._kill()
+            self.child.kill()
         elif over > 0 and not self.overtime:
             self.overtime = True
             with contextlib.suppress(ProcessLookupError):
@@ -225,22 +274,19 @@ class _Run:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
 
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
 
 def _read_outcome(folder: Path, run: _Run) -> dict[str, Any]:
     """What the child wrote, or what its end means if it could not write."""
     try:
         found = json.loads((folder / "outcome.json").read_text())
         if found.get("error", {}).get("exit_code") == 1:
-            log.error("job %s: %s", run.held.id, _tail(folder))
+            log.error("job %s: %s", run.held.id, run.child.last_words())
         return dict(found)
     except (OSError, ValueError):
         pass
-    log.warning("job %s: the child ended with %s: %s", run.held.id, run.process.returncode, _tail(folder))
+    log.warning("job %s: the child ended with %s: %s", run.held.id, run.process.returncode, run.child.last_words())
+    if not (folder / "taken").exists():  # it died before it saw the job: not the job's fault
+        return {"error": {"type": "internal", "status": 500, "detail": "the engine could not be loaded"}}
     limits = run.worker.settings.limits
     if run.overtime or run.process.returncode == -signal.SIGXCPU:
         detail = f"no result within {limits.job_seconds:.0f} seconds"
@@ -249,13 +295,6 @@ def _read_outcome(folder: Path, run: _Run) -> dict[str, Any]:
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     detail = f"the process ended with {how} (memory limit: {limits.job_memory >> 20} MiB)"
     return {"error": {"type": "crashed", "status": 422, "detail": detail}}
-
-
-def _tail(folder: Path) -> str:
-    try:
-        return (folder / "stderr").read_bytes()[-2000:].decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def main() -> None:

@@ -1,0 +1,100 @@
+"""What the service's tests share: a small graph, a live server, waiting."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from superopt.server.settings import Settings
+from superopt.server.supervisor import to_json
+
+__all__ = ["GRAPH", "TINY", "Live", "files_below", "free_port", "start", "stop", "tiny", "until"]
+
+GRAPH = "application/vnd.superopt.graph+json"
+TINY: dict[str, Any] = {
+    "format": "superopt.graph", "version": 1, "name": "tiny", "opset": {"": 21},
+    "inputs": [{"name": "x", "dtype": "float32", "shape": [4, 8]}],
+    "weights": [{"name": "w", "dtype": "float32", "shape": [8], "random": {"seed": 1, "scale": 0.1}}],
+    "nodes": [{"op": "Relu", "inputs": ["x"], "outputs": ["p"]}, {"op": "Relu", "inputs": ["p"], "outputs": ["q"]},
+              {"op": "Add", "inputs": ["q", "w"], "outputs": ["y"]}],
+    "outputs": [{"name": "y"}],
+}  # fmt: skip
+
+
+def tiny(name: str = "tiny") -> bytes:
+    """A graph that optimises in a moment; a name of its own makes it a model of its own."""
+    return json.dumps({**TINY, "name": name}).encode()
+
+
+def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """Wait for something to become true."""
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return found
+
+
+def files_below(folder: Path) -> list[str]:
+    """Blobs and job folders that are on disk."""
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+@dataclass
+class Live:
+    """A running service."""
+
+    url: str
+    settings: Settings
+    process: subprocess.Popen[bytes]
+    http: httpx.Client
+
+    def post(self, body: bytes, media: str = GRAPH, **query: Any) -> httpx.Response:
+        return self.http.post("/v1/jobs", content=body, headers={"Content-Type": media}, params=query)
+
+    def state(self, response: httpx.Response) -> str:
+        return str(self.http.get(response.headers["location"]).json()["state"])
+
+    def worker_pids(self) -> list[int]:
+        """Processes that the server started, without their children."""
+        path = Path(f"/proc/{self.process.pid}/task")
+        return [int(p) for task in path.iterdir() for p in (task / "children").read_text().split()]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def start(settings: Settings) -> Live:
+    """A server process, ready."""
+    program = "import sys; from superopt.server.supervisor import from_json, serve; serve(from_json(sys.argv[1]))"
+    process = subprocess.Popen([sys.executable, "-c", program, to_json(settings)], start_new_session=True)
+    url = f"http://127.0.0.1:{settings.port}"
+    http = httpx.Client(base_url=url, timeout=60)
+
+    def ready() -> bool:
+        assert process.poll() is None, "the server ended"
+        try:
+            return http.get("/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    until(ready, 60)
+    return Live(url, settings, process, http)
+
+
+def stop(live: Live) -> None:
+    live.http.close()
+    live.process.terminate()
+    live.process.wait(20)

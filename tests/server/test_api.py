@@ -1,0 +1,257 @@
+"""The HTTP surface without workers: what is accepted, what is refused and how, what the library looks like."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from service_testing import GRAPH, TINY, files_below, tiny
+from starlette.testclient import TestClient
+
+from superopt.server.app import create_app
+from superopt.server.problems import TITLES
+from superopt.server.settings import Limits, Settings
+
+JSON = {"Content-Type": GRAPH}
+ONNX = {"Content-Type": "application/octet-stream"}
+
+
+def problem(response: object, status: int, kind: str) -> dict[str, object]:
+    """Assert that an answer is this problem; returns its document."""
+    assert response.status_code == status, response.text  # type: ignore[attr-defined]
+    assert response.headers["content-type"] == "application/problem+json"  # type: ignore[attr-defined]
+    found: dict[str, object] = response.json()  # type: ignore[attr-defined]
+    assert found["type"] == f"urn:superopt:problem:{kind}"
+    assert (found["status"], found["title"]) == (status, TITLES[kind])
+    assert found["detail"]
+    return found
+
+
+def test_a_job_is_accepted_and_can_be_looked_at(client: TestClient) -> None:
+    answer = client.post("/v1/jobs?time_limit=3&dim=N%3D8&disable=conv", content=tiny(), headers=JSON)
+    assert answer.status_code == 202
+    job = client.get(answer.headers["location"]).json()
+    assert (job["state"], job["ahead"], job["attempt"]) == ("queued", 0, 0)
+    assert job["options"] == {"target": "cpu", "time_limit": 3.0, "seed": 0, "measure": False, "strict": False,
+                              "sizes": {"N": 8}, "enable": [], "disable": ["conv"]}  # fmt: skip
+    problem(client.get(f"{answer.headers['location']}/result"), 409, "not-ready")
+    problem(client.get(f"{answer.headers['location']}/report"), 409, "not-ready")
+    assert client.delete(answer.headers["location"]).json()["state"] == "cancelled"
+    assert client.delete(answer.headers["location"]).json()["state"] == "cancelled"
+    problem(client.get(f"{answer.headers['location']}/result"), 409, "job-cancelled")
+
+
+def test_repeats_find_the_same_job(client: TestClient) -> None:
+    keyed = {**JSON, "Idempotency-Key": "once"}
+    first = client.post("/v1/jobs", content=tiny(), headers=keyed).json()["id"]
+    assert client.post("/v1/jobs", content=tiny(), headers=keyed).json()["id"] == first
+    problem(client.post("/v1/jobs?seed=1", content=tiny(), headers=keyed), 422, "idempotency-key-reused")
+    own = str(uuid.uuid4())
+    assert client.put(f"/v1/jobs/{own}", content=tiny(), headers=JSON).json()["id"] == own
+    assert client.put(f"/v1/jobs/{own.upper()}", content=tiny(), headers=JSON).json()["id"] == own
+    problem(client.put(f"/v1/jobs/{own}", content=tiny("other"), headers=JSON), 409, "conflict")
+    problem(client.put("/v1/jobs/mine", content=tiny(), headers=JSON), 400, "bad-request")
+
+
+BAD_BODIES = {
+    "empty": (b"", ONNX, 422, "invalid-model"),
+    "not JSON": (b"garbage", JSON, 422, "invalid-model"),
+    "form": (b"a=b", {"Content-Type": "application/x-www-form-urlencoded"}, 415, "unsupported-media-type"),
+    "no type": (b"x", {}, 415, "unsupported-media-type"),
+    "compressed": (gzip.compress(tiny()), {**JSON, "Content-Encoding": "gzip"}, 415, "unsupported-media-type"),
+    "no boundary": (b"x", {"Content-Type": "multipart/form-data"}, 415, "unsupported-media-type"),
+    "not multipart": (b"x", {"Content-Type": "multipart/form-data; boundary=b"}, 422, "invalid-model"),
+    "cut multipart": (b'--b\r\nContent-Disposition: form-data; name="graph"; filename="g"\r\n\r\nabc',
+                      {"Content-Type": "multipart/form-data; boundary=b"}, 422, "invalid-model"),
+    "no graph part": (b'--b\r\nContent-Disposition: form-data; name="x"\r\n\r\nabc\r\n--b--\r\n',
+                      {"Content-Type": "multipart/form-data; boundary=b"}, 422, "invalid-model"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/optimize"])
+@pytest.mark.parametrize("name", BAD_BODIES)
+def test_bad_bodies(name: str, path: str, client: TestClient, tmp_path: Path) -> None:
+    body, headers, status, kind = BAD_BODIES[name]
+    problem(client.post(path, content=body, headers=headers), status, kind)
+    assert not [f for f in files_below(tmp_path) if f.startswith(("blobs", "incoming", "work"))]
+
+
+def test_limits_are_counted_while_the_body_streams(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path, limits=Limits(body=1000, sync_body=500))
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
+        for path, most in (("/v1/jobs", 1000), ("/v1/optimize", 500)):
+            problem(client.post(path, content=b"{" + b" " * most, headers=JSON), 413, "too-large")
+            chunks = (b"{" * 100 for _ in range(50))  # no Content-Length
+            problem(client.post(path, content=chunks, headers=JSON), 413, "too-large")
+            parts = {"graph": ("g", b"{" * 300), "weights.safetensors": ("w", b"x" * most)}
+            problem(client.post(path, files=parts), 413, "too-large")
+        problem(client.post("/v1/jobs", data={"f": "x" * 400}, files={"x": b""}), 422, "invalid-model")
+    assert not [f for f in files_below(tmp_path) if f.startswith(("blobs", "incoming", "work"))]
+
+
+def test_large_bodies_are_taken(client: TestClient) -> None:
+    body = b"{" + b" " * (40 << 20)
+    assert client.post("/v1/jobs", content=body, headers=JSON).status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("target=gpu", "target"), ("target=profile:../../etc/passwd", "target"), ("target=profile:none", "target"),
+        ("time_limit=-1", "time_limit"), ("time_limit=nan", "time_limit"), ("time_limit=1e9", "time_limit"),
+        ("seed=x", "seed"), ("seed=-1", "seed"), ("seed=99999999999", "seed"), ("dim=N", "dim"), ("dim=N=0", "dim"),
+        ("enable=no-such-rule", "enable"), ("disable=matmu", "disable"), ("measure=maybe", "measure"),
+    ],
+)  # fmt: skip
+def test_bad_parameters_are_named(query: str, name: str, client: TestClient) -> None:
+    found = problem(client.post(f"/v1/jobs?{query}", content=tiny(), headers=JSON), 400, "invalid-parameter")
+    assert found["errors"][0]["parameter"] == name  # type: ignore[index]
+    assert client.app.state.service.store.counts() == {}  # type: ignore[attr-defined]
+
+
+def test_unknown_things(client: TestClient) -> None:
+    nobody = f"/v1/jobs/{uuid.uuid4()}"
+    for path in (
+        "/v1/jobs/x", nobody, f"{nobody}/result", f"{nobody}/events", "/v1/rules/none", "/v1/rules/none/certificate",
+        "/nowhere", "/static/none",
+    ):  # fmt: skip
+        problem(client.get(path), 404, "not-found")
+    problem(client.delete(nobody), 404, "not-found")
+    problem(client.patch("/v1/jobs"), 405, "method-not-allowed")
+    problem(client.get("/v1/rules?limit=x"), 422, "invalid-parameter")
+
+
+def test_quota(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path, limits=Limits(active=2))
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
+        for n in range(2):
+            assert client.post(f"/v1/jobs?seed={n}", content=tiny(), headers=JSON).status_code == 202
+        over = client.post("/v1/jobs?seed=9", content=tiny(), headers=JSON)
+        problem(over, 429, "quota")
+        assert int(over.headers["retry-after"]) > 0
+
+
+def test_keys(client: TestClient) -> None:
+    keys = client.app.state.service.keys  # type: ignore[attr-defined]
+    mine, yours = keys.add("me"), keys.add("you", active=1)
+    assert mine not in str(keys.all())
+    problem(client.post("/v1/jobs", content=tiny(), headers=JSON), 401, "unauthorised")
+    for wrong in ("nonsense", mine[:-1], "so_" + mine.split("_")[1] + "_", yours + "x"):
+        bad = {**JSON, "Authorization": f"Bearer {wrong}"}
+        assert "bearer" in client.post("/v1/jobs", content=tiny(), headers=bad).headers["www-authenticate"].lower()
+    answer = client.post("/v1/jobs", content=tiny(), headers={**JSON, "Authorization": f"Bearer {mine}"})
+    assert answer.status_code == 202
+    place = answer.headers["location"]
+    assert client.get(place).status_code == 200  # whoever knows the id may look
+    problem(client.delete(place), 401, "unauthorised")
+    problem(client.delete(place, headers={"X-API-Key": yours}), 403, "forbidden")
+    assert client.delete(place, headers={"X-API-Key": mine}).status_code == 200
+    yours_header = {**JSON, "X-API-Key": yours}
+    assert client.post("/v1/jobs", content=tiny(), headers=yours_header).status_code == 202
+    problem(client.post("/v1/jobs?seed=1", content=tiny(), headers=yours_header), 429, "quota")
+    keys.disable(mine.split("_")[1])
+    problem(client.post("/v1/jobs", content=tiny(), headers={**JSON, "X-API-Key": mine}), 401, "unauthorised")
+    assert client.get("/v1/rules").status_code == 200
+
+
+def test_pages_of_other_sites_are_refused(client: TestClient) -> None:
+    problem(client.get("/v1/limits", headers={"Host": "evil.example"}), 403, "forbidden")
+    problem(client.get("/v1/limits", headers={"Host": "[::1"}), 403, "forbidden")
+    for header in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+        problem(client.post("/v1/jobs", content=tiny(), headers={**JSON, **header}), 403, "forbidden")
+    same = {**JSON, "Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
+    assert client.post("/v1/jobs", content=tiny(), headers=same).status_code == 202
+
+
+def test_the_library(client: TestClient) -> None:
+    seen: list[str] = []
+    place: str | None = "/v1/rules?limit=500"
+    while place:
+        answer = client.get(place)
+        seen += [r["id"] for r in answer.json()["rules"]]
+        place = answer.links.get("next", {}).get("url")
+    assert len(seen) == len(set(seen)) == answer.json()["total"] > 100
+    assert (
+        client.get("/v1/rules", headers={"If-None-Match": client.get("/v1/rules").headers["etag"]}).status_code == 304
+    )
+    convs = client.get("/v1/rules?operator=Conv&verdict=proved_all_sizes&q=relu").json()
+    assert all("Conv" in r["operators"] and "relu" in json.dumps(r).lower() for r in convs["rules"])
+    rule = client.get(f"/v1/rules/{seen[0]}").json()
+    assert {"lhs", "rhs", "forall", "where", "verdict", "proof", "digest"} <= set(rule)
+    operators = client.get("/v1/operators").json()
+    assert "MatMul" in {o["name"] for o in operators["operators"]}
+    assert client.get("/v1/profiles").json()["profiles"][0]["target"] == "cpu"
+    assert client.get("/v1/limits").json()["limits"]["body"] == Limits().body
+
+
+def test_every_operation_is_documented(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    operations = [o for path in document["paths"].values() for o in path.values()]
+    names = [o["operationId"] for o in operations]
+    assert len(set(names)) == len(names) >= 15
+    assert all(o["summary"] and o["responses"] for o in operations)
+    body = document["paths"]["/v1/optimize"]["post"]["requestBody"]["content"]
+    assert set(body) == {GRAPH, "application/octet-stream", "multipart/form-data"}
+    example = body[GRAPH]["examples"]["shapes only"]["value"]
+    assert client.post("/v1/jobs", content=json.dumps(example), headers=JSON).status_code == 202
+    references = set(json.dumps(document).split('"#/components/schemas/')[1:])
+    assert {r.split('"')[0] for r in references} <= set(document["components"]["schemas"])
+
+
+def test_health_and_metrics(client: TestClient) -> None:
+    assert client.get("/livez").json() == client.get("/readyz").json() == {"status": "ok"}
+    client.post("/v1/jobs", content=tiny(), headers=JSON)
+    text = client.get("/metrics").text
+    assert 'superopt_jobs{state="queued"} 1' in text
+    assert 'superopt_http_requests_total{method="POST",route="/v1/jobs",status="202"} 1' in text
+
+
+def test_security_headers_everywhere(client: TestClient) -> None:
+    for path in ("/", "/rules", "/v1/rules", "/nowhere", "/static/style.css"):
+        headers = client.get(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "unsafe-inline" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_database_that_does_not_answer(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path)
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
+        service = client.app.state.service  # type: ignore[attr-defined]
+        good = service.store.database
+        service.store.database = type(good)(replace(settings, database=f"sqlite:///{tmp_path}/no/folder/x").url)
+        problem(client.get("/readyz"), 503, "unavailable")
+        problem(client.get(f"/v1/jobs/{uuid.uuid4()}"), 503, "unavailable")
+        service.store.database = good
+        assert client.get("/readyz").status_code == 200
+
+
+def test_rule_pages_need_no_script(client: TestClient) -> None:
+    page = client.get("/rules?family=conv").text
+    assert "<script" not in page
+    assert "style=" not in page
+    for rule_id in [r["id"] for r in client.get("/v1/rules?limit=500").json()["rules"]][::25]:
+        page = client.get(f"/rules/{rule_id}").text
+        assert page.count("<svg") == 2
+        assert "<script" not in page
+        assert "style=" not in page
+    assert client.get("/rules/none").status_code == 404
+
+
+def test_hostile_text_is_escaped_on_pages(client: TestClient) -> None:
+    evil = '<script>alert(1)</script>"\x1b[31m'
+    page = client.get("/rules", params={"q": evil, "family": evil}).text
+    assert "<script" not in page
+    answer = client.post("/optimize", files={"graph": (evil, json.dumps(TINY))}, follow_redirects=False)
+    assert answer.status_code == 303
+    page = client.get(answer.headers["location"]).text
+    assert "<script" not in page
+    assert "\x1b" not in page
+    assert client.get(answer.headers["location"]).headers["refresh"] == "2"
+    refused = client.post("/optimize", files={"graph": ("g", b"")}, data={"disable": evil})
+    assert refused.status_code in (400, 422)
+    assert "<script" not in refused.text

@@ -1,0 +1,219 @@
+"""A real service with a real worker: results that are right, and what happens when processes die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from service_testing import GRAPH, Live, files_below, free_port, start, stop, tiny, until
+
+from superopt.formats import from_bytes
+from superopt.server.settings import Limits, Settings
+from superopt.verifier.differential import check
+
+ROOT = Path(__file__).resolve().parents[2]
+ONNX = "application/octet-stream"
+JSON = {"Content-Type": GRAPH}
+
+
+def onnx_model() -> bytes:
+    nodes = [helper.make_node("Relu", ["x"], ["p"]), helper.make_node("Relu", ["p"], ["y"])]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 8]) for n in "xy"]
+    graph = helper.make_graph(nodes, "twice", ends[:1], ends[1:])
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+
+
+def events(live: Live, place: str, after: int = 0) -> list[tuple[int, str]]:
+    """All that a stream sends until it ends: (id, kind)."""
+    found, number = [], 0
+    with live.http.stream("GET", f"{place}/events", headers={"Last-Event-ID": str(after)}) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("id: "):
+                number = int(line[4:])
+            elif line.startswith("event: "):
+                found.append((number, line[7:]))
+    return found
+
+
+def test_a_graph_comes_back_faster_and_equal(live: Live) -> None:
+    sent = tiny("sync")
+    answer = live.http.post("/v1/optimize", content=sent, headers=JSON)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == GRAPH
+    assert check(from_bytes(sent), from_bytes(answer.content)).verdict == "passed"
+    report = live.http.get(answer.headers["link"].split(">")[0][1:]).json()
+    assert report["format"] == "superopt.report"
+    assert answer.headers["superopt-status"] == report["status"]
+    again = live.http.post("/v1/optimize", content=sent, headers={**JSON, "If-None-Match": answer.headers["etag"]})
+    assert again.status_code == 304
+
+
+def test_onnx_in_and_either_form_out(live: Live) -> None:
+    sent = onnx_model()
+    answer = live.post(sent, ONNX)
+    place = answer.headers["location"]
+    assert live.http.get(f"{place}?x", headers={"Prefer": "wait=1"}).status_code == 200
+    until(lambda: live.state(answer) == "succeeded", 60)
+    result = live.http.get(f"{place}/result")
+    assert result.headers["content-type"] == ONNX
+    onnx.checker.check_model(onnx.load_from_string(result.content))
+    as_json = live.http.get(f"{place}/result", headers={"Accept": f"text/plain, {GRAPH};q=0.5"})
+    assert as_json.headers["content-type"] == GRAPH
+    assert check(from_bytes(sent), from_bytes(as_json.content)).verdict == "passed"
+    refused = live.http.get(f"{place}/result", headers={"Accept": "text/html"})
+    assert (refused.status_code, refused.json()["type"]) == (406, "urn:superopt:problem:not-acceptable")
+    page = live.http.get(f"/jobs/{place.rsplit('/', 1)[1]}").text
+    assert "Circumstances" in page
+    assert live.http.get(f"/jobs/{place.rsplit('/', 1)[1]}/graph.onnx").content == result.content
+
+
+def test_weights_come_along_as_safetensors(live: Live) -> None:
+    document = json.loads(tiny("multipart"))
+    document["weights"][0] = {"name": "w", "dtype": "float32", "shape": [8], "file": "weights.safetensors"}
+    header = b'{"w":{"dtype":"F32","shape":[8],"data_offsets":[0,32]}}'
+    weights = len(header).to_bytes(8, "little") + header + bytes(32)
+    parts = {"graph": ("g.json", json.dumps(document)), "weights.safetensors": ("w", weights)}
+    answer = live.http.post("/v1/optimize", files=parts)
+    assert answer.status_code == 200, answer.text
+    assert from_bytes(answer.content).outputs[0].name == "y"
+    for location in ("../weights.safetensors", "/etc/passwd"):
+        document["weights"][0]["file"] = location
+        parts = {"graph": ("g.json", json.dumps(document)), "weights.safetensors": ("w", weights)}
+        refused = live.http.post("/v1/optimize", files=parts)
+        assert (refused.status_code, refused.json()["type"]) == (422, "urn:superopt:problem:invalid-model")
+
+
+def test_a_failed_job_says_where(live: Live) -> None:
+    document = json.loads(tiny("ghost"))
+    document["nodes"][1]["inputs"] = ["ghost"]
+    answer = live.http.post("/v1/jobs", content=json.dumps(document), headers={**JSON, "Prefer": "wait=20"})
+    assert answer.status_code == 200
+    assert answer.json()["state"] == "failed"
+    error = live.http.get(f"{answer.headers['location']}/result")
+    assert (error.status_code, error.headers["content-type"]) == (422, "application/problem+json")
+    assert error.json()["errors"][0]["pointer"] == "/nodes/1/inputs/0"
+    assert answer.json()["problem"] == error.json()
+
+
+def test_events_resume(live: Live) -> None:
+    place = live.post(tiny("events")).headers["location"]
+    seen = events(live, place)
+    assert [n for n, _ in seen] == list(range(1, len(seen) + 1))
+    assert [k for _, k in seen][:2] == ["queued", "started"]
+    assert seen[-1][1] == "finished"
+    assert events(live, place, after=2) == seen[2:]
+    assert live.http.get(f"{place}/events", headers={"Last-Event-ID": str(len(seen))}).status_code == 204
+
+
+def test_a_slow_body_is_not_waited_for(live: Live) -> None:
+    with socket.create_connection(("127.0.0.1", live.settings.port)) as connection:
+        head = f"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: {GRAPH}\r\nContent-Length: 1000\r\n\r\n{{"
+        connection.sendall(head.encode())
+        connection.settimeout(10)
+        answer = connection.recv(4096)
+    assert b" 408 " in answer.split(b"\r\n")[0]
+    assert b"body-timeout" in answer or b"problem+json" in answer
+    assert not [f for f in files_below(live.settings.data) if f.startswith("incoming")]
+
+
+def slow_model() -> bytes:
+    return (ROOT / "corpus" / "tiny" / "nasnet_a.json").read_bytes()
+
+
+def running(live: Live, answer: httpx.Response) -> bool:
+    return live.state(answer) == "running"
+
+
+def test_cancel_ends_the_child(live: Live) -> None:
+    answer = live.post(slow_model(), time_limit=300)
+    until(lambda: running(live, answer))
+    began = time.monotonic()
+    assert live.http.delete(answer.headers["location"]).status_code == 200
+    until(lambda: live.state(answer) == "cancelled", 10)
+    assert time.monotonic() - began < 10
+    until(lambda: not list((live.settings.data / "work").iterdir()), 10)
+
+
+def test_a_killed_worker_loses_no_job(live: Live) -> None:
+    answers = [live.post(slow_model(), time_limit=1, seed=7), *(live.post(tiny(f"kill {n}")) for n in range(3))]
+    until(lambda: running(live, answers[0]))
+    [worker] = live.worker_pids()
+    children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), 5)  # they die with it
+    for answer in answers:
+        until(lambda answer=answer: live.state(answer) == "succeeded", 60)
+        kinds = [kind for _, kind in events(live, answer.headers["location"])]
+        assert kinds.count("finished") == 1
+    job = live.http.get(answers[0].headers["location"]).json()
+    assert job["attempt"] == 2
+    result = live.http.get(f"{answers[0].headers['location']}/result")
+    assert from_bytes(result.content).outputs == from_bytes(slow_model()).outputs
+
+
+def test_limits_of_memory_and_time_hold_and_nothing_stays(tmp_path: Path) -> None:
+    limits = Limits(job_memory=3 << 30, job_seconds=2.0, last_words=1.0, grace=0.5, result=1 << 20)
+    live = start(Settings(data=tmp_path, port=free_port(), lease=2.0, poll=0.1, limits=limits))
+    try:
+        late = live.post(slow_model(), time_limit=200)
+        document = json.loads(tiny("huge"))
+        document["weights"][0] = {"name": "w", "dtype": "float32", "shape": [1 << 30, 8], "random": {"seed": 1}}
+        huge = live.post(json.dumps(document).encode())
+        for answer in (late, huge):
+            until(lambda answer=answer: live.state(answer) in ("failed", "succeeded"), 60)
+            error = live.http.get(f"{answer.headers['location']}/result")
+            assert error.status_code in (200, 406, 422), error.text
+        until(lambda: not [f for f in files_below(tmp_path) if f.startswith("work")], 20)
+    finally:
+        stop(live)
+
+
+def test_a_killed_server_takes_its_workers_along_and_goes_on_after_a_restart(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path, port=free_port(), lease=1.0, poll=0.1, limits=Limits(search_seconds=1.0))
+    live = start(settings)
+    answers = [live.post(slow_model(), time_limit=1), live.post(tiny("after"))]
+    until(lambda: running(live, answers[0]))
+    workers = live.worker_pids()
+    os.killpg(live.process.pid, signal.SIGKILL)
+    live.process.wait()
+    until(lambda: not any(_alive(pid) for pid in workers), 5)
+    again = start(settings)
+    try:
+        for answer in answers:
+            until(lambda answer=answer: again.state(answer) == "succeeded", 60)
+    finally:
+        stop(again)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_serve_refuses_strangers_without_a_key(tmp_path: Path) -> None:
+    from superopt.ir.errors import UsageError
+    from superopt.server import serve
+
+    with pytest.raises(UsageError, match="without an API key"):
+        serve(Settings(data=tmp_path, host="0.0.0.0"))
+    with pytest.raises(UsageError, match="database"):
+        serve(Settings(data=tmp_path, database="mysql://x"))
+
+
+def test_without_the_extra_serve_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from superopt import server
+    from superopt.ir.errors import UsageError
+
+    monkeypatch.setattr(server, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'superopt\[server\]'"):
+        server.serve(Settings(data=tmp_path))
