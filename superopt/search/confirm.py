@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from superopt import formats
+from superopt.cost.measure import Meter
+from superopt.cost.trial import feeds_for, with_values
+from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Value, Weight
 from superopt.ops.record import NotCovered, Operator
+from superopt.runtime.race import race
 from superopt.search.emit import emit
-from superopt.search.lower import Region
+from superopt.search.lower import Region, region_of
 from superopt.search.plan import Plan
 from superopt.search.program import Program
 from superopt.search.replay import Names, replay
 
-__all__ = ["Timer", "region_graph", "timer_of"]
+__all__ = ["Timer", "WholeTimer", "program_graph", "region_graph", "timer_of", "whole_timer"]
 
 Timer = Callable[[Sequence[Graph], float], Sequence[float]]
+WholeTimer = Callable[[Sequence[Graph], float], Sequence[float] | None]
+_ROUNDS = 11
+_LARGEST = 1 << 30  # bytes of weights of all graphs that are timed as whole models together
 
 
 def timer_of(costs: object) -> Timer | None:
@@ -59,3 +67,32 @@ def region_graph(
         return emit(replace(base, graph=alone_graph, steps=running), operators, 0).graph
     except NotCovered:
         return None
+
+
+def whole_timer(costs: object, sizes: Mapping[str, int]) -> WholeTimer | None:
+    """How whole models are timed against the first of them, warm; ``None`` if the cost model does not measure."""
+    meter = getattr(costs, "meter", None)
+    if not isinstance(meter, Meter):
+        return None
+
+    def ratios(graphs: Sequence[Graph], seconds: float) -> Sequence[float] | None:
+        try:
+            if sum(w.type.nbytes or 0 for g in graphs for w in g.weights) > _LARGEST:
+                return None
+            models = [formats.to_onnx_bytes(with_values(g)) for g in graphs]
+            found = race(
+                models, feeds_for(graphs[0], sizes), rounds=_ROUNDS, burst=1, threads=meter.threads, clock=meter.clock,
+                time_limit=seconds,
+            )  # fmt: skip
+        except (SuperoptError, NotCovered):
+            return None
+        return found.ratios
+
+    return ratios
+
+
+def program_graph(program: Program, operators: Mapping[str, Operator]) -> Graph | None:
+    """What runs of a program as a graph over shape-only weights; ``None`` if not all of it can be written anew."""
+    if any(program.steps[p].op == "" for p in program.running):
+        return None
+    return region_graph(region_of(program, program.running), None, program.graph.opset, operators)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from superopt.ir.graph import Graph
+from superopt.ir.terms import App
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
 from superopt.rules.rule import Rule
-from superopt.search.confirm import region_graph, timer_of
+from superopt.search.cones import SELECTIONS, selection_regions, sibling_regions
+from superopt.search.confirm import program_graph, region_graph, timer_of, whole_timer
 from superopt.search.costing import Costs, Pricer
 from superopt.search.emit import emit
 from superopt.search.lower import Region, region_of
+from superopt.search.match import Pattern
 from superopt.search.moves import Prepared, prepare
 from superopt.search.optimise import Found, optimise
 from superopt.search.plan import Plan
-from superopt.search.program import program_of
+from superopt.search.program import Program, program_of
 from superopt.search.regions import cut, level_order
 from superopt.search.replay import Names, replay
 from superopt.search.result import AppliedRule, Progress, SearchOptions, SearchResult
@@ -30,8 +34,16 @@ __all__ = ["search"]
 _PHASES = 40
 _WINDOWS = (14, 30, 1 << 30)  # operators of a region in the first two phases, the next two, and then (at most)
 _QUIET = 3  # phases with different cuts that must find nothing before the search stops
+_LITTLE = 1e-3  # a phase that gains less than this share of the cost has found nothing
+_DIRECTED = 12  # rounds of a directed phase, at most
+_STEPS = 120  # moves in one direction in a row: a selection passes this many operators
+_PATIENCE = 60.0  # seconds that a search takes at most when it is not told
 _RESERVE = 0.06  # share of the time that is kept for writing the result
 _TIMING = 0.6  # seconds to time a region before and after
+_WHOLE_TIMING = 4.0  # seconds to time the model as it was after several stages
+_WHOLE_SHARE = 0.15  # of the time limit, at most, for that
+_LOSS = 1.01  # a model measured to take more than this share of the time is not returned
+_TIE = 1.01  # times that differ by less than this share are equal: the simpler model is taken
 _SHOWN = 20  # near misses and places that are reported
 
 
@@ -91,8 +103,10 @@ class _Run:
         start: float,
     ) -> None:  # fmt: skip
         self.graph, self.costs, self.options, self.progress, self.start = graph, costs, options, progress, start
-        limit = options.time_limit
-        self.deadline = float("inf") if limit is None else start + limit * (1 - _RESERVE)
+        limit = _PATIENCE if options.time_limit is None else options.time_limit
+        self.end = start + limit * (1 - _RESERVE)
+        self.whole = whole_timer(costs, options.sizes) if options.confirm else None
+        self.deadline = self.end - (min(2 * _WHOLE_TIMING, limit * _WHOLE_SHARE) if self.whole else 0.0)
         chosen = [r for r in rules if _wanted(r, options)]
         self.program = program_of(graph, infer(graph))
         self.steps = self.program.steps
@@ -102,6 +116,7 @@ class _Run:
         self.timer = timer_of(costs) if options.confirm else None
         self.memo: dict[Hashable, Found] = {}
         self.totals = _Totals()
+        self.stages: list[tuple[Program, _Totals]] = []  # what stood after the stages that changed something
         self.stopped = "saturated"
         weights = sum(w.type.nbytes or 0 for w in graph.weights)
         budget = options.fold_budget_bytes
@@ -118,7 +133,30 @@ class _Run:
     # -- phases --------------------------------------------------------------------------------------------------
 
     def phases(self) -> None:
-        """Cut, optimise every distinct region, replace; with other cuts, until nothing improves."""
+        """Directed moves over long distances; then cut, optimise every distinct region, replace; then take stock."""
+        self._keep()
+        moves = self.prepared.moves
+        self._directed("merging", sibling_regions, Moves((), moves.groups), Limits().rounds)
+        sinking = tuple(p for p in moves.patterns if _selects(p))
+        self._directed("selecting early", selection_regions, Moves(sinking), _STEPS)
+        self._keep()
+        self._windows()
+        self._keep()
+        self._take_stock()
+
+    def _directed(
+        self, what: str, cover: Callable[[Program], list[list[int]]], moves: Moves, rounds: int
+    ) -> None:  # fmt: skip
+        """Apply moves of one kind to the regions that they are about, until they gain nothing more."""
+        if not moves.patterns and not moves.groups:
+            return
+        for _ in range(_DIRECTED):
+            regions = [region_of(self.program, r) for r in cover(self.program)]
+            if self._over() or not self._phase(regions, what, moves, rounds):
+                return
+
+    def _windows(self) -> None:
+        """Every rule, on windows with different cuts, until nothing improves."""
         quiet, avoid = 0, frozenset[str]()
         for number in range(_PHASES):
             level = number % 2 == 1
@@ -126,11 +164,47 @@ class _Run:
             window = min(self.options.window, _WINDOWS[min(number // 2, len(_WINDOWS) - 1)])
             regions, cuts = cut(self.program, order, self.prepared.adjacent, window, avoid)
             avoid = cuts if number % 4 < 2 else frozenset()
-            improved = self._phase([region_of(self.program, r) for r in regions], number)
+            gained = self.totals.gain
+            what = f"searching, phase {number + 1}"
+            self._phase([region_of(self.program, r) for r in regions], what, first=number == 0)
+            improved = self.totals.gain - gained > _LITTLE * self.totals.before
             quiet = 0 if improved else quiet + 1
             widest = window == self.options.window
             if self._over() or (widest and (quiet >= _QUIET or (quiet and len(regions) <= 1))):
                 return
+            if number % 2 == 1 and number < 2 * len(_WINDOWS):
+                self._keep()
+
+    def _keep(self) -> None:
+        if not self.stages or self.stages[-1][0].steps is not self.program.steps:
+            self.stages.append((self.program, copy.deepcopy(self.totals)))
+
+    def _take_stock(self) -> None:
+        """Time the whole model as it was after each stage; go back to the stage that was fastest."""
+        if self.whole is None or len(self.stages) < 2:
+            return
+        self._tell(0, None, "timing the whole model")
+        drawn = [program_graph(p, REGISTRY) for p, _ in self.stages]
+        if drawn[0] is None:
+            return
+        kept = [i for i, g in enumerate(drawn) if g is not None]
+        seconds = min(_WHOLE_TIMING, max(0.0, self.end - time.monotonic()) / 2)
+        if seconds < _TIMING:
+            return
+        ratios = self.whole([g for g in drawn if g is not None], seconds)
+        if ratios is None:
+            return
+        least = min(ratios)
+        best = max(i for i, r in zip(kept, ratios, strict=True) if r <= least * _TIE)
+        measured = dict(zip(kept, ratios, strict=True))
+        if measured[best] > _LOSS or best != len(self.stages) - 1:
+            last = max(kept)
+            self.totals.missed[
+                f"the last stage was measured to take {100 * measured[last]:.1f} % of the model's time, "
+                f"an earlier one {100 * least:.1f} %"
+            ] = None
+            self.program, totals = self.stages[best if measured[best] <= _LOSS else 0]
+            self.totals = replace(totals, missed=self.totals.missed, regions=self.totals.regions)
 
     def _over(self) -> bool:
         if time.monotonic() >= self.deadline:
@@ -139,8 +213,20 @@ class _Run:
             self.stopped = "memory"
         return self.stopped in ("time", "memory")
 
-    def _phase(self, regions: Sequence[Region], number: int) -> bool:
-        """Optimise the distinct regions, most frequent first; True if the program improved."""
+    def _phase(
+        self, regions: Sequence[Region], what: str, moves: Moves | None = None, rounds: int = Limits().rounds,
+        *, first: bool = False,
+    ) -> bool:  # fmt: skip
+        """Optimise the distinct regions, most frequent first; True if the program improved.
+
+        Args:
+            regions: disjoint, and such that all can be replaced at once.
+            what: for the progress callback.
+            moves: what may be done, if not everything; rounds: of saturation.
+            first: the regions are all of the program, and what they cost is what the model costs.
+        """
+        if first:
+            self.totals.before = self.totals.gain
         alike: dict[Hashable, list[Region]] = {}
         for region in regions:
             if region.outputs:
@@ -152,11 +238,12 @@ class _Run:
             for done, (signature, group) in enumerate(ordered):
                 if self._over():
                     break
-                self._tell(done, len(ordered), f"searching, phase {number + 1}")
-                if signature not in self.memo:
-                    self.memo[signature] = self._optimise(group[0], len(ordered) - done)
-                found = self.memo[signature]
-                if number == 0:
+                self._tell(done, len(ordered), what)
+                key = (what if moves is not None else "", signature)
+                if key not in self.memo:
+                    self.memo[key] = self._optimise(group[0], len(ordered) - done, moves, rounds)
+                found = self.memo[key]
+                if first:
                     self.totals.before += found.before * len(group)
                 if found.plan is not None:
                     replacements += [(r, found.plan) for r in group if self._affordable(found.plan)]
@@ -165,7 +252,7 @@ class _Run:
                 self._replace(replacements)
         return bool(replacements)
 
-    def _tell(self, done: int, total: int, what: str) -> None:
+    def _tell(self, done: int, total: int | None, what: str) -> None:
         if self.progress is not None:
             self.progress(done, total, what)
 
@@ -191,23 +278,23 @@ class _Run:
 
     # -- one region ----------------------------------------------------------------------------------------------
 
-    def _optimise(self, region: Region, left: int) -> Found:
-        found = self._search(region, self.prepared.moves, left)
+    def _optimise(self, region: Region, left: int, moves: Moves | None, rounds: int) -> Found:
+        found = self._search(region, moves or self.prepared.moves, left, rounds)
         plan = found.plan
         if found.missed:
             self.totals.missed[f"{region.outputs[0]}: {found.missed}"] = None
         if plan is None or self.timer is None:
             return found
         plans = [plan]
-        if self.prepared.moves.groups and any(g.rule.id in plan.rules for g in self.prepared.moves.groups):
-            other = self._search(region, Moves(self.prepared.moves.patterns), left).plan
+        if moves is None and self.prepared.moves.groups and any(g.rule.id in plan.rules for g in self.prepared.moves.groups):
+            other = self._search(region, Moves(self.prepared.moves.patterns), left, rounds).plan
             plans += [] if other is None else [other]
         return replace(found, plan=self._confirmed(region, plans))
 
-    def _search(self, region: Region, moves: Moves, left: int) -> Found:
+    def _search(self, region: Region, moves: Moves, left: int, rounds: int) -> Found:
         now = time.monotonic()
-        share = min(20.0, max(0.2, 2 * (self.deadline - now) / max(1, left))) if self.deadline < float("inf") else 20.0
-        limits = Limits(self.options.node_limit, deadline=min(self.deadline, now + share))
+        share = min(20.0, max(0.2, 2 * (self.deadline - now) / max(1, left)))
+        limits = Limits(self.options.node_limit, rounds, min(self.deadline, now + share))
         found = optimise(region, moves, REGISTRY, self.pricer, limits, self.options.least_gain, self.options.seed)
         self.totals.e_nodes += found.e_nodes
         self.totals.gap = max(self.totals.gap, found.gap)
@@ -263,6 +350,15 @@ class _Run:
             seconds=time.monotonic() - self.start, gap=totals.gap, near_misses=tuple(totals.missed)[:_SHOWN],
             notes=notes, quarantined=dict(totals.quarantined),
         )  # fmt: skip
+
+
+def _selects(pattern: Pattern) -> bool:
+    """Whether the pattern moves a selection up: its own operator is one, and the other side's is not."""
+    source, target = pattern.source, pattern.target
+    return (
+        len(source) == 1 and isinstance(source[0], App) and source[0].op in SELECTIONS
+        and not (isinstance(target[0], App) and target[0].op in SELECTIONS and pattern.growth >= 0)
+    )  # fmt: skip
 
 
 def _wanted(rule: Rule, options: SearchOptions) -> bool:
