@@ -66,7 +66,8 @@ class Poly:
             return 0
         if len(kept) == 1 and not kept[0][0]:
             return kept[0][1]
-        kept.sort(key=lambda term: _monomial_key(term[0]))
+        if len(kept) > 1:
+            kept.sort(key=lambda term: _monomial_key(term[0]))
         return Poly(tuple(kept))
 
     def __eq__(self, other: object) -> bool:

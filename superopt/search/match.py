@@ -7,12 +7,12 @@ and guards are checked once everything is bound; the answer depends on the bound
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import cast
 
-from superopt.ir.poly import Dim, Poly, substitute, symbols
+from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, children, postorder
 from superopt.ops import REGISTRY
 from superopt.rules.rule import AttributeScheme, Guard, Rule
@@ -75,6 +75,31 @@ class Pattern:
         self.registers = (*self.names.values(), *(r for _, r in self.checks))
         self.bounded = any(k.below is not None for k in self.rule.tensors.values())
         self._trie: Trie[Pattern] | None = None
+
+    @cached_property
+    def identity(self) -> Hashable:
+        """Equal for patterns that find and make the same under the same conditions, whatever their names."""
+        sizes: dict[str, Dim] = {n: sym(f"${r}") for n, r in self.names.items()}
+
+        def put(value: AttributeValue) -> AttributeValue:
+            return _substituted(value, sizes)
+
+        made: dict[Term, Term] = {}
+        for term in postorder(*self.target):
+            if isinstance(term, Var):
+                made[term] = Var(f"${self.tensor_slots[term.name]}" if term.name in self.tensor_slots else term.name)
+            elif isinstance(term, Project):
+                made[term] = Project(cast(App, made[term.term]), term.index)
+            else:
+                args = tuple(None if a is None else made[a] for a in term.args)
+                made[term] = App(term.op, args, tuple((k, put(v)) for k, v in term.attributes))
+        guards = frozenset((put(g.left), g.relation, put(g.right)) for g in self.rule.where)
+        atoms, tensors = self.rule.attribute_atoms, self.rule.tensors
+        ranges = frozenset((put(sym(n)), s.kind, s.relation, s.bound) for n, s in atoms.items() if n in sizes)
+        below = tuple((s, put(b)) for n, s in self.tensor_slots.items() if (b := tensors[n].below) is not None)
+        checks = tuple((put(w), r) for w, r in self.checks)
+        targets = tuple(made[t] for t in self.target)
+        return self.steps, self.roots, targets, guards, ranges, below, checks, self.first_round
 
     @property
     def trie(self) -> Trie[Pattern]:
@@ -218,6 +243,12 @@ def compile_side(
         rule, source, target, tuple(made.steps), tuple(made.slot_of[r] for r in source), tensors, made.names,
         tuple(made.checks), frozenset(t.op for t in before), _depth(source), len(after) - len(before), first_round,
     )  # fmt: skip
+
+
+def _substituted(value: AttributeValue, sizes: Mapping[str, Dim]) -> AttributeValue:
+    if isinstance(value, tuple):
+        return tuple(_substituted(v, sizes) for v in value)
+    return substitute(value, sizes) if isinstance(value, Poly) else value
 
 
 def _op(term: Term) -> str:

@@ -11,16 +11,17 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.ir.terms import AttributeValue, Term
 from superopt.ops.meaning import IllTyped
-from superopt.search.egraph import ABSENT, EGraph, TypeClashError
-from superopt.search.match import Match, Pattern, bound, evaluate
+from superopt.search.egraph import EGraph, TypeClashError
+from superopt.search.match import Match, Pattern, bound
 from superopt.search.merge import GroupMove, independent
+from superopt.search.recipe import instantiate
 from superopt.search.trie import Trie
 
 _GROWING = 4  # sides that add operators get this much less of the matches
 
-__all__ = ["Limits", "Moves", "Outcome", "instantiate", "saturate"]
+__all__ = ["Limits", "Moves", "Outcome", "saturate"]
 
 
 @dataclass(frozen=True)
@@ -74,15 +75,22 @@ def _net(patterns: tuple[Pattern, ...], several: bool) -> Trie[Pattern]:
     return Trie([(p, p.steps, p.depth) for p in patterns if (len(p.roots) > 1) == several])
 
 
+@lru_cache(maxsize=16)
+def _distinct(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
+    """The first of all patterns that find and make the same under the same conditions."""
+    return tuple({p.identity: p for p in reversed(patterns)}.values())[::-1]
+
+
 class _Search:
     """Finds new occurrences round by round; which patterns are banned is its state."""
 
     def __init__(self, graph: EGraph, moves: Moves, limits: Limits, seen: set[tuple[object, ...]]) -> None:
         self.graph, self.limits, self.seen = graph, limits, seen
-        self.one, self.several = _net(moves.patterns, False), _net(moves.patterns, True)
+        patterns = _distinct(moves.patterns)
+        self.one, self.several = _net(patterns, False), _net(patterns, True)
         self.states = {
             p: _Backoff(limits.matches if p.growth <= 0 else limits.matches // _GROWING, i)
-            for i, p in enumerate(moves.patterns)
+            for i, p in enumerate(patterns)
         }
         self.found: list[tuple[int, int, Pattern, Match]] = []
         self.mode = _SHARED
@@ -235,49 +243,3 @@ def _apply(
             graph.union(root, new, why)
     except TypeClashError as clash:
         outcome.quarantined[why] = str(clash)
-
-
-def instantiate(graph: EGraph, targets: Sequence[Term], match: Match) -> list[int]:
-    """Add terms to the graph under a match and give their classes.
-
-    Raises:
-        IllTyped: an application is not typed; applications below it may have been added.
-    """
-    classes: dict[Term, int] = {}
-    for term in postorder(*targets):
-        if isinstance(term, Var):
-            classes[term] = graph.find(match.tensors[term.name])
-        elif isinstance(term, Project):
-            classes[term] = graph.project(classes[term.term], term.index)
-        else:
-            args = tuple(ABSENT if a is None else _single(graph, classes[a]) for a in term.args)
-            while args and args[-1] == ABSENT:
-                args = args[:-1]
-            classes[term] = graph.add(term.op, attributes_of(graph, term, match.sizes), args)
-    return [_single(graph, classes[t]) for t in targets]
-
-
-def _single(graph: EGraph, identity: int) -> int:
-    return graph.project(identity, 0) if isinstance(graph.type(identity), tuple) else identity
-
-
-def attributes_of(
-    graph: EGraph, term: App, sizes: Mapping[str, AttributeValue]
-) -> tuple[tuple[str, AttributeValue], ...]:
-    """The attributes of a rule's application under a binding; a generator gets the matched element type.
-
-    Raises:
-        IllTyped: the operator is not known, or the element type was never bound.
-    """
-    record = graph.operators.get(term.op)
-    if record is None:
-        raise IllTyped(f"{term.op} is not an operator superopt knows")
-    values = {name: evaluate(value, sizes) for name, value in term.attributes}
-    if "dtype" in record.attributes and "dtype" not in values:
-        if "dtype:f" not in sizes:
-            raise IllTyped("the element type of a constant is not known here")
-        values["dtype"] = sizes["dtype:f"]
-    for name, kind in record.attributes.items():
-        if kind == "float" and isinstance(values.get(name), int):
-            values[name] = float(values[name])  # type: ignore[arg-type]
-    return tuple(sorted(values.items()))
