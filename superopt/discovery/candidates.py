@@ -15,7 +15,7 @@ from superopt.rules.scanner import RuleError
 from superopt.rules.typing import instances, operator_of, types_of
 from superopt.search.merge import lift
 
-__all__ = ["candidates", "joined", "n_ary", "operator_count", "restricted", "tidied"]
+__all__ = ["candidates", "joined", "movements", "n_ary", "operator_count", "restricted", "tidied"]
 
 
 def operator_count(*roots: Term) -> int:
@@ -75,10 +75,17 @@ def _grounded(rule: Rule) -> bool:
     return term_symbols((*rule.lhs, *rule.rhs)) <= {*rule.sizes, *rule.attribute_atoms}
 
 
-def _rank(rule: Rule) -> tuple[int, int, int, str]:
+def movements(*roots: Term) -> int:
+    """Applications that only move elements: a rule with few of them is the one that people know."""
+    moving = ("Concat", "Split", "Transpose", "Reshape", "Pad", "Slice", "Gather", "Squeeze", "Unsqueeze")
+    return sum(isinstance(t, App) and t.op in moving for t in postorder(*roots))
+
+
+def _rank(rule: Rule) -> tuple[int, int, int, int, str]:
     """Few operators first; of those, many variables (general) first."""
     sizes = operator_count(*rule.lhs), operator_count(*rule.rhs)
-    return sum(sizes), -len(rule.tensors), max(sizes), f"{rule.lhs[0]} = {rule.rhs[0]}"
+    moved = movements(*rule.lhs, *rule.rhs)
+    return sum(sizes), -len(rule.tensors), moved, max(sizes), f"{rule.lhs[0]} = {rule.rhs[0]}"
 
 
 def _renamed(groups: dict[object, list[str]], owner: dict[str, object], pair: tuple[Term, Term]) -> tuple[Term, Term]:

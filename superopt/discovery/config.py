@@ -36,6 +36,11 @@ class Template:
     holes: tuple[str, ...]
     split: bool = False
 
+    @staticmethod
+    def takes(hole: str, constant: bool) -> bool:
+        """Whether what depends on weights alone (``constant``), or does not, may stand in a hole."""
+        return constant if hole in "WV" else not constant if hole in "XY" else True
+
     @property
     def commutative(self) -> bool:
         """Whether the two operands can be exchanged."""
@@ -63,6 +68,8 @@ class Theme:
         sizes: ranges from which concrete sizes are drawn, by name; default 2 to 4.
         batch: whether leading axes are added in front of the leaves that are no weights.
         join: whether a rule about a Concat is also kept as a rule with several outputs.
+        origin: what the rules say of themselves: "discovered", or "definition" for composite operators.
+        broadcast: whether elementwise operators are applied to operands of different shapes (scalars always are).
     """
 
     name: str
@@ -78,6 +85,7 @@ class Theme:
     join: bool = True
     origin: str = "discovered"
     text: str = ""
+    broadcast: bool = True
 
     @property
     def forall(self) -> dict[str, TypeScheme]:
@@ -148,7 +156,7 @@ class Config:
 def _changed(theme: Theme, vocabulary: tuple[Template, ...], size: int, text: str) -> Theme:
     return Theme(
         theme.name, theme.family, theme.profiles, size, theme.leaves, theme.weights, theme.attributes, vocabulary,
-        theme.sizes, theme.batch, theme.join, theme.origin, text,
+        theme.sizes, theme.batch, theme.join, theme.origin, text, theme.broadcast,
     )  # fmt: skip
 
 
@@ -182,7 +190,7 @@ def load_config(path: Path | str | None = None) -> Config:
 
 _KEYS = frozenset({
     "name", "family", "profiles", "operators", "leaves", "weights", "attributes", "vocabulary", "sizes", "batch",
-    "join", "origin",
+    "join", "origin", "broadcast",
 })  # fmt: skip
 
 
@@ -210,6 +218,7 @@ def _theme(row: Mapping[str, object], where: str) -> Theme:
         name, str(row.get("family", name)), tuple(map(str, _listed(row, "profiles"))), operators, leaves,
         frozenset(map(str, _listed(row, "weights"))), attributes, vocabulary, sizes, bool(row.get("batch", True)),
         bool(row.get("join", True)), str(row.get("origin", "discovered")), json.dumps(row, sort_keys=True),
+        bool(row.get("broadcast", True)),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ of one template to operands of the same types are evaluated at once, through the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import product
@@ -17,11 +17,11 @@ import numpy as np
 
 from superopt.discovery.config import Template, Theme
 from superopt.discovery.ordered import Ordered
-from superopt.discovery.template import Typed, batched, concrete, size_at, typed, variants
-from superopt.ir.poly import sym
+from superopt.discovery.template import Typed, batched, concrete, obligations_of, size_at, typed, variants
+from superopt.ir.poly import substitute, sym
 from superopt.ir.terms import App, Project, Term, Var, postorder, variables
 from superopt.ir.types import DType, TensorType
-from superopt.ops.meaning import Call, Comprehension, IllTyped, Number, Reduce, subexpressions
+from superopt.ops.meaning import Call, Comprehension, Condition, IllTyped, Number, Reduce, subexpressions
 from superopt.rules.canonical import map_terms
 from superopt.rules.rule import CLASSES, TensorScheme
 from superopt.rules.typing import complete, operator_of
@@ -83,6 +83,7 @@ def points_of(theme: Theme, count: int, rng: np.random.Generator) -> list[Point]
         ValueError: no assignment satisfies the theme's types.
     """
     frame = theme.frame()
+    wanted = _first_obligations(theme)
     chosen: list[Point] = []
     for number in range(count):
         best: tuple[int, Point] | None = None
@@ -100,13 +101,36 @@ def points_of(theme: Theme, count: int, rng: np.random.Generator) -> list[Point]
                 continue
             plain = [sizes[n] for n in frame.sizes]
             attributes = [v for n, v in sizes.items() if n in frame.attribute_atoms]
-            score = len(set(plain)) * 4 + len(set(attributes)) + 2 * (not any(p.sizes == sizes for p in chosen))
+            fitting = sum(_holds(c, sizes) for c in wanted)
+            score = (
+                fitting * 100
+                + len(set(plain)) * 4
+                + len(set(attributes))
+                + 2 * (not any(p.sizes == sizes for p in chosen))
+            )
             if best is None or score > best[0]:
                 best = (score, Point(sizes, reals))
         if best is None:
             raise ValueError(f"no sizes satisfy the types of theme {theme.name}")
         chosen.append(best[1])
     return chosen
+
+
+def _first_obligations(theme: Theme) -> list[Condition]:
+    """Inequalities under which the templates apply to leaves (windows that fit): points should satisfy them."""
+    kinds = {n: TensorType(DType(CLASSES[s.dtype]), s.shape) for n, s in theme.leaves.items()}
+    found: dict[Condition, None] = {}
+    for template in theme.vocabulary:
+        if template.split:
+            continue
+        fitting = [[n for n in kinds if template.takes(h, theme.is_weight(n))] for h in template.holes]
+        for names in product(*fitting):
+            found.update(dict.fromkeys(obligations_of(template, tuple(kinds[n] for n in names), theme)))
+    return list(found)
+
+
+def _holds(condition: Condition, sizes: Mapping[str, int]) -> bool:
+    return Condition(condition.kind, substitute(condition.size, sizes)).known is True
 
 
 class _Builder:
@@ -186,10 +210,7 @@ class _Builder:
 
     def _fitting(self, hole: str, size: int) -> Sequence[int]:
         """Classes of a size that may stand in a hole."""
-        every = self.by_size.get(size, [])
-        if hole in "WV":
-            return [c for c in every if self.found.classes[c].constant]
-        return [c for c in every if not self.found.classes[c].constant] if hole in "XY" else every
+        return [c for c in self.by_size.get(size, ()) if Template.takes(hole, self.found.classes[c].constant)]
 
     def _apply_all(
         self, number: int, types: tuple[TensorType, ...], calls: list[tuple[int, ...]], size: int, *, keep: bool

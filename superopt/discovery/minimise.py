@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from superopt.discovery.candidates import operator_count
+from superopt.discovery.candidates import movements, operator_count
 from superopt.discovery.derive import derived, moves_of
 from superopt.rules.canonical import text_digest
 from superopt.rules.rule import Rule
@@ -39,12 +39,13 @@ def _without_special_cases(rules: list[Rule], progress: Callable[[str], None] | 
     return tuple(kept)
 
 
-def _special(rule: Rule) -> tuple[int, int, str]:
-    return len(rule.tensors) + len(rule.sizes), -operator_count(*rule.lhs, *rule.rhs), text_digest(rule)
+def _special(rule: Rule) -> tuple[int, int, int, str]:
+    terms = (*rule.lhs, *rule.rhs)
+    return len(rule.tensors) + len(rule.sizes), -operator_count(*terms), -movements(*terms), text_digest(rule)
 
 
-def _rank(rule: Rule) -> tuple[int, int, int, int]:
+def _rank(rule: Rule) -> tuple[int, int, int, int, int]:
     return (
         len(rule.lhs), operator_count(*rule.lhs) + operator_count(*rule.rhs), -int(rule.lead),
-        -len(rule.tensors) - len(rule.sizes),
+        -len(rule.tensors) - len(rule.sizes), movements(*rule.lhs, *rule.rhs),
     )  # fmt: skip

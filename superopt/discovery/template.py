@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -15,6 +15,7 @@ from superopt.ops.meaning import (
     Comprehension,
     Condition,
     IllTyped,
+    Meaning,
     Read,
     Reduce,
     Scalar,
@@ -25,7 +26,7 @@ from superopt.rules.rule import CLASSES
 from superopt.rules.typing import complete, operator_of
 from superopt.verifier.sampling import Point
 
-__all__ = ["Typed", "batched", "concrete", "size_at", "typed", "variants"]
+__all__ = ["Typed", "batched", "concrete", "obligations_of", "size_at", "typed", "variants"]
 
 BATCH_AXIS = "@b"
 
@@ -44,21 +45,18 @@ class Typed:
 def typed(
     template: Template, root: Term, types: tuple[TensorType, ...], theme: Theme, points: Sequence[Point]
 ) -> Typed | None:
-    known: dict[Term, TensorType] = {Var(h): t for h, t in zip(template.holes, types, strict=True)}
-    for name, scheme in theme.leaves.items():
-        known.setdefault(Var(name), TensorType(DType(CLASSES[scheme.dtype]), scheme.shape))
+    """The template at these operand types, or ``None`` where it is not well-formed or has no elements at a point."""
+    if not theme.broadcast and not _alike(template, types):
+        return None
     meanings: dict[App, tuple[Comprehension, ...]] = {}
     outputs: tuple[TensorType, ...] = ()
     several = False
     try:
-        for term in postorder(root):
-            if not isinstance(term, App):
-                continue
-            record = operator_of(term)
-            meaning, outputs = record.apply([None if a is None else known[a] for a in term.args], complete(term))
+        for term, meaning, outputs in _applications(template, root, types, theme):
             if not all(_accepts(o, points) for o in meaning.obligations):
                 return None
-            meanings[term], known[term] = meaning.outputs, outputs[0]
+            meanings[term] = meaning.outputs
+            record = operator_of(term)
             several = len(record.outputs) > 1 or record.outputs[-1].endswith("*")
             for kind, point in product(outputs, points):
                 if any(n < 1 for n in concrete(kind, point)):
@@ -66,6 +64,39 @@ def typed(
     except (IllTyped, ZeroDivisionError, KeyError):
         return None
     return Typed(root, template.holes, meanings, outputs, several)
+
+
+def _applications(
+    template: Template, root: Term, types: tuple[TensorType, ...], theme: Theme
+) -> Iterator[tuple[App, Meaning, tuple[TensorType, ...]]]:
+    known: dict[Term, TensorType] = {Var(h): t for h, t in zip(template.holes, types, strict=True)}
+    for name, scheme in theme.leaves.items():
+        known.setdefault(Var(name), TensorType(DType(CLASSES[scheme.dtype]), scheme.shape))
+    for term in postorder(root):
+        if isinstance(term, App):
+            meaning, outputs = operator_of(term).apply(
+                [None if a is None else known[a] for a in term.args], complete(term)
+            )
+            known[term] = outputs[0]
+            yield term, meaning, outputs
+
+
+def obligations_of(template: Template, types: tuple[TensorType, ...], theme: Theme) -> list[Condition]:
+    """Inequalities of sizes that the template needs at these operand types; none where it cannot be applied."""
+    found: list[Condition] = []
+    try:
+        for _, meaning, _ in _applications(template, template.term, types, theme):
+            found += meaning.obligations
+    except (IllTyped, ZeroDivisionError, KeyError):
+        return []
+    return [] if any(c.kind == "eq" for c in found) else found
+
+
+def _alike(template: Template, types: tuple[TensorType, ...]) -> bool:
+    """Operands of an elementwise operator have one shape, scalars apart."""
+    if not isinstance(template.term, App) or operator_of(template.term).family != "elementwise":
+        return True
+    return len({t.shape for t in types if t.shape}) <= 1
 
 
 def _accepts(condition: Condition, points: Sequence[Point]) -> bool:
