@@ -18,6 +18,7 @@ from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, Unsup
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Barrier, Typing, infer
 from superopt.rules import Library, Rule, load_library
+from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.race import Clock, race
 from superopt.search import SearchOptions, SearchResult, search
 from superopt.verifier.admission import admit
@@ -34,7 +35,8 @@ Model = "str | Path | bytes | onnx.ModelProto | Graph"
 _NOISE = 1.005  # a result that the final race puts above this share of the input's time is not returned
 _ROUNDS = 15
 _CONFIRMING = 7  # rounds of the final race when its figures were not asked for
-_SEARCH = 0.75  # share of the time limit that searching may take; checking and reporting need the rest
+_FLOPS, _BYTES = 5e9, 3e8  # FLOPs and bytes of weights a second that the final check and race get through, at worst
+_MEASURING = 0.5  # share of the time limit that measuring operators may take; the rest is predicted
 _WHOLE = 1 << 30  # bytes of weights above which a model is checked place by place, to bound memory
 
 
@@ -125,7 +127,11 @@ def optimize(
         _refuse_opaque(graph, typing)
     library = select_rules(options)
     with costs.for_target(
-        options.target, progress=progress, sizes=options.sizes, threads=options.threads
+        options.target,
+        progress=progress,
+        sizes=options.sizes,
+        threads=options.threads,
+        time_limit=float("inf") if limit is None else _MEASURING * limit,
     ) as model_costs:
         attempt = _Attempt(graph, typing, library, model_costs, options, progress, deadline)
         return attempt.run()
@@ -186,16 +192,25 @@ class _Attempt:
 
     def _search(self, rules: tuple[Rule, ...]) -> SearchResult:
         limits = SearchOptions(
-            time_limit=self._share(_SEARCH),
+            time_limit=None if self.deadline == float("inf") else max(0.0, self._left() - self._reserve()),
             memory_limit=self.options.memory_limit,
             seed=self.options.seed,
             sizes=self.options.sizes,
         )
         return search(self.graph, rules, self.costs, limits, progress=self.progress)
 
-    def _share(self, part: float) -> float | None:
-        """Seconds that are left of the time limit, times a share; ``None`` where there is no limit."""
-        return None if self.deadline == float("inf") else max(0.0, self.deadline - time.monotonic()) * part
+    def _left(self) -> float:
+        """Seconds until the time limit; infinite where there is none."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def _limit(self) -> float | None:
+        """The same for a part that takes ``None`` for no limit."""
+        return None if self.deadline == float("inf") else self._left()
+
+    def _reserve(self) -> float:
+        """Seconds that checking, racing and reporting a result will need, so that the search stops in time for them."""
+        done = costs.graph_work(self.graph, self.typing, self.options.sizes)
+        return float(0.4 + done["flops"] / _FLOPS + self._weights() / _BYTES)
 
     def _settle(self, found: SearchResult, notes: list[str]) -> tuple[SearchResult, CheckResult]:
         """Check a rewritten graph; when it fails, leave out the rule at fault and search again, else fall back."""
@@ -224,9 +239,7 @@ class _Attempt:
         """The whole model where it can run; else, or where it is too big to be run, every rewritten place by itself."""
         whole = _skipped(f"the model's weights are more than {_WHOLE >> 20} MiB")
         if self._weights() <= min(_WHOLE, self.options.memory_limit or _WHOLE):
-            whole = check(
-                self.graph, after, seed=self.options.seed, sizes=self.options.sizes, time_limit=self._share(1.0)
-            )
+            whole = check(self.graph, after, seed=self.options.seed, sizes=self.options.sizes, time_limit=self._limit())
             if whole.verdict != "skipped":
                 return whole
         regions = changed_regions(self.graph, after, self.typing.types)
@@ -244,7 +257,7 @@ class _Attempt:
         if not (wanted or confirms):
             return None
         self.progress(0, None, "measuring")
-        left = self._share(1.0)
+        left = self._limit()
         try:
             return measure(
                 self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads,
@@ -263,9 +276,12 @@ class _Attempt:
     def _report(
         self, found: SearchResult, checked: CheckResult, measured: report.Measured | None, notes: list[str]
     ) -> report.Report:
-        before = costs.graph_cost(self.graph, self.costs, sizes=self.options.sizes)
+        model = self.costs
+        if self._left() <= 0.0 and isinstance(model, costs.MeasuredCpu):
+            model = model.recording()  # by our own operators: ONNX Runtime's form of the graph takes it time to make
+        before = costs.graph_cost(self.graph, model, sizes=self.options.sizes)
         changed = found.graph is not self.graph
-        after = costs.graph_cost(found.graph, self.costs, sizes=self.options.sizes) if changed else before
+        after = costs.graph_cost(found.graph, model, sizes=self.options.sizes) if changed else before
         return report.Report(
             status="improved" if changed else "unchanged",
             target=self.options.target,
@@ -326,8 +342,14 @@ def measure(
     """Time two graphs side by side under ONNX Runtime with all its own optimisations.
 
     With one thread the clock is the thread's CPU time, which other load on the machine does not disturb.
+
+    Raises:
+        ResourceLimit: running them would take too long or too much memory. InvalidModel, Unsupported: ONNX Runtime
+            cannot run them.
     """
     clock: Clock = "cpu" if threads == 1 else "wall"
+    for graph in (before, after):
+        refuse_unbounded(graph, sizes)
     feeds: Mapping[str, np.ndarray[Any, Any]] = make_inputs(before, seed, "normal", sizes=sizes)
     result = race(
         [formats.to_onnx_bytes(before), formats.to_onnx_bytes(after)],
@@ -335,6 +357,7 @@ def measure(
         rounds=rounds,
         threads=threads,
         clock=clock,
+        time_limit=time_limit,
     )
     return report.Measured(
         result.ms[0], result.ms[1], result.ratios[1], result.rounds, result.spread[1], dict(result.circumstances)
