@@ -221,6 +221,75 @@ class _Lift:
         return made[root]
 
 
+    def total(self, whole: Term, parts: Term) -> Term:
+        """A sum over all copies, from ``F(Concat(x, y)) = F(x) + G(y)``: by induction, F of more is F(x) + G(y) + …
+
+        That the first summand is the whole with the first copy in the place of both is checked; of any other rule
+        (a mean of halves, say) the lifted form would be false.
+        """
+        first, second = _application(parts).args
+        if first is None or second is None or self._first_of(whole) != self._first_of(first):
+            raise _NotLiftableError
+        template = self._unmirrored(second)
+        found = self.single(first, 0)
+        for number in range(1, self.count):
+            found = App("Add", (found, self.single(template, number)), ())
+        return found
+
+    def _first_of(self, root: Term) -> Term:
+        """The first copy in the place of both: of a ``Concat`` its first argument, of a ``Split`` the whole."""
+        made: dict[Term, Term] = {}
+        for term in postorder(root):
+            if isinstance(term, App) and term.op == "Concat" and len(term.args) == 2 and term.args[0] is not None:
+                made[term] = made[term.args[0]]
+            elif isinstance(term, Project) and term.term.op == "Split" and term.index == 0:
+                inner = term.term.args[0]
+                assert inner is not None
+                made[term] = made[inner]
+            elif isinstance(term, Project):
+                made[term] = Project(_application(made[term.term]), term.index)
+            elif isinstance(term, App):
+                made[term] = App(term.op, tuple(None if a is None else made[a] for a in term.args), term.attributes)
+            else:
+                made[term] = term
+        return made[root]
+
+    def _unmirrored(self, root: Term) -> Term:
+        """A term of the second copy, written for the first."""
+        back = {b: a for a, b in self.names.items()}
+        made: dict[Term, Term] = {}
+        for term in postorder(root):
+            if isinstance(term, Var):
+                if term.name in self.names:
+                    raise _NotLiftableError
+                made[term] = Var(back.get(term.name, term.name))
+            elif isinstance(term, Project):
+                if term.term.op == "Split" and term.index != 1:
+                    raise _NotLiftableError
+                made[term] = Project(_application(made[term.term]), 0 if term.term.op == "Split" else term.index)
+            else:
+                args = tuple(None if a is None else made[a] for a in term.args)
+                if term.op != "Split" and any(_value_names(v) & self.both for _, v in term.attributes):
+                    raise _NotLiftableError
+                made[term] = App(term.op, args, term.attributes)
+        return made[root]
+
+
+def _other_side(lifted: _Lift, source: Sequence[Term], target: Sequence[Term]) -> tuple[Term, ...]:
+    try:
+        return lifted.terms(target)
+    except _NotLiftableError:
+        if not _is_sum(source, target):
+            raise
+        return (lifted.total(source[0], target[0]),)
+
+
+def _is_sum(source: Sequence[Term], target: Sequence[Term]) -> bool:
+    """Whether one value becomes the sum of one for each of two copies."""
+    root = target[0] if len(source) == len(target) == 1 else None
+    return isinstance(root, App) and root.op == "Add" and len(root.args) == 2
+
+
 def _unmirrored(part: Dim, names: Mapping[str, str]) -> Dim:
     return substitute(part, {b: sym(a) for a, b in names.items()})
 
@@ -254,7 +323,8 @@ def lift(rule: Rule, count: int, *, backward: bool = False) -> Rule | None:
             for j in copies:
                 forall[_copy(name, j)] = _copied_scheme(lifted, scheme, j)
         guards = tuple(g for guard in rule.where for g in _copied_guards(lifted, guard))
-        left, right = lifted.terms(source), lifted.terms(target)
+        left = lifted.terms(source)
+        right = _other_side(lifted, source, target)
         made = replace(rule, forall=forall, where=guards, lhs=left, rhs=right)
     except _NotLiftableError:
         return None
