@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from superopt.verifier.differential import CheckResult, check, check_regions, ma
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Options", "Progress", "Result", "bench", "cost", "inspect", "optimize"]
+__all__ = ["Options", "Progress", "Result", "bench", "cost", "inspect", "optimize", "profile"]
 
 Progress = Callable[[int, int | None, str], None]
 Model = "str | Path | bytes | onnx.ModelProto | Graph"
@@ -412,6 +412,31 @@ def cost(
         "intensity": found.intensity, "peak_activation_bytes": found.peak_activation_bytes,
         "weight_bytes": found.weight_bytes, "nodes": nodes,
     }  # fmt: skip
+
+
+def profile(
+    models: Sequence[str | Path | Graph],
+    out: Path,
+    *,
+    target: str = "cpu",
+    threads: int = 1,
+    time_limit: float = 1500.0,
+    progress: Progress = _quiet,
+) -> int:
+    """Measure every operator that the models and their optimised forms apply, and write the recorded profile.
+
+    Returns:
+        The number of records.
+
+    Raises:
+        BackendUnavailable: the target's device is not here. UsageError: it is no device.
+    """
+    if target != "cpu":
+        with costs.for_target(target):  # says why it cannot be measured here
+            raise UsageError(f"{target} is not a device that can be measured", hint="--target cpu")
+    graphs = [load(model) for model in models]
+    forms = [optimize(g, time_limit=None, threads=threads, check=False, progress=progress).graph for g in graphs]
+    return costs.record([*graphs, *forms], out, threads=threads, progress=progress, time_limit=time_limit)
 
 
 def bench(path: Path, *, rounds: int = 25, progress: Progress = _quiet) -> dict[str, Any]:

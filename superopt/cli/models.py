@@ -1,4 +1,4 @@
-"""Commands on models: optimize, explain, inspect, convert, diff, verify, cost, bench, schema."""
+"""Commands on models: optimize, explain, inspect, convert, diff, verify, cost, profile, bench, schema."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from superopt.cli.shell import (
     write_json,
     write_text,
 )
-from superopt.ir.errors import NotEquivalent
+from superopt.ir.errors import NotEquivalent, UsageError
 
 __all__ = ["COMMANDS"]
 
@@ -201,6 +201,30 @@ def cost(model: Model, target: Target = "cpu", dim: Dims = None, report_json: Js
         show_cost(out(), model, facts, top)
 
 
+def profile(
+    target: Annotated[str, typer.Option(help="cpu (cuda needs a machine with one)")] = "cpu",
+    output: Annotated[Path, typer.Option("--out", metavar="FILE", help="the recorded profile")] = Path(
+        "profile.jsonl.gz"
+    ),
+    plan: Annotated[list[str] | None, typer.Option(metavar="MODEL", help="measure what this model needs")] = None,
+    time_limit: Annotated[float, typer.Option(metavar="S", min=1)] = 1500.0,
+    threads: Threads = 1,
+    force: Force = False,
+) -> None:
+    """Measure what models need and record it: a profile that --target profile:FILE uses on any machine.
+
+    What was measured before is kept in the cache, so an interrupted run goes on where it stopped.
+    """
+    from superopt import pipeline
+
+    if not plan:
+        raise UsageError("nothing to measure", hint="name models: superopt profile --plan model.onnx")
+    refuse_existing(output, force)
+    with Progress() as progress:
+        count = pipeline.profile(plan, output, target=target, threads=threads, time_limit=time_limit, progress=progress)
+    err().print(f"wrote {count} records to {output}", markup=False)
+
+
 def bench(
     models: Annotated[list[Path], typer.Argument(help="models to optimise and time against the input")],
     rounds: Annotated[int, typer.Option(min=3, help="interleaved rounds a model")] = 25,
@@ -228,4 +252,4 @@ def schema() -> None:
     typer.echo(json.dumps(graph_schema(), indent=2))
 
 
-COMMANDS = (optimize, explain, inspect, convert, diff, verify, cost, bench, schema)
+COMMANDS = (optimize, explain, inspect, convert, diff, verify, cost, profile, bench, schema)
