@@ -14,6 +14,7 @@ from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
 from superopt.rules.rule import Rule
+from superopt.search.cache import RegionCache
 from superopt.search.cones import SELECTIONS, selection_regions, sibling_regions
 from superopt.search.confirm import program_graph, region_graph, timer_of, whole_timer
 from superopt.search.costing import Costs, Pricer
@@ -114,6 +115,7 @@ class _Run:
         self.names = Names(self.program)
         self.pricer = Pricer(self._context(), graph.opset, options.sizes, self.deadline)
         self.timer = timer_of(costs) if options.confirm else None
+        self.cache = RegionCache.of(chosen, self.pricer.costs, graph.opset, options, REGISTRY)
         self.memo: dict[Hashable, Found] = {}
         self.totals = _Totals()
         self.stages: list[tuple[Program, _Totals]] = []  # what stood after the stages that changed something
@@ -241,7 +243,7 @@ class _Run:
                 self._tell(done, len(ordered), what)
                 key = (what if moves is not None else "", signature)
                 if key not in self.memo:
-                    self.memo[key] = self._optimise(group[0], len(ordered) - done, moves, rounds)
+                    self.memo[key] = self._found(key, group[0], len(ordered) - done, moves, rounds)
                 found = self.memo[key]
                 if first:
                     self.totals.before += found.before * len(group)
@@ -278,6 +280,30 @@ class _Run:
 
     # -- one region ----------------------------------------------------------------------------------------------
 
+    def _found(self, key: Hashable, region: Region, left: int, moves: Moves | None, rounds: int) -> Found:
+        """What an earlier run found, else what this one does."""
+
+        def search() -> Found:
+            return self._optimise(region, left, moves, rounds)
+
+        if self.cache is None:
+            return search()
+        hits = self.cache.hits
+        found = self.cache.found((key, rounds), region, search, keep=lambda: time.monotonic() < self.deadline)
+        if self.cache.hits > hits:
+            self._count(found)
+            if found.missed:
+                self.totals.missed[f"{region.outputs[0]}: {found.missed}"] = None
+        return found
+
+    def _count(self, found: Found) -> None:
+        """Add the figures of a region's search to the totals."""
+        self.totals.e_nodes += found.e_nodes
+        self.totals.gap = max(self.totals.gap, found.gap)
+        self.totals.quarantined.update(found.quarantined)
+        if found.stopped == "nodes":
+            self.stopped = "nodes"
+
     def _optimise(self, region: Region, left: int, moves: Moves | None, rounds: int) -> Found:
         found = self._search(region, moves or self.prepared.moves, left, rounds)
         plan = found.plan
@@ -296,11 +322,7 @@ class _Run:
         share = min(20.0, max(0.2, 2 * (self.deadline - now) / max(1, left)))
         limits = Limits(self.options.node_limit, rounds, min(self.deadline, now + share))
         found = optimise(region, moves, REGISTRY, self.pricer, limits, self.options.least_gain, self.options.seed)
-        self.totals.e_nodes += found.e_nodes
-        self.totals.gap = max(self.totals.gap, found.gap)
-        self.totals.quarantined.update(found.quarantined)
-        if found.stopped == "nodes":
-            self.stopped = "nodes"
+        self._count(found)
         return found
 
     def _confirmed(self, region: Region, plans: Sequence[Plan]) -> Plan | None:
@@ -327,6 +349,8 @@ class _Run:
 
     def result(self) -> SearchResult:
         """What stands now, as a graph."""
+        if self.cache is not None:
+            self.cache.close()
         totals = self.totals
         before = totals.before
         changed = self.program.steps is not self.steps and totals.used

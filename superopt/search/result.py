@@ -27,6 +27,7 @@ class SearchOptions:
         disable: rule ids or families that are not used; ``enable``: if given, only these are.
         confirm: where the cost model can time graphs, time each changed region before and after, whole.
         least_gain: of a changed region, as a share of its cost.
+        cache: keep the results of regions for later runs, and use those of earlier ones.
     """
 
     time_limit: float | None = None
@@ -40,6 +41,7 @@ class SearchOptions:
     disable: tuple[str, ...] = ()
     confirm: bool = True
     least_gain: float = 0.01
+    cache: bool = True
 
 
 @dataclass(frozen=True)
