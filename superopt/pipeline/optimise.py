@@ -1,33 +1,30 @@
-"""The only composition: load → search → check → export. Everything above it only reads arguments or shows results."""
+"""Optimising a model: load → search → check → race → report."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from superopt import cost as costs
 from superopt import formats, report
 from superopt.ir.diff import changed_regions
-from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, Unsupported
+from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Barrier, Typing, infer
+from superopt.pipeline.racing import LARGE, measure
 from superopt.rules import Library, Rule, load_library
-from superopt.runtime.limits import refuse_unbounded
-from superopt.runtime.race import Clock, race
 from superopt.search import SearchOptions, SearchResult, search
 from superopt.verifier.admission import admit
-from superopt.verifier.differential import CheckResult, check, check_regions, make_inputs
+from superopt.verifier.differential import CheckResult, check, check_regions
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Options", "Progress", "Result", "bench", "cost", "inspect", "optimize", "profile"]
+__all__ = ["Options", "Progress", "Result", "load", "opaque_nodes", "optimize", "quiet", "select_rules"]
 
 Progress = Callable[[int, int | None, str], None]
 Model = "str | Path | bytes | onnx.ModelProto | Graph"
@@ -37,7 +34,6 @@ _ROUNDS = 15
 _CONFIRMING = 7  # rounds of the final race when its figures were not asked for
 _FLOPS, _BYTES = 5e9, 3e8  # FLOPs and bytes of weights a second that the final check and race get through, at worst
 _MEASURING = 0.5  # share of the time limit that measuring operators may take; the rest is predicted
-_WHOLE = 1 << 30  # bytes of weights above which a model is checked place by place, to bound memory
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ def load(model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph:
     return formats.from_onnx(model)
 
 
-def _quiet(done: int, total: int | None, what: str) -> None:
+def quiet(done: int, total: int | None, what: str) -> None:
     """The progress callback that shows nothing."""
 
 
@@ -103,7 +99,7 @@ def optimize(
     model: str | Path | bytes | onnx.ModelProto | Graph,
     *,
     options: Options | None = None,
-    progress: Progress = _quiet,
+    progress: Progress = quiet,
     **settings: Any,
 ) -> Result:
     """Find a faster graph that computes the same, check it, and report.
@@ -237,8 +233,8 @@ class _Attempt:
 
     def _check(self, after: Graph) -> CheckResult:
         """The whole model where it can run; else, or where it is too big to be run, every rewritten place by itself."""
-        whole = _skipped(f"the model's weights are more than {_WHOLE >> 20} MiB")
-        if self._weights() <= min(_WHOLE, self.options.memory_limit or _WHOLE):
+        whole = _skipped(f"the model's weights are more than {LARGE >> 20} MiB")
+        if self._weights() <= min(LARGE, self.options.memory_limit or LARGE):
             whole = check(self.graph, after, seed=self.options.seed, sizes=self.options.sizes, time_limit=self._limit())
             if whole.verdict != "skipped":
                 return whole
@@ -253,7 +249,7 @@ class _Attempt:
         Without ``measure``, a changed model is raced briefly on a target that is this machine, if it is not too large.
         """
         options, wanted = self.options, self.options.measure
-        confirms = options.target == "cpu" and after is not self.graph and self._weights() <= _WHOLE
+        confirms = options.target == "cpu" and after is not self.graph and self._weights() <= LARGE
         if not (wanted or confirms):
             return None
         self.progress(0, None, "measuring")
@@ -327,129 +323,3 @@ def opaque_nodes(graph: Graph, typing: Typing) -> tuple[report.Opaque, ...]:
         if isinstance(known, Barrier):
             counts[f"{node.domain}.{node.op}" if node.domain else node.op, known.reason] += 1
     return tuple(report.Opaque(op, count, reason) for (op, reason), count in sorted(counts.items()))
-
-
-def measure(
-    before: Graph,
-    after: Graph,
-    *,
-    sizes: Mapping[str, int],
-    seed: int = 0,
-    rounds: int = _ROUNDS,
-    threads: int = 1,
-    time_limit: float = 30.0,
-) -> report.Measured:
-    """Time two graphs side by side under ONNX Runtime with all its own optimisations.
-
-    With one thread the clock is the thread's CPU time, which other load on the machine does not disturb.
-
-    Raises:
-        ResourceLimit: running them would take too long or too much memory. InvalidModel, Unsupported: ONNX Runtime
-            cannot run them.
-    """
-    clock: Clock = "cpu" if threads == 1 else "wall"
-    for graph in (before, after):
-        refuse_unbounded(graph, sizes)
-    feeds: Mapping[str, np.ndarray[Any, Any]] = make_inputs(before, seed, "normal", sizes=sizes)
-    result = race(
-        [formats.to_onnx_bytes(before), formats.to_onnx_bytes(after)],
-        feeds,
-        rounds=rounds,
-        threads=threads,
-        clock=clock,
-        time_limit=time_limit,
-    )
-    return report.Measured(
-        result.ms[0], result.ms[1], result.ratios[1], result.rounds, result.spread[1], dict(result.circumstances)
-    )
-
-
-def _runnable(graph: Graph, path: Path) -> bytes | Path:
-    """The model as ONNX Runtime takes it: bytes, or a file where they would not fit one message."""
-    if sum(w.type.nbytes or 0 for w in graph.weights) <= _WHOLE:
-        return formats.to_onnx_bytes(graph)
-    formats.save(graph, path)
-    return path
-
-
-def inspect(model: str | Path | Graph, *, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Facts about a model, as JSON data."""
-    graph = load(model)
-    typing = infer(graph, sizes or {})
-    work = costs.graph_work(graph, typing, sizes=sizes)
-    weights = sum(w.type.nbytes or 0 for w in graph.weights)
-    return {
-        "format": "superopt.inspection", "version": 1, "name": graph.name, "opset": dict(graph.opset),
-        "inputs": [{"name": v.name, "type": str(v.type)} for v in graph.inputs if v.name not in graph.weight],
-        "outputs": [{"name": v.name, "type": str(typing.types.get(v.name) or v.type)} for v in graph.outputs],
-        "nodes": len(graph.nodes), "operators": report.operator_counts(graph),
-        "weights": {"count": len(graph.weights), "bytes": weights,
-                    "elements": sum(e for w in graph.weights if isinstance(e := w.type.elements, int))},
-        "work": work,
-        "opaque": [vars(o) for o in opaque_nodes(graph, typing)],
-        "functions": sorted(k for k in graph.extras if k.startswith("function")),
-    }  # fmt: skip
-
-
-def cost(
-    model: str | Path | Graph,
-    *,
-    target: str = "cpu",
-    sizes: Mapping[str, int] | None = None,
-    progress: Progress = _quiet,
-) -> dict[str, Any]:
-    """What each operator costs on the target, as JSON data."""
-    graph = load(model)
-    with costs.for_target(target, progress=progress, sizes=sizes) as model_costs:
-        found = costs.graph_cost(graph, model_costs, sizes=sizes or {})
-    nodes = [
-        {"node": name, "op": op, "us": estimate.us, "source": estimate.source, "sigma": estimate.sigma}
-        for name, op, estimate in found.per_node
-    ]
-    return {
-        "format": "superopt.cost", "version": 1, "name": graph.name, "target": target, "us": found.us,
-        "measured_share": found.measured_share, "flops": found.flops, "bytes": found.bytes,
-        "intensity": found.intensity, "peak_activation_bytes": found.peak_activation_bytes,
-        "weight_bytes": found.weight_bytes, "nodes": nodes,
-    }  # fmt: skip
-
-
-def profile(
-    models: Sequence[str | Path | Graph],
-    out: Path,
-    *,
-    target: str = "cpu",
-    threads: int = 1,
-    time_limit: float = 1500.0,
-    progress: Progress = _quiet,
-) -> int:
-    """Measure every operator that the models and their optimised forms apply, and write the recorded profile.
-
-    Returns:
-        The number of records.
-
-    Raises:
-        BackendUnavailable: the target's device is not here. UsageError: it is no device.
-    """
-    if target != "cpu":
-        with costs.for_target(target):  # says why it cannot be measured here
-            raise UsageError(f"{target} is not a device that can be measured", hint="--target cpu")
-    graphs = [load(model) for model in models]
-    forms = [optimize(g, time_limit=None, threads=threads, check=False, progress=progress).graph for g in graphs]
-    return costs.record([*graphs, *forms], out, threads=threads, progress=progress, time_limit=time_limit)
-
-
-def bench(path: Path, *, rounds: int = 25, progress: Progress = _quiet) -> dict[str, Any]:
-    """Optimise a model and time it against its input: one row of the benchmark; a failure is a row too."""
-    started = time.monotonic()
-    try:
-        result = optimize(path, progress=progress)
-        seconds = time.monotonic() - started
-        measured = measure(result.original, result.graph, sizes={}, rounds=rounds)
-    except SuperoptError as error:
-        return {"model": path.stem, "error": str(error)}
-    return {
-        "model": path.stem, "status": result.report.status, "ratio": measured.ratio, "spread": measured.spread,
-        "before_ms": measured.before_ms, "after_ms": measured.after_ms, "rounds": measured.runs, "seconds": seconds,
-        "check": result.report.check.verdict, "rules": {a.rule: a.count for a in result.report.rules_applied},
-    }  # fmt: skip

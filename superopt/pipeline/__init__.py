@@ -1,0 +1,9 @@
+"""The only composition: load → search → check → export. Everything above it only reads arguments or shows results."""
+
+from __future__ import annotations
+
+from superopt.pipeline.optimise import Options, Progress, Result, load, optimize
+from superopt.pipeline.racing import measure
+from superopt.pipeline.studies import bench, cost, inspect, profile
+
+__all__ = ["Options", "Progress", "Result", "bench", "cost", "inspect", "load", "measure", "optimize", "profile"]

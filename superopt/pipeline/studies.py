@@ -1,0 +1,101 @@
+"""What can be asked of models besides optimising them: inspect, cost, profile, bench."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from superopt import cost as costs
+from superopt import report
+from superopt.ir.errors import SuperoptError, UsageError
+from superopt.ir.graph import Graph
+from superopt.ops.infer import infer
+from superopt.pipeline.optimise import Progress, load, opaque_nodes, optimize, quiet
+from superopt.pipeline.racing import measure
+
+__all__ = ["bench", "cost", "inspect", "profile"]
+
+
+def inspect(model: str | Path | Graph, *, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Facts about a model, as JSON data."""
+    graph = load(model)
+    typing = infer(graph, sizes or {})
+    work = costs.graph_work(graph, typing, sizes=sizes)
+    weights = sum(w.type.nbytes or 0 for w in graph.weights)
+    return {
+        "format": "superopt.inspection", "version": 1, "name": graph.name, "opset": dict(graph.opset),
+        "inputs": [{"name": v.name, "type": str(v.type)} for v in graph.inputs if v.name not in graph.weight],
+        "outputs": [{"name": v.name, "type": str(typing.types.get(v.name) or v.type)} for v in graph.outputs],
+        "nodes": len(graph.nodes), "operators": report.operator_counts(graph),
+        "weights": {"count": len(graph.weights), "bytes": weights,
+                    "elements": sum(e for w in graph.weights if isinstance(e := w.type.elements, int))},
+        "work": work,
+        "opaque": [vars(o) for o in opaque_nodes(graph, typing)],
+        "functions": sorted(k for k in graph.extras if k.startswith("function")),
+    }  # fmt: skip
+
+
+def cost(
+    model: str | Path | Graph,
+    *,
+    target: str = "cpu",
+    sizes: Mapping[str, int] | None = None,
+    progress: Progress = quiet,
+) -> dict[str, Any]:
+    """What each operator costs on the target, as JSON data."""
+    graph = load(model)
+    with costs.for_target(target, progress=progress, sizes=sizes) as model_costs:
+        found = costs.graph_cost(graph, model_costs, sizes=sizes or {})
+    nodes = [
+        {"node": name, "op": op, "us": estimate.us, "source": estimate.source, "sigma": estimate.sigma}
+        for name, op, estimate in found.per_node
+    ]
+    return {
+        "format": "superopt.cost", "version": 1, "name": graph.name, "target": target, "us": found.us,
+        "measured_share": found.measured_share, "flops": found.flops, "bytes": found.bytes,
+        "intensity": found.intensity, "peak_activation_bytes": found.peak_activation_bytes,
+        "weight_bytes": found.weight_bytes, "nodes": nodes,
+    }  # fmt: skip
+
+
+def profile(
+    models: Sequence[str | Path | Graph],
+    out: Path,
+    *,
+    target: str = "cpu",
+    threads: int = 1,
+    time_limit: float = 1500.0,
+    progress: Progress = quiet,
+) -> int:
+    """Measure every operator that the models and their optimised forms apply, and write the recorded profile.
+
+    Returns:
+        The number of records.
+
+    Raises:
+        BackendUnavailable: the target's device is not here. UsageError: it is no device.
+    """
+    if target != "cpu":
+        with costs.for_target(target):  # says why it cannot be measured here
+            raise UsageError(f"{target} is not a device that can be measured", hint="--target cpu")
+    graphs = [load(model) for model in models]
+    forms = [optimize(g, time_limit=None, threads=threads, check=False, progress=progress).graph for g in graphs]
+    return costs.record([*graphs, *forms], out, threads=threads, progress=progress, time_limit=time_limit)
+
+
+def bench(path: Path, *, rounds: int = 25, progress: Progress = quiet) -> dict[str, Any]:
+    """Optimise a model and time it against its input: one row of the benchmark; a failure is a row too."""
+    started = time.monotonic()
+    try:
+        result = optimize(path, progress=progress)
+        seconds = time.monotonic() - started
+        measured = measure(result.original, result.graph, sizes={}, rounds=rounds)
+    except SuperoptError as error:
+        return {"model": path.stem, "error": str(error)}
+    return {
+        "model": path.stem, "status": result.report.status, "ratio": measured.ratio, "spread": measured.spread,
+        "before_ms": measured.before_ms, "after_ms": measured.after_ms, "rounds": measured.runs, "seconds": seconds,
+        "check": result.report.check.verdict, "rules": {a.rule: a.count for a in result.report.rules_applied},
+    }  # fmt: skip
