@@ -53,14 +53,12 @@ class Judge:
 
     def rules(self, candidate: Rule) -> list[Rule]:
         """The proved rules that a candidate leads to: most general first, none when it is false or not proved."""
-        if not well_typed(candidate) or not self._holds(candidate, near_miss=True):
-            if not well_typed(candidate):
-                return []
-            for weaker in specialised(candidate):
-                if self._holds(weaker, near_miss=False):
-                    return self._proved(weaker)
-            return []
-        return self._proved(candidate)
+        if well_typed(candidate) and self._holds(candidate, near_miss=True):
+            return self._proved(candidate)
+        for weaker in specialised(candidate):
+            if self._holds(weaker, near_miss=False):
+                return self._proved(weaker)
+        return []
 
     def _proved(self, candidate: Rule) -> list[Rule]:
         general = size_general(variable_general(candidate, self._quick), self._quick)

@@ -1,0 +1,141 @@
+"""Each stage alone: fingerprints are exact, generalisation goes as far as is true and no further."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from superopt.discovery.candidates import candidates, joined
+from superopt.discovery.config import Config, load_config
+from superopt.discovery.enumerate import enumerate_terms, points_of
+from superopt.discovery.generalise import size_general, specialised, variable_general, well_typed
+from superopt.discovery.judge import Judge
+from superopt.discovery.ordered import Ordered
+from superopt.discovery.ranks import any_rank, leading
+from superopt.discovery.store import Chunks
+from superopt.rules import Rule, parse_rule
+from superopt.verifier import ProvedAllSizes, prove, verdict
+from superopt.verifier.algebra import Rationals
+from superopt.verifier.exact import test as exact
+
+CONFIG = """
+seed = 3
+instances = 4
+[[theme]]
+name = "mixed"
+operators = 2
+leaves = { x = "f[m, n]", y = "f[m, n]", q = "f[n]", t = "f[]" }
+weights = ["q"]
+vocabulary = ["Add(A, B)", "Mul(A, t)", "Relu(A)", "Max(A, B)", "Transpose(A, perm=[1, 0])", "Concat(A, B, axis=0)", "Split(A, axis=0)", "ReduceSum(A, axes=[1], keepdims=1)", "Abs(A)", "Mul(A, W)"]
+
+[[theme]]
+name = "windows"
+operators = 2
+batch = false
+leaves = { x = "f[b, c, h, w]", k = "f[o, c, u, v]" }
+weights = ["k"]
+attributes = { s = "ints[2]>=1", p = "ints[4]>=0" }
+vocabulary = ["Conv(X, W, dilations=[1, 1], group=1, pads=p, strides=s)", "Relu(A)", "Neg(A)"]
+sizes = { h = [4, 5], w = [4, 5], u = [1, 2], v = [1, 3] }
+"""  # noqa: E501
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    path = tmp_path_factory.mktemp("stages") / "mixed.toml"
+    path.write_text(CONFIG)
+    return load_config(path)
+
+
+def holds(rule: Rule) -> bool:
+    return isinstance(exact(rule, trials=4), verdict.Tested)
+
+
+@pytest.mark.parametrize("name", ["mixed", "windows"])
+def test_terms_of_one_class_are_equal(config: Config, name: str) -> None:
+    """The law of enumeration: what has one fingerprint is equal at sizes that it was not computed at."""
+    theme = config.select(themes=(name,)).themes[0]
+    points = points_of(theme, 4, np.random.default_rng(1))
+    found = enumerate_terms(theme, points, 3, 10**6)
+    assert found.complete
+    assert len(points) == 4
+    proposals = candidates(theme, found.pairs)
+    assert len(proposals) > 3
+    wrong = [r for r in proposals if well_typed(r) and not holds(r)]
+    assert not wrong, [f"{r.lhs} = {r.rhs}" for r in wrong]
+
+
+def test_points_let_windows_fit(config: Config) -> None:
+    theme = config.select(themes=("windows",)).themes[0]
+    found = enumerate_terms(theme, points_of(theme, 4, np.random.default_rng(0)), 3, 10**6)
+    assert any("Conv" in str(c.term) for c in found.classes)
+
+
+@pytest.mark.parametrize("function", ["max", "min", "add", "mul", "abs", "sign", "less"])
+def test_ordered_numbers_agree_with_rationals(function: str) -> None:
+    ordered, rationals = Ordered(), Rationals()
+    eighths = [np.random.default_rng(i).integers(-40, 41, size=12) for i in range(2)]
+    count = 1 if function in ("abs", "sign") else 2
+    exact = rationals.function(function, *(rationals.integers(e) for e in eighths[:count]))
+    made = ordered.function(function, *(ordered.integers(e) for e in eighths[:count]))
+    assert made["f"].tolist() == [float(v) for v in exact]
+    assert ordered.field.equal(made["r"], ordered.field.integers(np.asarray([int(v) for v in exact]))).all()
+
+
+ASSOCIATIVE = {
+    "id": "r",
+    "forall": {"a": "f[k, n]", "c": "f[k, n]"},
+    "lhs": ["Concat(Concat(a, a, axis=0), c, axis=0)"],
+    "rhs": ["Concat(a, Concat(a, c, axis=0), axis=0)"],
+}
+
+
+def test_repeated_variables_and_sizes_are_told_apart(config: Config) -> None:
+    rule = variable_general(parse_rule(ASSOCIATIVE), holds)
+    assert len(rule.tensors) == 3
+    rule = size_general(rule, holds)
+    assert len(rule.sizes) == 4  # three heights and one width
+    assert isinstance(prove(rule), ProvedAllSizes)
+    theme = config.select(themes=("mixed",)).themes[0]
+    wide = next(leading(rule, theme))
+    assert wide.lead
+    assert isinstance(prove(wide), ProvedAllSizes)
+
+
+def test_what_needs_one_variable_keeps_it() -> None:
+    row = {"id": "r", "forall": {"x": "f[n]"}, "lhs": ["Add(Relu(x), Relu(x))"], "rhs": ["Relu(Add(x, x))"]}
+    rule = parse_rule(row)
+    assert variable_general(rule, holds) == rule
+    assert [isinstance(prove(r), ProvedAllSizes) for r in any_rank(rule)] == [True, True]
+
+
+def test_preconditions_are_found_where_the_general_rule_is_false(config: Config, tmp_path: Path) -> None:
+    """A window of one element at stride s is the identity only where the stride is 1."""
+    rule = parse_rule({
+        "id": "r",
+        "forall": {"x": "f[b, c, h, w]", "s": "ints[2]>=1"},
+        "lhs": ["MaxPool(x, dilations=[1, 1], kernel_shape=[1, 1], pads=[0, 0, 0, 0], strides=s)"],
+        "rhs": ["x"],
+    })  # fmt: skip
+    assert [r.attributes for r in specialised(rule)] == [{}]
+    judge = Judge(config, config.themes[1], Chunks(tmp_path))
+    (found,) = judge.rules(rule)
+    assert not found.attributes
+    assert isinstance(prove(found), ProvedAllSizes)
+
+
+def test_merging_siblings_is_read_off_a_rule_about_concat() -> None:
+    rule = parse_rule({
+        "id": "r",
+        "forall": {"x": "f[..., m, k]", "a": "f[k, p]", "b": "f[k, q]"},
+        "lhs": ["Concat(MatMul(x, a), MatMul(x, b), axis=-1)"],
+        "rhs": ["MatMul(x, Concat(a, b, axis=1))"],
+    })  # fmt: skip
+    pair = joined(rule)
+    assert pair is not None
+    assert len(pair.lhs) == 2
+    assert pair.forward
+    assert isinstance(prove(pair), ProvedAllSizes)
+    assert joined(parse_rule(ASSOCIATIVE)) is None
