@@ -10,6 +10,7 @@ import numpy as np
 
 from superopt import formats, report
 from superopt.ir.graph import Graph
+from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.race import Clock, race
 from superopt.verifier.differential import make_inputs
 
