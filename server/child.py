@@ -1,13 +1,13 @@
-"""The process that does one job and nothing else, with strangers' bytes in its hands.
+"""The processes that do the jobs, with strangers' bytes in their hands.
 
-It runs in its own session and private folder with next to no environment, dies with its worker, limits its own
-memory, file sizes and processor time before it loads anything, and talks to the worker through one pipe (progress)
-and the files it leaves: ``out/*`` and ``outcome.json``.
+A *nursery* loads the engine once and forks a *child* for each job; the nursery itself never sees a job. A child runs
+in its own session and in a private folder with next to no environment, dies with its nursery as that dies with its
+worker, and limits its own memory, file sizes and processor time before it opens anything. It speaks through files:
+``progress``, ``out/*`` and ``outcome.json``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -18,7 +18,7 @@ import tempfile
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError
 
@@ -30,36 +30,49 @@ __all__ = ["main"]
 
 _PR_SET_PDEATHSIG = 1
 _EVERY = 0.25  # seconds between two progress messages
+# What takes long to load. Not ONNX Runtime: it starts a thread, and only one thread survives a fork.
+_PRELOAD = ("superopt.formats", "superopt.rules", "superopt.report", "superopt.verifier.admission", "highspy")
 SIDECAR = "weights.safetensors"
 
 
 def main() -> None:
-    """Get ready, wait for the name of a job's folder on standard input, do the job described in its ``job.json``.
+    """The nursery: for every folder named on standard input, a line with the child's pid, and one when it has ended.
 
     Arguments: the worker's process id, and the limits as JSON.
     """
     parent, limits = int(sys.argv[1]), json.loads(sys.argv[2])
     _die_with(parent)
-    _confine(limits)
-    voice = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a library prints is not progress
-    _preload()
-    folder = sys.stdin.readline().rstrip("\n")
-    if not folder:
-        return
-    os.chdir(folder)
-    Path("taken").touch()
-    tempfile.tempdir = os.environ["TMPDIR"] = str(Path(folder, "tmp"))
-    outcome = _outcome(json.loads(Path("job.json").read_text()) | limits, voice)
-    Path("outcome.json.tmp").write_text(json.dumps(outcome))
-    os.replace("outcome.json.tmp", "outcome.json")
-    os._exit(0)  # no destructors: everything is written
-
-
-def _preload() -> None:
-    """What takes seconds and is the same for every job: the engine, and the library with its verdicts."""
-    import_module("superopt.pipeline")
+    for name in _PRELOAD:
+        import_module(name)
     import_module("superopt.rules").load_library().admitted  # noqa: B018  (computed once and kept)
+    nursery = os.getpid()
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _child(Path(line.rstrip("\n")), nursery, limits)
+        print("pid", child, flush=True)
+        _, status = os.waitpid(child, 0)
+        print("exit", os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _child(folder: Path, nursery: int, limits: dict[str, Any]) -> NoReturn:
+    """Do the job described in the folder's ``job.json``; never returns."""
+    try:
+        os.setsid()
+        _die_with(nursery)
+        os.chdir(folder)
+        _confine(limits)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        words = os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for target, source in ((0, nothing), (1, words), (2, words)):  # what a library prints is for the log
+            os.dup2(source, target)
+        tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "tmp")
+        Path("taken").touch()
+        outcome = _outcome(json.loads(Path("job.json").read_text()) | limits)
+        Path("outcome.json.tmp").write_text(json.dumps(outcome))
+        os.replace("outcome.json.tmp", "outcome.json")
+    finally:
+        os._exit(0)  # no destructors, no way back into the nursery's loop
 
 
 def _die_with(parent: int) -> None:
@@ -80,9 +93,9 @@ def _confine(limits: dict[str, Any]) -> None:
         resource.setrlimit(kind, (wanted, wanted))
 
 
-def _outcome(job: dict[str, Any], voice: Any) -> dict[str, Any]:
+def _outcome(job: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"outputs": _work(job, voice)}
+        return {"outputs": _work(job)}
     except SuperoptError as error:
         return {"error": {k: _bounded(str(getattr(error, k))) for k in ("what", "where", "hint")}
                 | {"exit_code": error.exit_code}}  # fmt: skip
@@ -107,20 +120,20 @@ def _limit(what: str) -> dict[str, Any]:
     return {"error": {"what": what, "exit_code": ResourceLimit.exit_code}}
 
 
-def _work(job: dict[str, Any], voice: Any) -> dict[str, Any]:
-    from superopt import pipeline
-
+def _work(job: dict[str, Any]) -> dict[str, Any]:
     last = 0.0
 
     def progress(done: int, total: int | None, what: str) -> None:
         nonlocal last
         if time.monotonic() - last >= _EVERY:
             last = time.monotonic()
-            with contextlib.suppress(BrokenPipeError):
-                voice.write(json.dumps({"done": done, "total": total, "what": _bounded(what)}) + "\n")
+            Path("progress.tmp").write_text(json.dumps({"done": done, "total": total, "what": _bounded(what)}))
+            os.replace("progress.tmp", "progress")
 
     progress(0, None, "loading")
     graph = _load()
+    from superopt import pipeline  # loads ONNX Runtime, which a model that does not load needs not wait for
+
     result = pipeline.optimize(graph, options=pipeline.Options(**_options(job)), progress=progress)
     return _write(result, int(job["result"]))
 

@@ -45,7 +45,7 @@ _ENGINE: Mapping[int, tuple[int, str]] = {
     2: (400, "usage"), 3: (422, "invalid-model"), 4: (422, "unsupported-model"), 5: (422, "unsupported-model"),
     6: (422, "unsupported-model"), 7: (422, "resource-limit"), 130: (422, "resource-limit"),
 }  # fmt: skip
-_NODE = re.compile(r"node '(?P<name>.*)'")
+_NODE = re.compile(r"""node (["'])(?P<name>.*)\1(?: \(.*\))?""")
 
 
 class Problem(Exception):  # RFC 9457's word

@@ -9,13 +9,12 @@ import contextlib
 import json
 import logging
 import os
-import selectors
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ _ROOT = str(Path(superopt.__file__).parents[1])
 _START = "import sys; sys.path.append({root!r}); from superopt.server.child import main; main()"
 _BEAT = 0.5  # seconds between heartbeats, hence the longest that a cancellation goes unnoticed
 _SWEEP = 30.0
-_RESPAWN = 1.0  # seconds between two attempts to have a child ready, should it die again and again
+_RESPAWN = 1.0  # seconds between two attempts to load the engine, should that fail again and again
 _FILES = {"json": "graph.json", "onnx": "graph.onnx", "report": "report.json"}
 
 
@@ -60,8 +59,8 @@ class Worker:
         self.stopping = False
         self._swept = 0.0
         self._reaped = 0.0
-        self._spare: _Child | None = None
-        self._spared = -_RESPAWN
+        self._nursery: _Nursery | None = None
+        self._loaded = -_RESPAWN
 
     def stop(self) -> None:
         """End after giving the job in hand back."""
@@ -82,23 +81,22 @@ class Worker:
                 self._finish(held)
             else:
                 self._idle()
-        if self._spare is not None:
-            self._spare.kill()
+        if self._nursery is not None:
+            self._nursery.end()
         self.database.close()
 
-    def take_child(self) -> _Child:
-        """A child for one job: the one that got ready meanwhile, if there is one and it lives."""
-        spare, self._spare = self._spare, None
-        if spare is not None and spare.process.poll() is None:
-            return spare
-        return _Child(self.settings)
+    def nursery(self) -> _Nursery:
+        """The nursery, a new one if it died."""
+        if self._nursery is None or not self._nursery.alive():
+            self._nursery = _Nursery(self.settings)
+        return self._nursery
 
     def _idle(self) -> None:
-        """Nothing to do: let a child load the engine, so that the next job need not wait for that."""
+        """Nothing to do: time to load the engine, so that the next job need not wait for that."""
         clock = time.monotonic()
-        if (self._spare is None or self._spare.process.poll() is not None) and clock - self._spared > _RESPAWN:
-            self._spared = clock
-            self._spare = _Child(self.settings)
+        if (self._nursery is None or not self._nursery.alive()) and clock - self._loaded > _RESPAWN:
+            self._loaded = clock
+            self.nursery()
         time.sleep(self.settings.poll)
 
     def _housekeeping(self) -> None:
@@ -166,8 +164,8 @@ class Worker:
         return {**outputs, "files": files, "input": received}
 
 
-class _Child:
-    """A process that is ready, or getting ready, to do one job."""
+class _Nursery:
+    """The process that has the engine loaded and forks a child for each job."""
 
     def __init__(self, settings: Settings) -> None:
         limits = settings.limits
@@ -177,34 +175,46 @@ class _Child:
             "PATH": os.defpath, "HOME": str(settings.data / "work"), "OMP_NUM_THREADS": "1",
             "SUPEROPT_CACHE": str(settings.data / "profile"),
         }  # fmt: skip
-        self.errors = tempfile.TemporaryFile(dir=settings.data / "work")  # noqa: SIM115  (lives as long as this)
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-c", _START.format(root=_ROOT), str(os.getpid()), given],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, env=environment, cwd="/",
-            start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd="/", start_new_session=True,
         )  # fmt: skip
-
-    def give(self, folder: Path) -> None:
-        """Hand over the one job."""
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self.process.stdin as ear:
-            ear.write(f"{folder}\n".encode())
+        assert self.process.stdout is not None
+        self._ear, self._mouth = self.process.stdin, self.process.stdout
+        os.set_blocking(self._mouth.fileno(), False)
+        self._said = b""
 
-    def kill(self) -> None:
-        """End it and whatever it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+    def ask(self, folder: Path) -> None:
+        """Have a child do the job in this folder."""
+        with contextlib.suppress(BrokenPipeError):
+            self._ear.write(f"{folder}\n".encode())
+            self._ear.flush()
+
+    def hear(self, seconds: float) -> tuple[str, int] | None:
+        """What it says next, within ``seconds``: ("pid", N), ("exit", N), or ("gone", 0) if it died."""
+        if b"\n" not in self._said and select.select([self._mouth], [], [], seconds)[0]:
+            chunk = self._mouth.read(4096)
+            if chunk == b"":
+                return "gone", 0
+            self._said += chunk or b""
+        if b"\n" not in self._said:
+            return None
+        line, _, self._said = self._said.partition(b"\n")
+        word, number = line.split()
+        return word.decode(), int(number)
+
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self.process.poll() is None
+
+    def end(self) -> None:
+        """End it; a child that it still has dies too."""
+        self.process.kill()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-
-    def last_words(self) -> str:
-        """The end of what it wrote to standard error."""
-        size = self.errors.seek(0, os.SEEK_END)
-        self.errors.seek(max(0, size - 2000))
-        return self.errors.read().decode(errors="replace")
+        for pipe in (self._ear, self._mouth):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
 
 class _Run:
@@ -213,36 +223,38 @@ class _Run:
     def __init__(self, worker: Worker, held: Claim, folder: Path) -> None:
         self.worker = worker
         self.held = held
-        self.child = worker.take_child()
-        self.process = self.child.process
+        self.folder = folder
+        self.nursery = worker.nursery()
+        self.pid = 0
+        self.code: int | None = None  # how the child ended
         self.started = time.monotonic()
         self.overtime = False
-        self.child.give(folder)
+        self._heard = 0.0
+        self.nursery.ask(folder)
 
     def watch(self) -> str:
         """Wait for the end: "done" (whatever came of it), "cancel", "stopping" or "lost"."""
-        assert self.process.stdout is not None
-        os.set_blocking(self.process.stdout.fileno(), False)
-        beat, words = 0.0, b""
-        with selectors.DefaultSelector() as ready, self.process.stdout as voice:
-            ready.register(voice, selectors.EVENT_READ)
-            try:
-                while True:
-                    if ready.select(0.1):
-                        chunk = voice.read(1 << 16)
-                        if chunk == b"":
-                            self._last_moment()
-                            return "done"
-                        words = self._hear((words + (chunk or b""))[-(1 << 20) :])
-                    if self.worker.stopping:
-                        return "stopping"
-                    if time.monotonic() - beat > min(_BEAT, self.worker.settings.lease / 4):
-                        beat = time.monotonic()
-                        if (pulse := self._beat()) != "go on":
-                            return pulse
-                    self._mind_the_time()
-            finally:
-                self.child.kill()
+        beat = 0.0
+        try:
+            while True:
+                match self.nursery.hear(0.1):
+                    case ("pid", number):
+                        self.pid, self.started = number, time.monotonic()
+                    case ("exit", number):
+                        self.pid, self.code = 0, number
+                        return "done"
+                    case ("gone", _):
+                        return "done"
+                if self.worker.stopping:
+                    return "stopping"
+                if time.monotonic() - beat > min(_BEAT, self.worker.settings.lease / 4):
+                    beat = time.monotonic()
+                    if (pulse := self._beat()) != "go on":
+                        return pulse
+                    self._tell()
+                self._mind_the_time()
+        finally:
+            self._end()
 
     def _beat(self) -> str:
         lease = self.worker.settings.lease
@@ -251,28 +263,52 @@ class _Run:
         except DBAPIError:
             return "lost"  # nobody knows that this job is held, so it is not
 
-    def _hear(self, words: bytes) -> bytes:
-        """Write down the last of the complete progress messages; returns the incomplete one."""
-        *lines, rest = words.split(b"\n")
-        if lines:
-            with contextlib.suppress(ValueError, DBAPIError):  # progress is a courtesy
-                self.worker.store.progress(self.held, dict(json.loads(lines[-1])))
-        return rest
+    def _tell(self) -> None:
+        """Pass the child's latest progress on."""
+        path = self.folder / "progress"
+        with contextlib.suppress(OSError, ValueError, DBAPIError):  # progress is a courtesy
+            if (changed := path.stat().st_mtime) > self._heard:
+                self._heard = changed
+                said = json.loads(path.read_text())
+                known = {name: said[name] for name in ("done", "total", "what") if name in said}
+                self.worker.store.progress(self.held, known)
 
     def _mind_the_time(self) -> None:
         limits = self.worker.settings.limits
         over = time.monotonic() - self.started - limits.job_seconds
-        if over > limits.last_words:
-            self.child.kill()
-        elif over > 0 and not self.overtime:
-            self.overtime = True
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, signal.SIGINT)  # search returns the best so far
+        if not self.pid or over <= 0:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if over > limits.last_words:
+                os.killpg(self.pid, signal.SIGKILL)
+            elif not self.overtime:
+                self.overtime = True
+                os.kill(self.pid, signal.SIGINT)  # search returns the best so far
 
-    def _last_moment(self) -> None:
-        """The pipe is closed; the process is about to end."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(5)
+    def _end(self) -> None:
+        """Make sure that the child is gone, and the nursery ready for the next."""
+        if self.code is not None:
+            return
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            deadline = time.monotonic() + 5
+            while time.monotonic() < deadline:
+                match self.nursery.hear(0.1):
+                    case ("exit", _):
+                        return
+                    case ("gone", _):
+                        break
+        self.nursery.end()  # it was still starting, or does not answer: the next job gets a new one
+
+    def stderr(self) -> str:
+        """The end of what the child wrote to standard error."""
+        try:
+            with (self.folder / "stderr").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 2000))
+                return file.read().decode(errors="replace")
+        except OSError:
+            return ""
 
 
 def _read_outcome(folder: Path, run: _Run) -> dict[str, Any]:
@@ -280,18 +316,18 @@ def _read_outcome(folder: Path, run: _Run) -> dict[str, Any]:
     try:
         found = json.loads((folder / "outcome.json").read_text())
         if found.get("error", {}).get("exit_code") == 1:
-            log.error("job %s: %s", run.held.id, run.child.last_words())
+            log.error("job %s: %s", run.held.id, run.stderr())
         return dict(found)
     except (OSError, ValueError):
         pass
-    log.warning("job %s: the child ended with %s: %s", run.held.id, run.process.returncode, run.child.last_words())
+    log.warning("job %s: the child ended with %s: %s", run.held.id, run.code, run.stderr())
     if not (folder / "taken").exists():  # it died before it saw the job: not the job's fault
         return {"error": {"type": "internal", "status": 500, "detail": "the engine could not be loaded"}}
     limits = run.worker.settings.limits
-    if run.overtime or run.process.returncode == -signal.SIGXCPU:
+    if run.overtime or run.code == -signal.SIGXCPU:
         detail = f"no result within {limits.job_seconds:.0f} seconds"
         return {"error": {"type": "resource-limit", "status": 422, "detail": detail}}
-    code = run.process.returncode
+    code = run.code or 0
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     detail = f"the process ended with {how} (memory limit: {limits.job_memory >> 20} MiB)"
     return {"error": {"type": "crashed", "status": 422, "detail": detail}}

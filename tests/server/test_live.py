@@ -124,8 +124,8 @@ def test_a_slow_body_is_not_waited_for(live: Live) -> None:
     assert not [f for f in files_below(live.settings.data) if f.startswith("incoming")]
 
 
-def slow_model() -> bytes:
-    return (ROOT / "corpus" / "tiny" / "nasnet_a.json").read_bytes()
+def model(name: str) -> bytes:
+    return (ROOT / "corpus" / "tiny" / f"{name}.json").read_bytes()
 
 
 def running(live: Live, answer: httpx.Response) -> bool:
@@ -133,7 +133,7 @@ def running(live: Live, answer: httpx.Response) -> bool:
 
 
 def test_cancel_ends_the_child(live: Live) -> None:
-    answer = live.post(slow_model(), time_limit=300)
+    answer = live.post(model("nasnet_a"), time_limit=300)
     until(lambda: running(live, answer))
     began = time.monotonic()
     assert live.http.delete(answer.headers["location"]).status_code == 200
@@ -143,7 +143,7 @@ def test_cancel_ends_the_child(live: Live) -> None:
 
 
 def test_a_killed_worker_loses_no_job(live: Live) -> None:
-    answers = [live.post(slow_model(), time_limit=1, seed=7), *(live.post(tiny(f"kill {n}")) for n in range(3))]
+    answers = [live.post(model("resnet18"), time_limit=1, seed=7), *(live.post(tiny(f"kill {n}")) for n in range(3))]
     until(lambda: running(live, answers[0]))
     [worker] = live.worker_pids()
     children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
@@ -156,14 +156,14 @@ def test_a_killed_worker_loses_no_job(live: Live) -> None:
     job = live.http.get(answers[0].headers["location"]).json()
     assert job["attempt"] == 2
     result = live.http.get(f"{answers[0].headers['location']}/result")
-    assert from_bytes(result.content).outputs == from_bytes(slow_model()).outputs
+    assert from_bytes(result.content).outputs == from_bytes(model("resnet18")).outputs
 
 
 def test_limits_of_memory_and_time_hold_and_nothing_stays(tmp_path: Path) -> None:
     limits = Limits(job_memory=3 << 30, job_seconds=2.0, last_words=1.0, grace=0.5, result=1 << 20)
     live = start(Settings(data=tmp_path, port=free_port(), lease=2.0, poll=0.1, limits=limits))
     try:
-        late = live.post(slow_model(), time_limit=200)
+        late = live.post(model("nasnet_a"), time_limit=200)
         document = json.loads(tiny("huge"))
         document["weights"][0] = {"name": "w", "dtype": "float32", "shape": [1 << 30, 8], "random": {"seed": 1}}
         huge = live.post(json.dumps(document).encode())
@@ -179,7 +179,7 @@ def test_limits_of_memory_and_time_hold_and_nothing_stays(tmp_path: Path) -> Non
 def test_a_killed_server_takes_its_workers_along_and_goes_on_after_a_restart(tmp_path: Path) -> None:
     settings = Settings(data=tmp_path, port=free_port(), lease=1.0, poll=0.1, limits=Limits(search_seconds=1.0))
     live = start(settings)
-    answers = [live.post(slow_model(), time_limit=1), live.post(tiny("after"))]
+    answers = [live.post(model("resnet18"), time_limit=1), live.post(tiny("after"))]
     until(lambda: running(live, answers[0]))
     workers = live.worker_pids()
     os.killpg(live.process.pid, signal.SIGKILL)
