@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 
-from superopt.ir.errors import Unsupported, printable
+from superopt.ir.errors import ResourceLimit, Unsupported, printable
 from superopt.ir.graph import Graph, Node
 from superopt.ir.poly import Dim, symbols, value_at
 from superopt.ir.types import DType, TensorType
+from superopt.runtime.limits import available
 
 __all__ = ["KINDS", "LEVELS", "choose_sizes", "fed_types", "make_inputs"]
 
 KINDS = ("normal", "edge", "uniform")
 LEVELS = 6  # ways to choose symbolic sizes, tried in order until the model accepts one
+_WIDE = 3  # copies of the inputs that are alive while they are drawn
 _EDGES = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.0, 1e-8, -1e-4, 1e-3, 16.0, -16.0, 64.0, -64.0])
 _SAME_VALUES = frozenset({
     "Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice", "Flatten", "Expand", "Tile", "Concat",
@@ -72,13 +75,17 @@ def make_inputs(
         level: how the others are chosen (see ``choose_sizes``).
 
     Raises:
-        Unsupported: an input is not a tensor of numbers.
+        Unsupported: an input is not a tensor of numbers. ResourceLimit: the inputs would not fit in memory.
     """
     rng = np.random.default_rng((seed, KINDS.index(kind)))
     bound = choose_sizes(graph, seed, level, sizes or {})
     feeds: dict[str, np.ndarray] = {}
+    left = available() // 8 // _WIDE  # elements; random numbers are drawn in float64 first
     for name, type_ in fed_types(graph).items():
         shape = (2,) * level if type_.shape is None else tuple(_size(d, bound) for d in type_.shape)
+        left -= prod(shape)
+        if left < 0:
+            raise ResourceLimit(f"input {printable(name)!r} of shape {list(shape)} does not fit in memory")
         weight = graph.weight.get(name)
         if weight is not None and type_.dtype.is_float:
             array = rng.uniform(0.5, 1.5, shape) if _is_variance(graph, name) else rng.standard_normal(shape) * 0.1

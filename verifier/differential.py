@@ -24,6 +24,7 @@ from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, Unsup
 from superopt.ir.graph import Graph, OpaqueAttribute
 from superopt.ir.types import TensorType
 from superopt.runtime import reference
+from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.runtime.ort import InferenceSession, make_session
 from superopt.runtime.ort import run as run_session
 from superopt.verifier._feeds import KINDS, LEVELS, fed_types, make_inputs
@@ -32,6 +33,8 @@ from superopt.verifier._judgement import FACTOR, MARGIN, Comparison, compare, eq
 __all__ = ["FACTOR", "MARGIN", "CheckResult", "check", "check_regions", "make_inputs"]
 
 LARGE = 2**30  # bytes of weights from which a model goes to ONNX Runtime through a file
+_COPIES = 3.0  # memory of a check: the original's values, and the reference's, twice as wide
+_LONGEST_RUN = 15.0  # seconds of one run; the reference is not interrupted
 _RANDOM = ("RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "Dropout")
 
 Arrays = dict[str, np.ndarray]
@@ -86,9 +89,14 @@ def check(
         return CheckResult("failed", culprit_output=difference[0], reason=difference[1])
     deadline = None if time_limit is None else time.monotonic() + time_limit
     try:
-        return _checked(before, after, seed, trials, deadline, sizes or {})
-    except (ResourceLimit, MemoryError) as error:
-        return CheckResult("skipped", reason=f"not enough memory to run the model: {error}")
+        for graph in (before, after):
+            refuse_unbounded(graph, sizes, copies=_COPIES)
+        with bounded_memory():
+            return _checked(before, after, seed, trials, deadline, sizes or {})
+    except ResourceLimit as error:
+        return CheckResult("skipped", reason=str(error))
+    except MemoryError:
+        return CheckResult("skipped", reason="not enough memory to run the model")
     except Unsupported as error:
         return CheckResult("skipped", reason=str(error))
 
@@ -191,7 +199,11 @@ def _original(
             while True:
                 feeds = make_inputs(before, seed + number, kind, sizes, level=level)
                 try:
-                    original = None if isinstance(session, SuperoptError) else run_session(session, feeds)
+                    original = (
+                        None
+                        if isinstance(session, SuperoptError)
+                        else run_session(session, feeds, time_limit=_LONGEST_RUN)
+                    )
                     break
                 except (InvalidModel, UsageError) as error:
                     level += 1
@@ -199,7 +211,7 @@ def _original(
                         raise Unsupported(f"ONNX Runtime refuses every input that was tried: {error.what}") from error
             ran.append(_Trial(feeds, dict(sizes), original))
             if original is not None and not number and _is_random(before):
-                again = run_session(session, feeds)  # type: ignore[arg-type]
+                again = run_session(session, feeds, time_limit=_LONGEST_RUN)  # type: ignore[arg-type]
                 erratic = {n for n, a in original.items() if not equal(a, again[n])}
     return ran, refusal, erratic
 
@@ -213,7 +225,7 @@ def _result(after: Graph, ran: Sequence[_Trial]) -> list[Arrays] | CheckResult:
         results = []
         for trial in ran:
             try:
-                results.append(run_session(session, trial.feeds))
+                results.append(run_session(session, trial.feeds, time_limit=_LONGEST_RUN))
             except (InvalidModel, UsageError) as error:
                 return CheckResult(
                     "failed", len(results), reason=f"the result fails where the original runs: {error.what}"

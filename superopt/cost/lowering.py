@@ -14,6 +14,7 @@ from superopt import formats
 from superopt.cost.trial import with_values
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
+from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.runtime.ort import element_type, make_session
 from superopt.runtime.race import bind
 
@@ -27,8 +28,10 @@ def lowered(graph: Graph) -> Graph:
 
     Raises:
         InvalidModel, Unsupported: ONNX Runtime refuses the graph.
+        ResourceLimit: it folds constants, and there are some that must not be computed.
     """
-    with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
+    refuse_unbounded(graph)
+    with bounded_memory(), tempfile.TemporaryDirectory(prefix="superopt-") as folder:
         path = Path(folder) / "lowered.onnx"
         make_session(formats.to_onnx_bytes(with_values(graph)), threads=1, save_optimised=path)
         return formats.from_bytes(path.read_bytes())
@@ -91,8 +94,9 @@ def known_types(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, Tens
     types = {w.name: w.type for w in graph.weights}
     types.update({n: TensorType(DType.of(a.dtype), tuple(map(int, a.shape))) for n, a in feeds.items()})
     exposed = replace(graph, outputs=tuple(Value(n, None) for n in names), values=())
-    session = make_session(formats.to_onnx_bytes(exposed), threads=1, optimise=False)
-    bound = bind(session, feeds)
+    with bounded_memory():
+        session = make_session(formats.to_onnx_bytes(exposed), threads=1, optimise=False)
+        bound = bind(session, feeds)
     for output, value in zip(session.get_outputs(), bound.outputs(), strict=True):
         if value.is_tensor():
             dtype = element_type(value.data_type())

@@ -27,6 +27,7 @@ from superopt.ir.errors import InvalidModel, SuperoptError
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
 from superopt.ops.record import NotCovered
+from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.ort import make_session
 from superopt.runtime.race import Bound, Clock, bind, race_bound
 
@@ -128,8 +129,9 @@ def refuse_large(graph: Graph) -> None:
     """Timing must not take more memory than optimising does: a graph of large tensors is predicted instead.
 
     Raises:
-        NotCovered: the weights and inputs are too large.
+        NotCovered: the weights and inputs are too large. ResourceLimit: what it makes of them is.
     """
+    refuse_unbounded(graph)
     inputs = (v.type for v in graph.inputs if isinstance(v.type, TensorType))
     held = sum(t.nbytes or 0 for t in (*inputs, *(w.type for w in graph.weights)))
     if held > _LARGEST:

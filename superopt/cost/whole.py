@@ -17,6 +17,7 @@ from superopt.ir.graph import Graph, Node
 from superopt.ir.types import OpaqueType, TensorType
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
+from superopt.runtime.limits import refuse_unbounded
 
 __all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "work"]
 
@@ -111,6 +112,7 @@ def _as_the_runtime_runs_it(
 ) -> tuple[tuple[str, str, Estimate], ...] | None:
     """Costs of ONNX Runtime's own nodes; ``None`` when it cannot run the graph on made-up inputs."""
     try:
+        refuse_unbounded(graph, sizes)
         feeds = feeds_for(graph, sizes)
         own = lowered(graph)
         try:

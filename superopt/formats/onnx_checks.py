@@ -15,7 +15,7 @@ from superopt.ir.errors import InvalidModel, ResourceLimit, printable
 from superopt.ir.graph import Node, label
 
 __all__ = [
-    "attribute_kind", "check_functions", "check_model", "check_nodes", "check_opset", "check_text",
+    "attribute_kind", "check_functions", "check_model", "check_nodes", "check_opset", "check_text", "expanded_nodes",
     "minimum_ir_version", "node_keys",
 ]  # fmt: skip
 
@@ -159,6 +159,19 @@ def check_functions(functions: Sequence[FunctionProto], calls: Iterable[_Key]) -
     for domain, name, _ in bodies:
         if domain == "" and _signature(name, "", newest) is not None:
             raise InvalidModel(f"the model's function {printable(name)!r} takes the name of an ONNX operator")
+    total = expanded_nodes(functions, calls)
+    if total > MAX_EXPANDED_NODES:
+        raise ResourceLimit(f"the model's functions expand to {total:.3g} nodes; the limit is {MAX_EXPANDED_NODES}")
+    return frozenset((domain, name) for domain, name, _ in bodies)
+
+
+def expanded_nodes(functions: Sequence[FunctionProto], calls: Iterable[_Key]) -> int:
+    """How many nodes the calls are when the model's functions are put in their places; nothing is expanded.
+
+    Raises:
+        InvalidModel: a function calls itself.
+    """
+    bodies = {(_domain(f.domain), f.name, f.overload): f for f in functions}
     inner: dict[_Key, list[_Key]] = {}
     own: dict[_Key, int] = {}
     for key, body in bodies.items():
@@ -166,10 +179,7 @@ def check_functions(functions: Sequence[FunctionProto], calls: Iterable[_Key]) -
         inner[key] = [t for t in items if t in bodies]
         own[key] = len(items)
     size = _expanded(inner, own)
-    total = sum(size.get(key, 1) for key in calls)
-    if total > MAX_EXPANDED_NODES:
-        raise ResourceLimit(f"the model's functions expand to {total:.3g} nodes; the limit is {MAX_EXPANDED_NODES}")
-    return frozenset((domain, name) for domain, name, _ in bodies)
+    return sum(size.get(key, 1) for key in calls)
 
 
 def node_keys(nodes: Iterable[NodeProto], graphs: Iterable[GraphProto]) -> Iterator[_Key]:

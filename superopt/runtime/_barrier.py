@@ -19,6 +19,7 @@ from superopt.runtime.ort import run as run_session
 __all__ = ["run_node"]
 
 INSIDE = 2**20  # bytes of a constant that is put into the one-node model (some operators demand constants)
+_LONGEST_RUN = 15.0  # seconds
 KEPT = 64  # sessions kept
 
 _sessions: OrderedDict[str, InferenceSession] = OrderedDict()
@@ -42,7 +43,7 @@ def run_node(
     model = one_node(graph, node, arrays, types)
     try:
         session = _session(to_onnx_bytes(model))
-        return run_session(session, {v.name: arrays[v.name] for v in model.inputs})
+        return run_session(session, {v.name: arrays[v.name] for v in model.inputs}, time_limit=_LONGEST_RUN)
     except ResourceLimit as error:
         raise error.within(label(node)) from error
     except (InvalidModel, UsageError, Unsupported) as error:

@@ -18,6 +18,7 @@ from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession, 
 
 from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, Unsupported, UsageError, printable
 from superopt.ir.types import DType
+from superopt.runtime.limits import stopped_after
 
 __all__ = ["RAISED", "InferenceSession", "element_type", "make_session", "run", "to_array", "to_value", "translated"]
 
@@ -111,7 +112,11 @@ def element_type(ort_type: str) -> DType | None:
 
 
 def run(
-    session: InferenceSession, feeds: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None
+    session: InferenceSession,
+    feeds: Mapping[str, np.ndarray],
+    outputs: Sequence[str] | None = None,
+    *,
+    time_limit: float | None = None,
 ) -> dict[str, np.ndarray]:
     """Run once. Arrays of ``bfloat16``, float8 and 4- or 2-bit types (``ml_dtypes``) go in and come out.
 
@@ -119,6 +124,7 @@ def run(
         session: made by :func:`make_session`.
         feeds: an array per input. Names that the model does not have are ignored; a sequence is an object array.
         outputs: names of the wanted outputs; all, by default.
+        time_limit: seconds after which the run is ended.
 
     Returns:
         An array per output. A sequence output is a one-dimensional object array of its items.
@@ -126,6 +132,7 @@ def run(
     Raises:
         UsageError: an input is missing or has the wrong type or shape.
         InvalidModel: an operator failed.
+        ResourceLimit: the time or the memory ran out.
         Unsupported: it mixes strings or sequences with types that ONNX Runtime cannot exchange with NumPy.
     """
     inputs = {i.name: i.type for i in session.get_inputs()}
@@ -135,12 +142,13 @@ def run(
         raise UsageError(f"input {printable(missing[0])!r} was not given", hint=f"the inputs are {sorted(inputs)}")
     kinds = {o.name: o.type for o in session.get_outputs()}
     odd = [t for t in (*inputs.values(), *(kinds[n] for n in wanted if n in kinds)) if _is_odd(t)]
-    with translated("", running=True):
+    options = _quiet_run()
+    with stopped_after(options, time_limit), translated("", running=True):
         if not odd:
             plain = {n: list(feeds[n]) if t.startswith("seq(") else feeds[n] for n, t in inputs.items()}
-            return dict(zip(wanted, map(_as_array, session.run(wanted, plain, _quiet_run())), strict=True))
+            return dict(zip(wanted, map(_as_array, session.run(wanted, plain, options)), strict=True))
         values = {n: to_value(feeds[n], inputs[n]) for n in inputs}
-        made = session.run_with_ort_values(wanted, values, _quiet_run())
+        made = session.run_with_ort_values(wanted, values, options)
         return dict(zip(wanted, map(to_array, made), strict=True))
 
 

@@ -18,9 +18,11 @@ from typing import Any, Literal
 
 import numpy as np
 import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as state
 from onnxruntime.capi.onnxruntime_inference_collection import OrtValue
 
 from superopt.ir.errors import Unsupported, UsageError
+from superopt.runtime.limits import stopped_after
 from superopt.runtime.ort import RAISED, InferenceSession, make_session, run, to_value, translated
 
 __all__ = ["Bound", "Clock", "RaceResult", "bind", "circumstances", "cpu_name", "race", "race_bound"]
@@ -28,6 +30,7 @@ __all__ = ["Bound", "Clock", "RaceResult", "bind", "circumstances", "cpu_name", 
 Clock = Literal["wall", "cpu"]
 _SHORTEST_BURST = 500_000  # ns: a burst of very short runs is lengthened to this, so that a minimum means something
 _LONGEST_BURST = 64  # runs
+_LONGEST_RUN = 10.0  # seconds: a model that runs longer once is not timed
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ def bind(session: InferenceSession, feeds: Mapping[str, np.ndarray]) -> Bound:
     """Bind inputs, and outputs where they are tensors, to memory that lives as long as the result.
 
     Raises:
-        UsageError, InvalidModel: as :func:`superopt.runtime.ort.run` does; the model has run once on return.
+        UsageError, InvalidModel, ResourceLimit: as :func:`superopt.runtime.ort.run` does; the model has run once on
+            return.
     """
     missing = [i.name for i in session.get_inputs() if i.name not in feeds]
     if missing:
@@ -79,7 +83,7 @@ def bind(session: InferenceSession, feeds: Mapping[str, np.ndarray]) -> Bound:
     try:
         values = {i.name: to_value(feeds[i.name], i.type) for i in session.get_inputs()}
     except Unsupported:  # strings and sequences cannot be bound, but they can be run
-        run(session, feeds)
+        run(session, feeds, time_limit=_LONGEST_RUN)
         return Bound(session, lambda: run(session, feeds), list, (feeds,))
     steps = _Steps(session, values)
     with translated("", running=True):
@@ -100,7 +104,9 @@ class _Steps:
 
     def prepare(self) -> None:
         """Run once to learn the outputs' shapes, then give them memory of their own."""
-        self._run_fresh()
+        options = state.RunOptions()
+        with stopped_after(options, _LONGEST_RUN):
+            self._run_fresh(options)
         if not all(v.is_tensor() and v.data_type() != "tensor(string)" for v in self.made):
             return
         self.made = [OrtValue.ortvalue_from_shape_and_type(list(v.shape()), v.element_type()) for v in self.made]
@@ -122,11 +128,11 @@ class _Steps:
                 self._fixed = False  # a shape that depends on data: bind the outputs afresh from now on
         self._run_fresh()
 
-    def _run_fresh(self) -> None:
+    def _run_fresh(self, options: Any = None) -> None:
         binding = self._with_inputs()
         for name in self._outputs:
             binding.bind_output(name, "cpu")
-        self._session.run_with_iobinding(binding)
+        self._session.run_with_iobinding(binding, options)
         self.made = binding.get_outputs()
         self._binding = binding
 

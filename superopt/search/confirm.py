@@ -11,6 +11,7 @@ from superopt.cost.trial import feeds_for, with_values
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Value, Weight
 from superopt.ops.record import NotCovered, Operator
+from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.race import race
 from superopt.search.emit import emit
 from superopt.search.lower import Region, region_of
@@ -79,6 +80,7 @@ def whole_timer(costs: object, sizes: Mapping[str, int]) -> WholeTimer | None:
         try:
             if sum(w.type.nbytes or 0 for g in graphs for w in g.weights) > _LARGEST:
                 return None
+            refuse_unbounded(graphs[0], sizes)
             models = [formats.to_onnx_bytes(with_values(g)) for g in graphs]
             found = race(
                 models, feeds_for(graphs[0], sizes), rounds=_ROUNDS, burst=1, threads=meter.threads, clock=meter.clock,

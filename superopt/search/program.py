@@ -96,6 +96,11 @@ class Program:
         return self.outputs | captured
 
     @cached_property
+    def named(self) -> frozenset[str]:
+        """Names that must go on being made: the pinned ones, and what barriers read, which stay bit for bit."""
+        return self.pinned | {n for s in self.steps if s.op == "" and s.node for n in s.node.inputs if n}
+
+    @cached_property
     def readers(self) -> Mapping[str, tuple[int, ...]]:
         """Value → positions of the steps that read it."""
         found: dict[str, dict[int, None]] = {}

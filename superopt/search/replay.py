@@ -49,7 +49,7 @@ def replay(program: Program, replacements: Sequence[tuple[Region, Plan]], names:
     gone = {position for region, _ in replacements for position in region.positions}
     made = _Made([], {}, set(), {})
     for region, plan in replacements:
-        _write(region, plan, names, made, program.pinned)
+        _write(region, plan, names, made, program.named)
     alias = {old: _follow(made.alias, old) for old in made.alias}
     placed = [(position, s) for position, s in enumerate(program.steps) if position not in gone]
     placed = sorted([*placed, *made.steps], key=lambda p: p[0])  # new steps stand where the old ones stood
