@@ -19,9 +19,12 @@ superopt.rules.scanner.RuleError: term, column 13: expected ',' or ')', found th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from superopt.ir.poly import Dim, Poly, Quotient, sym
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, variables
+from superopt.ops import REGISTRY
+from superopt.rules.defaults import as_scalar, filled_in, positional
 from superopt.rules.rule import (
     CLASSES,
     AttributeScheme,
@@ -182,7 +185,12 @@ class _Parser(Scanner):
                 if name.text in attributes:
                     raise self.error(name.column, f"attribute {name.text} is written twice")
                 attributes[name.text] = self.value()
-            elif attributes:
+            elif static := positional(op, len(args)):
+                if static in attributes:
+                    raise self.error(name.column, f"attribute {static} is written twice")
+                attributes[static] = self.static(op, static)
+                args.append(None)
+            elif attributes and not any(a is None for a in args):
                 raise self.error(name.column, "arguments come before attributes")
             elif name.text == "_":
                 self.take()
@@ -192,6 +200,15 @@ class _Parser(Scanner):
         while args and args[-1] is None:
             args.pop()
         return App(op, tuple(args), tuple(sorted(attributes.items())))
+
+    def static(self, op: str, name: str) -> AttributeValue:
+        """An attribute that is written in the position of ONNX's input."""
+        column = self.next.column
+        value = self.value()
+        if value == "..." or isinstance(value, str):
+            raise self.error(column, f"{name} of {op} is a number or a list")
+        kind = REGISTRY[op].attributes[name]
+        return as_scalar(value, kind)
 
     def end(self) -> None:
         if self.next.kind != "end":
@@ -300,6 +317,7 @@ def parse_rule(row: Mapping[str, object], *, where: str = "rule", family: str = 
         lhs=sides["lhs"], rhs=sides["rhs"], origin=str(row.get("origin", "")), family=family,
     )  # fmt: skip
     _check_names(rule, where)
+    rule = filled_in(_without_unused(rule), where)
     if not rule.id:
         from superopt.rules.canonical import named
 
@@ -313,6 +331,18 @@ def _texts(row: Mapping[str, object], key: str, where: str, *, required: bool) -
     if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts) or (required and not texts):
         raise RuleError(f"{key} must be a list of strings", where=where)
     return texts
+
+
+def _without_unused(rule: Rule) -> Rule:
+    """The rule without tensors that are declared and never used, unless a size is known only from them.
+
+    A context with one more variable is the same theorem; matching would have nothing to bind it to.
+    """
+    used = set(variables(*rule.lhs, *rule.rhs))
+    kept = {n: s for n, s in rule.forall.items() if n not in rule.tensors or n in used}
+    smaller = replace(rule, forall=kept)
+    needed = term_symbols(rule.lhs) | term_symbols(rule.rhs) | {n for g in rule.where for n in g.names}
+    return smaller if needed <= {*smaller.sizes, *smaller.attribute_atoms} else rule
 
 
 def _check_names(rule: Rule, where: str) -> None:
@@ -329,9 +359,6 @@ def _check_names(rule: Rule, where: str) -> None:
             f"{unknown[0]} is used, but neither a size of a tensor nor declared in forall",
             where=where, hint=f"known names: {', '.join(sorted(known | set(rule.tensors))) or 'none'}",
         )  # fmt: skip
-    unused = sorted(set(rule.tensors) - set(variables(*rule.lhs, *rule.rhs)))
-    if unused:
-        raise RuleError(f"{unused[0]} is declared and not used", where=where)
 
 
 # ---- printing ------------------------------------------------------------------------------------------------------

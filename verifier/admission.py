@@ -12,7 +12,8 @@ from superopt.rules.scanner import RuleError
 from superopt.verifier.counterexample import describe
 from superopt.verifier.exact import test
 from superopt.verifier.prover import prove
-from superopt.verifier.verdict import Refuted, Tested, Verdict, kind_of, verdict_to_json
+from superopt.verifier.verdict import Refuted, Tested, Unknown, Verdict, kind_of, verdict_to_json
+from superopt.verifier.witness import runtime_disagrees
 
 __all__ = ["Prover", "admit", "check", "renew", "verify"]
 
@@ -20,12 +21,19 @@ Prover = Callable[[Rule], Verdict]
 
 
 def check(rule: Rule, *, prover: Prover | None = None, seed: int = 0) -> Verdict:
-    """Exact testing, then a proof: the strongest verdict that stands. A refutation always wins."""
+    """Exact testing, then a proof: the strongest verdict that stands. A refutation always wins.
+
+    A rule that is proved from the meanings is also run by ONNX Runtime, which knows nothing of them: where its two
+    sides differ there, a meaning is wrong, and the rule is not admitted.
+    """
     tested = test(rule, seed=seed)
-    if isinstance(tested, Refuted) or prover is None:
+    if isinstance(tested, Refuted):
         return tested
-    proved = prover(rule)
-    weak = kind_of(proved) not in ("proved_all_sizes", "proved_bounded", "refuted")
+    proved = (prover or prove)(rule)
+    if kind_of(proved) in ADMISSIBLE:
+        disagreement = runtime_disagrees(rule, seed=seed)
+        return Unknown(disagreement) if disagreement else proved
+    weak = kind_of(proved) not in ("proved_bounded", "refuted")
     return tested if weak and isinstance(tested, Tested) else proved
 
 
@@ -33,7 +41,7 @@ def admit(library: Library, *, prover: Prover | None = None, seed: int = 0) -> L
     """The library with every rule that has no verdict checked.
 
     Raises:
-        RuleError: a rule is refuted (with its counterexample), or neither proved nor tested.
+        RuleError: a rule is refuted (with its counterexample), or not proved.
     """
     found: dict[str, Mapping[str, object]] = {}
     for rule_id in library:
@@ -42,9 +50,17 @@ def admit(library: Library, *, prover: Prover | None = None, seed: int = 0) -> L
         verdict = check(library[rule_id], prover=prover, seed=seed)
         if isinstance(verdict, Refuted):
             raise RuleError(f"the rule is false {describe(verdict.counterexample)}", where=f'rule "{rule_id}"')
+        if isinstance(verdict, Tested):
+            raise RuleError(
+                f"the rule is true in {verdict.trials} exact trials, but not proved, so it is not used",
+                where=f'rule "{rule_id}"', hint=f"optimise without it: --disable {rule_id}",
+            )  # fmt: skip
         if kind_of(verdict) not in ADMISSIBLE:
-            reason = getattr(verdict, "reason", kind_of(verdict))
-            raise RuleError(f"the rule is not shown to be true: {reason}", where=f'rule "{rule_id}"')
+            reason = getattr(verdict, "reason", "") or f"only {kind_of(verdict)}"
+            raise RuleError(
+                f"the rule is not proved, so it is not used: {reason}",
+                where=f'rule "{rule_id}"', hint=f"optimise without it: --disable {rule_id}",
+            )  # fmt: skip
         found[rule_id] = verdict_to_json(verdict)
     return library.with_verdicts(found) if found else library
 

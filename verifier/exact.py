@@ -23,6 +23,7 @@ from superopt.rules.typing import at_sizes, instances, type_terms, types_of
 from superopt.runtime.evaluate import FLOAT64, Algebra, Array, evaluate
 from superopt.verifier.algebra import ORDERED, PrimeField, Rationals, Unlucky
 from superopt.verifier.degree import error_bound
+from superopt.verifier.reach import reaches
 from superopt.verifier.sampling import Point, draw
 from superopt.verifier.verdict import Refuted, Tested, Unknown, Verdict
 
@@ -31,6 +32,7 @@ __all__ = ["Difference", "Exact", "Trial", "algebra_for", "compare", "elements",
 Exact = PrimeField | Rationals
 _LEADS = (1, 0, 2)
 _LARGEST = (4, 3, 2, 5, 4, 3, 6, 5)  # sizes are drawn up to this, trial by trial
+_WIDE = 2  # what other sizes are drawn up to in trials where images are wide
 _MOST = 60_000  # elements of one tensor; a larger point is drawn again
 # What an exact algebra replaces by a hash or knows only some laws of: a disagreement is confirmed in floating point.
 _HASHED = frozenset(
@@ -231,7 +233,9 @@ def test(rule: Rule, *, seed: int = 0, trials: int = 8) -> Verdict:  # noqa: PT0
     ranks = instances(rule, _LEADS, strict=False)
     for number in range(trials):
         instance = ranks[number % len(ranks)]
-        point = _point(instance, _LEADS[number % 3] if rule.lead else 0, rng, _LARGEST[number % len(_LARGEST)])
+        wide = reaches(instance) if number % 3 != 1 else {}
+        largest = min(_WIDE, *_LARGEST) + number % 2 if wide else _LARGEST[number % len(_LARGEST)]
+        point = _point(instance, _LEADS[number % 3] if rule.lead else 0, rng, largest, wide)
         if point is None:
             continue
         found = fails(instance, point, rng)
@@ -256,14 +260,16 @@ def test(rule: Rule, *, seed: int = 0, trials: int = 8) -> Verdict:  # noqa: PT0
     return Tested(passed, bound, seconds)
 
 
-def _point(instance: Rule, lead: int, rng: np.random.Generator, largest: int) -> Point | None:
+def _point(
+    instance: Rule, lead: int, rng: np.random.Generator, largest: int, wide: Mapping[str, int]
+) -> Point | None:
     """A point at which the left side is well-formed."""
     try:
         conditions = types_of(instance).lhs_obligations
     except RuleError:
         conditions = ()
     for _ in range(25):
-        point = draw(instance, lead, rng, conditions, largest)
+        point = draw(instance, lead, rng, conditions, largest, wide)
         if point is None:
             return None
         if trial_at(instance, point) is not None:

@@ -225,11 +225,19 @@ def _taken_out(algebra: Algebra, branch: Branch) -> Value:
         ):
             scaled = m.coefficient
             body: Value = (Monomial(Fraction(1), (), frozenset(), inner),)
-            made = atom_value(Extreme("max", (_sealed_branch(Branch(branch.bound, branch.guards, body)),)))
+            made = _inner(algebra, branch, body)
             if outer:
                 made = tuple(v.of(factors=merge_factors(v.factors, outer)) for v in made)
             return add(fixed, scale(made, scaled))
-    return add(fixed, atom_value(Extreme("max", (_sealed_branch(Branch(branch.bound, branch.guards, moving)),))))
+    return add(fixed, _inner(algebra, branch, moving))
+
+
+def _inner(algebra: Algebra, branch: Branch, body: Value) -> Value:
+    """The maximum of what is left in a branch; a maximum of maxima once more where that is what is left."""
+    made = Branch(branch.bound, branch.guards, body)
+    if body != branch.value and _extreme_of(body, "max") is not None:
+        return made_of(algebra, "max", [made])
+    return atom_value(Extreme("max", (_sealed_branch(made),)))
 
 
 def _unfolded(algebra: Algebra, branch: Branch) -> list[Branch]:

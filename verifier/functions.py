@@ -372,6 +372,12 @@ class Algebra(Signs):
         lead = leading(value)
         if lead < 0:
             return add(self.ramp(scale(value, -1)), value)
+        content, _ = content_of(value)
+        outer = tuple((f, p) for f, p in content.factors if self.sign(atom_value(f)) == 2)
+        if outer:  # ramp(c·v) = c·ramp(v) for c > 0
+            inverse = Monomial(Fraction(1), (), frozenset(), tuple((f, -p) for f, p in outer))
+            plain = self.ramp(self.tidy(mul(value, (inverse,))))
+            return mul((Monomial(Fraction(1), (), frozenset(), outer),), plain)
         return scale(atom_value(Apply("ramp", (sealed(scale(value, 1 / lead)),))), lead)
 
     def positive(self, value: Value) -> Value:

@@ -53,7 +53,10 @@ def _number(value: Dim, sizes: Mapping[str, int]) -> int:
     return found
 
 
-def draw(rule: Rule, lead: int, rng: np.random.Generator, conditions: Sequence[Condition], size: int) -> Point | None:
+def draw(
+    rule: Rule, lead: int, rng: np.random.Generator, conditions: Sequence[Condition], size: int,
+    wide: Mapping[str, int] | None = None,
+) -> Point | None:  # fmt: skip
     """A point where the rule's ranges, guards and the conditions hold, or ``None`` when none was found.
 
     Args:
@@ -62,7 +65,9 @@ def draw(rule: Rule, lead: int, rng: np.random.Generator, conditions: Sequence[C
         rng: where numbers come from.
         conditions: well-formedness of the side that must be well-formed.
         size: sizes are drawn up to this.
+        wide: names that are drawn further, up to these sizes (and from half of them on).
     """
+    bounds = [g.condition for g in rule.where if g.condition.kind == "ge"] + [c for c in conditions if c.kind == "ge"]
     equalities = [g.condition for g in rule.where if g.relation == "=="] + [c for c in conditions if c.kind == "eq"]
     for attempt in range(ATTEMPTS):
         ceiling = size if attempt < ATTEMPTS // 2 else size + 1 + attempt // 100
@@ -73,8 +78,13 @@ def draw(rule: Rule, lead: int, rng: np.random.Generator, conditions: Sequence[C
                 reals[name] = _real(scheme, rng)
             else:
                 sizes[name] = _integer(scheme, rng, ceiling)
+        for name, most in (wide or {}).items():
+            sizes[name] = int(rng.integers((most + 1) // 2, most + 2))
         for condition in equalities:
             _solve(condition.size, sizes)
+        if attempt % 2:
+            for condition in bounds:
+                _raise(condition.size, sizes, int(rng.integers(0, 3)))
         try:
             if allowed(rule, sizes, conditions):
                 return Point(sizes, reals, lead)
@@ -111,4 +121,19 @@ def _solve(size: Dim, sizes: dict[str, int]) -> None:
         rest = substitute(size - coefficient * Poly(((monomial, 1),)), {n: v for n, v in sizes.items() if n != name})
         if isinstance(rest, int) and rest % coefficient == 0 and -rest // coefficient >= 0:
             sizes[name] = -rest // coefficient
+            return
+
+
+def _raise(size: Dim, sizes: dict[str, int], slack: int) -> None:
+    """Make ``size >= 0`` by raising one name that occurs in it linearly and alone, if there is one."""
+    try:
+        value = _number(size, sizes)
+    except (KeyError, ZeroDivisionError):
+        return
+    if value >= 0 or isinstance(size, int):
+        return
+    for monomial, coefficient in size.terms:
+        name = monomial[0] if len(monomial) == 1 else None
+        if isinstance(name, str) and name in sizes and coefficient > 0:
+            sizes[name] += -(value // coefficient) + slack
             return

@@ -95,7 +95,7 @@ def _step(m: Monomial, facts: Facts, counting: bool) -> list[Monomial] | None:
         return [m.of(guards=frozenset(g for g in m.guards if not g.known))]
     if m.guards and facts.contradictory(m.guards, 0):
         return []
-    for rule in (_equations, _solve, _quotients, _drop_implied, _merge_digits, _shift):
+    for rule in (_equations, _multiples, _solve, _quotients, _drop_implied, _merge_digits, _shift):
         made = rule(m, facts)
         if made is not None:
             return made
@@ -183,7 +183,9 @@ def _quotients(m: Monomial, facts: Facts) -> list[Monomial] | None:
             return list(map_monomial(m, lambda size, a=atom: _without(size, a)))  # type: ignore[misc]
         for name in m.bound:
             if coefficient_of(n, name) == 1 and not (symbols(d) & set(m.bound)) and facts.positive(d):
-                return _split(m, name, d)
+                digit = {ge(sym(name)), normal_condition(ge(d - 1 - sym(name)))}
+                if not digit <= m.guards:  # a digit below d would split into itself, for ever
+                    return _split(m, name, d)
     return None
 
 
@@ -199,17 +201,32 @@ def _quotient_atoms(size: Dim) -> Iterator[Quotient]:
             yield atom
 
 
-def _without(size: Dim, quotient: Quotient) -> Dim:
-    """The dimension with a quotient replaced by 0."""
+def _multiples(m: Monomial, facts: Facts) -> list[Monomial] | None:
+    """Where a guard says ``n = d·⌊n/d⌋`` and a bound name is in ``n``: ``Σ_q [n = d·q]``, with ``q`` for the quotient."""
+    for g in sorted((g for g in m.guards if g.kind == "eq"), key=str):
+        for atom in _quotient_atoms(g.size):
+            n, d = atom.numerator, atom.denominator
+            whole = d * Poly((((atom,), 1),))
+            if not symbols(n) & set(m.bound) or symbols(d) & set(m.bound) or not facts.positive(d):
+                continue
+            if g.size - (n - whole) == 0 or g.size + (n - whole) == 0:
+                name = fresh()
+                made = map_monomial(m, lambda size, a=atom, q=sym(name): _without(size, a, q))  # type: ignore[misc]
+                return [r.of(bound=(*r.bound, name)) for r in made]
+    return None
+
+
+def _without(size: Dim, quotient: Quotient, value: Dim = 0) -> Dim:
+    """The dimension with a quotient replaced by a value."""
     total: Dim = 0
     for monomial, coefficient in size.terms if isinstance(size, Poly) else (((), size),):
         product: Dim = coefficient
         for atom in monomial:
             if atom == quotient:
-                product = 0
-                break
-            if isinstance(atom, Quotient):
-                product = product * (_without(atom.numerator, quotient) // _without(atom.denominator, quotient))
+                product = product * value
+            elif isinstance(atom, Quotient):
+                n, d = (_without(part, quotient, value) for part in (atom.numerator, atom.denominator))
+                product = product * (n // d)
             else:
                 product = product * sym(atom)
         total = total + product
