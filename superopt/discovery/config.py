@@ -69,6 +69,7 @@ class Theme:
         batch: whether leading axes are added in front of the leaves that are no weights.
         join: whether a rule about a Concat is also kept as a rule with several outputs.
         origin: what the rules say of themselves: "discovered", or "definition" for composite operators.
+        base: explored before the others, which start from its rules.
         broadcast: whether elementwise operators are applied to operands of different shapes (scalars always are).
     """
 
@@ -86,6 +87,7 @@ class Theme:
     origin: str = "discovered"
     text: str = ""
     broadcast: bool = True
+    base: bool = False
 
     @property
     def forall(self) -> dict[str, TypeScheme]:
@@ -156,7 +158,7 @@ class Config:
 def _changed(theme: Theme, vocabulary: tuple[Template, ...], size: int, text: str) -> Theme:
     return Theme(
         theme.name, theme.family, theme.profiles, size, theme.leaves, theme.weights, theme.attributes, vocabulary,
-        theme.sizes, theme.batch, theme.join, theme.origin, text, theme.broadcast,
+        theme.sizes, theme.batch, theme.join, theme.origin, text, theme.broadcast, theme.base,
     )  # fmt: skip
 
 
@@ -190,7 +192,7 @@ def load_config(path: Path | str | None = None) -> Config:
 
 _KEYS = frozenset({
     "name", "family", "profiles", "operators", "leaves", "weights", "attributes", "vocabulary", "sizes", "batch",
-    "join", "origin", "broadcast",
+    "join", "origin", "broadcast", "base",
 })  # fmt: skip
 
 
@@ -218,7 +220,7 @@ def _theme(row: Mapping[str, object], where: str) -> Theme:
         name, str(row.get("family", name)), tuple(map(str, _listed(row, "profiles"))), operators, leaves,
         frozenset(map(str, _listed(row, "weights"))), attributes, vocabulary, sizes, bool(row.get("batch", True)),
         bool(row.get("join", True)), str(row.get("origin", "discovered")), json.dumps(row, sort_keys=True),
-        bool(row.get("broadcast", True)),
+        bool(row.get("broadcast", True)), bool(row.get("base", False)),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from superopt.discovery.candidates import n_ary
@@ -103,31 +104,37 @@ def _explore_all(
 ) -> dict[str, Explored]:
     """Explored themes by name, in any order; those out of bounds are left out."""
     found: dict[str, Explored] = {}
+    known: tuple[Rule, ...] = ()
+    for theme in (t for t in config.themes if t.base):
+        _finish(found, theme, partial(explore, theme, config, chunks, say, bounds, known), say)
+        known += found[theme.name].rules if theme.name in found else ()
+    rest = [t for t in config.themes if not t.base]
     if executor is None and workers <= 1:
-        for theme in config.themes:
-            try:
-                found[theme.name] = explore(theme, config, chunks, say, bounds)
-            except OutOfBounds as why:
-                say(f"{theme.name}: not finished: out of {why}")
+        for theme in rest:
+            _finish(found, theme, partial(explore, theme, config, chunks, say, bounds, known), say)
         return found
     pool = executor or ProcessPoolExecutor(max_workers=workers)
     try:
         waiting: dict[Future[Explored], Theme] = {
-            pool.submit(explore, t, config, chunks, None, bounds): t for t in config.themes
+            pool.submit(explore, t, config, chunks, None, bounds, known): t for t in rest
         }
         while waiting:
             finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
             for future in finished:
                 theme = waiting.pop(future)
-                try:
-                    found[theme.name] = future.result()
-                    say(f"{theme.name}: {len(found[theme.name].rules)} rules; {len(waiting)} themes to go")
-                except OutOfBounds as why:
-                    say(f"{theme.name}: not finished: out of {why}")
+                _finish(found, theme, future.result, say)
+                say(f"{theme.name}: {len(waiting)} themes to go")
     finally:
         if executor is None:
             pool.shutdown(cancel_futures=True)
     return found
+
+
+def _finish(found: dict[str, Explored], theme: Theme, result: Callable[[], Explored], say: Progress) -> None:
+    try:
+        found[theme.name] = result()
+    except OutOfBounds as why:
+        say(f"{theme.name}: not finished: out of {why}")
 
 
 def _minimised(rules: Sequence[Rule], chunks: Chunks, say: Progress) -> tuple[Rule, ...]:
@@ -230,6 +237,6 @@ def _log(
 
 
 def _replace(path: Path, data: object) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    partial.replace(path)
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    written.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    written.replace(path)

@@ -18,6 +18,7 @@ from superopt.discovery.gain import oriented
 from superopt.discovery.judge import Judge, Tally
 from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.ops.meaning import IllTyped
+from superopt.rules.canonical import rule_text
 from superopt.rules.grammar import format_rule, parse_rule
 from superopt.rules.rule import Rule
 from superopt.verifier.sampling import Point
@@ -103,7 +104,7 @@ class Explored:
 
 def explore(
     theme: Theme, config: Config, folder: str | None = None, progress: Callable[[str], None] | None = None,
-    bounds: Bounds = Bounds(),
+    bounds: Bounds = Bounds(), known: Sequence[Rule] = (),
 ) -> Explored:  # fmt: skip
     """Enumerate a theme, and turn its coincidences into proved rules none of which the earlier ones derive.
 
@@ -113,16 +114,17 @@ def explore(
         folder: where finished chunks are kept.
         progress: called with a line of text now and then.
         bounds: when to give up.
+        known: proved rules of other themes: what they derive is not looked for again.
 
     Raises:
         OutOfBounds: time or memory is used up. Verdicts reached so far are in the folder.
     """
     chunks = Chunks(None if folder is None else Path(folder))
     effort = [config.seed, config.instances, config.trials, config.prove_seconds, config.terms]
-    key = digest_of("explored", code_digest(), theme.text, theme.operators, effort)
-    known = chunks.get(key)
-    if known is not None:
-        return Explored.from_json(known)
+    key = digest_of("explored", code_digest(), theme.text, theme.operators, effort, list(map(rule_text, known)))
+    done = chunks.get(key)
+    if done is not None:
+        return Explored.from_json(done)
     say = progress or _silent
     started = time.process_time()
 
@@ -139,7 +141,7 @@ def explore(
     del found
     say(f"{theme.name}: {len(proposals)} candidates")
     judge = Judge(config, theme, chunks)
-    kept, followed = _select(theme, points[0], proposals, judge, say, bounds)
+    kept, followed = _select(theme, points[0], proposals, judge, say, bounds, known)
     tally: Tally = judge.tally
     log = {
         "enumerate_seconds": enumerated, "seconds": time.process_time() - started,
@@ -164,12 +166,16 @@ def _follows(candidate: Rule, kept: Sequence[Rule]) -> bool:
 
 
 def _select(
-    theme: Theme, point: Point, proposals: Sequence[Rule], judge: Judge, say: Callable[[str], None], bounds: Bounds
-) -> tuple[list[Rule], int]:
+    theme: Theme, point: Point, proposals: Sequence[Rule], judge: Judge, say: Callable[[str], None], bounds: Bounds,
+    known: Sequence[Rule],
+) -> tuple[list[Rule], int]:  # fmt: skip
     """The proved rules that the earlier ones do not derive, and how many candidates they derived."""
     universe = Universe(theme.frame(), point)
     places = [_placed(universe, candidate) for candidate in proposals]
     universe.fold()
+    given = [replace(r, id=f"known-{i}") for i, r in enumerate(known) if len(r.lhs) == 1]
+    if given:
+        universe.grow(moves_of(given), nodes=len(universe.graph) + 4 * _GROWTH, rounds=2, matches=_MATCHES)
     kept: list[Rule] = []
     followed = 0
     started = time.monotonic()
@@ -177,7 +183,7 @@ def _select(
         bounds.check()
         if place is None:
             continue
-        if universe.same(place) or _follows(candidate, kept):
+        if universe.same(place) or _follows(candidate, [*given, *kept]):
             followed += 1
         else:
             made = judge.rules(candidate)
