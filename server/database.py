@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -113,6 +114,7 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.sqlite = url.startswith("sqlite")
+        self._turn: AbstractContextManager[object] = threading.Lock() if self.sqlite else nullcontext()
         options: dict[str, Any] = {"connect_args": {"timeout": 30}} if self.sqlite else {
             "pool_pre_ping": True, "connect_args": {"connect_timeout": 10},
         }  # fmt: skip
@@ -141,8 +143,12 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that writes; on SQLite it takes the write lock at once, so it cannot deadlock later."""
-        with self.engine.begin() as connection:
+        """A transaction that writes; on SQLite it takes the write lock at once, so it cannot deadlock later.
+
+        SQLite lets one write at a time, and those who wait look again at growing intervals; the threads of one process
+        do better to queue.
+        """
+        with self._turn, self.engine.begin() as connection:
             yield connection
 
     def persist(self, action: Callable[[], T], seconds: float) -> T:

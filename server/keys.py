@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import hmac
+import os
 import secrets
 import time
 from dataclasses import dataclass
@@ -44,9 +45,14 @@ class Keys:
         self._database = database
         self._any = (0.0, False)
 
+    def remembered(self) -> bool | None:
+        """Whether a key is needed, if that was asked a moment ago; never waits."""
+        asked, found = self._any
+        return found if asked and time.monotonic() - asked <= _REMEMBER else None
+
     def any(self) -> bool:
         """Whether a key is needed."""
-        if time.monotonic() - self._any[0] > _REMEMBER or not self._any[0]:
+        if self.remembered() is None:
             with self._database.read() as connection:
                 found = connection.execute(sa.select(keys.c.id).where(~keys.c.disabled).limit(1)).first()
             self._any = (time.monotonic(), found is not None)
@@ -94,8 +100,8 @@ class Keys:
 def main() -> None:
     """Manage the keys of a service from its own machine."""
     parser = argparse.ArgumentParser(prog="python -m superopt.server.keys", description="API keys of the service")
-    parser.add_argument("--data", type=Path, default=default_data())
-    parser.add_argument("--database")
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("SUPEROPT_DATA", default_data())))
+    parser.add_argument("--database", default=os.environ.get("SUPEROPT_DATABASE"))
     commands = parser.add_subparsers(dest="command", required=True)
     adding = commands.add_parser("add", help="make a key and print it, once")
     adding.add_argument("name")

@@ -52,6 +52,11 @@ class Service:
         """The version of superopt and of what its results depend on."""
         return f"{version('superopt')}+onnxruntime-{version('onnxruntime')}+numpy-{version('numpy')}"
 
+    async def needs_key(self) -> bool:
+        """Whether making work takes a key."""
+        known = self.keys.remembered()
+        return await run_in_threadpool(self.keys.any) if known is None else known
+
     async def caller(self, request: Request, offered: str = "") -> Caller:
         """Who asks, for requests that make work.
 
@@ -62,7 +67,7 @@ class Service:
         Raises:
             Problem: 401 without a valid key where one is needed.
         """
-        if not await run_in_threadpool(self.keys.any):
+        if not await self.needs_key():
             return ANYONE
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         text = text.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", offered)

@@ -49,9 +49,9 @@ class Limits:
     body: int = 512 * MIB
     body_idle: float = 10.0
     body_seconds: float = 600.0
-    sync_seconds: float = 120.0
+    sync_seconds: float = 180.0
     wait: float = 60.0
-    search_seconds: float = 20.0
+    search_seconds: float = 60.0
     most_search_seconds: float = 300.0
     job_seconds: float = 600.0
     last_words: float = 20.0

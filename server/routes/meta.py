@@ -32,7 +32,7 @@ async def get_limits(request: Request) -> Response:
     service = of(request)
     limits = asdict(service.settings.limits)
     return JSONResponse({"limits": {name: limits[name] for name in _PUBLIC}, "version": service.version,
-                         "api_key_needed": await run_in_threadpool(service.keys.any)})  # fmt: skip
+                         "api_key_needed": await service.needs_key()})  # fmt: skip
 
 
 @router.get("/livez", responses=doc.HEALTH, summary="Alive")

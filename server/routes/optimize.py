@@ -15,6 +15,7 @@ from superopt.server.parameters import read_options
 from superopt.server.problems import Problem
 from superopt.server.routes.documents import describe, send_result
 from superopt.server.service import Service, of
+from superopt.server.store import FINAL
 
 __all__ = ["router"]
 
@@ -36,6 +37,8 @@ async def post_optimize(request: Request) -> Response:
     if not upload.model:
         raise Problem(422, "invalid-model", "the form has no part named graph")
     job, new = await run_in_threadpool(service.store.enqueue, service.submission(upload, options, caller))
+    if job["state"] in FINAL:
+        return await send_result(service, job, request)
     finished = await _wait(service, request, job["id"], limits.sync_seconds)
     if not finished and new and await request.is_disconnected():
         await run_in_threadpool(service.store.cancel, job["id"])

@@ -60,7 +60,7 @@ async def _form(request: Request, problem: Problem | None = None) -> Response:
     targets = ["cpu", *(p["target"] for p in service.catalogue.profiles())]
     values: dict[str, Any] = {
         "examples": await run_in_threadpool(_examples, service), "targets": targets, "problem": problem,
-        "limits": service.settings.limits, "needs_key": await run_in_threadpool(service.keys.any),
+        "limits": service.settings.limits, "needs_key": await service.needs_key(),
     }  # fmt: skip
     return _page("optimize.html", status=problem.status if problem else 200, **values)
 

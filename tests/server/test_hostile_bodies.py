@@ -1,4 +1,4 @@
-"""Every hostile file of tests/hostile, sent to a live service: a 4xx problem each, the service alive, the disk clean."""
+"""Every hostile file of tests/hostile, sent to a live service: a 4xx problem each, and nothing left on disk."""
 
 from __future__ import annotations
 

@@ -1,0 +1,118 @@
+"""By hand: 50 jobs while workers, the server and the database's connections are killed; every job ends exactly once.
+
+``python tests/server/chaos.py [--database postgresql://…] [--jobs 50]`` prints a line of figures, and fails if a job is lost,
+ends twice, or has a wrong result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+
+sys.path.insert(0, str(Path(__file__).parent))
+from service_testing import GRAPH, Live, free_port, start, stop
+
+from superopt.formats import from_bytes
+from superopt.server.database import Database
+from superopt.server.settings import Limits, Settings
+from superopt.verifier.differential import check
+
+TINY = Path(__file__).resolve().parents[2] / "corpus" / "tiny"
+
+
+def body(number: int) -> bytes:
+    document = json.loads((TINY / ("lora.json" if number % 2 else "deep_linear.json")).read_text())
+    return json.dumps({**document, "name": f"chaos-{number}"}).encode()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--database")
+    parser.add_argument("--jobs", type=int, default=50)
+    given = parser.parse_args()
+    chance = random.Random(0)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(
+            data=Path(folder), port=free_port(), workers=2, lease=3.0, database=given.database,
+            limits=Limits(search_seconds=0.5, attempts=50),
+        )  # fmt: skip
+        live = start(settings)
+        began = time.monotonic()
+        jobs = [live.post(body(n), GRAPH).json()["id"] for n in range(given.jobs)]
+        killed = {"worker": 0, "server": 0, "connections": 0}
+        while left := unfinished(live, jobs):
+            what = chance.choice(["worker", "worker", "server", "connections"])
+            killed[what] += 1
+            live = kill(live, what)
+            print(f"{time.monotonic() - began:5.1f} s: {left} left; killed a {what}", file=sys.stderr)
+            time.sleep(chance.uniform(4, 8))
+            if time.monotonic() - began > 150:  # enough; let it finish in peace
+                while unfinished(live, jobs):
+                    time.sleep(1)
+        attempts = verify(live, settings, jobs)
+        print({"jobs": len(jobs), "killed": killed, "attempts": attempts, "seconds": round(time.monotonic() - began)})
+        stop(live)
+
+
+def unfinished(live: Live, jobs: list[str]) -> int:
+    states = [get(live, f"/v1/jobs/{job}").json()["state"] for job in jobs]
+    return sum(state in ("queued", "running") for state in states)
+
+
+def get(live: Live, path: str) -> httpx.Response:
+    while True:
+        answer = live.http.get(path)
+        if answer.status_code != 503:
+            return answer
+        time.sleep(0.2)
+
+
+def kill(live: Live, what: str) -> Live:
+    if what == "worker":
+        pids = live.worker_pids()
+        if pids:
+            os.kill(random.choice(pids), signal.SIGKILL)
+    elif what == "server":
+        os.killpg(live.process.pid, signal.SIGKILL)
+        live.process.wait()
+        return start(live.settings)
+    elif live.settings.database is not None:
+        database = Database(live.settings.url)
+        with database.write() as connection:
+            connection.exec_driver_sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+            )
+        database.close()
+    return live
+
+
+def verify(live: Live, settings: Settings, jobs: list[str]) -> int:
+    database = Database(settings.url)
+    with database.read() as connection:
+        ends = dict(
+            connection.exec_driver_sql("SELECT job, count(*) FROM events WHERE kind = 'finished' GROUP BY job").all()
+        )
+    database.close()
+    attempts = 0
+    for number, job in enumerate(jobs):
+        assert ends[job] == 1, (job, ends[job])
+        found = get(live, f"/v1/jobs/{job}").json()
+        assert found["state"] == "succeeded", found
+        attempts += found["attempt"]
+        if number % 10 == 0:
+            result = from_bytes(get(live, f"/v1/jobs/{job}/result").content)
+            assert check(from_bytes(body(number)), result).verdict == "passed"
+    return attempts
+
+
+if __name__ == "__main__":
+    main()
