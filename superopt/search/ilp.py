@@ -14,6 +14,7 @@ import highspy
 import numpy as np
 
 from superopt.search.extract import Choice, Problem, cost_of, used_classes
+from superopt.search.prune import reduced, requirements
 
 __all__ = ["Solution", "solve"]
 
@@ -67,6 +68,9 @@ def solve(problem: Problem, incumbent: Choice, seconds: float, seed: int = 0) ->
     if all(len(o) == 1 for o in problem.of.values()) or seconds <= 0:
         return best
     deadline = time.monotonic() + seconds
+    problem = reduced(problem, incumbent, start * (1 - _GAP))
+    if all(len(o) == 1 for o in problem.of.values()):
+        return best
     model, x, y = _build(problem)
     for _ in range(_CUT_ROUNDS):
         solver, optimal = _run(model, problem, best.choice, x, y, deadline - time.monotonic(), seed)
@@ -146,17 +150,16 @@ def _cut(model: _Model, problem: Problem, x: Sequence[int], cycle: Sequence[int]
 
 def _build(problem: Problem) -> tuple[_Model, list[int], dict[int, int]]:
     model = _Model()
-    always = _always(problem)
+    required = requirements(problem)
     x = [model.variable(c.us) for c in problem.candidates]
-    y = {o: model.variable(0.0, 1.0 if o in always else 0.0) for o in problem.of}
+    y = {o: model.variable(0.0, 1.0 if o in required.always else 0.0) for o in problem.of}
     for owner, options in problem.of.items():
         model.row(0.0, 0.0, [(y[owner], -1.0), *((x[i], 1.0) for i in options)])
-        shared = set.intersection(*(set(problem.candidates[i].needs) for i in options)) if options else set()
-        for need in sorted(shared):
-            model.row(0.0, np.inf, [(y[need], 1.0), (y[owner], -1.0)])
-        for need in sorted({n for i in options for n in problem.candidates[i].needs} - shared):
-            by = [i for i in options if need in problem.candidates[i].needs]
-            model.row(0.0, np.inf, [(y[need], 1.0), *((x[i], -1.0) for i in by)])
+        for below in sorted(required.of_class[owner]):
+            model.row(0.0, np.inf, [(y[below], 1.0), (y[owner], -1.0)])
+        for below in sorted({n for i in options for n in required.of_candidate[i]}):
+            by = [i for i in options if below in required.of_candidate[i]]
+            model.row(0.0, np.inf, [(y[below], 1.0), *((x[i], -1.0) for i in by)])
     for owner in y:
         if owner not in problem.roots:  # computed only if something reads it
             model.row(0.0, np.inf, [(y[owner], -1.0), *((x[i], 1.0) for i in problem.readers.get(owner, ()))])
@@ -181,21 +184,6 @@ def _add_savings(problem: Problem, model: _Model, x: list[int]) -> None:
     for group in once.values():
         if len(group) > 1:
             model.row(-np.inf, 1.0, [(z, 1.0) for z in group])
-
-
-def _always(problem: Problem) -> frozenset[int]:
-    """Classes that every program computes: roots, and what all candidates of such a class need."""
-    found: set[int] = set()
-    stack = list(problem.roots)
-    while stack:
-        owner = stack.pop()
-        if owner in found:
-            continue
-        found.add(owner)
-        options = [set(problem.candidates[i].needs) for i in problem.of[owner]]
-        if options:
-            stack.extend(set.intersection(*options))
-    return frozenset(found)
 
 
 def _mutual(problem: Problem) -> list[tuple[int, int]]:
