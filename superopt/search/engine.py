@@ -141,6 +141,7 @@ class _Run:
         self._directed("merging", sibling_regions, Moves((), moves.groups), Limits().rounds)
         sinking = tuple(p for p in moves.patterns if _selects(p))
         self._directed("selecting early", selection_regions, Moves(sinking), _STEPS)
+        self._shorten()
         self._keep()
         self._windows()
         self._keep()
@@ -155,6 +156,17 @@ class _Run:
         for _ in range(_DIRECTED):
             regions = [region_of(self.program, r) for r in cover(self.program)]
             if self._over() or not self._phase(regions, what, moves, rounds):
+                return
+
+    def _shorten(self) -> None:
+        """Moves after which fewer operators run, which are few and mostly right, before all rules have their turn."""
+        quiet = 0
+        for number in range(_DIRECTED):
+            order = level_order(self.program) if number % 2 else list(self.program.running)
+            regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[1])
+            chosen = [region_of(self.program, r) for r in regions]
+            quiet = 0 if self._phase(chosen, "shortening", self.prepared.shortening) else quiet + 1
+            if self._over() or quiet > 1:
                 return
 
     def _windows(self) -> None:
@@ -321,7 +333,8 @@ class _Run:
         now = time.monotonic()
         share = min(20.0, max(0.2, 2 * (self.deadline - now) / max(1, left)))
         limits = Limits(self.options.node_limit, rounds, min(self.deadline, now + share))
-        found = optimise(region, moves, REGISTRY, self.pricer, limits, self.options.least_gain, self.options.seed)
+        first = self.prepared.shortening if moves is self.prepared.moves else Moves()
+        found = optimise(region, moves, REGISTRY, self.pricer, limits, self.options.least_gain, self.options.seed, first)
         self._count(found)
         return found
 

@@ -18,17 +18,24 @@ from superopt.search.merge import GroupMove, group_move, lift
 from superopt.search.program import Program
 from superopt.search.saturate import Moves
 
-__all__ = ["Prepared", "prepare"]
+__all__ = ["Prepared", "prepare", "shortens"]
 
+_WEIGHTED = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormalization", "LayerNormalization"})
 _MOST_PARTS = 16  # a Concat or Split of more parts than this gets no rules of its own
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Moves, and the pairs (operator, operator that reads it) that occur in rules: where not to cut."""
+    """Moves, and the pairs (operator, operator that reads it) that occur in rules: where not to cut.
+
+    Attributes:
+        shortening: the moves after which fewer operators run, if weights are where weights usually are: few of them
+            apply, each is likely to be a gain, and none makes the graph explode.
+    """
 
     moves: Moves
     adjacent: frozenset[tuple[str, str]]
+    shortening: Moves = Moves()
 
 
 def prepare(rules: Sequence[Rule], program: Program, deadline: float = float("inf")) -> Prepared:
@@ -51,7 +58,41 @@ def prepare(rules: Sequence[Rule], program: Program, deadline: float = float("in
         adjacent |= _adjacent(rule)
         for instance in _plain(_Same(rule)):
             _add(instance, parts, patterns, groups)
-    return Prepared(Moves(tuple(patterns), tuple(groups)), frozenset(adjacent))
+    shortening = Moves(tuple(p for p in patterns if shortens(p)))
+    return Prepared(Moves(tuple(patterns), tuple(groups)), frozenset(adjacent), shortening)
+
+
+def shortens(pattern: Pattern) -> bool:
+    """Whether fewer operators run on the other side, if second arguments of products and the like are weights."""
+    data = _data(pattern.source)
+    return _flow(pattern.target, data) < _flow(pattern.source, data)
+
+
+def _data(roots: Sequence[Term]) -> frozenset[str]:
+    """Variables that stand where activations usually do."""
+    found: set[str] = set()
+    stack = list(roots)
+    while stack:
+        term = stack.pop()
+        if isinstance(term, Var):
+            found.add(term.name)
+        elif isinstance(term, App):
+            args = term.args[:1] if term.op in _WEIGHTED else term.args
+            stack.extend(a for a in args if a is not None)
+        else:
+            stack.append(term.term)
+    return frozenset(found)
+
+
+def _flow(roots: Sequence[Term], data: frozenset[str]) -> int:
+    """Applications that depend on the variables."""
+    moving: set[Term] = set()
+    count = 0
+    for term in postorder(*roots):
+        if (isinstance(term, Var) and term.name in data) or any(c in moving for c in children(term)):
+            moving.add(term)
+            count += isinstance(term, App)
+    return count
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,7 +44,7 @@ class Found:
 
 def optimise(
     region: Region, moves: Moves, operators: Mapping[str, Operator], pricer: Pricer, limits: Limits,
-    least_gain: float, seed: int,
+    least_gain: float, seed: int, first: Moves = Moves(),
 ) -> Found:  # fmt: skip
     """The cheapest equal form of a region that the moves reach.
 
@@ -55,6 +55,7 @@ def optimise(
         pricer: what e-nodes cost.
         seed: of the solver.
         limits: for saturation; its deadline is that of the whole region, of which saturation takes at most half.
+        first: moves that are made to their end before the others may use up the e-nodes.
         least_gain: share of the region's cost below which a change is not worth it.
     """
     start = time.monotonic()
@@ -62,6 +63,8 @@ def optimise(
     graph = lowered.graph
     before = _as_it_is(region, lowered, pricer)  # now: later, equal values are one class and would be paid once
     half = start + (limits.deadline - start) / 2
+    if first.patterns:
+        saturate(graph, first, Limits(limits.nodes, limits.rounds, half, limits.matches))
     outcome = saturate(graph, moves, Limits(limits.nodes, limits.rounds, half, limits.matches))
     choice, problem, gap = _extract(region, lowered, pricer, limits.deadline, seed)
     incumbent = incumbent_of(region, lowered, problem)
