@@ -45,7 +45,7 @@ class Requirements:
 
 
 def requirements(problem: Problem) -> Requirements:
-    """The requirements of a problem: unlike needs they cannot be met by values that depend on each other in a circle."""
+    """The requirements of a problem; unlike needs, a circle of values does not meet them."""
     pruning = _Pruning(problem, float("inf"))
     required, number, owners = pruning.requirements(), pruning.number, pruning.owners
 

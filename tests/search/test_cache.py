@@ -102,7 +102,7 @@ def test_other_costs_and_costs_of_no_name(folder):
 
 
 def broken(text, kind):
-    head, payload = text.split("\n")
+    _, payload = text.split("\n")
     data = json.loads(payload)
     if kind == "empty":
         return ""
@@ -143,7 +143,7 @@ def test_damaged_entries_are_ignored_with_a_warning(kind, folder):
 def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "file"))
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="not kept"):
         found, _ = run(linear_stack(3))
     assert len(found.graph.nodes) == 1
 
