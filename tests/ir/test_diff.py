@@ -1,0 +1,60 @@
+"""Differences of graphs, and the pieces in which a rewrite is checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from superopt.ir.diff import changed_regions, compare
+from superopt.ir.graph import Graph, Node, Value, constant
+from superopt.ir.types import DType, TensorType
+
+KIND = TensorType(DType.FLOAT32, (2, 2))
+
+
+def chain(*ops: tuple[str, tuple[str, ...], str]) -> Graph:
+    nodes = tuple(Node(f"n{i}", op, reads, (made,)) for i, (op, reads, made) in enumerate(ops))
+    weight = constant("w", np.eye(2, dtype=np.float32))
+    return Graph("g", (Value("x", KIND),), (Value(ops[-1][2], KIND),), (weight,), nodes, {"": 21}).checked()
+
+
+def test_names_do_not_count_for_compare() -> None:
+    a = chain(("Relu", ("x",), "a"), ("MatMul", ("a", "w"), "y"))
+    b = chain(("Relu", ("x",), "other"), ("MatMul", ("other", "w"), "y"))
+    assert compare(a, b).identical
+
+
+def test_compare_lists_what_only_one_side_computes() -> None:
+    a = chain(("Relu", ("x",), "a"), ("MatMul", ("a", "w"), "y"))
+    b = chain(("Relu", ("x",), "a"), ("MatMul", ("w", "a"), "y"))
+    found = compare(a, b)
+    assert (found.shared, [n.op for n in found.only_a], [n.op for n in found.only_b]) == (1, ["MatMul"], ["MatMul"])
+
+
+def test_regions_are_cut_at_values_that_both_graphs_have() -> None:
+    a = chain(
+        ("Neg", ("x",), "p"), ("Neg", ("p",), "m"), ("Relu", ("m",), "k"), ("Neg", ("k",), "q"), ("Neg", ("q",), "y")
+    )
+    b = chain(("Identity", ("x",), "m"), ("Relu", ("m",), "k"), ("Identity", ("k",), "y"))
+    pairs = changed_regions(a, b, dict.fromkeys("xpmkqy", KIND))
+    assert [[v.name for v in left.inputs] for left, _ in pairs] == [["x"], ["k"]]
+    assert [[v.name for v in left.outputs] for left, _ in pairs] == [["m"], ["y"]]
+    assert [(len(left.nodes), len(right.nodes)) for left, right in pairs] == [(2, 1), (2, 1)]
+    for left, right in pairs:
+        assert left.inputs == right.inputs
+        assert left.outputs == right.outputs
+        left.checked()
+        right.checked()
+
+
+def test_a_piece_takes_its_weights_along() -> None:
+    a = chain(("MatMul", ("x", "w"), "h"), ("Relu", ("h",), "y"))
+    b = replace(a, nodes=(Node("n", "MatMul", ("w", "x"), ("h",)), a.nodes[1]))
+    ((left, right),) = changed_regions(a, b, dict.fromkeys("xhy", KIND))
+    assert [w.name for w in left.weights] == [w.name for w in right.weights] == ["w"]
+
+
+def test_equal_graphs_have_no_changed_regions() -> None:
+    a = chain(("MatMul", ("x", "w"), "h"), ("Relu", ("h",), "y"))
+    assert changed_regions(a, a, {}) == ()

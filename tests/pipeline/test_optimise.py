@@ -1,0 +1,136 @@
+"""The safety net: what is returned is checked, and what cannot be checked is not returned."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import superopt
+from superopt.frontend import GraphBuilder
+from superopt.ir.errors import Unsupported
+from superopt.ir.graph import Graph
+from superopt.pipeline import optimise
+from superopt.report import Measured
+from superopt.rules import Library, parse_rule
+from superopt.runtime.reference import run
+from superopt.search import SearchResult
+
+
+def branches(operator: str = "Add", domain: str = "") -> Graph:
+    """Two products of one input that are summed: one product does it."""
+    builder = GraphBuilder("branches", opsets={domain: 1} if domain else None)
+    x = builder.input("x", "float32", [64, 96])
+    left = builder.op("MatMul", x, builder.weight("a", (96, 512), scale=0.1))
+    right = builder.op("MatMul", x, builder.weight("b", (96, 512), scale=0.1))
+    both = builder.op("Add", left, right)
+    builder.output(builder.op(operator, both, domain=domain) if domain else both, "y", shape=[64, 512])
+    return builder.build()
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def test_the_front_door() -> None:
+    result = superopt.optimize(branches())
+    assert result.report.status == "improved"
+    assert result.report.check.verdict == "passed"
+    assert sum(n.op == "MatMul" for n in result.graph.nodes) == 1
+    assert all(a.verdict in ("proved_all_sizes", "evaluated") for a in result.report.rules_applied)
+
+
+def test_a_wrong_rule_is_found_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A false rule that somehow got a verdict: the check refuses its result, and the report names it."""
+    wrong = parse_rule(
+        {
+            "id": "planted",
+            "forall": {"x": "f[m, k]", "a": "f[k, n]", "b": "f[k, n]"},
+            "lhs": ["Add(MatMul(x, a), MatMul(x, b))"],
+            "rhs": ["MatMul(x, Sub(a, b))"],
+        }
+    )
+    monkeypatch.setattr(Library, "admitted", property(lambda self: (wrong,)))
+    graph = branches()
+    result = superopt.optimize(graph)
+    assert result.graph is graph
+    assert any("planted" in note or "failed the check" in note for note in result.report.notes)
+    assert result.report.status == "unchanged"
+
+
+def test_what_cannot_be_checked_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped = optimise.CheckResult("skipped", reason="no way to run it")
+    monkeypatch.setattr(optimise, "check", lambda *args, **kwargs: skipped)
+    monkeypatch.setattr(optimise, "check_regions", lambda *args, **kwargs: skipped)
+    graph = branches()
+    result = superopt.optimize(graph)
+    assert result.graph is graph
+    assert any("could not be checked" in note for note in result.report.notes)
+
+
+def test_a_result_that_measures_slower_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimise, "measure", lambda *args, **kwargs: Measured(1.0, 1.1, 1.1, 7))
+    graph = branches()
+    result = superopt.optimize(graph)
+    assert result.graph is graph
+    assert result.report.measured is not None
+    assert result.report.measured.ratio == 1.0
+    assert any("so the input is returned" in note for note in result.report.notes)
+
+
+def test_an_unknown_operator_is_kept_and_the_rest_is_checked_in_pieces() -> None:
+    result = superopt.optimize(branches("Mystery", "com.example"))
+    assert [n.op for n in result.graph.nodes if n.domain] == ["Mystery"]
+    assert result.report.opaque[0].op == "com.example.Mystery"
+    assert result.report.status == "improved"
+    assert "place by place" in result.report.check.reason
+    assert result.report.check.verdict == "passed"
+
+
+def test_a_large_model_is_checked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimise, "LARGE", 1000)
+    result = superopt.optimize(branches())
+    assert result.report.status == "improved"
+    assert "place by place" in result.report.check.reason
+
+
+def test_strict_refuses_what_is_not_understood() -> None:
+    with pytest.raises(Unsupported, match="Mystery"):
+        superopt.optimize(branches("Mystery", "com.example"), strict=True)
+
+
+def test_without_time_the_input_comes_back() -> None:
+    graph = branches()
+    result = superopt.optimize(graph, time_limit=0.0)
+    assert result.graph is graph
+    assert result.report.search.stopped == "time"
+
+
+def test_interrupting_the_search_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = branches()
+
+    def interrupted(given: Graph, *args: object, **kwargs: object) -> SearchResult:
+        return SearchResult(given, stopped="interrupted")
+
+    monkeypatch.setattr(optimise, "search", interrupted)
+    result = superopt.optimize(graph)
+    assert result.report.search.stopped == "interrupted"
+
+
+def test_reports_are_json_with_stable_keys() -> None:
+    data = superopt.optimize(branches(), measure=True).report.json()
+    assert data["format"] == "superopt.report"
+    assert {
+        "status", "target", "cost", "measured", "check", "nodes", "operators", "work", "rules_applied", "search",
+        "opaque",
+    } <= set(data)  # fmt: skip
+    assert data["measured"]["runs"] > 0
+    assert set(data["cost"]) >= {"before_us", "after_us", "measured_share"}
+
+
+def test_the_result_is_the_same_function() -> None:
+    graph = branches()
+    result = superopt.optimize(graph)
+    feeds = {"x": np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)}
+    assert np.allclose(run(graph, feeds)["y"], run(result.graph, feeds)["y"], atol=1e-4)
+    assert (graph.inputs, graph.outputs) == (result.graph.inputs, result.graph.outputs)
