@@ -69,6 +69,13 @@ class Project:
     term: App
     index: int
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.term, self.index))
+
+    def __hash__(self) -> int:
+        return self._hash
+
     def __str__(self) -> str:
         return format_term(self)
 
@@ -91,12 +98,14 @@ def postorder(*roots: Term) -> Iterator[Term]:
         term, expanded = stack.pop()
         if term in done:
             continue
-        if expanded:
+        if expanded or isinstance(term, Var):
             done.add(term)
             yield term
+        elif isinstance(term, Project):
+            stack += [(term, True), (term.term, False)]
         else:
             stack.append((term, True))
-            stack.extend((c, False) for c in reversed(children(term)) if c not in done)
+            stack += [(a, False) for a in reversed(term.args) if a is not None]
 
 
 def variables(*roots: Term) -> tuple[str, ...]:
