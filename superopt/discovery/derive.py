@@ -34,7 +34,7 @@ from superopt.search.saturate import Limits, Moves, saturate
 from superopt.verifier.exact import trial_at
 from superopt.verifier.sampling import Point, draw
 
-__all__ = ["Coverage", "Universe", "derive", "derived", "moves_of"]
+__all__ = ["Coverage", "Universe", "derive", "derived", "moves_of", "parts_of"]
 
 _DEEPEST = 64
 ROUNDS = 5
@@ -246,7 +246,7 @@ def derive(rules_file: Path | str, library: Library | Iterable[Rule]) -> Coverag
         if not rule.operators <= set(REGISTRY):
             missing[rule.id] = "has an operator that superopt does not know"
             continue
-        chain = derived(rule, moves_of(rules, _parts(rule)))
+        chain = derived(rule, moves_of(rules, parts_of(rule)))
         if chain is None:
             missing[rule.id] = "saturation by the library does not bring the sides together"
         else:
@@ -254,7 +254,8 @@ def derive(rules_file: Path | str, library: Library | Iterable[Rule]) -> Coverag
     return Coverage(chains, missing)
 
 
-def _parts(rule: Rule) -> tuple[int, ...]:
+def parts_of(rule: Rule) -> tuple[int, ...]:
+    """Numbers of parts above 2 of the Concats and Splits in a rule: what to lift merging rules to."""
     counts: set[int] = set()
     for term in postorder(*rule.lhs, *rule.rhs):
         if isinstance(term, App) and term.op == "Concat":

@@ -12,7 +12,7 @@ PLAIN = "Conv({}, {}, dilations=d, group=1, pads=p, strides=s)"
 WINDOW = {"s": "ints[2]>=1", "p": "ints[4]>=0", "d": "ints[2]>=1"}
 GROUPED = {"x": "f[n, c*g, h, w]", "k": "f[g*o, c, u, v]", "l": "f[g*o, c, u, v]", **WINDOW, "g": "int>=1"}
 UNGROUPED = {"x": "f[n, c, h, w]", "k": "f[o, c, u, v]", "l": "f[i, c, u, v]", **WINDOW}
-VECTORS = {name: "f[g*o]" for name in ("q", "r", "m", "z")}
+VECTORS = dict.fromkeys(("q", "r", "m", "z"), "f[g*o]")
 SCALE = "Div(q, Sqrt(Add(z, e)))"
 ENLARGED = "Pad({}, pads=[0, 0, p_0, p_1, 0, 0, p_2, p_3], value=0.0)"
 SAME = {"s": "ints[2]>=1", "p": "ints[4]>=0"}
@@ -79,7 +79,7 @@ _ROWS: dict[str, tuple[dict[str, str], list[str], list[str]]] = {
         ["Add(MatMul(x, Mul(a, t)), Mul(b, t))"],
     ),
     "MatMul + BatchNormalization": (
-        {"x": "f[b, k]", "a": "f[k, n]", **{name: "f[n]" for name in ("q", "r", "m", "z")}, "e": "real>0"},
+        {"x": "f[b, k]", "a": "f[k, n]", **dict.fromkeys(("q", "r", "m", "z"), "f[n]"), "e": "real>0"},
         ["BatchNormalization(MatMul(x, a), q, r, m, z, epsilon=e)"],
         [f"Add(MatMul(x, Mul(a, {SCALE})), Sub(r, Mul(m, {SCALE})))"],
     ),
@@ -105,8 +105,7 @@ _ROWS: dict[str, tuple[dict[str, str], list[str], list[str]]] = {
         {"x": "f[m, p]", "y": "f[m, q]", "a": "f[p, n]", "c": "f[p, l]", "b": "f[q, n]", "d": "f[q, l]"},
         ["Add(MatMul(x, a), MatMul(y, b))", "Add(MatMul(x, c), MatMul(y, d))"],
         [
-            "Split(Add(MatMul(x, Concat(a, c, axis=1)), MatMul(y, Concat(b, d, axis=1))), axis=1, "
-            f"split=[n, l])[{i}]"
+            f"Split(Add(MatMul(x, Concat(a, c, axis=1)), MatMul(y, Concat(b, d, axis=1))), axis=1, split=[n, l])[{i}]"
             for i in (0, 1)
         ],
     ),

@@ -1,0 +1,65 @@
+"""The recorded library against identities that discovery never saw."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from heldout import false, sound
+from tour import tour
+
+from superopt.discovery.derive import derived, moves_of, parts_of
+from superopt.rules import Rule
+from superopt.rules.library import BUILT_IN, parse_file
+from superopt.verifier.counterexample import replay
+from superopt.verifier.exact import test as exact
+from superopt.verifier.verdict import Refuted, Tested
+
+RECORDED = BUILT_IN / "discovered"
+
+
+def recorded(folder: Path) -> tuple[Rule, ...]:
+    rules = tuple(r for f in sorted(folder.glob("*.toml")) for r in parse_file(f))
+    assert rules, f"{folder} holds no rules: record a run, see docs/discovery.md"
+    return rules
+
+
+@pytest.fixture(scope="module")
+def taso() -> tuple[Rule, ...]:
+    return recorded(RECORDED / "taso")
+
+
+def test_sound_identities_over_tasos_vocabulary_are_derived(taso: tuple[Rule, ...]) -> None:
+    moves = moves_of(taso)
+    missing = [f"{r.lhs[0]} = {r.rhs[0]}" for r in sound() if derived(r, moves) is None]
+    assert not missing
+
+
+def test_false_ones_are_not(taso: tuple[Rule, ...]) -> None:
+    moves = moves_of(taso)
+    assert not [r.id for r in false() if derived(r, moves) is not None]
+
+
+def test_the_held_out_identities_are_what_they_say() -> None:
+    for rule in (*sound(), *tour()):
+        assert isinstance(exact(rule, trials=4), Tested), rule.id
+    for rule in false():
+        assert isinstance(exact(rule), Refuted), rule.id
+
+
+def test_near_misses_still_fail() -> None:
+    """Every refuted candidate of a recorded run is a test of the verifier."""
+    kept = [m for f in sorted(RECORDED.glob("*/near_misses.json")) for m in json.loads(f.read_text())]
+    assert kept
+    assert all(replay(m["counterexample"]) for m in kept)
+
+
+def test_at_most_a_third_of_tasos_rules(taso: tuple[Rule, ...]) -> None:
+    assert len(taso) <= 619 // 3
+
+
+def test_the_tour_is_derived() -> None:
+    rules = recorded(RECORDED / "default")
+    missing = [r.id for r in tour() if derived(r, moves_of(rules, parts_of(r))) is None]
+    assert not missing
