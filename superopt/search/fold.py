@@ -7,6 +7,7 @@ is never in memory twice. Only what is small is kept once it has been computed.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from superopt.search.program import Program, Step
 
 __all__ = ["FoldedData", "foldable", "folded"]
 
+_TOLD = 64  # steps up to which a weight says how it was computed
 _KEPT = 32 << 20  # bytes up to which an evaluated weight stays in memory
 
 
@@ -107,5 +109,13 @@ def folded(program: Program, name: str, steps: Sequence[Step]) -> Weight:
     names = reads | {o for s in steps for o in s.outputs if o}
     data = FoldedData(tuple(steps), sources, {n: program.types[n] for n in names}, name)
     rules = sorted({r for s in steps for r in s.rules})
-    metadata = {"superopt.rules": ",".join(rules)} if rules else {}
+    metadata = {"superopt.value": _provenance(data)} if len(steps) <= _TOLD else {}
+    if rules:
+        metadata["superopt.rules"] = ",".join(rules)
     return Weight(name, program.types[name], data, metadata={**metadata, "x-precomputed": "true"})
+
+
+def _provenance(data: FoldedData) -> str:
+    """How a weight was computed, as JSON that `superopt verify` checks and then proves with: steps over weights' names."""
+    steps = [[s.op, list(s.args), dict(s.attributes), list(s.outputs)] for s in data.steps]
+    return json.dumps({"steps": steps, "output": data.output}, default=str)
