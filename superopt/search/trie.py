@@ -24,6 +24,7 @@ __all__ = ["Apply", "Further", "Select", "Spec", "Step", "Trie", "Typed"]
 Spec = tuple[str, object]
 Values = tuple[tuple[int, AttributeValue], ...]  # registers and values
 P = TypeVar("P")
+S = TypeVar("S")
 _REMEMBERED = 4096  # types or heads that a table remembers
 
 
@@ -139,15 +140,25 @@ class _Place(Generic[P]):
 
     def next(self, step: Step) -> _Place[P]:
         """The place after a step, made if it is new."""
-        match step:
-            case Typed():
-                return self.kinds.setdefault(step.slot, _Kinds(step.slot)).steps.setdefault(step, _Place())
-            case Apply():
-                shapes = self.shapes.setdefault((step.slot, step.op), {})
-                return shapes.setdefault(step.args, _Shape(step.args)).steps.setdefault(step, _Place())
-            case Select():
-                return self.selects.setdefault(step, _Place())
-        return self.further.setdefault(step, _Place())
+        if isinstance(step, Typed):
+            kinds = self.kinds.get(step.slot)
+            if kinds is None:
+                kinds = self.kinds[step.slot] = _Kinds(step.slot)
+            return _below(kinds.steps, step)
+        if isinstance(step, Apply):
+            shapes = self.shapes.setdefault((step.slot, step.op), {})
+            shape = shapes.get(step.args)
+            if shape is None:
+                shape = shapes[step.args] = _Shape(step.args)
+            return _below(shape.steps, step)
+        return _below(self.selects, step) if isinstance(step, Select) else _below(self.further, step)
+
+
+def _below(known: dict[S, _Place[P]], step: S) -> _Place[P]:
+    found = known.get(step)
+    if found is None:
+        found = known[step] = _Place()
+    return found
 
 
 class Trie(Generic[P]):
