@@ -36,7 +36,7 @@ SIDECAR = "weights.safetensors"
 
 
 def main() -> None:
-    """The nursery: for every folder named on standard input, a line with the child's pid, and one when it has ended.
+    """The nursery says when it is ready; for each folder named on standard input, the child's pid and how it ended.
 
     Arguments: the worker's process id, and the limits as JSON.
     """
@@ -46,6 +46,7 @@ def main() -> None:
         import_module(name)
     import_module("superopt.rules").load_library().admitted  # noqa: B018  (computed once and kept)
     nursery = os.getpid()
+    print("ready", nursery, flush=True)
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
@@ -67,7 +68,6 @@ def _child(folder: Path, nursery: int, limits: dict[str, Any]) -> NoReturn:
         for target, source in ((0, nothing), (1, words), (2, words)):  # what a library prints is for the log
             os.dup2(source, target)
         tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "tmp")
-        Path("taken").touch()
         outcome = _outcome(json.loads(Path("job.json").read_text()) | limits)
         Path("outcome.json.tmp").write_text(json.dumps(outcome))
         os.replace("outcome.json.tmp", "outcome.json")

@@ -35,7 +35,7 @@ _ROOT = str(Path(superopt.__file__).parents[1])
 _START = "import sys; sys.path.append({root!r}); from superopt.server.child import main; main()"
 _BEAT = 0.5  # seconds between heartbeats, hence the longest that a cancellation goes unnoticed
 _SWEEP = 30.0
-_RESPAWN = 1.0  # seconds between two attempts to load the engine, should that fail again and again
+_RELOAD = 1.0  # seconds before the engine is loaded again, doubled each time
 _FILES = {"json": "graph.json", "onnx": "graph.onnx", "report": "report.json"}
 
 
@@ -60,44 +60,58 @@ class Worker:
         self._swept = 0.0
         self._reaped = 0.0
         self._nursery: _Nursery | None = None
-        self._loaded = -_RESPAWN
+        self._loaded = -_RELOAD
+        self._reload = _RELOAD
 
     def stop(self) -> None:
         """End after giving the job in hand back."""
         self.stopping = True
 
     def run(self) -> None:
-        """Claim and run until :meth:`stop`."""
+        """Claim and run until :meth:`stop`. Nothing is claimed while the engine cannot be loaded."""
         self.database.persist(self.database.migrate, 60)
+        silence = 1.0
         while not self.stopping:
             try:
                 self._housekeeping()
-                held = self.store.claim(self.name, self.settings.lease)
+                held = self.store.claim(self.name, self.settings.lease) if self._ready() else None
+                silence = 1.0
             except DBAPIError as error:
                 log.warning("the database does not answer: %s", type(error.orig).__name__)
-                time.sleep(1.0)
+                self._sleep(silence)
+                silence = min(2 * silence, 15.0)
                 continue
             if held is not None:
                 self._finish(held)
             else:
-                self._idle()
+                self._sleep(self.settings.poll)
         if self._nursery is not None:
             self._nursery.end()
         self.database.close()
 
-    def nursery(self) -> _Nursery:
-        """The nursery, a new one if it died."""
-        if self._nursery is None or not self._nursery.alive():
-            self._nursery = _Nursery(self.settings)
-        return self._nursery
+    def _sleep(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self.stopping and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, 0.25))
 
-    def _idle(self) -> None:
-        """Nothing to do: time to load the engine, so that the next job need not wait for that."""
+    def _ready(self) -> bool:
+        """Whether a job can be done now; loads the engine again where its process died."""
+        if self._nursery is not None and self._nursery.ready():
+            return True
         clock = time.monotonic()
-        if (self._nursery is None or not self._nursery.alive()) and clock - self._loaded > _RESPAWN:
+        if (self._nursery is None or not self._nursery.alive()) and clock - self._loaded > self._reload:
+            if self._nursery is not None:
+                log.warning("the engine's process ended; loading it again")
+                self._reload = min(2 * self._reload, 30.0)
             self._loaded = clock
-            self.nursery()
-        time.sleep(self.settings.poll)
+            self._nursery = _Nursery(self.settings)
+        return False
+
+    @property
+    def nursery(self) -> _Nursery:
+        """The process that has the engine loaded; only asked for while a job is held."""
+        assert self._nursery is not None
+        return self._nursery
 
     def _housekeeping(self) -> None:
         clock = time.monotonic()
@@ -144,7 +158,7 @@ class Worker:
             case "stopping":
                 self.database.persist(lambda: self.store.release(held), keep)
             case "lost":
-                log.warning("job %s, attempt %d: another worker has it", held.id, held.attempt)
+                log.warning("job %s, attempt %d: lost; it will be tried again", held.id, held.attempt)
 
     def _prepare(self, held: Claim, folder: Path) -> None:
         for part in ("in", "out", "tmp"):
@@ -184,6 +198,7 @@ class _Nursery:
         self._ear, self._mouth = self.process.stdin, self.process.stdout
         os.set_blocking(self._mouth.fileno(), False)
         self._said = b""
+        self._loaded = False
 
     def ask(self, folder: Path) -> None:
         """Have a child do the job in this folder."""
@@ -203,6 +218,12 @@ class _Nursery:
         line, _, self._said = self._said.partition(b"\n")
         word, number = line.split()
         return word.decode(), int(number)
+
+    def ready(self) -> bool:
+        """Whether it has the engine loaded and lives."""
+        if not self._loaded and (said := self.hear(0)) is not None:
+            self._loaded = said[0] == "ready"
+        return self._loaded and self.alive()
 
     def alive(self) -> bool:
         """Whether it can be asked."""
@@ -224,7 +245,7 @@ class _Run:
         self.worker = worker
         self.held = held
         self.folder = folder
-        self.nursery = worker.nursery()
+        self.nursery = worker.nursery
         self.pid = 0
         self.code: int | None = None  # how the child ended
         self.started = time.monotonic()
@@ -244,7 +265,7 @@ class _Run:
                         self.pid, self.code = 0, number
                         return "done"
                     case ("gone", _):
-                        return "done"
+                        return "lost"  # like a worker that dies: tried again when the lease is over, not for ever
                 if self.worker.stopping:
                     return "stopping"
                 if time.monotonic() - beat > min(_BEAT, self.worker.settings.lease / 4):
@@ -299,7 +320,7 @@ class _Run:
                         return
                     case ("gone", _):
                         break
-        self.nursery.end()  # it was still starting, or does not answer: the next job gets a new one
+        self.nursery.end()  # it does not answer: the next job gets a new one
 
     def stderr(self) -> str:
         """The end of what the child wrote to standard error."""
@@ -321,8 +342,6 @@ def _read_outcome(folder: Path, run: _Run) -> dict[str, Any]:
     except (OSError, ValueError):
         pass
     log.warning("job %s: the child ended with %s: %s", run.held.id, run.code, run.stderr())
-    if not (folder / "taken").exists():  # it died before it saw the job: not the job's fault
-        return {"error": {"type": "internal", "status": 500, "detail": "the engine could not be loaded"}}
     limits = run.worker.settings.limits
     if run.overtime or run.code == -signal.SIGXCPU:
         detail = f"no result within {limits.job_seconds:.0f} seconds"

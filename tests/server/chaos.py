@@ -1,12 +1,13 @@
 """By hand: 50 jobs while workers, the server and the database's connections are killed; every job ends exactly once.
 
-``python tests/server/chaos.py [--database postgresql://…] [--jobs 50]`` prints a line of figures, and fails if a job is lost,
-ends twice, or has a wrong result.
+``python tests/server/chaos.py [--postgres] [--jobs 50]`` prints a line of figures, and fails if a job is lost, ends
+twice, or has a wrong result.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -14,12 +15,15 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import httpx
 
 sys.path.insert(0, str(Path(__file__).parent))
-from service_testing import GRAPH, Live, free_port, start, stop
+from service_testing import GRAPH, Live, free_port, postgres, start, stop
 
 from superopt.formats import from_bytes
 from superopt.server.database import Database
@@ -36,31 +40,37 @@ def body(number: int) -> bytes:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--database")
+    parser.add_argument("--postgres", action="store_true", help="a PostgreSQL of its own instead of SQLite")
     parser.add_argument("--jobs", type=int, default=50)
     given = parser.parse_args()
-    chance = random.Random(0)
-    with tempfile.TemporaryDirectory() as folder:
+    kinds = itertools.cycle(["worker", "connections", "worker", "server"])
+    with tempfile.TemporaryDirectory() as folder, postgres() if given.postgres else nullcontext() as url:
         settings = Settings(
-            data=Path(folder), port=free_port(), workers=2, lease=3.0, database=given.database,
+            data=Path(folder), port=free_port(), workers=2, lease=3.0, database=url,
             limits=Limits(search_seconds=0.5, attempts=50),
         )  # fmt: skip
-        live = start(settings)
-        began = time.monotonic()
-        jobs = [live.post(body(n), GRAPH).json()["id"] for n in range(given.jobs)]
-        killed = {"worker": 0, "server": 0, "connections": 0}
-        while left := unfinished(live, jobs):
-            what = chance.choice(["worker", "worker", "server", "connections"])
+        service = [start(settings)]
+        try:
+            run(service, given.jobs, kinds)
+        finally:
+            stop(service[0])
+
+
+def run(service: list[Live], count: int, kinds: Iterator[str]) -> None:
+    """Submit, kill until everything has ended, compare; ``service`` holds the server of the moment."""
+    began = time.monotonic()
+    jobs = [service[0].post(body(n), GRAPH).json()["id"] for n in range(count)]
+    killed: Counter[str] = Counter()
+    while left := unfinished(service[0], jobs):
+        if time.monotonic() - began < 150:  # then it may finish in peace
+            what = next(kinds)
             killed[what] += 1
-            live = kill(live, what)
+            service[0] = kill(service[0], what)
             print(f"{time.monotonic() - began:5.1f} s: {left} left; killed a {what}", file=sys.stderr)
-            time.sleep(chance.uniform(4, 8))
-            if time.monotonic() - began > 150:  # enough; let it finish in peace
-                while unfinished(live, jobs):
-                    time.sleep(1)
-        attempts = verify(live, settings, jobs)
-        print({"jobs": len(jobs), "killed": killed, "attempts": attempts, "seconds": round(time.monotonic() - began)})
-        stop(live)
+        time.sleep(random.uniform(3, 6))
+    seconds = round(time.monotonic() - began)
+    attempts = verify(service[0], jobs)
+    print({"jobs": len(jobs), "killed": dict(killed), "attempts": attempts, "seconds": seconds})
 
 
 def unfinished(live: Live, jobs: list[str]) -> int:
@@ -95,8 +105,8 @@ def kill(live: Live, what: str) -> Live:
     return live
 
 
-def verify(live: Live, settings: Settings, jobs: list[str]) -> int:
-    database = Database(settings.url)
+def verify(live: Live, jobs: list[str]) -> int:
+    database = Database(live.settings.url)
     with database.read() as connection:
         ends = dict(
             connection.exec_driver_sql("SELECT job, count(*) FROM events WHERE kind = 'finished' GROUP BY job").all()

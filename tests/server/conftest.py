@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,9 +22,7 @@ from superopt.server.settings import Limits, Settings  # noqa: E402
 from superopt.server.store import Store  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))  # test modules are no package; this is how they share a module
-from service_testing import Live, free_port, start, stop  # noqa: E402
-
-POSTGRES = Path("/usr/lib/postgresql/15/bin")
+from service_testing import POSTGRES, Live, free_port, postgres, start, stop  # noqa: E402
 
 
 @pytest.fixture
@@ -56,22 +51,8 @@ def postgres_url() -> Iterator[str]:
     pytest.importorskip("psycopg", reason="needs the extra postgres: pip install 'superopt[postgres]'")
     if not (POSTGRES / "initdb").exists():
         pytest.skip("no PostgreSQL 15 here: apt-get install postgresql-15, or set SUPEROPT_TEST_POSTGRES to a URL")
-    user = "postgres" if os.geteuid() == 0 else None  # it refuses to run as root
-    folder = Path(tempfile.mkdtemp(prefix="superopt-pg-", dir="/tmp"))
-    if user:
-        shutil.chown(folder, user)
-    port = free_port()
-
-    def run(*command: str) -> None:
-        subprocess.run(command, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                       env={"PATH": os.defpath, "LC_ALL": "C.UTF-8"})  # fmt: skip
-
-    run(f"{POSTGRES}/initdb", "-D", f"{folder}/data", "-U", "superopt", "-A", "trust", "--no-sync")
-    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
-    run(f"{POSTGRES}/pg_ctl", "-D", f"{folder}/data", "-w", "-o", options, "-l", f"{folder}/log", "start")
-    yield f"postgresql://superopt@127.0.0.1:{port}/postgres"
-    run(f"{POSTGRES}/pg_ctl", "-D", f"{folder}/data", "-m", "immediate", "stop")
-    shutil.rmtree(folder, ignore_errors=True)
+    with postgres() as url:
+        yield url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -1,4 +1,4 @@
-"""By hand: many small requests at once: ``python tests/server/load.py http://127.0.0.1:8000 [--clients N] [--seconds S]``.
+"""By hand: many small requests at once: ``python tests/server/load.py http://127.0.0.1:8000 [--clients N]``.
 
 Each client asks in turn, on one connection: mostly for rules; one request in ten optimises a small graph (the answer
 is cached after the first, and 429 once the quota is used up). Prints counts by status, latencies, and the server's

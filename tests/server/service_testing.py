@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +21,21 @@ import httpx
 from superopt.server.settings import Settings
 from superopt.server.supervisor import to_json
 
-__all__ = ["GRAPH", "TINY", "Live", "files_below", "free_port", "start", "stop", "tiny", "until"]
+__all__ = [
+    "GRAPH",
+    "POSTGRES",
+    "TINY",
+    "Live",
+    "files_below",
+    "free_port",
+    "postgres",
+    "start",
+    "stop",
+    "tiny",
+    "until",
+]
 
+POSTGRES = Path("/usr/lib/postgresql/15/bin")
 GRAPH = "application/vnd.superopt.graph+json"
 TINY: dict[str, Any] = {
     "format": "superopt.graph", "version": 1, "name": "tiny", "opset": {"": 21},
@@ -98,3 +115,26 @@ def stop(live: Live) -> None:
     live.http.close()
     live.process.terminate()
     live.process.wait(20)
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """Debian's PostgreSQL on a port of its own, in a temporary folder; the URL of an empty database."""
+    user = "postgres" if os.geteuid() == 0 else None  # it refuses to run as root
+    folder = Path(tempfile.mkdtemp(prefix="superopt-pg-", dir="/tmp"))
+    if user:
+        shutil.chown(folder, user)
+    port = free_port()
+
+    def run(*command: str) -> None:
+        subprocess.run(command, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                       env={"PATH": os.defpath, "LC_ALL": "C.UTF-8"})  # fmt: skip
+
+    run(f"{POSTGRES}/initdb", "-D", f"{folder}/data", "-U", "superopt", "-A", "trust", "--no-sync")
+    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+    run(f"{POSTGRES}/pg_ctl", "-D", f"{folder}/data", "-w", "-o", options, "-l", f"{folder}/log", "start")
+    try:
+        yield f"postgresql://superopt@127.0.0.1:{port}/postgres"
+    finally:
+        run(f"{POSTGRES}/pg_ctl", "-D", f"{folder}/data", "-m", "immediate", "stop")
+        shutil.rmtree(folder, ignore_errors=True)

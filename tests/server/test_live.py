@@ -143,7 +143,7 @@ def test_cancel_ends_the_child(live: Live) -> None:
 
 
 def test_a_killed_worker_loses_no_job(live: Live) -> None:
-    answers = [live.post(model("resnet18"), time_limit=1, seed=7), *(live.post(tiny(f"kill {n}")) for n in range(3))]
+    answers = [live.post(model("lora"), time_limit=1, seed=7), *(live.post(tiny(f"kill {n}")) for n in range(3))]
     until(lambda: running(live, answers[0]))
     [worker] = live.worker_pids()
     children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
@@ -156,7 +156,7 @@ def test_a_killed_worker_loses_no_job(live: Live) -> None:
     job = live.http.get(answers[0].headers["location"]).json()
     assert job["attempt"] == 2
     result = live.http.get(f"{answers[0].headers['location']}/result")
-    assert from_bytes(result.content).outputs == from_bytes(model("resnet18")).outputs
+    assert from_bytes(result.content).outputs == from_bytes(model("lora")).outputs
 
 
 def test_limits_of_memory_and_time_hold_and_nothing_stays(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_limits_of_memory_and_time_hold_and_nothing_stays(tmp_path: Path) -> Non
 def test_a_killed_server_takes_its_workers_along_and_goes_on_after_a_restart(tmp_path: Path) -> None:
     settings = Settings(data=tmp_path, port=free_port(), lease=1.0, poll=0.1, limits=Limits(search_seconds=1.0))
     live = start(settings)
-    answers = [live.post(model("resnet18"), time_limit=1), live.post(tiny("after"))]
+    answers = [live.post(model("lora"), time_limit=1), live.post(tiny("after"))]
     until(lambda: running(live, answers[0]))
     workers = live.worker_pids()
     os.killpg(live.process.pid, signal.SIGKILL)
