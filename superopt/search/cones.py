@@ -16,6 +16,7 @@ __all__ = ["SELECTIONS", "selection_regions", "sibling_regions"]
 SELECTIONS = frozenset({"Slice", "Gather"})
 _MERGED = frozenset({"MatMul", "Gemm"})  # long-distance siblings; those of convolutions stand close together
 _MOST_SIBLINGS = 256
+_MOST_CHECKED = 64  # regions that are tried one by one where they cannot all be taken
 _ABOVE = 100  # operators that are looked at above a selection
 
 
@@ -36,7 +37,41 @@ def sibling_regions(program: Program) -> list[list[int]]:
         if len(fresh) > 1:
             taken.update(fresh)
             regions.append(sorted({*fresh, *_biases(program, fresh)}))
-    return regions
+    return _orderly(program, regions)
+
+
+def _orderly(program: Program, regions: list[list[int]]) -> list[list[int]]:
+    """Regions that can all become one operator each: two convex sets may still wait for each other."""
+    if _acyclic(program, regions):
+        return regions
+    kept: list[list[int]] = []
+    for region in sorted(regions, key=len, reverse=True)[:_MOST_CHECKED]:
+        if _acyclic(program, [*kept, region]):
+            kept.append(region)
+    return kept
+
+
+def _acyclic(program: Program, regions: Sequence[Sequence[int]]) -> bool:
+    """Whether the program has an order when each region is one step."""
+    owner = {p: -1 - i for i, region in enumerate(regions) for p in region}
+    waits: dict[int, set[int]] = {}
+    readers: dict[int, set[int]] = {}
+    for position, step in enumerate(program.steps):
+        here = owner.get(position, position)
+        mine = waits.setdefault(here, set())
+        for name in step.reads:
+            maker = program.maker.get(name)
+            if maker is not None and (there := owner.get(maker, maker)) != here:
+                mine.add(there)
+                readers.setdefault(there, set()).add(here)
+    missing = {n: len(w) for n, w in waits.items()}
+    ready = [n for n, count in missing.items() if not count]
+    for here in ready:  # grows while it is read
+        for above in readers.get(here, ()):
+            missing[above] -= 1
+            if not missing[above]:
+                ready.append(above)
+    return len(ready) == len(waits)
 
 
 def _shared_operands(program: Program, step: Step) -> Iterator[tuple[object, ...]]:

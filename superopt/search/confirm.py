@@ -24,6 +24,7 @@ __all__ = ["Timer", "WholeTimer", "program_graph", "region_graph", "timer_of", "
 Timer = Callable[[Sequence[Graph], float], Sequence[float]]
 WholeTimer = Callable[[Sequence[Graph], float], Sequence[float] | None]
 _ROUNDS = 11
+_SECONDS_PER_BYTE = 1.5e-8  # to draw, write and load a weight
 _LARGEST = 1 << 30  # bytes of weights of all graphs that are timed as whole models together
 
 
@@ -78,7 +79,8 @@ def whole_timer(costs: object, sizes: Mapping[str, int]) -> WholeTimer | None:
 
     def ratios(graphs: Sequence[Graph], seconds: float) -> Sequence[float] | None:
         try:
-            if sum(w.type.nbytes or 0 for g in graphs for w in g.weights) > _LARGEST:
+            held = sum(w.type.nbytes or 0 for g in graphs for w in g.weights)
+            if held > _LARGEST or held * _SECONDS_PER_BYTE > seconds:
                 return None
             refuse_unbounded(graphs[0], sizes)
             models = [formats.to_onnx_bytes(with_values(g)) for g in graphs]

@@ -22,7 +22,7 @@ from superopt.search.emit import emit
 from superopt.search.lower import Region, region_of
 from superopt.search.match import Pattern
 from superopt.search.moves import Prepared, prepare
-from superopt.search.optimise import Found, optimise
+from superopt.search.optimise import Found, is_simpler, optimise
 from superopt.search.plan import Plan
 from superopt.search.program import Program, program_of
 from superopt.search.regions import cut, level_order
@@ -44,6 +44,7 @@ _TIMING = 0.6  # seconds to time a region before and after
 _WHOLE_TIMING = 4.0  # seconds to time the model as it was after several stages
 _WHOLE_SHARE = 0.15  # of the time limit, at most, for that
 _LOSS = 1.01  # a model measured to take more than this share of the time is not returned
+_NOISY = 1.05  # of a region whose model says that it only gets simpler, a time this much longer is noise
 _TIE = 1.01  # times that differ by less than this share are equal: the simpler model is taken
 _SHOWN = 20  # near misses and places that are reported
 
@@ -116,7 +117,7 @@ class _Run:
         self.pricer = Pricer(self._context(), graph.opset, options.sizes, self.deadline)
         self.timer = timer_of(costs) if options.confirm else None
         self.cache = RegionCache.of(chosen, self.pricer.costs, graph.opset, options, REGISTRY)
-        self.memo: dict[Hashable, Found] = {}
+        self.memo: dict[tuple[str, Hashable], Found] = {}  # by what may be done (if not everything) and signature
         self.totals = _Totals()
         self.stages: list[tuple[Program, _Totals]] = []  # what stood after the stages that changed something
         self.stopped = "saturated"
@@ -206,6 +207,9 @@ class _Run:
         if seconds < _TIMING:
             return
         ratios = self.whole([g for g in drawn if g is not None], seconds)
+        if ratios is None:  # too much to load so often: was it worth it at all?
+            kept = [kept[0], kept[-1]]
+            ratios = self.whole([g for i in kept if (g := drawn[i]) is not None], 2 * seconds)
         if ratios is None:
             return
         least = min(ratios)
@@ -236,7 +240,8 @@ class _Run:
         Args:
             regions: disjoint, and such that all can be replaced at once.
             what: for the progress callback.
-            moves: what may be done, if not everything; rounds: of saturation.
+            moves: what may be done, if not everything.
+            rounds: of saturation.
             first: the regions are all of the program, and what they cost is what the model costs.
         """
         if first:
@@ -324,7 +329,11 @@ class _Run:
         if plan is None or self.timer is None:
             return found
         plans = [plan]
-        if moves is None and self.prepared.moves.groups and any(g.rule.id in plan.rules for g in self.prepared.moves.groups):
+        if (
+            moves is None
+            and self.prepared.moves.groups
+            and any(g.rule.id in plan.rules for g in self.prepared.moves.groups)
+        ):
             other = self._search(region, Moves(self.prepared.moves.patterns), left, rounds).plan
             plans += [] if other is None else [other]
         return replace(found, plan=self._confirmed(region, plans))
@@ -334,7 +343,8 @@ class _Run:
         share = min(20.0, max(0.2, 2 * (self.deadline - now) / max(1, left)))
         limits = Limits(self.options.node_limit, rounds, min(self.deadline, now + share))
         first = self.prepared.shortening if moves is self.prepared.moves else Moves()
-        found = optimise(region, moves, REGISTRY, self.pricer, limits, self.options.least_gain, self.options.seed, first)
+        settings = (self.options.least_gain, self.options.seed, first)
+        found = optimise(region, moves, REGISTRY, self.pricer, limits, *settings)
         self._count(found)
         return found
 
@@ -348,7 +358,7 @@ class _Run:
         if before == float("inf"):
             return plans[0]
         best, us = min(zip(plans, after, strict=True), key=lambda p: p[1])
-        if us > before * (1 - self.options.least_gain):
+        if us > before * (_NOISY if is_simpler(region, best) else 1 - self.options.least_gain):
             change = (
                 "cannot run" if us == float("inf") else f"was measured to take {100 * us / before:.0f} % of the time"
             )
@@ -356,7 +366,7 @@ class _Run:
                 None
             )
             return None
-        return replace(best, after=best.before - (before - us))
+        return replace(best, after=best.before - max(0.0, before - us))
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -383,7 +393,7 @@ class _Run:
         return SearchResult(
             graph=emitted.graph if emitted is not None else self.graph, applied=tuple(applied),
             before_us=before, after_us=before - totals.gain, regions=totals.regions,
-            distinct_regions=len(self.memo), e_nodes=totals.e_nodes, stopped=self.stopped,
+            distinct_regions=sum(not what for what, _ in self.memo), e_nodes=totals.e_nodes, stopped=self.stopped,
             seconds=time.monotonic() - self.start, gap=totals.gap, near_misses=tuple(totals.missed)[:_SHOWN],
             notes=notes, quarantined=dict(totals.quarantined),
         )  # fmt: skip

@@ -220,7 +220,6 @@ class _Lift:
                 made[term] = App(term.op, args, tuple((k, self.mirrored(v)) for k, v in term.attributes))
         return made[root]
 
-
     def total(self, whole: Term, parts: Term) -> Term:
         """A sum over all copies, from ``F(Concat(x, y)) = F(x) + G(y)``: by induction, F of more is F(x) + G(y) + …
 

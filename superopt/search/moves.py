@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from superopt.ir.terms import App, Project, Term, Var, children, postorder
@@ -35,7 +35,7 @@ class Prepared:
 
     moves: Moves
     adjacent: frozenset[tuple[str, str]]
-    shortening: Moves = Moves()
+    shortening: Moves = field(default_factory=Moves)
 
 
 def prepare(rules: Sequence[Rule], program: Program, deadline: float = float("inf")) -> Prepared:

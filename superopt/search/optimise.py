@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
@@ -16,10 +17,11 @@ from superopt.search.lower import Lowered, Region, lower
 from superopt.search.plan import Plan, plan_of
 from superopt.search.saturate import Limits, Moves, Outcome, saturate
 
-__all__ = ["Found", "optimise"]
+__all__ = ["Found", "is_simpler", "optimise"]
 
 _ILP_CANDIDATES = 4000  # beyond, local search alone
 _ILP_SECONDS = 1.5  # a region; local search has been there before, and usually found the optimum
+_NONE = Moves()
 _SETTLING = 6  # extractions, each measuring what the last one wanted
 _SIGMA_CAP = 0.05  # predictions' errors are shared by both sides of a comparison; more than this is not noise
 
@@ -44,7 +46,7 @@ class Found:
 
 def optimise(
     region: Region, moves: Moves, operators: Mapping[str, Operator], pricer: Pricer, limits: Limits,
-    least_gain: float, seed: int, first: Moves = Moves(),
+    least_gain: float, seed: int, first: Moves = _NONE,
 ) -> Found:  # fmt: skip
     """The cheapest equal form of a region that the moves reach.
 
@@ -75,9 +77,19 @@ def optimise(
     noise = _noise(lowered, problem, incumbent, choice, pricer)
     needed = max(least_gain * _changed(problem, incumbent, choice), noise)
     plan = plan_of(region, lowered, problem, choice, before, after)
-    if before - after < needed:
+    if before - after < needed and not is_simpler(region, plan):
         return _missed(result, outcome, before - after, needed, plan)
     return Found(plan, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
+
+
+def is_simpler(region: Region, plan: Plan) -> bool:
+    """Whether the same operators run but for some that are gone, over no more weights.
+
+    That is worth having where it is as fast (it loads faster, too).
+    """
+    before = Counter(s.op for s in region.steps[len(region.steps) - region.running :])
+    after = Counter(p.op for p in plan.pieces if not p.constant)
+    return plan.grown <= 0 and after < before
 
 
 def _missed(found: Found, outcome: Outcome, gain: float, needed: float, plan: Plan) -> Found:

@@ -1,0 +1,122 @@
+"""Rewrites that need many steps or long distances, on small variants of the corpus with the library's own rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from graphs import assert_equivalent, f32, graph, op, weight
+from roofline import Roofline
+
+from superopt import formats
+from superopt.ir.graph import Graph
+from superopt.ops.infer import infer
+from superopt.rules import load_library
+from superopt.rules.typing import instances
+from superopt.search import SearchOptions, search
+from superopt.search.cones import selection_regions, sibling_regions
+from superopt.search.merge import lift
+from superopt.search.program import program_of
+from superopt.verifier import test as exact_test
+from superopt.verifier.verdict import Refuted
+
+TINY = Path(__file__).parents[2] / "corpus" / "tiny"
+
+
+FAMILIES = {
+    "deep_linear": ("matmul", "algebra"),
+    "lora": ("matmul", "algebra"),
+    "lstm": ("matmul", "algebra"),
+    "gpt2_last": ("matmul", "slice", "reshape", "transpose"),
+    "segformer": ("conv", "resize", "batchnorm"),
+}
+
+
+@pytest.fixture(scope="module")
+def library():
+    return load_library().admitted
+
+
+def tiny(name: str) -> Graph:
+    return formats.load(TINY / f"{name}.json")
+
+
+def optimised(name: str, library, dispatch: float = 2.0) -> tuple[Graph, Counter]:
+    model = tiny(name)
+    options = SearchOptions(time_limit=20.0, cache=False, enable=FAMILIES[name], node_limit=400)
+    result = search(model, library, Roofline(dispatch), options)
+    assert result.after_us <= result.before_us
+    return result.graph, Counter(n.op for n in result.graph.nodes)
+
+
+def test_a_deep_linear_stack_collapses(library):
+    _, ops = optimised("deep_linear", library)
+    assert ops["MatMul"] + ops["Gemm"] == 1
+
+
+def test_low_rank_updates_are_merged(library):
+    before = Counter(n.op for n in tiny("lora").nodes)
+    _, ops = optimised("lora", library)
+    assert (ops["MatMul"] + ops["Gemm"]) * 3 == before["MatMul"]
+
+
+def test_gates_merge_over_all_steps(library):
+    before = Counter(n.op for n in tiny("lstm").nodes)
+    after, ops = optimised("lstm", library)
+    assert ops["MatMul"] + ops["Gemm"] <= before["MatMul"] / 4
+    assert_equivalent(tiny("lstm"), after)
+
+
+def test_a_selection_moves_up_to_the_last_attention(library):
+    after, _ = optimised("gpt2_last", library)
+    slices = [n for n in after.nodes if n.op == "Slice"]
+    assert slices
+    assert not any(after.producer[n.inputs[0]].op in ("MatMul", "LayerNormalization", "Pow") for n in slices
+                   if n.inputs[0] in after.producer)  # fmt: skip
+
+
+def test_linear_layers_go_before_the_upsampling(library):
+    _, ops = optimised("segformer", library)
+    assert ops["Concat"] == ops["BatchNormalization"] == ops["Transpose"] == 0
+    assert ops["Conv"] == 5
+
+
+@pytest.mark.parametrize("name", ["lstm", "nasrnn", "siamese", "gpt2_last", "bert"])
+def test_covers_are_disjoint_and_convex(name):
+    model = tiny(name)
+    program = program_of(model, infer(model))
+    for cover in (sibling_regions, selection_regions):
+        regions = cover(program)
+        flat = [p for r in regions for p in r]
+        assert len(flat) == len(set(flat))
+        for region in regions:
+            inside, reached = set(region), set()
+            for position, step in enumerate(program.steps):
+                makers = {program.maker[n] for n in step.reads if n in program.maker}
+                left = any(m in reached or (m in inside and position not in inside) for m in makers)
+                assert not (left and position in inside), "a path leaves the region and comes back"
+                if left:
+                    reached.add(position)
+
+
+def test_sums_are_lifted_and_stay_true(library):
+    rules = {r.id: r for r in library}
+    for name in ("conv-of-concat", "conv-bias-of-concat-split-weights", "matmul-of-concat-split-weights"):
+        for instance in instances(rules[name])[:1]:
+            lifted = lift(instance, 3)
+            assert lifted is not None
+            assert not isinstance(exact_test(lifted), Refuted)
+
+
+def test_siblings_that_wait_for_each_other_are_not_all_merged(library):
+    """a1 → b1 and b2 → a2: {a1, a2} and {b1, b2} share a weight each, and only one pair can become one operator."""
+    nodes = [
+        op("MatMul", "a1", "x", "wa"), op("MatMul", "b1", "a1", "wb"),
+        op("MatMul", "b2", "x", "wb"), op("MatMul", "a2", "b2", "wa"), op("Add", "y", "b1", "a2"),
+    ]  # fmt: skip
+    model = graph({"x": f32(4, 16)}, ["y"], [weight("wa", 16, 16), weight("wb", 16, 16)], nodes)
+    regions = sibling_regions(program_of(model, infer(model)))
+    assert len(regions) <= 1
+    result = search(model, library, Roofline(200.0), SearchOptions(time_limit=10.0, cache=False, enable=("matmul",)))
+    assert_equivalent(model, result.graph)
