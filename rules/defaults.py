@@ -21,7 +21,9 @@ from superopt.rules.scanner import RuleError
 
 __all__ = ["as_scalar", "filled_in", "positional"]
 
-_REDUCTIONS = tuple(f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum"))
+_REDUCTIONS = tuple(
+    f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")
+)
 # Inputs of ONNX's that are attributes here, by position; "" is a tensor.
 _POSITIONAL: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((*_REDUCTIONS, "ReduceSumSquare", "Squeeze", "Unsqueeze"), ("", "axes")),
@@ -38,11 +40,11 @@ def _f32(value: float) -> float:
 _EPSILON = {"epsilon": _f32(1e-5)}
 # Defaults that are the same at every rank.
 _PLAIN: Mapping[str, Mapping[str, AttributeValue]] = {
-    **dict.fromkeys((*_REDUCTIONS, "ReduceSumSquare"), {"keepdims": 1}),
-    **dict.fromkeys(("Softmax", "LogSoftmax"), {"axis": -1}),
-    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), {"axis": -1, **_EPSILON}),
+    **{key: {"keepdims": 1} for key in (*_REDUCTIONS, "ReduceSumSquare")},
+    **{key: {"axis": -1} for key in ("Softmax", "LogSoftmax")},
+    **{key: {"axis": -1, **_EPSILON} for key in ("LayerNormalization", "RMSNormalization")},
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization", "GroupNormalization"), _EPSILON),
-    **dict.fromkeys(("Gather", "GatherElements"), {"axis": 0}),
+    **{key: {"axis": 0} for key in ("Gather", "GatherElements")},
     "Split": {"axis": 0}, "Flatten": {"axis": 1}, "Pad": {"value": 0.0}, "Trilu": {"upper": 1, "k": 0},
     "Clip": {"min": float("-inf"), "max": float("inf")}, "CumSum": {"exclusive": 0, "reverse": 0},
     "Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}, "AveragePool": {"count_include_pad": 0},
@@ -88,8 +90,9 @@ def filled_in(rule: Rule, where: str) -> Rule:
 
 
 def _complete(app: App) -> bool:
-    return app.op not in REGISTRY or {k for k, _ in app.attributes} | {"dtype"} >= set(REGISTRY[app.op].attributes) and (
-        "kernel_shape" not in dict(app.attributes) or "kernel_shape" in REGISTRY[app.op].attributes
+    return app.op not in REGISTRY or (
+        {k for k, _ in app.attributes} | {"dtype"} >= set(REGISTRY[app.op].attributes)
+        and ("kernel_shape" not in dict(app.attributes) or "kernel_shape" in REGISTRY[app.op].attributes)
     )
 
 
@@ -179,4 +182,3 @@ def as_scalar(value: AttributeValue, kind: str) -> AttributeValue:
     """A number that was written as an input, as the attribute's kind."""
     whole = isinstance(value, float) and value.is_integer() and kind == "int"
     return int(value) if whole and isinstance(value, float) else value
-

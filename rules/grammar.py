@@ -185,7 +185,7 @@ class _Parser(Scanner):
                 if name.text in attributes:
                     raise self.error(name.column, f"attribute {name.text} is written twice")
                 attributes[name.text] = self.value()
-            elif static := positional(op, len(args)):
+            elif self.at_value() and (static := positional(op, len(args))):
                 if static in attributes:
                     raise self.error(name.column, f"attribute {static} is written twice")
                 attributes[static] = self.static(op, static)
@@ -200,6 +200,13 @@ class _Parser(Scanner):
         while args and args[-1] is None:
             args.pop()
         return App(op, tuple(args), tuple(sorted(attributes.items())))
+
+    def at_value(self) -> bool:
+        """Whether what is ahead is a number, a list or a size, not a term."""
+        if self.next.kind == "name":
+            known = self.forall is not None and not isinstance(self.forall.get(self.next.text), TensorScheme)
+            return known and self.peek().kind != "(" and self.next.text != "_"
+        return self.next.kind in ("[", "int", "float", "-", "(")
 
     def static(self, op: str, name: str) -> AttributeValue:
         """An attribute that is written in the position of ONNX's input."""

@@ -22,8 +22,8 @@ from superopt.rules.scanner import RuleError
 from superopt.rules.typing import meaning_digest
 
 __all__ = [
-    "ADMISSIBLE", "BUILT_IN", "ON_REQUEST", "PROOFS", "Library", "load_library", "parse_file", "read_verdicts",
-    "write_rules", "write_verdicts",
+    "ADMISSIBLE", "BUILT_IN", "ON_REQUEST", "PROOFS", "Library", "load_library", "parse_file", "parse_rows",
+    "read_verdicts", "write_rules", "write_verdicts",
 ]  # fmt: skip
 
 BUILT_IN = Path(__file__).parent
@@ -135,6 +135,18 @@ def parse_file(path: Path) -> tuple[Rule, ...]:
     Raises:
         RuleError: the file cannot be read, is not TOML, or holds a row that is not a rule (says which, and the column).
     """
+    rules, errors = parse_rows(path)
+    if errors:
+        raise next(iter(errors.values()))
+    return rules
+
+
+def parse_rows(path: Path) -> tuple[tuple[Rule, ...], dict[str, RuleError]]:
+    """The rules of one TOML file, and what is wrong with the rows that are none, by id or number.
+
+    Raises:
+        RuleError: the file cannot be read, or is not TOML.
+    """
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise RuleError(f"larger than {_MOST_BYTES >> 20} MB", where=str(path))
@@ -151,10 +163,14 @@ def parse_file(path: Path) -> tuple[Rule, ...]:
             where=str(path), hint="a library file is a list of [[rule]] tables",
         )  # fmt: skip
     found: list[Rule] = []
+    errors: dict[str, RuleError] = {}
     for number, row in enumerate(rows, 1):
-        where = f"{path}, rule {printable(str(row.get('id', number)))}"
-        found.append(parse_rule(row, where=where, family=path.stem))
-    return tuple(found)
+        name = str(row.get("id", number))
+        try:
+            found.append(parse_rule(row, where=f"{path}, rule {printable(name)}", family=path.stem))
+        except RuleError as error:
+            errors[name] = error
+    return tuple(found), errors
 
 
 def load_library(directory: Path | str | None = None, *, built_in: bool = True) -> Library:

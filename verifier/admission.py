@@ -12,10 +12,11 @@ from superopt.rules.scanner import RuleError
 from superopt.verifier.counterexample import describe
 from superopt.verifier.exact import test
 from superopt.verifier.prover import prove
+from superopt.verifier.rounding import rounding_of
 from superopt.verifier.verdict import Refuted, Tested, Unknown, Verdict, kind_of, verdict_to_json
 from superopt.verifier.witness import runtime_disagrees
 
-__all__ = ["Prover", "admit", "check", "renew", "verify"]
+__all__ = ["Prover", "admit", "check", "record_all", "recorded", "renew", "verify"]
 
 Prover = Callable[[Rule], Verdict]
 
@@ -65,6 +66,23 @@ def admit(library: Library, *, prover: Prover | None = None, seed: int = 0) -> L
     return library.with_verdicts(found) if found else library
 
 
+def record_all(verdicts: Mapping[str, Verdict]) -> None:
+    """Write verdicts on the built-in rules into ``proofs.json``: what is not proved loses the verdict it had."""
+    library = load_library()
+    kept = {
+        rule_id: recorded(verdict, library[rule_id])
+        for rule_id, verdict in verdicts.items() if rule_id in library and kind_of(verdict) in ADMISSIBLE
+    }  # fmt: skip
+    others = {i: v for i, v in library.verdicts.items() if i not in verdicts}
+    write_verdicts(BUILT_IN / PROOFS, replace(library, store={}).with_verdicts({**others, **kept}).store)
+
+
+def recorded(verdict: Verdict, rule: Rule) -> dict[str, object]:
+    """A verdict as the store keeps it: without times, with the measured rounding of both sides."""
+    data = {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
+    return {**data, **rounding_of(rule)}
+
+
 def verify(
     library: Library,
     *,
@@ -86,7 +104,7 @@ def verify(
             continue
         verdict = check(library[rule_id], prover=prover, seed=seed)
         if kind_of(verdict) in ADMISSIBLE:
-            found[rule_id] = {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
+            found[rule_id] = recorded(verdict, library[rule_id])
         else:
             refused[rule_id] = verdict
         if progress is not None:

@@ -27,11 +27,11 @@ _GENERATOR = 4  # a square, hence of order q
 _BLOCK = 1024  # products below 2^52 that an int64 can sum without overflow
 
 
-class Unlucky(Exception):  # noqa: N818 - an event, not an error
+class Unlucky(Exception):
     """An inverse of zero was met: draw other values."""
 
 
-class NeedsOrder(Exception):  # noqa: N818 - an event, not an error
+class NeedsOrder(Exception):
     """A function that depends on the order of numbers, which a field does not have."""
 
 

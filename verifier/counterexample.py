@@ -51,7 +51,10 @@ def minimised(rule: Rule, instance: Rule, point: Point, seed: int) -> dict[str, 
 
 def _failure(instance: Rule, point: Point, rng: np.random.Generator) -> Failure | None:
     for _ in range(_TRIES):
-        found = fails(instance, point, rng)
+        try:
+            found = fails(instance, point, rng)
+        except Unlucky:
+            return None
         if found is not None:
             return found
     return None
@@ -158,12 +161,19 @@ def replay(data: Mapping[str, Any]) -> bool:
         )
         instance = instances(rule, (point.lead,), strict=False)[0]
         trial = trial_at(instance, point)
-        if trial is None or "elements" not in data or trial.ill_typed:
-            return trial is not None and bool(trial.ill_typed)
+        if trial is None:  # the left side is not well-formed here: then the right side must be
+            backwards = trial_at(replace(instance, lhs=instance.rhs, rhs=instance.lhs), point)
+            return backwards is not None and bool(backwards.ill_typed)
+        if trial.ill_typed:
+            return True
+        if "elements" not in data:
+            return fails(instance, point, np.random.default_rng(0)) is not None
         algebra = algebra_for(trial, 0)
         values = {n: _elements(data["elements"][n], trial, n, algebra) for n in trial.variables}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RuleError(f"not a counterexample: {error}") from error
+    except Unlucky:
+        return False
     try:
         return compare(trial, values, algebra) is not None
     except Unlucky:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from superopt.ir.poly import value_at
 from superopt.ir.terms import App, Project, Term, Var, postorder
 from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import Call, IllTyped, Meaning, Number, Reduce, subexpressions
+from superopt.rules.grammar import format_rule
 from superopt.rules.rule import CLASSES, Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import at_sizes, instances, type_terms, types_of
@@ -181,7 +182,10 @@ def fails(
 ) -> tuple[Trial, dict[str, Array], Difference | None] | None:
     """One trial: ``None`` when the point is unusable or the sides agree, else the trial, elements and difference.
 
-    The difference is ``None`` when it is the types that disagree.
+    The difference is ``None`` when it is the types that disagree, or the right side is defined nowhere.
+
+    Raises:
+        Unlucky: neither side could be evaluated at any elements that were drawn.
     """
     trial = trial_at(rule, point)
     if trial is None:
@@ -196,7 +200,25 @@ def fails(
         except Unlucky:
             continue
         return None if difference is None else (trial, values, difference)
-    return None
+    if _defined(trial, trial.lhs, rng) and not _defined(trial, trial.rhs, rng):
+        return (
+            replace(trial, ill_typed="the right side is not defined: it divides by zero whatever the elements"),
+            {},
+            None,
+        )
+    raise Unlucky
+
+
+def _defined(trial: Trial, roots: Sequence[Term], rng: np.random.Generator) -> bool:
+    """Whether terms can be evaluated at some of a few random elements."""
+    algebra = algebra_for(trial, 0)
+    for _ in range(6):
+        try:
+            _values(roots, trial, elements(trial, algebra, rng), algebra)
+        except Unlucky:
+            continue
+        return True
+    return False
 
 
 def _float_differs(trial: Trial, rng: np.random.Generator) -> bool:
@@ -238,7 +260,10 @@ def test(rule: Rule, *, seed: int = 0, trials: int = 8) -> Verdict:  # noqa: PT0
         point = _point(instance, _LEADS[number % 3] if rule.lead else 0, rng, largest, wide)
         if point is None:
             continue
-        found = fails(instance, point, rng)
+        try:
+            found = fails(instance, point, rng)
+        except Unlucky:
+            continue
         if found is None:
             trial = trial_at(instance, point)
             assert trial is not None
@@ -255,14 +280,30 @@ def test(rule: Rule, *, seed: int = 0, trials: int = 8) -> Verdict:  # noqa: PT0
     seconds = time.perf_counter() - started
     if unsure:
         return Unknown(unsure, seconds=seconds)
+    if not passed and (backwards := _only_backwards(rule, rng)) is not None:
+        return Refuted(backwards, seconds)
     if passed < min(4, trials):
         return Unknown(f"only {passed} of {trials} draws of sizes satisfy the types and preconditions", seconds=seconds)
     return Tested(passed, bound, seconds)
 
 
-def _point(
-    instance: Rule, lead: int, rng: np.random.Generator, largest: int, wide: Mapping[str, int]
-) -> Point | None:
+def _only_backwards(rule: Rule, rng: np.random.Generator) -> Mapping[str, object] | None:
+    """Sizes at which the right side is well-formed, where the left side was at none that were drawn."""
+    for lead in _LEADS if rule.lead else (0,):
+        instance = instances(rule, (lead,), strict=False)[0]
+        other = replace(instance, lhs=instance.rhs, rhs=instance.lhs)
+        for _ in range(8):
+            point = draw(other, lead, rng, (), 4)
+            trial = None if point is None else trial_at(other, point)
+            if point is not None and trial is not None and trial.ill_typed:
+                return {
+                    "rule": format_rule(rule), "lead": lead, "sizes": dict(point.sizes), "reals": dict(point.reals),
+                    "reason": "the left side is not well-formed, the right side is",
+                }  # fmt: skip
+    return None
+
+
+def _point(instance: Rule, lead: int, rng: np.random.Generator, largest: int, wide: Mapping[str, int]) -> Point | None:
     """A point at which the left side is well-formed."""
     try:
         conditions = types_of(instance).lhs_obligations

@@ -9,8 +9,9 @@ where the model's are, and the all-sizes prover decides it. What it does not dec
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,10 +24,11 @@ from superopt.ops.infer import Applied, Barrier, Typing, infer
 from superopt.rules import Rule, TensorScheme
 from superopt.runtime import reference
 from superopt.verifier.differential import CheckResult, check, make_inputs, signature_difference
+from superopt.verifier.provenance import unfolded
 from superopt.verifier.prover import prove
 from superopt.verifier.verdict import ProvedAllSizes
 
-__all__ = ["GraphVerdict", "Region", "verify"]
+__all__ = ["GraphVerdict", "Region", "certify_result", "verify"]
 
 _LARGEST = 60  # operators of one side of a region
 _SMALL = 8  # elements up to which a weight's values take part in a proof
@@ -76,7 +78,22 @@ class GraphVerdict:
         return (self.same + self.proved) / total if total else 1.0
 
 
-def verify(a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials: int = 3) -> GraphVerdict:
+def certify_result(
+    before: Graph, after: Graph, *, seed: int = 0, time_limit: float = 2.0, total: float = 60.0
+) -> GraphVerdict:
+    """:func:`verify` for ``optimize --verify certify``: what the optimiser made of a model, within a time in all.
+
+    Regions that the time does not suffice for count as tested.
+
+    Raises:
+        UsageError: inputs or outputs differ in names, order or types.
+    """
+    return verify(before, after, seed=seed, time_limit=time_limit, total=total)
+
+
+def verify(
+    a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials: int = 3, total: float = float("inf")
+) -> GraphVerdict:
     """Compare two models with the same signature.
 
     Args:
@@ -85,6 +102,7 @@ def verify(a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials
         seed: of the random inputs.
         time_limit: seconds for the proof of one region.
         trials: inputs on which both are run against the reference.
+        total: seconds for all proofs.
 
     Raises:
         UsageError: their inputs or outputs differ in names, order or types.
@@ -95,7 +113,8 @@ def verify(a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials
             f"the models have different signatures: {difference[1]}",
             hint="only models that take and give the same can be equal",
         )
-    sides = (_Side(a, infer(a)), _Side(b, infer(b)))
+    opened = unfolded(a, b)
+    sides = (_Side(a, infer(a)), _Side(opened.graph, infer(opened.graph), opened.nodes))
     classes: dict[str, str] = {}
     for side in sides:
         side.classify(classes)
@@ -106,7 +125,12 @@ def verify(a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials
         return GraphVerdict("refuted", same, check=ran, feeds=_witness(a, b, seed), reason=ran.reason)
     if same == len(b.nodes) and all(sides[0].classes[v.name] == sides[1].classes[v.name] for v in a.outputs):
         return GraphVerdict("proved", same, check=ran, reason="every node is literally the same")
-    return _by_regions(sides[0], sides[1], same, ran, seed, time_limit)
+    found = _by_regions(sides[0], sides[1], same, ran, seed, (time_limit, time.monotonic() + total))
+    count = sum(1 for w in b.weights if w.name in sides[1].folded)
+    if not count:
+        return found
+    note = f"{count} folded weights are, within rounding, what they were computed from"
+    return replace(found, reason=f"{found.reason}; {note}" if found.reason else note)
 
 
 def _witness(a: Graph, b: Graph, seed: int) -> dict[str, np.ndarray]:
@@ -131,8 +155,10 @@ def _witness(a: Graph, b: Graph, seed: int) -> dict[str, np.ndarray]:
 class _Side:
     """One model: its canonical nodes, and a class for each value."""
 
-    def __init__(self, graph: Graph, typing: Typing) -> None:
+    def __init__(self, graph: Graph, typing: Typing, weights: frozenset[str] = frozenset()) -> None:
         self.graph = graph
+        self.running = tuple(n for n in graph.nodes if n.name not in weights)
+        self.folded = frozenset(o for n in graph.nodes if n.name in weights for o in n.outputs if o)
         self.typing = typing
         self.classes: dict[str, str] = {}
         self.made: dict[str, tuple[Node, Applied | Barrier, int]] = {}
@@ -183,15 +209,17 @@ def _attributes(node: Node) -> str:
     return ", ".join(shown)
 
 
-def _by_regions(a: _Side, b: _Side, same: int, ran: CheckResult, seed: int, time_limit: float) -> GraphVerdict:
+def _by_regions(
+    a: _Side, b: _Side, same: int, ran: CheckResult, seed: int, limits: tuple[float, float]
+) -> GraphVerdict:
     """Align the values of ``b`` with values of ``a``, and prove each alignment from the ones before."""
     try:
         partners = _aligned(a, b, seed)
     except SuperoptError as error:
         verdict = "tested" if ran.verdict == "passed" else "unknown"
-        return GraphVerdict(verdict, same, 0, len(b.graph.nodes) - same, check=ran, reason=f"not aligned: {error}")
-    work = _Work(a, b, partners, time_limit)
-    for node in b.graph.nodes:
+        return GraphVerdict(verdict, same, 0, len(b.running) - same, check=ran, reason=f"not aligned: {error}")
+    work = _Work(a, b, partners, *limits)
+    for node in b.running:
         for output in node.outputs:
             if output in partners and b.classes[output] != a.classes[partners[output]]:
                 work.region(output)
@@ -199,8 +227,10 @@ def _by_regions(a: _Side, b: _Side, same: int, ran: CheckResult, seed: int, time
         if name in partners and b.classes[name] != a.classes[partners[name]]:
             work.regions.append(Region(name, "tested", 0, "a folded constant, equal up to rounding"))
     counted = work.covered()
-    proved = sum(1 for n in b.graph.nodes if counted.get(n.outputs[0]) == "proved")
-    rest = len(b.graph.nodes) - same - proved
+    known = set(a.classes.values())
+    new = [n for n in b.running if not all(b.classes[o] in known for o in n.outputs if o)]
+    proved = sum(1 for n in new if counted.get(n.outputs[0]) == "proved")
+    rest = len(new) - proved
     missing = [
         v.name for v in b.graph.outputs if partners.get(v.name) != v.name and b.classes[v.name] != a.classes[v.name]
     ]
@@ -224,7 +254,7 @@ def _aligned(a: _Side, b: _Side, seed: int) -> dict[str, str]:
     for name, (shape, numbers) in prints.items():
         table.setdefault(shape, []).append((name, numbers))
     for name, (shape, numbers) in _fingerprints(b.graph, feeds).items():
-        if name not in partners:
+        if name not in partners and name not in b.folded:
             for other, theirs in table.get(shape, ()):
                 if np.allclose(
                     numbers, theirs, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(theirs).max(initial=0.0))
@@ -263,6 +293,7 @@ class _Work:
     b: _Side
     partners: Mapping[str, str]
     time_limit: float
+    deadline: float
     regions: list[Region] = field(default_factory=list)
     _memo: dict[str, tuple[bool, str]] = field(default_factory=dict)
     _inside: dict[str, str] = field(default_factory=dict)
@@ -367,7 +398,10 @@ class _Work:
         key = f"{sides[0]} = {sides[1]} for {forall}"
         if key not in self._memo:
             rule = Rule("region", forall, (), (sides[0],), (sides[1],))
-            verdict = prove(rule, time_limit=self.time_limit)
+            seconds = min(self.time_limit, self.deadline - time.monotonic())
+            if seconds <= 0:
+                return False, "the time for proofs ran out"
+            verdict = prove(rule, time_limit=seconds)
             shown = isinstance(verdict, ProvedAllSizes)
             self._memo[key] = shown, "" if shown else getattr(verdict, "reason", "")
         return self._memo[key]

@@ -6,15 +6,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from superopt.ir.poly import Poly
-from superopt.ir.terms import App, AttributeValue, Project, Term, postorder
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
 from superopt.ops import REGISTRY
 from superopt.rules.rule import Rule
 
 __all__ = ["mutants"]
 
+_ALIKE = (
+    ("Relu", "Abs", "Neg", "Sigmoid"), ("Add", "Sub"), ("Mul", "Div"), ("Max", "Min"), ("Exp", "Tanh"),
+    ("ReduceSum", "ReduceMean", "ReduceMax"), ("Softmax", "LogSoftmax"), ("GlobalAveragePool", "GlobalMaxPool"),
+)  # fmt: skip
+
 
 def mutants(rule: Rule) -> Iterator[tuple[str, Rule]]:
-    """Changed right sides, each with what was changed: arguments swapped, an attribute ± 1, a term dropped.
+    """Changed rules, each with what was changed.
+
+    On the right side: arguments swapped, an attribute ± 1, a term dropped, an operator replaced by one like it, a
+    variable by another of its type. And a precondition dropped.
 
     A mutant may by chance be true (an attribute of an operator whose kernel has one element, say), or ill-typed at
     every size; the caller must be ready for both.
@@ -23,8 +31,26 @@ def mutants(rule: Rule) -> Iterator[tuple[str, Rule]]:
     for term in postorder(*roots):
         if not isinstance(term, App):
             continue
-        for what, changed in _changes(term):
+        for what, changed in (*_changes(term), *_exchanged(term, rule)):
             yield f"{term.op}: {what}", replace(rule, id=f"{rule.id}-mutant", rhs=_replaced(roots, {term: changed}))
+    for place, guard in enumerate(rule.where):
+        rest = rule.where[:place] + rule.where[place + 1 :]
+        yield f"without {guard.left} {guard.relation} {guard.right}", replace(rule, id=f"{rule.id}-mutant", where=rest)
+
+
+def _exchanged(term: App, rule: Rule) -> Iterator[tuple[str, Term]]:
+    """Another operator of the same arguments and attributes, or another variable of the same type."""
+    for family in _ALIKE:
+        if term.op in family:
+            other = family[(family.index(term.op) + 1) % len(family)]
+            yield f"{other} instead", replace(term, op=other)
+    names = list(rule.tensors)
+    for place, arg in enumerate(term.args):
+        if isinstance(arg, Var):
+            same = [n for n in names if n != arg.name and rule.tensors[n] == rule.tensors[arg.name]]
+            for name in same[:1]:
+                args = (*term.args[:place], Var(name), *term.args[place + 1 :])
+                yield f"{name} for {arg.name}", replace(term, args=args)
 
 
 def _changes(term: App) -> Iterator[tuple[str, Term]]:

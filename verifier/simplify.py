@@ -202,7 +202,7 @@ def _quotient_atoms(size: Dim) -> Iterator[Quotient]:
 
 
 def _multiples(m: Monomial, facts: Facts) -> list[Monomial] | None:
-    """Where a guard says ``n = d·⌊n/d⌋`` and a bound name is in ``n``: ``Σ_q [n = d·q]``, with ``q`` for the quotient."""
+    """Where a guard says ``n = d·⌊n/d⌋`` and ``n`` has a bound name: ``Σ_q [n = d·q]``, with ``q`` for the quotient."""
     for g in sorted((g for g in m.guards if g.kind == "eq"), key=str):
         for atom in _quotient_atoms(g.size):
             n, d = atom.numerator, atom.denominator
@@ -211,7 +211,8 @@ def _multiples(m: Monomial, facts: Facts) -> list[Monomial] | None:
                 continue
             if g.size - (n - whole) == 0 or g.size + (n - whole) == 0:
                 name = fresh()
-                made = map_monomial(m, lambda size, a=atom, q=sym(name): _without(size, a, q))  # type: ignore[misc]
+                q = sym(name)
+                made = map_monomial(m, lambda size, a=atom, q=q: _without(size, a, q))  # type: ignore[misc]
                 return [r.of(bound=(*r.bound, name)) for r in made]
     return None
 

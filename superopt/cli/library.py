@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from superopt.cli.shell import Force, Json, Progress, err, out, refuse_existing, write_json
 from superopt.ir.errors import NotEquivalent, UsageError, printable
+
+if TYPE_CHECKING:
+    from superopt.rules import Rule, RuleError
 
 __all__ = ["app"]
 
@@ -92,23 +96,30 @@ def prove(
     time_limit: Annotated[float, typer.Option(metavar="S", min=0.1, help="seconds for one proof")] = 10.0,
     seed: int = 0,
     report_json: Json = None,
+    record: Annotated[bool, typer.Option("--record", help="with --all: write the verdicts into the library")] = False,
     force: Force = False,
 ) -> None:
-    """Test rules exactly and prove them for all sizes. Exit code 5 unless every one of them is proved."""
-    from superopt.rules import load_library
+    """Test rules exactly and prove them for all sizes. Exit code 5 unless every one of them is proved.
+
+    A row of FILE that is not a rule is reported as unknown, with what is wrong, and the others are proved.
+    """
+    from superopt.verifier.admission import record_all
     from superopt.verifier.certificate import certify
     from superopt.verifier.store import prove_all
-    from superopt.verifier.verdict import ProvedAllSizes, kind_of, verdict_to_json
+    from superopt.verifier.verdict import ProvedAllSizes, Unknown, kind_of, verdict_to_json
 
-    if (file is None) != everything:
-        raise UsageError("name a file of rules, or --all", hint="superopt rules prove FILE | --all")
+    if (file is None) != everything or (record and not everything):
+        raise UsageError("name a file of rules, or --all", hint="superopt rules prove FILE | --all [--record]")
     refuse_existing(report_json, force)
-    library = load_library() if file is None else load_library(file, built_in=False)
+    library, unreadable = _rules_of(file)
     with Progress() as progress:
-        found = prove_all(
+        proofs = prove_all(
             library.values(), workers=workers, time_limit=time_limit, seed=seed,
             progress=lambda rule_id, _, done, total: progress(done, total, rule_id),
         )  # fmt: skip
+        found = {**proofs, **{name: Unknown(f"not a rule: {error}") for name, error in unreadable.items()}}
+        if record:
+            record_all(found)
         proved = [i for i, v in found.items() if isinstance(v, ProvedAllSizes)]
         for done, rule_id in enumerate(proved if certificates is not None else ()):
             progress(done, len(proved), f"certificate {rule_id}")
@@ -123,6 +134,28 @@ def prove(
     err().print(f"{len(found)} rules: " + ", ".join(f"{n} {kind}" for kind, n in counts.most_common()))
     if len(proved) < len(found):
         raise typer.Exit(NotEquivalent.exit_code)
+
+
+def _rules_of(path: Path | None) -> tuple[dict[str, Rule], dict[str, RuleError]]:
+    """The rules of a file or folder, or the library's, by id; and what is wrong with the rows that are no rules."""
+    from superopt.rules import RuleError, load_library
+    from superopt.rules.library import parse_rows
+
+    if path is None:
+        return dict(load_library()), {}
+    if not path.exists():
+        raise RuleError("no such folder or file", where=str(path))
+    rules: dict[str, Rule] = {}
+    errors: dict[str, RuleError] = {}
+    for file in sorted(path.glob("*.toml")) if path.is_dir() else [path]:
+        made, wrong = parse_rows(file)
+        errors.update(wrong)
+        for rule in made:
+            name, count = rule.id, 1
+            while name in rules:  # one id for two rules is an error in a library; here both get a verdict
+                name, count = f"{rule.id}-{count + 1}", count + 1
+            rules[name] = replace(rule, id=name)
+    return rules, errors
 
 
 def _show_verdicts(data: dict[str, dict[str, Any]]) -> None:

@@ -116,6 +116,6 @@ def folded(program: Program, name: str, steps: Sequence[Step]) -> Weight:
 
 
 def _provenance(data: FoldedData) -> str:
-    """How a weight was computed, as JSON that `superopt verify` checks and then proves with: steps over weights' names."""
+    """How a weight was computed, as JSON that `superopt verify` checks and proves with: steps over names of weights."""
     steps = [[s.op, list(s.args), dict(s.attributes), list(s.outputs)] for s in data.steps]
     return json.dumps({"steps": steps, "output": data.output}, default=str)

@@ -108,7 +108,6 @@ ROW = {"forall": {"x": "f[b, k]", "a": "f[k, m]"}, "lhs": ["MatMul(x, a)"], "rhs
         ({"wher": []}, "unknown key 'wher'"),
         ({"forall": {"x": "f[b, k", "a": "f[k, m]"}}, "forall.x"),
         ({"forall": {"x": "g[b, k]", "a": "f[k, m]"}}, "g is not a type"),
-        ({"forall": {"x": "f[b, k]", "a": "f[k, m]", "c": "f[k]"}}, "c is declared and not used"),
         ({"forall": {"x": "f[b, x]", "a": "f[k, m]"}}, "x is both a tensor and a size"),
         ({"where": ["b k"]}, "a comparison"),
         ({"forall": 3}, "forall must map"),
