@@ -1,8 +1,9 @@
 """What every node of a graph is, and the type of every value, from the operators' records.
 
-A node that a record covers is :class:`Applied`; any other is a :class:`Barrier` that says why, and its outputs keep the
-types that the model declares. Sizes may be symbolic: a dimension that the model names is that symbol, one it leaves
-open is a fresh one. Nothing is materialised: an ``Expand`` to 2³⁴ elements costs no more than its shape.
+A node that a record covers is :class:`Applied`; any other is a :class:`Barrier` that says why, and its outputs have the
+types that the model declares, or those of ONNX's own inference for the one node (:mod:`superopt.ops.schemas`). Sizes
+may be symbolic: a dimension that the model names is that symbol, one it leaves open is a fresh one. Nothing is
+materialised: an ``Expand`` to 2³⁴ elements costs no more than its shape.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from superopt.ops import REGISTRY
 from superopt.ops.generators import attribute_array
 from superopt.ops.meaning import Meaning
 from superopt.ops.record import Canonical, NodeView, NotCovered, Operator
+from superopt.ops.schemas import schema_types
 from superopt.ops.small import FLOATS, LIMIT, Small, evaluate_small, small_of_array
 
 __all__ = ["Applied", "Barrier", "Typing", "infer"]
 
 LARGEST = 2**63 - 1  # bytes; ONNX counts in int64
+_TOO_LARGE = "an output is larger than 2⁶³ bytes, or its size is too long a formula"
 LONGEST = 64  # terms of a symbolic size that is still followed
 # What a hostile attribute (a size of 10¹⁰⁰, a list where a number is expected) can raise inside a record.
 MALFORMED = (ArithmeticError, ValueError, TypeError, LookupError)
@@ -115,12 +118,11 @@ class _Inference:
 
     def node(self, node: Node) -> Applied | Barrier:
         found = self.outcome(node)
-        if isinstance(found, _Outcome):
-            found = self.contradiction(node, found) or found
+        sizes_open = found != _TOO_LARGE
+        if isinstance(found, _Outcome) and (why := self.contradiction(node, found)):
+            found, sizes_open = why, False
         if isinstance(found, str):
-            for output in node.outputs:
-                if output:
-                    self.types[output] = self.declared.get(output)
+            self.carried(node, sizes_open)
             self.constant(node)
             return Barrier(found)
         for output, kind, value in zip(node.outputs, found.types, found.values, strict=False):
@@ -129,6 +131,24 @@ class _Inference:
                 self.values[output] = value
         args = tuple(None if p is None else node.inputs[p] for p in found.canonical.args)
         return Applied(found.operator, args, found.canonical.attributes)
+
+    def carried(self, node: Node, sizes_open: bool) -> None:
+        """Types of a barrier's outputs: those that the model declares, else what ONNX's own inference says.
+
+        Args:
+            node: the barrier.
+            sizes_open: whether sizes that nobody knows may stand for those of its outputs.
+        """
+        stated = {o: self.declared.get(o) for o in node.outputs if o}
+        self.types.update(stated)
+        if not sizes_open or all(kind is not None and kind.shape is not None for kind in stated.values()):
+            return
+        types = tuple(self.types.get(n) if n else None for n in node.inputs)
+        values = tuple(self.value(n) if n else None for n in node.inputs)
+        for output, kind in schema_types(node, self.opset, types, values, self.types).items():
+            known = stated[output]
+            if bounded(kind) and (known is None or (known.shape is None and known.dtype == kind.dtype)):
+                self.types[output] = self.bound(kind)
 
     def outcome(self, node: Node) -> _Outcome | str:
         """What the node is, or why it is not covered."""
@@ -180,7 +200,7 @@ class _Inference:
         if sum(map(bool, node.outputs)) > len(found):
             return f"superopt's {node.op} has {len(found)} outputs"
         if not all(bounded(t) for t in found):
-            return "an output is larger than 2⁶³ bytes, or its size is too long a formula"
+            return _TOO_LARGE
         small = [values[p] if p is not None else None for p in canonical.args]
         return _Outcome(operator, canonical, found, self.small(operator, meaning, small, found))
 

@@ -87,7 +87,7 @@ def _fold(program: Program, budget: int) -> tuple[list[Weight], int]:
     grown = 0
     released: set[str] = set()
     for name in sorted(found, key=lambda n: (program.types[n].nbytes or 0, n)):
-        sources = {a for s in found[name] for a in s.args if a in constants} - running - released
+        sources = {a for s in found[name] for a in s.args if a is not None and a in constants} - running - released
         size = (program.types[name].nbytes or 0) - sum(constants[a].type.nbytes or 0 for a in sources)
         if grown + size > budget:
             continue

@@ -137,13 +137,27 @@ class Program:
 
 
 def program_of(graph: Graph, typing: Typing) -> Program:
-    """The graph in canonical steps. A node whose types are not all known, or do not fit its record, is a barrier."""
+    """The graph in canonical steps.
+
+    A node whose types are not all known, or do not fit its record, is a barrier. So is one that reads what was
+    dequantised, and an activation between it and a quantisation: the runtime makes one integer kernel of them all,
+    which a rewrite would undo.
+    """
     types = {n: t for n, t in typing.types.items() if t is not None and t.shape is not None}
     same, facts = _look_at_weights(graph)
     constant = set(graph.constants)
     steps: list[Step] = []
+    made = {o for n in graph.nodes if n.op == "DequantizeLinear" for o in n.outputs if o}
+    integer: set[str] = set()  # results that may be computed in integers: an activation between them and Q joins them
+    read = {n.inputs[0] for n in graph.nodes if n.op in ("QuantizeLinear", "DynamicQuantizeLinear")}
     for node, found in zip(graph.nodes, typing.nodes, strict=True):
-        step = _read(node, found, types) if isinstance(found, Applied) else None
+        apart = node.op != "QuantizeLinear" and (
+            any(n in made for n in node.inputs)
+            or (any(o in read for o in node.outputs) and any(n in integer for n in node.inputs))
+        )
+        if apart:
+            integer.update(o for o in node.outputs if o)
+        step = _read(node, found, types) if isinstance(found, Applied) and not apart else None
         if step is None:
             name = next((o for o in node.outputs if o), node.name)
             steps.append(Step("", (), (), node.outputs, node, node.name or name))

@@ -1,0 +1,198 @@
+"""Types of what superopt does not read, from ONNX's own inference for one node at a time.
+
+A barrier (a quantised operator, an LSTM, a Slice whose bounds nobody knows) would otherwise leave everything after it
+without types. Only operators of ONNX's own domains are asked, only with small known inputs, and never with a weight's
+elements, so that nothing is folded and no time is lost. What the operator leaves open is a fresh symbolic size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+from google.protobuf.message import DecodeError, EncodeError
+from onnx import AttributeProto, NodeProto, TensorProto, TypeProto, defs, helper, numpy_helper
+from onnx.checker import ValidationError
+from onnx.shape_inference import InferenceError, infer_node_outputs
+
+from superopt.ir.graph import Node, OpaqueAttribute, Weight
+from superopt.ir.poly import Dim, Poly, sym
+from superopt.ir.types import DType, TensorType
+from superopt.ops.small import Small
+
+__all__ = ["schema_types"]
+
+_RAISED = (
+    InferenceError, ValidationError, defs.SchemaError, DecodeError, EncodeError, ValueError, TypeError, RuntimeError,
+    KeyError,
+)  # fmt: skip
+_MOST_AXES = 64
+_HUGE = 1 << 40  # sizes from which products could overflow inside ONNX's inference
+_LARGEST = 1 << 20  # bytes of a subgraph that is looked into
+_ODD = frozenset({"Constant", "Identity"})  # nothing to learn that declared types do not say
+_POSITIVE = frozenset({"strides", "dilations", "kernel_shape", "group", "hidden_size", "num_groups", "block_size"})
+_RENAMED = {"float": "float32", "double": "float64"}
+_NAMES: dict[int, str] = {n: str(helper.tensor_dtype_to_string(n)).rpartition(".")[2].lower()
+                          for n in helper.get_all_tensor_dtypes()}  # fmt: skip
+_DTYPE = {n: DType(_RENAMED.get(s, s)) for n, s in _NAMES.items() if _RENAMED.get(s, s) in {d.value for d in DType}}
+_ELEMENT = {dtype: number for number, dtype in _DTYPE.items()}
+
+Types = Sequence[TensorType | None]
+
+
+def schema_types(
+    node: Node, opset: int, types: Types, values: Sequence[Small | None], outer: Mapping[str, TensorType | None]
+) -> dict[str, TensorType]:
+    """Types of a barrier's outputs, as far as ONNX's inference knows them.
+
+    Args:
+        node: of ONNX's own domain.
+        opset: the version of that domain.
+        types: of its inputs; ``None`` where it is absent or not known.
+        values: of its inputs, where they are known.
+        outer: types of the values that its subgraphs may capture.
+    """
+    if (
+        node.domain not in ("", "ai.onnx")
+        or node.op in _ODD
+        or any(t is None for n, t in zip(node.inputs, types, strict=True) if n)
+    ):
+        return {}
+    attributes = tuple(_attribute(k, v) for k, v in sorted(node.attributes.items()))
+    if None in attributes:
+        return {}
+    captures: tuple[tuple[str, TensorType], ...] = ()
+    if node.captures:
+        known = {n: t for n in node.captures if (t := outer.get(n)) is not None}
+        if len(known) < len(set(node.captures)):
+            return {}
+        captures = tuple(sorted(known.items()))
+    given = tuple(_integers(v) for v in values)
+    found = _infer(
+        node.op, opset, tuple(a for a in attributes if a is not None), tuple(types), given,
+        tuple(map(bool, node.outputs)), captures,
+    )  # fmt: skip
+    if len(found) == 1 and (found[0] is None or found[0][1] is None or None in found[0][1]):
+        found = (_by_hand(node, types, values) or found[0],)
+    return {o: _fresh(o, kind) for o, kind in zip(node.outputs, found, strict=True) if o and kind is not None}
+
+
+def _by_hand(node: Node, types: Types, values: Sequence[Small | None]) -> Found | None:
+    """What a Slice of unknown bounds leaves alone, and the rank that a Reshape or Expand to unknown sizes makes."""
+    data = types[0] if types else None
+    if data is None or data.shape is None or len(types) < 2 or (operand := types[1]) is None or not operand.shape:
+        return None
+    count = operand.shape[0]
+    if not isinstance(count, int) or count > _MOST_AXES or len(operand.shape) != 1:
+        return None
+    if node.op in ("Reshape", "Expand"):
+        wanted = values[1].elements if values[1] is not None else (None,) * count
+        sure = tuple(d if node.op == "Reshape" and isinstance(d, int) and d > 0 else None for d in wanted)
+        return data.dtype, sure if node.op == "Reshape" else (None,) * max(count, len(data.shape))
+    if node.op != "Slice":
+        return None
+    axes: Sequence[object] = range(count)
+    if len(types) > 3 and types[3] is not None:
+        known = values[3]
+        if known is None:
+            return data.dtype, (None,) * len(data.shape)
+        axes = known.elements
+    cut = {a % len(data.shape) for a in axes if isinstance(a, int) and data.shape}
+    return data.dtype, tuple(None if i in cut else d for i, d in enumerate(data.shape))
+
+
+def _attribute(name: str, value: object) -> bytes | None:
+    """An AttributeProto; ``None`` for one that is not shown to the inference."""
+    if isinstance(value, OpaqueAttribute):
+        return value.payload if len(value.payload) <= _LARGEST else None
+    if isinstance(value, Weight):
+        return None
+    numbers = value if isinstance(value, tuple) else (value,)
+    if name in _POSITIVE and not all(isinstance(n, int) and 0 < n < 2**31 for n in numbers):
+        return None
+    try:
+        made: bytes = helper.make_attribute(name, value).SerializeToString()
+    except (ValueError, TypeError, EncodeError):
+        return None
+    return made
+
+
+def _integers(value: Small | None) -> tuple[DType, tuple[int, ...], tuple[int, ...]] | None:
+    """A value as its type, shape and elements, where all are whole numbers."""
+    if value is None or not all(isinstance(e, int) and abs(e) < _HUGE for e in value.elements):
+        return None
+    return value.dtype, value.shape, tuple(e for e in value.elements if isinstance(e, int))
+
+
+Given = tuple[DType, tuple[int, ...], tuple[int, ...]]
+# A dimension that the inference leaves open is ``None``.
+Found = tuple[DType, tuple[Dim | None, ...] | None]
+
+
+@lru_cache(maxsize=4096)
+def _infer(
+    op: str, opset: int, attributes: tuple[bytes, ...], types: tuple[TensorType | None, ...],
+    values: tuple[Given | None, ...], outputs: tuple[bool, ...], captures: tuple[tuple[str, TensorType], ...],
+) -> tuple[Found | None, ...]:  # fmt: skip
+    nothing = (None,) * len(outputs)
+    names: dict[str, Poly] = {}
+    proto = NodeProto(op_type=op)
+    proto.input.extend("" if t is None else f"\x01i{i}" for i, t in enumerate(types))
+    proto.output.extend(f"\x01o{i}" if wanted else "" for i, wanted in enumerate(outputs))
+    try:
+        proto.attribute.extend(AttributeProto.FromString(a) for a in attributes)
+        schema = defs.get_schema(op, opset, "")
+        shown = {f"\x01i{i}": _proto(t, names) for i, t in enumerate(types) if t is not None}
+        shown.update((n, _proto(t, names)) for n, t in captures)
+        data = {f"\x01i{i}": _tensor(v) for i, v in enumerate(values) if v is not None}
+        found = infer_node_outputs(schema, proto, shown, data, opset_imports=[helper.make_opsetid("", opset)])
+    except _RAISED:
+        return nothing
+    return tuple(_read(found.get(f"\x01o{i}"), names) for i in range(len(outputs)))
+
+
+def _proto(kind: TensorType, names: dict[str, Poly]) -> TypeProto:
+    shape: list[int | str] | None = None
+    if kind.shape is not None:
+        shape = []
+        for dim in kind.shape:
+            if isinstance(dim, Poly):
+                key = f"\x01{dim}"
+                names[key] = dim
+                shape.append(key)
+            else:
+                shape.append(dim)
+    return helper.make_tensor_type_proto(_ELEMENT[kind.dtype], shape)
+
+
+def _tensor(value: Given) -> TensorProto:
+    dtype, shape, elements = value
+    return numpy_helper.from_array(np.array(elements, dtype=dtype.numpy).reshape(shape))
+
+
+def _read(proto: TypeProto | None, names: Mapping[str, Poly]) -> Found | None:
+    if proto is None or proto.WhichOneof("value") != "tensor_type" or not proto.tensor_type.elem_type:
+        return None
+    tensor = proto.tensor_type
+    dtype = _DTYPE.get(tensor.elem_type)
+    if dtype is None:
+        return None
+    if not tensor.HasField("shape"):
+        return dtype, None
+    dims: list[Dim | None] = []
+    for dim in tensor.shape.dim:
+        if dim.HasField("dim_value"):
+            if not 0 <= dim.dim_value < 2**62:
+                return dtype, None
+            dims.append(dim.dim_value)
+        else:
+            dims.append(names.get(dim.dim_param) if dim.HasField("dim_param") else None)
+    return dtype, tuple(dims)
+
+
+def _fresh(name: str, found: Found) -> TensorType:
+    dtype, dims = found
+    if dims is None:
+        return TensorType(dtype, None)
+    return TensorType(dtype, tuple(sym(f"?{name}.{i}") if d is None else d for i, d in enumerate(dims)))
