@@ -67,7 +67,7 @@ def _child(folder: Path, nursery: int, limits: dict[str, Any]) -> NoReturn:
         words = os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for target, source in ((0, nothing), (1, words), (2, words)):  # what a library prints is for the log
             os.dup2(source, target)
-        tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "tmp")
+        tempfile.tempdir = os.environ["TMPDIR"] = os.environ["HOME"] = str(folder / "tmp")
         outcome = _outcome(json.loads(Path("job.json").read_text()) | limits)
         Path("outcome.json.tmp").write_text(json.dumps(outcome))
         os.replace("outcome.json.tmp", "outcome.json")

@@ -24,6 +24,7 @@ log = logging.getLogger("superopt.serve")
 _ROOT = str(Path(superopt.__file__).parents[1])
 _START = "import sys; sys.path.append({root!r}); from superopt.server.worker import main; main()"
 _PR_SET_PDEATHSIG = 1
+_PATIENCE = 8.0  # seconds that a worker may take to give its job back
 
 
 def to_json(settings: Settings) -> str:
@@ -63,18 +64,10 @@ class Workers:
         """Process ids of those that run."""
         return [p.pid for p in self._processes if p.poll() is None]
 
-    def stop(self, seconds: float = 5.0) -> None:
-        """Ask them to give their jobs back and end; after ``seconds`` make them."""
+    def stop(self) -> None:
+        """Ask them to give their jobs back and end; after a while make them."""
         self._stop.set()
         self._thread.join()
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
     def _watch(self) -> None:
         self._processes = [self._spawn() for _ in range(self._settings.workers)]
@@ -86,7 +79,17 @@ class Workers:
                             self._processes[index].returncode)  # fmt: skip
                 self._processes[index] = self._spawn()
             pause = min(2 * pause, 10.0) if dead else 1.0
-        # The thread must outlive its children (PR_SET_PDEATHSIG counts threads), so ``stop`` follows at once.
+        self._end()  # here, because their PR_SET_PDEATHSIG counts threads: they would be killed when this one ends
+
+    def _end(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", _START.format(root=_ROOT), to_json(self._settings), str(os.getpid())]
@@ -123,6 +126,8 @@ def serve(settings: Settings) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     workers = Workers(settings)
     workers.start()
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again once it has shut down
+        signal.signal(number, _leave)
     try:
         uvicorn.run(
             create_app(settings), host=settings.host, port=settings.port, log_level="warning", access_log=False,
@@ -130,3 +135,7 @@ def serve(settings: Settings) -> None:
         )  # fmt: skip
     finally:
         workers.stop()
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(0)

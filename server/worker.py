@@ -186,7 +186,7 @@ class _Nursery:
         seconds = limits.job_seconds + limits.last_words
         given = json.dumps({"memory": limits.job_memory, "result": limits.result, "seconds": seconds})
         environment = {
-            "PATH": os.defpath, "HOME": str(settings.data / "work"), "OMP_NUM_THREADS": "1",
+            "PATH": os.defpath, "HOME": "/nonexistent", "OMP_NUM_THREADS": "1",
             "SUPEROPT_CACHE": str(settings.data / "profile"),
         }  # fmt: skip
         self.process = subprocess.Popen(

@@ -16,7 +16,9 @@ from onnx import TensorProto, helper
 from service_testing import GRAPH, Live, files_below, free_port, start, stop, tiny, until
 
 from superopt.formats import from_bytes
+from superopt.server.database import Database
 from superopt.server.settings import Limits, Settings
+from superopt.server.store import Store
 from superopt.verifier.differential import check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,6 +200,18 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_server_that_is_asked_to_end_gives_its_jobs_back(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path, port=free_port(), poll=0.1)
+    live = start(settings)
+    answer = live.post(model("nasnet_a"), time_limit=300)
+    until(lambda: running(live, answer))
+    stop(live)
+    assert live.process.returncode == 0
+    store = Store(Database(settings.url), settings.limits)
+    assert store.counts() == {"queued": 1}
+    assert not list((tmp_path / "work").iterdir())
 
 
 def test_serve_refuses_strangers_without_a_key(tmp_path: Path) -> None:
