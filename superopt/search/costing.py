@@ -22,8 +22,9 @@ from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
 from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
 
-__all__ = ["FORBIDDEN", "Costs", "Pricer"]
+__all__ = ["BYTE_US", "FORBIDDEN", "Costs", "Pricer"]
 
+BYTE_US = 2e-7  # µs per byte of new weights: 5 MB weigh as much as a microsecond, enough to break ties
 FORBIDDEN = float("inf")  # the cost of what cannot be written at the model's opset
 UNSPECIFIED = 8  # what a symbolic size is costed at when the caller does not say
 
@@ -66,6 +67,7 @@ class Pricer:
         self.opsets = opsets
         self.sizes = sizes
         self.deadline = deadline
+        self.byte_us = BYTE_US  # of new weights; nothing where what only gets simpler is looked for
         self._known: dict[Application, Estimate] = {}
         self._guessed: set[Application] = set()
         self._savings: dict[tuple[str, Application], float] = {}

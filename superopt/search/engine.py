@@ -17,7 +17,7 @@ from superopt.rules.rule import Rule
 from superopt.search.cache import RegionCache
 from superopt.search.cones import SELECTIONS, selection_regions, sibling_regions
 from superopt.search.confirm import program_graph, region_graph, timer_of, whole_timer
-from superopt.search.costing import Costs, Pricer
+from superopt.search.costing import BYTE_US, Costs, Pricer
 from superopt.search.emit import emit
 from superopt.search.lower import Region, region_of
 from superopt.search.match import Pattern
@@ -166,7 +166,10 @@ class _Run:
             order = level_order(self.program) if number % 2 else list(self.program.running)
             regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[1])
             chosen = [region_of(self.program, r) for r in regions]
-            quiet = 0 if self._phase(chosen, "shortening", self.prepared.shortening) else quiet + 1
+            self.pricer.byte_us = 0.0  # old weights go as new ones come; a plan that grows needs a gain as ever
+            improved = self._phase(chosen, "shortening", self.prepared.shortening)
+            self.pricer.byte_us = BYTE_US
+            quiet = 0 if improved else quiet + 1
             if self._over() or quiet > 1:
                 return
 

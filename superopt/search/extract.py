@@ -16,7 +16,6 @@ from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
 __all__ = ["Choice", "Problem", "Saving", "constant_forms", "cost_of", "improve", "problem_of"]
 
 NODE_US = 1e-7  # µs per operator that runs, whatever it costs: of equally fast programs the smallest is taken
-BYTE_US = 2e-7  # µs per byte of new weights: 5 MB weigh as much as a microsecond, enough to break ties
 Choice = dict[int, int]  # class → index of the chosen candidate
 
 
@@ -79,7 +78,7 @@ def problem_of(
             us = pricer.node(graph, node, kept=node in given).us
             if us == FORBIDDEN:
                 continue
-            us += sum(_bytes(graph, a) * BYTE_US for a in args if graph.constant(a) and a not in paid)
+            us += sum(_bytes(graph, a) * pricer.byte_us for a in args if graph.constant(a) and a not in paid)
             us += 0.0 if graph.heads[node[0]].op in (LEAF, PROJECT) else NODE_US
             needs = tuple(a for a in args if not graph.constant(a))
             drafts[owner].append(Candidate(node, owner, needs, us))
