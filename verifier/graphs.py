@@ -23,6 +23,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Applied, Barrier, Typing, infer
 from superopt.rules import Rule, TensorScheme
 from superopt.runtime import reference
+from superopt.verifier.apart import far_apart, witness
 from superopt.verifier.differential import CheckResult, check, make_inputs, signature_difference
 from superopt.verifier.provenance import unfolded
 from superopt.verifier.prover import prove
@@ -122,34 +123,17 @@ def verify(
     same = sum(all(sides[1].classes[o] in known for o in n.outputs if o) for n in b.nodes)
     ran = check(a, b, seed=seed, trials=trials)
     if ran.verdict == "failed":
-        return GraphVerdict("refuted", same, check=ran, feeds=_witness(a, b, seed), reason=ran.reason)
+        return GraphVerdict("refuted", same, check=ran, feeds=witness(a, b, seed), reason=ran.reason)
     if same == len(b.nodes) and all(sides[0].classes[v.name] == sides[1].classes[v.name] for v in a.outputs):
         return GraphVerdict("proved", same, check=ran, reason="every node is literally the same")
     found = _by_regions(sides[0], sides[1], same, ran, seed, (time_limit, time.monotonic() + total))
+    if found.verdict != "proved" and (apart := far_apart(a, opened.graph, seed)) is not None:
+        return replace(found, verdict="refuted", feeds=apart[1], reason=apart[0])
     count = sum(1 for w in b.weights if w.name in sides[1].folded)
     if not count:
         return found
     note = f"{count} folded weights are, within rounding, what they were computed from"
     return replace(found, reason=f"{found.reason}; {note}" if found.reason else note)
-
-
-def _witness(a: Graph, b: Graph, seed: int) -> dict[str, np.ndarray]:
-    """Inputs on which the float64 results differ most, among a few."""
-    best: tuple[float, dict[str, np.ndarray]] = (-1.0, {})
-    for offset, kind in enumerate(("normal", "uniform", "edge")):
-        try:
-            feeds = make_inputs(a, seed + offset, kind)
-            left, right = reference.run(a, feeds), reference.run(b, feeds)
-        except SuperoptError:
-            continue
-        for name, value in left.items():
-            other = right[name]
-            if value.shape != other.shape:
-                return feeds
-            gap = float(np.nanmax(np.abs(value.astype(float) - other.astype(float)), initial=0.0))
-            if gap > best[0]:
-                best = (gap, feeds)
-    return best[1]
 
 
 class _Side:

@@ -21,6 +21,7 @@ from superopt.verifier.compose import Composer, Unbounded
 from superopt.verifier.context import Context, context_of, satisfiable
 from superopt.verifier.factors import CannotProve
 from superopt.verifier.functions import Algebra
+from superopt.verifier.leading import one_axis
 from superopt.verifier.match_sums import Matcher, Step
 from superopt.verifier.normal import Element, Value, add, dimensions, free, scale, text
 from superopt.verifier.simplify import coefficient_of, exact_quotient
@@ -64,7 +65,8 @@ class _Conditional(Exception):  # not a fault: the rule holds under more conditi
 def prove(rule: Rule, *, time_limit: float = 10.0) -> ProvedAllSizes | Unknown:
     """Prove a rule for all sizes, attributes and leading axes within a time limit in seconds.
 
-    Leading axes ``...`` are written out at the ranks of ``superopt.rules.typing.LEADS``, with symbolic sizes.
+    Leading axes ``...`` are written out at the ranks of ``superopt.rules.typing.LEADS``, with symbolic sizes; the proof
+    with one of them holds for any number where the meanings read leading axes in place (``leading`` of the verdict).
     """
     return prove_with_steps(rule, time_limit=time_limit)[0]
 
@@ -90,7 +92,7 @@ def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAll
     steps = sum(len(g.steps) for g in proof.goals)
     verdict = ProvedAllSizes(
         tuple(f"{g.left} {g.relation} {g.right}" for g in rule.where), tuple(nonzero), LEADS if rule.lead else (),
-        seconds=time.monotonic() - started, steps=steps,
+        "one axis" if rule.lead and one_axis(rule) else "", seconds=time.monotonic() - started, steps=steps,
     )  # fmt: skip
     return verdict, proof
 

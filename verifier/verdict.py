@@ -24,7 +24,9 @@ class ProvedAllSizes:
     Attributes:
         preconditions: the rule's own ``where``, under which it was proved.
         nonzero: scalars whose inverse was cancelled, hence that must not be 0 (text of the expression).
-        ranks: the ranks at which ``...`` was instantiated, where it was not proved as one axis of any size.
+        leading: how ``...`` was proved: "one axis" of any size, which stands for any number of them because every
+            operator was shown to read leading axes in place (``superopt.verifier.leading``); empty without ``...``.
+        ranks: the numbers of leading axes at which it was proved, each of any size.
         seconds: wall time of the proof.
         steps: the number of proof steps.
     """
@@ -32,6 +34,7 @@ class ProvedAllSizes:
     preconditions: tuple[str, ...] = ()
     nonzero: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
+    leading: str = ""
     seconds: float = field(default=0.0, compare=False)
     steps: int = field(default=0, compare=False)
 
