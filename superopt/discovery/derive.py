@@ -37,6 +37,7 @@ from superopt.verifier.sampling import Point, draw
 __all__ = ["Coverage", "Universe", "derive", "derived", "moves_of", "parts_of"]
 
 _DEEPEST = 64
+_RESHAPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Gather"})
 ROUNDS = 5
 NODES = 2500
 
@@ -87,6 +88,19 @@ def _several(rule: Rule, parts: tuple[int, ...]) -> Iterator[Pattern]:
                 yield compile_side(wider, wider.lhs, wider.rhs)
 
 
+def fitting(moves: Moves, ranks: frozenset[int]) -> Moves:
+    """The moves whose tensors have ranks that occur, and those that change ranks.
+
+    Rules for any rank are written out as several patterns, most of which have nothing to match.
+    """
+    return Moves(tuple(p for p in moves.patterns if _ranks_of(p.rule) <= ranks or p.rule.operators & _RESHAPING))
+
+
+@lru_cache(maxsize=65536)
+def _ranks_of(rule: Rule) -> frozenset[int]:
+    return frozenset(len(s.shape) for s in rule.tensors.values())
+
+
 class Universe:
     """An e-graph of terms over the leaves of one rule or theme, at one point."""
 
@@ -134,7 +148,12 @@ class Universe:
     def grow(self, moves: Moves, *, nodes: int, rounds: int, matches: int = 300) -> None:
         """Saturate by the moves, within bounds."""
         self.fold()
-        saturate(self.graph, moves, Limits(nodes=nodes, rounds=rounds, matches=matches))
+        ranks = frozenset(
+            len(t.shape or ())
+            for c in self.graph.classes.values()
+            for t in (c.type if isinstance(c.type, tuple) else (c.type,))
+        )
+        saturate(self.graph, fitting(moves, ranks), Limits(nodes=nodes, rounds=rounds, matches=matches))
         self.fold()
 
     def fold(self) -> None:
@@ -175,7 +194,7 @@ class Universe:
             assert head.operator is not None
             meaning, _ = head.operator.apply(self.graph.argument_types(node), dict(head.attributes))
             found = evaluate(meaning.outputs[0], [self.values[b] for b in below], FLOAT64, {})
-            self.values[current] = np.ascontiguousarray(found, dtype=np.float64) + 0.0
+            self.values[current] = np.array(found, dtype=np.float64)
         return self.values[identity]
 
 

@@ -125,7 +125,14 @@ def explore(
     done = chunks.get(key)
     if done is not None:
         return Explored.from_json(done)
-    say = progress or _silent
+    made = _explored(theme, config, chunks, progress or _silent, bounds, known)
+    chunks.put(key, made.as_json())
+    return made
+
+
+def _explored(
+    theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], bounds: Bounds, known: Sequence[Rule]
+) -> Explored:
     started = time.process_time()
 
     def level_done(level: Level) -> None:
@@ -147,12 +154,10 @@ def explore(
         "enumerate_seconds": enumerated, "seconds": time.process_time() - started,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }  # fmt: skip
-    made = Explored(
+    return Explored(
         theme.name, tuple(kept), levels, complete, len(proposals), followed, tally.tested, tally.refuted,
         tally.unknown, tally.proved, tuple(tally.near_misses), tuple(tally.undecided), log,
     )  # fmt: skip
-    chunks.put(key, made.as_json())
-    return made
 
 
 def _silent(_: str) -> None:
