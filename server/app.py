@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -63,6 +64,14 @@ def _operation_id(route: APIRoute) -> str:
     return route.name
 
 
+def _allowed(app: FastAPI, path: str) -> str:
+    """The methods of a resource; the framework names those of the first route that has its path."""
+    for template, operations in app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\{[^}]+\}", "[^/]+", template), path):
+            return ", ".join(sorted(name.upper() for name in operations))
+    return ""
+
+
 def _handle_problems(app: FastAPI) -> None:
     @app.exception_handler(Problem)
     async def _problem(request: Request, error: Problem) -> Response:
@@ -77,7 +86,10 @@ def _handle_problems(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
         kind = _KINDS.get(error.status_code, "bad-request" if error.status_code < 500 else "internal")
-        return Problem(error.status_code, kind, str(error.detail), headers=dict(error.headers or {})).response()
+        headers = dict(error.headers or {})
+        if error.status_code == 405 and (methods := _allowed(app, request.url.path)):
+            headers["Allow"] = methods
+        return Problem(error.status_code, kind, str(error.detail), headers=headers).response()
 
     @app.exception_handler(ClientDisconnect)
     async def _gone(request: Request, error: ClientDisconnect) -> Response:

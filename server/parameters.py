@@ -48,6 +48,8 @@ def read_options(given: Callable[[str], Sequence[str]], limits: Limits, catalogu
     for name in ("target", "time_limit", "seed", "measure", "strict"):
         if len(given(name)) > 1:
             raise _wrong(name, "is given more than once")
+        if "" in given(name):
+            raise _wrong(name, "is empty; leave it out instead")
     target = _last(given("target")) or "cpu"
     if not _TARGET.fullmatch(target):
         raise _wrong("target", "is none of cpu, cuda and profile:NAME")

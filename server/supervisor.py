@@ -124,6 +124,7 @@ def serve(settings: Settings) -> None:
             hint=f"make a key: python -m superopt.server.keys --data {settings.data} add NAME",
         )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed body
     workers = Workers(settings)
     workers.start()
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again once it has shut down

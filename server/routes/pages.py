@@ -102,7 +102,11 @@ async def _submit(service: Service, request: Request) -> str:
 def _values(fields: Mapping[str, list[str]], name: str) -> list[str]:
     """Several words in one text field are several values."""
     given = fields.get(name, [])
-    return [w for v in given for w in v.replace(",", " ").split()] if name in ("enable", "disable", "dim") else given
+    return (
+        [w for v in given for w in v.replace(",", " ").split()]
+        if name in ("enable", "disable", "dim")
+        else [v for v in given if v]
+    )
 
 
 def _example(service: Service, name: str) -> Upload:
