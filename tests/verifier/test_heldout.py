@@ -1,0 +1,83 @@
+"""Rules that are in no library, of every class: the true ones are proved, the false ones refuted, and replay.
+
+A sample runs here; ``superopt rules prove tests/verifier/heldout/true.toml`` (and ``false.toml``) runs all, and
+``SUPEROPT_FULL=1`` makes this file do so and go over every mutant of the library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from pathlib import Path
+
+import pytest
+
+from superopt.rules import Rule, load_library, parse_rule
+from superopt.rules.grammar import format_rule
+from superopt.verifier import ProvedAllSizes, Refuted, prove
+from superopt.verifier.counterexample import replay
+from superopt.verifier.exact import test as exact_test
+from superopt.verifier.mutants import mutants
+
+FULL = os.environ.get("SUPEROPT_FULL") == "1"
+HERE = Path(__file__).parent / "heldout"
+TRUE = load_library(HERE / "true.toml", built_in=False)
+FALSE = load_library(HERE / "false.toml", built_in=False)
+LIBRARY = load_library()
+
+
+def _sample(rules: dict[str, Rule], every: int) -> list[Rule]:
+    return [rules[i] for i in rules if FULL or zlib.crc32(i.encode()) % every == 0]
+
+
+@pytest.mark.parametrize("rule", _sample(dict(TRUE), 4), ids=lambda r: r.id)
+def test_true_rules_are_proved_and_not_refuted(rule: Rule) -> None:
+    verdict = prove(rule, time_limit=60)
+    assert isinstance(verdict, ProvedAllSizes), verdict
+    assert not rule.lead or verdict.leading == "one axis"
+    assert not isinstance(exact_test(rule), Refuted)
+
+
+@pytest.mark.parametrize("rule", _sample(dict(FALSE), 4), ids=lambda r: r.id)
+def test_false_rules_are_refuted_and_replay(rule: Rule) -> None:
+    verdict = exact_test(rule)
+    assert isinstance(verdict, Refuted), rule.origin
+    assert replay(json.loads(json.dumps(verdict.counterexample)))
+    assert not isinstance(prove(rule, time_limit=0.5), ProvedAllSizes)
+
+
+def test_proof_and_testing_agree_on_mutants_of_the_library() -> None:
+    """One mutant of a sample of rules here, all of every rule with SUPEROPT_FULL=1."""
+    asked = refuted = 0
+    for rule in _sample(dict(LIBRARY), 9):
+        made = list(mutants(rule))
+        for what, mutant in made if FULL else made[zlib.crc32(rule.id.encode()) % max(len(made), 1) :][:1]:
+            asked += 1
+            if isinstance(exact_test(mutant), Refuted):
+                refuted += 1
+                assert not isinstance(prove(mutant, time_limit=0.5), ProvedAllSizes), (rule.id, what)
+    assert refuted > 0.9 * asked
+
+
+@pytest.mark.parametrize(
+    ("short", "full"),
+    [
+        ("Conv(x, w)", "Conv(x, w, strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1], group=1)"),
+        ("Conv(x, w, kernel_shape=[3, 3])", "Conv(x, w, group=1, dilations=[1, 1], pads=[0, 0, 0, 0], strides=[1, 1])"),
+        ("Split(x, [2, c], axis=1)[1]", "Split(x, axis=1, split=[2, c])[1]"),
+        ("Softmax(x)", "Softmax(x, axis=-1)"),
+        ("ReduceSum(x, [1, 2])", "ReduceSum(x, axes=[1, 2], keepdims=1)"),
+        ("ReduceMean(x, keepdims=0)", "ReduceMean(x, axes=[0, 1, 2, 3], keepdims=0)"),
+        ("Clip(x, 0, 6.0)", "Clip(x, min=0, max=6.0)"),
+        ("Transpose(x)", "Transpose(x, perm=[3, 2, 1, 0])"),
+        ("Slice(x, [0], [h], [2])", "Slice(x, starts=[0], ends=[h], axes=[2], steps=[1])"),
+        ("MaxPool(x, kernel_shape=[2, 2])",
+         "MaxPool(x, kernel_shape=[2, 2], strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1])"),
+    ],
+)  # fmt: skip
+def test_what_onnx_has_defaults_for_may_be_left_out(short: str, full: str) -> None:
+    forall = {"x": "f[n, c, h, k]", "w": "f[o, c, 3, 3]"}
+    made = [parse_rule({"id": "r", "forall": forall, "lhs": [text], "rhs": ["x"]}) for text in (short, full)]
+    assert made[0].lhs == made[1].lhs
+    assert parse_rule(format_rule(made[0])) == made[0]
