@@ -116,6 +116,11 @@ def points_of(theme: Theme, count: int, rng: np.random.Generator) -> list[Point]
     return chosen
 
 
+def _telling(name: str, neutral: int, sizes: Mapping[str, int], chosen: Sequence[Point]) -> bool:
+    """An attribute is not neutral here and was so at all points before: padding of 0 everywhere is no padding."""
+    return sizes[name] != neutral and all(p.sizes[name] == neutral for p in chosen)
+
+
 def _first_obligations(theme: Theme) -> list[Condition]:
     """Inequalities under which the templates apply to leaves (windows that fit): points should satisfy them."""
     kinds = {n: TensorType(DType(CLASSES[s.dtype]), s.shape) for n, s in theme.leaves.items()}

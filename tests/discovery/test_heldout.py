@@ -59,6 +59,7 @@ def test_at_most_a_third_of_tasos_rules(taso: tuple[Rule, ...]) -> None:
     assert len(taso) <= 619 // 3
 
 
+@pytest.mark.skipif(not (RECORDED / "default").exists(), reason="no run on the default vocabulary is recorded yet")
 def test_the_tour_is_derived() -> None:
     rules = recorded(RECORDED / "default")
     missing = [r.id for r in tour() if derived(r, moves_of(rules, parts_of(r))) is None]
