@@ -15,6 +15,7 @@ from superopt.ops.record import NotCovered
 
 __all__ = ["Kernel", "kernels_of"]
 
+_SCALES = 8  # and of up to this many reals (the scales and region of Resize, a slope)
 _LITERAL = 64  # a constant of up to this many integers steers the kernel (a shape, axes): it is part of the key
 
 
@@ -68,7 +69,8 @@ def _kernel(graph: Graph, node: Node, types: Mapping[str, TensorType]) -> Kernel
 def _constant(weight: Weight, slot: int) -> tuple[Weight, str]:
     """The constant as the trial holds it: literal where its value steers the kernel, random otherwise."""
     elements = weight.type.elements
-    literal = elements == 1 or (weight.type.dtype.is_integer and isinstance(elements, int) and elements <= _LITERAL)
+    most = _LITERAL if weight.type.dtype.is_integer else _SCALES
+    literal = isinstance(elements, int) and elements <= most
     if literal and weight.data is not None:
         array = weight.data.numpy()
         return constant(weight.name, array), f"={array.tolist()}"

@@ -288,7 +288,7 @@ class MeasuredCpu(_Model):
         record = self._measured(
             kernel.key, lambda: self.meter.time(kernel.graph, optimise=False), kernel.flops, kernel.moved
         )
-        return self._estimate(record) if record else self._predict(kernel.key, kernel.flops, kernel.moved)
+        return self._estimate(record) if record else self._roofline(kernel.key, kernel.flops, kernel.moved)
 
     def graph(self, graph: Graph) -> Estimate:
         """The time of a small graph as ONNX Runtime runs it whole, fusions included; ``inf`` when it cannot run."""
@@ -328,12 +328,16 @@ class MeasuredCpu(_Model):
         return self._estimate(record) if record else self._predict(key, *work)
 
     def _predict(self, key: Key, operations: int, moved: int) -> Estimate:
-        if len(self.store) >= self._fitted[0] + _REFIT:
-            self._fitted = (len(self.store), Predictor.fit(self.store.records))
-        found = self._fitted[1].predict(key.op, operations, moved)
-        if key.text in self._failed:
+        found = self._roofline(key, operations, moved)
+        if key.text in self._failed:  # our own form of the operator cannot run: it must not be chosen
             return Estimate(found.us * _CANNOT_RUN, "roofline", 1.0)
         return found
+
+    def _roofline(self, key: Key, operations: int, moved: int) -> Estimate:
+        """The prediction alone; a node of ONNX Runtime's own graph runs there, whether or not it can be timed alone."""
+        if len(self.store) >= self._fitted[0] + _REFIT:
+            self._fitted = (len(self.store), Predictor.fit(self.store.records))
+        return self._fitted[1].predict(key.op, operations, moved)
 
     def _measured(self, key: Key, time_it: Callable[[], Timing], operations: int, moved: int) -> Record | None:
         """The record of a key, measured now if need be; ``None`` when it cannot run or time is up."""
