@@ -81,7 +81,11 @@ def show(rule_id: Annotated[str, typer.Argument(metavar="ID")], rules: Rules = N
     for left, right in zip(data["lhs"], data["rhs"], strict=True):
         console.print(f"    {left}\n  = {right}", markup=False, soft_wrap=True)
     for key, value in data["verdict"].items():
-        if value not in ([], "", None) and key != "id":
+        if key == "rounding" and isinstance(value, dict):
+            for dtype, sides in value.items():
+                shown = ", ".join(f"{n} typically {t} ulp, at worst {w}" for n, (t, w) in sides.items())
+                console.print(f"  rounding in {dtype}: {shown}", markup=False)
+        elif value not in ([], "", None) and key != "id":
             console.print(f"  {key}: {json.dumps(value) if isinstance(value, list) else value}", markup=False)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from superopt.ir.graph import ArrayData, Graph, Node, Value, Weight
 from superopt.ir.poly import Dim, sym
 from superopt.ir.types import DType, TensorType
 from superopt.runtime import reference
-from superopt.verifier.graphs import verify
+from superopt.verifier.graphs import certify_result, verify
+from superopt.verifier.provenance import NOTE
 
 RNG = np.random.default_rng(3)
 ARRAYS = {"w": (4, 6), "v": (4, 6), "k": (5, 3, 3, 3)}
@@ -75,6 +78,51 @@ def test_a_folded_constant_is_tested_not_proved() -> None:
     found = verify(_two_products(), folded)
     assert found.verdict == "tested"
     assert found.proved_share < 1.0
+
+
+def _folded(array: np.ndarray, note: str) -> Graph:
+    graph = _graph(X, [_node("MatMul", "x u", "s"), _node("Relu", "s", "y")], Y, {"u": array})
+    weights = tuple(replace(w, metadata={NOTE: note}) for w in graph.weights)
+    return replace(graph, weights=weights).checked()
+
+
+SUM = json.dumps({"steps": [["Add", ["w", "v"], {}, ["u"]]], "output": "u"})
+
+
+def test_a_folded_constant_that_says_how_it_was_made_is_proved() -> None:
+    found = certify_result(_two_products(), _folded(DATA["w"] + DATA["v"], SUM))
+    assert found.verdict == "proved", found
+    assert found.proved_share == 1.0
+    assert "1 folded weights" in found.reason
+
+
+@pytest.mark.parametrize(
+    "note",
+    [SUM.replace("Add", "Sub"), SUM.replace('"w"', '"nowhere"'), "{", "[]", SUM.replace("Add", "Exec"),
+     '{"steps": [["Add", ["w"], {}, ["u"]]], "output": "u"}', '{"steps": [], "output": "u"}'],
+)  # fmt: skip
+def test_a_note_that_does_not_hold_is_not_believed(note: str) -> None:
+    found = verify(_two_products(), _folded(DATA["w"] + DATA["v"], note))
+    assert found.verdict == "tested"
+
+
+def test_a_true_note_on_a_wrong_weight_does_not_help() -> None:
+    found = verify(_two_products(), _folded(DATA["w"] - DATA["v"], SUM))
+    assert found.verdict == "refuted"
+
+
+def _slightly_other_epsilon() -> tuple[Graph, Graph]:
+    scale = {"s": np.ones(8, np.float32)}
+    return tuple(
+        _graph({"x": _type(2, 8)}, [_node("LayerNormalization", "x s", "y", epsilon=e)], _type(2, 8), scale)
+        for e in (1e-5, 2e-5)
+    )  # type: ignore[return-value]
+
+
+def test_a_difference_below_float32_is_seen_in_float64() -> None:
+    found = verify(*_slightly_other_epsilon())
+    assert found.verdict == "refuted"
+    assert found.feeds
 
 
 def _transposed() -> tuple[Graph, Graph]:
