@@ -45,6 +45,7 @@ class Service:
         self.watcher = Watcher(self.store, self.settings.poll)
         self.catalogue = Catalogue()
         self.streams = 0
+        self._refused: dict[str, tuple[float, Problem]] = {}  # by owner, and until when
         self.requests: dict[tuple[str, str, int], int] = {}  # (method, route, status) → count
 
     @cached_property
@@ -68,14 +69,36 @@ class Service:
             Problem: 401 without a valid key where one is needed.
         """
         if not await self.needs_key():
-            return ANYONE
+            return self._welcome(ANYONE)
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         text = text.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", offered)
         found = await run_in_threadpool(self.keys.caller, text) if text else None
         if found is None:
             raise Problem(401, "unauthorised", "send a valid key as Authorization: Bearer KEY",
                           headers={"WWW-Authenticate": "Bearer"})  # fmt: skip
-        return found
+        return self._welcome(found)
+
+    def _welcome(self, caller: Caller) -> Caller:
+        """Who was over a quota a moment ago still is; saying so again takes neither disk nor database."""
+        until, problem = self._refused.get(caller.owner, (0.0, None))
+        if problem is not None and time.monotonic() < until:
+            raise problem
+        return caller
+
+    async def enqueue(self, what: Submission) -> dict[str, Any]:
+        """Put a job into the queue, or find the one that the same client put there before.
+
+        Raises:
+            Problem: 409, 422 or 429 (:meth:`Store.enqueue`).
+        """
+        try:
+            job, _ = await run_in_threadpool(self.store.enqueue, what)
+        except Problem as problem:
+            if problem.status == 429:
+                self._refused = {o: r for o, r in self._refused.items() if r[0] > time.monotonic()}
+                self._refused[what.owner] = (time.monotonic() + 1.0, problem)
+            raise
+        return job
 
     def submission(
         self, upload: Upload, options: Mapping[str, Any], caller: Caller, *, name: str = "",

@@ -63,7 +63,7 @@ async def submit(request: Request, *, job_id: str | None = None, key: str | None
     if not upload.model:
         raise Problem(422, "invalid-model", "the form has no part named graph")
     what = service.submission(upload, options, caller, job_id=job_id, key=key)
-    job, _ = await run_in_threadpool(service.store.enqueue, what)
+    job = await service.enqueue(what)
     headers = {"Location": f"/v1/jobs/{job['id']}"}
     wait = _WAIT.search(request.headers.get("prefer", ""))
     if wait and job["state"] not in FINAL:

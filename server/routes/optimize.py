@@ -36,11 +36,11 @@ async def post_optimize(request: Request) -> Response:
     upload = await receive(request, service.blobs, limits, limits.sync_body)
     if not upload.model:
         raise Problem(422, "invalid-model", "the form has no part named graph")
-    job, new = await run_in_threadpool(service.store.enqueue, service.submission(upload, options, caller))
+    job = await service.enqueue(service.submission(upload, options, caller))
     if job["state"] in FINAL:
         return await send_result(service, job, request)
     finished = await _wait(service, request, job["id"], limits.sync_seconds)
-    if not finished and new and await request.is_disconnected():
+    if not finished and await request.is_disconnected():
         await run_in_threadpool(service.store.cancel, job["id"])
     job = await service.job(job["id"])
     if not finished:

@@ -95,7 +95,7 @@ async def _submit(service: Service, request: Request) -> str:
             raise Problem(422, "invalid-model", "choose a file, or one of the examples")
         upload = await run_in_threadpool(_example, service, name)
     what = service.submission(upload, options, caller, name=name)
-    job, _ = await run_in_threadpool(service.store.enqueue, what)
+    job = await service.enqueue(what)
     return str(job["id"])
 
 
