@@ -286,6 +286,14 @@ def _done(results: list[dict[str, Any]], result: dict[str, Any]) -> None:
         print(f"{len(results)} cases: {counts}", file=sys.stderr, flush=True)
 
 
+_ROOFLINE = [
+    f"The optimiser had {TIME_LIMIT:g} s a model and costs from a roofline (a recorded profile without a record), so",
+    "nothing was measured and the table can be made again anywhere; every rewrite was still checked against the",
+    "float64 reference.",
+    "",
+]
+
+
 def table(results: Sequence[dict[str, str]], optimize: bool) -> str:
     """The results as Markdown: counts by family, and each reason with the cases that gave it."""
     families = list(dict.fromkeys(r["family"] for r in results))
@@ -299,11 +307,7 @@ def table(results: Sequence[dict[str, str]], optimize: bool) -> str:
         "",
         "*passed*: same outputs. *carried through*: converted and read back as the same graph, but ONNX Runtime does",
         "not run the original, or not deterministically. *refused*: superopt does not accept the model.", "",
-        *([
-            f"The optimiser had {TIME_LIMIT:g} s a model and costs from a roofline (a recorded profile without a record), "
-            "so nothing was", "measured and the table can be made again anywhere; every rewrite was still checked against "
-            "the float64 reference.", "",
-        ] if optimize else []),
+        *(_ROOFLINE if optimize else []),
         "Made by `make conformance` (about 0.3 s of CPU time a model; two processes).", "",
         "| models | " + " | ".join(statuses) + " | all |", "|---" * (len(statuses) + 2) + "|",
     ]  # fmt: skip

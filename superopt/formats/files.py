@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from superopt.ir.errors import InvalidModel, UsageError, printable
+from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, UsageError, printable
 
 __all__ = ["CHUNK", "MappedFile", "Replacement", "open_inside", "open_plain", "read_plain", "replace_file"]
 
@@ -217,7 +217,7 @@ class Replacement:
         try:
             descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:80]}.", suffix=".tmp")
         except (OSError, ValueError) as error:
-            raise UsageError(f"cannot be written: {_reason(error)}", where=printable(str(path))) from error
+            raise _unwritable(error, printable(str(path))) from error
         self._pending.append((temporary, path))
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -229,7 +229,7 @@ class Replacement:
                 file.truncate(file.tell())
                 os.fchmod(file.fileno(), 0o666 & ~_umask())
         except OSError as error:
-            raise UsageError(f"cannot be written: {_reason(error)}", where=printable(str(path))) from error
+            raise _unwritable(error, printable(str(path))) from error
 
     def __enter__(self) -> Replacement:
         return self
@@ -242,11 +242,17 @@ class Replacement:
                     del self._pending[0]
         except OSError as error:
             path = printable(str(self._pending[0][1]))
-            raise UsageError(f"cannot be written: {_reason(error)}", where=path) from error
+            raise _unwritable(error, path) from error
         finally:
             for temporary, _ in self._pending:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
+
+
+def _unwritable(error: OSError | ValueError, where: str) -> SuperoptError:
+    """A full disk is a limit that was reached; anything else is about the path that was given."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return (ResourceLimit if full else UsageError)(f"cannot be written: {_reason(error)}", where=where)
 
 
 def _refuse_existing(path: Path, force: bool) -> None:

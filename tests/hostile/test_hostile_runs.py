@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import resource
+import signal
+from pathlib import Path
+
 import numpy as np
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from superopt.formats import from_onnx, to_onnx_bytes
+from superopt.formats import from_onnx, save, to_onnx_bytes
 from superopt.ir.errors import ResourceLimit
 from superopt.ops.infer import infer
 from superopt.runtime import limits
@@ -111,3 +115,18 @@ def test_allocations_beyond_the_memory_fail_instead_of_killing() -> None:
 def test_ordinary_models_pass() -> None:
     graph = from_onnx(model([make("MatMul", ["x", "x"], ["y"])], shape=(512, 512)))
     limits.refuse_unbounded(graph, typing=infer(graph), copies=3.0)
+
+
+def test_a_full_disk_is_a_limit_and_leaves_nothing(tmp_path: Path) -> None:
+    weight = constant("w", np.random.default_rng(0).standard_normal((400, 400)).astype(np.float32))
+    graph = from_onnx(model([make("MatMul", ["x", "w"], ["y"])], (weight,), shape=(2, 400)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(ResourceLimit, match="cannot be written"):
+            save(graph, tmp_path / "out.onnx")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, previous)
+    assert list(tmp_path.iterdir()) == []
