@@ -48,9 +48,9 @@ class Template:
         return (
             isinstance(term, App)
             and REGISTRY[term.op].commutative
-            and len(term.args) == 2
-            and len(self.holes) == 2
+            and len(self.holes) == len(term.args) == 2
             and [str(a) for a in term.args] == list(self.holes)
+            and all(self.takes(self.holes[0], c) == self.takes(self.holes[1], c) for c in (False, True))
         )
 
 

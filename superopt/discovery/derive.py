@@ -38,6 +38,7 @@ __all__ = ["Coverage", "Universe", "derive", "derived", "moves_of", "parts_of"]
 
 _DEEPEST = 64
 _RESHAPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Gather"})
+ARITHMETIC = "(arithmetic)"  # why two constants of equal value are one class
 ROUNDS = 5
 NODES = 2500
 
@@ -169,7 +170,7 @@ class Universe:
                 continue
             first = known.setdefault((group.type, value.tobytes()), identity)
             if graph.find(first) != identity:
-                graph.union(first, identity, "")
+                graph.union(first, identity, ARITHMETIC)
         graph.rebuild()
 
     def _constant(self, identity: int) -> Array | None:
@@ -229,7 +230,8 @@ def derived(rule: Rule, moves: Moves, *, rounds: int = ROUNDS, nodes: int = NODE
         if not universe.same(pairs):
             return None
         for why, count in universe.graph.reasons(list(pairs)).items():
-            used[why] = max(used.get(why, 0), count)
+            if why != ARITHMETIC:
+                used[why] = max(used.get(why, 0), count)
     return used
 
 
