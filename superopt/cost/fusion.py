@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
+
+from superopt.ir.types import TensorType
 
 __all__ = ["BACKENDS", "Backend", "Fusion", "ONNX_RUNTIME_CPU"]
 
@@ -26,11 +28,26 @@ class Fusion:
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend's habits: fusions, and operators that only rename memory (views)."""
+    """A backend's habits: fusions, operators that only rename memory (views), and weights that cost nothing to read.
+
+    ``absorbed`` names argument slots by operator: a constant there (the bias of a convolution) is added as results are
+    written, so an application costs the same with and without it. Timed apart, the two would differ by noise, and a
+    BatchNormalization that the backend folds itself would look better unfolded.
+    """
 
     name: str
     fusions: tuple[Fusion, ...]
     views: frozenset[str]
+    absorbed: Mapping[str, int] = field(default_factory=dict)
+
+    def as_run(
+        self, op: str, types: Sequence[TensorType | None], fixed: Sequence[bool]
+    ) -> tuple[tuple[TensorType | None, ...], tuple[bool, ...]]:
+        """Argument types, and which are constants, without what the backend absorbs."""
+        slot = self.absorbed.get(op)
+        if slot is not None and len(types) == slot + 1 and len(fixed) == slot + 1 and fixed[slot]:
+            return tuple(types[:slot]), tuple(fixed[:slot])
+        return tuple(types), tuple(fixed)
 
     def fusable(self, producer: str, consumer: str, *, constant_others: bool = True, rank: int = 0) -> bool:
         """Whether the consumer is nearly free when the producer is its only producer and has no other reader.
@@ -65,9 +82,9 @@ ONNX_RUNTIME_CPU = Backend(
         _fusion("Add", "Relu"),  # after a residual sum that a convolution took in
         _fusion("MatMul", "Add", "constant", 1),
         _fusion("Gemm", "Relu Sigmoid Tanh LeakyRelu HardSigmoid"),
-        _fusion("MatMul Transpose", "MatMul", "any"),
         _fusion("MatMul", "Mul Div", "constant", 0),
     ),
     views=frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}),
+    absorbed={"Conv": 2, "ConvTranspose": 2},
 )
 BACKENDS: Mapping[str, Backend] = {ONNX_RUNTIME_CPU.name: ONNX_RUNTIME_CPU}

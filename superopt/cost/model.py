@@ -156,6 +156,7 @@ class _Model:
     ) -> Estimate:
         values = dict(attributes)
         fixed = (*constant_args, *(False,) * (len(arg_types) - len(constant_args)))
+        arg_types, fixed = self.backend.as_run(op, arg_types, fixed)
         place = (op, tuple(sorted(values.items())), tuple(arg_types), fixed, after)
         found = self._memo.get(place)
         if found is None:

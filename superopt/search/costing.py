@@ -145,6 +145,9 @@ class Pricer:
     ) -> bool:
         if self._store is None or op in self._views():
             return True
+        backend = getattr(self.costs, "backend", None)
+        if isinstance(backend, Backend):
+            types, fixed = backend.as_run(op, types, fixed)
         return self._store.get(key_of(op, values, types, fixed).text) is not None
 
     def _views(self) -> frozenset[str]:
