@@ -35,7 +35,9 @@ def check(rule: Rule, *, prover: Prover | None = None, seed: int = 0) -> Verdict
         disagreement = runtime_disagrees(rule, seed=seed)
         return Unknown(disagreement) if disagreement else proved
     weak = kind_of(proved) not in ("proved_bounded", "refuted")
-    return tested if weak and isinstance(tested, Tested) else proved
+    if weak and isinstance(tested, Tested):
+        return replace(tested, reason=getattr(proved, "reason", ""))
+    return proved
 
 
 def admit(library: Library, *, prover: Prover | None = None, seed: int = 0) -> Library:

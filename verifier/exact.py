@@ -284,7 +284,7 @@ def test(rule: Rule, *, seed: int = 0, trials: int = 8) -> Verdict:  # noqa: PT0
         return Refuted(backwards, seconds)
     if passed < min(4, trials):
         return Unknown(f"only {passed} of {trials} draws of sizes satisfy the types and preconditions", seconds=seconds)
-    return Tested(passed, bound, seconds)
+    return Tested(passed, bound, seconds=seconds)
 
 
 def _only_backwards(rule: Rule, rng: np.random.Generator) -> Mapping[str, object] | None:

@@ -49,10 +49,15 @@ class ProvedBounded:
 
 @dataclass(frozen=True)
 class Tested:
-    """No disagreement in exact random trials; ``bound`` is the probability that a false rule passes them."""
+    """No disagreement in exact random trials; ``bound`` is the probability that a false rule passes them.
+
+    Attributes:
+        reason: why it was not proved, where that was tried.
+    """
 
     trials: int
     bound: float
+    reason: str = ""
     seconds: float = field(default=0.0, compare=False)
 
 

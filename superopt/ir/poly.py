@@ -80,6 +80,9 @@ class Poly:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[type[Poly], tuple[object, ...]]:
+        return Poly, (self.terms,)  # without the hash, which is another in another process
+
     def __add__(self, other: Dim) -> Dim:
         if not isinstance(other, int | Poly):
             return NotImplemented

@@ -47,6 +47,9 @@ class App:
     def __hash__(self) -> int:
         return self._hash
 
+    def __getstate__(self) -> dict[str, object]:
+        return {k: v for k, v in self.__dict__.items() if k != "_hash"}  # it is another in another process
+
     def attribute(self, name: str) -> AttributeValue:
         """The attribute's value.
 
@@ -75,6 +78,9 @@ class Project:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __getstate__(self) -> dict[str, object]:
+        return {k: v for k, v in self.__dict__.items() if k != "_hash"}  # it is another in another process
 
     def __str__(self) -> str:
         return format_term(self)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from superopt.rules import parse_rule
@@ -42,3 +44,13 @@ def test_verdicts_round_trip(verdict: Verdict) -> None:
 def test_what_is_not_a_verdict_is_refused(data: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="verdict"):
         verdict_from_json(data)
+
+
+def test_a_rule_means_the_same_in_another_process() -> None:
+    """Hashes of text differ between processes: none may travel with a size or a term."""
+    rule = parse_rule({"id": "r", "forall": {"x": "f[n, 2*m]"}, "lhs": ["Add(x, x)"], "rhs": ["Mul(x, 2.0)"]})
+    hash(rule.lhs)
+    copy = pickle.loads(pickle.dumps(rule))
+    assert copy == rule
+    assert "_hash" not in vars(copy.lhs[0])
+    assert all("_hash" not in vars(size) for size in copy.tensors["x"].shape)
