@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -45,7 +46,8 @@ class Plan:
     Attributes:
         results: what each output of the region becomes.
         before, after: modelled microseconds.
-        rules: ids of the rules by which the plan equals the region, with the number of unions used.
+        rules: ids of the rules by which the plan equals the region, each with the operators of the plan that it wrote
+            (1 for a rule that only links the others).
         grown: bytes of new weights minus bytes of weights no longer read.
     """
 
@@ -170,7 +172,8 @@ def plan_of(region: Region, lowered: Lowered, problem: Problem, choice: Choice, 
     roots = [lowered.classes[n] for n in outputs]
     for root in roots:
         writer.write(root)
-    rules = graph.reasons(_requests(writer, roots)) | writer.made
+    made = Counter(p.rule for p in writer.pieces if p.rule and not p.constant)
+    rules = {r: max(1, made[r]) for r in sorted(graph.reasons(_requests(writer, roots)).keys() | writer.made.keys())}
     results = tuple(writer.ref(r) for r in roots)
     return Plan(tuple(writer.pieces), results, before, after, rules, _growth(region, writer, results))
 
