@@ -18,7 +18,9 @@ def main() -> int:
         wheel = next(Path(folder).glob("superopt-*.whl"))
         names = zipfile.ZipFile(wheel).namelist()
     tops = {n.split("/")[0] for n in names if ".dist-info" not in n}
-    sources = {str(p.relative_to(ROOT)) for p in tracked() if p.parts and str(p).endswith((".py", ".toml", ".gz", ".json"))}
+    sources = {
+        str(p.relative_to(ROOT)) for p in tracked() if p.parts and str(p).endswith((".py", ".toml", ".gz", ".json"))
+    }
     expected = {s for s in map(installed_name, sources) if s}
     missing = sorted(expected - set(names))
     if tops != {"superopt"}:

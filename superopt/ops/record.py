@@ -34,7 +34,7 @@ NUMERIC = FLOATS | INTEGERS
 ANY = NUMERIC | {DType.BOOL}
 
 
-class NotCovered(Exception):  # noqa: N818  (an outcome, not an error)
+class NotCovered(Exception):
     """This use of the operator is not one that the record reads or can write; the node stays opaque. Says why."""
 
 

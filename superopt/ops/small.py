@@ -38,7 +38,7 @@ STEPS = 20_000  # scalar operations spent on one output
 Element = Dim | Fraction
 
 
-class Unknown(Exception):  # noqa: N818  (an outcome, not an error)
+class Unknown(Exception):
     """The value is not certain."""
 
 
