@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -133,6 +134,16 @@ class FileData:
         return unpack(self.file.window(self.offset, size), self.type)
 
 
+_RECENT: deque[np.ndarray] = deque()  # the last draws: a model is read several times in a row
+_RECENT_BYTES = 128 << 20
+
+
+def _keep(array: np.ndarray) -> None:
+    _RECENT.append(array)
+    while sum(a.nbytes for a in _RECENT) > _RECENT_BYTES:
+        _RECENT.popleft()
+
+
 @dataclass(frozen=True)
 class RandomData:
     """Seeded random elements: ``offset + scale * draw`` from NumPy's ``Generator(PCG64(seed))``.
@@ -153,7 +164,7 @@ class RandomData:
         return ArrayData(self.numpy()).digest
 
     def numpy(self) -> np.ndarray:
-        """The elements; made again once nobody holds them.
+        """The elements; made again once nobody holds them and other draws took their place among the recent ones.
 
         Raises:
             ResourceLimit: they would take more than 8 GiB.
@@ -162,6 +173,7 @@ class RandomData:
         if found is None:
             found = self._draw()
             self._made[:] = [weakref.ref(found)]
+            _keep(found)
         return found
 
     def _draw(self) -> np.ndarray:

@@ -257,7 +257,8 @@ class _Attempt:
         try:
             return measure(
                 self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads,
-                rounds=_ROUNDS if wanted else _CONFIRMING, time_limit=30.0 if wanted or left is None else left,
+                rounds=_ROUNDS if wanted else _CONFIRMING, burst=3 if wanted else 1,
+                time_limit=30.0 if wanted or left is None else left,
             )  # fmt: skip
         except (Unsupported, InvalidModel, ResourceLimit) as error:
             notes.append(f"the models could not be timed whole: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ def measure(
     sizes: Mapping[str, int],
     seed: int = 0,
     rounds: int = _ROUNDS,
+    burst: int = 3,
     threads: int = 1,
     time_limit: float = 30.0,
 ) -> report.Measured:
@@ -42,14 +44,9 @@ def measure(
     for graph in (before, after):
         refuse_unbounded(graph, sizes)
     feeds: Mapping[str, np.ndarray[Any, Any]] = make_inputs(before, seed, "normal", sizes=sizes)
-    result = race(
-        [formats.to_onnx_bytes(before), formats.to_onnx_bytes(after)],
-        feeds,
-        rounds=rounds,
-        threads=threads,
-        clock=clock,
-        time_limit=time_limit,
-    )
+    with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
+        models = [_runnable(graph, Path(folder) / f"{i}.onnx") for i, graph in enumerate((before, after))]
+        result = race(models, feeds, rounds=rounds, burst=burst, threads=threads, clock=clock, time_limit=time_limit)
     return report.Measured(
         result.ms[0], result.ms[1], result.ratios[1], result.rounds, result.spread[1], dict(result.circumstances)
     )
