@@ -57,6 +57,7 @@ def _root(
 for _command in (*models.COMMANDS, *service.COMMANDS):
     app.command()(_command)
 app.add_typer(library.app, name="rules")
+app.command()(library.discover)
 
 
 def main() -> None:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from superopt.cli.shell import Force, Json, Progress, err, out, refuse_existing, write_json
+from superopt.cli.shell import Force, Json, Progress, err, out, parse_bytes, refuse_existing, write_json
 from superopt.ir.errors import NotEquivalent, UsageError, printable
 
 if TYPE_CHECKING:
     from superopt.rules import Rule, RuleError
 
-__all__ = ["app"]
+__all__ = ["app", "discover"]
 
 app = typer.Typer(no_args_is_help=True, help="The rule library: list, show, prove, certify, export.")
 
@@ -214,3 +214,61 @@ def export(
         write_rules(destination / f"{family}.toml", members)
     write_verdicts(destination / PROOFS, library.store)
     err().print(f"wrote {len(library)} rules in {len(library.families)} files to {destination}", markup=False)
+
+
+@app.command()
+def derive(
+    file: Annotated[Path, typer.Argument(help="a TOML file of rules")], rules: Rules = None, report_json: Json = None
+) -> None:
+    """Say which rules of FILE follow from the library, and by which of its rules. Exit code 0 either way."""
+    from superopt.discovery import derive as look
+    from superopt.rules import load_library
+
+    found = look(file, load_library(rules))
+    if report_json is not None:
+        chains = {rule_id: dict(chain) for rule_id, chain in found.chains.items()}
+        data = {"format": "superopt.coverage", "version": 1, "derived": chains, "missing": dict(found.missing)}
+        write_json(data, report_json, force=True)
+    if report_json != "-":
+        for rule_id, chain in found.chains.items():
+            steps = ", ".join(f"{name} x{count}" for name, count in chain.items()) or "nothing: the sides are alike"
+            out().print(f"{rule_id}: derived by {steps}", markup=False, soft_wrap=True)
+        for rule_id, reason in found.missing.items():
+            out().print(f"{rule_id}: not derived ({reason})", markup=False, soft_wrap=True)
+    err().print(f"{len(found.chains)} of {len(found.chains) + len(found.missing)} derived ({found.share:.1%})")
+
+
+def discover(
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="rules/discovery.toml by default")] = None,
+    profile: Annotated[str | None, typer.Option(help="the themes of one profile: taso, default")] = None,
+    themes: Annotated[str | None, typer.Option(metavar="A,B", help="only these themes")] = None,
+    operators: Annotated[str | None, typer.Option(metavar="A,B", help="only these operators")] = None,
+    max_operators: Annotated[int | None, typer.Option(min=1, help="operators a side, at most")] = None,
+    destination: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the library is written")] = Path(
+        "discovered"
+    ),
+    workers: Annotated[int, typer.Option(min=1)] = 1,
+    time_limit: Annotated[float | None, typer.Option(metavar="S", min=1)] = None,
+    memory_limit: Annotated[str | None, typer.Option(metavar="B", help="bytes a process may take, or 4G")] = None,
+) -> None:
+    """Discover rules: enumerate terms, find equal ones, generalise, prove for all sizes, keep what nothing derives.
+
+    A run that was stopped goes on where it was; the result is the same however often it was.
+    """
+    from superopt.discovery import discover as run
+    from superopt.discovery import load_config
+
+    chosen = load_config(config).select(
+        profile=profile, themes=_names(themes), operators=_names(operators), most=max_operators
+    )
+    result = run(
+        chosen, out=destination, workers=workers, time_limit=time_limit, memory_limit=parse_bytes(memory_limit),
+        progress=lambda line: err().print(line, markup=False, soft_wrap=True),
+    )  # fmt: skip
+    out().print(f"{len(result.rules)} rules of {result.proved} proved, in {destination}", markup=False)
+    if result.unfinished:
+        err().print(f"not finished: {', '.join(result.unfinished)}; run again to go on", markup=False)
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()

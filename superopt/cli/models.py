@@ -27,7 +27,7 @@ from superopt.cli.shell import (
     write_json,
     write_text,
 )
-from superopt.ir.errors import NotEquivalent, UsageError
+from superopt.ir.errors import NotEquivalent, UsageError, printable
 
 __all__ = ["COMMANDS"]
 
@@ -51,6 +51,9 @@ def optimize(
     dim: Dims = None,
     threads: Threads = 1,
     measure: Annotated[bool, typer.Option("--measure", help="time input and result side by side")] = False,
+    verify_by: Annotated[
+        str, typer.Option("--verify", metavar="test|certify", help="certify: also prove the result region by region")
+    ] = "test",
     no_check: Annotated[bool, typer.Option("--no-check", help="skip the check against the reference")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="fail (exit 4) if a node is not understood")] = False,
     explain: Annotated[
@@ -66,12 +69,14 @@ def optimize(
     from superopt import pipeline
     from superopt.report.terminal import show_explanation, show_report
 
+    if verify_by not in ("test", "certify"):
+        raise UsageError(f"--verify {printable(verify_by)!r} is neither test nor certify")
     for path in (output, report_json, report_html):
         refuse_existing(path, force)
     options = pipeline.Options(
         target=target, time_limit=time_limit, memory_limit=parse_bytes(memory_limit), seed=seed, rules=rules,
         enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), threads=threads,
-        measure=measure, check=not no_check, strict=strict,
+        measure=measure, check=not no_check, certify=verify_by == "certify", strict=strict,
     )  # fmt: skip
     with Input(model) as path, Progress() as progress:
         result = pipeline.optimize(path, options=options, progress=progress)

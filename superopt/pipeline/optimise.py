@@ -20,6 +20,7 @@ from superopt.rules import Library, Rule, load_library
 from superopt.search import SearchOptions, SearchResult, search
 from superopt.verifier.admission import admit
 from superopt.verifier.differential import CheckResult, check, check_regions
+from superopt.verifier.graphs import certify_result
 
 if TYPE_CHECKING:
     import onnx
@@ -50,6 +51,7 @@ class Options:
         enable, disable: rule ids or families.
         measure: time the input and the result side by side at the end.
         check: run both against the float64 reference before returning.
+        certify: prove the result equal to the input, region by region, beyond checking it.
         strict: raise ``Unsupported`` when a node would be carried through opaque.
     """
 
@@ -64,6 +66,7 @@ class Options:
     threads: int = 1
     measure: bool = False
     check: bool = True
+    certify: bool = False
     strict: bool = False
 
 
@@ -184,7 +187,17 @@ class _Attempt:
             )
             found = replace(found, graph=self.graph, applied=())
             after, measured = self.graph, replace(measured, after_ms=measured.before_ms, ratio=1.0)
-        return Result(after, self.graph, self._report(found, checked, measured, notes))
+        verification = self._certified(after) if self.options.certify else None
+        made = self._report(found, checked, measured, notes)
+        return Result(after, self.graph, replace(made, verification=verification))
+
+    def _certified(self, after: Graph) -> report.Verification:
+        """What can be proved of the result; the check has run already, so a proof that fails takes nothing away."""
+        self.progress(0, None, "proving")
+        found = certify_result(self.graph, after, seed=self.options.seed)
+        return report.Verification(
+            found.verdict, found.same, found.proved, found.tested, found.proved_share, found.reason
+        )
 
     def _search(self, rules: tuple[Rule, ...]) -> SearchResult:
         limits = SearchOptions(

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from superopt.report.model import Applied, Check, Cost, Measured, Nodes, Opaque, Report, Search, Work, operator_counts
+from superopt.report.model import (
+    Applied,
+    Check,
+    Cost,
+    Measured,
+    Nodes,
+    Opaque,
+    Report,
+    Search,
+    Verification,
+    Work,
+    operator_counts,
+)
 
 __all__ = [
-    "Applied", "Check", "Cost", "Measured", "Nodes", "Opaque", "Report", "Search", "Work", "operator_counts",
+    "Applied", "Check", "Cost", "Measured", "Nodes", "Opaque", "Report", "Search", "Verification", "Work",
+    "operator_counts",
 ]  # fmt: skip

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from superopt.ir.graph import Graph
 
 __all__ = [
-    "Applied", "Check", "Cost", "Measured", "Nodes", "Opaque", "Report", "Search", "Work", "operator_counts",
+    "Applied", "Check", "Cost", "Measured", "Nodes", "Opaque", "Report", "Search", "Verification", "Work",
+    "operator_counts",
 ]  # fmt: skip
 
 
@@ -44,6 +45,18 @@ class Check:
     max_abs_error: float
     max_rel_error: float
     reference: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What could be proved of the result (``--verify certify``): nodes literally the same, proved, or only tested."""
+
+    verdict: str
+    same: int
+    proved: int
+    tested: int
+    proved_share: float
     reason: str = ""
 
 
@@ -111,6 +124,7 @@ class Report:
     opaque: tuple[Opaque, ...]
     notes: tuple[str, ...] = ()
     near_misses: tuple[str, ...] = ()
+    verification: Verification | None = None
 
     def json(self) -> dict[str, Any]:
         """The report as JSON data, ``{"format": "superopt.report", "version": 1, …}``."""

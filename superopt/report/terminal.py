@@ -83,6 +83,12 @@ def show_report(console: Console, name: str, report: Report) -> None:
         f"max abs error {check.max_abs_error:.2e}, max rel error {check.max_rel_error:.2e}"
         + (f" ({escape(check.reason)})" if check.reason else "")
     )
+    if report.verification is not None:
+        v = report.verification
+        console.print(
+            f"verified: {v.verdict}; of the result's nodes {v.same} are the input's own, {v.proved} are in regions "
+            f"proved equal, {v.tested} in regions only tested ({v.proved_share:.0%} same or proved)"
+        )
     search = report.search
     console.print(
         f"search {search.seconds:.1f} s, {search.regions} regions ({search.distinct_regions} distinct), "
