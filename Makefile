@@ -40,8 +40,8 @@ corpus: $(READY)          ## write corpus/*.json again from corpus/build.py
 $(READY): pyproject.toml
 	@echo "setting up $(VENV) (once; about a minute)" >&2
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade pip
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
 	@touch $(READY)
 
 clean:
