@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,8 @@ def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
 
 def files_below(folder: Path) -> list[str]:
     """Blobs and job folders that are on disk."""
-    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    found = (Path(place) / name for place, _, names in os.walk(folder) for name in names)  # folders may vanish under it
+    return sorted(str(path.relative_to(folder)) for path in found)
 
 
 @dataclass
@@ -83,8 +84,11 @@ class Live:
 
     def worker_pids(self) -> list[int]:
         """Processes that the server started, without their children."""
-        path = Path(f"/proc/{self.process.pid}/task")
-        return [int(p) for task in path.iterdir() for p in (task / "children").read_text().split()]
+        found: list[int] = []
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+                found += map(int, (task / "children").read_text().split())
+        return found
 
 
 def free_port() -> int:
