@@ -17,6 +17,7 @@ from superopt.ir.graph import Graph
 from superopt.ops.infer import Barrier, Typing, infer
 from superopt.pipeline.racing import LARGE, measure
 from superopt.rules import Library, Rule, load_library
+from superopt.runtime.limits import refuse_unbounded
 from superopt.search import SearchOptions, SearchResult, search
 from superopt.verifier.admission import admit
 from superopt.verifier.differential import CheckResult, check, check_regions
@@ -114,7 +115,8 @@ def optimize(
         **settings: single fields of ``options``: ``optimize("m.onnx", time_limit=10)``.
 
     Raises:
-        InvalidModel: the model is broken. Unsupported: ``strict`` and a node is opaque. UsageError: a bad setting.
+        InvalidModel: the model is broken. ResourceLimit: no machine could run it.
+        Unsupported: ``strict`` and a node is opaque. UsageError: a bad setting.
     """
     options = replace(options or Options(), **settings)
     limit = options.time_limit
@@ -122,6 +124,10 @@ def optimize(
     progress(0, None, "loading")
     graph = load(model)
     typing = infer(graph, options.sizes)
+    try:
+        refuse_unbounded(graph, options.sizes, typing=typing, absurd=True)
+    except ResourceLimit as error:
+        raise (error.within(str(model)) if isinstance(model, str | Path) else error) from None
     if options.strict:
         _refuse_opaque(graph, typing)
     library = select_rules(options)

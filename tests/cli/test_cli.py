@@ -133,6 +133,24 @@ def test_bad_models_are_one_line_and_exit_3(tmp_path: Path, content: bytes) -> N
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.onnx"]
 
 
+def test_a_model_that_no_machine_could_run_is_refused(tmp_path: Path) -> None:
+    shape = onnx.numpy_helper.from_array(np.array([2**20, 2**20]), "shape")
+    graph = helper.make_graph(
+        [helper.make_node("ConstantOfShape", ["shape"], ["y"], name="bomb")],
+        "bomb",
+        [],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2**20, 2**20])],
+        [shape],
+    )
+    source, target = tmp_path / "bomb.onnx", tmp_path / "o.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), source)
+    done = run("optimize", str(source), "-o", str(target))
+    assert done.returncode == 7
+    assert b"bomb.onnx" in done.stderr
+    assert b'node "bomb"' in done.stderr
+    assert not target.exists()
+
+
 def test_usage_errors(tmp_path: Path) -> None:
     source = str(foldable(tmp_path / "m.onnx"))
     assert run("optimize", source, "--dim", "N=zero").returncode == 2
