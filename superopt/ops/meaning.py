@@ -441,10 +441,11 @@ def subexpressions(root: Scalar) -> Iterator[Scalar]:
         elif id(node) not in seen:
             seen.add(id(node))
             stack.append((node, True))
-            stack.extend((c, False) for c in _parts(node))
+            stack.extend((c, False) for c in parts(node))
 
 
-def _parts(node: Scalar) -> tuple[Scalar, ...]:
+def parts(node: Scalar) -> tuple[Scalar, ...]:
+    """The scalars directly inside one; the scalars among a read's indices count."""
     match node:
         case Call(_, args):
             return args

@@ -19,6 +19,7 @@ from superopt.ops.meaning import (
     Scalar,
     SizeValue,
     Where,
+    parts,
     subexpressions,
 )
 
@@ -105,7 +106,7 @@ class _Lowering:
         return affine(substitute(value, self.sizes), self.rank)
 
     def add(self, scalar: Scalar) -> None:
-        part = [self.number[id(c)] for c in _children(scalar)]
+        part = [self.number[id(c)] for c in parts(scalar)]
         key: Hashable
         step = Step(scalar, tuple(part))
         free: set[str] = set().union(*(self.steps[p].variables for p in part)) if part else set()
@@ -151,19 +152,6 @@ class _Lowering:
         if unknown:
             raise KeyError(f"no size is bound to {', '.join(sorted(unknown))}")
         return set(names & self.rank.keys())
-
-
-def _children(scalar: Scalar) -> tuple[Scalar, ...]:
-    match scalar:
-        case Call(_, args):
-            return args
-        case Reduce(_, _, _, body):
-            return (body,)
-        case Where(_, then, otherwise):
-            return (then, otherwise)
-        case Read(_, index, _):
-            return tuple(i for i in index if isinstance(i, Scalar))
-    return ()
 
 
 def _mark(steps: list[Step]) -> None:
