@@ -52,7 +52,10 @@ def candidates(theme: Theme, pairs: Iterable[tuple[Term, Term]]) -> list[Rule]:
         groups.setdefault((scheme, name in theme.weights), []).append(name)
     owner = {n: key for key, names in groups.items() for n in names}
     found: dict[str, Rule] = {}
+    given = {t.term for t in theme.vocabulary if not t.holes}
     for first, second in pairs:
+        if theme.about and not any(_mentions(t, theme.about, given) for t in (first, second)):
+            continue
         left, right = (first, second) if operator_count(first) >= operator_count(second) else (second, first)
         used, other = set(variables(left)), set(variables(right))
         if not (used <= other or other <= used):
@@ -68,6 +71,20 @@ def candidates(theme: Theme, pairs: Iterable[tuple[Term, Term]]) -> list[Rule]:
             if (rule.forward or rule.backward) and a != b and _grounded(rule):
                 found[text] = rule
     return sorted(found.values(), key=_rank)
+
+
+def _mentions(root: Term, operators: frozenset[str], leaves: set[Term]) -> bool:
+    """Whether a term has one of the operators outside its leaves."""
+    stack = [root]
+    while stack:
+        term = stack.pop()
+        if isinstance(term, Project):
+            stack.append(term.term)
+        elif isinstance(term, App) and term not in leaves:
+            if term.op in operators:
+                return True
+            stack.extend(a for a in term.args if a is not None)
+    return False
 
 
 def _grounded(rule: Rule) -> bool:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from superopt.ir.errors import UsageError
@@ -70,7 +70,12 @@ class Theme:
         join: whether a rule about a Concat is also kept as a rule with several outputs.
         origin: what the rules say of themselves: "discovered", or "definition" for composite operators.
         base: explored before the others, which start from its rules.
+        about: a candidate has one of these operators outside the leaves; empty: any candidate counts. What a
+            vocabulary says about its other operators alone is another theme's business.
         broadcast: whether elementwise operators are applied to operands of different shapes (scalars always are).
+        weights_alone: whether equalities of what depends on weights alone are looked at.
+        shortcuts: whether a rule that pays is also kept where others derive it, but not in two rounds.
+        signals: whether rules about images are also proposed with one spatial axis.
     """
 
     name: str
@@ -88,6 +93,10 @@ class Theme:
     text: str = ""
     broadcast: bool = True
     base: bool = False
+    about: frozenset[str] = frozenset()
+    weights_alone: bool = True
+    shortcuts: bool = False
+    signals: bool = False
 
     @property
     def forall(self) -> dict[str, TypeScheme]:
@@ -156,10 +165,7 @@ class Config:
 
 
 def _changed(theme: Theme, vocabulary: tuple[Template, ...], size: int, text: str) -> Theme:
-    return Theme(
-        theme.name, theme.family, theme.profiles, size, theme.leaves, theme.weights, theme.attributes, vocabulary,
-        theme.sizes, theme.batch, theme.join, theme.origin, text, theme.broadcast, theme.base,
-    )  # fmt: skip
+    return replace(theme, vocabulary=vocabulary, operators=size, text=text)
 
 
 def _operators(term: Term) -> set[str]:
@@ -181,7 +187,8 @@ def load_config(path: Path | str | None = None) -> Config:
     if unknown:
         raise RuleError(f"unknown key {unknown[0]!r}", where=str(file))
     try:
-        themes = tuple(_theme(row, f"{file}, theme {row.get('name', n)}") for n, row in enumerate(data["theme"]))
+        rows = [row for theme in data["theme"] for row in _each(theme)]
+        themes = tuple(_theme(row, f"{file}, theme {row.get('name', n)}") for n, row in enumerate(rows))
         return Config(
             int(data.get("seed", 0)), max(2, int(data.get("instances", 3))), int(data.get("trials", 8)),
             float(data.get("prove_seconds", 10.0)), int(data.get("terms", 400_000)), themes,
@@ -192,8 +199,26 @@ def load_config(path: Path | str | None = None) -> Config:
 
 _KEYS = frozenset({
     "name", "family", "profiles", "operators", "leaves", "weights", "attributes", "vocabulary", "sizes", "batch",
-    "join", "origin", "broadcast", "base",
+    "join", "origin", "broadcast", "base", "about", "weights_alone", "shortcuts", "signals",
 })  # fmt: skip
+
+
+def _each(row: Mapping[str, object]) -> list[Mapping[str, object]]:
+    """A theme with ``each``: once for every table of it, with ``<KEY>`` in its texts replaced by the table's text.
+
+    So one vocabulary is looked at along several axes, permutations or modes.
+    """
+    tables = row.get("each")
+    if not isinstance(tables, list):
+        return [row]
+    text = json.dumps({k: v for k, v in row.items() if k != "each"})
+    made: list[Mapping[str, object]] = []
+    for table in tables:
+        own = text
+        for key, value in table.items():
+            own = own.replace(f"<{key}>", json.dumps(str(value))[1:-1])
+        made.append(json.loads(own))
+    return made
 
 
 def _theme(row: Mapping[str, object], where: str) -> Theme:
@@ -220,7 +245,7 @@ def _theme(row: Mapping[str, object], where: str) -> Theme:
         name, str(row.get("family", name)), tuple(map(str, _listed(row, "profiles"))), operators, leaves,
         frozenset(map(str, _listed(row, "weights"))), attributes, vocabulary, sizes, bool(row.get("batch", True)),
         bool(row.get("join", True)), str(row.get("origin", "discovered")), json.dumps(row, sort_keys=True),
-        bool(row.get("broadcast", True)), bool(row.get("base", False)),
+        bool(row.get("broadcast", True)), bool(row.get("base", False)), frozenset(map(str, _listed(row, "about"))),
     )  # fmt: skip
 
 
