@@ -16,10 +16,11 @@ from superopt.server.blobs import Blobs, Spool
 from superopt.server.problems import Problem
 from superopt.server.settings import Limits
 
-__all__ = ["GRAPH_JSON", "ONNX", "Upload", "receive"]
+__all__ = ["GRAPH_JSON", "MULTIPART", "ONNX", "Upload", "receive"]
 
 GRAPH_JSON = "application/vnd.superopt.graph+json"
 ONNX = "application/octet-stream"
+MULTIPART = "multipart/form-data"
 _MEDIA = {
     GRAPH_JSON: GRAPH_JSON, "application/json": GRAPH_JSON,
     ONNX: ONNX, "application/x-onnx": ONNX, "application/onnx": ONNX, "application/vnd.onnx": ONNX,
@@ -82,7 +83,7 @@ async def _receive(request: Request, blobs: Blobs, limits: Limits, most: int) ->
     kind, parameters = parse_options_header(request.headers.get("content-type", ""))
     media = kind.decode("latin-1").lower()
     chunks = _chunks(request, limits, most)
-    if media == "multipart/form-data":
+    if media == MULTIPART:
         return await _multipart(chunks, parameters.get(b"boundary", b""), blobs)
     if media not in _MEDIA:
         raise Problem(415, "unsupported-media-type", f"{media[:80] or 'a body without a type'!r} is not read; {_READS}",

@@ -24,7 +24,7 @@ from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError
 
 if TYPE_CHECKING:
     from superopt.ir.graph import Graph
-    from superopt.pipeline import Result
+    from superopt.pipeline import Options, Result
 
 __all__ = ["main"]
 
@@ -33,6 +33,10 @@ _EVERY = 0.25  # seconds between two progress messages
 # What takes long to load. Not ONNX Runtime: it starts a thread, and only one thread survives a fork.
 _PRELOAD = ("superopt.formats", "superopt.rules", "superopt.report", "superopt.verifier.admission", "highspy")
 SIDECAR = "weights.safetensors"
+FILES = {  # what a job leaves, by the name that the job table keeps it under
+    "json": "graph.json", "onnx": "graph.onnx", "parts": "weights.json", "weights": SIDECAR,
+    "report": "report.json", "comparison": "comparison.json",
+}  # fmt: skip
 
 
 def main() -> None:
@@ -134,8 +138,9 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
     graph = _load()
     from superopt import pipeline  # loads ONNX Runtime, which a model that does not load needs not wait for
 
-    result = pipeline.optimize(graph, options=pipeline.Options(**_options(job)), progress=progress)
-    return _write(result, int(job["result"]))
+    options = pipeline.Options(**_options(job))
+    result = pipeline.optimize(graph, options=options, progress=progress)
+    return _write(result, options, int(job["result"]))
 
 
 def _load() -> Graph:
@@ -160,27 +165,32 @@ def _options(job: dict[str, Any]) -> dict[str, Any]:
     return {**options, "memory_limit": int(job["memory"]) // 2}
 
 
-def _write(result: Result, most: int) -> dict[str, Any]:
+def _write(result: Result, options: Options, most: int) -> dict[str, Any]:
     """Every representation of the result that fits; at least one does, or it is a ``ResourceLimit``."""
     from superopt.formats.tensors import RandomData
+    from superopt.server.compare import union
 
     out = Path("out")
     weights = result.graph.weights
+    said: dict[str, Any] = {"status": result.report.status, "name": result.graph.name[:200]}
     whole = sum(w.type.nbytes or 0 for w in weights)
     stored = sum(w.type.nbytes or 0 for w in weights if not isinstance(w.data, RandomData | None))
     without: dict[str, str] = {}
-    for name, size, write in (("json", stored * 4 // 3, _write_json), ("onnx", whole, _write_onnx)):
+    forms = (("json", stored * 4 // 3, _write_json), ("parts", stored, _write_parts), ("onnx", whole, _write_onnx))
+    for name, size, write in forms:
         if size > 0.95 * min(most, 2**31):
             without[name] = f"the weights are {size >> 20} MiB in this form; the limit is {most >> 20} MiB"
             continue
         try:
-            write(result.graph, out / f"graph.{name}")
+            write(result.graph, out / FILES[name])
         except (InvalidModel, SuperoptError) as error:
             without[name] = str(error)
-    if len(without) == 2:
+    if len(without) == len(forms):
         raise ResourceLimit(f"the result is too large to send: {without['json']}")
-    (out / "report.json").write_text(json.dumps(result.report.json(), allow_nan=False))
-    return {"status": result.report.status, "without": without, "name": result.graph.name[:200]}
+    (out / FILES["report"]).write_text(json.dumps(result.report.json(), allow_nan=False))
+    view = union(result.original, result.graph, target=options.target, sizes=options.sizes)
+    (out / FILES["comparison"]).write_text(json.dumps(view, allow_nan=False))
+    return said | {"without": without}
 
 
 def _write_json(graph: Graph, path: Path) -> None:
@@ -188,6 +198,15 @@ def _write_json(graph: Graph, path: Path) -> None:
     from superopt.formats.json_writer import format_document
 
     path.write_text(format_document(to_json(graph)), encoding="utf-8")
+
+
+def _write_parts(graph: Graph, path: Path) -> None:
+    """The graph with its long weights in a file beside it; no file at all where it has none, for ``json`` says it."""
+    from superopt.formats import save
+
+    save(graph, path)
+    if not path.with_suffix(".safetensors").exists():
+        path.unlink()
 
 
 def _write_onnx(graph: Graph, path: Path) -> None:

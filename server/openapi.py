@@ -7,13 +7,13 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from superopt.server.body import GRAPH_JSON, ONNX
+from superopt.server.body import GRAPH_JSON, MULTIPART, ONNX
 from superopt.server.parameters import DESCRIPTIONS
 from superopt.server.problems import MEDIA, TITLES
 
 __all__ = [
-    "CERTIFICATE", "EVENTS", "GRAPH", "HEALTH", "JOB", "JOB_ACCEPTED", "LIMITS", "METRICS", "OPERATORS", "OPTIMIZED",
-    "PROFILES", "REPORT", "RULE", "RULES", "document", "last_event_id", "submission",
+    "CERTIFICATE", "COMPARISON", "EVENTS", "GRAPH", "HEALTH", "JOB", "JOB_ACCEPTED", "LIMITS", "METRICS", "OPERATORS",
+    "OPTIMIZED", "PROFILES", "REPORT", "RULE", "RULES", "document", "last_event_id", "submission",
 ]  # fmt: skip
 
 Responses = dict[int | str, dict[str, Any]]
@@ -68,6 +68,12 @@ SCHEMAS: dict[str, Any] = {
     },
     "Report": {"type": "object", "required": ["format", "version", "status", "cost", "check", "rules_applied"],
                "properties": {"format": {"const": "superopt.report"}, "version": {"const": 1}}},
+    "Comparison": {"type": "object", "required": ["format", "version", "target"], "properties": {
+        "format": {"const": "superopt.comparison"}, "version": {"const": 1}, "target": _NAME,
+        "nodes": {"type": "array", "items": {"type": "object", "required": ["op", "name", "side"]}},
+        "edges": {"type": "array", "items": {"type": "array"}, "description": "[from, to, side]"},
+        "regions": {"type": "array"}, "operators": {"type": "object"},
+        "omitted": {"type": "string", "description": "why there are no nodes"}}},
     "Graph": {"type": "object", "required": ["format", "version", "opset", "inputs", "nodes", "outputs"],
               "description": "`superopt schema` prints the whole schema", "properties": {
                   "format": {"const": "superopt.graph"}, "version": {"const": 1}, "opset": {"type": "object"},
@@ -104,7 +110,8 @@ _MAKE = (400, 401, 403, 408, 409, 413, 415, 422, 429, 503)
 _UNCHANGED: Responses = {304: {"description": "the ETag still stands"}}
 _GRAPHS = {
     "description": "the rewritten graph",
-    "content": {GRAPH_JSON: {"schema": _ref("Graph")}, ONNX: {"schema": {"type": "string", "format": "binary"}}},
+    "content": {GRAPH_JSON: {"schema": _ref("Graph")}, ONNX: {"schema": {"type": "string", "format": "binary"}},
+                MULTIPART: {"schema": {"type": "object", "description": "parts graph and weights.safetensors"}}},
     "headers": {"ETag": {"schema": _NAME}, "Superopt-Status": {"schema": {"enum": ["improved", "unchanged"]}},
                 "Link": {"schema": _NAME}},
 }  # fmt: skip
@@ -123,6 +130,7 @@ JOB_ACCEPTED: Responses = {
 JOB = _json(_ref("Job"), 401, 403, 404, 503)
 GRAPH: Responses = {200: _GRAPHS, **_UNCHANGED, **_problems(404, 406, 409, 410, 422, 500, 503)}
 REPORT = {**_json(_ref("Report"), 404, 409, 410, 422, 500, 503), **_UNCHANGED}
+COMPARISON = {**_json(_ref("Comparison"), 404, 409, 410, 422, 500, 503), **_UNCHANGED}
 EVENTS: Responses = {
     200: {"description": "a stream", "content": {"text/event-stream": {"example":
           'id: 3\nevent: progress\ndata: {"done": 2, "total": 9, "what": "region 2"}\n\n'}}},
@@ -155,7 +163,7 @@ def submission() -> dict[str, Any]:
             "examples": {"shapes only": {"value": TINY}},
         },
         ONNX: {"schema": binary},
-        "multipart/form-data": {"schema": form},
+        MULTIPART: {"schema": form},
     }
     return {"parameters": parameters, "requestBody": {"required": True, "content": content},
             "security": [{}, {"key": []}]}  # fmt: skip

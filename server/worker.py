@@ -23,6 +23,7 @@ from sqlalchemy.exc import DBAPIError
 
 import superopt
 from superopt.server.blobs import Blobs
+from superopt.server.child import FILES
 from superopt.server.database import Database
 from superopt.server.settings import Settings
 from superopt.server.store import Claim, Store
@@ -36,7 +37,6 @@ _START = "import sys; sys.path.append({root!r}); from superopt.server.child impo
 _BEAT = 0.5  # seconds between heartbeats, hence the longest that a cancellation goes unnoticed
 _SWEEP = 30.0
 _RELOAD = 1.0  # seconds before the engine is loaded again, doubled each time
-_FILES = {"json": "graph.json", "onnx": "graph.onnx", "report": "report.json"}
 
 
 def work(settings: Settings) -> None:
@@ -170,7 +170,7 @@ class Worker:
 
     def _adopt(self, held: Claim, folder: Path, outputs: dict[str, Any]) -> dict[str, Any]:
         files = {}
-        for name, file in _FILES.items():
+        for name, file in FILES.items():
             if (path := folder / "out" / file).is_file():
                 digest, size = self.blobs.adopt(path)
                 files[name] = {"sha256": digest, "size": size}

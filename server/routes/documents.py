@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, Response, StreamingResponse
 
-from superopt.server.body import GRAPH_JSON, ONNX
+from superopt.server.body import GRAPH_JSON, MULTIPART, ONNX
+from superopt.server.child import SIDECAR
 from superopt.server.problems import Problem, from_outcome
 from superopt.server.service import Service
 
@@ -18,10 +21,12 @@ __all__ = ["describe", "ended", "negotiate", "send_file", "send_result"]
 
 _FORMS: Mapping[str, str] = {
     GRAPH_JSON: "json", "application/json": "json", ONNX: "onnx", "application/x-onnx": "onnx",
-    "application/onnx": "onnx", "application/vnd.onnx": "onnx",
+    "application/onnx": "onnx", "application/vnd.onnx": "onnx", MULTIPART: "parts",
+    "multipart/mixed": "parts",
 }  # fmt: skip
-_TYPES = {"json": GRAPH_JSON, "onnx": ONNX}
-_SUFFIX = {"json": ".json", "onnx": ".onnx", "report": ".report.json"}
+_TYPES = {"json": GRAPH_JSON, "onnx": ONNX, "parts": MULTIPART}
+_CHUNK = 1 << 20
+_SUFFIX = {"json": ".json", "onnx": ".onnx", "report": ".report.json", "comparison": ".comparison.json"}
 
 
 def _when(seconds: float | None) -> str | None:
@@ -42,9 +47,19 @@ def describe(job: Mapping[str, Any], *, ahead: int | None = None) -> dict[str, A
     }  # fmt: skip
     if job["state"] == "succeeded":
         found["links"] |= {"result": f"{base}/result", "report": f"{base}/report"}
-        found["representations"] = {
-            _TYPES[name]: facts["size"] for name, facts in outputs["files"].items() if name in _TYPES
-        }
+        found["representations"] = {_TYPES[name]: size for name, size in _graphs(outputs["files"]).items()}
+        if "comparison" in outputs["files"]:
+            found["links"]["comparison"] = f"{base}/comparison"
+    return found
+
+
+def _graphs(files: Mapping[str, Any]) -> dict[str, int]:
+    """The forms in which the result can be had, and about how many bytes each takes."""
+    found = {name: int(facts["size"]) for name, facts in files.items() if name in _TYPES}
+    if "parts" in found:
+        found["parts"] += int(files["weights"]["size"])
+    elif "json" in found:  # no weight is long enough for a part of its own
+        found["parts"] = found["json"]
     return found
 
 
@@ -81,6 +96,8 @@ def negotiate(accept: str, preferred: str, available: Mapping[str, Any], without
         if media in ("*/*", "application/*"):
             first = preferred if preferred in available else next(iter(available))
             wanted.append((weight - 1e-6, first))
+        elif media == "multipart/*":
+            wanted.append((weight - 1e-6, "parts"))
         elif media in _FORMS:
             wanted.append((weight, _FORMS[media]))
     for weight, name in sorted(wanted, key=lambda w: -w[0]):
@@ -98,14 +115,50 @@ async def send_result(service: Service, job: Mapping[str, Any], request: Request
         Problem: the job failed, is not finished, or has no such representation.
     """
     outputs = ended(job)
-    graphs = {name: facts for name, facts in outputs["files"].items() if name in _TYPES}
+    graphs = _graphs(outputs["files"])
     preferred = next(name for name, media in _TYPES.items() if media == job["media"])
     name = negotiate(request.headers.get("accept", ""), preferred, graphs, outputs["without"])
     extra = {
         "Vary": "Accept", "Superopt-Status": outputs["status"],
         "Link": f'</v1/jobs/{job["id"]}/report>; rel="describedby", </jobs/{job["id"]}>; rel="alternate"',
     }  # fmt: skip
+    if name == "parts":
+        return await _send_parts(service, job, request, extra)
     return await send_file(service, job, request, name, _TYPES[name], extra)
+
+
+async def _send_parts(service: Service, job: Mapping[str, Any], request: Request, extra: Mapping[str, str]) -> Response:
+    """The result as it can be sent in: ``multipart/form-data`` with the parts ``graph`` and ``weights.safetensors``."""
+    files = job["outputs"]["files"]
+    wanted = [("graph", "graph.json", GRAPH_JSON, files["parts" if "parts" in files else "json"])]
+    if "parts" in files:
+        wanted.append((SIDECAR, SIDECAR, "application/octet-stream", files["weights"]))
+    tag = f'"{hashlib.sha256("".join(facts["sha256"] for *_, facts in wanted).encode()).hexdigest()}"'
+    headers = {"ETag": tag, "Cache-Control": "private, max-age=3600", **extra}
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    boundary = f"superopt-{tag[1:33]}"  # a digest of the contents, so the contents do not hold it
+    pieces: list[bytes | Path] = []
+    for part, filename, media, facts in wanted:
+        path = service.blobs.path(facts["sha256"])
+        if not await run_in_threadpool(path.is_file):
+            raise Problem(410, "gone", "the result is not kept any more; submit the model again")
+        pieces += [f'--{boundary}\r\nContent-Disposition: form-data; name="{part}"; filename="{filename}"\r\n'
+                   f"Content-Type: {media}\r\n\r\n".encode(), path, b"\r\n"]  # fmt: skip
+    pieces.append(f"--{boundary}--\r\n".encode())
+    size = sum(len(p) if isinstance(p, bytes) else p.stat().st_size for p in pieces)
+    headers |= {"Content-Length": str(size)}
+    return StreamingResponse(_joined(pieces), media_type=f"{MULTIPART}; boundary={boundary}", headers=headers)
+
+
+def _joined(pieces: list[bytes | Path]) -> Iterator[bytes]:
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            yield piece
+            continue
+        with piece.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                yield chunk
 
 
 async def send_file(

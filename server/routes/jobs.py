@@ -113,6 +113,16 @@ async def get_report(job_id: str, request: Request) -> Response:
     return await send_file(service, job, request, "report", "application/json", {})
 
 
+@router.get("/{job_id}/comparison", responses=doc.COMPARISON, summary="Fetch input and result as one graph")
+async def get_comparison(job_id: str, request: Request) -> Response:
+    """Both graphs as one, each node marked ``both``, ``before`` or ``after``: what the job's page draws."""
+    service = of(request)
+    job = await service.job(job_id)
+    if "comparison" not in ended(job)["files"]:
+        raise Problem(404, "not-found", "this job was done by a version that kept no comparison")
+    return await send_file(service, job, request, "comparison", "application/json", {})
+
+
 @router.get("/{job_id}/events", responses=doc.EVENTS, summary="Follow a job", openapi_extra=doc.last_event_id())
 async def get_events(job_id: str, request: Request) -> Response:
     """Server-sent events: queued, started, progress, finished. Resumes after ``Last-Event-ID``; ends with the job."""
