@@ -246,6 +246,7 @@ def _theme(row: Mapping[str, object], where: str) -> Theme:
         frozenset(map(str, _listed(row, "weights"))), attributes, vocabulary, sizes, bool(row.get("batch", True)),
         bool(row.get("join", True)), str(row.get("origin", "discovered")), json.dumps(row, sort_keys=True),
         bool(row.get("broadcast", True)), bool(row.get("base", False)), frozenset(map(str, _listed(row, "about"))),
+        bool(row.get("weights_alone", True)), bool(row.get("shortcuts", False)), bool(row.get("signals", False)),
     )  # fmt: skip
 
 

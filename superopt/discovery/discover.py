@@ -17,7 +17,7 @@ from superopt.discovery.candidates import n_ary
 from superopt.discovery.config import Config, Theme
 from superopt.discovery.explore import Bounds, Explored, OutOfBounds, explore
 from superopt.discovery.gain import expected
-from superopt.discovery.minimise import minimised
+from superopt.discovery.minimise import SHORTCUT, minimised
 from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.rules.canonical import rule_text, text_digest
 from superopt.rules.grammar import format_rule, parse_rule
@@ -157,8 +157,10 @@ def _identified(rules: Sequence[Rule], config: Config) -> tuple[Rule, ...]:
         digest = text_digest(rule)
         width = next(w for w in range(4, 65) if f"{rule.family}-{digest[:w]}" not in made)
         origin = rule.origin
-        if origin == "discovered":
-            origin = f"discovered ({'for any number of siblings, ' if n_ary(rule) else ''}config {config.digest[:12]})"
+        if origin != "definition":
+            notes = ["a shortcut"] if origin == SHORTCUT else []
+            notes += ["for any number of siblings"] if n_ary(rule) else []
+            origin = f"discovered ({', '.join([*notes, f'config {config.digest[:12]}'])})"
         name = f"{rule.family}-{digest[:width]}"
         made[name] = replace(rule, id=name, origin=origin)
     return tuple(made[i] for i in sorted(made))

@@ -14,8 +14,9 @@ from superopt.discovery.candidates import candidates
 from superopt.discovery.config import Config, Theme
 from superopt.discovery.derive import Universe, derived, moves_of
 from superopt.discovery.enumerate import Level, enumerate_terms, points_of
-from superopt.discovery.gain import oriented
+from superopt.discovery.gain import expected, oriented
 from superopt.discovery.judge import Judge, Tally
+from superopt.discovery.minimise import QUICK_ROUNDS, SHORTCUT
 from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import rule_text
@@ -28,6 +29,7 @@ __all__ = ["Bounds", "Explored", "OutOfBounds", "explore"]
 _GROWTH = 6000  # e-nodes that one rule may add to the universe of candidates
 _MATCHES = 3000
 _LOCAL_ROUNDS, _LOCAL_NODES = 3, 600
+_PAYS = 0.9  # a shortcut's cheaper side costs at most this share of the other
 
 
 class OutOfBounds(Exception):
@@ -170,6 +172,20 @@ def _follows(candidate: Rule, kept: Sequence[Rule]) -> bool:
     return bool(kept) and derived(candidate, moves, rounds=_LOCAL_ROUNDS, nodes=_LOCAL_NODES) is not None
 
 
+def _runs(candidate: Rule, theme: Theme) -> bool:
+    """Whether something on a side runs at inference: it does not depend on weights alone."""
+    return not all(theme.is_weight(n) for n in candidate.tensors)
+
+
+def _shortens(candidate: Rule, theme: Theme, kept: Sequence[Rule]) -> bool:
+    """Whether a candidate that others derive pays, and takes more than a few rounds to derive."""
+    found = expected(candidate, frozenset(n for n in candidate.tensors if theme.is_weight(n)))
+    if found is None or min(found) > _PAYS * max(found):
+        return False
+    moves = moves_of([r for r in kept if len(r.lhs) == 1])
+    return derived(candidate, moves, rounds=QUICK_ROUNDS) is None
+
+
 def _select(
     theme: Theme, point: Point, proposals: Sequence[Rule], judge: Judge, say: Callable[[str], None], bounds: Bounds,
     known: Sequence[Rule],
@@ -186,13 +202,19 @@ def _select(
     started = time.monotonic()
     for number, (candidate, place) in enumerate(zip(proposals, places, strict=True), 1):
         bounds.check()
-        if place is None:
+        if place is None or not (theme.weights_alone or _runs(candidate, theme)):
             continue
-        if universe.same(place) or _follows(candidate, [*given, *kept]):
+        follows = universe.same(place) or _follows(candidate, [*given, *kept])
+        shortcut = follows and theme.shortcuts and _shortens(candidate, theme, [*given, *kept])
+        if follows and not shortcut:
             followed += 1
         else:
             made = judge.rules(candidate)
-            fresh = [replace(oriented(r, theme), id=f"{theme.name}-{len(kept) + i}") for i, r in enumerate(made)]
+            origin = SHORTCUT if shortcut else theme.origin
+            fresh = [
+                replace(oriented(r, theme), id=f"{theme.name}-{len(kept) + i}", origin=origin)
+                for i, r in enumerate(made)
+            ]
             kept += fresh
             moves = moves_of([r for r in fresh if len(r.lhs) == 1])
             if fresh:

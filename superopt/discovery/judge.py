@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from superopt.discovery.candidates import joined, restricted, tidied
 from superopt.discovery.config import Config, Theme
 from superopt.discovery.generalise import guarded, size_general, specialised, variable_general, well_typed
 from superopt.discovery.ranks import any_rank, leading
+from superopt.discovery.spatial import one_axis_less
 from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.rules.canonical import rule_text
 from superopt.rules.rule import Rule
@@ -76,7 +77,18 @@ class Judge:
                     made = self._prove(tidied(pair))
                     if made is not None:
                         found.append(made)
-        return found
+        return found + (self._signals(found) if self.theme.signals else [])
+
+    def _signals(self, found: Sequence[Rule]) -> list[Rule]:
+        """The same with one spatial axis, where that is true as well."""
+        made = []
+        for rule in found:
+            shorter = one_axis_less(rule)
+            if shorter is not None and well_typed(shorter) and self._quick(shorter):
+                proved = self._prove(tidied(shorter))
+                if proved is not None:
+                    made.append(proved)
+        return made
 
     def _versions(self, candidate: Rule, general: Rule) -> Iterator[Rule]:
         for made in any_rank(general):

@@ -5,34 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from superopt.discovery.candidates import movements, operator_count
-from superopt.discovery.derive import derived, moves_of
+from superopt.discovery.derive import ROUNDS, derived, moves_of
 from superopt.rules.canonical import text_digest
 from superopt.rules.rule import Rule
 
-__all__ = ["minimised"]
+__all__ = ["QUICK_ROUNDS", "SHORTCUT", "minimised"]
+
+SHORTCUT = "shortcut"  # origin of a rule that pays, and that others derive in more than QUICK_ROUNDS rounds only
+QUICK_ROUNDS = 2
 
 
 def minimised(rules: Sequence[Rule], progress: Callable[[str], None] | None = None) -> tuple[Rule, ...]:
     """Keep short and general rules first, and of the others those that are not derived.
 
-    Definitions of composite operators are always kept: a person looks for them.
+    Definitions of composite operators are always kept: a person looks for them. A shortcut is dropped only where the
+    others derive it in a few rounds: search has few.
     """
     unique = {text_digest(r): r for r in reversed(rules)}
     ordered = sorted(unique.items(), key=lambda item: (*_rank(item[1]), item[0]))
     kept: list[Rule] = []
     for number, (_, rule) in enumerate(ordered):
-        if rule.origin == "definition" or derived(rule, moves_of(kept)) is None:
+        if not _follows(rule, kept):
             kept.append(rule)
         if progress is not None and number % 20 == 0:
             progress(f"minimising: {number + 1}/{len(ordered)} rules, {len(kept)} kept")
     return _without_special_cases(kept, progress)
 
 
+def _follows(rule: Rule, kept: Sequence[Rule]) -> bool:
+    if rule.origin == "definition":
+        return False
+    rounds = QUICK_ROUNDS if rule.origin == SHORTCUT else ROUNDS
+    return derived(rule, moves_of(kept), rounds=rounds) is not None
+
+
 def _without_special_cases(rules: list[Rule], progress: Callable[[str], None] | None) -> tuple[Rule, ...]:
     """A short rule may be kept before the general ones that derive it: look again, the most special first."""
     kept = list(rules)
     for number, rule in enumerate(sorted(rules, key=_special)):
-        if rule.origin != "definition" and derived(rule, moves_of([r for r in kept if r is not rule])) is not None:
+        if _follows(rule, [r for r in kept if r is not rule]):
             kept.remove(rule)
         if progress is not None and number % 20 == 0:
             progress(f"minimising again: {number + 1}/{len(rules)} rules, {len(kept)} kept")
