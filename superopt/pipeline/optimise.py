@@ -168,7 +168,7 @@ def _refuse_opaque(graph: Graph, typing: Typing) -> None:
 
 @dataclass
 class _Attempt:
-    """One optimisation in progress; everything it holds is a value, and ``run`` goes straight through."""
+    """One optimisation in progress: ``run`` goes straight through, ``failures`` are checks that failed on the way."""
 
     graph: Graph
     typing: Typing
@@ -177,6 +177,7 @@ class _Attempt:
     options: Options
     progress: Progress
     deadline: float
+    failures: list[report.CheckFailure] = field(default_factory=list)
 
     def run(self) -> Result:
         notes: list[str] = []
@@ -245,8 +246,10 @@ class _Attempt:
             again = self._search(fewer)
             checked = self._check(again.graph) if again.graph is not self.graph else _UNCHANGED
             if checked.verdict == "passed" or checked is _UNCHANGED:
+                self.failures.append(_failure(first_reason, found, applied.rule))
                 notes.append(f"rule {applied.rule} failed the check here ({first_reason}); it was left out")
                 return again, checked
+        self.failures.append(_failure(first_reason, found))
         notes.append(f"the rewritten graph failed the check ({first_reason}); the input is returned")
         return replace(found, graph=self.graph, applied=()), replace(checked, verdict="failed", reason=first_reason)
 
@@ -324,7 +327,12 @@ class _Attempt:
             opaque=opaque_nodes(self.graph, self.typing),
             notes=tuple(notes) + found.notes,
             near_misses=found.near_misses,
+            check_failures=tuple(self.failures),
         )  # fmt: skip
+
+
+def _failure(reason: str, found: SearchResult, left_out: str = "") -> report.CheckFailure:
+    return report.CheckFailure(reason, tuple(a.rule for a in found.applied if a.rule != "fold"), left_out)
 
 
 def _skipped(reason: str) -> CheckResult:

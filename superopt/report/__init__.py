@@ -5,6 +5,7 @@ from __future__ import annotations
 from superopt.report.model import (
     Applied,
     Check,
+    CheckFailure,
     Cost,
     Measured,
     Nodes,
@@ -17,6 +18,6 @@ from superopt.report.model import (
 )
 
 __all__ = [
-    "Applied", "Check", "Cost", "Measured", "Nodes", "Opaque", "Report", "Search", "Verification", "Work",
-    "operator_counts",
+    "Applied", "Check", "CheckFailure", "Cost", "Measured", "Nodes", "Opaque", "Report", "Search", "Verification",
+    "Work", "operator_counts",
 ]  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from superopt.ir.graph import Graph
 
 __all__ = [
-    "Applied", "Check", "Cost", "Measured", "Nodes", "Opaque", "Report", "Search", "Verification", "Work",
-    "operator_counts",
+    "Applied", "Check", "CheckFailure", "Cost", "Measured", "Nodes", "Opaque", "Report", "Search", "Verification",
+    "Work", "operator_counts",
 ]  # fmt: skip
 
 
@@ -46,6 +46,21 @@ class Check:
     max_rel_error: float
     reference: str
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class CheckFailure:
+    """A rewritten graph that failed its check and was not returned.
+
+    Attributes:
+        reason: how it differed.
+        rules: what it rested on.
+        left_out: the rule without which the check passed; empty where there was none.
+    """
+
+    reason: str
+    rules: tuple[str, ...]
+    left_out: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,6 +140,7 @@ class Report:
     notes: tuple[str, ...] = ()
     near_misses: tuple[str, ...] = ()
     verification: Verification | None = None
+    check_failures: tuple[CheckFailure, ...] = ()
 
     def json(self) -> dict[str, Any]:
         """The report as JSON data, ``{"format": "superopt.report", "version": 1, …}``."""
