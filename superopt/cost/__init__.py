@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from superopt.cost.bench import BenchRow, Prediction, bench, geometric_mean, spearman, validate
 from superopt.cost.fusion import ONNX_RUNTIME_CPU, Backend, Fusion
-from superopt.cost.model import CostModel, MeasuredCpu, RecordedProfile
+from superopt.cost.measured import MeasuredCpu
+from superopt.cost.model import CostModel
 from superopt.cost.profile import Profile, Store, load_profile, profile_names, read_profile, write_profile
 from superopt.cost.record import Estimate, Key, Record
+from superopt.cost.recorded import RecordedProfile
 from superopt.cost.target import for_target, record
 from superopt.cost.whole import GraphCost, Work, graph_cost, graph_work, work
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from superopt import formats
-from superopt.cost.model import MeasuredCpu
+from superopt.cost.measured import MeasuredCpu
 from superopt.cost.trial import feeds_for, with_values
 from superopt.cost.whole import graph_cost
 from superopt.ir.errors import SuperoptError

@@ -22,6 +22,7 @@ import numpy as np
 from superopt import formats
 from superopt.cost.cache import core_bytes, evict, last_level_bytes
 from superopt.cost.lowering import lowered, without_reorders
+from superopt.cost.record import Key, Record
 from superopt.cost.trial import feeds_for, with_values
 from superopt.ir.errors import InvalidModel, SuperoptError
 from superopt.ir.graph import Graph, Node, Value
@@ -49,6 +50,10 @@ class Timing:
     ns: float
     ns_cold: float
     iqr: float
+
+    def record(self, key: Key, flops: int, moved: int) -> Record:
+        """The timing as it is kept."""
+        return Record(key, round(self.ns, 1), round(self.ns_cold, 1), round(self.iqr, 4), 0, flops, moved)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from superopt.cost.record import Estimate, Record
 
-__all__ = ["Ceilings", "Predictor"]
+__all__ = ["Ceilings", "Predictor", "ceilings_of"]
 
 _NEIGHBOURS = 4
 _NEAR = 1.5  # in units of e-folds of FLOPs and bytes: beyond, a neighbour says nothing about this size
@@ -29,6 +30,19 @@ class Ceilings:
     flops_per_ns: float = 60.0
     bytes_per_ns: float = 12.0
     least_ns: float = 500.0
+
+
+def ceilings_of(header: Mapping[str, Any]) -> Ceilings:
+    """The ceilings that a profile's header holds as measured; the usual ones where it holds none."""
+    usual, peaks = Ceilings(), header.get("peaks")
+    if not isinstance(peaks, Mapping):
+        return usual
+    flops, moved = peaks.get("flops_per_s"), peaks.get("bytes_per_s")
+    return Ceilings(
+        flops / 1e9 if isinstance(flops, int | float) and flops > 0 else usual.flops_per_ns,
+        moved / 1e9 if isinstance(moved, int | float) and moved > 0 else usual.bytes_per_ns,
+        usual.least_ns,
+    )
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,11 @@ class Key:
         """The key as sorted JSON: equal exactly for equal keys."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
+    @cached_property
+    def question(self) -> tuple[str, str, str, tuple[str, ...]]:
+        """What was asked, whatever engine, precision and layout answered."""
+        return self.op, self.attrs, self.dtype, self.shapes
+
 
 @dataclass(frozen=True)
 class Record:

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from superopt.cost.cache import last_level_bytes
-from superopt.cost.model import CostModel, MeasuredCpu, Progress, RecordedProfile
+from superopt.cost.measured import MeasuredCpu
+from superopt.cost.model import CostModel, Progress
 from superopt.cost.profile import load_profile, write_profile
+from superopt.cost.recorded import RecordedProfile
 from superopt.cost.whole import graph_cost
 from superopt.ir.errors import BackendUnavailable, UsageError, printable
 from superopt.ir.graph import Graph

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
+from superopt.cost.question import Question
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.poly import Poly, symbols, value_at
 from superopt.ir.terms import AttributeValue
@@ -35,26 +36,20 @@ def sample(kind: TensorType, seed: int = 0, *, integer: int = 1) -> np.ndarray:
     return (generator.random(shape, dtype=np.float32) * 0.75 + 0.25).astype(kind.dtype.numpy)
 
 
-def application_graph(
-    op: str,
-    attributes: Mapping[str, AttributeValue],
-    arg_types: Sequence[TensorType | None],
-    out_types: Sequence[TensorType],
-    constant_args: Sequence[bool] = (),
-) -> Graph:
+def application_graph(question: Question) -> Graph:
     """A graph of one application: constant arguments become weights, which the runtime may pack ahead of time.
 
     Raises:
         NotCovered: the operator cannot be written as an ONNX node, or a type is not static.
     """
+    op, attributes, arg_types, fixed = question.op, question.attributes, question.args, question.fixed
     if op not in REGISTRY:
         raise NotCovered(f"superopt has no operator {op}")
-    if not all(t is None or t.is_static for t in (*arg_types, *out_types)):
+    if not all(t is None or t.is_static for t in (*arg_types, *question.outs)):
         raise NotCovered(f"the sizes of {op}'s arguments are not known")
     operator = REGISTRY[op]
     opset = max(_OPSET, operator.since)
     form = operator.write(attributes, arg_types, opset)
-    fixed = (*constant_args, *(False,) * (len(arg_types) - len(constant_args)))
     inputs: dict[str, Value] = {}
     weights: list[Weight] = []
     names: list[str] = []
@@ -72,7 +67,7 @@ def application_graph(
         else:
             inputs[f"a{item}"] = Value(f"a{item}", kind)
             names.append(f"a{item}")
-    outputs = tuple(Value(f"y{i}", t) for i, t in enumerate(out_types))
+    outputs = tuple(Value(f"y{i}", t) for i, t in enumerate(question.outs))
     node = Node("trial", op, tuple(names), tuple(v.name for v in outputs), dict(form.attributes), operator.domain)
     opsets = {"": opset} if not operator.domain else {"": opset, operator.domain: 1}
     return Graph("trial", tuple(inputs.values()), outputs, tuple(weights), (node,), opsets)

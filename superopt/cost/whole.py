@@ -9,7 +9,8 @@ from typing import Any
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.cost.kernel import Kernel, kernels_of
 from superopt.cost.lowering import known_types, lowered
-from superopt.cost.model import CostModel, MeasuredCpu, work_of
+from superopt.cost.measured import MeasuredCpu
+from superopt.cost.model import CostModel, work_of
 from superopt.cost.record import FREE, Estimate
 from superopt.cost.trial import at_sizes, feeds_for
 from superopt.ir.errors import SuperoptError

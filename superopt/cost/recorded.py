@@ -1,0 +1,50 @@
+"""Costs read from a recorded profile: nothing is measured, and the same answer comes everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU
+from superopt.cost.model import CostModel
+from superopt.cost.predictor import Predictor, ceilings_of
+from superopt.cost.profile import Profile
+from superopt.cost.question import Question
+from superopt.cost.record import Estimate, Record
+
+__all__ = ["RecordedProfile"]
+
+_DISPATCH_NS = 200.0  # of a view, where the profile does not say
+
+
+class RecordedProfile(CostModel):
+    """Costs from a recorded profile of any device; what it lacks is predicted from its own records.
+
+    Args:
+        profile: header and records. Its header names the backend (what fuses, what is a view), the size of the last
+            cache, and the measured ceilings. Of several engines that answer one question the fastest counts.
+        sizes: what symbolic dimensions are costed at.
+    """
+
+    def __init__(self, profile: Profile, sizes: Mapping[str, int] | None = None) -> None:
+        super().__init__(sizes, BACKENDS.get(str(profile.header.get("backend")), ONNX_RUNTIME_CPU))
+        self.profile = profile
+        self.predictor = Predictor.fit(profile.records.values(), ceilings_of(profile.header))
+        self._answers: dict[tuple[object, ...], Record] = {}
+        for _, record in sorted(profile.records.items()):
+            known = self._answers.get(record.key.question)
+            if known is None or record.ns_cold < known.ns_cold:
+                self._answers[record.key.question] = record
+
+    @property
+    def cache_bytes(self) -> int | None:
+        limit = self.profile.header.get("cache_bytes")
+        return int(limit) if isinstance(limit, int) else None
+
+    def _view(self) -> Estimate:
+        return Estimate(float(self.profile.header.get("dispatch_ns", _DISPATCH_NS)) / 1e3, "measured", 0.1)
+
+    def _lookup(self, question: Question) -> Estimate:
+        record = self._answers.get(question.key.question)
+        if record is not None:
+            return self._estimate(record)
+        return self.predictor.predict(question.op, *question.work)
