@@ -1,0 +1,1 @@
+"""CUDA through CuPy: kernels generated from the operators' meanings, vendor libraries for products, captured graphs."""

@@ -1,0 +1,404 @@
+"""From a graph to what a device runs: kernels, library calls, and where every value lies in one arena.
+
+A chain of operators becomes one kernel where that computes nothing twice (or so little that memory traffic costs more);
+a value that is only another's bytes under a new shape has no kernel at all; what depends on weights alone runs once.
+Products go to the vendor's library; everything else is generated from the operators' meanings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from superopt.ir.errors import Unsupported
+from superopt.ir.graph import Graph, label
+from superopt.ir.terms import AttributeValue
+from superopt.ir.types import DType, TensorType
+from superopt.ops import REGISTRY
+from superopt.ops.infer import Applied, Barrier, Typing, infer
+from superopt.ops.meaning import Read, Scalar
+from superopt.ops.record import FLOATS
+from superopt.runtime.cuda.compose import Expression, calls, inlined, reads, reduces, remapped, touches
+from superopt.runtime.cuda.emit import free
+from superopt.runtime.cuda.source import LONG, Kernel, kernel, position
+
+__all__ = ["Convolution", "Launch", "Plan", "Product", "Step", "arena", "plan"]
+
+ALIGNMENT = 256  # bytes; what cudaMalloc and vector loads want
+LONGEST = 400  # parts of a fused expression
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A generated kernel."""
+
+    kernel: Kernel
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.kernel.operands
+
+    @property
+    def output(self) -> str:
+        return self.kernel.output
+
+
+@dataclass(frozen=True)
+class Product:
+    """``out[i] = A[i]·B[i]`` for ``batch`` matrices; strides in elements, 0 for one matrix shared by all."""
+
+    a: str
+    b: str
+    output: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    turned: tuple[bool, bool]  # A is given as [k, m]; B as [n, k]
+    strides: tuple[int, int]
+    dtype: DType
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.a, self.b)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A two-dimensional convolution, NCHW, with its bias where it has one."""
+
+    x: str
+    w: str
+    bias: str | None
+    output: str
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+    group: int
+    dtype: DType
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x, self.w) if self.bias is None else (self.x, self.w, self.bias)
+
+
+Step = Launch | Product | Convolution
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs, in order.
+
+    Attributes:
+        setup: steps that depend on weights alone; they run once.
+        steps: steps of every inference.
+        types: static types of all stored values.
+        alias: values that are the bytes of another.
+        empty: values without elements, which nothing has to compute.
+        offsets: byte offsets in the arena of what the steps (not the setup) make and no one outside reads.
+        arena: its size in bytes.
+    """
+
+    graph: Graph
+    setup: tuple[Step, ...]
+    steps: tuple[Step, ...]
+    types: Mapping[str, TensorType]
+    alias: Mapping[str, str]
+    empty: tuple[str, ...] = ()
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    arena: int = 0
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The generated kernels, each once."""
+        launches = [s for s in (*self.setup, *self.steps) if isinstance(s, Launch)]
+        return tuple({s.kernel.name: s.kernel for s in launches}.values())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The static shape of a value."""
+        return tuple(int(s) for s in self.types[name].shape or () if isinstance(s, int))
+
+    def root(self, name: str) -> str:
+        """The stored value whose bytes a value is."""
+        while name in self.alias:
+            name = self.alias[name]
+        return name
+
+
+def plan(graph: Graph, sizes: Mapping[str, int] | None = None, *, fuse: bool = True, library: bool = True) -> Plan:
+    """The plan of a graph at known sizes.
+
+    Args:
+        graph: a checked graph.
+        sizes: values for its named dimensions.
+        fuse: put chains of operators into one kernel.
+        library: give products and convolutions to the vendor's libraries (else they are generated too, slowly).
+
+    Raises:
+        Unsupported: a node without a meaning, or a size that stays unknown; names the node.
+    """
+    return _Planner(graph, infer(graph, sizes), fuse, library).plan()
+
+
+class _Planner:
+    def __init__(self, graph: Graph, typing: Typing, fuse: bool, library: bool) -> None:
+        self.graph, self.typing, self.fuse, self.library = graph, typing, fuse, library
+        self.outputs = {v.name for v in graph.outputs}
+        self.types: dict[str, TensorType] = {}
+        self.raw: dict[str, Expression] = {}
+        self.calls: dict[str, Product | Convolution] = {}
+        self.order: list[str] = []
+        self.alias: dict[str, str] = {}
+        self.empty: list[str] = []
+
+    def plan(self) -> Plan:
+        for place in self._needed():
+            self._node(place)
+        consumers: dict[str, list[str]] = {}
+        for name in self.order:
+            for read in self._reads(name):
+                consumers.setdefault(read, []).append(name)
+        fused: dict[str, Expression] = {}
+        placed: set[str] = set()  # values whose bodies go into their consumers
+        steps: list[Step] = []
+        for name in self.order:
+            if self.types[name].elements == 0:
+                self.empty.append(name)
+                continue
+            if name in self.calls:
+                steps.append(self.calls[name])
+                continue
+            expression = inlined(self.raw[name], {n: fused[n] for n in self.raw[name].operands if n in placed})
+            fused[name] = expression
+            source = self._moved(name, expression)
+            if source is not None:
+                self.alias[name] = source
+            elif self.fuse and self._dissolves(name, expression, consumers.get(name, [])):
+                placed.add(name)
+            else:
+                steps.append(self._launch(name, expression))
+        return self._finished(steps)
+
+    def _reads(self, name: str) -> tuple[str, ...]:
+        return self.calls[name].reads if name in self.calls else self.raw[name].operands
+
+    def _needed(self) -> list[int]:
+        """Positions of the nodes that an output depends on through data, in order."""
+        live = set(self.outputs)
+        found: list[int] = []
+        for place in range(len(self.graph.nodes) - 1, -1, -1):
+            node, how = self.graph.nodes[place], self.typing.nodes[place]
+            if live.isdisjoint(n for n in node.outputs if n):
+                continue
+            if isinstance(how, Barrier):
+                raise Unsupported(
+                    f"{how.reason}; the CUDA backend runs only operators with a meaning", where=label(node)
+                )
+            found.append(place)
+            live.update(n for n in how.args if n)
+        return found[::-1]
+
+    def _type(self, name: str, where: str) -> TensorType:
+        kind = self.types.get(name) or self.typing.types.get(name)
+        if kind is None or not kind.is_static:
+            raise Unsupported(
+                f"the shape of {name!r} is not known", where=where, hint="give its sizes with --dim NAME=8"
+            )
+        self.types[name] = kind
+        return kind
+
+    def _node(self, place: int) -> None:
+        """The expressions (or the library call) of one node."""
+        node, how = self.graph.nodes[place], self.typing.nodes[place]
+        assert isinstance(how, Applied)
+        where = label(node)
+        types = [None if n is None else self._type(n, where) for n in how.args]
+        meaning, made = how.operator.apply(types, how.attributes)
+        for name, comprehension, kind in zip(node.outputs, meaning.outputs, made, strict=False):
+            if not name:
+                continue
+            self.types[name] = kind
+            self._type(name, where)
+            if self.library and self._to_library(name, how, types, kind):
+                continue
+            self.raw[name] = remapped(how.args, comprehension)
+            self.order.append(name)
+
+    # ── library calls ──
+
+    def _to_library(self, name: str, how: Applied, types: Sequence[TensorType | None], made: TensorType) -> bool:
+        arguments = [n for n in how.args if n is not None]
+        shapes = [tuple(map(int, t.shape)) for t in types if t is not None and t.shape is not None]  # type: ignore[arg-type]
+        if made.dtype not in FLOATS or len(shapes) < 2 or 0 in (*shapes[0], *shapes[1]):
+            return False
+        if how.operator.name == "MatMul":
+            call = _product(arguments[0], arguments[1], name, shapes[0], shapes[1], (False, False), made.dtype)
+            return call is not None and self._add(name, call)
+        if how.operator.name == "Gemm" and how.attributes["alpha"] == 1.0:
+            turned = (how.attributes["transA"] == 1, how.attributes["transB"] == 1)
+            plain = len(arguments) == 2 or how.attributes["beta"] == 0.0
+            target = name if plain else f"{name} (product)"
+            call = _product(arguments[0], arguments[1], target, shapes[0], shapes[1], turned, made.dtype)
+            assert call is not None, "Gemm takes matrices"
+            self._add(target, call)
+            if not plain:
+                self._biased(name, target, arguments[2], how.attributes["beta"], types[2], made)
+            return True
+        if how.operator.name == "Conv" and len(shapes[0]) == 4 and made.dtype is not DType.FLOAT64:
+            fields = {k: tuple(map(int, how.attributes[k])) for k in ("strides", "pads", "dilations")}  # type: ignore[arg-type]
+            bias = arguments[2] if len(arguments) > 2 else None
+            group = how.attributes["group"]
+            assert isinstance(group, int)
+            return self._add(
+                name, Convolution(arguments[0], arguments[1], bias, name, group=group, dtype=made.dtype, **fields)
+            )
+        return False
+
+    def _add(self, name: str, call: Product | Convolution) -> bool:
+        self.calls[name] = call
+        self.order.append(name)
+        return True
+
+    def _biased(
+        self, name: str, product: str, bias: str, beta: AttributeValue, kind: TensorType | None, made: TensorType
+    ) -> None:
+        """``product + beta · bias``: Gemm's last part, as the meanings of Mul and Add say it."""
+        assert kind is not None
+        self.types[product] = made
+        add, _ = REGISTRY["Add"].apply([made, kind], {})
+        expression = remapped((product, bias), add.outputs[0])
+        if beta != 1.0:
+            scalar = TensorType(made.dtype, ())
+            generator, _ = REGISTRY["ConstantOfShape"].apply(
+                [], {"shape": (), "value": beta, "dtype": made.dtype.value}
+            )
+            times, _ = REGISTRY["Mul"].apply([kind, scalar], {})
+            scaled = inlined(remapped((bias, "beta"), times.outputs[0]), {"beta": Expression((), generator.outputs[0])})
+            expression = inlined(expression, {bias: scaled})
+        self.raw[name] = expression
+        self.order.append(name)
+
+    # ── fusion ──
+
+    def _moved(self, name: str, expression: Expression) -> str | None:
+        """The operand whose bytes this value is, when it only has another shape."""
+        body = expression.comprehension.body
+        if name in self.outputs or not isinstance(body, Read) or body.outside is not None:
+            return None
+        source = expression.operands[body.operand]
+        kinds = self.types[source], self.types[name]
+        same = kinds[0].dtype is kinds[1].dtype and kinds[0].elements == kinds[1].elements
+        return source if same and position(body, kinds[0]) == expression.target else None
+
+    def _dissolves(self, name: str, expression: Expression, consumers: Sequence[str]) -> bool:
+        """Whether a value's body goes into all of its consumers, so that it is never stored."""
+        if name in self.outputs or not consumers or any(c in self.calls for c in consumers):
+            return False
+        work = calls(expression.comprehension.body)
+        reducing = reduces(expression.comprehension.body)
+        if work > LONGEST or (reducing and len(consumers) > 1):
+            return False
+        size = prod(expression.shape, start=1)
+        reuse = 0.0
+        for consumer in dict.fromkeys(consumers):
+            user = self.raw[consumer]
+            here = [r for r in reads(user.comprehension.body) if user.operands[r.operand] == name]
+            if any(isinstance(i, Scalar) for r in here for i in r.index):
+                return False
+            if reducing and not all(self._keeps_rows(name, expression, user, r) for r in here):
+                return False
+            reuse += touches(user, name) / max(size, 1)
+        if reducing:
+            return True
+        return reuse <= 1 or work <= 2 or (work <= 8 and reuse <= 4)
+
+    def _keeps_rows(self, name: str, expression: Expression, user: Expression, read: Read) -> bool:
+        """Whether a value with reductions is computed no more often inside a consumer.
+
+        Either the consumer reads it at its own position, or at one position per row, where a block makes it once.
+        """
+        if touches(user, name) > prod(user.shape, start=1) or free(read) - {v for v, _ in user.digits}:
+            return False
+        if position(read, self.types[name]) == user.target:
+            return True
+        names = [v for v, _ in user.digits]
+        row = max((names.index(v) for v in free(read)), default=-1) + 1
+        rows = prod((e for _, e in user.digits[:row]), start=1)
+        longest = max(expression.extents, default=0)
+        return longest >= LONG and rows == prod(expression.shape, start=1)
+
+    def _launch(self, name: str, expression: Expression) -> Launch:
+        return Launch(kernel(expression, name, self.types, self.types[name]))
+
+    # ── places ──
+
+    def _finished(self, steps: Sequence[Step]) -> Plan:
+        fixed = {*self.graph.weight, *self.empty}
+        setup: list[Step] = []
+        rest: list[Step] = []
+        found = Plan(self.graph, (), (), self.types, self.alias)
+        for step in steps:
+            if all(found.root(r) in fixed for r in step.reads) and step.output not in self.outputs:
+                fixed.add(step.output)
+                setup.append(step)
+            else:
+                rest.append(step)
+        offsets, size = arena(_lifetimes(found, rest), self.types)
+        return Plan(self.graph, tuple(setup), tuple(rest), self.types, self.alias, tuple(self.empty), offsets, size)
+
+
+def _product(
+    a: str, b: str, output: str, left: Sequence[int], right: Sequence[int], turned: tuple[bool, bool], dtype: DType
+) -> Product | None:
+    """The library call for a product, or ``None`` where the batches do not line up as strides."""
+    if len(left) < 2 or len(right) < 2:
+        return None
+    m, k = (left[-1], left[-2]) if turned[0] else (left[-2], left[-1])
+    n = right[-2] if turned[1] else right[-1]
+    leads = left[:-2], right[:-2]
+    lead = prod(leads[0], start=1)
+    if prod(leads[1], start=1) == 1:  # one right matrix: the batch is more rows
+        if len(leads[1]) > len(leads[0]):
+            return None
+        return Product(a, b, output, 1, m * lead, n, k, turned, (0, 0), dtype)
+    if list(leads[0]) == list(leads[1]):
+        return Product(a, b, output, lead, m, n, k, turned, (m * k, k * n), dtype)
+    if lead == 1 and len(leads[0]) <= len(leads[1]):
+        return Product(a, b, output, prod(leads[1]), m, n, k, turned, (0, k * n), dtype)
+    return None
+
+
+def _lifetimes(found: Plan, steps: Sequence[Step]) -> dict[str, tuple[int, int]]:
+    """First and last step at which each stored intermediate is needed."""
+    kept = {found.root(v.name) for v in found.graph.outputs}
+    spans: dict[str, tuple[int, int]] = {}
+    for at, step in enumerate(steps):
+        if step.output not in kept:
+            spans[step.output] = (at, at)
+        for read in map(found.root, step.reads):
+            if read in spans:
+                spans[read] = (spans[read][0], at)
+    return spans
+
+
+def arena(spans: Mapping[str, tuple[int, int]], types: Mapping[str, TensorType]) -> tuple[dict[str, int], int]:
+    """Byte offsets such that values alive at one time do not overlap, and the bytes needed.
+
+    Greedy by size (Pisarchyk and Lee, Efficient Memory Management for Deep Neural Net Inference, 2020).
+    """
+    placed: list[tuple[int, int, str]] = []
+    offsets: dict[str, int] = {}
+    sizes = {name: -(-max(types[name].nbytes or 0, 1) // ALIGNMENT) * ALIGNMENT for name in spans}
+    for name in sorted(spans, key=lambda n: (-sizes[n], n)):
+        first, last = spans[name]
+        offset = 0
+        for start, end, other in sorted(placed):
+            if spans[other][1] < first or spans[other][0] > last:
+                continue
+            if offset + sizes[name] <= start:
+                break
+            offset = max(offset, end)
+        offsets[name] = offset
+        placed.append((offset, offset + sizes[name], name))
+    return offsets, max((end for _, end, _ in placed), default=0)

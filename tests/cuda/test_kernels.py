@@ -1,0 +1,171 @@
+"""Generated CUDA kernels, run on the CPU: the same text through g++. What a GPU alone can show is marked ``gpu``."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superopt.formats import load
+from superopt.frontend import GraphBuilder
+from superopt.ir.errors import Unsupported
+from superopt.ir.graph import Graph
+from superopt.ir.poly import symbols, value_at
+from superopt.ir.types import DType, TensorType
+from superopt.runtime.cuda import plan as planning
+from superopt.runtime.cuda import source
+from superopt.runtime.cuda.host import HostDriver, compiled
+from superopt.runtime.cuda.plan import Plan, arena, plan
+from superopt.runtime.reference import run
+
+pytestmark = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+ROOT = Path(__file__).parents[2]
+
+
+def operator_samples() -> ModuleType:
+    """The samples of every operator that the laws over the registry use."""
+    spec = importlib.util.spec_from_file_location("operator_samples", ROOT / "tests" / "ops" / "conftest.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["operator_samples"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def feeds_of(graph: Graph, size: int = 2) -> tuple[dict[str, int], dict[str, np.ndarray]]:
+    """Sizes for the named dimensions, and random inputs (small integers: indices of embeddings, masks)."""
+    generator = np.random.default_rng(5)
+    kinds = {v.name: v.type for v in graph.inputs if isinstance(v.type, TensorType)}
+    sizes = {n: size for t in kinds.values() for d in t.shape or () if not isinstance(d, int) for n in symbols(d)}
+    feeds = {}
+    for name, kind in kinds.items():
+        shape = [value_at(d, sizes) for d in kind.shape or ()]
+        made = generator.standard_normal(shape) if kind.dtype.is_float else generator.integers(0, 2, shape)
+        feeds[name] = made.astype(kind.dtype.numpy)
+    return sizes, feeds
+
+
+def assert_close(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], where: object) -> None:
+    for name, value in expected.items():
+        got = found[name]
+        half = got.dtype.itemsize == 2 and got.dtype.kind in "fV"
+        tolerance = 2e-2 if half else 3e-4
+        wide, value = got.astype(np.float64), np.asarray(value).astype(np.float64)
+        assert wide.shape == value.shape, where
+        scale = max(1.0, float(np.max(np.abs(value[np.isfinite(value)]), initial=0)))
+        np.testing.assert_allclose(wide, value, rtol=tolerance, atol=tolerance * scale, err_msg=str(where))
+
+
+@pytest.fixture(params=[source.LONG, 2], ids=["threads", "blocks"])
+def long(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """From how many terms on a block shares a reduction: as it is, and so that almost all are shared."""
+    monkeypatch.setattr(source, "LONG", request.param)
+    monkeypatch.setattr(planning, "LONG", request.param)
+    return int(request.param)
+
+
+def test_every_operator_becomes_a_kernel_that_computes_its_meaning(long: int) -> None:
+    """All samples of all operators, compiled at once; products and convolutions also as generated kernels."""
+    module = operator_samples()
+    families: list[Iterator[Any]] = [
+        module.elementwise(), module.linear(), module.images(), module.resizes(), module.shapes(),
+        module.reductions(), module.normalisations(), module.generators(),
+    ]  # fmt: skip
+    plans = [
+        (sample, plan(sample.graph(), library=library))
+        for family in families
+        for sample in family
+        for library in ((True, False) if sample.op in ("MatMul", "Gemm", "Conv") else (True,))
+    ]
+    library = compiled([k for _, made in plans for k in made.kernels], optimise=0)
+    for sample, made in plans:
+        assert_close(HostDriver(made, library).run(sample.feeds), run(sample.graph(), sample.feeds), sample)
+    forms = {k.form for _, made in plans for k in made.kernels}
+    assert forms >= ({"flat", "element"} if long > 2 else {"flat", "element", "row"})
+
+
+def test_whole_models_on_the_plan_are_the_reference(long: int) -> None:
+    """Fusion, aliases, library calls and the arena together: every tiny model of the corpus."""
+    plans: dict[str, tuple[Graph, Plan, dict[str, np.ndarray]]] = {}
+    refused = []
+    for path in sorted((ROOT / "corpus" / "tiny").glob("*.json")):
+        graph = load(path)
+        sizes, feeds = feeds_of(graph)
+        try:
+            plans[path.stem] = graph, plan(graph, sizes), feeds
+        except Unsupported as error:
+            refused.append((path.stem, "DequantizeLinear" in str(error)))
+    assert refused == [("quantised", True)]
+    library = compiled([k for _, made, _ in plans.values() for k in made.kernels], optimise=0)
+    for name, (graph, made, feeds) in plans.items():
+        assert len(made.steps) <= len(graph.nodes), name
+        assert_close(HostDriver(made, library).run(feeds), run(graph, feeds), name)
+
+
+def seeds_example() -> Graph:
+    """``(x + y) · z + x``: three kernels that move 9 arrays, or one that moves 4."""
+    builder = GraphBuilder("seeds")
+    x, y, z = (builder.input(n, "float32", (64, 256)) for n in "xyz")
+    builder.output((x + y) * z + x, "out")
+    return builder.build()
+
+
+def test_a_chain_of_elementwise_operators_is_one_kernel() -> None:
+    graph = seeds_example()
+    apart, together = plan(graph, fuse=False), plan(graph)
+    moved = [sum(len(s.reads) + 1 for s in p.steps) for p in (apart, together)]
+    assert [len(apart.steps), len(together.steps)] == [3, 1]
+    assert moved == [9, 4]  # arrays of one size: 3 additions and products on 9, then on 4
+    assert together.arena == 0
+    assert apart.arena > 0
+    kernel = together.kernels[0]
+    assert kernel.form == "flat"
+    assert "Pack<float, 4>" in kernel.source
+
+
+def test_softmax_of_large_numbers_does_not_overflow() -> None:
+    builder = GraphBuilder("softmax")
+    x = builder.input("x", "float32", (3, 64))
+    builder.output(builder.op("Softmax", x, axis=-1), "out")
+    graph = builder.build()
+    feeds = {"x": np.linspace(-3e4, 3e4, 192, dtype=np.float32).reshape(3, 64)}
+    made = plan(graph)
+    assert [k.form for k in made.kernels] == ["row"]
+    found = HostDriver(made).run(feeds)["out"]
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found, run(graph, feeds)["out"], atol=1e-6)
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(1, 5000)), max_size=12))
+def test_the_arena_never_overlaps_what_is_alive_at_once(spans: list[tuple[int, int, int]]) -> None:
+    types = {str(i): TensorType(DType.INT8, (size,)) for i, (_, _, size) in enumerate(spans)}
+    lifetimes = {str(i): (min(a, b), max(a, b)) for i, (a, b, _) in enumerate(spans)}
+    offsets, size = arena(lifetimes, types)
+    for one, (first, last) in lifetimes.items():
+        bytes_ = types[one].nbytes or 0
+        assert offsets[one] % 256 == 0
+        assert offsets[one] + bytes_ <= size
+        for other, (start, end) in lifetimes.items():
+            if one < other and start <= last and first <= end:
+                apart = offsets[one] + bytes_ <= offsets[other]
+                assert apart or offsets[other] + (types[other].nbytes or 0) <= offsets[one]
+    peak = max(sum(types[n].nbytes or 0 for n, (a, b) in lifetimes.items() if a <= t <= b) for t in range(13))
+    assert size >= peak
+
+
+def test_an_index_from_data_cannot_leave_its_table() -> None:
+    """A hostile index reads some element instead of foreign memory: nothing can stop a kernel half-way."""
+    module = operator_samples()
+    gathers = [s for s in module.shapes() if s.op == "Gather"]
+    assert gathers
+    assert all("inside(" in k.source for s in gathers for k in plan(s.graph()).kernels)
