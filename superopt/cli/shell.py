@@ -16,7 +16,7 @@ from superopt.ir.errors import UsageError, printable
 
 __all__ = [
     "Dims", "Force", "Input", "Json", "Model", "Progress", "Target", "Threads", "err", "out", "parse_bytes",
-    "parse_dims", "refuse_existing", "save", "settings", "write_json", "write_text",
+    "parse_dims", "refuse_existing", "save", "settings", "settings_file", "write_json", "write_text",
 ]  # fmt: skip
 
 Model = Annotated[str, typer.Argument(help="an ONNX model or a superopt JSON graph; - reads standard input")]
@@ -41,7 +41,12 @@ def err() -> Console:
 
 
 def settings(folder: Path) -> dict[str, Any]:
-    """Defaults for options, from ``superopt.toml`` or ``[tool.superopt]`` in the nearest pyproject.toml.
+    """Defaults for options: what :func:`settings_file` holds."""
+    return settings_file(folder)[1]
+
+
+def settings_file(folder: Path) -> tuple[Path | None, dict[str, Any]]:
+    """The nearest ``superopt.toml``, or pyproject.toml with ``[tool.superopt]``, and what it says.
 
     A table per command: ``[optimize] time_limit = 30``. Flags and ``SUPEROPT_*`` variables win.
 
@@ -59,8 +64,8 @@ def settings(folder: Path) -> dict[str, Any]:
                 raise UsageError(f"is not valid TOML ({error})", where=str(path)) from None
             found = data if name == "superopt.toml" else data.get("tool", {}).get("superopt")
             if found is not None:
-                return dict(found)
-    return {}
+                return path, dict(found)
+    return None, {}
 
 
 def parse_dims(items: list[str]) -> dict[str, int]:

@@ -1,0 +1,236 @@
+"""``superopt corpus run|compare|update``: models as a gate in continuous integration."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from superopt.cli.shell import Dims, Json, Progress, err, out, parse_dims, settings_file, write_json, write_text
+from superopt.ir.errors import UsageError
+
+if TYPE_CHECKING:
+    from superopt.pipeline.gate import CorpusSettings
+    from superopt.report.corpus import Comparison, CorpusRun
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="A folder of models as a gate: what got slower, what got wrong, and why.")
+
+Models = Annotated[
+    list[str] | None, typer.Argument(help="models, folders or glob patterns; corpus/ or the settings' if none is given")
+]
+Target = Annotated[
+    str | None,
+    typer.Option(help="profile:NAME is deterministic; the baseline's if not given", envvar="SUPEROPT_TARGET"),
+]
+Baseline = Annotated[Path | None, typer.Option(metavar="FILE", help="the recorded baseline")]
+TimeLimit = Annotated[float | None, typer.Option(metavar="S", min=0, help="seconds for one model")]
+Workers = Annotated[int | None, typer.Option(min=0, help="models at once; 0: one a core, as far as memory allows")]
+Disable = Annotated[list[str] | None, typer.Option(metavar="RULE", help="do without a rule or a family")]
+Rules = Annotated[Path | None, typer.Option(metavar="DIR", help="a rule library besides the built-in one")]
+Measure = Annotated[bool, typer.Option("--measure", help="also time input and result side by side (advisory)")]
+NoCheck = Annotated[bool, typer.Option("--no-check", help="skip the check against the reference")]
+Seed = Annotated[int | None, typer.Option(help="of the search and the check")]
+Markdown = Annotated[str | None, typer.Option(metavar="FILE|-", help="write a Markdown summary")]
+JUnit = Annotated[str | None, typer.Option("--junit", metavar="FILE|-", help="write JUnit XML")]
+Sarif = Annotated[str | None, typer.Option("--sarif", metavar="FILE|-", help="write a SARIF 2.1.0 log")]
+Threshold = Annotated[
+    float | None, typer.Option(min=0, help="growth of a model's cost that is a regression; 0.02 is 2 %")
+]
+Total = Annotated[float | None, typer.Option(min=0, help="the same for the geometric mean over all models")]
+BisectLimit = Annotated[float | None, typer.Option(metavar="S", min=0, help="seconds for finding culprits")]
+Recorded = Annotated[Path | None, typer.Option("--run", metavar="FILE", help="a run that `corpus run --json` wrote")]
+
+
+@app.command("run")
+def run_command(
+    models: Models = None,
+    target: Target = None,
+    baseline: Baseline = None,
+    time_limit: TimeLimit = None,
+    workers: Workers = None,
+    dim: Dims = None,
+    seed: Seed = None,
+    rules: Rules = None,
+    disable: Disable = None,
+    measure: Measure = False,
+    no_check: NoCheck = False,
+    report_json: Json = None,
+    markdown: Markdown = None,
+    junit: JUnit = None,
+    sarif: Sarif = None,
+) -> None:
+    """Optimise every model, check it, and show the modelled costs; beside the baseline's, if there is one.
+
+    Exit code 5 if a result was wrong. `compare` is the gate that also judges costs.
+    """
+    from superopt.pipeline.gate import judge, run_corpus
+    from superopt.report.corpus import Comparison
+
+    settings = _settings(
+        models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, sizes=dim, seed=seed,
+        rules=rules, disable=disable, measure=measure, no_check=no_check,
+    )  # fmt: skip
+    with Progress() as progress:
+        run = run_corpus(settings, progress=progress)
+        judged = judge(run, settings, None)
+    known = _baseline(settings, needed=baseline is not None)
+    found = Comparison(judged.run, judged.findings, known, judged.notes)
+    _write(found, report_json, markdown, junit, sarif)
+    failed = next((r.exit_code for r in run.rows if r.status == "failed"), 0)
+    raise typer.Exit(5 if judged.exit_code == 5 else failed)
+
+
+@app.command()
+def compare(
+    models: Models = None,
+    target: Target = None,
+    baseline: Baseline = None,
+    recorded: Recorded = None,
+    threshold: Threshold = None,
+    total_threshold: Total = None,
+    time_limit: TimeLimit = None,
+    bisect_limit: BisectLimit = None,
+    workers: Workers = None,
+    dim: Dims = None,
+    seed: Seed = None,
+    rules: Rules = None,
+    disable: Disable = None,
+    measure: Measure = False,
+    no_check: NoCheck = False,
+    report_json: Json = None,
+    markdown: Markdown = None,
+    junit: JUnit = None,
+    sarif: Sarif = None,
+) -> None:
+    """Run the corpus (or take a run with --run) and judge it against the baseline; culprits are named.
+
+    Exit code 6 if a model costs more than its threshold allows or can no longer be optimised, 5 if a result was wrong.
+    """
+    from superopt.pipeline.gate import judge, read_run, run_corpus
+
+    settings = _settings(
+        models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, sizes=dim, seed=seed,
+        rules=rules, disable=disable, measure=measure, no_check=no_check, threshold=threshold,
+        total_threshold=total_threshold, bisect_limit=bisect_limit,
+    )  # fmt: skip
+    known = _baseline(settings, needed=True)
+    with Progress() as progress:
+        run = read_run(recorded) if recorded is not None else run_corpus(settings, progress=progress)
+        found = judge(run, settings, known, progress=progress)
+    _write(found, report_json, markdown, junit, sarif)
+    raise typer.Exit(found.exit_code)
+
+
+@app.command()
+def update(
+    models: Models = None,
+    target: Target = None,
+    baseline: Baseline = None,
+    recorded: Recorded = None,
+    time_limit: TimeLimit = None,
+    workers: Workers = None,
+    dim: Dims = None,
+    seed: Seed = None,
+    rules: Rules = None,
+    disable: Disable = None,
+    no_check: NoCheck = False,
+) -> None:
+    """Run the corpus (or take a run with --run) and record it as the baseline; each model's history grows by a line.
+
+    Nothing is recorded if a result was wrong (exit code 5).
+    """
+    from superopt.pipeline.gate import judge, read_run, run_corpus, updated, write_run
+
+    settings = _settings(
+        models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, sizes=dim, seed=seed,
+        rules=rules, disable=disable, no_check=no_check,
+    )  # fmt: skip
+    if settings.baseline is None:
+        raise UsageError("no baseline file", hint="--baseline FILE, or baseline in [tool.superopt.corpus]")
+    old = _baseline(settings, needed=False)
+    with Progress() as progress:
+        run = read_run(recorded) if recorded is not None else run_corpus(settings, progress=progress)
+        found = judge(run, settings, None)
+    _show(found)
+    if found.exit_code == 5:
+        raise typer.Exit(5)
+    write_run(settings.baseline, updated(run, old, partial=_partial(settings)))
+    err().print(f"wrote {settings.baseline}", markup=False)
+
+
+def _partial(settings: CorpusSettings) -> bool:
+    """Whether single models were named, so that the baseline's other rows stay."""
+    return bool(settings.models) and all(Path(m).suffix and "*" not in m for m in settings.models)
+
+
+def _settings(
+    *, models: list[str] | None, sizes: list[str] | None, disable: list[str] | None, no_check: bool, **flags: Any
+) -> CorpusSettings:
+    """Flags over the settings file's ``corpus`` table."""
+    from superopt.pipeline.gate import CorpusSettings
+
+    file, table = settings_file(Path.cwd())
+    root = file.parent if file is not None else Path.cwd()
+    own = table.get("corpus", {})
+    if not isinstance(own, dict):
+        raise UsageError("[corpus] is not a table", where=str(file))
+    settings = CorpusSettings.read(own, root)
+    given = {k: v for k, v in flags.items() if v is not None and v is not False}
+    if models:
+        given["models"] = tuple(models)
+    if sizes:
+        given["sizes"] = {**settings.sizes, **parse_dims(sizes)}
+    if disable:
+        given["disable"] = tuple(disable)
+    if no_check:
+        given["check"] = False
+    return replace(settings, **given)
+
+
+def _baseline(settings: CorpusSettings, *, needed: bool) -> CorpusRun | None:
+    from superopt.pipeline.gate import read_run
+
+    if settings.baseline is None:
+        if needed:
+            raise UsageError("no baseline", hint="--baseline FILE, or baseline in [tool.superopt.corpus]")
+        return None
+    return read_run(settings.baseline) if needed or settings.baseline.is_file() else None
+
+
+def _show(found: Comparison, *, busy: bool = False) -> None:
+    from superopt.report.corpus import show
+
+    show(err() if busy else out(), found)
+
+
+def _write(
+    found: Comparison, report_json: str | None, markdown: str | None, junit: str | None, sarif: str | None
+) -> None:
+    """The table, and the files that were asked for."""
+    from superopt.pipeline.gate import run_data
+    from superopt.report.corpus import markdown as as_markdown
+    from superopt.report.corpus.junit import junit as as_junit
+    from superopt.report.corpus.sarif import sarif as as_sarif
+
+    _show(found, busy="-" in (report_json, markdown, junit, sarif))
+    if report_json is not None:
+        verdict = {
+            "exit_code": found.exit_code, "ratio": found.ratio, "notes": list(found.notes),
+            "findings": [
+                {"kind": f.kind, "level": f.level, "model": f.model, "message": f.message, "before_us": f.before_us,
+                 "after_us": f.after_us, "culprit": None if f.culprit is None else vars(f.culprit)}
+                for f in found.findings
+            ],
+        }  # fmt: skip
+        write_json({**run_data(found.run), "verdict": verdict}, report_json, force=True)
+    if markdown is not None:
+        write_text(as_markdown(found), markdown, force=True)
+    if junit is not None:
+        write_text(as_junit(found), junit, force=True)
+    if sarif is not None:
+        write_text(json.dumps(as_sarif(found), indent=2) + "\n", sarif, force=True)

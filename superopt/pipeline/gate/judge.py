@@ -1,0 +1,211 @@
+"""Running a corpus, and judging the run against its baseline."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+from superopt.cost import load_profile
+from superopt.ir.errors import UsageError
+from superopt.pipeline.gate.baseline import read_run
+from superopt.pipeline.gate.culprit import why_slower, why_wrong
+from superopt.pipeline.gate.laboratory import Laboratory
+from superopt.pipeline.gate.one import Task
+from superopt.pipeline.gate.settings import CorpusSettings, models_of
+from superopt.pipeline.gate.workers import run_all
+from superopt.pipeline.optimise import Options, Progress, quiet, select_rules
+from superopt.report.corpus import Comparison, CorpusRun, Culprit, Finding, Row
+from superopt.report.corpus.model import geometric_mean
+from superopt.rules import Rule, format_rule
+
+__all__ = ["judge", "run_corpus"]
+
+_BISECTED = (
+    3  # models whose regression is traced by experiments of their own; the others are asked about these culprits
+)
+
+
+def run_corpus(settings: CorpusSettings, *, progress: Progress = quiet) -> CorpusRun:
+    """Optimise every model of the corpus for the target.
+
+    Raises:
+        UsageError: there is no such model, target or profile.
+    """
+    target = target_of(settings)
+    tasks = tasks_of(settings, target)
+    rules = select_rules(_options(settings, target)).admitted
+    header: Mapping[str, object] = {}
+    if target.startswith("profile:"):
+        header = load_profile(target.removeprefix("profile:")).header
+    rows = run_all(list(tasks.values()), workers=settings.workers, progress=progress)
+    used = {rule for row in rows for rule in (*row.rules, *(r for f in row.failures for r in f.rules))}
+    return CorpusRun(
+        target=target, profile=str(header.get("sha256", ""))[:16], device=str(header.get("device", "this machine")),
+        revision=_revision(settings.root), date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        version=version("superopt"), library={r.id: _digest(r) for r in rules},
+        texts={r.id: format_rule(r) for r in rules if r.id in used}, rows=rows,
+    )  # fmt: skip
+
+
+def target_of(settings: CorpusSettings) -> str:
+    """The target that is asked for, else the baseline's.
+
+    Raises:
+        UsageError: neither is there.
+    """
+    if settings.target is not None:
+        return settings.target
+    if settings.baseline is not None and settings.baseline.is_file():
+        return read_run(settings.baseline).target
+    raise UsageError(
+        "no target", hint="--target profile:NAME gives the same costs everywhere; `superopt profile` records one"
+    )  # fmt: skip
+
+
+def tasks_of(settings: CorpusSettings, target: str) -> dict[str, Task]:
+    """How each model is optimised, by name."""
+    return {
+        name: Task(
+            name, path, target, settings.time_limit, settings.sizes, settings.seed, settings.measure, settings.check,
+            settings.rules, settings.disable,
+        )
+        for name, path in models_of(settings).items()
+    }  # fmt: skip
+
+
+def _options(settings: CorpusSettings, target: str) -> Options:
+    return Options(target=target, rules=settings.rules, disable=settings.disable)
+
+
+def _digest(rule: Rule) -> str:
+    text = {k: v for k, v in format_rule(rule).items() if k not in ("id", "origin")}
+    return hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _revision(folder: Path) -> str:
+    """The version-control revision of the project's folder; empty where there is none."""
+    try:
+        command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def judge(
+    run: CorpusRun, settings: CorpusSettings, baseline: CorpusRun | None = None, *, progress: Progress = quiet
+) -> Comparison:
+    """What a run means: wrong results, failures and, against a baseline, costs that grew; each with its culprit.
+
+    Args:
+        run: what stands now.
+        settings: thresholds, and how the run was made: culprits are found by experiments.
+        baseline: what stood then.
+        progress: called while culprits are looked for.
+    """
+    rules = {r.id: r for r in select_rules(_options(settings, run.target)).admitted}
+    findings: list[Finding] = []
+    for row in run.rows:
+        known = None if baseline is None else baseline.row(row.model)
+        findings += _of_row(row, known, settings, rules)
+    notes: list[str] = []
+    if baseline is not None:
+        findings += _of_all(run, baseline, settings)
+        if (run.target, run.profile) != (baseline.target, baseline.profile):
+            notes.append(
+                f"costs are those of {run.target} ({run.profile or run.device}); the baseline's of {baseline.target} "
+                f"({baseline.profile or baseline.device})"
+            )
+        findings = _traced(findings, run, baseline, settings, tuple(rules.values()), progress)
+    cut = [row.model for row in run.rows if row.stopped == "time"]
+    if cut:
+        notes.append(f"cut short by the time limit, so not deterministic: {', '.join(cut)}")
+    order = ("wrong", "failed", "total", "regression", "missing", "new", "improved")
+    return Comparison(run, tuple(sorted(findings, key=lambda f: order.index(f.kind))), baseline, tuple(notes))
+
+
+def _of_row(row: Row, known: Row | None, settings: CorpusSettings, rules: Mapping[str, Rule]) -> list[Finding]:
+    costs = (row.before_us if known is None else known.after_us, row.after_us)
+    found = []
+    if row.wrong:
+        reason = row.failures[0].reason
+        found.append(
+            Finding("wrong", row.model, f"a result was wrong: {reason}", *costs, why_wrong(row, rules, settings.seed))
+        )
+    if row.status == "failed" and not (known is not None and known.status == "failed"):
+        found.append(Finding("failed", row.model, f"could not be optimised: {row.error}"))
+    if row.status == "failed" or known is None or known.status == "failed":
+        return found
+    growth = row.after_us / known.after_us - 1 if known.after_us > 0 else 0.0
+    allowed = settings.allowed(row.model)
+    change = f"{known.after_us:.1f} → {row.after_us:.1f} µs ({growth:+.1%})"
+    if growth > allowed:
+        found.append(Finding("regression", row.model, f"costs {change}, more than the {allowed:.1%} allowed", *costs))
+    elif growth < -max(allowed, 1e-3):
+        found.append(Finding("improved", row.model, f"costs {change}", *costs))
+    return found
+
+
+def _of_all(run: CorpusRun, baseline: CorpusRun, settings: CorpusSettings) -> list[Finding]:
+    found = [Finding("new", r.model, "is not in the baseline") for r in run.rows if baseline.row(r.model) is None]
+    if not _partial(run, baseline, settings):
+        gone = [r.model for r in baseline.rows if run.row(r.model) is None]
+        found += [Finding("missing", m, "is in the baseline and was not found") for m in gone]
+    pairs = [(r, k) for r in run.rows if (k := baseline.row(r.model)) is not None]
+    ratios = [r.after_us / k.after_us for r, k in pairs if r.after_us > 0 and k.after_us > 0]
+    mean = geometric_mean(ratios)
+    if mean > 1 + settings.total_threshold:
+        text = f"all models together cost {mean - 1:+.1%} (geometric mean), more than {settings.total_threshold:.1%}"
+        found.append(Finding("total", "", text))
+    return found
+
+
+def _partial(run: CorpusRun, baseline: CorpusRun, settings: CorpusSettings) -> bool:
+    """Whether single models were asked for, of a baseline that has more."""
+    return (
+        bool(settings.models)
+        and all((settings.root / m).is_file() for m in settings.models)
+        and len(run.rows) < len(baseline.rows)
+    )
+
+
+def _traced(
+    findings: list[Finding], run: CorpusRun, baseline: CorpusRun, settings: CorpusSettings, rules: tuple[Rule, ...],
+    progress: Progress,
+) -> list[Finding]:  # fmt: skip
+    """The findings, regressions with culprits: the worst are traced, the others are given those where they apply."""
+    slower = sorted(
+        (f for f in findings if f.kind == "regression"), key=lambda f: -(f.after_us / f.before_us if f.before_us else 0)
+    )
+    if not slower:
+        return findings
+    tasks = tasks_of(settings, run.target)
+    lab = Laboratory(tasks, rules, time.monotonic() + settings.bisect_limit)
+    named: dict[str, Culprit] = {}
+    for number, finding in enumerate(slower):
+        row, known = run.row(finding.model), baseline.row(finding.model)
+        if row is None or known is None or finding.model not in tasks:
+            continue
+        progress(number, len(slower), f"who made {Path(finding.model).stem} slower?")
+        shared = _shared(row, known, list(named.values())) if number >= _BISECTED else None
+        if shared is None:
+            allowed = settings.allowed(finding.model)
+            shared = why_slower(row, known, allowed, run, baseline, lab)
+        named[finding.model] = shared
+    return [replace(f, culprit=named.get(f.model)) if f.kind == "regression" else f for f in findings]
+
+
+def _shared(row: Row, known: Row, culprits: list[Culprit]) -> Culprit | None:
+    """A culprit of another model that touches this one as well; likely, not tried here."""
+    for culprit in culprits:
+        names = set(culprit.names)
+        touched = {"rule removed": set(known.rules), "rule added": set(row.rules), "operator cost": set(row.before)}
+        if names & touched.get(culprit.kind, set()) and row.digest == known.digest:
+            return replace(culprit, evidence=f"not tried on this model; of another: {culprit.evidence}")
+    return None
