@@ -11,26 +11,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from superopt.ir.poly import Dim
+from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
-from superopt.rules.rule import CLASSES, Rule
+from superopt.rules.rule import CLASSES, Rule, scalar_value
 from superopt.rules.scanner import RuleError
+from superopt.rules.spelling import POSITIONAL, from_front, may_be_onnx, neutral, respelled
 
 __all__ = ["as_scalar", "filled_in", "positional"]
 
 _REDUCTIONS = tuple(
     f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")
 )
-# Inputs of ONNX's that are attributes here, by position; "" is a tensor.
-_POSITIONAL: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys((*_REDUCTIONS, "ReduceSumSquare", "Squeeze", "Unsqueeze"), ("", "axes")),
-    "Reshape": ("", "shape"), "Expand": ("", "shape"), "Tile": ("", "repeats"), "Split": ("", "split"),
-    "Pad": ("", "pads", "value"), "Slice": ("", "starts", "ends", "axes", "steps"), "Clip": ("", "min", "max"),
-    "CumSum": ("", "axis"), "Trilu": ("", "k"), "ConstantOfShape": ("shape",),
-}  # fmt: skip
 
 
 def _f32(value: float) -> float:
@@ -82,7 +76,7 @@ def filled_in(rule: Rule, where: str) -> Rule:
         else:
             kinds = [None if a is None or (s := shapes[a]) is None else s[0] for a in term.args]
             values = _filled(term, kinds, where)
-            args = tuple(None if a is None else made[a] for a in term.args)
+            args = _indices(term.op, tuple(None if a is None else made[a] for a in term.args))
             app = App(term.op, args, tuple(sorted(values.items())))
             made[term] = app
             shapes[term] = _shapes(app, kinds)
@@ -92,14 +86,26 @@ def filled_in(rule: Rule, where: str) -> Rule:
 def _complete(app: App) -> bool:
     return app.op not in REGISTRY or (
         {k for k, _ in app.attributes} | {"dtype"} >= set(REGISTRY[app.op].attributes)
-        and ("kernel_shape" not in dict(app.attributes) or "kernel_shape" in REGISTRY[app.op].attributes)
+        and not may_be_onnx(app)
+        and _indices(app.op, app.args) == app.args
     )
+
+
+def _indices(op: str, args: tuple[Term | None, ...]) -> tuple[Term | None, ...]:
+    """A number where ``Gather`` reads positions is an integer: ``Gather(x, 0, axis=1)``."""
+    number = scalar_value(args[1]) if op == "Gather" and len(args) == 2 and args[1] is not None else None
+    if not isinstance(number, int | float | Poly) or (isinstance(number, float) and not number.is_integer()):
+        return args
+    whole = int(number) if isinstance(number, float) else number
+    values: tuple[tuple[str, AttributeValue], ...] = (("dtype", "int64"), ("shape", ()), ("value", whole))
+    return (args[0], App("ConstantOfShape", (), values))
 
 
 def _filled(app: App, shapes: list[tuple[Dim, ...] | None], where: str) -> dict[str, AttributeValue]:
     values = dict(app.attributes)
     if app.op not in REGISTRY:
         return values
+    values = neutral(app, values)
     names = REGISTRY[app.op].attributes
     first = shapes[0] if shapes else None
     for name, default in _PLAIN.get(app.op, {}).items():
@@ -111,7 +117,7 @@ def _filled(app: App, shapes: list[tuple[Dim, ...] | None], where: str) -> dict[
         made = _by_rank(app, name, values, first)
         if made is not None:
             values[name] = made
-    return values
+    return respelled(app, values, shapes)
 
 
 def _windows(app: App, values: dict[str, AttributeValue], shapes: list[tuple[Dim, ...] | None], where: str) -> None:
@@ -155,7 +161,8 @@ def _shapes(app: App, shapes: list[tuple[Dim, ...] | None]) -> tuple[tuple[Dim, 
     """Shapes of an application's outputs, where they are known and it is well-formed."""
     if app.op not in REGISTRY or any(s is None and a is not None for s, a in zip(shapes, app.args, strict=True)):
         return None
-    values = dict(app.attributes)
+    rank = next((len(s) for s in shapes if s is not None), 0)
+    values = {k: from_front(app.op, k, v, rank) for k, v in app.attributes}
     if "dtype" in REGISTRY[app.op].attributes:
         values.setdefault("dtype", str(DType.FLOAT32))
     for letter in CLASSES:  # the shape is the same for every class that the operator takes
@@ -174,7 +181,7 @@ def _shapes(app: App, shapes: list[tuple[Dim, ...] | None]) -> tuple[tuple[Dim, 
 
 def positional(op: str, place: int) -> str:
     """The attribute that an operator's input at this position is here; "" for a tensor."""
-    names = _POSITIONAL.get(op, ())
+    names = POSITIONAL.get(op, ())
     return names[place] if place < len(names) else ""
 
 

@@ -17,11 +17,11 @@ from superopt.ops.record import Operator
 from superopt.rules.canonical import canonical, rule_text
 from superopt.rules.rule import CLASSES, Rule, TensorScheme, TypeScheme
 from superopt.rules.scanner import RuleError
+from superopt.rules.spelling import from_front
 
 __all__ = ["LEADS", "RuleTypes", "complete", "instances", "meaning_digest", "operator_of", "type_terms", "types_of"]
 
 LEADS = (0, 1, 2)  # numbers of leading axes that ``...`` is written out to by default
-_AXES = ("axis", "axes", "perm")
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _at_rank(rule: Rule, lead: int, strict: bool) -> Rule:
         else:
             args = tuple(None if a is None else made[a] for a in term.args)
             rank = next((len(types[a][0].shape or ()) for a in args if a is not None and types[a]), 0)
-            values = tuple((k, _from_front(term.op, k, v, rank, front)) for k, v in term.attributes)
+            values = tuple((k, from_front(term.op, k, v, rank, front)) for k, v in term.attributes)
             made[term] = App(term.op, args, values)
         try:
             types[made[term]] = _output_types(made[term], types, variables)
@@ -182,20 +182,6 @@ def _output_types(
         return operator_of(term).apply([None if a is None else types[a][0] for a in term.args], complete(term))[1]
     except IllTyped as error:
         raise type(error)(f"{term.op}: {error}") from error
-
-
-def _from_front(op: str, name: str, value: AttributeValue, rank: int, front: tuple[Dim, ...]) -> AttributeValue:
-    """An attribute with ``...`` written out and axes counted from the front."""
-    if isinstance(value, tuple) and value and value[0] == "...":
-        rest = value[1:]
-        value = (*(range(rank - len(rest)) if name == "perm" else front), *rest)
-    if name not in _AXES:
-        return value
-    if op == "Unsqueeze" and isinstance(value, tuple):
-        rank += len(value)
-    if isinstance(value, tuple):
-        return tuple(v + rank if isinstance(v, int) and v < 0 else v for v in value)
-    return value + rank if isinstance(value, int) and value < 0 else value
 
 
 @lru_cache(maxsize=8192)
