@@ -10,16 +10,18 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from superopt.ir.errors import BackendUnavailable, SuperoptError
 from superopt.ir.terms import AttributeValue
+from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.runtime.cuda.plan import Convolution, Plan, Product, Step
+from superopt.runtime.cuda.library import Call, Convolution, Product
+from superopt.runtime.cuda.plan import Launch, Step
 from superopt.runtime.cuda.source import PRELUDE, Kernel
 from superopt.runtime.reference import evaluate_application
 
@@ -68,101 +70,6 @@ def compiled(kernels: Iterable[Kernel], *, optimise: int = 1) -> ctypes.CDLL:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class HostDriver:
-    """Runs a plan's steps over arrays in memory; ``library`` holds its compiled kernels (made here if not given)."""
-
-    def __init__(self, plan: Plan, library: ctypes.CDLL | None = None) -> None:
-        self.plan = plan
-        self._library = library
-
-    @cached_property
-    def library(self) -> ctypes.CDLL:
-        """The compiled kernels."""
-        return self._library or compiled(self.plan.kernels)
-
-    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """All steps, the intermediates in one arena as on a device; outputs by name."""
-        plan = self.plan
-        held: dict[str, np.ndarray] = {}
-        for name, weight in plan.graph.weight.items():
-            if name in plan.types and weight.data is not None:
-                held[name] = np.ascontiguousarray(weight.data.numpy()).reshape(weight.data.numpy().shape)
-        held |= {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in feeds.items()}
-        block = np.zeros(plan.arena + 256, np.uint8)
-        start = -block.ctypes.data % 256
-        for name in plan.empty:
-            held[name] = np.empty(plan.shape(name), plan.types[name].dtype.numpy)
-        for step in (*plan.setup, *plan.steps):
-            kind = plan.types[step.output]
-            shape = plan.shape(step.output)
-            offset = plan.offsets.get(step.output)
-            if offset is None:
-                held[step.output] = _aligned(shape, kind.dtype.numpy)
-            else:
-                raw = block[start + offset : start + offset + (kind.nbytes or 0)]
-                held[step.output] = raw.view(kind.dtype.numpy).reshape(shape)
-            self._step(step, held)
-        return {v.name: self._value(v.name, held) for v in plan.graph.outputs}
-
-    def _value(self, name: str, held: Mapping[str, np.ndarray]) -> np.ndarray:
-        return held[self.plan.root(name)].reshape(self.plan.shape(name))
-
-    def _step(self, step: Step, held: Mapping[str, np.ndarray]) -> None:
-        target = held[step.output]
-        match step:
-            case Product():
-                target[...] = self._product(step, held).reshape(target.shape)
-            case Convolution():
-                target[...] = self._convolution(step, held)
-            case _:
-                arrays = [held[self.plan.root(n)] for n in step.kernel.operands]
-                self._launch(step.kernel, arrays, target)
-
-    def _launch(self, kernel: Kernel, arrays: Sequence[np.ndarray], target: np.ndarray) -> None:
-        whole = [a if a.ctypes.data % 16 == 0 else _copied(a) for a in arrays]
-        pointers = (ctypes.c_void_p * (len(whole) + 1))(*(a.ctypes.data for a in (*whole, target)))
-        self.library[f"run_{kernel.name}"](pointers)
-
-    def _product(self, step: Product, held: Mapping[str, np.ndarray]) -> np.ndarray:
-        a, b = (held[self.plan.root(n)].reshape(-1).astype(np.float64) for n in step.reads)
-        left = a.reshape(
-            step.batch if step.strides[0] else 1, *((step.k, step.m) if step.turned[0] else (step.m, step.k))
-        )
-        right = b.reshape(
-            step.batch if step.strides[1] else 1, *((step.n, step.k) if step.turned[1] else (step.k, step.n))
-        )
-        left = left.swapaxes(1, 2) if step.turned[0] else left
-        right = right.swapaxes(1, 2) if step.turned[1] else right
-        return (left @ right).astype(step.dtype.numpy)
-
-    def _convolution(self, step: Convolution, held: Mapping[str, np.ndarray]) -> np.ndarray:
-        arrays = [self._value(n, held) for n in step.reads]
-        attributes: dict[str, AttributeValue] = {
-            "strides": step.strides,
-            "pads": step.pads,
-            "dilations": step.dilations,
-            "group": step.group,
-        }
-        types = [self.plan.types[n] for n in step.reads]
-        made = evaluate_application(REGISTRY["Conv"], attributes, arrays, types)[0]
-        assert made is not None
-        return made
-
-
-def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """An empty array that begins at a multiple of 16 bytes."""
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.zeros(size + 16, np.uint8)
-    start = -raw.ctypes.data % 16
-    return raw[start : start + size].view(dtype).reshape(shape)
-
-
-def _copied(array: np.ndarray) -> np.ndarray:
-    made = _aligned(array.shape, array.dtype)
-    made[...] = array
-    return made
-
-
 def _driver(kernel: Kernel) -> str:
     """A function that goes through a kernel's blocks and threads (one thread a block where they meet at barriers)."""
     arguments = ", ".join(f"({kind})p[{i}]" for i, kind in enumerate(kernel.pointers))
@@ -172,3 +79,82 @@ def _driver(kernel: Kernel) -> str:
         f"  for (blockIdx.x = 0; blockIdx.x < {kernel.grid}; ++blockIdx.x)\n"
         f"    for (threadIdx.x = 0; threadIdx.x < {block}; ++threadIdx.x) {kernel.name}({arguments});\n}}\n"
     )
+
+
+class HostDriver:
+    """A :class:`superopt.runtime.cuda.session.Driver` whose device is the CPU; library calls run in float64.
+
+    Args:
+        library: compiled kernels, when they were made before; else ``prepare`` makes them.
+    """
+
+    def __init__(self, library: ctypes.CDLL | None = None) -> None:
+        self.library = library
+        self.memory: list[np.ndarray] = []
+
+    def supports(self, call: Call) -> bool:
+        """Everything runs."""
+        return True
+
+    def prepare(self, steps: Sequence[Step]) -> None:
+        """Compile the kernels."""
+        if self.library is None:
+            self.library = compiled(s.kernel for s in steps if isinstance(s, Launch))
+
+    def allocate(self, nbytes: int) -> int:
+        """Zeroed memory at a multiple of 256 bytes."""
+        self.memory.append(np.zeros(nbytes + 256, np.uint8))
+        address = self.memory[-1].ctypes.data
+        return int(address + -address % 256)
+
+    def upload(self, pointer: int, array: np.ndarray) -> None:
+        """Copy to an address."""
+        ctypes.memmove(pointer, array.ctypes.data, array.nbytes)
+
+    def download(self, pointer: int, array: np.ndarray) -> None:
+        """Copy from an address."""
+        ctypes.memmove(array.ctypes.data, pointer, array.nbytes)
+
+    def capture(self, body: Callable[[], None]) -> Callable[[], None]:
+        """There is nothing to record: the body itself."""
+        return body
+
+    def step(self, step: Step, pointers: Sequence[int]) -> None:
+        """Run one step."""
+        match step:
+            case Product():
+                self._product(step, pointers)
+            case Convolution():
+                self._convolution(step, pointers)
+            case Launch(kernel):
+                self._kernel(kernel, pointers)
+
+    def _kernel(self, kernel: Kernel, pointers: Sequence[int]) -> None:
+        assert self.library is not None, "prepared first"
+        self.library[f"run_{kernel.name}"]((ctypes.c_void_p * len(pointers))(*pointers))
+
+    def _product(self, step: Product, pointers: Sequence[int]) -> None:
+        shapes = [
+            (step.batch if step.strides[0] else 1, *((step.k, step.m) if step.turned[0] else (step.m, step.k))),
+            (step.batch if step.strides[1] else 1, *((step.n, step.k) if step.turned[1] else (step.k, step.n))),
+            (step.batch, step.m, step.n),
+        ]
+        a, b, out = (_view(p, s, step.dtype.numpy) for p, s in zip(pointers, shapes, strict=True))
+        left, right = a.astype(np.float64), b.astype(np.float64)
+        left = left.swapaxes(1, 2) if step.turned[0] else left
+        right = right.swapaxes(1, 2) if step.turned[1] else right
+        out[...] = left @ right
+
+    def _convolution(self, step: Convolution, pointers: Sequence[int]) -> None:
+        arrays = [_view(p, s, step.dtype.numpy) for p, s in zip(pointers, step.shapes, strict=True)]
+        attributes: Mapping[str, AttributeValue] = {
+            "strides": step.strides, "pads": step.pads, "dilations": step.dilations, "group": step.group,
+        }  # fmt: skip
+        types = [TensorType(step.dtype, s) for s in step.shapes[:-1]]
+        arrays[-1][...] = evaluate_application(REGISTRY["Conv"], attributes, arrays[:-1], types)[0]
+
+
+def _view(pointer: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Memory at an address as an array."""
+    raw = (ctypes.c_ubyte * (prod(shape) * dtype.itemsize)).from_address(pointer)
+    return np.ctypeslib.as_array(raw).view(dtype).reshape(shape)

@@ -7,25 +7,23 @@ Products go to the vendor's library; everything else is generated from the opera
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph, label
-from superopt.ir.terms import AttributeValue
-from superopt.ir.types import DType, TensorType
-from superopt.ops import REGISTRY
+from superopt.ir.types import TensorType
 from superopt.ops.infer import Applied, Barrier, Typing, infer
 from superopt.ops.meaning import Read, Scalar
-from superopt.ops.record import FLOATS
+from superopt.runtime.cuda.arena import arena
 from superopt.runtime.cuda.compose import Expression, calls, inlined, reads, reduces, remapped, touches
 from superopt.runtime.cuda.emit import free
+from superopt.runtime.cuda.library import Call, library_call
 from superopt.runtime.cuda.source import LONG, Kernel, kernel, position
 
-__all__ = ["Convolution", "Launch", "Plan", "Product", "Step", "arena", "plan"]
+__all__ = ["Launch", "Plan", "Step", "plan"]
 
-ALIGNMENT = 256  # bytes; what cudaMalloc and vector loads want
 LONGEST = 400  # parts of a fused expression
 
 
@@ -44,46 +42,7 @@ class Launch:
         return self.kernel.output
 
 
-@dataclass(frozen=True)
-class Product:
-    """``out[i] = A[i]·B[i]`` for ``batch`` matrices; strides in elements, 0 for one matrix shared by all."""
-
-    a: str
-    b: str
-    output: str
-    batch: int
-    m: int
-    n: int
-    k: int
-    turned: tuple[bool, bool]  # A is given as [k, m]; B as [n, k]
-    strides: tuple[int, int]
-    dtype: DType
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.a, self.b)
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """A two-dimensional convolution, NCHW, with its bias where it has one."""
-
-    x: str
-    w: str
-    bias: str | None
-    output: str
-    strides: tuple[int, ...]
-    pads: tuple[int, ...]
-    dilations: tuple[int, ...]
-    group: int
-    dtype: DType
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.x, self.w) if self.bias is None else (self.x, self.w, self.bias)
-
-
-Step = Launch | Product | Convolution
+Step = Launch | Call
 
 
 @dataclass(frozen=True)
@@ -126,28 +85,30 @@ class Plan:
         return name
 
 
-def plan(graph: Graph, sizes: Mapping[str, int] | None = None, *, fuse: bool = True, library: bool = True) -> Plan:
+def plan(
+    graph: Graph, sizes: Mapping[str, int] | None = None, *, fuse: bool = True, generated: Container[str] = ()
+) -> Plan:
     """The plan of a graph at known sizes.
 
     Args:
         graph: a checked graph.
         sizes: values for its named dimensions.
         fuse: put chains of operators into one kernel.
-        library: give products and convolutions to the vendor's libraries (else they are generated too, slowly).
+        generated: outputs of operators that no library can make here: they get a kernel too, a slow one.
 
     Raises:
         Unsupported: a node without a meaning, or a size that stays unknown; names the node.
     """
-    return _Planner(graph, infer(graph, sizes), fuse, library).plan()
+    return _Planner(graph, infer(graph, sizes), fuse, generated).plan()
 
 
 class _Planner:
-    def __init__(self, graph: Graph, typing: Typing, fuse: bool, library: bool) -> None:
-        self.graph, self.typing, self.fuse, self.library = graph, typing, fuse, library
+    def __init__(self, graph: Graph, typing: Typing, fuse: bool, generated: Container[str]) -> None:
+        self.graph, self.typing, self.fuse, self.generated = graph, typing, fuse, generated
         self.outputs = {v.name for v in graph.outputs}
         self.types: dict[str, TensorType] = {}
         self.raw: dict[str, Expression] = {}
-        self.calls: dict[str, Product | Convolution] = {}
+        self.calls: dict[str, Call] = {}
         self.order: list[str] = []
         self.alias: dict[str, str] = {}
         self.empty: list[str] = []
@@ -220,64 +181,16 @@ class _Planner:
                 continue
             self.types[name] = kind
             self._type(name, where)
-            if self.library and self._to_library(name, how, types, kind):
-                continue
-            self.raw[name] = remapped(how.args, comprehension)
-            self.order.append(name)
-
-    # ── library calls ──
-
-    def _to_library(self, name: str, how: Applied, types: Sequence[TensorType | None], made: TensorType) -> bool:
-        arguments = [n for n in how.args if n is not None]
-        shapes = [tuple(map(int, t.shape)) for t in types if t is not None and t.shape is not None]  # type: ignore[arg-type]
-        if made.dtype not in FLOATS or len(shapes) < 2 or 0 in (*shapes[0], *shapes[1]):
-            return False
-        if how.operator.name == "MatMul":
-            call = _product(arguments[0], arguments[1], name, shapes[0], shapes[1], (False, False), made.dtype)
-            return call is not None and self._add(name, call)
-        if how.operator.name == "Gemm" and how.attributes["alpha"] == 1.0:
-            turned = (how.attributes["transA"] == 1, how.attributes["transB"] == 1)
-            plain = len(arguments) == 2 or how.attributes["beta"] == 0.0
-            target = name if plain else f"{name} (product)"
-            call = _product(arguments[0], arguments[1], target, shapes[0], shapes[1], turned, made.dtype)
-            assert call is not None, "Gemm takes matrices"
-            self._add(target, call)
-            if not plain:
-                self._biased(name, target, arguments[2], how.attributes["beta"], types[2], made)
-            return True
-        if how.operator.name == "Conv" and len(shapes[0]) == 4 and made.dtype is not DType.FLOAT64:
-            fields = {k: tuple(map(int, how.attributes[k])) for k in ("strides", "pads", "dilations")}  # type: ignore[arg-type]
-            bias = arguments[2] if len(arguments) > 2 else None
-            group = how.attributes["group"]
-            assert isinstance(group, int)
-            return self._add(
-                name, Convolution(arguments[0], arguments[1], bias, name, group=group, dtype=made.dtype, **fields)
-            )
-        return False
-
-    def _add(self, name: str, call: Product | Convolution) -> bool:
-        self.calls[name] = call
-        self.order.append(name)
-        return True
-
-    def _biased(
-        self, name: str, product: str, bias: str, beta: AttributeValue, kind: TensorType | None, made: TensorType
-    ) -> None:
-        """``product + beta · bias``: Gemm's last part, as the meanings of Mul and Add say it."""
-        assert kind is not None
-        self.types[product] = made
-        add, _ = REGISTRY["Add"].apply([made, kind], {})
-        expression = remapped((product, bias), add.outputs[0])
-        if beta != 1.0:
-            scalar = TensorType(made.dtype, ())
-            generator, _ = REGISTRY["ConstantOfShape"].apply(
-                [], {"shape": (), "value": beta, "dtype": made.dtype.value}
-            )
-            times, _ = REGISTRY["Mul"].apply([kind, scalar], {})
-            scaled = inlined(remapped((bias, "beta"), times.outputs[0]), {"beta": Expression((), generator.outputs[0])})
-            expression = inlined(expression, {bias: scaled})
-        self.raw[name] = expression
-        self.order.append(name)
+            found = None if name in self.generated else library_call(name, how, types, kind)
+            rest: Expression | None = remapped(how.args, comprehension)
+            if found is not None:
+                call, rest = found
+                self.calls[call.output] = call
+                self.types[call.output] = kind
+                self.order.append(call.output)
+            if rest is not None:
+                self.raw[name] = rest
+                self.order.append(name)
 
     # ── fusion ──
 
@@ -348,27 +261,6 @@ class _Planner:
         return Plan(self.graph, tuple(setup), tuple(rest), self.types, self.alias, tuple(self.empty), offsets, size)
 
 
-def _product(
-    a: str, b: str, output: str, left: Sequence[int], right: Sequence[int], turned: tuple[bool, bool], dtype: DType
-) -> Product | None:
-    """The library call for a product, or ``None`` where the batches do not line up as strides."""
-    if len(left) < 2 or len(right) < 2:
-        return None
-    m, k = (left[-1], left[-2]) if turned[0] else (left[-2], left[-1])
-    n = right[-2] if turned[1] else right[-1]
-    leads = left[:-2], right[:-2]
-    lead = prod(leads[0], start=1)
-    if prod(leads[1], start=1) == 1:  # one right matrix: the batch is more rows
-        if len(leads[1]) > len(leads[0]):
-            return None
-        return Product(a, b, output, 1, m * lead, n, k, turned, (0, 0), dtype)
-    if list(leads[0]) == list(leads[1]):
-        return Product(a, b, output, lead, m, n, k, turned, (m * k, k * n), dtype)
-    if lead == 1 and len(leads[0]) <= len(leads[1]):
-        return Product(a, b, output, prod(leads[1]), m, n, k, turned, (0, k * n), dtype)
-    return None
-
-
 def _lifetimes(found: Plan, steps: Sequence[Step]) -> dict[str, tuple[int, int]]:
     """First and last step at which each stored intermediate is needed."""
     kept = {found.root(v.name) for v in found.graph.outputs}
@@ -380,25 +272,3 @@ def _lifetimes(found: Plan, steps: Sequence[Step]) -> dict[str, tuple[int, int]]
             if read in spans:
                 spans[read] = (spans[read][0], at)
     return spans
-
-
-def arena(spans: Mapping[str, tuple[int, int]], types: Mapping[str, TensorType]) -> tuple[dict[str, int], int]:
-    """Byte offsets such that values alive at one time do not overlap, and the bytes needed.
-
-    Greedy by size (Pisarchyk and Lee, Efficient Memory Management for Deep Neural Net Inference, 2020).
-    """
-    placed: list[tuple[int, int, str]] = []
-    offsets: dict[str, int] = {}
-    sizes = {name: -(-max(types[name].nbytes or 0, 1) // ALIGNMENT) * ALIGNMENT for name in spans}
-    for name in sorted(spans, key=lambda n: (-sizes[n], n)):
-        first, last = spans[name]
-        offset = 0
-        for start, end, other in sorted(placed):
-            if spans[other][1] < first or spans[other][0] > last:
-                continue
-            if offset + sizes[name] <= start:
-                break
-            offset = max(offset, end)
-        offsets[name] = offset
-        placed.append((offset, offset + sizes[name], name))
-    return offsets, max((end for _, end, _ in placed), default=0)

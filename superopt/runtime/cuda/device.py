@@ -1,0 +1,253 @@
+"""The CUDA device, through CuPy: memory, streams and graph capture; cuBLAS by ctypes, cuDNN by its frontend.
+
+CuPy has no convolutions (it dropped cuDNN), and its ``matmul`` neither captures nor keeps half precision, so products
+and convolutions go to the vendor's libraries directly. Everything launches on one stream of our own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from superopt.ir.errors import BackendUnavailable, SuperoptError
+from superopt.ir.types import DType
+from superopt.runtime.cuda.library import Call, Convolution, Product
+from superopt.runtime.cuda.plan import Launch, Step
+from superopt.runtime.cuda.probe import cupy
+from superopt.runtime.cuda.source import PRELUDE
+
+__all__ = ["CudaDriver"]
+
+WORKSPACE = 32 << 20  # bytes that cuBLAS may use on Hopper (its documentation recommends 32 MiB)
+
+# cudaDataType and cublasComputeType_t, from the headers.
+_DATA = {DType.FLOAT32: 0, DType.FLOAT64: 1, DType.FLOAT16: 2, DType.BFLOAT16: 14}
+_COMPUTE = {("ieee", DType.FLOAT32): 68, ("tf32", DType.FLOAT32): 77, ("ieee", DType.FLOAT64): 70}
+_COMPUTE_FLOAT = 68
+_PLAIN, _TURNED = 0, 1  # CUBLAS_OP_N, CUBLAS_OP_T
+_DEFAULT_ALGORITHM = -1
+
+
+class CudaDriver:
+    """A :class:`superopt.runtime.cuda.session.Driver` on device 0.
+
+    Args:
+        precision: "ieee" computes float32 products in float32; "tf32" lets tensor cores round their inputs to 10 bits.
+
+    Raises:
+        BackendUnavailable: no CuPy, no driver, no device, or no cuBLAS; with the next step.
+    """
+
+    def __init__(self, precision: str = "ieee") -> None:
+        self.cp = cupy()
+        self.precision = precision
+        self.stream = self.cp.cuda.Stream(non_blocking=True)
+        self.memory: list[Any] = []
+        self.functions: dict[str, Any] = {}
+        self.blas = _Blas(self.stream.ptr)
+        self.dnn = _dnn(self.stream.ptr)
+        self.plans: dict[tuple[Any, ...], _ConvolutionPlan | None] = {}
+        self.workspace = self.allocate(WORKSPACE)
+        self.blas.workspace(self.workspace, WORKSPACE)
+
+    def supports(self, call: Call) -> bool:
+        """Products always; convolutions where cuDNN has a precompiled engine for them."""
+        return isinstance(call, Product) or self._plan_of(call) is not None
+
+    def prepare(self, steps: Sequence[Step]) -> None:
+        """Compile all kernels as one module, and build the convolutions' plans with their workspace."""
+        kernels = {s.kernel.name: s.kernel for s in steps if isinstance(s, Launch)}
+        missing = [k for name, k in kernels.items() if name not in self.functions]
+        if missing:
+            text = PRELUDE + "".join(k.source for k in missing)
+            module = self.cp.RawModule(code=text, options=("-std=c++17", "-default-device"), backend="nvrtc")
+            self.functions.update({k.name: module.get_function(k.name) for k in missing})
+        needed = [p.workspace for s in steps if isinstance(s, Convolution) and (p := self._plan_of(s)) is not None]
+        self.scratch = self.allocate(max([*needed, 1]))
+
+    def allocate(self, nbytes: int) -> int:
+        """Zeroed device memory."""
+        with self.stream:
+            block = self.cp.zeros(nbytes, dtype=self.cp.uint8)
+        self.stream.synchronize()
+        self.memory.append(block)
+        return int(block.data.ptr)
+
+    def upload(self, pointer: int, array: np.ndarray) -> None:
+        """Copy to the device, and wait."""
+        if array.nbytes:
+            runtime = self.cp.cuda.runtime
+            runtime.memcpyAsync(pointer, array.ctypes.data, array.nbytes, runtime.memcpyHostToDevice, self.stream.ptr)
+            self.stream.synchronize()
+
+    def download(self, pointer: int, array: np.ndarray) -> None:
+        """Copy from the device after what was launched, and wait."""
+        if array.nbytes:
+            runtime = self.cp.cuda.runtime
+            runtime.memcpyAsync(array.ctypes.data, pointer, array.nbytes, runtime.memcpyDeviceToHost, self.stream.ptr)
+        self.stream.synchronize()
+
+    def step(self, step: Step, pointers: Sequence[int]) -> None:
+        """Launch one step."""
+        match step:
+            case Launch(kernel):
+                with self.stream:
+                    arguments = tuple(np.uintp(p) for p in pointers)
+                    self.functions[kernel.name]((kernel.grid,), (kernel.block,), arguments)
+            case Product():
+                self.blas.product(step, pointers, self.precision)
+            case Convolution():
+                found = self._plan_of(step)
+                assert found is not None, "supported, or it would be a kernel"
+                found.launch(pointers, self.scratch)
+
+    def capture(self, body: Callable[[], None]) -> Callable[[], None]:
+        """The launches of ``body`` as one CUDA graph (after running them once: libraries set themselves up)."""
+        body()
+        self.stream.synchronize()
+        self.stream.begin_capture()
+        try:
+            body()
+        finally:
+            graph = self.stream.end_capture()
+        self.memory.append(graph)
+
+        def replay() -> None:
+            graph.launch(self.stream)
+
+        return replay
+
+    def elapsed(self, body: Callable[[], None]) -> float:
+        """Microseconds between two events around a body that only launches."""
+        start, stop = self.cp.cuda.Event(), self.cp.cuda.Event()
+        start.record(self.stream)
+        body()
+        stop.record(self.stream)
+        stop.synchronize()
+        return float(self.cp.cuda.get_elapsed_time(start, stop)) * 1e3
+
+    def _plan_of(self, call: Convolution) -> _ConvolutionPlan | None:
+        key = (call.shapes, call.strides, call.pads, call.dilations, call.group, call.dtype, self.precision)
+        if key not in self.plans:
+            self.plans[key] = None if self.dnn is None else _ConvolutionPlan.make(self.dnn, call, self.precision)
+        return self.plans[key]
+
+
+class _Blas:
+    """cuBLAS's strided batched product, by ctypes."""
+
+    def __init__(self, stream: int) -> None:
+        self.library = _library("cublas")
+        self.handle = ctypes.c_void_p()
+        self._checked("cublasCreate_v2", ctypes.byref(self.handle))
+        self._checked("cublasSetStream_v2", self.handle, ctypes.c_void_p(stream))
+
+    def workspace(self, pointer: int, nbytes: int) -> None:
+        """Memory of ours, so that a captured product allocates nothing."""
+        self._checked("cublasSetWorkspace_v2", self.handle, ctypes.c_void_p(pointer), ctypes.c_size_t(nbytes))
+
+    def product(self, step: Product, pointers: Sequence[int], precision: str) -> None:
+        """Row-major ``A·B`` is column-major ``Bᵀ·Aᵀ``: the operands change places, and nothing is turned."""
+        a, b, out = (ctypes.c_void_p(p) for p in pointers)
+        compute = _COMPUTE.get((precision, step.dtype), _COMPUTE_FLOAT)
+        real = ctypes.c_double if step.dtype is DType.FLOAT64 else ctypes.c_float
+        data = _DATA[step.dtype]
+        turn = [_TURNED if t else _PLAIN for t in step.turned]
+        self._checked(
+            "cublasGemmStridedBatchedEx", self.handle, turn[1], turn[0], step.n, step.m, step.k, ctypes.byref(real(1)),
+            b, data, step.k if step.turned[1] else step.n, ctypes.c_longlong(step.strides[1]),
+            a, data, step.m if step.turned[0] else step.k, ctypes.c_longlong(step.strides[0]), ctypes.byref(real(0)),
+            out, data, step.n, ctypes.c_longlong(step.m * step.n), step.batch, compute, _DEFAULT_ALGORITHM,
+        )  # fmt: skip
+
+    def _checked(self, name: str, *arguments: Any) -> None:
+        status = getattr(self.library, name)(*arguments)
+        if status:
+            raise SuperoptError(f"{name} failed with status {status}")
+
+
+def _library(name: str) -> ctypes.CDLL:
+    """A CUDA library: that of an NVIDIA wheel, else the system's.
+
+    Raises:
+        BackendUnavailable: it is not installed.
+    """
+    try:
+        loaded = import_module("cuda.pathfinder").load_nvidia_dynamic_lib(name)
+        return ctypes.CDLL(loaded.abs_path)
+    except (ImportError, RuntimeError, OSError) as error:
+        for version in (13, 12):
+            try:
+                return ctypes.CDLL(f"lib{name}.so.{version}")
+            except OSError:
+                continue
+        raise BackendUnavailable(f"lib{name} is not here", hint="install the extra superopt[cuda]") from error
+
+
+def _dnn(stream: int) -> tuple[Any, Any] | None:
+    """cuDNN's frontend and a handle on the stream, or ``None`` where it is not installed."""
+    try:
+        module = import_module("cudnn")
+        handle = module.create_handle()
+        module.set_stream(stream=stream, handle=handle)
+    except (ImportError, OSError, RuntimeError):
+        return None
+    return module, handle
+
+
+class _ConvolutionPlan:
+    """A built cuDNN plan for one convolution; ``workspace`` in bytes."""
+
+    def __init__(self, graph: Any, tensors: Sequence[Any], handle: Any) -> None:
+        self.graph, self.tensors, self.handle = graph, tensors, handle
+        self.workspace = int(graph.get_workspace_size())
+
+    @classmethod
+    def make(cls, dnn: tuple[Any, Any], call: Convolution, precision: str) -> _ConvolutionPlan | None:
+        """The best precompiled plan; ``None`` where cuDNN has none (plans compiled at run time cost seconds each)."""
+        module, handle = dnn
+        kinds = {DType.FLOAT32: "FLOAT", DType.FLOAT16: "HALF", DType.BFLOAT16: "BFLOAT16"}
+        data, real = getattr(module.data_type, kinds[call.dtype]), module.data_type.FLOAT
+        graph = module.pygraph(io_data_type=data, intermediate_data_type=real, compute_data_type=real, handle=handle)
+        inputs = [
+            graph.tensor(name=name, dim=list(shape), stride=_strides(shape), data_type=data)
+            for name, shape in zip(("X", "W"), call.shapes[:2], strict=True)
+        ]
+        top, left, bottom, right = call.pads
+        made = graph.conv_fprop(
+            image=inputs[0], weight=inputs[1], pre_padding=[top, left], post_padding=[bottom, right],
+            stride=list(call.strides), dilation=list(call.dilations), compute_data_type=real,
+        )  # fmt: skip
+        if len(call.shapes) == 4:
+            shape = (1, call.shapes[1][0], 1, 1)
+            inputs.append(graph.tensor(name="B", dim=list(shape), stride=_strides(shape), data_type=data))
+            made = graph.bias(input=made, bias=inputs[2])
+        made.set_output(True).set_data_type(data).set_dim(list(call.shapes[-1])).set_stride(_strides(call.shapes[-1]))
+        try:
+            graph.validate()
+            graph.build_operation_graph()
+            graph.create_execution_plans([module.heur_mode.A, module.heur_mode.FALLBACK])
+            graph.deselect_behavior_notes([module.behavior_note.RUNTIME_COMPILATION])
+            if precision == "ieee" and call.dtype is DType.FLOAT32:
+                graph.deselect_numeric_notes([module.numerical_note.TENSOR_CORE])
+            graph.check_support()
+            graph.build_plans()
+        except (module.cudnnGraphNotSupportedError, RuntimeError, ValueError):
+            return None
+        return cls(graph, [*inputs, made], handle)
+
+    def launch(self, pointers: Sequence[int], workspace: int) -> None:
+        """Launch on the handle's stream."""
+        self.graph.execute(dict(zip(self.tensors, pointers, strict=True)), workspace, handle=self.handle)
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    """Row-major strides in elements."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return strides

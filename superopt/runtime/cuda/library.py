@@ -1,0 +1,140 @@
+"""What a vendor's library does better than a generated kernel: matrix products (cuBLAS) and convolutions (cuDNN)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from superopt.ir.terms import AttributeValue
+from superopt.ir.types import DType, TensorType
+from superopt.ops import REGISTRY
+from superopt.ops.infer import Applied
+from superopt.ops.record import FLOATS
+from superopt.runtime.cuda.compose import Expression, inlined, remapped
+
+__all__ = ["Call", "Convolution", "Product", "library_call"]
+
+
+@dataclass(frozen=True)
+class Product:
+    """``out[i] = A[i]·B[i]`` for ``batch`` matrices; strides in elements, 0 for one matrix shared by all."""
+
+    a: str
+    b: str
+    output: str
+    value: str  # the operator's output that it is a part of
+    batch: int
+    m: int
+    n: int
+    k: int
+    turned: tuple[bool, bool]  # A is given as [k, m]; B as [n, k]
+    strides: tuple[int, int]
+    dtype: DType
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.a, self.b)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A two-dimensional convolution, NCHW, with its bias where it has one."""
+
+    reads: tuple[str, ...]
+    output: str
+    value: str
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+    group: int
+    dtype: DType
+    shapes: tuple[tuple[int, ...], ...]  # of what it reads, then of its output
+
+
+Call = Product | Convolution
+
+
+def library_call(
+    name: str, how: Applied, types: Sequence[TensorType | None], made: TensorType
+) -> tuple[Call, Expression | None] | None:
+    """The library call that makes an operator's output, with what is left to do after it; ``None`` if there is none.
+
+    What is left is an expression over the call's output (Gemm's bias).
+    """
+    arguments = [n for n in how.args if n is not None]
+    shapes = [_static(t) for t in types if t is not None]
+    if made.dtype not in FLOATS or len(shapes) < 2 or 0 in (*shapes[0], *shapes[1]):
+        return None
+    if how.operator.name == "MatMul":
+        call = _product(arguments, name, name, shapes, (False, False), made.dtype)
+        return None if call is None else (call, None)
+    if how.operator.name == "Gemm" and how.attributes["alpha"] == 1.0:
+        return _gemm(name, how, arguments, shapes, types, made)
+    if how.operator.name == "Conv" and len(shapes[0]) == 4 and made.dtype is not DType.FLOAT64:
+        strides, pads, dilations = (_integers(how.attributes[key]) for key in ("strides", "pads", "dilations"))
+        (group,) = _integers((how.attributes["group"],))
+        around = (*shapes, _static(made))
+        return Convolution(tuple(arguments), name, name, strides, pads, dilations, group, made.dtype, around), None
+    return None
+
+
+def _static(kind: TensorType) -> tuple[int, ...]:
+    return tuple(int(s) for s in kind.shape or () if isinstance(s, int))
+
+
+def _integers(values: AttributeValue) -> tuple[int, ...]:
+    assert isinstance(values, tuple)
+    return tuple(v for v in values if isinstance(v, int))
+
+
+def _product(
+    arguments: Sequence[str],
+    output: str,
+    value: str,
+    shapes: Sequence[Sequence[int]],
+    turned: tuple[bool, bool],
+    dtype: DType,
+) -> Product | None:
+    """The call for a product, or ``None`` where the batches do not line up as strides."""
+    (a, b), (left, right) = arguments[:2], shapes[:2]
+    if len(left) < 2 or len(right) < 2:
+        return None
+    m, k = (left[-1], left[-2]) if turned[0] else (left[-2], left[-1])
+    n = right[-2] if turned[1] else right[-1]
+    leads = list(left[:-2]), list(right[:-2])
+    lead = prod(leads[0])
+    if prod(leads[1]) == 1 and len(leads[1]) <= len(leads[0]):  # one right matrix: the batch is more rows
+        return Product(a, b, output, value, 1, m * lead, n, k, turned, (0, 0), dtype)
+    if leads[0] == leads[1]:
+        return Product(a, b, output, value, lead, m, n, k, turned, (m * k, k * n), dtype)
+    if lead == 1 and len(leads[0]) <= len(leads[1]):
+        return Product(a, b, output, value, prod(leads[1]), m, n, k, turned, (0, k * n), dtype)
+    return None
+
+
+def _gemm(
+    name: str,
+    how: Applied,
+    arguments: Sequence[str],
+    shapes: Sequence[Sequence[int]],
+    types: Sequence[TensorType | None],
+    made: TensorType,
+) -> tuple[Call, Expression | None] | None:
+    turned = (how.attributes["transA"] == 1, how.attributes["transB"] == 1)
+    beta = how.attributes["beta"]
+    if len(arguments) == 2 or beta == 0.0:
+        call = _product(arguments, name, name, shapes, turned, made.dtype)
+        return None if call is None else (call, None)
+    call = _product(arguments, f"{name} (product)", name, shapes, turned, made.dtype)
+    kind = types[2]
+    assert call is not None
+    assert kind is not None
+    add, _ = REGISTRY["Add"].apply([made, kind], {})
+    rest = remapped((call.output, arguments[2]), add.outputs[0])
+    if beta != 1.0:
+        constant, _ = REGISTRY["ConstantOfShape"].apply([], {"shape": (), "value": beta, "dtype": made.dtype.value})
+        times, _ = REGISTRY["Mul"].apply([kind, TensorType(made.dtype, ())], {})
+        factor = {"beta": Expression((), constant.outputs[0])}
+        rest = inlined(rest, {arguments[2]: inlined(remapped((arguments[2], "beta"), times.outputs[0]), factor)})
+    return call, rest

@@ -1,0 +1,144 @@
+"""A graph made ready to run many times: weights uploaded, one arena, library plans chosen, the launches captured once.
+
+The same steps run through any :class:`Driver`: the CUDA device (:mod:`.device`), the CPU (:mod:`.host`), or a test's
+recorder. Nothing is allocated while launches are captured: a captured graph keeps addresses, so its memory must stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from superopt.ir.errors import UsageError, printable
+from superopt.ir.graph import Graph, Weight
+from superopt.runtime.cuda.library import Call
+from superopt.runtime.cuda.plan import Launch, Plan, Step, plan
+
+__all__ = ["Driver", "Session"]
+
+
+class Driver(Protocol):
+    """What a plan needs of a device. Pointers are addresses; memory lives as long as the driver."""
+
+    def supports(self, call: Call) -> bool:
+        """Whether a library call can be made here (else a generated kernel takes its place)."""
+        ...
+
+    def prepare(self, steps: Sequence[Step]) -> None:
+        """Compile kernels, choose library algorithms, allocate workspace: all that must precede a capture."""
+        ...
+
+    def allocate(self, nbytes: int) -> int:
+        """Device memory, aligned to 256 bytes, zeroed."""
+        ...
+
+    def upload(self, pointer: int, array: np.ndarray) -> None: ...
+
+    def download(self, pointer: int, array: np.ndarray) -> None:
+        """Fill an array from the device, after all that was launched."""
+        ...
+
+    def step(self, step: Step, pointers: Sequence[int]) -> None:
+        """Launch one step; the addresses of what it reads, then of what it makes."""
+        ...
+
+    def capture(self, body: Callable[[], None]) -> Callable[[], None]:
+        """Record the launches of ``body``; the result launches them again, all at once."""
+        ...
+
+
+class Session:
+    """Runs a graph on a device.
+
+    Args:
+        graph: a checked graph, all of whose operators have a meaning.
+        driver: the device.
+        sizes: values for its named dimensions.
+        fuse: see :func:`superopt.runtime.cuda.plan.plan`.
+
+    Raises:
+        Unsupported: the graph cannot be planned; names the node.
+        BackendUnavailable: the device is not there.
+    """
+
+    def __init__(
+        self, graph: Graph, driver: Driver, sizes: Mapping[str, int] | None = None, *, fuse: bool = True
+    ) -> None:
+        self.graph, self.driver = graph, driver
+        self.plan = self._supported(sizes, fuse)
+        self._addresses: dict[str, int] = {}
+        driver.prepare((*self.plan.setup, *self.plan.steps))
+        self._place()
+        for step in self.plan.setup:
+            driver.step(step, self.pointers(step))
+        self.replay = driver.capture(self._launch)
+
+    def _supported(self, sizes: Mapping[str, int] | None, fuse: bool) -> Plan:
+        """The plan with library calls where the device has them."""
+        found = plan(self.graph, sizes, fuse=fuse)
+        steps = (*found.setup, *found.steps)
+        missing = {s.value for s in steps if not isinstance(s, Launch) and not self.driver.supports(s)}
+        return plan(self.graph, sizes, fuse=fuse, generated=frozenset(missing)) if missing else found
+
+    def _place(self) -> None:
+        """Memory for weights, inputs, outputs and the arena; weights are uploaded."""
+        found = self.plan
+        arena = self.driver.allocate(max(found.arena, 1))
+        made = {s.output for s in (*found.setup, *found.steps)}
+        needed = {found.root(n) for s in (*found.setup, *found.steps) for n in s.reads}
+        needed |= made | {found.root(v.name) for v in self.graph.outputs}
+        for name in sorted(needed):
+            if name in found.offsets:
+                self._addresses[name] = arena + found.offsets[name]
+                continue
+            self._addresses[name] = self.driver.allocate(max(found.types[name].nbytes or 0, 1))
+            weight = self.graph.weight.get(name)
+            if weight is not None:
+                array = (
+                    np.zeros(found.shape(name), weight.type.dtype.numpy) if weight.data is None else weight.data.numpy()
+                )
+                self.driver.upload(self._addresses[name], np.ascontiguousarray(array))
+
+    def _upload(self, name: str, weight: Weight) -> None:
+        """A weight's elements; those of a shape-only weight are drawn, as zeros make some devices faster."""
+        if weight.data is not None:
+            array = weight.data.numpy()
+        else:
+            drawn = np.random.default_rng(0).standard_normal(self.plan.shape(name))
+            array = drawn.astype(weight.type.dtype.numpy)
+        self.driver.upload(self._addresses[name], np.ascontiguousarray(array))
+
+    def pointers(self, step: Step) -> list[int]:
+        """The addresses that a step is launched with: what it reads, then what it makes."""
+        return [self._addresses[self.plan.root(n)] for n in (*step.reads, step.output)]
+
+    def _launch(self) -> None:
+        for step in self.plan.steps:
+            self.driver.step(step, self.pointers(step))
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One inference: outputs by name, at their own element types.
+
+        Raises:
+            UsageError: an input is missing or has another shape than the session was made for.
+        """
+        for value in self.graph.inputs:
+            name = value.name
+            if name not in feeds:
+                raise UsageError(f"input {printable(name)!r} was not given")
+            if name not in self._addresses:
+                continue  # nothing reads it
+            array = np.asarray(feeds[name])
+            shape = self.plan.shape(name)
+            if array.shape != shape:
+                raise UsageError(f"input {printable(name)!r} has the shape {array.shape}, not {shape}")
+            self.driver.upload(self._addresses[name], np.ascontiguousarray(array, self.plan.types[name].dtype.numpy))
+        self.replay()
+        results = {}
+        for value in self.graph.outputs:
+            array = np.empty(self.plan.shape(value.name), self.plan.types[value.name].dtype.numpy)
+            self.driver.download(self._addresses[self.plan.root(value.name)], array)
+            results[value.name] = array
+        return results
