@@ -207,27 +207,52 @@ def cost(model: Model, target: Target = "cpu", dim: Dims = None, report_json: Js
 
 
 def profile(
-    target: Annotated[str, typer.Option(help="cpu (cuda needs a machine with one)")] = "cpu",
+    more: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="more models of the plan")] = None,
+    target: Annotated[str, typer.Option(help="cpu, or cuda on a machine with one")] = "cpu",
     output: Annotated[Path, typer.Option("--out", metavar="FILE", help="the recorded profile")] = Path(
         "profile.jsonl.gz"
     ),
-    plan: Annotated[list[str] | None, typer.Option(metavar="MODEL", help="measure what this model needs")] = None,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL", help="measure what optimising this asks for; a recorded profile: what it holds"),
+    ] = None,
     time_limit: Annotated[float, typer.Option(metavar="S", min=1)] = 1500.0,
     threads: Threads = 1,
+    workers: Annotated[int, typer.Option(min=0, help="processes that plan; 0: one a core")] = 0,
+    extend: Annotated[bool, typer.Option("--extend", help="keep what FILE holds, and add to it")] = False,
+    dim: Dims = None,
+    listing: Annotated[bool, typer.Option("--list", help="show the profiles that ship with superopt")] = False,
+    report_json: Json = None,
     force: Force = False,
 ) -> None:
-    """Measure what models need and record it: a profile that --target profile:FILE uses on any machine.
+    """Measure what optimising models asks for and record it: a profile that --target profile:FILE uses on any machine.
 
-    What was measured before is kept in the cache, so an interrupted run goes on where it stopped.
+    An interrupted or too short run goes on where it stopped. An existing FILE is measured again (-f) or added to
+    (--extend).
     """
-    from superopt import pipeline
+    import os
 
-    if not plan:
-        raise UsageError("nothing to measure", hint="name models: superopt profile --plan model.onnx")
-    refuse_existing(output, force)
+    from superopt import pipeline
+    from superopt.report.profiles import profile_rows, recorded_data, show_profiles, show_recorded
+
+    if listing:
+        rows = profile_rows()
+        if report_json is not None:
+            write_json({"format": "superopt.profiles", "version": 1, "profiles": rows}, report_json, force)
+        if report_json != "-":
+            show_profiles(out(), rows)
+        return
+    if not extend:
+        refuse_existing(output, force)
     with Progress() as progress:
-        count = pipeline.profile(plan, output, target=target, threads=threads, time_limit=time_limit, progress=progress)
-    err().print(f"wrote {count} records to {output}", markup=False)
+        found = pipeline.profile(
+            [*(plan or []), *(more or [])], output, target=target, threads=threads, time_limit=time_limit,
+            workers=workers or os.cpu_count() or 1, extend=extend, sizes=parse_dims(dim or []), progress=progress,
+        )  # fmt: skip
+    data = recorded_data(str(output), found.header, found.summary())
+    if report_json is not None:
+        write_json(data, report_json, force)
+    show_recorded(err(), data)
 
 
 def bench(

@@ -13,6 +13,7 @@ from superopt.cost.record import Estimate, Record
 
 __all__ = ["RecordedProfile"]
 
+_CANNOT_RUN = 1e3  # a form that the device refused is costed at this many times its prediction: never chosen
 _DISPATCH_NS = 200.0  # of a view, where the profile does not say
 
 
@@ -35,6 +36,9 @@ class RecordedProfile(CostModel):
             if known is None or record.ns_cold < known.ns_cold:
                 self._answers[record.key.question] = record
 
+        refused = profile.header.get("refused")
+        self._refused = frozenset(map(str, refused)) if isinstance(refused, list) else frozenset()
+
     @property
     def cache_bytes(self) -> int | None:
         limit = self.profile.header.get("cache_bytes")
@@ -47,4 +51,7 @@ class RecordedProfile(CostModel):
         record = self._answers.get(question.key.question)
         if record is not None:
             return self._estimate(record)
-        return self.predictor.predict(question.op, *question.work)
+        found = self.predictor.predict(question.op, *question.work)
+        if question.key.text in self._refused:
+            return Estimate(found.us * _CANNOT_RUN, "roofline", 1.0)
+        return found

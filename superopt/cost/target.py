@@ -1,22 +1,18 @@
-"""From the name of a target to a cost model, and from a model's measurements to a recorded profile."""
+"""From the name of a target to a cost model, or to the device that a profile is recorded from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
-from superopt.cost.cache import last_level_bytes
+from superopt.cost.device import CpuDevice, Device
 from superopt.cost.measured import MeasuredCpu
 from superopt.cost.model import CostModel, Progress
-from superopt.cost.profile import load_profile, write_profile
+from superopt.cost.profile import load_profile
 from superopt.cost.recorded import RecordedProfile
-from superopt.cost.whole import graph_cost
 from superopt.ir.errors import BackendUnavailable, UsageError, printable
-from superopt.ir.graph import Graph
-from superopt.runtime.race import circumstances
 
-__all__ = ["for_target", "record"]
+__all__ = ["device_of", "for_target"]
 
 
 @contextmanager
@@ -46,31 +42,25 @@ def for_target(
     elif target.startswith("profile:"):
         yield RecordedProfile(load_profile(target.removeprefix("profile:")), sizes)
     elif target == "cuda":
-        raise BackendUnavailable(
-            "this version measures no CUDA device", hint="use --target profile:NAME with a recorded profile, or cpu"
-        )
+        raise _no_cuda()
     else:
         raise UsageError(f"there is no target {printable(target)!r}", hint="targets: cpu, cuda, profile:NAME")
 
 
-def record(
-    graphs: Iterable[Graph], out: Path, *, threads: int = 1, progress: Progress | None = None, time_limit: float = 1500
-) -> int:
-    """Measure every operator that the graphs apply, alone, and write the recorded profile.
-
-    Returns:
-        The number of records in it.
+def device_of(target: str, threads: int = 1) -> Device:
+    """The device that a target measures on.
 
     Raises:
-        OSError: it cannot be written.
+        BackendUnavailable: it is not here. UsageError: it is no device.
     """
-    model = MeasuredCpu(threads=threads, progress=progress, time_limit=time_limit)
-    for graph in graphs:
-        graph_cost(graph, model.recording())
-    facts = circumstances(threads, model.meter.clock)
-    header = {
-        **{k: facts[k] for k in ("device", "cores", "threads", "clock", "runtime")},
-        "cache_bytes": last_level_bytes(), "dispatch_ns": round(model.meter.dispatch, 1), "precision": "ieee",
-    }  # fmt: skip
-    write_profile(out, header, (r for r in model.store.records if r.key.impl == "ort" and r.key.op != "graph"))
-    return sum(r.key.impl == "ort" and r.key.op != "graph" for r in model.store.records)
+    if target == "cpu":
+        return CpuDevice(threads)
+    if target == "cuda":
+        raise _no_cuda()
+    raise UsageError(f"{printable(target)} is not a device that can be measured", hint="--target cpu, or cuda")
+
+
+def _no_cuda() -> BackendUnavailable:
+    return BackendUnavailable(
+        "this version measures no CUDA device", hint="use --target profile:NAME with a recorded profile, or cpu"
+    )

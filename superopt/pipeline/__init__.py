@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from superopt.pipeline.optimise import Options, Progress, Result, load, optimize
+from superopt.pipeline.profiling import Recorded, profile
 from superopt.pipeline.racing import measure
-from superopt.pipeline.studies import bench, cost, inspect, profile
+from superopt.pipeline.studies import bench, cost, inspect
 
-__all__ = ["Options", "Progress", "Result", "bench", "cost", "inspect", "load", "measure", "optimize", "profile"]
+__all__ = [
+    "Options",
+    "Progress",
+    "Recorded",
+    "Result",
+    "bench",
+    "cost",
+    "inspect",
+    "load",
+    "measure",
+    "optimize",
+    "profile",
+]

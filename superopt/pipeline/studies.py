@@ -1,21 +1,21 @@
-"""What can be asked of models besides optimising them: inspect, cost, profile, bench."""
+"""What can be asked of models besides optimising them: inspect, cost, bench."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from superopt import cost as costs
 from superopt import report
-from superopt.ir.errors import SuperoptError, UsageError
+from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.pipeline.optimise import Progress, load, opaque_nodes, optimize, quiet
 from superopt.pipeline.racing import measure
 
-__all__ = ["bench", "cost", "inspect", "profile"]
+__all__ = ["bench", "cost", "inspect"]
 
 
 def inspect(model: str | Path | Graph, *, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -58,31 +58,6 @@ def cost(
         "intensity": found.intensity, "peak_activation_bytes": found.peak_activation_bytes,
         "weight_bytes": found.weight_bytes, "nodes": nodes,
     }  # fmt: skip
-
-
-def profile(
-    models: Sequence[str | Path | Graph],
-    out: Path,
-    *,
-    target: str = "cpu",
-    threads: int = 1,
-    time_limit: float = 1500.0,
-    progress: Progress = quiet,
-) -> int:
-    """Measure every operator that the models and their optimised forms apply, and write the recorded profile.
-
-    Returns:
-        The number of records.
-
-    Raises:
-        BackendUnavailable: the target's device is not here. UsageError: it is no device.
-    """
-    if target != "cpu":
-        with costs.for_target(target):  # says why it cannot be measured here
-            raise UsageError(f"{target} is not a device that can be measured", hint="--target cpu")
-    graphs = [load(model) for model in models]
-    forms = [optimize(g, time_limit=None, threads=threads, check=False, progress=progress).graph for g in graphs]
-    return costs.record([*graphs, *forms], out, threads=threads, progress=progress, time_limit=time_limit)
 
 
 def bench(path: Path, *, rounds: int = 25, progress: Progress = quiet) -> dict[str, Any]:

@@ -73,7 +73,9 @@ class Pricer:
         self._savings: dict[tuple[str, Application], float] = {}
         store = getattr(costs, "store", None)
         self._store = store if isinstance(store, Store) else None
-        self._predictor = Predictor.fit(self._store.records if self._store is not None else ())
+        known = getattr(costs, "predictor", None)  # a recorded profile's own, which knows the device's ceilings
+        fitted = self._store.records if self._store is not None else ()
+        self._predictor = known if isinstance(known, Predictor) else Predictor.fit(fitted)
 
     def describe(self, graph: EGraph, node: ENode) -> Application:
         """An e-node without its graph: operator, attributes, argument types and which of them are constant."""

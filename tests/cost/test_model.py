@@ -5,16 +5,12 @@ import math
 import pytest
 
 from superopt.cost import (
-    Key,
     MeasuredCpu,
     Profile,
     Record,
     RecordedProfile,
     Store,
     for_target,
-    load_profile,
-    read_profile,
-    record,
 )  # fmt: skip
 from superopt.cost.record import key_of
 from superopt.cost.trial import sample
@@ -158,17 +154,3 @@ def test_targets():
         pass
     with pytest.raises(UsageError, match="no profile"), for_target("profile:nothing"):
         pass
-
-
-def test_recording_writes_a_profile_that_costs_the_same(tmp_path, monkeypatch):
-    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "cache"))
-    weight = constant("w", sample(f(64, 32)))
-    nodes = (Node("m", "MatMul", ("x", "w"), ("m",)), Node("s", "Softmax", ("m",), ("y",), {"axis": 1}))
-    graph = Graph("g", (Value("x", f(8, 64)),), (Value("y", f(8, 32)),), (weight,), nodes, {"": 21})
-    assert record([graph], tmp_path / "p.jsonl.gz") == 2
-    profile = read_profile(tmp_path / "p.jsonl.gz")
-    assert {r.key.op for r in profile.records.values()} == {"MatMul", "Softmax"}
-    assert all(isinstance(r.key, Key) and r.flops > 0 for r in profile.records.values())
-    with for_target(f"profile:{tmp_path / 'p.jsonl.gz'}") as model:
-        assert model.application(*MATMUL).source == "measured"
-    assert load_profile(str(tmp_path / "p.jsonl.gz")).header["cache_bytes"] > 0

@@ -1,0 +1,134 @@
+"""What a profile can be recorded from: something that times one operator application, and says what it is.
+
+A CUDA device plugs in here: it implements :class:`Device`, names a backend of :mod:`superopt.cost.fusion` with its own
+fusions, and everything above (planning, recording, the profile's format, the predictor) is the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Protocol
+
+from superopt import formats
+from superopt.cost.cache import last_level_bytes
+from superopt.cost.fusion import ONNX_RUNTIME_CPU, Backend
+from superopt.cost.measure import Meter, Timing, measure_graph
+from superopt.cost.question import Question
+from superopt.cost.record import Key
+from superopt.cost.trial import application_graph, feeds_for, with_values
+from superopt.ir.graph import Graph, Node, Value, Weight
+from superopt.ir.types import DType, TensorType
+from superopt.runtime.ort import make_session
+from superopt.runtime.race import Bound, bind, circumstances
+
+__all__ = ["CpuDevice", "Device", "cpu_peaks"]
+
+_SENTINEL_RUNS = 9
+_GEMM, _COPY = 256, 2 << 20  # rows and columns of the sentinels' product; elements of what they copy
+_PEAK_GEMM, _PEAK_COPY, _PEAK_CACHED = 768, 16 << 20, 1 << 19
+_PEAK_RUNS = 7
+
+
+class Device(Protocol):
+    """A machine that times operator applications.
+
+    Attributes:
+        backend: what it fuses by itself and what it does not execute.
+    """
+
+    backend: Backend
+
+    def facts(self) -> dict[str, Any]:
+        """The header's part about the device: ``device``, ``runtime`` and other versions, ``backend``, ``precision``,
+        ``layout``, ``cache_bytes``, ``dispatch_ns``, ``peaks`` (``flops_per_s``, ``bytes_per_s``, as measured)."""
+        ...
+
+    def key(self, question: Question) -> Key:
+        """What the answer is filed under: the question with the engine, precision and layout that answer it."""
+        ...
+
+    def time(self, question: Question) -> Timing:
+        """Time it.
+
+        Raises:
+            SuperoptError: the backend refuses it. NotCovered: it cannot be timed alone.
+        """
+        ...
+
+    def sentinels(self) -> Mapping[str, float]:
+        """Nanoseconds of a few fixed pieces of work, by name: their drift is the machine's."""
+        ...
+
+
+class CpuDevice:
+    """This machine's processor, through ONNX Runtime."""
+
+    backend = ONNX_RUNTIME_CPU
+
+    def __init__(self, threads: int = 1) -> None:
+        self.meter = Meter(threads)
+
+    def facts(self) -> dict[str, Any]:
+        found = circumstances(self.meter.threads, self.meter.clock)
+        return {
+            **{k: found[k] for k in ("device", "cores", "threads", "clock", "runtime")},
+            "backend": self.backend.name, "precision": "ieee", "layout": "plain",
+            "cache_bytes": last_level_bytes(), "dispatch_ns": round(self.meter.dispatch, 1),
+            "peaks": cpu_peaks(self.meter),
+        }  # fmt: skip
+
+    def key(self, question: Question) -> Key:
+        return question.key
+
+    def time(self, question: Question) -> Timing:
+        return measure_graph(application_graph(question), self.meter)
+
+    def sentinels(self) -> Mapping[str, float]:
+        now = time.thread_time_ns if self.meter.clock == "cpu" else time.perf_counter_ns
+        found = {}
+        for name, bound in self._fixed.items():
+            taken = []
+            for _ in range(_SENTINEL_RUNS):
+                start = now()
+                bound.step()
+                taken.append(now() - start)
+            found[name] = float(sorted(taken)[len(taken) // 4])
+        return found
+
+    @cached_property
+    def _fixed(self) -> dict[str, Bound]:
+        def bound(graph: Graph) -> Bound:
+            content = formats.to_onnx_bytes(with_values(graph))
+            return bind(make_session(content, threads=self.meter.threads), feeds_for(graph))
+
+        return {"gemm": bound(_product(_GEMM)), "copy": bound(_copy(_COPY))}
+
+
+def cpu_peaks(meter: Meter) -> dict[str, float]:
+    """What the processor reaches at best, by a small benchmark (under a second): the ceilings of a roofline.
+
+    ``flops_per_s``: a float32 product of square matrices. ``bytes_per_s``: an elementwise pass over 128 MiB.
+    ``cache_bytes_per_s``: the same over 4 MiB, which the last-level cache holds.
+    """
+    product = min(meter.time(_product(_PEAK_GEMM)).ns for _ in range(_PEAK_RUNS))
+    far = min(meter.time(_copy(_PEAK_COPY)).ns for _ in range(2))
+    near = min(meter.time(_copy(_PEAK_CACHED)).ns for _ in range(_PEAK_RUNS))
+    return {
+        "flops_per_s": round(2e9 * _PEAK_GEMM**3 / product), "bytes_per_s": round(8e9 * _PEAK_COPY / far),
+        "cache_bytes_per_s": round(8e9 * _PEAK_CACHED / near),
+    }  # fmt: skip
+
+
+def _product(size: int) -> Graph:
+    kind = TensorType(DType.FLOAT32, (size, size))
+    node = Node("product", "MatMul", ("x", "w"), ("y",))
+    return Graph("gemm", (Value("x", kind),), (Value("y", kind),), (Weight("w", kind, None),), (node,), {"": 21})
+
+
+def _copy(elements: int) -> Graph:
+    kind = TensorType(DType.FLOAT32, (elements,))
+    return Graph(
+        "copy", (Value("x", kind),), (Value("y", kind),), (), (Node("copy", "Relu", ("x",), ("y",)),), {"": 21}
+    )

@@ -1,0 +1,185 @@
+"""Recording a profile: questions timed in blocks between sentinels, kept as they come, written as one file.
+
+Drift: the device's sentinels are timed before and after every block. Where they differ by more than 3 % from their
+usual times, the machine was not itself: the block is timed once more, and of both times the smaller one is kept (noise
+only adds). What is then still off is counted in the header. An interrupted recording goes on from its ``.partial``
+file, as long as the device is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from superopt.cost.device import Device
+from superopt.cost.model import Progress
+from superopt.cost.planning import Planning
+from superopt.cost.profile import Profile, Store, write_profile
+from superopt.cost.question import Question
+from superopt.cost.record import Key, Record
+from superopt.ir.errors import SuperoptError
+from superopt.ops.record import NotCovered
+
+__all__ = ["Recorder"]
+
+METHOD = 2  # of the timing harness: figures of different methods are not mixed in one file
+_BLOCK = 25  # questions between two looks at the sentinels
+_DRIFT = 0.03
+_SENTINEL, _NOTE = "sentinel", "note"  # lines of the partial file that are no measurements
+
+
+@dataclass
+class _Drift:
+    """What the sentinels said."""
+
+    readings: dict[str, list[float]] = field(default_factory=dict)
+    blocks: int = 0
+    repeated: int = 0
+    drifted: int = 0
+
+    def usual(self) -> dict[str, float]:
+        return {name: statistics.median(taken) for name, taken in self.readings.items()}
+
+    def off(self, *looks: Mapping[str, float]) -> bool:
+        """Whether a look differs from what is usual."""
+        usual = self.usual()
+        return any(abs(ns / usual[name] - 1) > _DRIFT for look in looks for name, ns in look.items())
+
+
+class Recorder:
+    """One recording in progress.
+
+    Args:
+        device: what is timed.
+        out: the profile to be written.
+        deadline: ``time.monotonic()`` from which nothing is timed any more.
+        progress: called with (questions answered, questions, what).
+        keep: records that are taken over without being timed again.
+    """
+
+    def __init__(
+        self, device: Device, out: Path, deadline: float, progress: Progress | None = None, keep: Iterable[Record] = ()
+    ) -> None:
+        self.device, self.out, self.deadline, self._progress = device, out, deadline, progress
+        self.facts = device.facts()
+        who = json.dumps([METHOD, *(self.facts.get(k) for k in ("device", "cores", "threads", "clock", "runtime"))])
+        name = f"{out.name}.{hashlib.sha256(who.encode()).hexdigest()[:8]}.partial"
+        self.store = Store(name, self.facts, out.parent)
+        for record in keep:
+            if self.store.get(record.key.text) is None:
+                self.store.add(record)
+        self.measured = 0
+        self.refused: set[str] = set()
+        self._drift = _Drift()
+        for record in self.store.records:
+            if record.key.op == _SENTINEL:
+                self._drift.readings.setdefault(record.key.attrs, []).append(record.ns)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Everything recorded so far."""
+        return tuple(r for r in self.store.records if r.key.op not in (_SENTINEL, _NOTE))
+
+    def costs(self, sizes: Mapping[str, int] | None = None) -> Planning:
+        """A cost model from what is recorded so far, which notes what it lacks."""
+        return Planning(self.records, self.facts, self.device.backend, sizes)
+
+    def note(self, what: str, value: float) -> None:
+        """Keep a figure for later calls, beside the measurements."""
+        self.store.add(Record(Key(_NOTE, what, "", ()), value, value))
+
+    def noted(self, what: str) -> float | None:
+        """What :meth:`note` kept, in this call or an earlier one."""
+        found = self.store.get(Key(_NOTE, what, "", ()).text)
+        return None if found is None else found.ns
+
+    def over(self) -> bool:
+        """Whether time is up."""
+        return time.monotonic() >= self.deadline
+
+    def measure(self, questions: Iterable[Question]) -> int:
+        """Time the questions that have no record, until time is up; how many were timed."""
+        keys = {self.device.key(q).text: q for q in questions}
+        left = [(k, q) for k, q in sorted(keys.items()) if self.store.get(k) is None and k not in self.refused]
+        random.Random(0).shuffle(left)  # so that drift is not a family's
+        done = 0
+        for start in range(0, len(left), _BLOCK):
+            if self.over():
+                break
+            if self._progress is not None:
+                self._progress(start, len(left), "measuring")
+            done += self._block([q for _, q in left[start : start + _BLOCK]])
+        self.measured += done
+        return done
+
+    def _block(self, questions: Sequence[Question]) -> int:
+        before = self._look()
+        found = self._time(questions)
+        self._drift.blocks += 1
+        if self._drift.off(before, self._look()) and not self.over():
+            self._drift.repeated += 1
+            again = self._time(questions)
+            self._drift.drifted += self._drift.off(self._look())
+            found = {k: _least(r, again.get(k, r)) for k, r in found.items()}
+        for record in found.values():
+            self.store.add(record)
+        return len(found)
+
+    def _look(self) -> Mapping[str, float]:
+        look = self.device.sentinels()
+        for name, ns in look.items():
+            self._drift.readings.setdefault(name, []).append(ns)
+        return look
+
+    def _time(self, questions: Sequence[Question]) -> dict[str, Record]:
+        found = {}
+        for question in questions:
+            key = self.device.key(question)
+            try:
+                found[key.text] = self.device.time(question).record(key, *question.work)
+            except (SuperoptError, NotCovered):
+                self.refused.add(key.text)
+        return found
+
+    def write(self, facts: Mapping[str, Any]) -> Profile:
+        """Write the profile with what else its header should say. The partial file stays until :meth:`finish`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        for name, ns in self._drift.usual().items():  # so that a later call compares with this one
+            self.store.add(Record(Key(_SENTINEL, name, "", ()), ns, ns))
+        header = {
+            **self.facts, "method": METHOD, **facts, "refused": sorted(self.refused),
+            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "sentinels": self._sentinels(),
+        }  # fmt: skip
+        write_profile(self.out, header, self.records)
+        return Profile(header, {r.key.text: r for r in self.records})
+
+    def _sentinels(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            name: {"ns": round(ns), "spread": round(_spread(self._drift.readings[name]), 4)}
+            for name, ns in self._drift.usual().items()
+        }
+        drift = self._drift
+        return {**found, "blocks": drift.blocks, "repeated": drift.repeated, "drifted": drift.drifted}
+
+    def finish(self) -> None:
+        """Remove the partial file: the recording is complete."""
+        self.store.path.unlink(missing_ok=True)
+
+
+def _least(a: Record, b: Record) -> Record:
+    return min(a, b, key=lambda r: r.ns_cold)
+
+
+def _spread(readings: Sequence[float]) -> float:
+    table = sorted(readings)
+    return (table[(3 * len(table)) // 4] - table[len(table) // 4]) / statistics.median(table)

@@ -1,0 +1,72 @@
+"""How a terminal shows recorded profiles: those that ship, and one that was just recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from superopt import cost as costs
+from superopt.ir.errors import printable
+from superopt.report.terminal import count_text, table
+
+__all__ = ["profile_rows", "recorded_data", "show_profiles", "show_recorded"]
+
+
+def profile_rows() -> list[dict[str, Any]]:
+    """The profiles that ship with superopt as JSON data: name, target, and the header of each."""
+    return [
+        {"name": name, "target": f"profile:{name}", **costs.load_profile(name).header} for name in costs.profile_names()
+    ]
+
+
+def show_profiles(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A line per profile: what it was recorded on, when, and how much it holds."""
+    if not rows:
+        console.print("no profile ships with this superopt; record one with superopt profile")
+        return
+    lines = [
+        (
+            f"profile:{row['name']}", printable(str(row.get("device", ""))), str(row.get("cores", "")),
+            printable(str(row.get("runtime", ""))), str(row["records"]), str(row.get("date", ""))[:10],
+        )
+        for row in rows
+    ]  # fmt: skip
+    console.print(table("target", "device", "cores", "runtime", "records", "date", rows=lines, numeric=(2, 4)))
+
+
+def recorded_data(file: str, header: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recording did, as JSON data."""
+    return {"format": "superopt.recorded", "version": 1, "file": file, **summary, "header": dict(header)}
+
+
+def show_recorded(console: Console, data: Mapping[str, Any]) -> None:
+    """What was measured, how much of what the optimiser asks for, and whether the machine was steady."""
+    share = data["answered"] / data["asked"] if data["asked"] else 1.0
+    console.print(
+        f"wrote {data['records']} records to {escape(printable(data['file']))}; {data['measured']} measured now, in "
+        f"{data['seconds']:.0f} s"
+    )
+    console.print(
+        f"{data['planned']} of {data['models']} models were searched, {data['settled']} of them ask for nothing more; "
+        f"of {data['asked']} questions asked now, {data['answered']} are answered ({share:.1%})"
+    )
+    header = data["header"]
+    peaks, sentinels = header.get("peaks", {}), header.get("sentinels", {})
+    if peaks:
+        speeds = (count_text(peaks["flops_per_s"], "FLOP/s"), count_text(peaks["bytes_per_s"], "B/s"))
+        console.print(f"ceilings: {speeds[0]}, {speeds[1]} from memory")
+    if sentinels:
+        spread = ", ".join(
+            f"{name} ±{100 * s['spread']:.1f} %" for name, s in sorted(sentinels.items()) if isinstance(s, Mapping)
+        )
+        console.print(
+            f"drift: {sentinels['blocks']} blocks, {sentinels['repeated']} timed again, {sentinels['drifted']} of them "
+            f"still off; sentinels {spread}"
+        )
+    if not data["complete"]:
+        console.print(
+            "not complete: the same command goes on where this one stopped (add --extend to keep its figures)"
+        )

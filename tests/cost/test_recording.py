@@ -1,0 +1,235 @@
+"""Recording a profile: what is asked is measured, nothing twice, drift is noticed, and a cut-short run goes on."""
+
+import json
+import time
+
+import pytest
+
+from superopt.cost import Key, Record, RecordedProfile, Store, device_of, for_target, load_profile, read_profile
+from superopt.cost.fusion import ONNX_RUNTIME_CPU
+from superopt.cost.measure import Timing
+from superopt.cost.planning import Planning
+from superopt.cost.question import question_of
+from superopt.cost.record import key_of
+from superopt.cost.recording import Recorder
+from superopt.cost.trial import sample
+from superopt.ir.errors import BackendUnavailable, InvalidModel, UsageError
+from superopt.ir.graph import Graph, Node, Value, constant
+from superopt.ir.types import DType, TensorType
+from superopt.pipeline import optimize, profile
+
+
+def f(*shape):
+    return TensorType(DType.FLOAT32, shape)
+
+
+def perceptron(width=32):
+    weights = (constant("v", sample(f(64, width))), constant("w", sample(f(width, 16))))
+    nodes = (
+        Node("m", "MatMul", ("x", "v"), ("m",)), Node("n", "MatMul", ("m", "w"), ("n",)),
+        Node("s", "Softmax", ("n",), ("y",), {"axis": 1}),
+    )  # fmt: skip
+    return Graph("g", (Value("x", f(8, 64)),), (Value("y", f(8, 16)),), weights, nodes, {"": 21})
+
+
+class Clockwork:
+    """A device whose times are a formula, and whose sentinels drift when told to."""
+
+    backend = ONNX_RUNTIME_CPU
+
+    def __init__(self):
+        self.drift = iter(())
+        self.timed = []
+
+    def facts(self):
+        peaks = {"flops_per_s": 5e10, "bytes_per_s": 1e10}
+        return {"device": "clockwork", "threads": 1, "cache_bytes": 1 << 20, "dispatch_ns": 100.0, "peaks": peaks}
+
+    def key(self, question):
+        return question.key
+
+    def time(self, question):
+        self.timed.append(question.key.text)
+        if question.op == "Cos":
+            raise InvalidModel("no such kernel")
+        flops, moved = question.work
+        ns = 1000.0 + flops / 50 + moved / 10
+        return Timing(ns, 2 * ns, 0.01)
+
+    def sentinels(self):
+        return {"gemm": 1000.0 * next(self.drift, 1.0)}
+
+
+def questions(*widths, op="Relu"):
+    return [question_of(key_of(op, {}, (f(w),))) for w in widths]
+
+
+def forever():
+    return time.monotonic() + 1e6
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        key_of("MatMul", {}, (f(2, 3), f(3, 4)), (False, True)),
+        key_of("Transpose", {"perm": (1, 0, 2)}, (f(2, 3, 4),)),
+        key_of("Softmax", {"axis": 1}, (f(2, 3),)),
+        key_of("Relu", {}, (f(),)),
+    ],
+)
+def test_a_key_is_a_question_again(key):
+    found = question_of(key)
+    assert found.key == key
+    assert found.work[1] > 0
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        Key("graph", "0" * 64, "", ("float32[2]",)),
+        Key("com.microsoft.nchwc.Conv", "{}", "float32", ("float32[2]",), impl="kernel"),
+        Key("Relu", "not json", "float32", ("float32[2]",)),
+        Key("Relu", "{}", "float32", ("float32",)),
+        Key("MatMul", "{}", "float32", ("float32[2, 3]", "float32[5, 4]")),
+    ],
+)
+def test_what_is_no_application_is_no_question(key):
+    from superopt.ops.record import NotCovered
+
+    with pytest.raises(NotCovered):
+        question_of(key)
+
+
+def test_a_plan_notes_what_it_lacks_and_only_that():
+    known = Record(key_of("Relu", {}, (f(4),)), 500.0, 500.0)
+    plan = Planning([known], {}, ONNX_RUNTIME_CPU)
+    assert plan.application("Relu", {}, (f(4),), (f(4),)).source == "measured"
+    assert plan.in_context(10).application("Relu", {}, (f(8),), (f(8),)).source != "measured"
+    assert [q.key for q in plan.missing.values()] == [key_of("Relu", {}, (f(8),))]
+    assert len(plan.asked) == 2
+
+
+def test_what_was_measured_is_not_measured_again_even_in_another_call(tmp_path):
+    device = Clockwork()
+    first = Recorder(device, tmp_path / "p.jsonl.gz", forever())
+    assert first.measure(questions(4, 8, 8)) == 2
+    again = Recorder(device, tmp_path / "p.jsonl.gz", forever())
+    assert again.measure(questions(4, 8, 16)) == 1
+    again.write({})
+    assert sorted(read_profile(tmp_path / "p.jsonl.gz").records) == sorted(q.key.text for q in questions(4, 8, 16))
+    again.finish()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["p.jsonl.gz"]
+
+
+def test_another_device_does_not_go_on_where_this_one_stopped(tmp_path):
+    Recorder(Clockwork(), tmp_path / "p.jsonl.gz", forever()).measure(questions(4))
+    other = Clockwork()
+    other.facts = lambda: {"device": "another"}
+    assert Recorder(other, tmp_path / "p.jsonl.gz", forever()).records == ()
+
+
+def test_nothing_is_measured_when_time_is_up(tmp_path):
+    device = Clockwork()
+    assert Recorder(device, tmp_path / "p.jsonl.gz", time.monotonic() - 1).measure(questions(4)) == 0
+    assert device.timed == []
+
+
+def test_a_block_in_which_the_machine_drifted_is_timed_once_more(tmp_path):
+    device = Clockwork()
+    recorder = Recorder(device, tmp_path / "p.jsonl.gz", forever())
+    recorder.measure(questions(4, 8))
+    device.drift = iter((1.0, 1.2, 1.0))
+    recorder.measure(questions(16, 32))
+    assert [device.timed.count(q.key.text) for q in questions(4, 8, 16, 32)] == [1, 1, 2, 2]
+    said = recorder.write({}).header["sentinels"]
+    assert (said["blocks"], said["repeated"], said["drifted"]) == (2, 1, 0)
+
+
+def test_what_the_device_refuses_is_never_chosen(tmp_path):
+    recorder = Recorder(Clockwork(), tmp_path / "p.jsonl.gz", forever())
+    recorder.measure(questions(64) + questions(64, op="Cos"))
+    model = RecordedProfile(recorder.write({}))
+    refused = model.application("Cos", {}, (f(64),), (f(64),))
+    assert refused.us > 100 * model.application("Relu", {}, (f(64),), (f(64),)).us
+    assert refused.source == "roofline"
+
+
+def test_the_same_measurements_give_the_same_bytes(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Recorder(Clockwork(), tmp_path / name / "p.jsonl.gz", forever()).write({"date": "today"})
+    strip = [json.dumps(read_profile(tmp_path / n / "p.jsonl.gz").header["sha256"]) for n in ("a", "b")]
+    assert strip[0] == strip[1]
+
+
+@pytest.fixture
+def clockwork(monkeypatch):
+    device = Clockwork()
+    monkeypatch.setattr("superopt.pipeline.profiling.costs.device_of", lambda *_: device)
+    return device
+
+
+def test_the_optimiser_finds_all_it_asks_for_in_the_profile(tmp_path, clockwork):
+    found = profile([perceptron()], tmp_path / "p.jsonl.gz")
+    assert (found.planned, found.settled, found.complete) == (1, 1, True)
+    assert found.answered == found.asked > 2
+    result = optimize(perceptron(), target=f"profile:{tmp_path / 'p.jsonl.gz'}", time_limit=None)
+    assert result.report.status == "improved"  # two products of weights are one
+    assert result.report.cost.measured_share == 1.0
+
+
+def test_a_recorded_profile_is_a_plan(tmp_path, clockwork):
+    first = profile([perceptron()], tmp_path / "p.jsonl.gz")
+    clockwork.timed.clear()
+    again = profile([tmp_path / "p.jsonl.gz"], tmp_path / "q.jsonl.gz")
+    assert again.measured == first.records == len(set(clockwork.timed))
+    assert (
+        read_profile(tmp_path / "p.jsonl.gz").header["sha256"] == read_profile(tmp_path / "q.jsonl.gz").header["sha256"]
+    )
+
+
+def test_extending_keeps_what_is_there_and_recording_again_does_not(tmp_path, clockwork):
+    out = tmp_path / "p.jsonl.gz"
+    first = profile([perceptron()], out)
+    more = profile([perceptron(), perceptron(24)], out, extend=True)
+    assert more.records == first.records + more.measured
+    again = profile([perceptron()], out)
+    assert again.measured == again.records == more.records
+
+
+def test_a_recording_that_is_cut_short_goes_on(tmp_path, clockwork):
+    out = tmp_path / "p.jsonl.gz"
+    short = profile([perceptron()], out, time_limit=0.0)
+    assert (short.complete, short.records) == (False, 0)
+    assert load_profile(str(out)).records == {}
+    assert profile([perceptron()], out).complete
+
+
+def test_where_there_is_nothing_to_measure_or_to_measure_on(tmp_path):
+    with pytest.raises(UsageError, match="nothing to measure"):
+        profile([], tmp_path / "p.jsonl.gz")
+    with pytest.raises(BackendUnavailable, match="profile:NAME"):
+        profile([perceptron()], tmp_path / "p.jsonl.gz", target="cuda")
+    with pytest.raises(UsageError, match="device"):
+        device_of("profile:x")
+
+
+def test_the_processor_is_a_device(tmp_path):
+    device = device_of("cpu")
+    recorder = Recorder(device, tmp_path / "p.jsonl.gz", forever())
+    assert recorder.measure(questions(1024)) == 1
+    header = recorder.write({}).header
+    assert header["peaks"]["flops_per_s"] > 1e9
+    assert header["peaks"]["bytes_per_s"] > 1e8
+    assert header["cache_bytes"] > 0
+    assert set(header["sentinels"]) >= {"gemm", "copy"}
+    with for_target(f"profile:{tmp_path / 'p.jsonl.gz'}") as model:
+        assert model.application("Relu", {}, (f(1024),), (f(1024),)).source == "measured"
+
+
+def test_a_store_of_records_is_kept_nowhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = Store.of([Record(key_of("Relu", {}, (f(4),)), 1.0, 1.0)])
+    store.add(Record(key_of("Relu", {}, (f(8),)), 1.0, 1.0))
+    assert len(store) == 2
+    assert list(tmp_path.iterdir()) == []
