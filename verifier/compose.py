@@ -32,6 +32,7 @@ from superopt.verifier.extremes import reduced
 from superopt.verifier.factors import INFINITY, CannotProve, dimension_of, has_infinity, sealed
 from superopt.verifier.functions import Algebra
 from superopt.verifier.normal import (
+    ONE,
     Apply,
     Element,
     Value,
@@ -214,7 +215,9 @@ class Composer:
                     bound.append(name)
                     spans += [ge(sym(name)), normal_condition(ge(size - 1 - sym(name)))]
                     place = self.scalar(i, names, app)
-                    selectors.append(atom_value(Apply("at", (size_value(sym(name)), sealed(place), size_value(size)))))
+                    selectors.append(
+                        self.algebra.by_cases([place], lambda v, n=name, s=size: _selector(n, v[0], s))  # type: ignore[misc]
+                    )
                     self.promises.append((place, size))
                     exact = sym(name)
                 index.append(exact)
@@ -255,6 +258,14 @@ class Composer:
             return self.shapes[term.name]
         app, output = (term.term, term.index) if isinstance(term, Project) else (term, 0)
         return self.meanings[app].outputs[output].shape
+
+
+def _selector(name: str, place: Value, size: Dim) -> Value:
+    """1 where the variable is the position, else 0."""
+    known = dimension_of(place)
+    if known is not None:
+        return guarded(ONE, [Condition("eq", sym(name) - known)])
+    return atom_value(Apply("at", (size_value(sym(name)), sealed(place), size_value(size))))
 
 
 def _atoms(size: Dim) -> set[object]:

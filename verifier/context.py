@@ -36,6 +36,7 @@ class Context:
         least: least values of sizes and attribute atoms.
         reals: real attribute atoms and their sign (2: positive, 0: any).
         booleans: tensor variables of class ``b``.
+        naturals: tensor variables of class ``i`` with a bound: their elements are at least 0.
         binding: sizes that equations of the context determined.
         parts: new names ``c/d``, where the context says that ``c`` is a multiple of ``d``, and what they stand for.
     """
@@ -50,6 +51,7 @@ class Context:
     least: Mapping[str, int]
     reals: Mapping[str, int]
     booleans: frozenset[str]
+    naturals: frozenset[str]
     binding: Mapping[str, Dim]
     parts: Mapping[str, Dim]
 
@@ -92,7 +94,8 @@ def context_of(rule: Rule) -> Context:
     needed = [c for t in postorder(*right) if isinstance(t, App) for c in all_meanings[t].obligations]
     return Context(
         left, right, all_types, all_meanings, variables, tuple(assumed), tuple(dict.fromkeys(needed)), least, reals,
-        frozenset(n for n, s in rule.tensors.items() if s.dtype == "b"), binding, parts,
+        frozenset(n for n, s in rule.tensors.items() if s.dtype == "b"),
+        frozenset(n for n, s in rule.tensors.items() if s.below is not None), binding, parts,
     )  # fmt: skip
 
 

@@ -19,13 +19,16 @@ from superopt.verifier.normal import (
     Apply,
     Branch,
     Extreme,
+    Factor,
     Monomial,
     Value,
     add,
     atom_value,
+    constant,
     dimensions,
     fresh,
     merge_factors,
+    mul,
     rename_apart,
     replace,
     scale,
@@ -183,9 +186,42 @@ def made_of(algebra: Algebra, kind: str, branches: list[Branch]) -> Value:
         for part in parts[1:]:
             total = algebra.apply("max", [total, part])
         return total
-    if kind != "max" or len(branches) > 1:
+    if kind == "prod":
+        return _product(algebra, branches)
+    if len(branches) > 1:
         return atom_value(Extreme(kind, tuple(_sealed_branch(b) for b in branches)))
     return _taken_out(algebra, branches[0])
+
+
+def _product(algebra: Algebra, branches: list[Branch]) -> Value:
+    """``Π over A ∪ B = Π_A · Π_B``, ``Π a·b = Π a · Π b``, ``Π exp(v) = exp(Σ v)``."""
+    total = ONE
+    for b in branches:
+        plain = len(b.value) == 1 and not b.value[0].bound and not b.value[0].guards
+        factors = b.value[0].factors if plain else ()
+        number = b.value[0].coefficient if plain else Fraction(1)
+        if not plain or (number == 1 and len(factors) == 1 and factors[0][1] == 1 and not _is_exp(factors[0][0])):
+            total = mul(total, _one_product(b))
+            continue
+        if number != 1:
+            total = mul(
+                total, atom_value(Extreme("prod", (_sealed_branch(Branch(b.bound, b.guards, constant(number))),)))
+            )
+        for f, p in factors:
+            if isinstance(f, Apply) and f.function == "exp":
+                inner = _sealed_branch(Branch(b.bound, b.guards, scale(f.args[0], p)))
+                total = mul(total, algebra.exponential(algebra.tidy(guarded(inner.value, inner.guards, inner.bound))))
+            else:
+                total = mul(total, _one_product(Branch(b.bound, b.guards, atom_value(f)), p))
+    return total
+
+
+def _one_product(branch: Branch, power: Fraction | int = 1) -> Value:
+    return atom_value(Extreme("prod", (_sealed_branch(branch),)), power)
+
+
+def _is_exp(factor: Factor) -> bool:
+    return isinstance(factor, Apply) and factor.function == "exp"
 
 
 def _by_guard(algebra: Algebra, kind: str, branches: list[Branch], guard: Condition) -> Value:
@@ -208,7 +244,7 @@ def _by_guard(algebra: Algebra, kind: str, branches: list[Branch], guard: Condit
 
 
 def _taken_out(algebra: Algebra, branch: Branch) -> Value:
-    """``max(c + v) = c + max(v)``, ``max(c·v) = c·max(v)`` for ``c > 0``."""
+    """``max(c + v) = c + max(v)``, ``max(c·v) = c·max(v)`` for ``c > 0``, and for ``c ≥ 0`` over what is not empty."""
     bound = set(branch.bound)
     fixed = tuple(m for m in branch.value if not m.free & bound)
     moving = tuple(m for m in branch.value if m.free & bound)
@@ -220,9 +256,8 @@ def _taken_out(algebra: Algebra, branch: Branch) -> Value:
         m = moving[0]
         outer = tuple((f, p) for f, p in m.factors if not f.free & bound)
         inner = tuple((f, p) for f, p in m.factors if f.free & bound)
-        if m.coefficient > 0 and all(
-            algebra.sign(((Monomial(Fraction(1), (), frozenset(), (fp,))),)) == 2 for fp in outer
-        ):
+        least = min((algebra.sign(atom_value(f, p)) for f, p in outer), default=2)
+        if m.coefficient > 0 and (least == 2 or (least == 1 and algebra.inhabited(branch.bound, branch.guards))):
             scaled = m.coefficient
             body: Value = (Monomial(Fraction(1), (), frozenset(), inner),)
             made = _inner(algebra, branch, body)

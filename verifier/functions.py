@@ -54,18 +54,18 @@ from superopt.verifier.normal import (
     size_value,
     text,
 )  # fmt: skip
-from superopt.verifier.signs import Signs
+from superopt.verifier.order import Order
 from superopt.verifier.simplify import guarded, simplified
 
 __all__ = ["Algebra", "CannotProve", "INFINITY", "has_infinity", "sealed"]
 
-_ODD = frozenset({"erf", "sin", "tan", "asin", "atan", "sinh", "asinh", "atanh", "round"})
-_EVEN = frozenset({"cos", "cosh"})
+_ODD = frozenset({"erf", "sin", "tan", "asin", "atan", "asinh", "atanh", "round"})
+_EVEN = frozenset({"cos"})
 _CASES = 200
 
 
 @dataclass
-class Algebra(Signs):
+class Algebra(Order):
     """Functions under facts. ``domain`` collects ``(condition, value text)`` for partial functions."""
 
     domain: dict[tuple[str, str], Value] = field(default_factory=dict)
@@ -241,6 +241,11 @@ class Algebra(Signs):
             case "tanh":  # 1 - 2 / (1 + exp(2x))
                 inner = add(ONE, self.exponential(scale(first, 2)))
                 return add(ONE, scale(self.power(inner, -1), -2))
+            case "sinh" | "cosh":  # (exp(x) ∓ exp(-x)) / 2
+                other = self.exponential(scale(first, -1))
+                return scale(
+                    add(self.exponential(first), scale(other, -1 if function == "sinh" else 1)), Fraction(1, 2)
+                )
             case "log":
                 return self.logarithm(first)
             case "pow":
@@ -327,9 +332,21 @@ class Algebra(Signs):
             top, bottom = exact_root(number.numerator), exact_root(number.denominator)
             if top is not None and bottom is not None:
                 return constant(Fraction(top, bottom))
-        if self.sign(value) < 1:
-            self._record("nonnegative", value)
-        return atom_value(Apply("sqrt", (sealed(value),)))
+        outside, inside = self._squares(value)
+        if self.sign(inside) < 1:
+            self._record("nonnegative", inside)
+        return mul(outside, atom_value(Apply("sqrt", (sealed(inside),))))
+
+    def _squares(self, value: Value) -> tuple[Value, Value]:
+        """``√(c²·v) = c·√v`` for ``c > 0``: what comes out of a root, and what stays in it."""
+        content, _ = content_of(value)
+        top, bottom = exact_root(abs(content.coefficient.numerator)), exact_root(content.coefficient.denominator)
+        number = Fraction(top, bottom) if top is not None and bottom is not None else Fraction(1)
+        out = tuple((f, p / 2) for f, p in content.factors if p % 2 == 0 and self.sign(atom_value(f)) == 2)
+        if number == 1 and not out:
+            return ONE, value
+        inverse = Monomial(1 / number**2, (), frozenset(), tuple((f, -2 * p) for f, p in out))
+        return (Monomial(number, (), frozenset(), out),), self.tidy(mul(value, (inverse,)))
 
     def logarithm(self, value: Value) -> Value:
         """``log`` of a product of positive factors is a sum."""
@@ -358,47 +375,6 @@ class Algebra(Signs):
         if self.sign(value) != 2:
             self._record("positive", value)
         return self.opaque("log", [value])
-
-    # Order: everything piecewise linear is written with ramp(v) = max(v, 0)
-
-    def ramp(self, value: Value) -> Value:
-        """``max(value, 0)`` with a leading coefficient of 1: ``ramp(-v) = ramp(v) - v``."""
-        if not value:
-            return ZERO
-        if self.sign(value) >= 1:
-            return value
-        if self.sign(scale(value, -1)) >= 1:
-            return ZERO
-        lead = leading(value)
-        if lead < 0:
-            return add(self.ramp(scale(value, -1)), value)
-        content, _ = content_of(value)
-        outer = tuple((f, p) for f, p in content.factors if self.sign(atom_value(f)) == 2)
-        if outer:  # ramp(c·v) = c·ramp(v) for c > 0
-            inverse = Monomial(Fraction(1), (), frozenset(), tuple((f, -p) for f, p in outer))
-            plain = self.ramp(self.tidy(mul(value, (inverse,))))
-            return mul((Monomial(Fraction(1), (), frozenset(), outer),), plain)
-        return scale(atom_value(Apply("ramp", (sealed(scale(value, 1 / lead)),))), lead)
-
-    def positive(self, value: Value) -> Value:
-        """1 where the value is above 0, else 0."""
-        number = constant_of(value)
-        if number is not None:
-            return ONE if number > 0 else ZERO
-        if self.sign(value) == 2:
-            return ONE
-        if self.sign(scale(value, -1)) >= 1:
-            return ZERO
-        return atom_value(Apply("positive", (sealed(scale(value, 1 / abs(leading(value)))),)))
-
-    def zero(self, value: Value) -> Value:
-        """1 where the value is 0, else 0."""
-        number = constant_of(value)
-        if number is not None:
-            return ZERO if number else ONE
-        if self.sign(value) == 2 or self.sign(scale(value, -1)) == 2:
-            return ZERO
-        return atom_value(Apply("zero", (sealed(scale(value, 1 / leading(value))),)))
 
     def truth(self, value: Value) -> Value:
         """1 where the value is not 0; a value that is 0 or 1 is its own truth."""

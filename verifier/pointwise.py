@@ -15,6 +15,7 @@ from superopt.verifier.normal import Apply, Extreme, Factor, Monomial, SizeFacto
 __all__ = ["pointwise_zero"]
 
 _RESOURCES = 3_000_000
+_APPLIED = 8  # opaque functions of which it is said that equal arguments give equal values
 
 
 def pointwise_zero(algebra: Algebra, value: Value, given: tuple[Condition, ...]) -> bool:
@@ -58,6 +59,7 @@ class _Problem:
         self.algebra = algebra
         self.solver = z3.Solver()
         self.names: dict[str, z3.ArithRef] = {}
+        self.applied: list[tuple[str, z3.ArithRef, z3.ArithRef]] = []
 
     def value(self, value: Value) -> z3.ArithRef:
         return z3.Sum(*(self.monomial(m) for m in value), z3.RealVal(0))
@@ -100,13 +102,36 @@ class _Problem:
                 return root
             case SumBase(value):
                 return self.value(value)
-            case Apply() | Extreme() | SizeFactor():
+            case Apply():
+                return self.opaque(factor)
+            case Extreme() | SizeFactor():
                 sign = self.algebra.sign(((Monomial(Fraction(1), (), frozenset(), ((factor, Fraction(1)),))),))
                 return self.atom(factor.show({}), sign)
         name = factor.show({})
         made = self.atom(name, 0)
         if is_binary(atom_value(factor)):
             self.solver.add(made * made == made)
+        return made
+
+    def opaque(self, factor: Apply) -> z3.ArithRef:
+        """``f(v)``: equal where ``v`` is; ``exp`` is also positive, increasing, and 1 at 0."""
+        name = factor.show({})
+        if name in self.names:
+            return self.names[name]
+        sign = self.algebra.sign(((Monomial(Fraction(1), (), frozenset(), ((factor, Fraction(1)),))),))
+        made = self.atom(name, sign)
+        if len(factor.args) != 1 or len(self.applied) >= _APPLIED:
+            return made
+        v = self.value(factor.args[0])
+        others = [(z3.RealVal(0), z3.RealVal(1))] if factor.function == "exp" else []
+        others += [(w, other) for function, w, other in self.applied if function == factor.function]
+        for w, other in others:
+            self.solver.add(
+                (v == w) == (made == other) if factor.function == "exp" else z3.Implies(v == w, made == other)
+            )
+            if factor.function == "exp":
+                self.solver.add((v > w) == (made > other))
+        self.applied.append((factor.function, v, made))
         return made
 
     def atom(self, name: str, sign: int) -> z3.ArithRef:

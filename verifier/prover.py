@@ -19,11 +19,11 @@ from superopt.rules.typing import LEADS, instances
 from superopt.verifier.arith import Facts, OutOfTimeError, ge, normal_condition
 from superopt.verifier.compose import Composer, Unbounded
 from superopt.verifier.context import Context, context_of, satisfiable
-from superopt.verifier.factors import CannotProve
+from superopt.verifier.factors import CannotProve, dimension_of, is_selector
 from superopt.verifier.functions import Algebra
 from superopt.verifier.leading import one_axis
 from superopt.verifier.match_sums import Matcher, Step
-from superopt.verifier.normal import Element, Value, add, dimensions, free, scale, text
+from superopt.verifier.normal import Apply, Element, Value, add, dimensions, free, scale, text
 from superopt.verifier.simplify import coefficient_of, exact_quotient
 from superopt.verifier.verdict import ProvedAllSizes, Unknown
 
@@ -227,7 +227,7 @@ class _Attempt:
                 hypotheses += [ge(name), normal_condition(ge(extent - 1 - name))]
             index.append(position)
         facts = Facts(tuple(hypotheses), context.least, deadline)
-        algebra = Algebra(facts, context.reals)
+        algebra = Algebra(facts, context.reals, context.naturals)
         shapes = {n: t.shape or () for n, t in context.variables.items()}
         first = Composer(algebra, context.meanings, shapes, context.booleans)
         one = first.element(left, tuple(index))
@@ -269,7 +269,7 @@ class _Attempt:
                 known.append((name, substitute(scheme.below, self.binding)))
         for value, size in self.right_promises:
             shown = hidden_text(value)
-            plain = _tensor_of(value) or shown
+            plain = chosen_from(value) or shown
             if not any(k in (shown, plain) and self.facts.implied(ge(size - below)) for k, below in known):
                 raise CannotProve(f"a position {shown} is not shown to be below {size}")
 
@@ -306,12 +306,16 @@ class _Attempt:
         return None
 
 
-def _tensor_of(value: Value) -> str | None:
-    """The tensor variable of which a value is plainly an element."""
-    if len(value) != 1 or value[0].bound or value[0].coefficient != 1 or len(value[0].factors) != 1:
+def chosen_from(value: Value) -> str | None:
+    """The tensor variable of which a value is an element: plainly, or ``Σ_d at(d, …)·T[d]`` at a position from data."""
+    if len(value) != 1 or value[0].coefficient != 1 or any(p != 1 for _, p in value[0].factors):
         return None
-    factor, power = value[0].factors[0]
-    return factor.tensor if isinstance(factor, Element) and power == 1 else None
+    chosen = [f for f, _ in value[0].factors if is_selector(f)]
+    rest = [f for f, _ in value[0].factors if not is_selector(f)]
+    selected = {str(dimension_of(f.args[0])) for f in chosen if isinstance(f, Apply)}
+    if len(rest) != 1 or not isinstance(rest[0], Element) or set(value[0].bound) != selected:
+        return None
+    return rest[0].tensor
 
 
 def hidden_text(value: Value) -> str:

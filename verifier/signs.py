@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from superopt.ir.poly import substitute, sym, symbols
+from superopt.ir.poly import Poly, substitute, sym, symbols
 from superopt.ops.meaning import Condition
 from superopt.verifier.arith import Facts, ge
-from superopt.verifier.factors import BINARY_VALUED
-from superopt.verifier.normal import Apply, Extreme, Factor, Monomial, SizeFactor, SumBase, Value
+from superopt.verifier.factors import BINARY_VALUED, dimension_of
+from superopt.verifier.normal import Apply, Element, Extreme, Factor, Monomial, SizeFactor, SumBase, Value
 from superopt.verifier.simplify import coefficient_of
 
 __all__ = ["Signs"]
@@ -18,15 +18,22 @@ __all__ = ["Signs"]
 
 @dataclass
 class Signs:
-    """Signs under facts. ``reals`` gives the sign of real attribute variables (2: positive)."""
+    """Signs under facts. ``reals`` gives the sign of real attribute variables (2: positive).
+
+    ``naturals`` are the tensor variables whose elements are positions, hence not negative.
+    """
 
     facts: Facts
     reals: Mapping[str, int] = field(default_factory=dict)
+    naturals: frozenset[str] = frozenset()
 
     def sign(self, value: Value) -> int:
         """2: surely positive, 1: surely not negative, 0: not known. Guards and sums over empty ranges count."""
         if not value:
             return 1
+        size = dimension_of(value)
+        if isinstance(size, Poly) and not symbols(size) & self.reals.keys() and self.facts.implied(ge(size), (), 0):
+            return 2 if self.facts.implied(ge(size - 1), (), 0) else 1
         found = [self._monomial_sign(m) for m in value]
         return 0 if min(found) < 1 else max(found)
 
@@ -72,6 +79,8 @@ class Signs:
             case SumBase(value):
                 own = self.sign(value)
                 return 2 if own == 2 else 1 if power % 2 == 0 or own == 1 else 0
+            case Element(tensor, _) if tensor in self.naturals:
+                return 1
             case Apply("exp", _):
                 return 2
             case Apply("sqrt", (value,)):

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 
+from superopt.ir.types import DType
 from superopt.ops.elementwise import element, pointwise
 from superopt.ops.forms import float32, reader, writer
-from superopt.ops.meaning import Comprehension, IllTyped, Operand, Operandlike, Scalar, broadcast_dims, call, tensor
+from superopt.ops.meaning import (
+    Comprehension,
+    IllTyped,
+    Operand,
+    Operandlike,
+    Scalar,
+    broadcast_dims,
+    call,
+    number,
+    tensor,
+)
 from superopt.ops.record import FLOATS, Operator
 
 __all__ = ["OPERATORS"]
@@ -32,6 +44,17 @@ def negative(x: Scalar) -> Scalar:
 def elu(x: Scalar, alpha: Operandlike) -> Scalar:
     """``x`` above 0, ``alpha (exp x − 1)`` below."""
     return positive(x) + alpha * (call("exp", negative(x)) - 1)
+
+
+def celu(x: Scalar, alpha: Operandlike) -> Scalar:
+    """``x`` above 0, ``alpha (exp(x/alpha) − 1)`` below (Barron, arXiv:1704.07483)."""
+    return positive(x) + negative(alpha * (call("exp", x * call("inv", alpha)) - 1))
+
+
+def shrink(x: Scalar, bias: Operandlike, lambd: Operandlike) -> Scalar:
+    """``x`` moved towards 0 by ``bias`` outside of ``−lambd … lambd``, 0 inside; below wins where both hold."""
+    high = call("select", call("less", lambd, x), x - bias, 0)
+    return call("select", call("less", x, -number(lambd)), x + bias, high)
 
 
 def saturated(x: Scalar) -> Scalar:
@@ -72,6 +95,8 @@ OPERATORS = (
     activation("Tanh", 6, lambda x: call("tanh", x)),
     activation("LeakyRelu", 6, lambda x, alpha: positive(x) + alpha * negative(x), alpha=0.01),
     activation("Elu", 6, elu, alpha=1.0),
+    replace(activation("Celu", 12, celu, alpha=1.0), dtypes=frozenset({DType.FLOAT32})),
+    activation("Shrink", 9, shrink, bias=0.0, lambd=0.5),
     activation(
         "Selu", 6, lambda x, alpha, gamma: gamma * elu(x, alpha), alpha=SELU_ALPHA, gamma=SELU_GAMMA
     ),

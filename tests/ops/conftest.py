@@ -86,7 +86,8 @@ SHAPES = ((2, 3), (1, 5, 1), ())
 POSITIVE = ("Sqrt", "Reciprocal", "Log")
 UNARY = (
     "Neg Abs Sign Sqrt Reciprocal Exp Log Erf Sin Cos Tan Sinh Cosh Atan Floor Ceil Round Identity Dropout Relu "
-    "Sigmoid Tanh LeakyRelu Elu Selu HardSigmoid HardSwish Softplus Softsign Mish ThresholdedRelu Gelu"
+    "Sigmoid Tanh LeakyRelu Elu Selu HardSigmoid HardSwish Softplus Softsign Mish ThresholdedRelu Gelu "
+    "Celu Shrink"
 )
 BROADCASTS = (((2, 3), (2, 3)), ((4, 1, 3), (2, 1)), ((), (2, 2)), ((1,), (3, 1)))
 
@@ -101,10 +102,16 @@ def elementwise() -> Iterator[Sample]:
         yield from (s(op, f(*shape, low=-0.9, high=0.9)) for shape in SHAPES)
     yield s("Round", np.array([-1.5, -0.5, 0.5, 1.5, 2.5], np.float32))
     yield s("Gelu", f(3, 4), approximate=b"tanh")
-    for op, names in (("Elu", ["alpha"]), ("LeakyRelu", ["alpha"]), ("HardSigmoid", ["alpha", "beta"])):
+    for op, names in (
+        ("Elu", ["alpha"]),
+        ("Celu", ["alpha"]),
+        ("LeakyRelu", ["alpha"]),
+        ("HardSigmoid", ["alpha", "beta"]),
+    ):
         yield s(op, f(3, 4), **{name: 0.3 + 0.25 * p for p, name in enumerate(names)})
     yield s("Selu", f(4), alpha=1.5, gamma=0.5)
     yield s("ThresholdedRelu", f(9), alpha=0.5)
+    yield from (s("Shrink", f(9), lambd=0.75, bias=c) for c in (0.0, 0.5, -1.0))
     for op in ("Relu", "Exp", "Neg", "Tanh"):
         yield s(op, f(2, 2), opset=7)
     for left, right in BROADCASTS:

@@ -1,0 +1,56 @@
+"""What depends on order: everything piecewise linear is written with ``ramp(v) = max(v, 0)``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from superopt.verifier.factors import constant_of, content_of, leading, sealed
+from superopt.verifier.normal import ONE, ZERO, Apply, Monomial, Value, add, atom_value, mul, scale
+from superopt.verifier.signs import Signs
+
+__all__ = ["Order"]
+
+
+@dataclass
+class Order(Signs):
+    """Positive parts and comparisons with 0, of unguarded values."""
+
+    def ramp(self, value: Value) -> Value:
+        """``max(value, 0)`` with a leading coefficient of 1: ``ramp(-v) = ramp(v) - v``."""
+        if not value:
+            return ZERO
+        if self.sign(value) >= 1:
+            return value
+        if self.sign(scale(value, -1)) >= 1:
+            return ZERO
+        lead = leading(value)
+        if lead < 0:
+            return add(self.ramp(scale(value, -1)), value)
+        content, _ = content_of(value)
+        outer = tuple((f, p) for f, p in content.factors if self.sign(atom_value(f, p)) >= 1)
+        if outer:  # ramp(c·v) = c·ramp(v) for c ≥ 0
+            inverse = Monomial(Fraction(1), (), frozenset(), tuple((f, -p) for f, p in outer))
+            plain = self.ramp(add(mul(value, (inverse,))))
+            return mul((Monomial(Fraction(1), (), frozenset(), outer),), plain)
+        return scale(atom_value(Apply("ramp", (sealed(scale(value, 1 / lead)),))), lead)
+
+    def positive(self, value: Value) -> Value:
+        """1 where the value is above 0, else 0."""
+        number = constant_of(value)
+        if number is not None:
+            return ONE if number > 0 else ZERO
+        if self.sign(value) == 2:
+            return ONE
+        if self.sign(scale(value, -1)) >= 1:
+            return ZERO
+        return atom_value(Apply("positive", (sealed(scale(value, 1 / abs(leading(value)))),)))
+
+    def zero(self, value: Value) -> Value:
+        """1 where the value is 0, else 0."""
+        number = constant_of(value)
+        if number is not None:
+            return ZERO if number else ONE
+        if self.sign(value) == 2 or self.sign(scale(value, -1)) == 2:
+            return ZERO
+        return atom_value(Apply("zero", (sealed(scale(value, 1 / leading(value))),)))
