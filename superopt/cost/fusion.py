@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from superopt.ir.types import TensorType
+from superopt.ops import REGISTRY
 
-__all__ = ["BACKENDS", "Backend", "Fusion", "ONNX_RUNTIME_CPU"]
+__all__ = ["BACKENDS", "ONNX_RUNTIME_CPU", "SUPEROPT_CUDA", "Backend", "Fusion"]
 
 Other = Literal["none", "constant", "any"]
 
@@ -87,4 +88,17 @@ ONNX_RUNTIME_CPU = Backend(
     views=frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}),
     absorbed={"Conv": 2, "ConvTranspose": 2},
 )
-BACKENDS: Mapping[str, Backend] = {ONNX_RUNTIME_CPU.name: ONNX_RUNTIME_CPU}
+
+_POINTWISE = " ".join(sorted(n for n, o in REGISTRY.items() if o.family in ("elementwise", "activation")))
+_ROWS = (
+    "BatchNormalization LayerNormalization LogSoftmax RMSNormalization ReduceMax ReduceMean ReduceMin ReduceSum Softmax"
+)
+# What :mod:`superopt.runtime.cuda.plan` does: a chain of elementwise operators, and what follows a row's reduction, is
+# one generated kernel; products and convolutions are the vendor's, with a convolution's bias inside.
+SUPEROPT_CUDA = Backend(
+    name="superopt-cuda",
+    fusions=(_fusion(f"{_POINTWISE} {_ROWS}", _POINTWISE, "any"),),
+    views=frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}),
+    absorbed={"Conv": 2},
+)
+BACKENDS: Mapping[str, Backend] = {b.name: b for b in (ONNX_RUNTIME_CPU, SUPEROPT_CUDA)}

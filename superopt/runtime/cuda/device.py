@@ -121,6 +121,26 @@ class CudaDriver:
 
         return replay
 
+    def held(self) -> int:
+        """A mark for :meth:`release`."""
+        return len(self.memory)
+
+    def release(self, mark: int) -> None:
+        """Give back the memory and the captured graphs that came after a mark; nothing may use them any more."""
+        self.stream.synchronize()
+        del self.memory[mark:]
+
+    def facts(self) -> dict[str, str | int]:
+        """The device, and the versions of what runs on it."""
+        properties = self.cp.cuda.runtime.getDeviceProperties(0)
+        versions = {"cupy": self.cp.__version__, "cuda": self.cp.cuda.runtime.runtimeGetVersion()}
+        cudnn = "none" if self.dnn is None else self.dnn[0].backend_version()
+        return {
+            "device": properties["name"].decode(), "cores": properties["multiProcessorCount"],
+            "driver": self.cp.cuda.runtime.driverGetVersion(), "cache_bytes": properties["l2CacheSize"],
+            "runtime": f"cupy {versions['cupy']}, cuda {versions['cuda']}, cudnn {cudnn}",
+        }  # fmt: skip
+
     def elapsed(self, body: Callable[[], None]) -> float:
         """Microseconds between two events around a body that only launches."""
         start, stop = self.cp.cuda.Event(), self.cp.cuda.Event()

@@ -112,6 +112,7 @@ class _Planner:
         self.order: list[str] = []
         self.alias: dict[str, str] = {}
         self.empty: list[str] = []
+        self.fixed = set(graph.weight)  # values that depend on weights alone
 
     def plan(self) -> Plan:
         for place in self._needed():
@@ -129,7 +130,11 @@ class _Planner:
                 continue
             if name in self.calls:
                 steps.append(self.calls[name])
+                if self.fixed.issuperset(self.calls[name].reads):
+                    self.fixed.add(name)
                 continue
+            if self.raw[name].operands and self.fixed.issuperset(self.raw[name].operands):
+                self.fixed.add(name)
             expression = inlined(self.raw[name], {n: fused[n] for n in self.raw[name].operands if n in placed})
             fused[name] = expression
             source = self._moved(name, expression)
@@ -209,6 +214,8 @@ class _Planner:
         if name in self.outputs or not consumers or any(c in self.calls for c in consumers):
             return False
         work = calls(expression.comprehension.body)
+        if work and name in self.fixed and not self.fixed.issuperset(consumers):
+            return False  # computed once, before the first inference
         reducing = reduces(expression.comprehension.body)
         if work > LONGEST or (reducing and len(consumers) > 1):
             return False

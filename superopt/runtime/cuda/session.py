@@ -68,12 +68,9 @@ class Session:
     ) -> None:
         self.graph, self.driver = graph, driver
         self.plan = self._supported(sizes, fuse)
-        self._addresses: dict[str, int] = {}
         driver.prepare((*self.plan.setup, *self.plan.steps))
-        self._place()
-        for step in self.plan.setup:
-            driver.step(step, self.pointers(step))
-        self.replay = driver.capture(self._launch)
+        self._addresses = self.place()
+        self.replay = driver.capture(lambda: self.launch(self._addresses))
 
     def _supported(self, sizes: Mapping[str, int] | None, fuse: bool) -> Plan:
         """The plan with library calls where the device has them."""
@@ -82,41 +79,43 @@ class Session:
         missing = {s.value for s in steps if not isinstance(s, Launch) and not self.driver.supports(s)}
         return plan(self.graph, sizes, fuse=fuse, generated=frozenset(missing)) if missing else found
 
-    def _place(self) -> None:
-        """Memory for weights, inputs, outputs and the arena; weights are uploaded."""
+    def place(self) -> dict[str, int]:
+        """Addresses, in fresh memory, of weights (uploaded, and the setup run), inputs, outputs and the arena."""
         found = self.plan
+        addresses: dict[str, int] = {}
         arena = self.driver.allocate(max(found.arena, 1))
         made = {s.output for s in (*found.setup, *found.steps)}
         needed = {found.root(n) for s in (*found.setup, *found.steps) for n in s.reads}
         needed |= made | {found.root(v.name) for v in self.graph.outputs}
         for name in sorted(needed):
             if name in found.offsets:
-                self._addresses[name] = arena + found.offsets[name]
+                addresses[name] = arena + found.offsets[name]
                 continue
-            self._addresses[name] = self.driver.allocate(max(found.types[name].nbytes or 0, 1))
+            addresses[name] = self.driver.allocate(max(found.types[name].nbytes or 0, 1))
             weight = self.graph.weight.get(name)
             if weight is not None:
-                array = (
-                    np.zeros(found.shape(name), weight.type.dtype.numpy) if weight.data is None else weight.data.numpy()
-                )
-                self.driver.upload(self._addresses[name], np.ascontiguousarray(array))
+                self._upload(name, weight, addresses[name])
+        for step in found.setup:
+            self.driver.step(step, self.pointers(step, addresses))
+        return addresses
 
-    def _upload(self, name: str, weight: Weight) -> None:
+    def _upload(self, name: str, weight: Weight, address: int) -> None:
         """A weight's elements; those of a shape-only weight are drawn, as zeros make some devices faster."""
         if weight.data is not None:
             array = weight.data.numpy()
         else:
             drawn = np.random.default_rng(0).standard_normal(self.plan.shape(name))
             array = drawn.astype(weight.type.dtype.numpy)
-        self.driver.upload(self._addresses[name], np.ascontiguousarray(array))
+        self.driver.upload(address, np.ascontiguousarray(array))
 
-    def pointers(self, step: Step) -> list[int]:
+    def pointers(self, step: Step, addresses: Mapping[str, int]) -> list[int]:
         """The addresses that a step is launched with: what it reads, then what it makes."""
-        return [self._addresses[self.plan.root(n)] for n in (*step.reads, step.output)]
+        return [addresses[self.plan.root(n)] for n in (*step.reads, step.output)]
 
-    def _launch(self) -> None:
+    def launch(self, addresses: Mapping[str, int]) -> None:
+        """The steps of one inference, at these addresses."""
         for step in self.plan.steps:
-            self.driver.step(step, self.pointers(step))
+            self.driver.step(step, self.pointers(step, addresses))
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """One inference: outputs by name, at their own element types.

@@ -1,0 +1,162 @@
+"""Timing operators on a CUDA device, inside captured graphs.
+
+A launch from Python costs more than most kernels take, and an event pair about a microsecond, so one launch tells
+nothing. An operator is captured k and 2k times in a CUDA graph; its time is the slope ``(t₂ₖ - t₁ₖ) / k``, k such that
+a replay takes about two milliseconds. *Warm*: all launches use the same buffers. *Cold*: they go round through copies
+that together are more than three times the L2 cache. Data are random, never zeros: some devices draw less power for
+zeros and clock higher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from statistics import median
+from typing import Any, Protocol
+
+import numpy as np
+
+from superopt.cost.fusion import SUPEROPT_CUDA
+from superopt.cost.measure import Timing
+from superopt.cost.question import Question
+from superopt.cost.record import Key
+from superopt.cost.trial import application_graph, feeds_for
+from superopt.ir.graph import Graph, Node, Value
+from superopt.ir.types import DType, TensorType
+from superopt.runtime.cuda.device import CudaDriver
+from superopt.runtime.cuda.session import Driver, Session
+
+__all__ = ["CudaDevice", "Timed", "slope"]
+
+_REPLAY_US = 2000.0
+_MOST = 4096  # launches in one captured graph
+_ROUNDS = 7
+_CACHES = 3  # L2 caches that the rotated buffers are larger than
+_COPIES = 64  # most sets of buffers
+_GEMM, _COPY = 4096, 1 << 26  # rows of the sentinels' product; elements of what they copy (256 MiB)
+
+
+class Timed(Driver, Protocol):
+    """A driver with a clock, whose memory can be given back."""
+
+    def elapsed(self, body: Callable[[], None]) -> float:
+        """Microseconds that a body's launches take on the device."""
+        ...
+
+    def held(self) -> int: ...
+
+    def release(self, mark: int) -> None: ...
+
+    def facts(self) -> Mapping[str, str | int]: ...
+
+
+class CudaDevice:
+    """A :class:`superopt.cost.device.Device`: CUDA device 0, or what a test puts in its place.
+
+    Raises:
+        BackendUnavailable: there is none; with the reason and the next step.
+    """
+
+    backend = SUPEROPT_CUDA
+
+    def __init__(self, precision: str = "ieee", driver: Timed | None = None) -> None:
+        self.precision = precision
+        self.driver: Timed = CudaDriver(precision) if driver is None else driver
+
+    def facts(self) -> dict[str, Any]:
+        """See :class:`superopt.cost.device.Device`."""
+        return {
+            **self.driver.facts(), "threads": 1, "clock": "events", "backend": self.backend.name,
+            "precision": self.precision, "layout": "plain", "dispatch_ns": 0.0, "peaks": self.peaks,
+        }  # fmt: skip
+
+    def key(self, question: Question) -> Key:
+        """The question's key with our engine and precision."""
+        return replace(question.key, impl=self.backend.name, precision=self.precision)
+
+    def time(self, question: Question) -> Timing:
+        """Warm and cold nanoseconds of one application, by slopes.
+
+        Raises:
+            Unsupported: the backend does not run it. NotCovered: it cannot be written alone.
+        """
+        return self.time_graph(application_graph(question))
+
+    def time_graph(self, graph: Graph, sizes: Mapping[str, int] | None = None) -> Timing:
+        """The same for a whole graph."""
+        mark = self.driver.held()
+        try:
+            session = Session(graph, self.driver, sizes)
+            if not session.plan.steps:
+                return Timing(0.0, 0.0, 0.0)
+            around = self._sets(session, feeds_for(graph, sizes))
+            warm, spread = slope(self.driver, session, around[:1])
+            cold, _ = (warm, 0.0) if len(around) == 1 else slope(self.driver, session, around)
+            return Timing(warm * 1e3, max(warm, cold) * 1e3, spread)
+        finally:
+            self.driver.release(mark)
+
+    def _sets(self, session: Session, feeds: Mapping[str, np.ndarray]) -> list[dict[str, int]]:
+        """As many sets of buffers as it takes to leave the cache behind, each with its own inputs."""
+        steps = session.plan.steps
+        touched = {session.plan.root(n) for s in steps for n in (*s.reads, s.output)}
+        nbytes = sum(session.plan.types[n].nbytes or 0 for n in touched)
+        wanted = -(-_CACHES * int(self.driver.facts()["cache_bytes"]) // max(nbytes, 1)) + 1
+        sets = [session.place() for _ in range(min(_COPIES, wanted))]
+        for addresses in sets:
+            for name, array in feeds.items():
+                if name in addresses:
+                    self.driver.upload(addresses[name], np.ascontiguousarray(array))
+        return sets
+
+    def sentinels(self) -> Mapping[str, float]:
+        """One product and one copy, in nanoseconds."""
+        return {"gemm": self.time_graph(_product(_GEMM)).ns, "copy": self.time_graph(_copy(_COPY)).ns}
+
+    @cached_property
+    def peaks(self) -> dict[str, float]:
+        """What the device reaches at best: the ceilings of a roofline."""
+        product, far, near = _product(_GEMM), self.time_graph(_copy(_COPY)), self.time_graph(_copy(1 << 21))
+        return {
+            "flops_per_s": round(2e9 * _GEMM**3 / self.time_graph(product).ns),
+            "bytes_per_s": round(8e9 * _COPY / far.ns_cold), "cache_bytes_per_s": round(8e9 * (1 << 21) / near.ns),
+        }  # fmt: skip
+
+
+def slope(driver: Timed, session: Session, sets: Sequence[Mapping[str, int]]) -> tuple[float, float]:
+    """Microseconds of one inference inside a captured graph, and its relative interquartile range over rounds."""
+
+    def replay(count: int) -> Callable[[], None]:
+        def body() -> None:
+            for i in range(count):
+                session.launch(sets[i % len(sets)])
+
+        return driver.capture(body)
+
+    trial = replay(4)
+    trial()
+    each = max(driver.elapsed(trial) / 4, 0.05)
+    count = int(min(max(_REPLAY_US / each, 1), _MOST, max(1, _MOST // len(session.plan.steps))))
+    one, two = replay(count), replay(2 * count)
+    found = []
+    for body in (one, two):
+        body()
+    for _ in range(_ROUNDS):
+        found.append((driver.elapsed(two) - driver.elapsed(one)) / count)
+    found.sort()
+    middle = max(median(found), 0.0)
+    spread = (found[(3 * _ROUNDS) // 4] - found[_ROUNDS // 4]) / middle if middle else 0.0
+    return middle, abs(spread)
+
+
+def _product(size: int) -> Graph:
+    kind = TensorType(DType.FLOAT32, (size, size))
+    node = Node("product", "MatMul", ("x", "w"), ("y",))
+    return Graph("gemm", (Value("x", kind), Value("w", kind)), (Value("y", kind),), (), (node,), {"": 21})
+
+
+def _copy(elements: int) -> Graph:
+    kind = TensorType(DType.FLOAT32, (elements,))
+    node = Node("copy", "Relu", ("x",), ("y",))
+    return Graph("copy", (Value("x", kind),), (Value("y", kind),), (), (node,), {"": 21})

@@ -1,0 +1,186 @@
+"""What surrounds the kernels, without a GPU: capture, addresses, slopes, and what a user without one is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from superopt.cost.cuda import CudaDevice, slope
+from superopt.cost.question import Question
+from superopt.frontend import GraphBuilder
+from superopt.ir.errors import BackendUnavailable, Unsupported, UsageError
+from superopt.ir.graph import Graph
+from superopt.ir.types import DType, TensorType
+from superopt.runtime.cuda.library import Call
+from superopt.runtime.cuda.plan import Launch, Step
+from superopt.runtime.cuda.probe import Probe, cupy, probe
+from superopt.runtime.cuda.session import Session
+from superopt.runtime.reference import run
+
+
+class Recorder:
+    """A device that computes nothing: it records launches, refuses allocation while capturing, and counts time.
+
+    A launch takes 3 µs with warm buffers, and 5 µs when the buffers of its step changed since the launch before.
+    """
+
+    def __init__(self, *, libraries: bool = True) -> None:
+        self.libraries = libraries
+        self.blocks: list[tuple[int, int]] = []
+        self.launches: list[tuple[str, tuple[int, ...]]] = []
+        self.prepared: list[Step] = []
+        self.capturing = False
+        self.clock = 0.0
+        self._last: dict[str, tuple[int, ...]] = {}
+
+    def supports(self, call: Call) -> bool:
+        return self.libraries
+
+    def prepare(self, steps: Sequence[Step]) -> None:
+        assert not self.capturing
+        self.prepared += steps
+
+    def allocate(self, nbytes: int) -> int:
+        assert not self.capturing, "a captured graph must not allocate"
+        start = max((end for _, end in self.blocks), default=4096)
+        self.blocks.append((start, start + -(-nbytes // 256) * 256))
+        return start
+
+    def upload(self, pointer: int, array: np.ndarray) -> None:
+        assert not self.capturing
+        assert any(a <= pointer and pointer + array.nbytes <= b for a, b in self.blocks)
+
+    def download(self, pointer: int, array: np.ndarray) -> None:
+        array[...] = 0
+
+    def step(self, step: Step, pointers: Sequence[int]) -> None:
+        assert step in self.prepared
+        for pointer in pointers:
+            assert any(a <= pointer < b for a, b in self.blocks), "an address that nobody allocated"
+        self.clock += 3.0 if self._last.get(step.output, tuple(pointers)) == tuple(pointers) else 5.0
+        self._last[step.output] = tuple(pointers)
+        self.launches.append((step.output, tuple(pointers)))
+
+    def capture(self, body: Callable[[], None]) -> Callable[[], None]:
+        self.capturing = True
+        body()
+        self.capturing = False
+        self.clock += 10.0  # setting up must not count
+        return body
+
+    def elapsed(self, body: Callable[[], None]) -> float:
+        before = self.clock
+        body()
+        return self.clock - before + 7.0  # an event pair costs something: slopes must be free of it
+
+    def held(self) -> int:
+        return len(self.blocks)
+
+    def release(self, mark: int) -> None:
+        del self.blocks[mark:]
+
+    def facts(self) -> dict[str, str | int]:
+        return {"device": "recorder", "cores": 1, "driver": 0, "cache_bytes": 1 << 20, "runtime": "none"}
+
+
+def perceptron() -> Graph:
+    """Two layers; the first bias is a weight computed from another."""
+    builder = GraphBuilder("perceptron")
+    x = builder.input("x", "float32", (4, 8))
+    w, v, b = (builder.weight(n, s) for n, s in (("w", (8, 16)), ("v", (16, 3)), ("b", (16,))))
+    hidden = builder.op("Relu", builder.op("MatMul", x, w) + builder.op("Neg", b) * 2.0)
+    builder.output(builder.op("Softmax", builder.op("MatMul", hidden, v), axis=-1), "y")
+    return builder.build()
+
+
+def test_a_session_captures_once_and_replays() -> None:
+    driver = Recorder()
+    session = Session(perceptron(), driver)
+    once = len(driver.launches)
+    assert [s.output for s in session.plan.setup], "what depends on weights alone is not part of an inference"
+    assert once == len(session.plan.setup) + len(session.plan.steps)
+    session.run({"x": np.ones((4, 8), np.float32)})
+    assert driver.launches[once:] == driver.launches[len(session.plan.setup) : once]
+
+
+def test_products_without_a_library_are_kernels() -> None:
+    driver = Recorder(libraries=False)
+    session = Session(perceptron(), driver)
+    assert all(isinstance(s, Launch) for s in session.plan.steps)
+    assert any(not isinstance(s, Launch) for s in Session(perceptron(), Recorder()).plan.steps)
+
+
+def test_wrong_inputs_are_refused() -> None:
+    session = Session(perceptron(), Recorder())
+    with pytest.raises(UsageError, match="'x' was not given"):
+        session.run({})
+    with pytest.raises(UsageError, match=r"shape \(4, 9\), not \(4, 8\)"):
+        session.run({"x": np.ones((4, 9), np.float32)})
+
+
+def test_a_slope_is_free_of_what_every_launch_costs() -> None:
+    """3 µs a launch when the buffers stay, 5 µs when they change: neither the event's 7 µs nor the capture's 10."""
+    driver = Recorder()
+    session = Session(perceptron(), driver)
+    steps = len(session.plan.steps)
+    one = [session.place()]
+    several = [session.place() for _ in range(3)]
+    assert slope(driver, session, one)[0] == pytest.approx(3.0 * steps)
+    assert slope(driver, session, several)[0] == pytest.approx(5.0 * steps, rel=0.01)
+
+
+def test_a_device_times_warm_and_cold_and_gives_memory_back() -> None:
+    driver = Recorder()
+    device = CudaDevice(driver=driver)
+    kind = TensorType(DType.FLOAT32, (64, 64))
+    question = Question("Relu", {}, [kind], [kind], [False])
+    held = driver.held()
+    timing = device.time(question)
+    assert (timing.ns, timing.ns_cold) == pytest.approx((3000.0, 5000.0))
+    assert driver.held() == held
+    key = device.key(question)
+    assert (key.impl, key.precision) == ("superopt-cuda", "ieee")
+    assert key.text != question.key.text
+    assert device.facts()["peaks"]["flops_per_s"] > 0
+
+
+def test_an_operator_without_a_meaning_is_refused_by_name() -> None:
+    builder = GraphBuilder("odd")
+    x = builder.input("x", "float32", (3,))
+    builder.output(builder.op("NonZero", x), "y", shape=(1, "n"), dtype="int64")
+    with pytest.raises(Unsupported, match="NonZero"):
+        Session(builder.build(), Recorder())
+
+
+@pytest.mark.skipif(probe().ok, reason="this machine has a CUDA device")
+def test_without_a_gpu_the_reason_and_the_next_step_are_said() -> None:
+    found = probe()
+    assert found == Probe(False, found.reason)
+    assert found.reason
+    with pytest.raises(BackendUnavailable, match=r"superopt\[cuda\]") as caught:
+        cupy()
+    assert "profile:NAME" in str(caught.value)
+    assert caught.value.exit_code == 7
+
+
+def test_nothing_imports_cupy_at_start_up() -> None:
+    code = "import sys, superopt, superopt.cli, superopt.cost; print('cupy' in sys.modules, 'cudnn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not probe().ok, reason=f"no CUDA device: {probe().reason}")
+def test_a_device_computes_what_the_reference_does() -> None:
+    """On a GPU: fused kernels, library products, a captured graph, against float64."""
+    from superopt.runtime.cuda.device import CudaDriver
+
+    graph = perceptron()
+    feeds = {"x": np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)}
+    session = Session(graph, CudaDriver())
+    for _ in range(2):
+        np.testing.assert_allclose(session.run(feeds)["y"], run(graph, feeds)["y"], rtol=1e-5, atol=1e-6)
