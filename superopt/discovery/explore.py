@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from superopt.discovery.candidates import candidates
+from superopt.discovery.candidates import candidates, operator_count
 from superopt.discovery.config import Config, Theme
 from superopt.discovery.derive import Universe, derived, moves_of
 from superopt.discovery.enumerate import Level, enumerate_terms, points_of
@@ -136,9 +137,12 @@ def _explored(
     theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], bounds: Bounds, known: Sequence[Rule]
 ) -> Explored:
     started = time.process_time()
+    log: dict[str, float] = {}
 
     def level_done(level: Level) -> None:
         say(f"{theme.name}: {level}")
+        log[f"size_{level.size}_seconds"] = time.process_time() - started
+        log[f"size_{level.size}_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         bounds.check()
 
     bounds.check()
@@ -152,10 +156,13 @@ def _explored(
     judge = Judge(config, theme, chunks)
     kept, followed = _select(theme, points[0], proposals, judge, say, bounds, known)
     tally: Tally = judge.tally
-    log = {
+    log |= {
         "enumerate_seconds": enumerated, "seconds": time.process_time() - started,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }  # fmt: skip
+    for name, some in (("candidates", proposals), ("rules", kept)):
+        for size, count in Counter(max(operator_count(*r.lhs), operator_count(*r.rhs)) for r in some).items():
+            log[f"size_{size}_{name}"] = count
     return Explored(
         theme.name, tuple(kept), levels, complete, len(proposals), followed, tally.tested, tally.refuted,
         tally.unknown, tally.proved, tuple(tally.near_misses), tuple(tally.undecided), log,
