@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU
@@ -37,7 +38,7 @@ class RecordedProfile(CostModel):
                 self._answers[record.key.question] = record
 
         refused = profile.header.get("refused")
-        self._refused = frozenset(map(str, refused)) if isinstance(refused, list) else frozenset()
+        self._refused = frozenset(map(_asked, refused)) if isinstance(refused, list) else frozenset()
 
     @property
     def cache_bytes(self) -> int | None:
@@ -52,6 +53,12 @@ class RecordedProfile(CostModel):
         if record is not None:
             return self._estimate(record)
         found = self.predictor.predict(question.op, *question.work)
-        if question.key.text in self._refused:
+        if question.key.question in self._refused:
             return Estimate(found.us * _CANNOT_RUN, "roofline", 1.0)
         return found
+
+
+def _asked(text: object) -> tuple[object, ...]:
+    """What the key of a refused form asked for, whatever engine refused it."""
+    data = json.loads(str(text))
+    return data["op"], data["attrs"], data["dtype"], tuple(data["shapes"])

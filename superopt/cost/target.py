@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from superopt.cost.cuda import CudaDevice
 from superopt.cost.device import CpuDevice, Device
 from superopt.cost.measured import MeasuredCpu
 from superopt.cost.model import CostModel, Progress
+from superopt.cost.on_device import OnDevice
 from superopt.cost.profile import load_profile
 from superopt.cost.recorded import RecordedProfile
-from superopt.ir.errors import BackendUnavailable, UsageError, printable
+from superopt.ir.errors import UsageError, printable
 
 __all__ = ["device_of", "for_target"]
 
@@ -24,7 +26,7 @@ def for_target(
     threads: int = 1,
     time_limit: float = float("inf"),
 ) -> Iterator[CostModel]:
-    """The cost model of a target: ``cpu``, or ``profile:NAME`` with a shipped profile's name or a path.
+    """The cost model of a target: ``cpu``, ``cuda``, or ``profile:NAME`` with a shipped profile's name or a path.
 
     Args:
         target: its name.
@@ -42,7 +44,7 @@ def for_target(
     elif target.startswith("profile:"):
         yield RecordedProfile(load_profile(target.removeprefix("profile:")), sizes)
     elif target == "cuda":
-        raise _no_cuda()
+        yield OnDevice(device_of("cuda"), sizes=sizes, time_limit=time_limit, progress=progress)
     else:
         raise UsageError(f"there is no target {printable(target)!r}", hint="targets: cpu, cuda, profile:NAME")
 
@@ -56,11 +58,5 @@ def device_of(target: str, threads: int = 1) -> Device:
     if target == "cpu":
         return CpuDevice(threads)
     if target == "cuda":
-        raise _no_cuda()
+        return CudaDevice()
     raise UsageError(f"{printable(target)} is not a device that can be measured", hint="--target cpu, or cuda")
-
-
-def _no_cuda() -> BackendUnavailable:
-    return BackendUnavailable(
-        "this version measures no CUDA device", hint="use --target profile:NAME with a recorded profile, or cpu"
-    )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from superopt.cost.cuda import CudaDevice, slope
+from superopt.cost.on_device import OnDevice
+from superopt.cost.profile import Store
 from superopt.cost.question import Question
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import BackendUnavailable, Unsupported, UsageError
@@ -184,3 +187,17 @@ def test_a_device_computes_what_the_reference_does() -> None:
     session = Session(graph, CudaDriver())
     for _ in range(2):
         np.testing.assert_allclose(session.run(feeds)["y"], run(graph, feeds)["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_costs_on_a_device_are_measured_once_and_kept(tmp_path: Path) -> None:
+    """The model that ``--target cuda`` uses, over the device that counts time."""
+    model = OnDevice(CudaDevice(driver=Recorder()), store=Store("device", {}, tmp_path))
+    kind = TensorType(DType.FLOAT32, (64, 64))
+    first = model.application("Relu", {}, [kind], [kind])
+    assert (first.us, first.source) == (pytest.approx(5.0), "measured")
+    before = len(model.store)
+    assert model.application("Relu", {}, [kind], [kind]) == first
+    assert len(model.store) == before
+    refused = model.application("Sigmoid", {}, [kind], [kind], after="Relu")
+    assert refused.us < first.us  # fused into its producer: what it adds is nearly nothing
+    assert model.application("Reshape", {"shape": (4096,)}, [kind], [TensorType(DType.FLOAT32, (4096,))]).us == 0
