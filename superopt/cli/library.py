@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from superopt.cli.shell import Force, Json, Progress, err, out, parse_bytes, refuse_existing, write_json
-from superopt.ir.errors import NotEquivalent, UsageError, printable
+from superopt.ir.errors import Interrupted, NotEquivalent, UsageError, printable
 
 if TYPE_CHECKING:
     from superopt.rules import Rule, RuleError
@@ -240,7 +240,9 @@ def derive(
 
 def discover(
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="rules/discovery.toml by default")] = None,
-    profile: Annotated[str | None, typer.Option(help="the themes of one profile: taso, default")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="the themes of one profile: default (what is shipped), or taso")
+    ] = None,
     themes: Annotated[str | None, typer.Option(metavar="A,B", help="only these themes")] = None,
     operators: Annotated[str | None, typer.Option(metavar="A,B", help="only these operators")] = None,
     max_operators: Annotated[int | None, typer.Option(min=1, help="operators a side, at most")] = None,
@@ -253,18 +255,23 @@ def discover(
 ) -> None:
     """Discover rules: enumerate terms, find equal ones, generalise, prove for all sizes, keep what nothing derives.
 
-    A run that was stopped goes on where it was; the result is the same however often it was.
+    Without arguments: the library that is shipped, written to the folder `discovered`. A run that was stopped
+    (Ctrl-C, a time limit, a kill) goes on where it was; the result is the same however often it was.
     """
     from superopt.discovery import discover as run
     from superopt.discovery import load_config
 
     chosen = load_config(config).select(
-        profile=profile, themes=_names(themes), operators=_names(operators), most=max_operators
-    )
-    result = run(
-        chosen, out=destination, workers=workers, time_limit=time_limit, memory_limit=parse_bytes(memory_limit),
-        progress=lambda line: err().print(line, markup=False, soft_wrap=True),
+        profile=profile or (None if config or themes else "default"), themes=_names(themes),
+        operators=_names(operators), most=max_operators,
     )  # fmt: skip
+    try:
+        result = run(
+            chosen, out=destination, workers=workers, time_limit=time_limit, memory_limit=parse_bytes(memory_limit),
+            progress=lambda line: err().print(line, markup=False, soft_wrap=True),
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; what is finished is kept in {destination}: run again to go on") from None
     out().print(f"{len(result.rules)} rules of {result.proved} proved, in {destination}", markup=False)
     if result.unfinished:
         err().print(f"not finished: {', '.join(result.unfinished)}; run again to go on", markup=False)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 from superopt.discovery.candidates import n_ary
@@ -113,7 +114,8 @@ def _explore_all(
         for theme in rest:
             _finish(found, theme, partial(explore, theme, config, chunks, say, bounds, known), say)
         return found
-    pool = executor or ProcessPoolExecutor(max_workers=workers)
+    started = time.monotonic()
+    pool = executor or ProcessPoolExecutor(max_workers=workers, mp_context=get_context("spawn"))
     try:
         waiting: dict[Future[Explored], Theme] = {
             pool.submit(explore, t, config, chunks, None, bounds, known): t for t in rest
@@ -123,7 +125,10 @@ def _explore_all(
             for future in finished:
                 theme = waiting.pop(future)
                 _finish(found, theme, future.result, say)
-                say(f"{theme.name}: {len(waiting)} themes to go")
+                done_by_now = len(rest) - len(waiting)
+                left = (time.monotonic() - started) / done_by_now * len(waiting)
+                got = f"{len(found[theme.name].rules)} rules" if theme.name in found else "no result"
+                say(f"{theme.name}: {got}; {done_by_now} of {len(rest)} themes, about {left:.0f} s to go")
     finally:
         if executor is None:
             pool.shutdown(cancel_futures=True)
