@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check format bench certify conformance corpus clean
+.PHONY: demo test check format bench certify gpu-record conformance corpus clean
 
 demo: $(READY)            ## optimise two real models and print before/after
 	@$(BIN)/superopt optimize corpus/resnet50.json --measure
@@ -30,6 +30,9 @@ bench: $(READY)           ## measured ratios over the corpus, interleaved median
 
 conformance: $(READY)     ## the onnx package's own test models through convert and optimize; writes docs/conformance.md
 	@$(BIN)/python tests/conformance.py --optimize
+
+gpu-record: $(READY)      ## on a machine with a GPU: gpu tests, profile, whole models; resumable, 8 minutes a call
+	@$(BIN)/python tests/gpu_record.py
 
 certify: $(READY)         ## a certificate for every rule of the library, each replayed by the checker and the solvers
 	@$(BIN)/python -m superopt.verifier.certify_library build/certificates

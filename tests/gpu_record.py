@@ -1,0 +1,134 @@
+"""Everything that needs the GPU, in one resumable command: ``make gpu-record``.
+
+1. the tests marked ``gpu``;
+2. the profile: what optimising the corpus asks for, timed (``superopt profile --target cuda``), goes on where it stopped;
+3. whole models, original and optimised under that profile: predicted by the sum of parts, and measured.
+
+The log (``docs/gpu-YYYY-MM-DD.md``, with the revision) and the profile are to be committed. Each call keeps to its time limit;
+call it again until it says that it is complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+STATE = ROOT / "build" / "gpu"
+WHOLE = (
+    "resnet50", "mobileone_s0", "repvgg_a0", "bert_2", "gpt2_last", "linear_attention", "segformer", "lora", "nasrnn",
+    "siamese", "squeezenet", "resnext50", "mobilenet_v2", "vit_b16", "unet", "densenet121", "lstm", "deep_linear",
+    "inception_v3", "efficientnet_b0",
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--name", default="h200", help="the profile's name")
+    parser.add_argument("--time-limit", type=float, default=480.0, help="seconds of this call")
+    options = parser.parse_args(arguments)
+    deadline = time.monotonic() + options.time_limit
+    STATE.mkdir(parents=True, exist_ok=True)
+    from superopt.runtime.cuda.probe import probe
+
+    found = probe()
+    if not found.ok:
+        print(f"nothing was recorded: {found.reason}", file=sys.stderr)
+        return 7
+    tests = STATE / "tests.txt"
+    if not tests.exists():
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/cuda"], cwd=ROOT, capture_output=True, text=True
+        )
+        print(done.stdout[-2000:])
+        if done.returncode:
+            return done.returncode
+        tests.write_text(done.stdout)
+    profile = ROOT / "superopt" / "cost" / "profiles" / f"{options.name}.jsonl.gz"
+    complete = _profiled(profile, deadline)
+    rows = _whole(profile, deadline) if complete else []
+    _log(options.name, found.device, profile, rows)
+    finished = complete and len(rows) == len(WHOLE)
+    print("complete" if finished else "call it again: it goes on where it stopped")
+    return 0
+
+
+def _profiled(profile: Path, deadline: float) -> bool:
+    """Go on with the profile; whether it is complete."""
+    from superopt import pipeline
+
+    mark = STATE / "profile.json"
+    if mark.exists() and json.loads(mark.read_text())["complete"]:
+        return True
+    plans: list[str | Path] = sorted(str(p) for p in (ROOT / "corpus").glob("*.json"))
+    left = max(deadline - time.monotonic(), 1.0)
+    found = pipeline.profile(plans, profile, target="cuda", time_limit=left, workers=8, extend=profile.exists())
+    mark.write_text(json.dumps(found.summary()))
+    print(json.dumps(found.summary()))
+    return bool(found.complete)
+
+
+def _whole(profile: Path, deadline: float) -> list[dict[str, Any]]:
+    """Predicted and measured microseconds of whole models, before and after optimising under the profile."""
+    import superopt
+    from superopt import formats
+    from superopt.cost import RecordedProfile, graph_cost, read_profile
+    from superopt.cost.cuda import CudaDevice
+    from superopt.ir.errors import SuperoptError
+
+    kept = STATE / "whole.json"
+    rows: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
+    device = CudaDevice()
+    costs = RecordedProfile(read_profile(profile))
+    for name in WHOLE:
+        if time.monotonic() > deadline - 20 or any(r["model"] == name for r in rows):
+            continue
+        row: dict[str, Any] = {"model": name}
+        try:
+            graph = formats.load(ROOT / "corpus" / f"{name}.json")
+            result = superopt.optimize(graph, target=f"profile:{profile}", time_limit=20, check=False)
+            for side, each in (("before", graph), ("after", result.graph)):
+                row[f"{side}_predicted_us"] = graph_cost(each, costs).us
+                row[f"{side}_measured_us"] = device.time_graph(each).ns / 1e3
+        except SuperoptError as error:
+            row["failure"] = str(error)
+        rows.append(row)
+        kept.write_text(json.dumps(rows, indent=1))
+        print(json.dumps(row))
+    return rows
+
+
+def _log(name: str, device: str, profile: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """The dated log that is committed."""
+    revision = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    good = [r for r in rows if "failure" not in r]
+    errors = [abs(r[f"{s}_predicted_us"] / r[f"{s}_measured_us"] - 1) for r in good for s in ("before", "after")]
+    lines = [
+        f"# {device}, {time.strftime('%Y-%m-%d', time.gmtime())}, revision {revision or 'unknown'}", "",
+        f"Profile: `{profile.relative_to(ROOT)}`. Command: `make gpu-record`.", "",
+        "| model | predicted, µs | measured, µs | optimised: predicted | measured | ratio |", "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for row in rows:
+        if "failure" in row:
+            lines.append(f"| {row['model']} | {row['failure']} | | | | |")
+            continue
+        cells = [row[f"{s}_{k}_us"] for s in ("before", "after") for k in ("predicted", "measured")]
+        ratio = row["after_measured_us"] / row["before_measured_us"]
+        lines.append(f"| {row['model']} | {' | '.join(f'{c:.1f}' for c in cells)} | {ratio:.3f} |")
+    if errors:
+        lines += [
+            "",
+            f"Median error of the prediction: {100 * statistics.median(errors):.1f} % of {len(errors)} graphs.",
+        ]
+    (ROOT / "docs" / f"gpu-{time.strftime('%Y-%m-%d', time.gmtime())}.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
