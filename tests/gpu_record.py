@@ -1,11 +1,11 @@
 """Everything that needs the GPU, in one resumable command: ``make gpu-record``.
 
 1. the tests marked ``gpu``;
-2. the profile: what optimising the corpus asks for, timed (``superopt profile --target cuda``), goes on where it stopped;
+2. the profile: what optimising the corpus asks for, timed (``superopt profile --target cuda``);
 3. whole models, original and optimised under that profile: predicted by the sum of parts, and measured.
 
-The log (``docs/gpu-YYYY-MM-DD.md``, with the revision) and the profile are to be committed. Each call keeps to its time limit;
-call it again until it says that it is complete.
+The log (``docs/gpu-YYYY-MM-DD.md``, with the revision) and the profile are to be committed. Each call keeps to its time
+limit; call it again until it says that it is complete.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def _log(name: str, device: str, profile: Path, rows: Sequence[dict[str, Any]]) 
     lines = [
         f"# {device}, {time.strftime('%Y-%m-%d', time.gmtime())}, revision {revision or 'unknown'}", "",
         f"Profile: `{profile.relative_to(ROOT)}`. Command: `make gpu-record`.", "",
-        "| model | predicted, µs | measured, µs | optimised: predicted | measured | ratio |", "|---|---|---|---|---|---|",
+        "| model | predicted, µs | measured, µs | optimised: predicted | measured | ratio |",
+        "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for row in rows:
         if "failure" in row:
