@@ -47,11 +47,17 @@ def operator_of(app: App) -> Operator:
     """The operator's record.
 
     Raises:
-        RuleError: superopt has no such operator.
+        RuleError: superopt has no such operator, or it has no such attribute or no meaning for it.
     """
     if app.op not in REGISTRY:
         raise RuleError(f"superopt has no operator {app.op}", hint="`superopt rules show` lists the operators")
-    return REGISTRY[app.op]
+    record = REGISTRY[app.op]
+    for name, value in app.attributes:
+        if name not in record.attributes:
+            raise RuleError(
+                f"{app.op} with {name}={value!r} is not covered", hint=f"covered: {', '.join(record.attributes)}"
+            )
+    return record
 
 
 def complete(app: App, dtype: DType = DType.FLOAT32) -> dict[str, AttributeValue]:

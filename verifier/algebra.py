@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from math import isfinite
+from math import isfinite, isqrt
 from typing import Any
 from zlib import crc32
 
@@ -84,12 +84,13 @@ class PrimeField:
     name = f"prime field of {MODULUS}"
     choices = _HALF  # how many values random elements are drawn from
 
-    def __init__(self, key: int = 0) -> None:
+    def __init__(self, key: int = 0, *, odd: bool = False) -> None:
         self.key = np.uint64(key * 0x9E3779B97F4A7C15 + 0x1234567 & (1 << 64) - 1)
+        self.odd = odd
 
     def random(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-        """Uniform elements."""
-        return self.integers(rng.integers(0, _HALF, size=shape))
+        """Uniform elements; with ``odd`` small ones, so that some are equal and some 0."""
+        return self.integers(rng.integers(0, 3 if self.odd else _HALF, size=shape))
 
     def constant(self, value: Fraction | float) -> Array:
         if isinstance(value, float):
@@ -284,14 +285,32 @@ class Rationals:
     name = "rationals"
     choices = 8193
 
-    def __init__(self, key: int = 0) -> None:
+    def __init__(self, key: int = 0, *, odd: bool = False) -> None:
         self.key = key
+        self.odd = odd
 
     def random(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-        """Eighths in [−512, 512], or now and then small integers, so that ties happen."""
-        ties = rng.random() < 0.25
-        drawn = rng.integers(-2, 3, size=shape) * 8 if ties else rng.integers(-4096, 4097, size=shape)
-        return self._objects(Fraction(int(v), 8) for v in np.ravel(drawn)).reshape(shape)
+        """Eighths in [−512, 512], all alike likely: what error bounds count on.
+
+        With ``odd``, one of: small integers (ties, zeros), fractions inside (−1, 1), magnitudes from 2⁻¹⁹ to 512
+        side by side, one sign only, or one number everywhere.
+        """
+        drawn = rng.integers(-4096, 4097, size=shape)
+        below = np.full(shape, 3)
+        style = rng.integers(0, 5) if self.odd else 5
+        if style == 0:
+            drawn, below = rng.integers(-2, 3, size=shape), np.zeros(shape, dtype=int)
+        elif style == 1:
+            below = np.full(shape, 12)
+        elif style == 2:
+            below = rng.choice([3, 6, 10, 12, 13, 16, 19], size=shape)
+        elif style == 3:
+            drawn, below = np.abs(drawn) * int(rng.choice([-1, 1])), rng.choice([3, 10, 13], size=shape)
+        elif style == 4:
+            drawn = np.full(shape, int(rng.integers(-4096, 4097)))
+            below = np.full(shape, int(rng.choice([3, 12, 14])))
+        pairs = zip(np.ravel(drawn), np.ravel(below), strict=True)
+        return self._objects(Fraction(int(v), 1 << int(b)) for v, b in pairs).reshape(shape)
 
     @staticmethod
     def _objects(values: Any) -> Array:
@@ -330,8 +349,29 @@ class Rationals:
             if values[0] == 0 and values[1] < 0:
                 raise Unlucky("inverse of 0")
             return Fraction(values[0] ** int(values[1]))
-        if name == "erf" and values[0] < 0:
-            return -self._hash(name, (-values[0],))
+        first = values[0]
+        if name in ("tanh", "sinh", "cosh"):
+            return _hyperbolic(name, self._hash("exp", (first,)))
+        if name == "exp":  # above 1, 1 or below 1 where the true one is, and exp(-x) = 1/exp(x)
+            return (
+                Fraction(1)
+                if first == 0
+                else 1 / self._hash(name, (-first,))
+                if first < 0
+                else 1 + self._raw(name, values)
+            )
+        if name == "erf" and first <= 0:
+            return Fraction(0) if first == 0 else -self._hash(name, (-first,))
+        if name == "erf":
+            return 1 / (1 + self._raw(name, values))
+        if name == "sqrt" and isinstance(first, Fraction) and first >= 0:
+            roots = isqrt(first.numerator), isqrt(first.denominator)
+            if roots[0] ** 2 == first.numerator and roots[1] ** 2 == first.denominator:
+                return Fraction(*roots)
+        return self._raw(name, values)
+
+    def _raw(self, name: str, values: tuple[Any, ...]) -> Fraction:
+        """Above 0 and at most 128."""
         return Fraction(hash((self.key, crc32(name.encode()), values)) % 8191 + 1, 64)
 
     def reduce(self, kind: str, array: Array, axes: tuple[int, ...]) -> Array:
@@ -349,6 +389,12 @@ class Rationals:
 
     def matmul(self, a: Array, b: Array) -> Array:
         return np.asarray(np.matmul(np.asarray(a, dtype=object), np.asarray(b, dtype=object)), dtype=object)
+
+
+def _hyperbolic(name: str, grown: Fraction) -> Fraction:
+    """From ``exp(x)``."""
+    sinh, cosh = (grown - 1 / grown) / 2, (grown + 1 / grown) / 2
+    return sinh if name == "sinh" else cosh if name == "cosh" else sinh / cosh
 
 
 def _maximum(a: Any, b: Any) -> Any:

@@ -28,12 +28,15 @@ from superopt.verifier.reach import reaches
 from superopt.verifier.sampling import Point, draw
 from superopt.verifier.verdict import Refuted, Tested, Unknown, Verdict
 
-__all__ = ["Difference", "Exact", "Trial", "algebra_for", "compare", "elements", "fails", "test", "trial_at"]
+__all__ = [
+    "Difference", "Exact", "Trial", "algebra_for", "compare", "elements", "fails", "test", "trial_at", "values_of",
+]  # fmt: skip
 
 Exact = PrimeField | Rationals
 _LEADS = (1, 0, 2)
 _LARGEST = (4, 3, 2, 5, 4, 3, 6, 5)  # sizes are drawn up to this, trial by trial
 _WIDE = 2  # what other sizes are drawn up to in trials where images are wide
+_ODD_DRAWS = 3  # of elements chosen to be awkward, where order or equality matters, besides the uniform ones
 _MOST = 60_000  # elements of one tensor; a larger point is drawn again
 # What an exact algebra replaces by a hash or knows only some laws of: a disagreement is confirmed in floating point.
 _HASHED = frozenset(
@@ -124,7 +127,7 @@ def elements(trial: Trial, algebra: Exact, rng: np.random.Generator) -> dict[str
     return values
 
 
-def _values(roots: Sequence[Term], trial: Trial, given: Mapping[str, Array], algebra: Algebra) -> dict[Term, Array]:
+def values_of(roots: Sequence[Term], trial: Trial, given: Mapping[str, Array], algebra: Algebra) -> dict[Term, Array]:
     """The value of every subterm; each application evaluated once."""
     found: dict[Term, Array] = {}
     outputs: dict[App, list[Array]] = {}
@@ -146,7 +149,7 @@ def compare(trial: Trial, given: Mapping[str, Array], algebra: Exact) -> Differe
     Raises:
         Unlucky: an inverse of zero; draw other elements.
     """
-    values = _values((*trial.lhs, *trial.rhs), trial, given, algebra)
+    values = values_of((*trial.lhs, *trial.rhs), trial, given, algebra)
     for pair, (a, b) in enumerate(zip(trial.lhs, trial.rhs, strict=True)):
         left, right = np.broadcast_arrays(values[a], values[b])
         agree = algebra.equal(left, right)
@@ -172,9 +175,9 @@ def _functions(meanings: Mapping[App, Meaning]) -> frozenset[str]:
     return frozenset(found)
 
 
-def algebra_for(trial: Trial, key: int) -> Exact:
-    """The rationals where the result depends on order, else the prime field."""
-    return Rationals(key) if _functions(trial.meanings) & ORDERED else PrimeField(key)
+def algebra_for(trial: Trial, key: int, *, odd: bool = False) -> Exact:
+    """The rationals where the result depends on order, else the prime field; ``odd`` elements are awkward ones."""
+    return (Rationals if _functions(trial.meanings) & ORDERED else PrimeField)(key, odd=odd)
 
 
 def fails(
@@ -192,14 +195,22 @@ def fails(
         return None
     if trial.ill_typed:
         return trial, {}, None
+    agreed = 0
+    wanted = 1 + (_ODD_DRAWS if _functions(trial.meanings) & (ORDERED | {"equal"}) else 0)
     for _ in range(6):
-        algebra = algebra_for(trial, 0)
+        algebra = algebra_for(trial, 0, odd=agreed > 0)
         values = elements(trial, algebra, rng)
         try:
             difference = compare(trial, values, algebra)
         except Unlucky:
             continue
-        return None if difference is None else (trial, values, difference)
+        if difference is not None:
+            return trial, values, difference
+        agreed += 1
+        if agreed == wanted:
+            break
+    if agreed:
+        return None
     if _defined(trial, trial.lhs, rng) and not _defined(trial, trial.rhs, rng):
         return (
             replace(trial, ill_typed="the right side is not defined: it divides by zero whatever the elements"),
@@ -214,7 +225,7 @@ def _defined(trial: Trial, roots: Sequence[Term], rng: np.random.Generator) -> b
     algebra = algebra_for(trial, 0)
     for _ in range(6):
         try:
-            _values(roots, trial, elements(trial, algebra, rng), algebra)
+            values_of(roots, trial, elements(trial, algebra, rng), algebra)
         except Unlucky:
             continue
         return True
@@ -230,7 +241,7 @@ def _float_differs(trial: Trial, rng: np.random.Generator) -> bool:
             drawn = rng.uniform(-1.5, 1.5, size=shape) + shift
             given[name] = drawn if kind.dtype == DType.FLOAT32 else rng.integers(0, trial.below[name], size=shape)
         with np.errstate(all="ignore"):
-            values = _values((*trial.lhs, *trial.rhs), trial, given, FLOAT64)
+            values = values_of((*trial.lhs, *trial.rhs), trial, given, FLOAT64)
         for a, b in zip(trial.lhs, trial.rhs, strict=True):
             left, right = np.asarray(values[a], float), np.asarray(values[b], float)
             usable = np.isfinite(left) & np.isfinite(right)
