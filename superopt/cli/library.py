@@ -238,6 +238,27 @@ def derive(
     err().print(f"{len(found.chains)} of {len(found.chains) + len(found.missing)} derived ({found.share:.1%})")
 
 
+@app.command()
+def growth(
+    folder: Annotated[Path | None, typer.Argument(help="what superopt discover wrote; the built-in library")] = None,
+    report_json: Json = None,
+) -> None:
+    """Show how a discovery run grew with the size of terms: terms, classes, candidates, rules, time and memory."""
+    from superopt.report.growth import growth as by_size
+    from superopt.report.growth import show_growth
+    from superopt.rules.library import BUILT_IN
+
+    file = (BUILT_IN if folder is None else folder) / "run.json"
+    try:
+        run = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{printable(str(file))} cannot be read: {error}") from error
+    if report_json is not None:
+        write_json({"format": "superopt.growth", "version": 1, "sizes": by_size(run)}, report_json, force=True)
+    if report_json != "-":
+        show_growth(out(), run)
+
+
 def discover(
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="rules/discovery.toml by default")] = None,
     profile: Annotated[

@@ -50,9 +50,9 @@ def test_the_held_out_identities_are_what_they_say() -> None:
 
 def test_near_misses_still_fail() -> None:
     """Every refuted candidate of a recorded run is a test of the verifier."""
-    kept = [m for f in sorted(RECORDED.glob("*/near_misses.json")) for m in json.loads(f.read_text())]
+    kept = [m for f in sorted(BUILT_IN.rglob("near_misses.json")) for m in json.loads(f.read_text())]
     assert kept
-    assert all(replay(m["counterexample"]) for m in kept)
+    assert not [m["text"] for m in kept if not replay(m["counterexample"])]
 
 
 def test_at_most_a_third_of_tasos_rules(taso: tuple[Rule, ...]) -> None:
