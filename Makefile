@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check format bench certify gpu-record conformance corpus clean
+.PHONY: demo test check format bench bench-cost profile-record certify gpu-record conformance corpus clean
 
 demo: $(READY)            ## optimise two real models and print before/after
 	@$(BIN)/superopt optimize corpus/resnet50.json --measure
@@ -27,6 +27,14 @@ format: $(READY)
 
 bench: $(READY)           ## measured ratios over the corpus, interleaved medians
 	@$(BIN)/superopt bench corpus/*.json
+
+bench-cost: $(READY)      ## modelled against measured time: whole models, rewrites that pay and that do not, two cold runs
+	@$(BIN)/superopt bench --cost corpus/*.json --json build/bench-cost.json -f
+	@$(BIN)/superopt bench --cold corpus/resnet50.json
+
+PROFILE ?= superopt/cost/profiles/cpu-epyc-2core.jsonl.gz
+profile-record: $(READY)  ## record PROFILE on this machine for the corpus; at most 12 minutes, run it again to go on
+	@$(BIN)/superopt profile corpus/tiny/*.json corpus/*.json --out $(PROFILE) --time-limit 690 -f
 
 conformance: $(READY)     ## the onnx package's own test models through convert and optimize; writes docs/conformance.md
 	@$(BIN)/python tests/conformance.py --optimize

@@ -1,4 +1,4 @@
-"""Commands on models: optimize, explain, inspect, convert, diff, verify, cost, profile, bench, schema."""
+"""Commands on models: optimize, explain, inspect, convert, diff, verify, cost, profile, schema."""
 
 from __future__ import annotations
 
@@ -255,26 +255,6 @@ def profile(
     show_recorded(err(), data)
 
 
-def bench(
-    models: Annotated[list[Path], typer.Argument(help="models to optimise and time against the input")],
-    rounds: Annotated[int, typer.Option(min=3, help="interleaved rounds a model")] = 25,
-    report_json: Json = None,
-) -> None:
-    """Optimise each model, then time input and result side by side under ONNX Runtime with its own optimisations."""
-    from superopt.pipeline import bench as run_bench
-    from superopt.report.views import show_bench
-
-    rows = []
-    console = out()
-    for path in models:
-        with Progress() as progress:
-            rows.append(run_bench(path, rounds=rounds, progress=progress))
-        if report_json != "-":
-            show_bench(console, rows[-1:], header=len(rows) == 1)
-    if report_json is not None:
-        write_json({"format": "superopt.bench", "version": 1, "rows": rows}, report_json, force=True)
-
-
 def schema() -> None:
     """Print the JSON Schema of the JSON graph."""
     from superopt.formats import schema as graph_schema
@@ -282,4 +262,4 @@ def schema() -> None:
     typer.echo(json.dumps(graph_schema(), indent=2))
 
 
-COMMANDS = (optimize, explain, inspect, convert, diff, verify, cost, profile, bench, schema)
+COMMANDS = (optimize, explain, inspect, convert, diff, verify, cost, profile, schema)

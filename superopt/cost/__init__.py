@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from superopt.cost.bench import BenchRow, Prediction, bench, geometric_mean, spearman, validate
 from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU, Backend, Fusion
 from superopt.cost.measured import MeasuredCpu
 from superopt.cost.model import CostModel
@@ -10,11 +9,23 @@ from superopt.cost.profile import Profile, Store, load_profile, profile_names, r
 from superopt.cost.record import Estimate, Key, Record
 from superopt.cost.recorded import RecordedProfile
 from superopt.cost.target import device_of, for_target
+from superopt.cost.validation import (
+    Direction,
+    HeldOut,
+    Prediction,
+    Repetition,
+    held_out,
+    predict_change,
+    repeat,
+    right_share,
+    spearman,
+    validate,
+)
 from superopt.cost.whole import GraphCost, Work, graph_cost, graph_work, work
 
 __all__ = [
-    "BACKENDS", "ONNX_RUNTIME_CPU", "Backend", "BenchRow", "CostModel", "Estimate", "Fusion", "GraphCost", "Key",
-    "MeasuredCpu", "Prediction", "Profile", "Record", "RecordedProfile", "Store", "Work", "bench", "device_of",
-    "for_target", "geometric_mean", "graph_cost", "graph_work", "load_profile", "profile_names", "read_profile",
-    "spearman", "validate", "work", "write_profile",
+    "BACKENDS", "ONNX_RUNTIME_CPU", "Backend", "CostModel", "Direction", "Estimate", "Fusion", "GraphCost", "HeldOut",
+    "Key", "MeasuredCpu", "Prediction", "Profile", "Record", "RecordedProfile", "Repetition", "Store", "Work",
+    "device_of", "for_target", "graph_cost", "graph_work", "held_out", "load_profile", "predict_change",
+    "profile_names", "read_profile", "repeat", "right_share", "spearman", "validate", "work", "write_profile",
 ]  # fmt: skip

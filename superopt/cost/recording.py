@@ -2,8 +2,8 @@
 
 Drift: the device's sentinels are timed before and after every block. Where they differ by more than 3 % from their
 usual times, the machine was not itself: the block is timed once more, and of both times the smaller one is kept (noise
-only adds). What is then still off is counted in the header. An interrupted recording goes on from its ``.partial``
-file, as long as the device is the same.
+only adds). What is then still off is counted in the header; where that is most of it, blocks are timed once only. An
+interrupted recording goes on from its ``.partial`` file, as long as the device is the same.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ __all__ = ["Recorder"]
 METHOD = 2  # of the timing harness: figures of different methods are not mixed in one file
 _BLOCK = 25  # questions between two looks at the sentinels
 _DRIFT = 0.03
+_TRIES = 4  # blocks that are timed again before it is judged whether that helps
 _SENTINEL, _NOTE = "sentinel", "note"  # lines of the partial file that are no measurements
 
 
@@ -46,6 +47,11 @@ class _Drift:
 
     def usual(self) -> dict[str, float]:
         return {name: statistics.median(taken) for name, taken in self.readings.items()}
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether timing a block again has mostly not helped: a machine that others use all the time."""
+        return self.repeated >= _TRIES and 2 * self.drifted > self.repeated
 
     def off(self, *looks: Mapping[str, float]) -> bool:
         """Whether a look differs from what is usual."""
@@ -123,7 +129,10 @@ class Recorder:
         before = self._look()
         found = self._time(questions)
         self._drift.blocks += 1
-        if self._drift.off(before, self._look()) and not self.over():
+        off = self._drift.off(before, self._look())
+        if off and (self._drift.hopeless or self.over()):
+            self._drift.drifted += 1
+        elif off:
             self._drift.repeated += 1
             again = self._time(questions)
             self._drift.drifted += self._drift.off(self._look())

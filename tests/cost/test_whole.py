@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from superopt.cost import MeasuredCpu, Profile, RecordedProfile, Store, bench, graph_cost, graph_work
+from superopt.cost import MeasuredCpu, Profile, RecordedProfile, Store, graph_cost, graph_work
 from superopt.cost.trial import sample
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
@@ -109,18 +109,3 @@ def test_what_nobody_understands_is_not_free(cpu):
     found = graph_cost(odd, cpu)
     assert found.us > 0
     assert found.measured_share < 1
-
-
-def test_bench_times_pairs_and_keeps_failures_as_rows():
-    odd = Graph(
-        "g",
-        (Value("x", f(2)),),
-        (Value("y", None),),
-        (),
-        (Node("q", "No", ("x",), ("y",), domain="odd"),),
-        {"": 21, "odd": 1},
-    )
-    rows = bench([("same", mlp(), mlp()), ("broken", odd, odd)], rounds=3)
-    assert rows[0].ratio > 0
-    assert rows[0].failure == ""
-    assert "odd" in rows[1].failure

@@ -1,0 +1,219 @@
+"""How good costs are: sums of parts against whole models, direction of changes, predictions of what was held out."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from superopt import formats
+from superopt.cost.measured import MeasuredCpu
+from superopt.cost.predictor import Ceilings, Predictor
+from superopt.cost.profile import Store
+from superopt.cost.record import Record
+from superopt.cost.trial import feeds_for, with_values
+from superopt.cost.whole import graph_cost
+from superopt.ir.errors import SuperoptError
+from superopt.ir.graph import Graph
+from superopt.ops.record import NotCovered
+from superopt.runtime.race import RaceResult, race
+
+__all__ = [
+    "Direction", "HeldOut", "Prediction", "Repetition", "held_out", "predict_change", "repeat", "right_share",
+    "spearman", "validate",
+]  # fmt: skip
+
+_HELD_OUT = 10  # one record in this many is held out
+_ROUNDS = 15
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A model's cost as the sum of its parts, beside its measured time; microseconds.
+
+    ``measured_us`` is the lower quartile of the rounds, as for the parts: noise only adds. ``spread`` is the relative
+    interquartile range; ``seconds`` is what profiling the model took.
+    """
+
+    name: str
+    predicted_us: float
+    measured_us: float
+    measured_share: float
+    seconds: float
+    spread: float = 0.0
+    failure: str = ""
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction, signed."""
+        return self.predicted_us / self.measured_us - 1.0 if self.measured_us else 0.0
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A model before and after a rewrite: predicted and measured time after ÷ before."""
+
+    name: str
+    how: str
+    predicted: float
+    measured: float
+    spread: float = 0.0
+    failure: str = ""
+
+    def counts(self, least: float) -> bool:
+        """Whether the measured change is large enough for its direction to mean something."""
+        return not self.failure and abs(self.measured - 1) > least
+
+    @property
+    def right(self) -> bool:
+        """Whether the prediction points the same way as the measurement."""
+        return (self.predicted < 1) == (self.measured < 1)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The predictor on records that it did not see: relative errors, and how often an error was within 1σ and 2σ."""
+
+    records: int
+    median: float
+    worst_tenth: float
+    within_one: float
+    within_two: float
+    rank: float
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """A model profiled twice from nothing: seconds of each, and how much the two runs differ.
+
+    ``median_difference`` is the median over records of |second ÷ first − 1|, ``on_ratios`` the same once both runs are
+    divided by their overall level: what a comparison of two graphs sees.
+    """
+
+    name: str
+    records: int
+    seconds: tuple[float, float]
+    median_difference: float
+    on_ratios: float
+
+
+def validate(
+    models: Iterable[tuple[str, Graph]],
+    costs: MeasuredCpu,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    rounds: int = _ROUNDS,
+    time_limit: float = 10.0,
+) -> list[Prediction]:
+    """Compare the sum of parts with whole-model time. A model that cannot run gives a row that says why."""
+    return [_prediction(name, graph, costs, sizes or {}, rounds, time_limit) for name, graph in models]
+
+
+def _prediction(
+    name: str, graph: Graph, costs: MeasuredCpu, sizes: Mapping[str, int], rounds: int, time_limit: float
+) -> Prediction:
+    started = time.monotonic()
+    try:
+        found = graph_cost(graph, costs, sizes=sizes)
+        seconds = time.monotonic() - started
+        raced = _raced([graph], costs, sizes, rounds, time_limit)
+    except (SuperoptError, NotCovered) as error:
+        return Prediction(name, 0.0, 0.0, 0.0, time.monotonic() - started, failure=str(error))
+    low, middle, high = np.quantile([s[0] for s in raced.samples], [0.25, 0.5, 0.75])
+    return Prediction(name, found.us, low * 1e3, found.measured_share, seconds, float((high - low) / middle))
+
+
+def predict_change(
+    name: str,
+    how: str,
+    before: Graph,
+    after: Graph,
+    costs: MeasuredCpu,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    rounds: int = _ROUNDS,
+    time_limit: float = 10.0,
+) -> Direction:
+    """Predict what a rewrite does to a model's time, and measure it, interleaved."""
+    try:
+        predicted = graph_cost(after, costs, sizes=sizes).us / graph_cost(before, costs, sizes=sizes).us
+        raced = _raced([before, after], costs, sizes or {}, rounds, time_limit)
+    except (SuperoptError, NotCovered) as error:
+        return Direction(name, how, 0.0, 0.0, failure=str(error))
+    return Direction(name, how, predicted, raced.ratios[1], raced.spread[1])
+
+
+def _raced(
+    graphs: Sequence[Graph], costs: MeasuredCpu, sizes: Mapping[str, int], rounds: int, seconds: float
+) -> RaceResult:
+    feeds = feeds_for(graphs[0], sizes, integer=0)
+    models = [formats.to_onnx_bytes(with_values(g)) for g in graphs]
+    meter = costs.meter
+    return race(models, feeds, rounds=rounds, threads=meter.threads, time_limit=seconds, clock=meter.clock)
+
+
+def spearman(rows: Sequence[Prediction]) -> float:
+    """Rank correlation of predicted and measured times; 1 for fewer than two rows."""
+    good = [r for r in rows if not r.failure]
+    return _rank_correlation([r.predicted_us for r in good], [r.measured_us for r in good])
+
+
+def _rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    if len(a) < 2:
+        return 1.0
+    first, second = (np.argsort(np.argsort(v)).astype(np.float64) for v in (a, b))
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def right_share(rows: Iterable[Direction], least: float = 0.03) -> tuple[float, int]:
+    """Share of the rows whose measured change exceeds ``least`` that were predicted right, and how many those are."""
+    counted = [r for r in rows if r.counts(least)]
+    return (sum(r.right for r in counted) / len(counted) if counted else 1.0), len(counted)
+
+
+def held_out(records: Iterable[Record], ceilings: Ceilings | None = None) -> HeldOut:
+    """Predict every tenth record (by digest of its key, so the same ones anywhere) from the other nine."""
+    every = [r for r in records if r.key.op != "graph" and r.ns_cold > 0]
+    apart = [r for r in every if int(hashlib.sha256(r.key.text.encode()).hexdigest(), 16) % _HELD_OUT == 0]
+    kept = set(map(id, apart))
+    predictor = Predictor.fit([r for r in every if id(r) not in kept], ceilings)
+    if not apart:
+        return HeldOut(0, 0.0, 0.0, 1.0, 1.0, 1.0)
+    guesses = [predictor.predict(r.key.op, r.flops, r.bytes) for r in apart]
+    off = [abs(g.us * 1e3 / r.ns_cold - 1) for g, r in zip(guesses, apart, strict=True)]
+    logs = [abs(math.log(g.us * 1e3 / r.ns_cold)) / g.sigma for g, r in zip(guesses, apart, strict=True)]
+    return HeldOut(
+        len(apart), statistics.median(off), sorted(off)[(9 * len(off)) // 10],
+        sum(z <= 1 for z in logs) / len(logs), sum(z <= 2 for z in logs) / len(logs),
+        _rank_correlation([g.us for g in guesses], [r.ns_cold for r in apart]),
+    )  # fmt: skip
+
+
+def repeat(
+    name: str, graph: Graph, make: Callable[[Store], MeasuredCpu], *, sizes: Mapping[str, int] | None = None
+) -> Repetition:
+    """Profile a model twice from nothing: ONNX Runtime's nodes of it and its own operators."""
+    runs: list[dict[str, float]] = []
+    seconds = []
+    with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
+        for number in range(2):
+            store = Store(f"run-{number}", {}, Path(folder))
+            started = time.monotonic()
+            costs = make(store)
+            for model in (costs, costs.recording()):
+                graph_cost(graph, model, sizes=sizes)
+            seconds.append(time.monotonic() - started)
+            runs.append({r.key.text: r.ns_cold for r in store.records})
+    ratios = [runs[1][k] / ns for k, ns in runs[0].items() if k in runs[1] and ns > 0]
+    level = statistics.median(ratios) if ratios else 1.0
+    return Repetition(
+        name, len(ratios), (seconds[0], seconds[1]), statistics.median(abs(r - 1) for r in ratios) if ratios else 0.0,
+        statistics.median(abs(r / level - 1) for r in ratios) if ratios else 0.0,
+    )  # fmt: skip

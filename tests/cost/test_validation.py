@@ -1,0 +1,115 @@
+"""The costs on trial: rows, summary, direction, held-out records, two runs."""
+
+import random
+
+import pytest
+
+from superopt.cost import (
+    Direction,
+    MeasuredCpu,
+    Prediction,
+    Record,
+    Store,
+    held_out,
+    predict_change,
+    repeat,
+    right_share,
+    spearman,
+    validate,
+)
+from superopt.cost.record import key_of
+from superopt.cost.trial import sample
+from superopt.ir.graph import Graph, Node, Value, constant
+from superopt.ir.types import DType, TensorType
+from superopt.pipeline import validate_costs
+from superopt.pipeline.validation import Validation
+
+
+def f(*shape):
+    return TensorType(DType.FLOAT32, shape)
+
+
+def stack(layers, width=48):
+    weights = tuple(constant(f"w{i}", sample(f(width, width), i)) for i in range(layers))
+    names = ["x", *(f"v{i}" for i in range(layers - 1)), "y"]
+    nodes = tuple(Node(f"m{i}", "MatMul", (names[i], f"w{i}"), (names[i + 1],)) for i in range(layers))
+    return Graph(f"stack{layers}", (Value("x", f(16, width)),), (Value("y", f(16, width)),), weights, nodes, {"": 21})
+
+
+def broken():
+    node = Node("q", "No", ("x",), ("y",), domain="odd")
+    return Graph("odd", (Value("x", f(2)),), (Value("y", None),), (), (node,), {"": 21, "odd": 1})
+
+
+@pytest.fixture
+def cpu(tmp_path):
+    return MeasuredCpu(store=Store("test", {}, tmp_path))
+
+
+def test_a_model_that_cannot_run_is_a_row_that_says_why(cpu):
+    fine, odd = validate([("fine", stack(1)), ("odd", broken())], cpu, rounds=3)
+    assert fine.predicted_us > 0
+    assert fine.measured_us > 0
+    assert fine.measured_share == 1.0
+    assert "odd" in odd.failure
+
+
+def test_three_products_instead_of_twelve_are_predicted_and_measured_faster(cpu):
+    found = predict_change("stack", "by hand", stack(12), stack(3), cpu, rounds=5)
+    assert found.predicted < 0.6
+    assert found.measured < 0.6
+    assert found.right
+    assert predict_change("odd", "by hand", stack(1), broken(), cpu).failure
+
+
+def test_only_changes_beyond_the_noise_have_a_direction():
+    rows = [
+        Direction("a", "", 0.9, 0.8), Direction("b", "", 1.1, 0.9), Direction("c", "", 1.2, 0.99),
+        Direction("d", "", 0.5, 0.0, failure="no"),
+    ]  # fmt: skip
+    assert right_share(rows) == (0.5, 2)
+    assert right_share(rows, 0.15) == (1.0, 1)
+    assert right_share([]) == (1.0, 0)
+
+
+def test_rank_correlation_is_of_ranks():
+    rows = [Prediction(str(i), us, us**3, 1.0, 0.0) for i, us in enumerate((1.0, 5.0, 2.0, 9.0))]
+    assert spearman(rows) == pytest.approx(1.0)
+    assert spearman([Prediction("f", 0, 0, 0, 0, failure="no"), *rows]) == pytest.approx(1.0)
+    assert spearman(rows[:1]) == 1.0
+
+
+def synthetic(noise):
+    draw = random.Random(0)
+    for n in range(200):
+        size = draw.randrange(1 << 10, 1 << 22)
+        ns = (500 + size / 4) * draw.lognormvariate(0, noise)
+        yield Record(key_of("Relu", {}, (f(size + n),)), ns, ns, 0.01, 0, size, 8 * size)
+
+
+def test_held_out_records_are_predicted_and_their_sigma_is_honest():
+    smooth, noisy = held_out(synthetic(0.0)), held_out(synthetic(0.3))
+    assert 5 < smooth.records < 40
+    assert smooth.median < 0.05
+    assert smooth.rank > 0.99
+    assert noisy.median > smooth.median
+    assert noisy.within_two > 0.7
+    assert held_out([]).records == 0
+
+
+def test_two_profiles_from_nothing_are_compared(tmp_path):
+    found = repeat("stack", stack(2), lambda store: MeasuredCpu(store=store))
+    assert found.records > 0
+    assert min(found.seconds) > 0
+    assert 0 <= found.on_ratios < 2
+
+
+def test_the_whole_trial_on_a_small_model(monkeypatch, tmp_path):
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path))
+    found = validate_costs([stack(6), tmp_path / "missing.onnx"], rounds=3)
+    data = found.json()
+    assert data["summary"]["models"] == 1
+    assert {p["how"] for p in data["pairs"]} >= {"fewest operators"}
+    assert all(p["predicted"] > 0 for p in data["pairs"])
+    assert [bool(m["failure"]) for m in data["models"]] == [False, True]
+    assert Validation((), (), held_out([])).json()["summary"]["direction_right"] is None
