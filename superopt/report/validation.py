@@ -26,18 +26,18 @@ def show_validation(console: Console, data: Mapping[str, Any]) -> None:
     found = data["summary"]
     if found["median_error"] is not None:
         console.print(
-            f"sum of parts against the whole: {found['models']} models, median error {found['median_error']:.1%}, worst "
-            f"{found['worst_error']:.1%}, Spearman {found['spearman']:.3f}"
+            f"sum of parts against the whole: {found['models']} models, median error {found['median_error']:.1%}, "
+            f"worst {found['worst_error']:.1%}, Spearman {found['spearman']:.3f}"
         )
     if found["direction_right"] is not None:
         console.print(
-            f"direction of a change: right in {found['direction_right']:.1%} of the {found['pairs_beyond']} rewrites, of "
-            f"{found['pairs']}, that measure more than {found['least_change']:.0%} faster or slower"
+            f"direction of a change: right in {found['direction_right']:.1%} of the {found['pairs_beyond']} rewrites, "
+            f"of {found['pairs']}, that measure more than {found['least_change']:.0%} faster or slower"
         )
     held = data["held_out"]
     console.print(
-        f"predictor on {held['records']} records that were held out: median error {held['median']:.1%}, 90th percentile "
-        f"{held['worst_tenth']:.0%}, Spearman {held['rank']:.3f}; {held['within_one']:.0%} within σ, "
+        f"predictor on {held['records']} records that were held out: median error {held['median']:.1%}, 90th "
+        f"percentile {held['worst_tenth']:.0%}, Spearman {held['rank']:.3f}; {held['within_one']:.0%} within σ, "
         f"{held['within_two']:.0%} within 2σ"
     )
 
@@ -64,7 +64,7 @@ def show_repetition(console: Console, data: Mapping[str, Any]) -> None:
     """What two cold profilings of a model took and how they differ (``superopt bench --cold``)."""
     first, second = data["seconds"]
     console.print(
-        f"[bold]{escape(printable(data['name']))}[/bold] profiled twice from nothing: {data['records']} measurements in "
-        f"{first:.1f} s and {second:.1f} s; the runs differ by {data['median_difference']:.1%} (median), "
+        f"[bold]{escape(printable(data['name']))}[/bold] profiled twice from nothing: {data['records']} measurements "
+        f"in {first:.1f} s and {second:.1f} s; the runs differ by {data['median_difference']:.1%} (median), "
         f"{data['on_ratios']:.1%} on ratios"
     )
