@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from superopt.cli import corpus, library, models, service
+from superopt.cli import bench, corpus, library, models, service
 from superopt.cli.shell import settings
 from superopt.ir.errors import Interrupted, ResourceLimit, SuperoptError, printable
 
@@ -56,6 +56,7 @@ def _root(
 
 for _command in (*models.COMMANDS, *service.COMMANDS):
     app.command()(_command)
+app.command("bench")(bench.bench)
 app.add_typer(library.app, name="rules")
 app.add_typer(corpus.app, name="corpus")
 app.command()(library.discover)

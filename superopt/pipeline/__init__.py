@@ -5,10 +5,10 @@ from __future__ import annotations
 from superopt.pipeline.optimise import Options, Progress, Result, load, optimize
 from superopt.pipeline.profiling import Recorded, profile
 from superopt.pipeline.racing import measure
-from superopt.pipeline.studies import bench, cost, inspect
+from superopt.pipeline.studies import cost, inspect
 from superopt.pipeline.validation import Validation, repeat_profile, validate_costs
 
 __all__ = [
-    "Options", "Progress", "Recorded", "Result", "Validation", "bench", "cost", "inspect", "load", "measure",
+    "Options", "Progress", "Recorded", "Result", "Validation", "cost", "inspect", "load", "measure",
     "optimize", "profile", "repeat_profile", "validate_costs",
 ]  # fmt: skip

@@ -1,21 +1,18 @@
-"""What can be asked of models besides optimising them: inspect, cost, bench."""
+"""What can be asked of models besides optimising them: inspect, cost."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from superopt import cost as costs
 from superopt import report
-from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline.optimise import Progress, load, opaque_nodes, optimize, quiet
-from superopt.pipeline.racing import measure
+from superopt.pipeline.optimise import Progress, load, opaque_nodes, quiet
 
-__all__ = ["bench", "cost", "inspect"]
+__all__ = ["cost", "inspect"]
 
 
 def inspect(model: str | Path | Graph, *, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -57,20 +54,4 @@ def cost(
         "measured_share": found.measured_share, "flops": found.flops, "bytes": found.bytes,
         "intensity": found.intensity, "peak_activation_bytes": found.peak_activation_bytes,
         "weight_bytes": found.weight_bytes, "nodes": nodes,
-    }  # fmt: skip
-
-
-def bench(path: Path, *, rounds: int = 25, progress: Progress = quiet) -> dict[str, Any]:
-    """Optimise a model and time it against its input: one row of the benchmark; a failure is a row too."""
-    started = time.monotonic()
-    try:
-        result = optimize(path, progress=progress)
-        seconds = time.monotonic() - started
-        measured = measure(result.original, result.graph, sizes={}, rounds=rounds)
-    except SuperoptError as error:
-        return {"model": path.stem, "error": str(error)}
-    return {
-        "model": path.stem, "status": result.report.status, "ratio": measured.ratio, "spread": measured.spread,
-        "before_ms": measured.before_ms, "after_ms": measured.after_ms, "rounds": measured.runs, "seconds": seconds,
-        "check": result.report.check.verdict, "rules": {a.rule: a.count for a in result.report.rules_applied},
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""How a terminal shows inspections, differences, costs, benchmarks and provenance."""
+"""How a terminal shows inspections, differences, costs and provenance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from superopt.report.terminal import bytes_text, count_text, table, time_text
 from superopt.verifier.graphs import GraphVerdict
 
 __all__ = [
-    "PROVENANCE", "diff_data", "show_bench", "show_cost", "show_diff", "show_inspection", "show_provenance",
+    "PROVENANCE", "diff_data", "show_cost", "show_diff", "show_inspection", "show_provenance",
     "show_verdict", "verdict_data",
 ]  # fmt: skip
 
@@ -147,23 +147,6 @@ def show_cost(console: Console, name: str, facts: Mapping[str, Any], top: int) -
         f"{count_text(facts['flops'], 'FLOP')}, {bytes_text(facts['bytes'])} moved, weights "
         f"{bytes_text(facts['weight_bytes'])}, peak activations {bytes_text(facts['peak_activation_bytes'])}"
     )
-
-
-def show_bench(console: Console, rows: Sequence[Mapping[str, Any]], *, header: bool) -> None:
-    """Rows of the benchmark as they come in."""
-    if header:
-        console.print(f"{'model':<22} {'ratio':>7} {'±':>6} {'before':>10} {'after':>10} {'search':>8}  check, rules")
-    for row in rows:
-        if "error" in row:
-            console.print(f"{row['model']:<22} {escape(row['error'])}")
-            continue
-        rules = ", ".join(f"{rule} x{n}" for rule, n in list(row["rules"].items())[:4])
-        console.print(
-            f"{row['model']:<22} {row['ratio']:>7.3f} {row['spread']:>6.3f} {row['before_ms']:>7.2f} ms "
-            f"{row['after_ms']:>7.2f} ms {row['seconds']:>6.1f} s  {row['check']}"
-            + (f", {escape(rules)}" if rules else ""),
-            soft_wrap=True,
-        )
 
 
 def show_provenance(console: Console, graph: Graph) -> None:

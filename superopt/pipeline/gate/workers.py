@@ -1,15 +1,17 @@
-"""The models of a corpus at once: a process each, as many as cores and memory allow, none longer than it may take.
+"""The models of a corpus at once: in as many processes as cores and memory allow, none longer than it may take.
 
-A model that kills its process is a failed row, and takes nothing else with it.
+A model that kills its process is a failed row, and takes nothing else with it. A process serves one model after the
+other, since loading the library takes longer than many a model.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,16 +26,70 @@ __all__ = ["run_all"]
 
 _BASE = 600 << 20  # bytes of a worker beside its model: interpreter, libraries, e-graphs
 _COPIES = 8  # of a model's weights, at worst: original and result in float32 and, for the reference, in float64
+_LARGE = 2 << 30  # bytes: a process that had such a model is not used again, so that its memory is free
 _GRACE = 180.0  # seconds beyond its time limit: loading and checking a large model on a busy machine
 
 
 @dataclass
 class _Worker:
-    task: Task
-    bytes: int
+    """A process, and what it is busy with."""
+
     process: BaseProcess
     channel: Connection
-    deadline: float
+    task: Task | None = None
+    bytes: int = 0
+    deadline: float = float("inf")
+
+
+@dataclass
+class _Pool:
+    most: int
+    workers: list[_Worker] = field(default_factory=list)
+
+    @property
+    def busy(self) -> list[_Worker]:
+        return [w for w in self.workers if w.task is not None]
+
+    def takes(self, need: int) -> bool:
+        """Whether a model that needs so many bytes may be given out now."""
+        busy = self.busy
+        return not busy or (len(busy) < self.most and need + sum(w.bytes for w in busy) <= _memory())
+
+    def give(self, task: Task, need: int) -> None:
+        idle = next((w for w in self.workers if w.task is None), None)
+        worker = idle or _started()
+        if idle is None:
+            self.workers.append(worker)
+        worker.task, worker.bytes = task, need
+        worker.deadline = time.monotonic() + 2 * task.time_limit + _GRACE
+        worker.channel.send(task)
+
+    def finished(self) -> list[Row]:
+        """Rows of workers that have answered, died or overrun; waits until there is one, half a second at most."""
+        wait([w.channel for w in self.busy], timeout=0.5)
+        now = time.monotonic()
+        rows = []
+        for worker in self.busy:
+            if worker.channel.poll() or not worker.process.is_alive() or now > worker.deadline:
+                rows.append(self._row(worker))
+        return rows
+
+    def _row(self, worker: _Worker) -> Row:
+        assert worker.task is not None
+        model, row, answered = worker.task.model, None, worker.channel.poll()
+        try:
+            row = worker.channel.recv() if answered else None
+        except (EOFError, ConnectionResetError):
+            answered = True
+        if isinstance(row, Row) and worker.bytes < _LARGE:
+            worker.task = None
+            return row
+        self.workers.remove(worker)
+        _end(worker)
+        if isinstance(row, Row):
+            return row
+        why = f"its process ended with {worker.process.exitcode}" if answered else "it took longer than it may"
+        return Row(model, error=why, exit_code=ResourceLimit.exit_code)
 
 
 def run_all(tasks: Sequence[Task], *, workers: int = 0, progress: Progress = quiet) -> tuple[Row, ...]:
@@ -42,7 +98,7 @@ def run_all(tasks: Sequence[Task], *, workers: int = 0, progress: Progress = qui
     Args:
         tasks: models of different names.
         workers: processes at once; 0 takes one a core, 1 works in this process.
-        progress: called with (models done, models in all, the last one's name).
+        progress: called with (models done, models in all, those under way).
     """
     workers = workers or os.cpu_count() or 1
     rows: dict[str, Row] = {}
@@ -52,18 +108,17 @@ def run_all(tasks: Sequence[Task], *, workers: int = 0, progress: Progress = qui
             rows[task.model] = row_of(task)
         return tuple(rows[t.model] for t in tasks)
     pending = sorted(((_need(t), t) for t in tasks), key=lambda p: (p[0], p[1].model))
-    running: list[_Worker] = []
+    pool = _Pool(workers)
     try:
-        while pending or running:
-            while pending and len(running) < workers and _fits(pending[-1][0], running):
+        while len(rows) < len(tasks):
+            while pending and pool.takes(pending[-1][0]):
                 need, task = pending.pop()  # the largest first: a long last one would run alone
-                running.append(_started(task, need))
-            progress(len(rows), len(tasks), ", ".join(Path(w.task.model).stem for w in running))
-            for worker in _finished(running):
-                running.remove(worker)
-                rows[worker.task.model] = _row(worker)
+                pool.give(task, need)
+            names = ", ".join(Path(w.task.model).stem for w in pool.busy if w.task is not None)
+            progress(len(rows), len(tasks), names)
+            rows.update((row.model, row) for row in pool.finished())
     finally:
-        for worker in running:
+        for worker in pool.workers:
             _end(worker)
     return tuple(rows[t.model] for t in tasks)
 
@@ -77,10 +132,6 @@ def _need(task: Task) -> int:
     return _BASE + _COPIES * sum(w.type.nbytes or 0 for w in graph.weights)
 
 
-def _fits(need: int, running: Sequence[_Worker]) -> bool:
-    return not running or need + sum(w.bytes for w in running) <= _memory()
-
-
 def _memory() -> int:
     """Bytes of memory that this machine has, less an eighth; without the figure, 8 GiB."""
     try:
@@ -90,47 +141,30 @@ def _memory() -> int:
     return total - total // 8
 
 
-def _started(task: Task, need: int) -> _Worker:
+def _started() -> _Worker:
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_serve, args=(there, task), daemon=True)
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there,), daemon=True)
     process.start()
     there.close()
-    return _Worker(task, need, process, here, time.monotonic() + 2 * task.time_limit + _GRACE)
+    return _Worker(process, here)
 
 
-def _serve(channel: Connection, task: Task) -> None:
-    try:
-        channel.send(row_of(task))
-    except MemoryError:
-        channel.send(Row(task.model, error="out of memory", exit_code=ResourceLimit.exit_code))
-
-
-def _finished(running: Sequence[_Worker]) -> list[_Worker]:
-    """Workers that have answered, died or overrun; waits until there is one, half a second at most."""
-    wait([w.channel for w in running], timeout=0.5)
-    now = time.monotonic()
-    return [w for w in running if w.channel.poll() or not w.process.is_alive() or now > w.deadline]
-
-
-def _row(worker: _Worker) -> Row:
-    row = None
-    if worker.channel.poll():
+def _serve(channel: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends this process
+    while True:
         try:
-            row = worker.channel.recv()
+            task = channel.recv()
         except EOFError:
-            row = None
-    died = not worker.process.is_alive() or row is None
-    _end(worker)
-    if isinstance(row, Row):
-        return row
-    why = f"its process ended with {worker.process.exitcode}" if died else "it took longer than it may"
-    return Row(worker.task.model, error=why, exit_code=ResourceLimit.exit_code)
+            return
+        try:
+            row = row_of(task)
+        except MemoryError:
+            row = Row(task.model, error="out of memory", exit_code=ResourceLimit.exit_code)
+        channel.send(row)
 
 
 def _end(worker: _Worker) -> None:
     worker.channel.close()
-    worker.process.join(0.2)
-    if worker.process.is_alive():
-        worker.process.kill()
+    worker.process.kill()
     worker.process.join()

@@ -33,10 +33,10 @@ def headline(found: Comparison) -> str:
 
 def show(console: Console, found: Comparison) -> None:
     """The table of models, then what is to be told."""
-    rows = [_cells(row, found) for row in found.run.rows]
-    against = ("baseline", "change") if found.baseline is not None else ()
-    headers = ("model", "before", "after", "x", *against, "measured", "check", "rules", "time")
-    console.print(table(*headers, rows=rows, numeric=tuple(range(1, 5 + len(against)))))
+    folder = _folder(found)
+    rows = [_cells(row, found, folder) for row in found.run.rows]
+    headers = _headers(found)
+    console.print(table(*headers, rows=rows, numeric=tuple(range(1, len(headers) - 2))))
     for finding in found.findings:
         style = {"error": "red", "warning": "yellow", "note": ""}[finding.level]
         line = escape(f"{_MARK[finding.level]} {_said(finding)}")
@@ -53,21 +53,44 @@ def _said(finding: Finding) -> str:
     return f"{head}; {finding.culprit}: {finding.culprit.evidence}"
 
 
-def _cells(row: Row, found: Comparison) -> tuple[str, ...]:
-    name = printable(_short(row.model), 50)
+def _folder(found: Comparison) -> str:
+    """The folder that all models are in, which is not said with each."""
+    parts = [Path(r.model).parent.parts for r in found.run.rows]
+    shared = [level[0] for level in zip(*parts, strict=False) if len(set(level)) == 1]
+    depth = next((i for i, level in enumerate(zip(*parts, strict=False)) if len(set(level)) > 1), len(shared))
+    return "/".join(shared[:depth]) + "/" if depth else ""
+
+
+def _headers(found: Comparison) -> tuple[str, ...]:
+    against = ("baseline", "change") if found.baseline is not None else ()
+    measured = ("measured",) if _measured(found) else ()
+    return ("model", "before", "after", "x", *against, *measured, "check", "rules")
+
+
+def _measured(found: Comparison) -> bool:
+    return any(r.measured is not None for r in found.run.rows)
+
+
+def _cells(row: Row, found: Comparison, folder: str = "") -> tuple[str, ...]:
+    """A row of the table, without the folder that all models are in."""
+    name = printable(_short(row.model.removeprefix(folder)), 50)
     against = ("", "") if found.baseline is not None else ()
+    measured = ("" if row.measured is None else f"{row.measured[0]:.3f} ±{row.measured[1]:.3f}",)
+    measured = measured if _measured(found) else ()
     if row.status == "failed":
-        return (name, "–", "–", "–", *against, "", "failed", "", f"{row.seconds:.0f} s")
+        return (name, "–", "–", "–", *against, *measured, "failed", "")
     known = found.known(row.model)
     if known is not None and known.after_us > 0:
-        against = (time_text(known.after_us), f"{row.after_us / known.after_us - 1:+.1%}")
+        against = (time_text(known.after_us), _change(row.after_us / known.after_us))
     ratio = f"{row.after_us / row.before_us:.3f}" if row.before_us else "–"
-    measured = "" if row.measured is None else f"{row.measured[0]:.3f} ±{row.measured[1]:.3f}"
     check = "wrong" if row.wrong else row.check if row.status == "improved" else "unchanged"
     return (
-        name, time_text(row.before_us), time_text(row.after_us), ratio, *against, measured, check, str(len(row.rules)),
-        f"{row.seconds:.0f} s",
+        name, time_text(row.before_us), time_text(row.after_us), ratio, *against, *measured, check, str(len(row.rules))
     )  # fmt: skip
+
+
+def _change(ratio: float) -> str:
+    return "=" if abs(ratio - 1) < 5e-4 else f"{ratio - 1:+.1%}"
 
 
 def _short(model: str) -> str:
@@ -88,12 +111,12 @@ def markdown(found: Comparison) -> str:
         lines.append("")
     lines += [f"- {_text(note)}" for note in found.notes]
     lines += ["", f"<details><summary>All {len(run.rows)} models</summary>", ""]
-    against = " baseline | change |" if found.baseline is not None else ""
-    lines.append(f"| model | before | after | x |{against} measured | check | rules |")
-    lines.append("|---|--:|--:|--:|" + ("--:|--:|" if against else "") + "--:|---|--:|")
+    headers = _headers(found)
+    lines.append(f"| {' | '.join(headers)} |")
+    lines.append("|---|" + "--:|" * (len(headers) - 3) + "---|--:|")
     for row in run.rows:
-        cells = _cells(row, found)[:-1]
-        lines.append("| " + " | ".join((_code(cells[0]), *map(_text, cells[1:]))) + " |")
+        cells = _cells(row, found)
+        lines.append(f"| {' | '.join((_code(cells[0]), *map(_text, cells[1:])))} |")
     lines += ["", "</details>", ""]
     where = f"Costs modelled on {_text(run.target)} ({_text(run.device)}), superopt {_text(run.version)}"
     against = ""

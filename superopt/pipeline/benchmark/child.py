@@ -1,0 +1,193 @@
+"""What the benchmark does in processes of their own: optimise, judge outputs, race. ``python -m … JOB SPEC.json``.
+
+Each job reads its specification, writes its answer as JSON beside it, and may crash without taking the benchmark down.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from superopt import formats
+from superopt.ir.errors import InvalidModel, SuperoptError, Unsupported, UsageError
+from superopt.ir.graph import Graph
+from superopt.ir.types import TensorType
+from superopt.pipeline.optimise import optimize
+from superopt.runtime import reference
+from superopt.runtime.ort import make_session
+from superopt.runtime.ort import run as run_session
+from superopt.runtime.race import Bound, bind, circumstances, race_bound
+from superopt.verifier._feeds import LEVELS
+from superopt.verifier._judgement import compare
+from superopt.verifier.differential import make_inputs
+
+__all__ = ["main"]
+
+_CHUNK = 5  # rounds between two looks at the spread
+_FEWEST = 10
+_SETTLED = 0.002  # the benchmark stops when every median's standard error is below this
+_SLOW = 20.0  # ms: a run that takes longer is not repeated within a round
+_REFERENCE_WORTH = 6.0  # seconds that a second trial's reference may take
+_IQR_TO_SIGMA, _MEDIAN = 1.35, 1.25  # of a normal distribution; the median's standard error is 1.25 σ/√n
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
+def _ours(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """superopt's own defaults, but for the time limit."""
+    wall, used = time.monotonic(), _cpu()
+    result = optimize(Path(spec["source"]), time_limit=spec["time_limit"])
+    seconds, cpu = time.monotonic() - wall, _cpu() - used
+    formats.save(result.graph, Path(spec["target"]), force=True)
+    found = result.report
+    return {
+        "seconds": seconds, "cpu_seconds": cpu, "status": found.status, "check": found.check.verdict,
+        "rules": {a.rule: a.count for a in found.rules_applied}, "notes": list(found.notes),
+        "nodes": [found.nodes.before, found.nodes.after],
+        "modelled": found.cost.after_us / found.cost.before_us if found.cost.before_us else 1.0,
+        "predicted_us": [found.cost.before_us, found.cost.after_us],
+        "failures": [f.reason for f in found.check_failures],
+    }  # fmt: skip
+
+
+def _cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _judge(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether each candidate computes what the original does, judged by the float64 reference."""
+    original = formats.load(Path(spec["source"]))
+    answers: dict[str, Any] = {}
+    errors = dict.fromkeys(spec["candidates"], 0.0)
+    start = time.monotonic()
+    for trial, kind in enumerate(("normal", "edge")):
+        if trial and time.monotonic() - start > _REFERENCE_WORTH:
+            break
+        feeds, old = _run_original(original, Path(spec["source"]), trial, kind)
+        try:
+            exact: Arrays | None = reference.run(original, feeds)
+        except SuperoptError:
+            exact = None
+        for name, path in spec["candidates"].items():
+            if name not in answers:
+                error, why = _difference(original, Path(path), feeds, old, exact)
+                errors[name] = max(errors[name], error)
+                if why:
+                    answers[name] = {"status": "wrong", "reason": why}
+    return {
+        name: {**answers.get(name, {"status": "ok", "reason": ""}), "max_rel_error": errors[name]}
+        for name in spec["candidates"]
+    }  # fmt: skip
+
+
+def _run_original(graph: Graph, path: Path, seed: int, kind: str) -> tuple[Arrays, Arrays]:
+    """Inputs that the original accepts, and what it makes of them."""
+    session = make_session(path)
+    for level in range(LEVELS):
+        feeds = make_inputs(graph, seed, kind, {}, level=level)  # type: ignore[arg-type]
+        try:
+            return feeds, run_session(session, feeds, time_limit=60.0)
+        except (InvalidModel, UsageError):
+            continue
+    raise Unsupported("ONNX Runtime refuses every input that was tried")
+
+
+def _difference(original: Graph, path: Path, feeds: Arrays, old: Arrays, exact: Arrays | None) -> tuple[float, str]:
+    """The largest relative error of a candidate's outputs, and what is wrong with them, if anything."""
+    try:
+        session = make_session(path)
+        inputs = [i.name for i in session.get_inputs()]
+        unknown = [n for n in inputs if n not in feeds]
+        if unknown:
+            return float("inf"), f"it has an input {unknown[0]!r} that the model has not"
+        new = run_session(session, {n: feeds[n] for n in inputs}, time_limit=60.0)
+    except SuperoptError as error:
+        return float("inf"), f"ONNX Runtime refuses it: {error.what[:200]}"
+    worst = 0.0
+    for value in original.outputs:
+        if value.name not in new:
+            return float("inf"), f"it has no output {value.name!r}"
+        dtype = value.type.dtype if isinstance(value.type, TensorType) else None
+        if new[value.name].dtype != old[value.name].dtype:
+            return float("inf"), f"output {value.name!r} was {old[value.name].dtype} and is {new[value.name].dtype}"
+        found = compare(old[value.name], new[value.name], None if exact is None else exact[value.name], dtype)
+        worst = max(worst, found.relative)
+        if found.problem is not None:
+            return worst, f"output {value.name!r}: {found.problem}"
+    return worst, ""
+
+
+def _race(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Times of all candidates, interleaved; the first is the original. Rounds go on until the medians stand still."""
+    deadline = time.monotonic() + spec["time_limit"]
+    original = formats.load(Path(spec["source"]))
+    paths = list(spec["candidates"].values())
+    feeds, _ = _run_original(original, Path(paths[0]), 0, "normal")
+    bound: list[Bound] = []
+    for path in paths:
+        session = make_session(Path(path), threads=1)
+        bound.append(bind(session, {i.name: feeds[i.name] for i in session.get_inputs()}))
+    samples: list[tuple[float, ...]] = []
+    burst = 1 if _once(bound[0]) > _SLOW else 3
+    while True:
+        left = deadline - time.monotonic()
+        part = race_bound(
+            bound, rounds=_CHUNK, burst=burst, threads=1, clock="cpu", time_limit=left, seed=len(samples)
+        )  # fmt: skip
+        samples += part.samples
+        errors = _standard_errors(samples)
+        settled = len(samples) >= _FEWEST and max(errors) < _SETTLED
+        if settled or len(samples) >= spec["rounds"] or time.monotonic() > deadline:
+            break
+    table = np.array(samples)
+    ratios = table / table[:, :1]
+    quarters = np.quantile(ratios, [0.25, 0.5, 0.75], axis=0)
+    return {
+        "rounds": len(samples), "circumstances": circumstances(1, "cpu"),
+        "times": {
+            name: {
+                "ms": float(np.median(table[:, i])), "ratio": float(quarters[1, i]),
+                "spread": float(quarters[2, i] - quarters[0, i]),
+            }
+            for i, name in enumerate(spec["candidates"])
+        },
+    }  # fmt: skip
+
+
+def _once(bound: Bound) -> float:
+    start = time.perf_counter()
+    bound.step()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def _standard_errors(samples: Sequence[tuple[float, ...]]) -> list[float]:
+    """Of each median ratio, from the interquartile range."""
+    ratios = np.array(samples) / np.array(samples)[:, :1]
+    quarters = np.quantile(ratios, [0.25, 0.75], axis=0)
+    spread = (quarters[1] - quarters[0]) / _IQR_TO_SIGMA
+    return [float(s) for s in _MEDIAN * spread / np.sqrt(len(samples))]
+
+
+_JOBS = {"ours": _ours, "judge": _judge, "race": _race}
+
+
+def main(job: str, specification: str) -> None:
+    """Do a job; an expected failure is an answer too."""
+    path = Path(specification)
+    try:
+        answer = _JOBS[job](json.loads(path.read_text()))
+    except SuperoptError as error:
+        answer = {"error": str(error)}
+    path.with_suffix(".answer.json").write_text(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

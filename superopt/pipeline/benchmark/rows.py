@@ -1,0 +1,246 @@
+"""The benchmark, model by model: everyone optimises, everyone's outputs are judged, all that is right races together.
+
+A model's row is kept in a folder, so that a run that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from superopt import formats
+from superopt.formats.files import replace_file
+from superopt.ir.errors import SuperoptError, UsageError, printable
+from superopt.pipeline.optimise import Progress, quiet
+from superopt.rules import load_library
+
+__all__ = ["BenchOptions", "TOOLS", "bench"]
+
+TOOLS = ("ort", "onnxsim", "onnxslim", "onnxscript", "onnxoptimizer", "inductor")
+_MODULES = {"onnxsim": "onnxsim", "onnxslim": "onnxslim", "onnxscript": "onnxscript", "onnxoptimizer": "onnxoptimizer"}
+_NEXT = "pip install 'superopt[bench]'"
+_GRACE = 30.0  # seconds that a process may take beyond the tool's own time: interpreter, imports, reading, writing
+_SHOWN = 300  # characters of what a crashed tool said
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Settings of a benchmark.
+
+    Attributes:
+        tools: whom to compare with; "ort" is the original once more, whose ratio shows the noise.
+        time_limit: seconds that we may take for a model; peers may take ``peer_limit``.
+        race_limit: seconds that the race of a model may take; ``rounds``: at most so many.
+        keep: folder of the rows that are done; ``None`` keeps none.
+    """
+
+    tools: tuple[str, ...] = ("ort",)
+    time_limit: float = 45.0
+    peer_limit: float = 120.0
+    race_limit: float = 12.0
+    rounds: int = 25
+    keep: Path | None = None
+
+
+@dataclass
+class _Model:
+    """One model's row in the making."""
+
+    path: Path
+    folder: Path
+    options: BenchOptions
+    tools: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "original.onnx"
+
+
+def bench(models: Sequence[Path], options: BenchOptions, *, progress: Progress = quiet) -> dict[str, Any]:
+    """Run the benchmark.
+
+    Returns:
+        JSON data, ``{"format": "superopt.bench", "version": 2, …}``: circumstances, tools, and a row a model.
+
+    Raises:
+        UsageError: there is no tool of a name.
+    """
+    unknown = [t for t in options.tools if t not in TOOLS]
+    if unknown:
+        raise UsageError(f"there is nothing called {printable(unknown[0])!r} to compare with", hint=", ".join(TOOLS))
+    tools = {name: _available(name) for name in options.tools}
+    stamp = _stamp(options, tools)
+    rows = []
+    for number, path in enumerate(models):
+        progress(number, len(models), path.stem)
+        rows.append(_kept(path, options, stamp) or _fresh(path, options, tools, stamp))
+    facts = next((r["circumstances"] for r in rows if r.get("circumstances")), {})
+    return {
+        "format": "superopt.bench", "version": 2, "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": {**facts, "system": platform.system(), "python": platform.python_version()},
+        "superopt": {"version": metadata.version("superopt"), "rules": len(load_library().admitted)},
+        "tools": tools, "settings": {
+            "time_limit": options.time_limit, "peer_limit": options.peer_limit, "rounds": options.rounds,
+            "race_limit": options.race_limit, "threads": 1,
+        },
+        "rows": rows,
+    }  # fmt: skip
+
+
+def _available(name: str) -> dict[str, str]:
+    """Version of a tool, or why it is not here and what to do."""
+    if name == "ort":
+        return {"version": metadata.version("onnxruntime"), "what": "the original again: its ratio shows the noise"}
+    if name == "inductor":
+        missing = [m for m in ("torch", "onnx2torch") if util.find_spec(m) is None]
+        why = f"{' and '.join(missing)} not installed" if missing else "its models do not run in ONNX Runtime"
+        return {"missing": why, "next": "pip install torch onnx2torch, and time the models in PyTorch itself"}
+    if util.find_spec(_MODULES[name]) is None:
+        return {"missing": "not installed", "next": _NEXT}
+    return {"version": metadata.version(name)}
+
+
+def _stamp(options: BenchOptions, tools: Mapping[str, Mapping[str, str]]) -> str:
+    """What a row depends on beside its model: tools, limits, rules, and superopt's own code."""
+    root = Path(__file__).resolve().parents[2]
+    digest = hashlib.sha256()
+    for package in ("search", "cost", "ops", "ir", "rules", "pipeline"):
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in (".py", ".toml") or path.name == "proofs.json":
+                digest.update(path.read_bytes())
+    settings = (options.time_limit, options.peer_limit, options.race_limit, options.rounds)
+    digest.update(json.dumps([settings, tools], sort_keys=True).encode())
+    return digest.hexdigest()[:16]
+
+
+def _kept(path: Path, options: BenchOptions, stamp: str) -> dict[str, Any] | None:
+    """The row of an earlier run, if it was made by the same code of the same model."""
+    if options.keep is None or not (place := options.keep / f"{path.stem}.json").is_file():
+        return None
+    try:
+        row = json.loads(place.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    same = isinstance(row, dict) and row.get("stamp") == stamp and row.get("digest") == _digest(path)
+    return row if same else None
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
+
+
+def _fresh(path: Path, options: BenchOptions, tools: Mapping[str, Mapping[str, str]], stamp: str) -> dict[str, Any]:
+    """A model's row, made now, and kept."""
+    with tempfile.TemporaryDirectory(prefix="superopt-bench-") as folder:
+        row = _row(_Model(path, Path(folder), options), tools)
+    row = {"model": path.stem, "stamp": stamp, "digest": _digest(path), **row}
+    if options.keep is not None:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        replace_file(options.keep / f"{path.stem}.json", json.dumps(row, indent=1).encode(), force=True)
+    return row
+
+
+def _row(model: _Model, tools: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    try:
+        formats.save(formats.load(model.path), model.source)
+    except SuperoptError as error:
+        return {"error": str(error)}
+    limit = model.options.time_limit
+    spec = {"source": str(model.source), "target": str(_made(model, "superopt")), "time_limit": limit}
+    model.tools["superopt"] = _job(model, "ours", spec, 2 * limit + _GRACE)  # alone, since it measures
+    peers = [name for name, facts in tools.items() if "missing" not in facts and name != "ort"]
+    with ThreadPoolExecutor(2) as pool:
+        model.tools.update(zip(peers, pool.map(lambda n: _peer(model, n), peers), strict=True))
+    if "ort" in tools:
+        model.tools["ort"] = {"status": "ok", "seconds": 0.0}
+    for name, facts in tools.items():
+        if "missing" in facts:
+            model.tools[name] = {"status": "unavailable", "reason": facts["missing"]}
+    _judged(model)
+    return {"tools": model.tools, **_raced(model)}
+
+
+def _made(model: _Model, name: str) -> Path:
+    place = model.folder / name
+    place.mkdir(exist_ok=True)
+    return place / "model.onnx"
+
+
+def _peer(model: _Model, name: str) -> dict[str, Any]:
+    script = Path(__file__).with_name("peer.py")
+    command = [sys.executable, str(script), name, str(model.source), str(_made(model, name))]
+    done = _run(command, model.options.peer_limit + _GRACE)
+    if "status" in done:
+        return done
+    try:
+        return {"status": "ok", **json.loads(done["output"].strip().splitlines()[-1])}
+    except (ValueError, IndexError):
+        return {"status": "crash", "reason": "it said nothing"}
+
+
+def _job(model: _Model, job: str, spec: Mapping[str, Any], limit: float) -> dict[str, Any]:
+    """One of our own jobs in a process; a crash is its answer."""
+    path = model.folder / f"{job}.json"
+    path.write_text(json.dumps(spec))
+    done = _run([sys.executable, "-m", "superopt.pipeline.benchmark.child", job, str(path)], limit)
+    if "status" in done:
+        return done
+    answer = json.loads(path.with_suffix(".answer.json").read_text())
+    if "error" in answer:
+        return {"status": "crash", "reason": answer["error"]}
+    return {"status": "ok", "was": answer.pop("status", ""), **answer} if job == "ours" else answer
+
+
+def _run(command: Sequence[str], limit: float) -> dict[str, Any]:
+    """Run a process; ``{"output": …}``, or ``{"status": "crash" | "timeout", "reason": …}``."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment, check=False)
+    except subprocess.TimeoutExpired:
+        return {"status": "timeout", "reason": f"longer than {limit:.0f} s"}
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return {"status": "crash", "reason": printable(lines[-1], _SHOWN)}
+    return {"output": done.stdout}
+
+
+def _judged(model: _Model) -> None:
+    """Outputs of all that was made, compared; what is wrong does not race."""
+    made = {n: str(_made(model, n)) for n, t in model.tools.items() if t["status"] == "ok" and n != "ort"}
+    made = {n: p for n, p in made.items() if Path(p).is_file()}
+    verdicts = _job(model, "judge", {"source": str(model.source), "candidates": made}, 600.0)
+    for name in made:
+        found = verdicts.get(name, {"status": "unjudged", "reason": verdicts.get("reason", "the judge failed")})
+        model.tools[name] |= found
+
+
+def _raced(model: _Model) -> dict[str, Any]:
+    racing = {"original": str(model.source)}
+    racing |= {
+        name: str(model.source if name == "ort" else _made(model, name))
+        for name, tool in model.tools.items() if tool["status"] == "ok"
+    }  # fmt: skip
+    spec = {
+        "source": str(model.source), "candidates": racing, "time_limit": model.options.race_limit,
+        "rounds": model.options.rounds,
+    }  # fmt: skip
+    found = _job(model, "race", spec, 10 * model.options.race_limit + 120.0)
+    if "times" not in found:
+        return {"error": f"the race failed: {found.get('reason', '')}"}
+    for name, times in found["times"].items():
+        if name != "original":
+            model.tools[name] |= times
+    return {"before_ms": found["times"]["original"]["ms"], "rounds": found["rounds"],
+            "circumstances": found["circumstances"]}  # fmt: skip

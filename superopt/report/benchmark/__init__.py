@@ -1,0 +1,8 @@
+"""The benchmark's result as text, Markdown and a page with plots: with every loss, crash and wrong result."""
+
+from __future__ import annotations
+
+from superopt.report.benchmark.page import page
+from superopt.report.benchmark.text import document, show
+
+__all__ = ["document", "page", "show"]
