@@ -1,14 +1,26 @@
-"""``superopt bench``: superopt beside other optimisers on the same models, in one run."""
+"""``superopt bench``: superopt beside other optimisers, in one run; and (``--cost``) its costs beside measured time."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from superopt.cli.shell import Force, Json, Progress, err, out, refuse_existing, write_json, write_text
+from superopt.cli.shell import (
+    Dims,
+    Force,
+    Json,
+    Progress,
+    Threads,
+    err,
+    out,
+    parse_dims,
+    refuse_existing,
+    write_json,
+    write_text,
+)
 from superopt.ir.errors import InvalidModel, UsageError
 
 __all__ = ["bench"]
@@ -32,6 +44,13 @@ def bench(
     report_json: Json = None,
     markdown: Annotated[str | None, typer.Option(metavar="FILE|-", help="write the Markdown document")] = None,
     report_html: Annotated[str | None, typer.Option("--html", metavar="FILE", help="write a page with plots")] = None,
+    validate: Annotated[
+        bool, typer.Option("--cost", help="instead, compare modelled with measured time, for models and for rewrites")
+    ] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="instead, profile each model twice from nothing")] = False,
+    pairs: Annotated[bool, typer.Option(help="with --cost: also rewrites, those that do not pay included")] = True,
+    threads: Threads = 1,
+    dim: Dims = None,
     force: Force = False,
 ) -> None:
     """Optimise each model with superopt and others, judge all results, and time what is right side by side.
@@ -42,6 +61,11 @@ def bench(
 
     for path in (report_json, markdown, report_html):
         refuse_existing(path, force)
+    if validate or cold:
+        measured = _cold(models or [], threads) if cold else _validated(models or [], pairs, rounds, threads, dim)
+        if report_json is not None:
+            write_json(measured, report_json, force=True)
+        return
     data = _recorded(recorded) if recorded is not None else _run(
         models, vs, rounds, race_limit, time_limit, peer_limit, resume
     )  # fmt: skip
@@ -59,7 +83,7 @@ def bench(
 def _run(
     models: list[Path] | None, vs: str, rounds: int, race_limit: float, time_limit: float, peer_limit: float,
     resume: Path | None,
-) -> dict[str, object]:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     from superopt.pipeline.benchmark import BenchOptions
     from superopt.pipeline.benchmark import bench as run_bench
 
@@ -71,7 +95,32 @@ def _run(
         return run_bench(models, options, progress=progress)
 
 
-def _recorded(path: Path) -> dict[str, object]:
+def _validated(models: list[Path], pairs: bool, rounds: int, threads: int, dim: list[str] | None) -> dict[str, Any]:
+    """Modelled beside measured time."""
+    from superopt import pipeline
+    from superopt.report.validation import show_validation
+
+    with Progress() as progress:
+        options = pipeline.Options(sizes=parse_dims(dim or []), threads=threads)
+        found = pipeline.validate_costs(models, options=options, pairs=pairs, rounds=rounds, progress=progress)
+    show_validation(err(), found.json())
+    return found.json()
+
+
+def _cold(models: list[Path], threads: int) -> dict[str, Any]:
+    """How long profiling from nothing takes, and how much two runs of it differ."""
+    from dataclasses import asdict
+
+    from superopt import pipeline
+    from superopt.report.validation import show_repetition
+
+    rows = [asdict(pipeline.repeat_profile(path, threads=threads)) for path in models]
+    for row in rows:
+        show_repetition(err(), row)
+    return {"format": "superopt.cold", "version": 1, "rows": rows}
+
+
+def _recorded(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:

@@ -92,7 +92,7 @@ def _run_original(graph: Graph, path: Path, seed: int, kind: str) -> tuple[Array
     """Inputs that the original accepts, and what it makes of them."""
     session = make_session(path)
     for level in range(LEVELS):
-        feeds = make_inputs(graph, seed, kind, {}, level=level)  # type: ignore[arg-type]
+        feeds = make_inputs(graph, seed, kind, {}, level=level)
         try:
             return feeds, run_session(session, feeds, time_limit=60.0)
         except (InvalidModel, UsageError):

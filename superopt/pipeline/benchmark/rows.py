@@ -86,7 +86,7 @@ def bench(models: Sequence[Path], options: BenchOptions, *, progress: Progress =
     for number, path in enumerate(models):
         progress(number, len(models), path.stem)
         rows.append(_kept(path, options, stamp) or _fresh(path, options, tools, stamp))
-    facts = next((r["circumstances"] for r in rows if r.get("circumstances")), {})
+    facts: Mapping[str, Any] = next((r["circumstances"] for r in rows if r.get("circumstances")), {})
     return {
         "format": "superopt.bench", "version": 2, "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": {**facts, "system": platform.system(), "python": platform.python_version()},

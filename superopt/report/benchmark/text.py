@@ -52,8 +52,8 @@ def document(data: Mapping[str, Any]) -> str:
         f"Every tool ran with its defaults in a process of its own (at most {settings['peer_limit']:.0f} s; superopt "
         f"{settings['time_limit']:.0f} s). All results of a model were judged against a float64 reference, and what "
         "was right was timed in one process, interleaved in random order, inputs and outputs bound once: medians over "
-        f"at most {settings['rounds']} rounds of per-round ratios. `ort` is the original once more: how far it is from 1 "
-        "is the noise of this table.", "",
+        f"at most {settings['rounds']} rounds of per-round ratios. `ort` is the original once more: how far it is from "
+        "1 is the noise of this table.", "",
         "| tool | version | models | geometric mean | with failures as 1 | best | worst | slower than "
         f"{LOSS} | wrong | crashed | timed out | median s a model |",
         "|---|---|--:|--:|--:|---|---|--:|--:|--:|--:|--:|",

@@ -75,7 +75,7 @@ def _cells(row: Row, found: Comparison, folder: str = "") -> tuple[str, ...]:
     """A row of the table, without the folder that all models are in."""
     name = printable(_short(row.model.removeprefix(folder)), 50)
     against = ("", "") if found.baseline is not None else ()
-    measured = ("" if row.measured is None else f"{row.measured[0]:.3f} ±{row.measured[1]:.3f}",)
+    measured: tuple[str, ...] = ("" if row.measured is None else f"{row.measured[0]:.3f} ±{row.measured[1]:.3f}",)
     measured = measured if _measured(found) else ()
     if row.status == "failed":
         return (name, "–", "–", "–", *against, *measured, "failed", "")
