@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from superopt.server import openapi
+from superopt.server.answers import Answers
 from superopt.server.guard import Guard
 from superopt.server.problems import Problem
 from superopt.server.routes import ROUTERS
@@ -56,7 +57,8 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(router)
     app.mount("/static", StaticFiles(directory=_HERE / "static"), name="static")
     _handle_problems(app)
-    app.add_middleware(Guard, service=service)
+    app.add_middleware(Answers)
+    app.add_middleware(Guard, service=service)  # the outermost
     return app
 
 

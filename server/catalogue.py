@@ -6,17 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any
 
 from superopt import cost
 from superopt.ops import REGISTRY, Operator
 from superopt.rules import Library, Rule, format_rule, load_library
-from superopt.rules.library import BUILT_IN
 
 __all__ = ["Catalogue"]
-
-_CERTIFICATES = BUILT_IN / "certificates"
 
 
 class Catalogue:
@@ -61,20 +57,15 @@ class Catalogue:
         if rule_id not in self.entries:
             return None
         proof = {k: v for k, v in self.library.verdicts.get(rule_id, {}).items() if k != "id"}
-        certificate = f"/v1/rules/{rule_id}/certificate" if self.certificate(rule_id) else None
+        certificate = f"/v1/rules/{rule_id}/certificate" if self.proved(rule_id) else None
         return {
             **self.entries[rule_id], "digest": self.library.digests[rule_id], "proof": proof,
             "links": {"self": f"/v1/rules/{rule_id}", "page": f"/rules/{rule_id}", "certificate": certificate},
         }  # fmt: skip
 
-    def certificate(self, rule_id: str) -> Path | None:
-        """The file of a rule's certificate, if one is kept."""
-        if rule_id not in self.entries:
-            return None
-        found = sorted(_CERTIFICATES.glob(f"{rule_id}.*")) + sorted(
-            _CERTIFICATES.glob(f"{self.library.digests[rule_id]}.*")
-        )
-        return found[0] if found else None
+    def proved(self, rule_id: str) -> bool:
+        """Whether a rule is proved for all sizes, so that there is a certificate of it."""
+        return self.library.verdict_name(rule_id) == "proved_all_sizes"
 
     @lru_cache(maxsize=512)  # noqa: B019  (one catalogue per process)
     def select(self, operator: str, family: str, verdict: str, q: str) -> Sequence[Mapping[str, Any]]:

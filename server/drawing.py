@@ -10,7 +10,7 @@ from superopt.rules.rule import scalar_value
 
 __all__ = ["draw"]
 
-_CHAR, _HIGH, _GAP, _LEVEL = 7.6, 26, 18, 54
+_CHAR, _HIGH, _GAP, _LEVEL = 7.6, 32, 18, 60
 
 
 def draw(roots: Sequence[Term], title: str) -> str:
@@ -114,10 +114,10 @@ def _box(term: Term, x: float, y: float) -> str:
     wide = _wide(term)
     kind = "op" if isinstance(term, App) and scalar_value(term) is None else "leaf"
     round_ = 5 if kind == "op" else 13
-    text = f'<text x="{x:.0f}" y="{y + (-1 if more else 4):.0f}">{escape(label)}</text>'
+    text = f'<text x="{x:.0f}" y="{y + (-2 if more else 4.5):.0f}">{escape(label)}</text>'
     if more:
         short = more if len(more) <= 40 else more[:39] + "…"
-        text += f'<text class="more" x="{x:.0f}" y="{y + 10:.0f}">{escape(short)}</text>'
+        text += f'<text class="more" x="{x:.0f}" y="{y + 11:.0f}">{escape(short)}</text>'
     return (
         f'<g class="{kind}"><title>{escape(f"{label} {more}".strip())}</title>'
         f'<rect x="{x - wide / 2:.0f}" y="{y - _HIGH / 2:.0f}" width="{wide:.0f}" height="{_HIGH}" rx="{round_}"/>'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from superopt.server.problems import Problem
@@ -14,13 +14,15 @@ from superopt.server.settings import LOOPBACK
 __all__ = ["CSP", "Guard"]
 
 CSP = (
-    "default-src 'none'; style-src 'self'; script-src 'self' 'wasm-unsafe-eval'; img-src 'self' data:; "
-    "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "default-src 'none'; style-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
 )
-_HEADERS = {
-    "Content-Security-Policy": CSP, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Resource-Policy": "same-origin",
-}  # fmt: skip
+_HEADERS = [
+    (b"content-security-policy", CSP.encode()), (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"), (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]  # fmt: skip
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -39,9 +41,7 @@ class Guard:
 
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers.setdefault(name, value)
+                message["headers"] = [*message.get("headers", ()), *_HEADERS]
                 self._count(scope, message["status"])
             await send(message)
 
@@ -66,7 +66,8 @@ class Guard:
     def _count(self, scope: Scope, status: int) -> None:
         route = scope.get("route")
         method = scope["method"] if scope["method"] in _SAFE | {"POST", "PUT", "DELETE"} else "other"
-        path = getattr(route, "path_format", None) or getattr(route, "path", None) or "none"
+        known = scope.get("superopt.route") or getattr(route, "path_format", None)
+        path = known or getattr(route, "path", None) or "none"
         key = (method, path, status)
         self._service.requests[key] = self._service.requests.get(key, 0) + 1
 

@@ -13,7 +13,7 @@ from superopt.server.problems import MEDIA, TITLES
 
 __all__ = [
     "CERTIFICATE", "COMPARISON", "EVENTS", "GRAPH", "HEALTH", "JOB", "JOB_ACCEPTED", "LIMITS", "METRICS", "OPERATORS",
-    "OPTIMIZED", "PROFILES", "REPORT", "RULE", "RULES", "document", "last_event_id", "submission",
+    "OPTIMIZED", "PROFILES", "REPORT", "RULE", "RULES", "TRIAL", "document", "last_event_id", "submission",
 ]  # fmt: skip
 
 Responses = dict[int | str, dict[str, Any]]
@@ -85,6 +85,10 @@ SCHEMAS: dict[str, Any] = {
                        "forall": {"type": "object", "additionalProperties": _NAME}, "lhs": _STRINGS, "rhs": _STRINGS,
                        "origin": _NAME, "directions": _STRINGS},
     },
+    "Trial": {"type": "object", "required": ["format", "version", "rule", "seed", "outcome"], "properties": {
+        "format": {"const": "superopt.trial"}, "version": {"const": 1}, "rule": _NAME, "seed": {"type": "integer"},
+        "outcome": {"enum": ["equal", "different", "none"]}, "reason": _NAME, "sizes": {"type": "object"},
+        "inputs": {"type": "object", "additionalProperties": _NAME}, "outputs": {"type": "array"}}},
     "Rules": {"type": "object", "required": ["rules", "total", "next", "digest"], "properties": {
         "rules": {"type": "array", "items": {"$ref": "#/components/schemas/RuleEntry"}},
         "total": {"type": "integer"}, "next": {"type": ["string", "null"]}, "digest": _NAME}},
@@ -138,10 +142,8 @@ EVENTS: Responses = {
 }  # fmt: skip
 RULES = {**_json(_ref("Rules"), 422), **_UNCHANGED}
 RULE = _json(_ref("RuleEntry"), 404)
-CERTIFICATE: Responses = {
-    200: {"description": "the file", "content": {"application/octet-stream": {}, "application/json": {},
-                                                 "application/gzip": {}, "text/plain": {}}}, **_problems(404),
-}  # fmt: skip
+CERTIFICATE = {**_json({"type": "object", "required": ["format", "id", "rule", "smt2"]}, 404, 503), **_UNCHANGED}
+TRIAL = _json(_ref("Trial"), 404, 422, 503)
 OPERATORS = {**_json({"type": "object", "required": ["operators", "total"]}), **_UNCHANGED}
 PROFILES = _json({"type": "object", "required": ["profiles"]})
 LIMITS = _json({"type": "object", "required": ["limits", "version", "api_key_needed"]})

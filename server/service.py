@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.metadata import version
 from typing import Any
 
@@ -18,19 +19,24 @@ from starlette.requests import Request
 from superopt.server.blobs import Blobs
 from superopt.server.body import Upload
 from superopt.server.catalogue import Catalogue
+from superopt.server.certificates import Certificates
 from superopt.server.database import Database
 from superopt.server.keys import ANYONE, Caller, Keys
 from superopt.server.problems import Problem
+from superopt.server.recorded import Recorded
 from superopt.server.settings import Settings
 from superopt.server.store import Store, Submission
+from superopt.server.trials import try_rule
 from superopt.server.watch import Watcher
 
 __all__ = ["Service", "of"]
 
+_TRIALS = 2  # rules that are tried at once
+_TRIAL_WAIT = 5.0  # seconds that one more waits for its turn
 _HEX = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
-@dataclass
+@dataclass(eq=False)
 class Service:
     """One running API process."""
 
@@ -44,6 +50,9 @@ class Service:
         self.keys = Keys(self.database)
         self.watcher = Watcher(self.store, self.settings.poll)
         self.catalogue = Catalogue()
+        self.certificates = Certificates(self.settings.data / "certificates")
+        self.recorded = Recorded(self.settings.corpus)
+        self._trying = threading.BoundedSemaphore(_TRIALS)
         self.streams = 0
         self._refused: dict[str, tuple[float, Problem]] = {}  # by owner, and until when
         self.requests: dict[tuple[str, str, int], int] = {}  # (method, route, status) → count
@@ -52,6 +61,25 @@ class Service:
     def version(self) -> str:
         """The version of superopt and of what its results depend on."""
         return f"{version('superopt')}+onnxruntime-{version('onnxruntime')}+numpy-{version('numpy')}"
+
+    def trial(self, rule_id: str, seed: int) -> dict[str, Any]:
+        """Both sides of a rule, evaluated at small random sizes; a few at a time.
+
+        Raises:
+            Problem: 404 for an unknown rule; 503 while too many are being tried.
+        """
+        if rule_id not in self.catalogue.entries:
+            raise Problem(404, "not-found", "there is no such rule; GET /v1/rules lists them")
+        if not self._trying.acquire(timeout=_TRIAL_WAIT):
+            raise Problem(503, "unavailable", "too many rules are being tried at once", retry_after=1)
+        try:
+            return self._tried(rule_id, seed)
+        finally:
+            self._trying.release()
+
+    @lru_cache(maxsize=256)  # noqa: B019  (one service per process; the same seed gives the same)
+    def _tried(self, rule_id: str, seed: int) -> dict[str, Any]:
+        return try_rule(self.catalogue.library[rule_id], seed)
 
     async def needs_key(self) -> bool:
         """Whether making work takes a key."""

@@ -38,7 +38,8 @@ def describe(job: Mapping[str, Any], *, ahead: int | None = None) -> dict[str, A
     base = f"/v1/jobs/{job['id']}"
     outputs = job["outputs"] or {}
     found: dict[str, Any] = {
-        "id": job["id"], "state": job["state"], "name": job["name"], "options": job["options"],
+        "id": job["id"], "state": job["state"], "name": job["name"] or outputs.get("name", ""),
+        "options": job["options"],
         "created": _when(job["created"]), "started": _when(job["started"]), "finished": _when(job["finished"]),
         "attempt": job["attempt"], "cached": job["cached"], "cancelling": job["cancel"] and job["state"] == "running",
         "status": outputs.get("status"), "ahead": ahead,

@@ -1,58 +1,40 @@
-"""Pages that need no script: optimise a model, follow its job, read the report; browse the rules."""
+"""Pages: optimise a model, follow its job, read the report; browse the rules; the corpus. Readable without script."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 from fastapi import APIRouter
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from superopt.ir.errors import printable
-from superopt.report.terminal import bytes_text, count_text, time_text
 from superopt.server.blobs import Spool
 from superopt.server.body import GRAPH_JSON, ONNX, Upload, receive
-from superopt.server.drawing import draw
+from superopt.server.charts import cost_bars, roofline
 from superopt.server.parameters import read_options
 from superopt.server.problems import Problem
-from superopt.server.reading import read_rule
 from superopt.server.routes.documents import describe, ended, send_file
+from superopt.server.routes.render import page
 from superopt.server.service import Service, of
 from superopt.server.store import FINAL
 
 __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False)
-_PAGE = 100
-
-
-@lru_cache(maxsize=1)
-def _templates() -> Environment:
-    folder = Path(__file__).parents[1] / "templates"
-    made = Environment(loader=FileSystemLoader(folder), autoescape=select_autoescape(default=True),
-                       undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    made.filters |= {"us": time_text, "count": count_text, "size": bytes_text, "printable": printable, "zip": zip}
-    return made
-
-
-def _page(template: str, *, status: int = 200, headers: Mapping[str, str] | None = None, **values: Any) -> Response:
-    text = _templates().get_template(template).render(**values)
-    return HTMLResponse(text, status, dict(headers or {}))
+_FORM = 1 << 14  # bytes of a form that holds no file
 
 
 def _examples(service: Service) -> list[str]:
-    folder = service.settings.corpus
+    """Models of the corpus that are there and small enough to be sent."""
+    folder, most = service.settings.corpus, service.settings.limits.body
     if folder is None:
         return []
-    most = service.settings.limits.body
-    return sorted(p.stem for p in folder.glob("*.json") if p.is_file() and p.stat().st_size <= most)
+    paths = [folder / f"{model['name']}.json" for model in service.recorded.models]
+    return sorted(p.stem for p in paths if p.is_file() and p.stat().st_size <= most)
 
 
 async def _form(request: Request, problem: Problem | None = None) -> Response:
@@ -61,8 +43,9 @@ async def _form(request: Request, problem: Problem | None = None) -> Response:
     values: dict[str, Any] = {
         "examples": await run_in_threadpool(_examples, service), "targets": targets, "problem": problem,
         "limits": service.settings.limits, "needs_key": await service.needs_key(),
+        "example": request.query_params.get("example", ""),
     }  # fmt: skip
-    return _page("optimize.html", status=problem.status if problem else 200, **values)
+    return page("optimize.html", "/", status=problem.status if problem else 200, **values)
 
 
 @router.get("/")
@@ -73,16 +56,20 @@ async def get_optimize(request: Request) -> Response:
 
 @router.post("/optimize")
 async def post_form(request: Request) -> Response:
-    """The form, sent: a job, and off to its page."""
+    """The form, sent: a job, and off to its page; a script that asks for JSON gets the job, or the problem."""
     service = of(request)
+    script = request.headers.get("accept", "").startswith("application/json")
     try:
-        job_id = await _submit(service, request)
+        job = await _submit(service, request)
     except Problem as problem:
+        if script:
+            raise
         return await _form(request, problem)
-    return RedirectResponse(f"/jobs/{job_id}", 303)
+    place = f"/jobs/{job['id']}"
+    return JSONResponse(describe(job), 202, {"Location": place}) if script else RedirectResponse(place, 303)
 
 
-async def _submit(service: Service, request: Request) -> str:
+async def _submit(service: Service, request: Request) -> Mapping[str, Any]:
     limits = service.settings.limits
     upload = await receive(request, service.blobs, limits, limits.body)
     fields = upload.fields
@@ -94,9 +81,7 @@ async def _submit(service: Service, request: Request) -> str:
         if name not in await run_in_threadpool(_examples, service):
             raise Problem(422, "invalid-model", "choose a file, or one of the examples")
         upload = await run_in_threadpool(_example, service, name)
-    what = service.submission(upload, options, caller, name=name)
-    job = await service.enqueue(what)
-    return str(job["id"])
+    return await service.enqueue(service.submission(upload, options, caller, name=name))
 
 
 def _values(fields: Mapping[str, list[str]], name: str) -> list[str]:
@@ -119,24 +104,52 @@ def _example(service: Service, name: str) -> Upload:
 
 @router.get("/jobs/{job_id}")
 async def get_job_page(job_id: str, request: Request) -> Response:
-    """Progress, then the report. The page loads itself again while the job runs."""
+    """Progress, then the report. Without script the page loads itself again while the job runs."""
     service = of(request)
     try:
         job = await service.job(job_id)
     except Problem as problem:
-        return _page("problem.html", status=problem.status, problem=problem.body)
-    report, progress, ahead = None, None, None
-    if job["state"] == "succeeded":
-        path = service.blobs.path(job["outputs"]["files"]["report"]["sha256"])
-        report = json.loads(await run_in_threadpool(path.read_text)) if path.is_file() else None
-    elif job["state"] == "queued":
+        return page("problem.html", "", status=problem.status, problem=problem.body)
+    progress, ahead = None, None
+    if job["state"] == "queued":
         ahead = await run_in_threadpool(service.store.ahead, job["created"])
     elif job["state"] == "running":
         rows = await run_in_threadpool(service.store.events_after, job_id, max(0, job["events"] - 2))
         progress = next((row["data"] for row in reversed(rows) if row["kind"] == "progress"), None)
-    headers = {} if job["state"] in FINAL else {"Refresh": "2"}
-    return _page("job.html", headers=headers, job=describe(job), report=report, progress=progress, ahead=ahead,
-                 known=service.catalogue.entries)  # fmt: skip
+    shown = await run_in_threadpool(_report, service, job) if job["state"] == "succeeded" else {"report": None}
+    return page("job.html", "/", wide=shown["report"] is not None, job=describe(job), live=job["state"] not in FINAL,
+                progress=progress, ahead=ahead, needs_key=await service.needs_key(),
+                known=service.catalogue.entries, **shown)  # fmt: skip
+
+
+def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page says of a job that succeeded; its report is ``None`` when it is not kept any more."""
+    files = job["outputs"]["files"]
+    path = service.blobs.path(files["report"]["sha256"])
+    if not path.is_file():
+        return {"report": None}
+    report = json.loads(path.read_text())
+    operators: dict[str, Any] = {}
+    if "comparison" in files and (drawn := service.blobs.path(files["comparison"]["sha256"])).is_file():
+        operators = json.loads(drawn.read_text()).get("operators", {})
+    plot, note = roofline(report)
+    return {"report": report, "bars": cost_bars(operators), "plot": plot, "plot_note": note}
+
+
+@router.post("/jobs/{job_id}/cancel")
+async def post_cancel(job_id: str, request: Request) -> Response:
+    """The page's cancel button; back to the page."""
+    service = of(request)
+    try:
+        upload = await receive(request, service.blobs, service.settings.limits, _FORM)
+        caller = await service.caller(request, next(iter(upload.fields.get("key", [])), ""))
+        job = await service.job(job_id)
+        if job["owner"] != caller.owner:
+            raise Problem(403, "forbidden", "the job belongs to another key")
+        await run_in_threadpool(service.store.cancel, job_id)
+    except Problem as problem:
+        return page("problem.html", "", status=problem.status, problem=problem.body)
+    return RedirectResponse(f"/jobs/{job_id}", 303)
 
 
 @router.get("/jobs/{job_id}/graph.{form}")
@@ -150,40 +163,4 @@ async def get_graph_file(job_id: str, form: str, request: Request) -> Response:
             raise Problem(404, "not-found", "the result has no such form")
         return await send_file(service, job, request, form, GRAPH_JSON if form == "json" else ONNX, {})
     except Problem as problem:
-        return _page("problem.html", status=problem.status, problem=problem.body)
-
-
-@router.get("/rules")
-async def get_rules_page(request: Request) -> Response:
-    """The catalogue with its filters."""
-    catalogue = of(request).catalogue
-    given = request.query_params
-    filters = {name: given.get(name, "")[:200] for name in ("operator", "family", "verdict", "q")}
-    after = given.get("after", "")[:200]
-    found = catalogue.select(**filters)
-    rest = [e for e in found if e["id"] > after]
-    following = None
-    if len(rest) > _PAGE:
-        following = "/rules?" + urlencode({**{k: v for k, v in filters.items() if v}, "after": rest[_PAGE - 1]["id"]})
-    return _page("rules.html", rules=rest[:_PAGE], total=len(found), filters=filters, following=following,
-                 families=catalogue.families, verdicts=catalogue.verdicts, operators=catalogue.operators_used,
-                 verdict_words=_VERDICTS)  # fmt: skip
-
-
-@router.get("/rules/{rule_id}")
-async def get_rule_page(rule_id: str, request: Request) -> Response:
-    """One rule: in words, as text, drawn, and what is known of it."""
-    catalogue = of(request).catalogue
-    entry = catalogue.rule(rule_id)
-    if entry is None:
-        problem = Problem(404, "not-found", "there is no such rule")
-        return _page("problem.html", status=404, problem=problem.body)
-    rule = catalogue.library[rule_id]
-    sides = [("left", draw(rule.lhs, f"left side of {rule_id}")), ("right", draw(rule.rhs, f"right side of {rule_id}"))]
-    return _page("rule.html", rule=entry, reading=read_rule(rule), sides=sides, verdict_words=_VERDICTS)
-
-
-_VERDICTS = {
-    "proved_all_sizes": "proved for all sizes", "proved_bounded": "proved at some sizes",
-    "tested": "tested exactly, not proved", "refuted": "false", "unknown": "not known",
-}  # fmt: skip
+        return page("problem.html", "", status=problem.status, problem=problem.body)

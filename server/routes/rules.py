@@ -7,6 +7,7 @@ from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
@@ -14,10 +15,10 @@ from superopt.server import openapi as doc
 from superopt.server.problems import Problem
 from superopt.server.service import of
 
-__all__ = ["router"]
+__all__ = ["MOST_SEED", "read_seed", "router"]
 
 router = APIRouter(prefix="/v1", tags=["library"])
-_MEDIA = {".json": "application/json", ".gz": "application/gzip", ".smt2": "text/plain; charset=utf-8"}
+MOST_SEED = 999_999
 Word = Annotated[str, Query(max_length=200)]
 
 
@@ -57,15 +58,40 @@ async def get_rule(rule_id: str, request: Request) -> Response:
 
 @router.get("/rules/{rule_id}/certificate", responses=doc.CERTIFICATE, summary="A rule's certificate")
 async def get_certificate(rule_id: str, request: Request) -> Response:
-    """The file that ``superopt rules check-certificate`` checks again without trusting the prover."""
-    catalogue = of(request).catalogue
-    if rule_id not in catalogue.entries:
+    """The file that ``superopt rules check-certificate`` checks again without trusting the prover.
+
+    It is made when it is first asked for, which takes seconds, and kept.
+    """
+    service = of(request)
+    if rule_id not in service.catalogue.entries:
         raise Problem(404, "not-found", "there is no such rule; GET /v1/rules lists them")
-    path = catalogue.certificate(rule_id)
-    if path is None:
-        raise Problem(404, "not-found", "no certificate is kept for this rule")
-    media = _MEDIA.get(path.suffix, "application/octet-stream")
-    return FileResponse(path, media_type=media, filename=path.name)
+    if not service.catalogue.proved(rule_id):
+        raise Problem(404, "not-found", "only rules that are proved for all sizes have a certificate")
+    digest = service.catalogue.library.digests[rule_id]
+    headers = {"ETag": f'"{digest}"', "Cache-Control": "public, max-age=3600"}
+    if headers["ETag"] in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    path = await run_in_threadpool(service.certificates.path, rule_id, digest)
+    return FileResponse(path, media_type="application/json", filename=f"{rule_id}.json", headers=headers)
+
+
+@router.get("/rules/{rule_id}/trial", responses=doc.TRIAL, summary="Try a rule")
+async def get_trial(rule_id: str, request: Request, seed: Annotated[int, Query(ge=0, le=MOST_SEED)] = 1) -> Response:
+    """Both sides at small random sizes and elements, in float64 and float32; the same for the same seed."""
+    found = await run_in_threadpool(of(request).trial, rule_id, seed)
+    return JSONResponse(found, headers={"Cache-Control": "public, max-age=3600"})
+
+
+def read_seed(text: str) -> int:
+    """A seed that came as text.
+
+    Raises:
+        Problem: 400.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) <= 6):
+        raise Problem(400, "invalid-parameter", f"seed: is not an integer from 0 to {MOST_SEED}",
+                      errors=[{"parameter": "seed", "detail": "is out of range"}])  # fmt: skip
+    return int(text)
 
 
 @router.get("/operators", responses=doc.OPERATORS, summary="Operators that are understood")

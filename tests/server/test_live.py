@@ -93,6 +93,42 @@ def test_weights_come_along_as_safetensors(live: Live) -> None:
         assert (refused.status_code, refused.json()["type"]) == (422, "urn:superopt:problem:invalid-model")
 
 
+def test_the_result_comes_with_its_weights_beside_it_and_can_be_sent_again(live: Live) -> None:
+    document = json.loads(tiny("apart"))
+    document["inputs"][0]["shape"] = [4, 4096]
+    document["weights"][0] = {"name": "w", "dtype": "float32", "shape": [4096], "values": [0.5] * 4096}
+    sent = json.dumps(document).encode()
+    answer = live.http.post("/v1/optimize", content=sent, headers={**JSON, "Accept": "multipart/form-data"})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("multipart/form-data; boundary=")
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    assert b'name="weights.safetensors"' in answer.content
+    again = live.http.post(
+        "/v1/optimize", content=answer.content, headers={"Content-Type": answer.headers["content-type"]}
+    )
+    assert again.status_code == 200, again.text
+    assert check(from_bytes(sent), from_bytes(again.content)).verdict == "passed"
+    asked = {**JSON, "Accept": "multipart/mixed", "If-None-Match": answer.headers["etag"]}
+    assert live.http.post("/v1/optimize", content=sent, headers=asked).status_code == 304
+    short = live.http.post("/v1/optimize", content=tiny("short"), headers={**JSON, "Accept": "multipart/form-data"})
+    assert short.content.count(b"Content-Disposition") == 1
+
+
+def test_input_and_result_as_one_graph(live: Live) -> None:
+    answer = live.http.post("/v1/optimize", content=tiny("union"), headers=JSON)
+    job = live.http.get(answer.headers["link"].split(">")[0][1:].replace("/report", "")).json()
+    found = live.http.get(job["links"]["comparison"]).json()
+    assert found["format"] == "superopt.comparison"
+    sides = [n["side"] for n in found["nodes"]]
+    report = live.http.get(job["links"]["report"]).json()
+    kinds = {n["op"]: n["side"] for n in found["nodes"] if n["op"] in ("input", "output")}
+    assert kinds == {"input": "both", "output": "both"}
+    assert sides.count("both") + sides.count("before") - 2 == report["nodes"]["before"]
+    assert sides.count("both") + sides.count("after") - 2 == report["nodes"]["after"]
+    assert all(0 <= a < len(sides) and 0 <= b < len(sides) for a, b, _ in found["edges"])
+    assert "Cost by operator" in live.http.get(job["links"]["page"]).text
+
+
 def test_a_failed_job_says_where(live: Live) -> None:
     document = json.loads(tiny("ghost"))
     document["nodes"][1]["inputs"] = ["ghost"]

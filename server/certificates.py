@@ -1,0 +1,71 @@
+"""Certificates of the library's rules, made when they are first asked for and kept under the rule's digest.
+
+A proof takes seconds and a solver, so it is made in a process of its own; one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import superopt
+from superopt.server.problems import Problem
+
+__all__ = ["Certificates"]
+
+_ROOT = str(Path(superopt.__file__).parents[1])
+_MAKE = (
+    "import sys; sys.path.append({root!r})\n"
+    "from superopt.rules import load_library\n"
+    "from superopt.verifier.certificate import certificate_of\n"
+    "sys.stdout.write(certificate_of(load_library()[sys.argv[1]], time_limit=float(sys.argv[2]))[1])\n"
+)
+_PROOF = 30.0  # seconds
+_PROCESS = 60.0
+_TURN = 20.0  # seconds that a request waits for another's proof
+
+
+class Certificates:
+    """The certificates of one service."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._turn = threading.Lock()
+
+    def path(self, rule_id: str, digest: str) -> Path:
+        """The certificate of a proved rule of the library, as a file.
+
+        Raises:
+            Problem: 503 while others wait for a proof, or if it could not be made again here.
+        """
+        kept = self._folder / f"{digest}.json"
+        if kept.is_file():
+            return kept
+        if not self._turn.acquire(timeout=_TURN):
+            raise Problem(503, "unavailable", "another certificate is being made", retry_after=5)
+        try:
+            if not kept.is_file():
+                self._make(rule_id, kept)
+        finally:
+            self._turn.release()
+        return kept
+
+    def _make(self, rule_id: str, kept: Path) -> None:
+        command = [sys.executable, "-I", "-c", _MAKE.format(root=_ROOT), rule_id, str(_PROOF)]
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROCESS, check=False)
+        except subprocess.TimeoutExpired:
+            raise Problem(503, "unavailable", "the proof took too long here; try again", retry_after=30) from None
+        if done.returncode != 0 or not done.stdout:
+            raise Problem(503, "unavailable", "the proof could not be made again here", retry_after=60)
+        json.loads(done.stdout)
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, name = tempfile.mkstemp(dir=self._folder, prefix=".new-")
+        with os.fdopen(handle, "wb") as file:
+            file.write(done.stdout)
+        os.replace(name, kept)

@@ -1,0 +1,121 @@
+"""What was recorded about the corpus, as the pages show it: the manifest, and runs of ``superopt corpus update``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from superopt.ir.errors import SuperoptError
+from superopt.pipeline.gate import read_run
+from superopt.report.corpus import CorpusRun, Row
+from superopt.report.corpus.model import geometric_mean
+
+__all__ = ["Recorded", "Run"]
+
+log = logging.getLogger("superopt.serve")
+_WORSE = 1.02  # growth against the run before from which a page says so
+_PLACES = ("*baseline*.json", "recorded/*.json")
+_BENCHMARKS = ("*bench*.json", "recorded/*bench*.json")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One recorded run, by the models' short names."""
+
+    data: CorpusRun
+
+    @cached_property
+    def rows(self) -> dict[str, Row]:
+        return {Path(r.model).stem: r for r in self.data.rows}
+
+    @cached_property
+    def ratio(self) -> float:
+        """Geometric mean of modelled cost after ÷ before, over the models that could be run."""
+        return geometric_mean(ratio_of(r) for r in self.data.rows if r.before_us > 0 and r.after_us > 0)
+
+    @cached_property
+    def history(self) -> dict[str, tuple[float, ...]]:
+        """Modelled cost of each model's result, oldest first, as far back as the same profile goes."""
+        found: dict[str, tuple[float, ...]] = {}
+        for model, entries in self.data.history.items():
+            comparable = [e for e in entries if e.get("profile") == entries[-1].get("profile")]
+            found[Path(model).stem] = tuple(float(e["after_us"]) for e in comparable)
+        return found
+
+    @cached_property
+    def regressed(self) -> list[str]:
+        """Models whose result costs more than in the run before."""
+        return [n for n, past in self.history.items() if len(past) > 1 and past[-1] > _WORSE * past[-2]]
+
+    def fires(self, rule: str) -> list[dict[str, Any]]:
+        """The models in whose result a rule was used, the largest gain first."""
+        found = [
+            {"name": name, "count": row.rules[rule], "before_us": row.before_us, "after_us": row.after_us,
+             "ratio": ratio_of(row)}
+            for name, row in self.rows.items() if rule in row.rules
+        ]  # fmt: skip
+        return sorted(found, key=lambda f: f["ratio"])
+
+
+def ratio_of(row: Row) -> float:
+    """Modelled cost after ÷ before; 1 where it is not known."""
+    return row.after_us / row.before_us if row.before_us > 0 else 1.0
+
+
+class Recorded:
+    """The files of the corpus folder; read once. Without the folder there is nothing."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    @cached_property
+    def models(self) -> list[dict[str, Any]]:
+        """The manifest's models, in its order."""
+        if self._folder is None:
+            return []
+        path = self._folder / "manifest.toml"
+        try:
+            return list(tomllib.loads(path.read_text()).get("model", []))
+        except (OSError, ValueError) as error:
+            log.warning("%s: %s", path, error)
+            return []
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """Recorded runs, by target."""
+        made = []
+        for path in self._files(_PLACES):
+            try:
+                made.append(Run(read_run(path)))
+            except SuperoptError as error:
+                log.warning("%s", error)
+        return sorted(made, key=lambda r: r.data.target)
+
+    @cached_property
+    def measured(self) -> dict[str, dict[str, Any]]:
+        """Whole-model times before and after, by model: the benchmark's, else what a run measured by the way."""
+        found: dict[str, dict[str, Any]] = {}
+        for run in self.runs:
+            for name, row in run.rows.items():
+                if row.measured is not None:
+                    found[name] = {"ratio": row.measured[0], "spread": row.measured[1], "before_ms": None}
+        for path in self._files(_BENCHMARKS):
+            try:
+                rows = json.loads(path.read_text())
+                for row in rows if isinstance(rows, list) else rows["rows"]:
+                    if "ratio" in row:
+                        kept = {k: float(row[k]) for k in ("ratio", "spread", "before_ms", "after_ms")}
+                        found[Path(row["model"]).stem] = kept
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                log.warning("%s is not a benchmark: %s", path, error)
+        return found
+
+    def _files(self, patterns: tuple[str, ...]) -> list[Path]:
+        if self._folder is None:
+            return []
+        return sorted({p for pattern in patterns for p in self._folder.glob(pattern) if p.is_file()})

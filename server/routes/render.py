@@ -1,0 +1,60 @@
+"""Templates → answers: what every page knows, and how values are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from starlette.responses import HTMLResponse, Response
+
+from superopt.ir.errors import printable
+from superopt.report.terminal import bytes_text, count_text, time_text
+
+__all__ = ["VERDICTS", "built", "page"]
+
+_HERE = Path(__file__).parents[1]
+VERDICTS = {
+    "proved_all_sizes": "proved for all sizes", "proved_bounded": "proved at some sizes",
+    "tested": "tested exactly, not proved", "refuted": "false", "unknown": "not known", "evaluated": "computed",
+}  # fmt: skip
+
+
+def built() -> bool:
+    """Whether the interactive parts are there; without them pages are readable and say so."""
+    return (_HERE / "static" / "app" / "app.js").is_file()
+
+
+def _decimal(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+@lru_cache(maxsize=1)
+def _templates() -> Environment:
+    made = Environment(loader=FileSystemLoader(_HERE / "templates"), autoescape=select_autoescape(default=True),
+                       undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    made.filters |= {
+        "us": time_text, "count": count_text, "size": bytes_text, "printable": printable, "zip": zip,
+        "decimal": _decimal,
+    }  # fmt: skip
+    made.globals |= {"version": version("superopt"), "verdict_words": VERDICTS, "wide": False}
+    return made
+
+
+def page(
+    template: str, here: str, *, status: int = 200, headers: Mapping[str, str] | None = None, **values: Any
+) -> Response:
+    """A page.
+
+    Args:
+        template: its file.
+        here: the address of its entry in the menu.
+        status: of the answer.
+        headers: of the answer.
+        **values: what the template shows.
+    """
+    text = _templates().get_template(template).render(here=here, built=built(), **values)
+    return HTMLResponse(text, status, dict(headers or {}))

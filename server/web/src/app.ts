@@ -1,0 +1,15 @@
+/** Wakes whatever interactive part the page has. Every page is readable, and every form works, without this. */
+
+const PARTS: Record<string, () => Promise<{ wake(place: HTMLElement): void }>> = {
+  optimise: () => import("./optimise"),
+  progress: () => import("./progress"),
+  compare: () => import("./compare"),
+  filters: () => import("./filters"),
+  try: () => import("./trial"),
+  models: () => import("./table"),
+};
+
+for (const [id, load] of Object.entries(PARTS)) {
+  const place = document.getElementById(id);
+  if (place) void load().then((part) => part.wake(place));
+}

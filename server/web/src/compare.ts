@@ -1,0 +1,210 @@
+/** Before and after, side by side: the union of both graphs is laid out once and shown twice. */
+
+import { type Comparison, type Drawing, draw, FOLD_ABOVE, type UnionNode } from "./comparison";
+import { button, html, isProblem } from "./dom";
+import { place, questionOf } from "./layout";
+import { Panes, type Shown } from "./panes";
+
+type Whole = Required<Pick<Comparison, "nodes" | "edges" | "regions">>;
+
+const NARROW = "(max-width: 62rem)";
+
+export function wake(home: HTMLElement): void {
+  home.replaceChildren(html("p", { class: "fine", role: "status" }, "Drawing…"));
+  void load(home.dataset["comparison"]!).then(
+    (found) => {
+      if (found.nodes && found.edges && found.regions) {
+        new Compare(home, { nodes: found.nodes, edges: found.edges, regions: found.regions });
+      } else {
+        say(home, `Not drawn: ${found.omitted ?? "there is nothing to draw"}. The tables below say the same.`);
+      }
+    },
+    (error: unknown) => say(home, `Not drawn: ${String(error)}. The tables below say the same.`),
+  );
+}
+
+function say(home: HTMLElement, text: string): void {
+  home.replaceChildren(html("p", { class: "unbuilt", role: "status" }, text));
+}
+
+async function load(address: string): Promise<Comparison> {
+  const answer = await fetch(address);
+  const data = (await answer.json()) as unknown;
+  if (isProblem(data)) throw new Error(data.detail);
+  return data as Comparison;
+}
+
+class Compare {
+  private drawing: Drawing = { boxes: [], edges: [], folded: false, boxOf: new Map() };
+  private fold: boolean;
+  private readonly opened = new Set<number>();
+  private region = -1;
+  private readonly panes: Panes;
+  private readonly detail = html("div", { class: "detail", role: "status" });
+  private readonly frames = html("div", { class: "panes" });
+  private readonly status = html("span", { class: "say", role: "status" });
+  private readonly folder: HTMLButtonElement;
+
+  constructor(private readonly home: HTMLElement, private readonly given: Whole) {
+    this.fold = given.nodes.length > FOLD_ABOVE;
+    this.panes = new Panes({ chosen: (box) => this.choose(box), step: (by) => this.step(by) });
+    this.folder = button("Fold what is alike", () => this.toggleFold(), { "aria-pressed": this.fold });
+    this.home.classList.add("compare");
+    this.home.replaceChildren(this.bar(), this.frames, this.detail);
+    this.home.after(this.list());
+    for (const side of ["before", "after"] as const) {
+      const count = given.nodes.filter((n) => (n.side === "both" || n.side === side) && n.op !== "input" && n.op !== "output").length;
+      this.frames.append(
+        html("div", { class: "pane", "data-side": side }, html("span", { class: "title" }, `${side}, ${count} nodes`), this.panes.svgs[side]),
+      );
+    }
+    this.display(matchMedia(NARROW).matches && given.regions.length > 0 ? "after" : "both");
+    this.hint();
+    void this.redraw();
+  }
+
+  private bar(): HTMLElement {
+    const sides = (["both", "before", "after"] as const).map((side) =>
+      button(side[0]!.toUpperCase() + side.slice(1), () => this.display(side), { "data-show": side }),
+    );
+    const none = this.given.regions.length === 0;
+    return html(
+      "div", { class: "bar", role: "toolbar", "aria-label": "Drawing" },
+      ...sides,
+      button("‹ Change", () => this.step(-1), { disabled: none, "aria-label": "Previous change" }),
+      button("Change ›", () => this.step(1), { disabled: none, "aria-label": "Next change" }),
+      button("−", () => this.panes.zoom(0.8), { "aria-label": "Zoom out" }),
+      button("+", () => this.panes.zoom(1.25), { "aria-label": "Zoom in" }),
+      button("Show all", () => this.panes.fit()),
+      this.folder, this.status,
+    );
+  }
+
+  private display(shown: Shown | "both"): void {
+    for (const choice of this.home.querySelectorAll<HTMLElement>("[data-show]")) {
+      choice.setAttribute("aria-pressed", String(choice.dataset["show"] === shown));
+    }
+    for (const pane of this.home.querySelectorAll<HTMLElement>("[data-side]")) {
+      pane.hidden = shown !== "both" && pane.dataset["side"] !== shown;
+    }
+    this.frames.classList.toggle("one", shown !== "both");
+  }
+
+  private hint(): void {
+    this.detail.textContent = this.given.regions.length > 0
+      ? "Choose a node to read about it; drag to move, Ctrl and the wheel to zoom."
+      : "Nothing changed, so both sides are the same. Choose a node to read about it.";
+  }
+
+  private async redraw(keep?: number): Promise<void> {
+    this.drawing = draw(this.given, this.fold, this.opened);
+    this.status.textContent = "Laying out…";
+    try {
+      const placed = await place(questionOf(this.drawing));
+      const regions = this.given.regions.map((r) => this.boxesOf([...r.before, ...r.after], false));
+      this.panes.show(this.drawing, placed, regions);
+      if (keep !== undefined) this.panes.focus(this.boxesOf([keep], true));
+      else if (this.given.regions.length > 0) this.go(0);
+      else this.panes.fit();
+      this.tellCounts();
+      this.home.dataset["drawn"] = String(this.drawing.boxes.length);
+    } catch (error) {
+      this.status.textContent = `Not drawn: ${String(error)}`;
+    }
+  }
+
+  private tellCounts(): void {
+    const changes = this.given.regions.length;
+    const where = this.region >= 0 ? `change ${this.region + 1} of ${changes}` : `${changes} change${changes === 1 ? "" : "s"}`;
+    this.status.textContent = this.drawing.folded ? `${where}; folded` : where;
+  }
+
+  private boxesOf(nodes: number[], folded: boolean): number[] {
+    const found = new Set<number>();
+    for (const node of nodes) {
+      const box = this.drawing.boxOf.get(node);
+      if (box !== undefined && (folded || !this.drawing.boxes[box]!.folded)) found.add(box);
+    }
+    return [...found];
+  }
+
+  private step(by: number): void {
+    const count = this.given.regions.length;
+    if (count > 0) this.go((this.region + by + count) % count);
+  }
+
+  private go(number: number): void {
+    this.region = number;
+    const region = this.given.regions[number]!;
+    const members = [...region.before, ...region.after];
+    this.panes.focus(this.boxesOf(members, true));
+    this.panes.mark(undefined, number);
+    const names = (nodes: number[]) => counted(nodes.map((n) => this.given.nodes[n]!.op));
+    const left = region.before.length > 0 ? names(region.before) : "nothing";
+    const right = region.after.length > 0 ? names(region.after) : "nothing";
+    this.detail.replaceChildren(`Change ${number + 1}: ${left} → ${right}. `, ...ruleLinks(region.rules));
+    if (this.boxesOf(members, false).length === 0) {
+      this.detail.append(" It is folded, because it looks like one that is drawn. ", button("Unfold it", () => this.open(members)));
+    }
+    this.tellCounts();
+  }
+
+  private open(nodes: number[]): void {
+    for (const node of nodes) this.opened.add(node);
+    void this.redraw(nodes[0]).then(() => this.go(this.region));
+  }
+
+  private choose(box: number): void {
+    const chosen = this.drawing.boxes[box]!;
+    if (chosen.folded) {
+      for (const node of chosen.members) this.opened.add(node);
+      void this.redraw(chosen.members[0]);
+      return;
+    }
+    const node = this.given.nodes[chosen.members[0]!]!;
+    this.panes.mark(box, node.region);
+    this.detail.replaceChildren(...told(node));
+  }
+
+  private toggleFold(): void {
+    this.fold = !this.fold;
+    this.opened.clear();
+    this.folder.setAttribute("aria-pressed", String(this.fold));
+    void this.redraw();
+  }
+
+  /** The changes in words, for those who do not see the drawing. */
+  private list(): HTMLElement {
+    const { regions, nodes } = this.given;
+    const kinds = new Map<string, number[]>();
+    regions.forEach((region, number) => kinds.set(region.like, [...(kinds.get(region.like) ?? []), number]));
+    const items = [...kinds.values()].map((numbers) => {
+      const region = regions[numbers[0]!]!;
+      const names = (of: number[]) => (of.length > 0 ? counted(of.map((n) => nodes[n]!.op)) : "nothing");
+      const times = numbers.length > 1 ? ` (${numbers.length} times)` : "";
+      return html("li", {}, button(`${names(region.before)} → ${names(region.after)}`, () => this.go(numbers[0]!)), times, " ", ...ruleLinks(region.rules));
+    });
+    return html("details", { class: "regions" }, html("summary", {}, `The ${regions.length} changes in words`), html("ul", {}, ...items));
+  }
+}
+
+function counted(names: string[]): string {
+  const counts = new Map<string, number>();
+  for (const name of names) counts.set(name, (counts.get(name) ?? 0) + 1);
+  return [...counts].map(([name, count]) => (count > 1 ? `${count} ${name}` : name)).join(", ");
+}
+
+function ruleLinks(rules: string[]): Node[] {
+  return rules.map((rule) => html("a", { class: "chip", href: `/rules/${encodeURIComponent(rule)}` }, rule));
+}
+
+function told(node: UnionNode): (Node | string)[] {
+  const facts: [string, string][] = [["makes", node.type], ...Object.entries(node.attributes ?? {})];
+  if (node.weights && node.weights.length > 0) facts.push(["weights", node.weights.join(", ") + (node.more_weights ? ` and ${node.more_weights} more` : "")]);
+  if (node.renamed) facts.push(["in the result", node.renamed]);
+  const side = { both: "on both sides", before: "only before", after: "only after" }[node.side];
+  return [
+    html("strong", {}, node.op), ` ${node.name} (${side}) `, ...ruleLinks(node.rules ?? []),
+    html("dl", {}, ...facts.filter(([, value]) => value).map(([name, value]) => html("div", {}, html("dt", {}, `${name}:`), html("dd", {}, value)))),
+  ];
+}

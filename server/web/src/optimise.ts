@@ -1,0 +1,82 @@
+/** The form: drop a file, see how far its upload is, and read what is wrong without losing what was filled in. */
+
+import { isProblem, showProblem } from "./dom";
+
+export function wake(place: HTMLElement): void {
+  const form = place as HTMLFormElement;
+  const file = form.querySelector<HTMLInputElement>("#graph")!;
+  const example = form.querySelector<HTMLSelectElement>("#example");
+  const chosen = document.getElementById("chosen")!;
+  const problem = document.getElementById("problem")!;
+  const most = Number(form.dataset["most"]);
+
+  const say = () => {
+    const picked = file.files?.[0];
+    chosen.textContent = picked ? `${picked.name}, ${size(picked.size)}` : "";
+    if (picked && picked.size > most) {
+      showProblem(problem, { title: "The file is too large", detail: `It has ${size(picked.size)}; the limit is ${size(most)}.` });
+    }
+    if (picked && example) example.value = "";
+  };
+  file.addEventListener("change", say);
+  example?.addEventListener("change", () => {
+    if (example.value) file.value = "";
+    say();
+  });
+  receiveDrops(document.getElementById("drop")!, (files) => {
+    file.files = files;
+    say();
+  });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    send(form, problem);
+  });
+}
+
+function receiveDrops(zone: HTMLElement, take: (files: FileList) => void): void {
+  for (const kind of ["dragover", "drop"]) {
+    document.addEventListener(kind, (event) => event.preventDefault()); // a file beside the zone must not be opened
+  }
+  zone.addEventListener("dragover", () => zone.classList.add("over"));
+  zone.addEventListener("dragleave", () => zone.classList.remove("over"));
+  zone.addEventListener("drop", (event) => {
+    zone.classList.remove("over");
+    if (event.dataTransfer && event.dataTransfer.files.length > 0) take(event.dataTransfer.files);
+  });
+}
+
+function send(form: HTMLFormElement, problem: HTMLElement): void {
+  const say = document.getElementById("sending")!;
+  const submit = form.querySelector<HTMLButtonElement>("button.primary")!;
+  const request = new XMLHttpRequest(); // fetch does not tell how far an upload is
+  const failed = (title: string, detail: string) => showProblem(problem, { title, detail });
+  request.open("POST", form.action);
+  request.setRequestHeader("Accept", "application/json");
+  request.responseType = "json";
+  request.upload.addEventListener("progress", (event) => {
+    if (event.lengthComputable) say.textContent = `Sending, ${Math.round((100 * event.loaded) / event.total)} %`;
+  });
+  request.addEventListener("loadend", () => {
+    submit.disabled = false;
+    say.textContent = "";
+    const answer: unknown = request.response;
+    if (request.status === 202) {
+      say.textContent = "Sent";
+      location.assign(request.getResponseHeader("Location") ?? "/");
+    } else if (isProblem(answer)) {
+      showProblem(problem, answer);
+    } else {
+      failed("The service cannot be reached", "Nothing was sent, or no answer came. Try again in a moment.");
+    }
+  });
+  problem.hidden = true;
+  submit.disabled = true;
+  say.textContent = "Sending";
+  request.send(new FormData(form));
+}
+
+function size(bytes: number): string {
+  const units = ["B", "KiB", "MiB", "GiB"];
+  const step = Math.min(units.length - 1, Math.floor(Math.log2(Math.max(bytes, 1)) / 10));
+  return `${(bytes / 2 ** (10 * step)).toFixed(step > 0 ? 1 : 0)} ${units[step]}`;
+}
