@@ -335,12 +335,15 @@ def _needs_order(theme: Theme) -> bool:
 
 
 def _sample_meanings(term: App) -> Sequence[Comprehension]:
-    """Meanings of an operator at some ranks: enough to see which functions it calls."""
+    """Meanings of an operator at some ranks, to see which functions it calls; the last operand may be positions."""
     record, values = operator_of(term), complete(term)
-    for rank in (2, 4, 3, 1, 0):
-        kind = TensorType(DType.FLOAT32, tuple(sym(f"s{i}") for i in range(rank)))
+    for rank, last in product((2, 4, 3, 1, 0), (DType.FLOAT32, DType.INT64)):
+        shape = tuple(sym(f"s{i}") for i in range(rank))
+        kinds = [None if a is None else TensorType(DType.FLOAT32, shape) for a in term.args]
+        if kinds and kinds[-1] is not None:
+            kinds[-1] = TensorType(last, shape)
         try:
-            return record.apply([None if a is None else kind for a in term.args], values)[0].outputs
+            return record.apply(kinds, values)[0].outputs
         except (IllTyped, ZeroDivisionError):
             continue
     return ()
