@@ -5,9 +5,11 @@ from __future__ import annotations
 from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU, Backend, Fusion
 from superopt.cost.measured import MeasuredCpu
 from superopt.cost.model import CostModel
+from superopt.cost.peaks import Peaks, peaks_of_header
 from superopt.cost.profile import Profile, Store, load_profile, profile_names, read_profile, write_profile
 from superopt.cost.record import Estimate, Key, Record
 from superopt.cost.recorded import RecordedProfile
+from superopt.cost.roofline import operator_rows, roofline_data
 from superopt.cost.target import device_of, for_target
 from superopt.cost.validation import (
     Direction,
@@ -21,11 +23,12 @@ from superopt.cost.validation import (
     spearman,
     validate,
 )
-from superopt.cost.whole import GraphCost, Work, graph_cost, graph_work, work
+from superopt.cost.whole import GraphCost, Work, graph_cost, graph_work, node_work, work
 
 __all__ = [
     "BACKENDS", "ONNX_RUNTIME_CPU", "Backend", "CostModel", "Direction", "Estimate", "Fusion", "GraphCost", "HeldOut",
-    "Key", "MeasuredCpu", "Prediction", "Profile", "Record", "RecordedProfile", "Repetition", "Store", "Work",
-    "device_of", "for_target", "graph_cost", "graph_work", "held_out", "load_profile", "predict_change",
-    "profile_names", "read_profile", "repeat", "right_share", "spearman", "validate", "work", "write_profile",
+    "Key", "MeasuredCpu", "Peaks", "Prediction", "Profile", "Record", "RecordedProfile", "Repetition", "Store", "Work",
+    "device_of", "for_target", "graph_cost", "graph_work", "held_out", "load_profile", "node_work", "operator_rows",
+    "peaks_of_header", "predict_change", "profile_names", "read_profile", "repeat", "right_share", "roofline_data",
+    "spearman", "validate", "work", "write_profile",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from superopt import formats
 from superopt.cost.cache import last_level_bytes
 from superopt.cost.fusion import ONNX_RUNTIME_CPU, Backend
 from superopt.cost.measure import Meter, Timing, measure_graph
+from superopt.cost.peaks import peaks_of_times
 from superopt.cost.question import Question
 from superopt.cost.record import Key
 from superopt.cost.trial import application_graph, feeds_for, with_values
@@ -23,12 +24,11 @@ from superopt.ir.types import DType, TensorType
 from superopt.runtime.ort import make_session
 from superopt.runtime.race import Bound, bind, circumstances
 
-__all__ = ["CpuDevice", "Device", "cpu_peaks"]
+__all__ = ["CpuDevice", "Device"]
 
 _SENTINEL_RUNS = 9
 _GEMM, _COPY = 256, 2 << 20  # rows and columns of the sentinels' product; elements of what they copy
-_PEAK_GEMM, _PEAK_COPY, _PEAK_CACHED = 768, 16 << 20, 1 << 19
-_PEAK_RUNS = 7
+_PEAK_RUNS = 3
 
 
 class Device(Protocol):
@@ -76,7 +76,7 @@ class CpuDevice:
             **{k: found[k] for k in ("device", "cores", "threads", "clock", "runtime")},
             "backend": self.backend.name, "precision": "ieee", "layout": "plain",
             "cache_bytes": last_level_bytes(), "dispatch_ns": round(self.meter.dispatch, 1),
-            "peaks": cpu_peaks(self.meter),
+            "peaks": peaks_of_times(lambda q: min(self.time(q).ns for _ in range(_PEAK_RUNS))),
         }  # fmt: skip
 
     def key(self, question: Question) -> Key:
@@ -104,21 +104,6 @@ class CpuDevice:
             return bind(make_session(content, threads=self.meter.threads), feeds_for(graph))
 
         return {"gemm": bound(_product(_GEMM)), "copy": bound(_copy(_COPY))}
-
-
-def cpu_peaks(meter: Meter) -> dict[str, float]:
-    """What the processor reaches at best, by a small benchmark (under a second): the ceilings of a roofline.
-
-    ``flops_per_s``: a float32 product of square matrices. ``bytes_per_s``: an elementwise pass over 128 MiB.
-    ``cache_bytes_per_s``: the same over 4 MiB, which the last-level cache holds.
-    """
-    product = min(meter.time(_product(_PEAK_GEMM)).ns for _ in range(_PEAK_RUNS))
-    far = min(meter.time(_copy(_PEAK_COPY)).ns for _ in range(2))
-    near = min(meter.time(_copy(_PEAK_CACHED)).ns for _ in range(_PEAK_RUNS))
-    return {
-        "flops_per_s": round(2e9 * _PEAK_GEMM**3 / product), "bytes_per_s": round(8e9 * _PEAK_COPY / far),
-        "cache_bytes_per_s": round(8e9 * _PEAK_CACHED / near),
-    }  # fmt: skip
 
 
 def _product(size: int) -> Graph:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from superopt.cost.cache import last_level_bytes
 from superopt.cost.kernel import Kernel
 from superopt.cost.measure import Meter, Timing, measure_graph, measure_together
 from superopt.cost.model import CostModel, Progress
+from superopt.cost.peaks import PEAK_QUESTIONS, Peaks, peaks_of_header, peaks_of_times
 from superopt.cost.predictor import Predictor
 from superopt.cost.profile import Store
 from superopt.cost.question import Question
@@ -92,20 +94,27 @@ class MeasuredCpu(CostModel):
         """What a run costs before its first node."""
         return self.meter.overhead / 1e3
 
+    def peaks(self) -> Peaks | None:
+        known = {q.key.text: self._measured(q.key, partial(self._time, q), q.work) for q in PEAK_QUESTIONS.values()}
+        times = {k: record.ns for k, record in known.items() if record is not None}
+        if len(times) < len(known):  # no time was left to measure them
+            return None
+        return peaks_of_header({"device": cpu_name(), "peaks": peaks_of_times(lambda q: times[q.key.text])})
+
     def _view(self) -> Estimate:
         return Estimate(self.meter.dispatch / 1e3, "measured", 0.1)
 
     def _lookup(self, question: Question) -> Estimate:
-        def time_it() -> Timing:
-            return measure_graph(application_graph(question), self.meter)
-
-        record = self._measured(question.key, time_it, question.work)
+        record = self._measured(question.key, partial(self._time, question), question.work)
         if record is not None:
             return self._estimate(record)
         found = self._roofline(question.key, question.work)
         if question.key.text in self._failed:  # our own form of the operator cannot run: it must not be chosen
             return Estimate(found.us * _CANNOT_RUN, "roofline", 1.0)
         return found
+
+    def _time(self, question: Question) -> Timing:
+        return measure_graph(application_graph(question), self.meter)
 
     def _roofline(self, key: Key, work: tuple[int, int]) -> Estimate:
         """The prediction alone; a node of ONNX Runtime's own graph runs there, whether or not it can be timed alone."""

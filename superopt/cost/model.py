@@ -13,6 +13,7 @@ from typing import Self
 
 from superopt.cost.cache import cold_share
 from superopt.cost.fusion import ONNX_RUNTIME_CPU, Backend
+from superopt.cost.peaks import Peaks
 from superopt.cost.question import Question, work_of
 from superopt.cost.record import FREE, Estimate, Record
 from superopt.cost.trial import at_sizes, value_at_sizes
@@ -57,6 +58,10 @@ class CostModel(ABC):
     @abstractmethod
     def _lookup(self, question: Question) -> Estimate:
         """What an application costs that is executed."""
+
+    def peaks(self) -> Peaks | None:
+        """The device's ceilings, where they are known as measured."""
+        return None
 
     def in_context(self, working_set: int) -> Self:
         """The same model for parts of a graph that reads this many bytes an inference: are its weights cached?"""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU
 from superopt.cost.model import CostModel
+from superopt.cost.peaks import Peaks, peaks_of_header
 from superopt.cost.predictor import Predictor, ceilings_of
 from superopt.cost.profile import Profile
 from superopt.cost.question import Question
@@ -44,6 +45,9 @@ class RecordedProfile(CostModel):
     def cache_bytes(self) -> int | None:
         limit = self.profile.header.get("cache_bytes")
         return int(limit) if isinstance(limit, int) else None
+
+    def peaks(self) -> Peaks | None:
+        return peaks_of_header(self.profile.header)
 
     def _view(self) -> Estimate:
         return Estimate(float(self.profile.header.get("dispatch_ns", _DISPATCH_NS)) / 1e3, "measured", 0.1)

@@ -20,11 +20,14 @@ from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.runtime.limits import refuse_unbounded
 
-__all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "work"]
+__all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "node_work", "work"]
 
 _LOWERABLE = 1 << 29  # bytes of weights above which a graph is not handed to ONNX Runtime just to be costed
-_VIEWS = ONNX_RUNTIME_CPU.views
+_VIEWS = ONNX_RUNTIME_CPU.views  # what only renames memory, on every backend
 _UNKNOWN = Estimate(1.0, "roofline", 1.0)  # a node of unknown types: unmeasured is not zero
+
+
+_Part = tuple[str, str, Estimate, tuple[int, int]]  # node, operator, cost, FLOPs and bytes
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,10 @@ class Work:
 
 @dataclass(frozen=True)
 class GraphCost:
-    """A graph's cost in microseconds, how much of it rests on measurements, and its parts: (node, operator, cost)."""
+    """A graph's cost in microseconds, how much of it rests on measurements, and its parts: (node, operator, cost).
+
+    ``per_node_work`` has FLOPs and bytes moved of each part, in the same order.
+    """
 
     us: float
     measured_share: float
@@ -58,6 +64,12 @@ class GraphCost:
     intensity: float
     peak_activation_bytes: int
     weight_bytes: int
+    per_node_work: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def memory(self) -> int:
+        """Bytes that an inference needs: weights, and the most activations that are alive at once."""
+        return self.weight_bytes + self.peak_activation_bytes
 
 
 def graph_cost(
@@ -78,19 +90,20 @@ def graph_cost(
     facts = _Facts(graph, typing, sizes or {})
     done = facts.work()
     context = model.in_context(done.weight_bytes + done.peak_activation_bytes)
-    parts: tuple[tuple[str, str, Estimate], ...] | None = None
+    parts: list[_Part] | None = None
     base = 0.0
     if isinstance(context, MeasuredCpu) and context.lowers and done.weight_bytes <= _LOWERABLE:
         parts = _as_the_runtime_runs_it(graph, context, sizes or {})
         base = context.overhead_us()
     if parts is None:
-        parts = tuple(facts.applications(context))
-    total = sum(e.us for _, _, e in parts)
-    sure = sum(e.us for _, _, e in parts if e.source in ("measured", "free"))
+        parts = list(facts.applications(context))
+    total = sum(part[2].us for part in parts)
+    sure = sum(part[2].us for part in parts if part[2].source in ("measured", "free"))
     return GraphCost(
-        us=total + base, measured_share=sure / total if total else 1.0, per_node=parts, flops=done.flops,
-        bytes=done.bytes, intensity=done.intensity, peak_activation_bytes=done.peak_activation_bytes,
-        weight_bytes=done.weight_bytes,
+        us=total + base, measured_share=sure / total if total else 1.0,
+        per_node=tuple(part[:3] for part in parts), flops=done.flops, bytes=done.bytes, intensity=done.intensity,
+        peak_activation_bytes=done.peak_activation_bytes, weight_bytes=done.weight_bytes,
+        per_node_work=tuple(part[3] for part in parts),
     )  # fmt: skip
 
 
@@ -103,14 +116,19 @@ def graph_work(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = N
     }  # fmt: skip
 
 
+def node_work(
+    graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None
+) -> tuple[tuple[str, str, int, int], ...]:
+    """(node, operator, FLOPs, bytes moved) of every node that runs at inference."""
+    return tuple((n.name, n.op, f, b) for n, f, b in _Facts(graph, typing, sizes or {}).per_node())
+
+
 def work(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None) -> Work:
     """The graph's work at the given sizes."""
     return _Facts(graph, typing, sizes or {}).work()
 
 
-def _as_the_runtime_runs_it(
-    graph: Graph, model: MeasuredCpu, sizes: Mapping[str, int]
-) -> tuple[tuple[str, str, Estimate], ...] | None:
+def _as_the_runtime_runs_it(graph: Graph, model: MeasuredCpu, sizes: Mapping[str, int]) -> list[_Part] | None:
     """Costs of ONNX Runtime's own nodes; ``None`` when it cannot run the graph on made-up inputs."""
     try:
         refuse_unbounded(graph, sizes)
@@ -122,13 +140,13 @@ def _as_the_runtime_runs_it(
             types = known_types(own, feeds_for(graph, sizes, integer=0))
     except (SuperoptError, NotCovered):
         return None
-    parts = []
+    parts: list[_Part] = []
     for part in kernels_of(own, types):
         if isinstance(part, Kernel):
-            parts.append((part.node.name, part.node.op, model.kernel(part)))
+            parts.append((part.node.name, part.node.op, model.kernel(part), (part.flops, part.moved)))
         else:
-            parts.append((part.name, part.op, _UNKNOWN))
-    return tuple(parts)
+            parts.append((part.name, part.op, _UNKNOWN, (0, 0)))
+    return parts
 
 
 class _Facts:
@@ -152,13 +170,8 @@ class _Facts:
     def work(self) -> Work:
         total = moved = 0
         used: dict[str, int] = {}
-        for node, known in self.running():
+        for node, operations, volume in self.per_node():
             used.update({n: self._bytes(n) for n in node.reads if n in self.static})
-            args, outs = self._types_of(node, known)
-            name = known.operator.name if known else node.op
-            if name in _VIEWS:
-                continue
-            operations, volume = work_of(name if known else "", known.attributes if known else {}, args, outs)
             total += operations
             moved += volume
         used.update({v.name: self._bytes(v.name) for v in self.graph.outputs if v.name in self.static})
@@ -202,21 +215,31 @@ class _Facts:
             size -= sum(alive.pop(name, 0) for name in gone)
         return peak
 
-    def applications(self, model: CostModel) -> Iterator[tuple[str, str, Estimate]]:
+    def per_node(self) -> Iterator[tuple[Node, int, int]]:
+        """FLOPs and bytes moved of every node that runs at inference."""
+        for node, known in self.running():
+            if known is not None and known.operator.name in _VIEWS:
+                yield node, 0, 0
+            else:
+                args, outs = self._types_of(node, known)
+                name, attributes = (known.operator.name, known.attributes) if known else ("", {})
+                yield node, *work_of(name, attributes, args, outs)
+
+    def applications(self, model: CostModel) -> Iterator[_Part]:
         """Costs of the graph's own nodes, fused where the backend fuses."""
         readers = {name: len(nodes) for name, nodes in self.graph.consumers.items()}
         for value in self.graph.outputs:
             readers[value.name] = readers.get(value.name, 0) + 1
         for node, known in zip(self.graph.nodes, self.typing.nodes, strict=True):
             if all(n in self.static for n in node.reads):
-                yield node.name, node.op, FREE
+                yield node.name, node.op, FREE, (0, 0)
                 continue
             if not isinstance(known, Applied):
-                yield node.name, node.op, _UNKNOWN
+                yield node.name, node.op, _UNKNOWN, (0, 0)
                 continue
             args, outs = self._types_of(node, known)
             if any(n is not None and t is None for n, t in zip(known.args, args, strict=True)) or len(outs) == 0:
-                yield node.name, node.op, _UNKNOWN
+                yield node.name, node.op, _UNKNOWN, (0, 0)
                 continue
             fixed = tuple(n is not None and n in self.static for n in known.args)
             moving = [n for n in known.args if n is not None and n not in self.static]
@@ -225,4 +248,5 @@ class _Facts:
             estimate = model.application(
                 known.operator.name, known.attributes, args, outs, constant_args=fixed, after=after
             )
-            yield node.name, node.op, estimate
+            done = (0, 0) if node.op in _VIEWS else work_of(known.operator.name, known.attributes, args, outs)
+            yield node.name, node.op, estimate, done
