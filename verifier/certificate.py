@@ -1,30 +1,59 @@
 """Certificates: what a proof did, as data that :mod:`superopt.verifier.checker` re-checks without the prover.
 
-A certificate is two files. ``ID.smt2`` holds the index arithmetic that the proof rests on, one goal per entailment or
-dropped cell, all expecting ``unsat`` from any solver. ``ID.json`` holds the normal forms of both sides, and each step
-from their difference to nothing. Names are made safe for SMT-LIB: ``v~3`` is written ``v__3``.
+A certificate is one JSON document: the rule, a digest of it and of what its operators mean, the normal forms of both
+sides, each step from their difference to nothing, and (``smt2``) the goals that all this rests on as one SMT-LIB
+script, every answer to which must be ``unsat``. The script is also written as ``ID.smt2``, for any solver.
+
+Bound variables are renamed so that equal normal forms are written alike; names are made safe for SMT-LIB (``o0.1`` is
+written ``o0__1``).
 """
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from superopt.ir.poly import Dim, Poly, Quotient, symbols
+from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ops.meaning import Condition
 from superopt.rules import Rule, format_rule
-from superopt.verifier.arith import Facts
-from superopt.verifier.match_sums import Goal, Step
-from superopt.verifier.normal import Apply, Element, Extreme, Factor, Monomial, SizeFactor, SumBase, Value
+from superopt.rules.grammar import format_dim
+from superopt.rules.typing import meaning_digest
+from superopt.verifier.checker import script_of, seal
+from superopt.verifier.checker_values import Bag, Rejected, Summand, replaced
+from superopt.verifier.match_sums import Step
+from superopt.verifier.normal import Apply, Branch, Element, Extreme, Factor, Monomial, SizeFactor, SumBase, Value
 from superopt.verifier.prover import Derivation, prove_with_steps
 from superopt.verifier.verdict import ProvedAllSizes, Unknown, verdict_to_json
 
-__all__ = ["certify"]
+__all__ = ["certificate_of", "certify"]
 
 FORMAT = "superopt.certificate"
+_ORDERS = 720  # of bound variables that look alike
+
+
+def certificate_of(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAllSizes | Unknown, str]:
+    """The verdict on a rule and, where it is proved for all sizes, its certificate (else "")."""
+    verdict, proof = prove_with_steps(rule, time_limit=time_limit)
+    if not isinstance(verdict, ProvedAllSizes):
+        return verdict, ""
+    shown = {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
+    data: dict[str, Any] = {
+        "format": FORMAT, "version": 2, "id": rule.id, "digest": meaning_digest(rule), "rule": format_rule(rule),
+        "verdict": shown, "derivations": [_derivation(d) for d in proof.goals],
+    }  # fmt: skip
+    try:
+        data["smt2"] = script_of(data)[0]
+    except Rejected as error:
+        return Unknown(f"the proof could not be written down: {error}"), ""
+    data["seal"] = seal(data)
+    return verdict, json.dumps(data, indent=None, sort_keys=True) + "\n"
 
 
 def certify(rule: Rule, directory: Path, *, time_limit: float = 10.0) -> ProvedAllSizes | Unknown:
@@ -33,182 +62,153 @@ def certify(rule: Rule, directory: Path, *, time_limit: float = 10.0) -> ProvedA
     Raises:
         OSError: the files cannot be written.
     """
-    verdict, proof = prove_with_steps(rule, time_limit=time_limit)
-    if not isinstance(verdict, ProvedAllSizes):
-        return verdict
-    script, derivations = _written(proof.goals)
-    rows = format_rule(rule)
-    data = {
-        "format": FORMAT, "version": 1, "id": rule.id, "rule": rows if isinstance(rows, str) else dict(rows),
-        "verdict": verdict_to_json(verdict), "smt2": hashlib.sha256(script.encode()).hexdigest(),
-        "derivations": derivations,
-    }  # fmt: skip
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / f"{rule.id}.smt2").write_text(script, encoding="utf-8")
-    (directory / f"{rule.id}.json").write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    verdict, text = certificate_of(rule, time_limit=time_limit)
+    if text:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{rule.id}.smt2").write_text(json.loads(text)["smt2"], encoding="utf-8")
+        (directory / f"{rule.id}.json").write_text(text, encoding="utf-8")
     return verdict
 
 
-def _written(goals: Iterable[Derivation]) -> tuple[str, list[dict[str, object]]]:
-    lines = ["; superopt certificate: every (check-sat) must answer unsat", "(set-logic QF_NIA)"]
-    shown: dict[str, int] = {}
-    derivations: list[dict[str, object]] = []
-    for derivation in goals:
-        facts = derivation.facts
-        established = []
-        for fact in (*derivation.wellformed, *facts.established):
-            text = _goal(facts, fact)
-            if text not in shown:
-                shown[text] = len(shown)
-                lines += [f"; goal {shown[text]}", "(push 1)", text, "(check-sat)", "(pop 1)"]
-            established.append({"given": _conditions(fact[0]), "goal": _condition(fact[1])})
-        steps = []
-        for step in derivation.steps:
-            numbers = []
-            for goal in step.goals:
-                text = _goal(facts, goal)
-                if text not in shown:
-                    shown[text] = len(shown)
-                    lines += [f"; goal {shown[text]}", "(push 1)", text, "(check-sat)", "(pop 1)"]
-                numbers.append({"number": shown[text], "given": _conditions(goal[0]), "goal": _condition(goal[1])})
-            steps.append(_step(step, numbers))
-        derivations.append(
-            {
-                "lhs": str(derivation.lhs), "rhs": str(derivation.rhs), "hypotheses": _conditions(facts.hypotheses),
-                "least": {_safe(n): v for n, v in sorted(facts.least.items())},
-                "digits": [[dim_text(e) for e in axis] for axis in derivation.digits],
-                "parts": {_safe(n): dim_text(v) for n, v in sorted(derivation.parts.items())}, "facts": established,
-                "left": value_json(derivation.left), "right": value_json(derivation.right), "steps": steps,
-            }
-        )  # fmt: skip
-    if not shown:  # a rule that needs no arithmetic still states one goal: 0 ≠ 0 is not satisfiable
-        lines += ["; goal 0", "(push 1)", "(assert (distinct 0 0))", "(check-sat)", "(pop 1)"]
-    return "\n".join(lines) + "\n", derivations
+def _derivation(d: Derivation) -> dict[str, Any]:
+    facts, written = d.facts, _Written()
+    return {
+        "lhs": str(d.lhs), "rhs": str(d.rhs), "hypotheses": _rows(_conditions(facts.hypotheses)),
+        "least": {_safe(n): v for n, v in sorted(facts.least.items())},
+        "digits": [[format_dim(_dim(e)) for e in axis] for axis in d.digits],
+        "parts": {_safe(n): format_dim(_dim(v)) for n, v in d.parts.items()},
+        "left": written.value(d.left), "right": written.value(d.right), "steps": [written.step(s) for s in d.steps],
+        "facts": [
+            {"given": _rows(_conditions(given)), "goal": None if goal is None else _rows(_conditions([goal]))[0]}
+            for given, goal in dict.fromkeys((*d.wellformed, *facts.established))
+        ],
+    }  # fmt: skip
 
 
-def _step(step: Step, goals: list[dict[str, object]]) -> dict[str, object]:
-    data: dict[str, object] = {"kind": step.kind, "before": value_json(step.before), "after": value_json(step.after)}
-    if step.kind in ("match", "drop"):
-        data["goals"] = goals
-    if step.kind == "match" and step.moved is not None:
-        data["bijection"] = {_safe(n): dim_text(v) for n, v in step.bijection.items()}
-        data["moved"] = value_json((step.moved,))
-    if step.kind == "multiply":
-        data |= {"factor": value_json(step.factor), "power": step.power}
-    return data
+@dataclass
+class _Written:
+    """Summands as they were written first, by the prover's key: a step starts from what an earlier one ended with."""
+
+    known: dict[str, Summand] = field(default_factory=dict)
+
+    def summand(self, m: Monomial) -> Summand:
+        if m.key not in self.known:
+            self.known[m.key] = _named(m.bound, lambda names: _summand(m, names), {})
+        return self.known[m.key]._replace(c=m.coefficient)
+
+    def value(self, value: Value) -> list[Any]:
+        return [_json(self.summand(m)) for m in value]
+
+    def step(self, step: Step) -> dict[str, Any]:
+        data: dict[str, Any] = {"kind": step.kind, "before": self.value(step.before)}
+        if step.kind == "match":
+            data |= self._match(step)
+        data["after"] = self.value(step.after)
+        if step.kind == "multiply":
+            data |= {"factor": self._divisor(step), "power": step.power}
+        return data
+
+    def _names(self, m: Monomial) -> Mapping[str, str]:
+        """What the bound variables of a monomial are called where it was written."""
+        written = self.summand(m)
+        for order in itertools.permutations(written.bound):
+            names = dict(zip(m.bound, order, strict=True))
+            if _summand(m, names) == written._replace(c=Fraction(1)):
+                return names
+        raise Rejected("a summand was written in two ways")
+
+    def _divisor(self, step: Step) -> list[Any]:
+        """The sum that a value is multiplied by, as it is written where the value is divided by it."""
+        place = ((m, f) for m in step.before for f, p in m.factors if isinstance(f, SumBase) and p < 0)
+        m, factor = next((m, f) for m, f in place if f.value == step.factor)
+        return [_json(s) for s in _value(factor.value, self._names(m))]
+
+    def _match(self, step: Step) -> dict[str, Any]:
+        a, b = step.before
+        left, right, ours, theirs = self.summand(a), self.summand(b), self._names(a), self._names(b)
+        images = {theirs[n]: _dim(v, ours) for n, v in sorted(step.bijection.items())}
+
+        def guards(conditions: Iterable[Condition]) -> frozenset[Condition]:
+            return frozenset(Condition(c.kind, _dim(c.size, ours)) for c in conditions)
+
+        moved = Summand(right.c, left.bound, frozenset(), replaced(right.factors, images))
+        only_a, only_b, overlap = [*map(guards, step.only_a)], [*map(guards, step.only_b)], guards(step.overlap)
+        pieces = [left._replace(guards=overlap)] if a.coefficient + b.coefficient else []
+        pieces += [left._replace(guards=g) for g in only_a] + [moved._replace(guards=g) for g in only_b]
+        for m, piece in zip(step.after, pieces, strict=True):
+            self.known.setdefault(m.key, piece)
+        return {
+            "bijection": {n: format_dim(v) for n, v in images.items()}, "overlap": _rows(overlap),
+            "only_a": [*map(_rows, only_a)], "only_b": [*map(_rows, only_b)],
+        }  # fmt: skip
 
 
 def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]", "__", name)
 
 
-def dim_text(size: Dim) -> str:
-    """A dimension as text: sums of products, ``floor(n, d)`` for quotients."""
-    if isinstance(size, int):
-        return str(size)
-    terms = []
-    for monomial, coefficient in size.terms:
-        parts = [str(coefficient), *(_atom(a) for a in monomial)]
-        terms.append("*".join(parts))
-    return " + ".join(terms)
+def _dim(size: Dim, names: Mapping[str, str] | None = None) -> Dim:
+    return substitute(size, {n: sym((names or {}).get(n) or _safe(n)) for n in symbols(size)})
 
 
-def _atom(atom: str | Quotient) -> str:
-    if isinstance(atom, str):
-        return _safe(atom)
-    return f"floor({dim_text(atom.numerator)}, {dim_text(atom.denominator)})"
+def _conditions(conditions: Iterable[Condition], names: Mapping[str, str] | None = None) -> frozenset[Condition]:
+    return frozenset(Condition(c.kind, _dim(c.size, names)) for c in conditions)
 
 
-def _condition(condition: Condition | None) -> list[str] | None:
-    return None if condition is None else [condition.kind, dim_text(condition.size)]
+def _rows(conditions: Iterable[Condition]) -> list[list[str]]:
+    return sorted([c.kind, format_dim(c.size)] for c in conditions)
 
 
-def _conditions(conditions: Iterable[Condition]) -> list[list[str]]:
-    return sorted([c.kind, dim_text(c.size)] for c in conditions)
+def _named(bound: Sequence[str], made: Callable[[Mapping[str, str]], Summand], outer: Mapping[str, str]) -> Summand:
+    """A summand with its variables called ``v__0, v__1, ...`` in the order that gives the least text."""
+    fresh = [f"v__{len(outer) + i}" for i in range(len(bound))]
+    if len(bound) < 2:
+        return made({**outer, **dict(zip(bound, fresh, strict=True))})
+    hidden = {**outer, **dict.fromkeys(bound, "_")}
+    colour = {n: repr(made({**hidden, n: "__"})[2:]) for n in bound}
+    alike = itertools.groupby(sorted(bound, key=colour.__getitem__), key=colour.__getitem__)
+    orders = itertools.product(*(itertools.permutations(list(group)) for _, group in alike))
+    chosen = (itertools.chain(*order) for order in itertools.islice(orders, _ORDERS))
+    return min((made({**outer, **dict(zip(c, fresh, strict=True))}) for c in chosen), key=repr)
 
 
-def value_json(value: Value) -> list[dict[str, object]]:
-    """A value in normal form as JSON data."""
-    return [_monomial(m) for m in value]
+def _summand(m: Monomial, names: Mapping[str, str]) -> Summand:
+    """A monomial without its coefficient, its variables and those around it being called as ``names`` says."""
+    factors = Bag((_factor(f, names), p) for f, p in m.factors)
+    return Summand(Fraction(1), tuple(sorted(names[n] for n in m.bound)), _conditions(m.guards, names), factors)
 
 
-def _monomial(m: Monomial) -> dict[str, object]:
-    return {
-        "c": str(m.coefficient), "bound": [_safe(n) for n in m.bound], "guards": _conditions(m.guards),
-        "factors": [[_factor(f), str(p)] for f, p in m.factors],
-    }  # fmt: skip
+def _branch(b: Branch, names: Mapping[str, str]) -> Summand:
+    factors = Bag([(("sum", _value(b.value, names)), Fraction(1))])
+    return Summand(Fraction(1), tuple(sorted(names[n] for n in b.bound)), _conditions(b.guards, names), factors)
 
 
-def _factor(factor: Factor) -> list[object]:
+def _value(value: Value, names: Mapping[str, str]) -> Bag:
+    return Bag(_named(m.bound, partial(_summand, m), names)._replace(c=m.coefficient) for m in value)
+
+
+def _factor(factor: Factor, names: Mapping[str, str]) -> tuple[Any, ...]:
     match factor:
         case Element(tensor, index):
-            return ["element", tensor, [dim_text(i) for i in index]]
+            return ("element", tensor, tuple(_dim(i, names) for i in index))
         case SizeFactor(size):
-            return ["size", dim_text(size)]
+            return ("size", _dim(size, names))
         case Apply(function, args):
-            return ["apply", function, [value_json(a) for a in args]]
+            return ("apply", function, tuple(_value(a, names) for a in args))
         case SumBase(value):
-            return ["sum", value_json(value)]
+            return ("sum", _value(value, names))
         case Extreme(kind, branches):
-            rows = [[[_safe(n) for n in b.bound], _conditions(b.guards), value_json(b.value)] for b in branches]
-            return ["extreme", kind, rows]
+            return ("extreme", kind, Bag(_named(b.bound, partial(_branch, b), names) for b in branches))
     raise AssertionError(factor)
 
 
-# SMT-LIB
-
-
-def _goal(facts: Facts, goal: Goal) -> str:
-    given, conclusion = goal
-    quotients: dict[Quotient, str] = {}
-    conditions = [*sorted(facts.hypotheses, key=str), *sorted(given, key=str)]
-    used = {n for c in (*given, *([conclusion] if conclusion else [])) for n in symbols(c.size)}
-    conditions = _related(conditions, used)
-    asserted = [_smt_condition(c, quotients) for c in conditions]
-    if conclusion is not None:
-        asserted.append(f"(not {_smt_condition(conclusion, quotients)})")
-        used |= symbols(conclusion.size)
-    names = {n for c in conditions for n in symbols(c.size)} | used
-    done: set[Quotient] = set()
-    while pending := [q for q in quotients if q not in done]:
-        for q in pending:
-            done.add(q)
-            n, d = _smt(q.numerator, quotients), _smt(q.denominator, quotients)
-            product = f"(* {d} {quotients[q]})"
-            asserted.append(f"(and (>= {d} 1) (<= {product} {n}) (< {n} (+ {product} {d})))")
-            names |= symbols(q.numerator) | symbols(q.denominator)
-    lines = [f"(declare-const {name} Int)" for name in sorted({_safe(n) for n in names} | set(quotients.values()))]
-    lines += [f"(assert (>= {_safe(n)} {_number(facts.least[n])}))" for n in sorted(names) if n in facts.least]
-    return "\n".join([*lines, *(f"(assert {a})" for a in asserted)])
-
-
-def _related(conditions: list[Condition], names: set[str]) -> list[Condition]:
-    """The conditions that share names with the goal, transitively, in order."""
-    known, chosen = set(names), [False] * len(conditions)
-    changed = True
-    while changed:
-        changed = False
-        for i, c in enumerate(conditions):
-            if not chosen[i] and symbols(c.size) & known:
-                chosen[i] = changed = True
-                known |= symbols(c.size)
-    return [c for i, c in enumerate(conditions) if chosen[i]]
-
-
-def _smt_condition(condition: Condition, quotients: dict[Quotient, str]) -> str:
-    size = _smt(condition.size, quotients)
-    return {"ge": f"(>= {size} 0)", "eq": f"(= {size} 0)", "ne": f"(distinct {size} 0)"}[condition.kind]
-
-
-def _smt(size: Dim, quotients: dict[Quotient, str]) -> str:
-    terms = []
-    for monomial, coefficient in size.terms if isinstance(size, Poly) else (((), size),):
-        atoms = [_safe(a) if isinstance(a, str) else quotients.setdefault(a, f"q__{len(quotients)}") for a in monomial]
-        parts = [_number(coefficient)] if coefficient != 1 or not atoms else []
-        parts += atoms
-        terms.append(parts[0] if len(parts) == 1 else f"(* {' '.join(parts)})")
-    return terms[0] if len(terms) == 1 else f"(+ {' '.join(terms)})" if terms else "0"
-
-
-def _number(value: int) -> str:
-    return str(value) if value >= 0 else f"(- {-value})"
+def _json(item: Any) -> Any:
+    match item:
+        case Summand(c, bound, guards, factors):
+            powers = [[_json(f), str(p)] for f, p in factors]
+            return {"c": str(c), "bound": list(bound), "guards": _rows(guards), "factors": powers}
+        case int() | Poly():
+            return f"={format_dim(item)}"
+        case tuple():
+            return [_json(i) for i in item]
+    return item

@@ -1,315 +1,286 @@
-"""An independent check of certificates: nothing here is shared with the prover's search.
+"""An independent check of certificates. It shares nothing with the prover, and believes only the operators' meanings
+and what types and evaluates them, the grammar of rules, ``superopt.ir.poly``, and Z3 (and cvc5, where it is installed).
 
-It believes the operators' meanings, the rule grammar, and Z3 (and cvc5 where it is installed). It checks that
-
-* the SMT file is the one the certificate names, states goals, and every goal is unsatisfiable;
-* every fact that the proof used follows from the stated hypotheses, translated here anew;
-* the hypotheses hold, and the normal forms are the elements of the two sides, at random sizes, attributes and elements
-  that the rule allows (evaluated from the meanings);
-* every step preserves the value there; re-indexings are bijections (determinant ±1); and the steps, as formal sums up
-  to the names of bound variables, lead from the difference of the sides to nothing.
+By the solvers, for all sizes: what a derivation assumes of sizes and indices follows from the rule; the right side is
+well-formed and of the left side's type; every fact that the prover used; and the bookkeeping of every step that leads
+from the difference of the sides to nothing. Exactly (in a prime field or over the rationals), at random sizes,
+attributes and elements that the rule allows: both normal forms are the elements of the two sides, and every step keeps
+the value. That a normal form is the meaning at *all* sizes is compared in this way, not derived.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
-from importlib import import_module
-from importlib.util import find_spec
+from itertools import combinations
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import z3
 
-from superopt.ir.terms import App, Project, Term, Var, postorder
-from superopt.rules import Rule, RuleError, parse_rule
-from superopt.rules.typing import instances, types_of
-from superopt.runtime.evaluate import FLOAT64, evaluate
-from superopt.verifier.checker_values import Point, Rejected, canonical, evaluated, holds, size_at, tree_of
-from superopt.verifier.exact import trial_at  # exact testing, not the prover
-from superopt.verifier.sampling import draw
+from superopt.ir.errors import SuperoptError
+from superopt.ir.poly import Dim, substitute, sym, symbols
+from superopt.ops.meaning import Condition
+from superopt.rules import Rule, parse_rule
+from superopt.rules.typing import instances, meaning_digest, types_of
+from superopt.verifier.checker_values import Bag, Rejected, Summand, conditions, points, read, replaced, size
+from superopt.verifier.smtlib import script, solvers, unsatisfiable
 
-__all__ = ["CertificateResult", "check_certificate"]
+__all__ = ["CertificateResult", "check_certificate", "script_of", "seal"]
 
-Env = Mapping[str, int]
-_SAMPLES = 3  # points per derivation
-_SECONDS = 10  # per goal
+Row = Mapping[str, Any]
+Conditions = frozenset[Condition]
+_BETWEEN = "\n(reset)\n"
 
 
 @dataclass(frozen=True)
 class CertificateResult:
-    """Whether a certificate holds, why not, and what was checked."""
+    """Whether a certificate holds, why not, and what was checked; ``solvers`` says how many goals each refuted."""
 
     valid: bool
     reason: str = ""
     goals: int = 0
     steps: int = 0
     points: int = 0
+    solvers: Mapping[str, int] = field(default_factory=dict)
 
 
 def check_certificate(path: Path, *, seed: int = 0) -> CertificateResult:
-    """Check ``ID.json`` and the ``ID.smt2`` beside it. Never raises on a bad certificate: the result says why."""
+    """Check ``ID.json``, and ``ID.smt2`` if it lies beside it. A bad one is no error: the result says why."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-        return _check(data, Path(path).with_suffix(".smt2"), np.random.default_rng(seed))
+        beside = Path(path).with_suffix(".smt2")
+        if beside.exists() and beside.read_text(encoding="utf-8") != data["smt2"]:
+            raise Rejected(f"{beside.name} is not the script that the certificate holds")
+        return _check(data, np.random.default_rng(seed))
     except Rejected as why:
         return CertificateResult(False, str(why))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         return CertificateResult(False, f"cannot be read: {error}")
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        IndexError,
-        AttributeError,
-        SyntaxError,
-        RuleError,
-        z3.Z3Exception,
-    ) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, SuperoptError,
+            z3.Z3Exception, MemoryError) as error:  # fmt: skip
         return CertificateResult(False, f"malformed: {type(error).__name__}: {error}")
-    except (ArithmeticError, AssertionError) as error:
-        return CertificateResult(False, f"cannot be evaluated: {error}")
 
 
-def _check(data: dict[str, Any], smt2: Path, rng: np.random.Generator) -> CertificateResult:
-    if data["format"] != "superopt.certificate" or data["version"] != 1:
-        raise Rejected("not a certificate of version 1")
-    if data["verdict"]["verdict"] != "proved_all_sizes":
-        raise Rejected("the certificate does not claim a proof for all sizes")
+def _check(data: Row, rng: np.random.Generator) -> CertificateResult:
+    if (data["format"], data["version"], data["verdict"]["verdict"]) != ("superopt.certificate", 2, "proved_all_sizes"):
+        raise Rejected("not a certificate of version 2 of a proof for all sizes")
+    if data["seal"] != seal(data):
+        raise Rejected("the file was changed after it was written")
     rule = parse_rule(data["rule"])
-    if rule.id != data["id"]:
-        raise Rejected("the certificate is of another rule")
-    script = smt2.read_text(encoding="utf-8")
-    if hashlib.sha256(script.encode()).hexdigest() != data["smt2"]:
-        raise Rejected("the SMT file is not the one that the certificate names")
-    goals = _solved(script)
-    ranks = instances(rule)
-    pairs = [(r, a, b) for r in ranks for a, b in zip(r.lhs, r.rhs, strict=True)]
-    if len(pairs) != len(data["derivations"]):
-        raise Rejected(f"{len(data['derivations'])} derivations for {len(pairs)} outputs")
-    steps = points = 0
-    for position, ((instance, left, right), derivation) in enumerate(zip(pairs, data["derivations"], strict=True)):
-        for fact in (*derivation["facts"], *(g for s in derivation["steps"] for g in s.get("goals", ()))):
-            _entailed(derivation, fact)
-            goals += 1
-        points += _agree(instance, left, right, derivation, rng, f"derivation {position}")
-        steps += _chain(derivation)
-    return CertificateResult(True, "", goals, steps, points)
+    if rule.id != data["id"] or meaning_digest(rule) != data["digest"]:
+        raise Rejected("the certificate is of another rule, or of other meanings of its operators")
+    text, steps = script_of(data)
+    if text != data["smt2"]:
+        raise Rejected("the SMT script does not state the goals that the derivations need")
+    met = sum(points(r, i, d, rng) for (r, i), d in zip(_outputs(rule), data["derivations"], strict=True))
+    goals = text.split(_BETWEEN)[1:]
+    for number, goal in enumerate(goals):
+        for name, answer in unsatisfiable(goal).items():
+            if answer != "unsat":
+                raise Rejected(f"goal {number} of the SMT script: {name} answers {answer}")
+    return CertificateResult(True, "", len(goals), steps, met, {f"{n} {v}": len(goals) for n, v in solvers().items()})
 
 
-# Arithmetic
+def seal(data: Row) -> str:
+    """A digest of all else, by which an accident is noticed; what follows does not rest on it."""
+    rest = {k: v for k, v in data.items() if k != "seal"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _solved(script: str) -> int:
-    """Have every goal of the SMT file refuted; the number of goals."""
-    if "(set-logic" not in script:
-        raise Rejected("the SMT file sets no logic")
-    parts = script.split("(push 1)")
-    if len(parts) < 2:
-        raise Rejected("the SMT file has no goals")
-    if "(assert" in parts[0]:
-        raise Rejected("the SMT file asserts something outside its goals")
-    for number, part in enumerate(parts[1:]):
-        body, found, tail = part.partition("(check-sat)")
-        if not found or re.sub(r"\(pop 1\)|;[^\n]*|\s", "", tail):
-            raise Rejected(f"goal {number} is not one query")
-        solver = z3.SolverFor("QF_NIA")
-        solver.set("timeout", _SECONDS * 1000)
-        solver.from_string(body)
-        if solver.check() != z3.unsat:
-            raise Rejected(f"goal {number} of the SMT file is not unsatisfiable")
-    _second_opinion(script, len(parts) - 1)
-    return len(parts) - 1
+def _outputs(rule: Rule) -> list[tuple[Rule, int]]:
+    return [(r, i) for r in instances(rule) for i in range(len(r.lhs))]
 
 
-def _second_opinion(script: str, goals: int) -> None:
-    """Have cvc5, where it is installed, refute the goals as well."""
-    if find_spec("cvc5") is None:
-        return
-    cvc5 = import_module("cvc5")
-    solver = cvc5.Solver()
-    solver.setOption("incremental", "true")
-    solver.setOption("tlimit-per", str(_SECONDS * 1000))
-    parser = cvc5.InputParser(solver)
-    parser.setStringInput(cvc5.InputLanguage.SMT_LIB_2_6, script, "certificate")
-    answers: list[str] = []
-    while not (command := parser.nextCommand()).isNull():
-        answers += command.invoke(solver, parser.getSymbolManager()).split()
-    if answers != ["unsat"] * goals:
-        raise Rejected("cvc5 does not find every goal of the SMT file unsatisfiable")
+# Goals: what must not be satisfiable. The checker derives them from the rule and the steps, whatever the prover asked.
+
+_BETWEEN = "\n(reset)\n"
 
 
-def _entailed(derivation: dict[str, Any], fact: dict[str, Any]) -> None:
-    names: dict[str, z3.ArithRef] = {}
-    solver = z3.SolverFor("QF_NIA")
-    solver.set("timeout", _SECONDS * 1000)
-    for kind, size in (*derivation["hypotheses"], *fact["given"]):
-        solver.add(_z3_condition(kind, size, names, solver))
-    if fact["goal"] is not None:
-        kind, size = fact["goal"]
-        solver.add(z3.Not(_z3_condition(kind, size, names, solver)))
-    for name, least in derivation["least"].items():
-        if name in names:
-            solver.add(names[name] >= least)
-    if solver.check() != z3.unsat:
-        raise Rejected(f"a fact does not follow: {fact['goal']} from {fact['given']}")
+def script_of(data: Row) -> tuple[str, int]:
+    """Every goal of a certificate's derivations as one SMT-LIB script, each on its own after a reset; and their steps.
+
+    Raises:
+        Rejected: a derivation is not one of the rule, or its steps do not lead to nothing.
+    """
+    outputs = _outputs(parse_rule(data["rule"]))
+    if len(outputs) != len(data["derivations"]):
+        raise Rejected(f"{len(data['derivations'])} derivations for {len(outputs)} outputs")
+    texts: dict[str, None] = {}
+    steps = 0
+    for (rule, place), row in zip(outputs, data["derivations"], strict=True):
+        goals = _Goals(texts)
+        goals.context(rule, place, row)
+        state: Counter[Summand] = Counter()
+        for side, sign in (("left", 1), ("right", -1)):
+            goals.inside(read(row[side]), {n: t.shape for n, t in rule.tensors.items()})
+            _add(state, read(row[side]), sign)
+        for step in row["steps"]:
+            goals.step(step, state)
+            steps += 1
+        if state:
+            raise Rejected("the steps do not end with nothing left")
+    texts = texts or {script([[Condition("ge", -1)]]): None}
+    return _BETWEEN.join(["; superopt certificate: every (check-sat) must answer unsat", *texts]) + "\n", steps
 
 
-def _z3_condition(kind: str, size: str, names: dict[str, z3.ArithRef], solver: z3.Solver) -> z3.BoolRef:
-    term = _z3_term(tree_of(size), names, solver)
-    if kind not in ("ge", "eq", "ne"):
-        raise Rejected(f"unknown condition {kind}")
-    return term >= 0 if kind == "ge" else term == 0 if kind == "eq" else term != 0
-
-
-def _z3_term(node: ast.expr, names: dict[str, z3.ArithRef], solver: z3.Solver) -> z3.ArithRef:
-    match node:
-        case ast.Constant(value=int(number)):
-            return z3.IntVal(number)
-        case ast.Name(id=name):
-            return names.setdefault(name, z3.Int(name))
-        case ast.UnaryOp(operand=inner):
-            return -_z3_term(inner, names, solver)
-        case ast.BinOp(left=a, op=operation, right=b):
-            x, y = _z3_term(a, names, solver), _z3_term(b, names, solver)
-            return x + y if isinstance(operation, ast.Add) else x * y
-        case ast.Call(args=[a, b]):
-            n, d = _z3_term(a, names, solver), _z3_term(b, names, solver)
-            quotient = z3.FreshInt("q")
-            solver.add(d >= 1, d * quotient <= n, n < d * quotient + d)
-            return quotient
-    raise Rejected("a size is not a polynomial")
-
-
-def _agree(
-    instance: Rule, left: Term, right: Term, derivation: dict[str, Any], rng: np.random.Generator, where: str
-) -> int:
-    """Compare with the meanings at random points; the number of points."""
-    conditions = types_of(instance).lhs_obligations
-    done = 0
-    for attempt in range(40):
-        if done == _SAMPLES:
-            break
-        lead = max((len(s.shape) for s in instance.tensors.values()), default=0)
-        point = draw(instance, lead, rng, conditions, 3 + attempt % 3)
-        trial = None if point is None else trial_at(instance, point)
-        if point is None or trial is None:
-            continue
-        arrays: dict[str, np.ndarray] = {}
-        for name, kind in trial.variables.items():
-            shape = tuple(int(d) for d in kind.shape or ())  # type: ignore[arg-type]
-            real = kind.dtype.is_float
-            arrays[name] = rng.uniform(0.5, 1.5, shape) if real else rng.integers(0, trial.below[name], shape)
-        place = list(zip(instance.lhs, instance.rhs, strict=True)).index((left, right))
-        outputs = _outputs((trial.lhs[place], trial.rhs[place]), trial.meanings, arrays)
-        reals = {f"1*{n}": float(v) for n, v in point.reals.items()}
-        _compare(derivation, Point(dict(point.sizes), reals, arrays), outputs, rng, where)
-        done += 1
-    if not done:
-        raise Rejected(f"{where}: no sizes were found at which to compare")
-    return done
-
-
-def _outputs(
-    roots: tuple[Term, Term], meanings: Mapping[App, Any], arrays: Mapping[str, np.ndarray]
-) -> list[np.ndarray]:
-    found: dict[Term, Any] = {}
-    several: dict[App, list[Any]] = {}
-    for term in postorder(*roots):
-        if isinstance(term, Var):
-            found[term] = arrays[term.name]
-        elif isinstance(term, Project):
-            found[term] = several[term.term][term.index]
-        else:
-            operands = [None if a is None else found[a] for a in term.args]
-            with np.errstate(all="ignore"):
-                several[term] = [evaluate(c, operands, FLOAT64, {}) for c in meanings[term].outputs]
-            found[term] = several[term][0]
-    return [np.asarray(found[r], dtype=float) for r in roots]
-
-
-def _compare(
-    derivation: dict[str, Any], data: Point, outputs: list[np.ndarray], rng: np.random.Generator, where: str
-) -> None:
-    env = dict(data.sizes)
-    for name, text in derivation["parts"].items():
-        env[name] = size_at(text, env)
-    for _ in range(2):
-        index = tuple(int(rng.integers(0, s)) for s in outputs[0].shape)
-        for axis, position in enumerate(index):
-            for place, extent in reversed(list(enumerate(derivation["digits"][axis]))):
-                size = size_at(extent, env)
-                env[f"o{axis}__{place}"] = position % size if place else position
-                position //= size
-        for condition in derivation["hypotheses"]:
-            if not holds(condition, {k: v for k, v in env.items() if isinstance(v, int)}):
-                raise Rejected(f"{where}: the hypothesis {condition} is not part of the rule")
-        if any(env.get(n, least) < least for n, least in derivation["least"].items()):
-            raise Rejected(f"{where}: a least value is not part of the rule")
-        for side, output in zip(("left", "right"), outputs, strict=True):
-            if not _near(evaluated(derivation[side], env, data), float(output[index])):
-                raise Rejected(f"{where}: the {side} normal form is not the rule's {side} side")
-        for number, step in enumerate(derivation["steps"]):
-            _step(step, env, data, f"{where}, step {number}")
-
-
-def _near(a: float, b: float) -> bool:
-    return a == b or (a != a and b != b) or abs(a - b) <= 1e-7 * (1.0 + abs(a) + abs(b))
-
-
-def _step(step: dict[str, Any], env: dict[str, int], data: Point, where: str) -> None:
-    before, after = evaluated(step["before"], env, data), evaluated(step["after"], env, data)
-    if step["kind"] == "multiply":
-        before *= evaluated(step["factor"], env, data) ** step["power"]
-    if not _near(before, after):
-        raise Rejected(f"{where}: the value changes")
-    if step["kind"] == "match":
-        a, b = step["before"]
-        names, images = a["bound"], step["bijection"]
-        if set(images) != set(b["bound"]) or step["moved"][0]["bound"] != names:
-            raise Rejected(f"{where}: the re-indexing is not of the bound variables")
-        base = {**env, **dict.fromkeys(names, 0)}
-        rows = [[size_at(t, {**base, n: 1}) - size_at(t, base) for n in names] for t in images.values()]
-        if names and abs(round(float(np.linalg.det(np.array(rows, dtype=float))))) != 1:
-            raise Rejected(f"{where}: the re-indexing is not a bijection")
-        if not _near(evaluated([b], env, data), evaluated(step["moved"], env, data)):
-            raise Rejected(f"{where}: the re-indexed sum is another one")
-
-
-# The steps as formal sums
-
-
-def _chain(derivation: dict[str, Any]) -> int:
-    """Follow the steps from the difference of the sides to nothing."""
-    state: dict[str, Fraction] = {}
-    _accumulate(state, derivation["left"], Fraction(1))
-    _accumulate(state, derivation["right"], Fraction(-1))
-    for number, step in enumerate(derivation["steps"]):
-        if step["kind"] == "multiply":
-            expected: dict[str, Fraction] = {}
-            _accumulate(expected, step["before"], Fraction(1))
-            if {k: v for k, v in state.items() if v} != {k: v for k, v in expected.items() if v}:
-                raise Rejected(f"step {number} does not start from what is left")
-            state = {}
-        elif step["kind"] in ("simplify", "match", "drop", "lemma"):
-            _accumulate(state, step["before"], Fraction(-1))
-        else:
-            raise Rejected(f"step {number} is of an unknown kind")
-        if step["kind"] in ("drop", "lemma") and step["after"]:
-            raise Rejected(f"step {number} leaves something")
-        _accumulate(state, step["after"], Fraction(1))
-    if any(state.values()):
-        raise Rejected("the steps do not end with nothing left")
-    return len(derivation["steps"])
-
-
-def _accumulate(state: dict[str, Fraction], value: list[dict[str, Any]], sign: Fraction) -> None:
+def _add(state: Counter[Summand], value: Iterable[Summand], sign: int) -> None:
     for m in value:
-        key = canonical(m)
-        state[key] = state.get(key, Fraction(0)) + sign * Fraction(m["c"])
+        key = m._replace(c=Fraction(1))
+        state[key] += sign * m.c  # type: ignore[assignment]
+        if not state[key]:
+            del state[key]
+
+
+def _negated(c: Condition) -> Condition:
+    return Condition("ge", -c.size - 1) if c.kind == "ge" else Condition("ne" if c.kind == "eq" else "eq", c.size)
+
+
+@dataclass
+class _Goals:
+    texts: dict[str, None]
+    known: Conditions = frozenset()
+
+    def context(self, rule: Rule, place: int, row: Row) -> None:
+        """The rule gives what a derivation assumes, its facts, the right side's well-formedness and type."""
+        types = types_of(rule)
+        known = [g.condition for g in rule.where] + list(types.lhs_obligations)
+        known += [Condition("ge", d - 1) for s in rule.tensors.values() for d in s.shape]
+        known += [Condition("ge", sym(n) - 1) for n in rule.sizes]
+        for name, scheme in rule.attribute_atoms.items():
+            if scheme.kind == "int" and scheme.relation:
+                kind, least = "ne" if scheme.relation == "!=" else "ge", scheme.bound + (scheme.relation == ">")
+                known.append(Condition(kind, sym(name) - least))
+        self.known = frozenset(known)
+        for c in types.rhs_obligations:
+            self.implied(c)
+        left, right = types.lhs[place], types.rhs[place]
+        if left.dtype != right.dtype or not len(left.shape or ()) == len(right.shape or ()) == len(row["digits"]):
+            raise Rejected("the sides have different types")
+        names = {*rule.sizes, *rule.attribute_atoms}
+        for name, text in row["parts"].items():
+            if name in names or not symbols(size(text)) <= names:
+                raise Rejected(f"{name} is not defined once, by what is defined")
+            self.known |= {Condition("eq", sym(name) - size(text))}
+            names.add(name)
+        for axis, (m, n) in enumerate(zip(left.shape or (), right.shape or (), strict=True)):
+            digits = {f"o{axis}__{i}": size(text) for i, text in enumerate(row["digits"][axis])}
+            lower = [Condition("ge", e - 1) for e in list(digits.values())[1:]]
+            for c in (Condition("eq", m - n), Condition("eq", m - prod(digits.values())), *lower):
+                self.implied(c)
+            if names & digits.keys():
+                raise Rejected("the name of an index is taken")
+            self.known |= {
+                c for i, e in digits.items() for c in (Condition("ge", sym(i)), Condition("ge", e - 1 - sym(i)))
+            }
+        assumed = conditions(row["hypotheses"]) | {Condition("ge", sym(n) - v) for n, v in row["least"].items()}
+        for c in sorted(assumed, key=str):
+            self.implied(c)
+        self.known |= assumed
+        for fact in row["facts"]:
+            goal = None if fact["goal"] is None else next(iter(conditions([fact["goal"]])))
+            self.implied(goal, conditions(fact["given"]))
+
+    def inside(self, value: Bag, shapes: Mapping[str, tuple[Dim, ...]], given: Conditions = frozenset()) -> None:
+        """Ask that every element that a normal form reads is inside its tensor."""
+        for m in value:
+            here = given | m.guards
+            for factor, _ in m.factors:
+                if factor[0] == "element":
+                    for i, extent in zip(factor[2], shapes[factor[1].removeprefix("?")], strict=True):
+                        self.implied(Condition("ge", i), here)
+                        self.implied(Condition("ge", extent - 1 - i), here)
+                for part in factor[2] if factor[0] == "apply" else factor[1:]:
+                    self.inside(part if isinstance(part, Bag) else Bag(()), shapes, here)
+
+    def implied(self, goal: Condition | None, given: Conditions = frozenset()) -> None:
+        """Ask that what is known and given implies a condition (``None``: that it is contradictory)."""
+        if goal is None or not (goal.known or goal in given | self.known):
+            self.refuted(given, [] if goal is None else [frozenset((goal,))])
+
+    def refuted(self, given: Conditions, pieces: Iterable[Conditions]) -> None:
+        """Ask that what is known and given cannot hold outside of all pieces."""
+        clauses = [[_negated(c) for c in sorted(p, key=str)] for p in pieces]
+        names = {n for c in (*given, *(c for p in clauses for c in p)) for n in symbols(c.size)}
+        chosen, rest = sorted(given, key=str), sorted(self.known - given, key=str)
+        while near := [c for c in rest if symbols(c.size) & names]:  # leaving hypotheses out only makes it harder
+            chosen += near
+            names |= {n for c in near for n in symbols(c.size)}
+            rest = [c for c in rest if c not in near]
+        self.texts[script([*([c] for c in chosen), *clauses])] = None
+
+    def step(self, step: Row, state: Counter[Summand]) -> None:
+        """Replace in the state what a step starts from by what it ends with, and ask what that rests on."""
+        before = read(step["before"])
+        match step["kind"], before:
+            case "match", (_, _):
+                after = self.match(step, *read(step["before"][:1]), *read(step["before"][1:]))
+            case "drop", (m,):
+                self.implied(None, m.guards)
+                after = Bag(())
+            case ("simplify" | "lemma" | "multiply") as kind, _:  # values: compared at points, see _sampled
+                after = read(step["after"])
+                divisors = {f[1] for m in before for f, p in m.factors if f[0] == "sum" and p < 0}
+                whole = {m._replace(c=Fraction(1)): m.c for m in before}
+                if kind == "multiply" and (read(step["factor"]) not in divisors or dict(state) != whole):
+                    raise Rejected("a step multiplies a part, or by what is not known to differ from 0")
+            case _:
+                raise Rejected("an unknown step")
+        _add(state, before, -1)
+        _add(state, after, 1)
+
+    def match(self, step: Row, a: Summand, b: Summand) -> Bag:
+        """``a + b`` in the pieces that a step states: an overlap, where the factors agree, and the rest of each."""
+        images = {n: size(t) for n, t in step["bijection"].items()}
+        if set(images) != set(b.bound) or not _unimodular(list(images.values()), a.bound):
+            raise Rejected("a re-indexing is not a bijection of the bound variables")
+        m = Summand(b.c, a.bound, replaced(b.guards, images), replaced(b.factors, images))
+        overlap, only_a, only_b = (
+            conditions(step["overlap"]),
+            *([conditions(g) for g in step[k]] for k in ("only_a", "only_b")),
+        )
+        self.partition(a.guards, [overlap, *only_a])
+        self.partition(m.guards, [overlap, *only_b])
+        theirs = [f for f in m.factors if f not in a.factors]
+        ours = [f for f in a.factors if f not in m.factors]
+        for (f, p), (g, q) in zip(ours, theirs, strict=True):
+            if f[:-1] != g[:-1] or p != q:
+                raise Rejected("the factors of summands that are matched do not correspond")
+            for i, j in (
+                zip(f[-1], g[-1], strict=True) if f[0] == "element" else [(f[-1], g[-1])] if f[0] == "size" else ()
+            ):
+                self.implied(Condition("eq", i - j), overlap)  # what is inside other factors is compared at points
+        both = [a._replace(c=a.c + b.c, guards=overlap)] if a.c + b.c else []
+        return Bag((*both, *(a._replace(guards=g) for g in only_a), *(m._replace(guards=g) for g in only_b)))
+
+    def partition(self, whole: Conditions, pieces: list[Conditions]) -> None:
+        """Ask that exactly one piece holds where ``whole`` does, and none elsewhere."""
+        for piece in pieces:
+            for c in sorted(whole - piece, key=str):
+                self.implied(c, piece)
+        for x, y in combinations(pieces, 2):
+            self.implied(None, x | y)
+        if whole not in pieces:
+            self.refuted(whole, [p - whole for p in pieces])
+
+
+def _unimodular(images: list[Dim], names: tuple[str, ...]) -> bool:
+    """Whether images are affine in the names, and invertible over the integers at all sizes."""
+    zero: dict[str, Dim] = dict.fromkeys(names, 0)
+    rows = [[substitute(i, {**zero, n: 1}) - substitute(i, zero) for n in names] for i in images]
+    lines = [
+        sum((c * sym(n) for c, n in zip(r, names, strict=True)), substitute(i, zero))
+        for r, i in zip(rows, images, strict=True)
+    ]
+    return lines == images and len(images) == len(names) and _determinant(rows) in (1, -1)
+
+
+def _determinant(rows: list[list[Dim]]) -> Dim:
+    minors = ((i, c, [r[:i] + r[i + 1 :] for r in rows[1:]]) for i, c in enumerate(rows[0] if rows else ()))
+    return sum(((-1) ** i * c * _determinant(m) for i, c, m in minors), 0) if rows else 1

@@ -35,12 +35,9 @@ from superopt.verifier.normal import (
 from superopt.verifier.pointwise import pointwise_zero
 from superopt.verifier.simplify import simplify_monomial
 
-__all__ = ["Goal", "Matcher", "Step"]
+__all__ = ["Matcher", "Step"]
 
 Conditions = tuple[Condition, ...]
-
-
-Goal = tuple[frozenset[Condition], Condition | None]  # hypotheses, and what they imply (None: a contradiction)
 
 
 @dataclass(frozen=True)
@@ -48,17 +45,19 @@ class Step:
     """``before = after`` as values (times ``factor^power`` for "multiply"), under the facts and what the proof assumes.
 
     Attributes:
-        kind: "simplify", "match", "drop", "multiply" or "lemma".
-        goals: index arithmetic that a match or a drop rests on.
-        bijection, moved: of a match, and its second monomial re-indexed by it.
+        kind: "simplify", "match", "drop" (guards that contradict each other), "multiply" or "lemma".
+        bijection: of a match, the second monomial's bound variables in terms of the first's.
+        overlap, only_a, only_b: guards of the pieces of a match; ``after`` has one monomial for each, in this order,
+            but for an overlap with the coefficient 0.
     """
 
     kind: str
     before: Value
     after: Value
-    goals: tuple[Goal, ...] = ()
     bijection: Bijection = field(default_factory=dict)
-    moved: Monomial | None = None
+    overlap: frozenset[Condition] = frozenset()
+    only_a: tuple[frozenset[Condition], ...] = ()
+    only_b: tuple[frozenset[Condition], ...] = ()
     factor: Value = ()
     power: int = 0
 
@@ -116,7 +115,7 @@ class Matcher:
             facts.tick()
             current = pending.pop(0)
             if facts.contradictory((*given, *current.guards), 1):
-                self._record(Step("drop", (current,), (), ((current.guards, None),)))
+                self._record(Step("drop", (current,), ()))
                 continue
             partners = sorted(
                 (p for p in (*pending, *stuck) if _alike(current, p)),
@@ -131,7 +130,7 @@ class Matcher:
                     break
             else:
                 if current.guards and facts.contradictory((*given, *current.guards), 3):
-                    self._record(Step("drop", (current,), (), ((current.guards, None),)))
+                    self._record(Step("drop", (current,), ()))
                 else:
                     stuck.append(current)
         return add(tuple(stuck), tuple(pending))
@@ -151,24 +150,23 @@ class Matcher:
             overlap = (*given, *a.guards, *only_b)
             if facts.contradictory(overlap, 1) or not self._factors_equal(a, moved, overlap):
                 continue
-            parts = [a.of(guards=a.guards | set(only_b), coefficient=a.coefficient + b.coefficient)]
-            parts += self._residues(a, only_b, given)
-            parts += self._residues(moved, only_a, given)
-            made = add(*(simplify_monomial(p, facts) for p in parts if p.coefficient))
-            goals: list[Goal] = [(a.guards, g) for g in moved.guards - a.guards - set(only_b)]
-            goals += [(moved.guards, g) for g in a.guards - moved.guards - set(only_a)]
-            self._record(Step("match", (a, b), made, tuple(goals), bijection, moved))
+            both = a.of(guards=a.guards | set(only_b), coefficient=a.coefficient + b.coefficient)
+            left, right = _residues(a, only_b), _residues(moved, only_a)
+            parts = [p for p in (both, *left, *right) if p.coefficient]
+            self._record(
+                Step(
+                    "match", (a, b), tuple(parts), bijection, both.guards,
+                    tuple(p.guards for p in left), tuple(p.guards for p in right),
+                )
+            )  # fmt: skip
+            empty = [p for p in (*left, *right) if facts.contradictory((*given, *p.guards), 2)]
+            for p in empty:
+                self._record(Step("drop", (p,), ()))
+            kept = tuple(p for p in parts if not any(p is e for e in empty))
+            made = add(*(simplify_monomial(p, facts) for p in kept))
+            self._record(Step("simplify", kept, made))
             return made
         return None
-
-    def _residues(self, m: Monomial, conditions: Sequence[Condition], given: Conditions) -> list[Monomial]:
-        """``m`` where not all conditions hold, in disjoint pieces."""
-        found = []
-        for i, c in enumerate(conditions):
-            guards = m.guards | set(conditions[:i]) | {negated(c)}
-            if not self.algebra.facts.contradictory((*given, *guards), 2):
-                found.append(m.of(guards=frozenset(guards)))
-        return found
 
     # Bijections
 
@@ -281,6 +279,12 @@ class Matcher:
 
 def _equal(a: Dim, b: Dim) -> Condition:
     return normal_condition(Condition("eq", a - b))
+
+
+def _residues(m: Monomial, conditions: Sequence[Condition]) -> list[Monomial]:
+    """``m`` where not all conditions hold, in disjoint pieces."""
+    guards = (m.guards | set(conditions[:i]) | {negated(c)} for i, c in enumerate(conditions))
+    return [m.of(guards=frozenset(g)) for g in guards]
 
 
 def _alike(a: Monomial, b: Monomial) -> bool:

@@ -1,0 +1,96 @@
+"""Conditions on integers as SMT-LIB, and the installed solvers asked whether a script is unsatisfiable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+import z3
+
+from superopt.ir.poly import Dim, Poly, Quotient
+from superopt.ops.meaning import Condition
+
+__all__ = ["SECONDS", "script", "solvers", "unsatisfiable"]
+
+SECONDS = 20  # that a solver may take for one script
+
+
+def script(clauses: Iterable[Iterable[Condition]]) -> str:
+    """A script that asks whether integers satisfy every clause: one of its conditions, at least."""
+    made = _Script()
+    claims = [
+        "(or " + " ".join(c) + ")" if len(c) != 1 else c[0] for c in ([made.condition(c) for c in cs] for cs in clauses)
+    ]
+    return made.text(["false" if c == "(or )" else c for c in claims])
+
+
+class _Script:
+    """One goal in SMT-LIB; a quotient is an integer of its own."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.quotients: dict[Quotient, str] = {}
+        self.definitions: list[str] = []
+
+    def text(self, claims: Sequence[str]) -> str:
+        declared = [f"(declare-const {n} Int)" for n in sorted(self.names)]
+        return "\n".join(
+            ["(set-logic QF_NIA)", *declared, *(f"(assert {c})" for c in (*self.definitions, *claims)), "(check-sat)"]
+        )
+
+    def condition(self, c: Condition) -> str:
+        return f"({ {'ge': '>=', 'eq': '=', 'ne': 'distinct'}[c.kind] } {self.dim(c.size)} 0)"
+
+    def dim(self, dim: Dim) -> str:
+        terms = []
+        for monomial, c in dim.terms if isinstance(dim, Poly) else (((), dim),):
+            atoms = [a if isinstance(a, str) else self.quotient(a) for a in monomial]
+            self.names.update(atoms)
+            parts = [*([str(c) if c >= 0 else f"(- {-c})"] if c != 1 or not atoms else []), *atoms]
+            terms.append(parts[0] if len(parts) == 1 else f"(* {' '.join(parts)})")
+        return terms[0] if len(terms) == 1 else f"(+ {' '.join(terms)})"
+
+    def quotient(self, q: Quotient) -> str:
+        if q not in self.quotients:
+            name = self.quotients[q] = f"q__{len(self.quotients)}"
+            n, d = self.dim(q.numerator), self.dim(q.denominator)
+            self.definitions.append(f"(and (>= {d} 1) (<= (* {d} {name}) {n}) (< {n} (+ (* {d} {name}) {d})))")
+        return self.quotients[q]
+
+
+def solvers() -> dict[str, str]:
+    """The installed solvers and their versions: Z3, and cvc5 where it is."""
+    found = {"z3": version("z3-solver")}
+    try:
+        return {**found, "cvc5": version("cvc5")}
+    except PackageNotFoundError:
+        return found
+
+
+def unsatisfiable(text: str) -> dict[str, str]:
+    """What each installed solver answers to a script: "unsat", "sat" or "unknown".
+
+    Raises:
+        z3.Z3Exception: it is not SMT-LIB.
+    """
+    return {name: {"z3": _z3, "cvc5": _cvc5}[name](text) for name in solvers()}
+
+
+def _z3(text: str) -> str:
+    solver = z3.SolverFor("QF_NIA")
+    solver.set("timeout", SECONDS * 1000)
+    solver.from_string(text)
+    return str(solver.check())
+
+
+def _cvc5(text: str) -> str:
+    cvc5 = import_module("cvc5")
+    solver = cvc5.Solver()
+    solver.setOption("tlimit-per", str(SECONDS * 1000))
+    parser = cvc5.InputParser(solver)
+    parser.setStringInput(cvc5.InputLanguage.SMT_LIB_2_6, text, "certificate")
+    answer = ""
+    while not (command := parser.nextCommand()).isNull():
+        answer += command.invoke(solver, parser.getSymbolManager())
+    return answer.strip()
