@@ -58,7 +58,14 @@ def list_rules(
 
 
 @app.command()
-def show(rule_id: Annotated[str, typer.Argument(metavar="ID")], rules: Rules = None, report_json: Json = None) -> None:
+def show(
+    rule_id: Annotated[str, typer.Argument(metavar="ID")],
+    rules: Rules = None,
+    certificate: Annotated[
+        bool, typer.Option("--certificate", help="prove it again and write its certificate to the standard output")
+    ] = False,
+    report_json: Json = None,
+) -> None:
     """Show one rule: both sides, preconditions, and what is known of it."""
     from superopt.rules import format_rule, load_library
 
@@ -66,6 +73,9 @@ def show(rule_id: Annotated[str, typer.Argument(metavar="ID")], rules: Rules = N
     chosen = library.select(enable=[rule_id]).chosen or frozenset()
     if rule_id not in chosen:
         raise UsageError(f"{printable(rule_id)!r} is a family", hint="`superopt rules list --family` lists its rules")
+    if certificate:
+        _show_certificate(library[rule_id])
+        return
     data: dict[str, Any] = {"id": rule_id, "family": library[rule_id].family, **format_rule(library[rule_id])}
     data["verdict"] = dict(library.verdicts.get(rule_id, {"verdict": "unknown"}))
     if report_json is not None:
@@ -89,9 +99,21 @@ def show(rule_id: Annotated[str, typer.Argument(metavar="ID")], rules: Rules = N
             console.print(f"  {key}: {json.dumps(value) if isinstance(value, list) else value}", markup=False)
 
 
+def _show_certificate(rule: Rule) -> None:
+    from superopt.verifier.certificate import certificate_of
+
+    verdict, text = certificate_of(rule)
+    if not text:
+        reason = getattr(verdict, "reason", "")
+        raise NotEquivalent(f"not proved for all sizes, so it has no certificate: {reason}", where=f'rule "{rule.id}"')
+    typer.echo(text, nl=False)
+
+
 @app.command()
 def prove(
-    file: Annotated[Path | None, typer.Argument(help="a TOML file of rules, or a folder of such files")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE|ID", help="a TOML file of rules, a folder of such files, or a rule")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="prove the built-in library")] = False,
     certificates: Annotated[
         Path | None, typer.Option(metavar="DIR", help="write a certificate per proved rule")
@@ -128,7 +150,9 @@ def prove(
         for done, rule_id in enumerate(proved if certificates is not None else ()):
             progress(done, len(proved), f"certificate {rule_id}")
             assert certificates is not None
-            certify(library[rule_id], certificates, time_limit=time_limit)
+            made = certify(library[rule_id], certificates, time_limit=time_limit)
+            if not isinstance(made, ProvedAllSizes):
+                raise NotEquivalent(f"no certificate: {made.reason}", where=f'rule "{rule_id}"')
     data = {rule_id: verdict_to_json(verdict) for rule_id, verdict in found.items()}
     if report_json is not None:
         write_json({"format": "superopt.verdicts", "version": 1, "verdicts": data}, report_json, force)
@@ -141,12 +165,14 @@ def prove(
 
 
 def _rules_of(path: Path | None) -> tuple[dict[str, Rule], dict[str, RuleError]]:
-    """The rules of a file or folder, or the library's, by id; and what is wrong with the rows that are no rules."""
+    """The rules of a file or folder, the library's or one of them, by id; and what is wrong with rows that are none."""
     from superopt.rules import RuleError, load_library
     from superopt.rules.library import parse_rows
 
     if path is None:
         return dict(load_library()), {}
+    if not path.exists() and str(path) in (library := load_library()):
+        return {str(path): library[str(path)]}, {}
     if not path.exists():
         raise RuleError("no such folder or file", where=str(path))
     rules: dict[str, Rule] = {}
@@ -180,14 +206,22 @@ def _show_verdicts(data: dict[str, dict[str, Any]]) -> None:
 
 
 @app.command("check-certificate")
-def check_certificate(file: Annotated[Path, typer.Argument(help="ID.json, with ID.smt2 beside it")]) -> None:
-    """Replay a certificate with the independent checker and the installed solvers. Exit code 5 if it is rejected."""
+def check_certificate(file: Annotated[Path, typer.Argument(help="ID.json, as it was written or downloaded")]) -> None:
+    """Check a certificate with the independent checker and the installed solvers. Exit code 5 if it is rejected."""
     from superopt.verifier.checker import check_certificate as replay
 
     result = replay(file)
     if not result.valid:
         raise NotEquivalent(f"the certificate is rejected: {result.reason}", where=str(file))
-    out().print(f"{file}: valid, {result.goals} goals unsat, {result.steps} steps replayed", markup=False)
+    console = out()
+    console.print(
+        f"{file}: valid; {result.goals} goals, {result.steps} steps, {result.points} points compared exactly",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+    for solver, count in result.solvers.items():
+        console.print(f"  {solver}: unsat on {count} of {result.goals} goals", markup=False)
+    if not any(s.startswith("cvc5") for s in result.solvers):
+        console.print("  cvc5 is not installed: pip install cvc5 for a second opinion", markup=False)
 
 
 @app.command()
