@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check format bench bench-cost profile-record certify gpu-record conformance corpus clean
+.PHONY: demo test check format bench bench-cost bench-ablation profile-record certify gpu-record conformance corpus clean
 
 demo: $(READY)            ## optimise two real models and print before/after
 	@$(BIN)/superopt optimize corpus/resnet50.json --measure
@@ -25,8 +25,17 @@ format: $(READY)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
+web:                      ## the interactive parts of the service's pages (needs Node; without them pages say so)
+	@cd server/web && npm ci --silent --no-audit --no-fund && npm run --silent build
+
+browser: $(READY)         ## drive the pages in Chromium; screenshots in build/screenshots (skipped without Chromium or Node)
+	@$(BIN)/pytest -q tests/browser
+
 bench: $(READY)           ## measured ratios over the corpus, interleaved medians
 	@$(BIN)/superopt bench corpus/*.json
+
+bench-ablation: $(READY)  ## modelled cost with our rules, with TASO's, and with none (add --measure to time the results as well)
+	@$(BIN)/python -m superopt.pipeline.ablation corpus/*.json --library taso=rules/heldout --json build/bench-ablation.json
 
 bench-cost: $(READY)      ## modelled against measured time: whole models, rewrites that pay and that do not, two cold runs
 	@$(BIN)/superopt bench --cost corpus/*.json --json build/bench-cost.json -f
