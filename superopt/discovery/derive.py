@@ -41,6 +41,8 @@ _RESHAPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", 
 ARITHMETIC = "(arithmetic)"  # why two constants of equal value are one class
 ROUNDS = 5
 NODES = 2500
+SHORTCUT = "shortcut"  # origin of a rule that pays, and that others derive in more than QUICK_ROUNDS rounds only
+QUICK_ROUNDS = 2
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from superopt.discovery.candidates import n_ary
 from superopt.discovery.config import Config, Theme
+from superopt.discovery.derive import SHORTCUT
 from superopt.discovery.explore import Bounds, Explored, OutOfBounds, explore
 from superopt.discovery.gain import expected
-from superopt.discovery.minimise import SHORTCUT, minimised
+from superopt.discovery.minimise import minimised
 from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.rules.canonical import rule_text, text_digest
 from superopt.rules.grammar import format_rule, parse_rule
@@ -143,7 +144,7 @@ def _finish(found: dict[str, Explored], theme: Theme, result: Callable[[], Explo
 
 
 def _minimised(rules: Sequence[Rule], chunks: Chunks, say: Progress) -> tuple[Rule, ...]:
-    key = digest_of("minimised", code_digest(), [(rule_text(r), r.origin) for r in rules])
+    key = digest_of("minimised", code_digest(whole=True), [(rule_text(r), r.origin) for r in rules])
     known = chunks.get(key)
     if known is not None:
         rows = known["rules"]

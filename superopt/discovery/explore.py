@@ -13,11 +13,10 @@ import numpy as np
 
 from superopt.discovery.candidates import candidates, operator_count
 from superopt.discovery.config import Config, Theme
-from superopt.discovery.derive import Universe, derived, moves_of
+from superopt.discovery.derive import QUICK_ROUNDS, SHORTCUT, Universe, derived, moves_of
 from superopt.discovery.enumerate import Level, enumerate_terms, points_of
 from superopt.discovery.gain import expected, oriented
 from superopt.discovery.judge import Judge, Tally
-from superopt.discovery.minimise import QUICK_ROUNDS, SHORTCUT
 from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import rule_text
@@ -201,6 +200,7 @@ def _select(
     universe = Universe(theme.frame(), point)
     places = [_placed(universe, candidate) for candidate in proposals]
     universe.fold()
+    alike = {n for n, place in enumerate(places) if place is not None and universe.same(place)}  # at this point only
     given = [replace(r, id=f"known-{i}") for i, r in enumerate(known) if len(r.lhs) == 1]
     if given:
         universe.grow(moves_of(given), nodes=len(universe.graph) + 4 * _GROWTH, rounds=2, matches=_MATCHES)
@@ -208,10 +208,11 @@ def _select(
     followed = 0
     started = time.monotonic()
     for number, (candidate, place) in enumerate(zip(proposals, places, strict=True), 1):
+        told_apart = number - 1 not in alike
         bounds.check()
         if place is None or not (theme.weights_alone or _runs(candidate, theme)):
             continue
-        follows = universe.same(place) or _follows(candidate, [*given, *kept])
+        follows = (told_apart and universe.same(place)) or _follows(candidate, [*given, *kept])
         shortcut = follows and theme.shortcuts and _shortens(candidate, theme, [*given, *kept])
         if follows and not shortcut:
             followed += 1

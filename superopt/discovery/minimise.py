@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from superopt.discovery.candidates import movements, operator_count
-from superopt.discovery.derive import ROUNDS, derived, moves_of
+from superopt.discovery.derive import QUICK_ROUNDS, ROUNDS, SHORTCUT, derived, moves_of
 from superopt.rules.canonical import text_digest
 from superopt.rules.rule import Rule
 
-__all__ = ["QUICK_ROUNDS", "SHORTCUT", "minimised"]
-
-SHORTCUT = "shortcut"  # origin of a rule that pays, and that others derive in more than QUICK_ROUNDS rounds only
-QUICK_ROUNDS = 2
+__all__ = ["minimised"]
 
 
 def minimised(rules: Sequence[Rule], progress: Callable[[str], None] | None = None) -> tuple[Rule, ...]:
@@ -33,10 +30,12 @@ def minimised(rules: Sequence[Rule], progress: Callable[[str], None] | None = No
 
 
 def _follows(rule: Rule, kept: Sequence[Rule]) -> bool:
+    """Whether kept rules over the rule's own operators derive it: a detour through others is no help to a search."""
     if rule.origin == "definition":
         return False
     rounds = QUICK_ROUNDS if rule.origin == SHORTCUT else ROUNDS
-    return derived(rule, moves_of(kept), rounds=rounds) is not None
+    near = [r for r in kept if r.operators <= rule.operators]
+    return derived(rule, moves_of(near), rounds=rounds) is not None
 
 
 def _without_special_cases(rules: list[Rule], progress: Callable[[str], None] | None) -> tuple[Rule, ...]:

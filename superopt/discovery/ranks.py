@@ -51,8 +51,9 @@ def any_rank(rule: Rule) -> Iterator[Rule]:
 def leading(rule: Rule, theme: Theme) -> Iterator[Rule]:
     """The rule with ``...`` in front of all tensors of the largest rank, and in front of as few as it takes.
 
-    The second is what networks have: a batch of data times weights without a batch. It is looked for where a matrix
-    product is involved; for elementwise operators the broadcasting of a few leading axes has themes of its own.
+    The second is what networks have: a batch of data times weights without a batch. Where a matrix product is involved
+    other choices are tried as well; for elementwise operators the broadcasting of a few leading axes has themes of its
+    own.
     """
     if not theme.batch or any(s.lead for s in rule.tensors.values()):
         return
@@ -63,7 +64,7 @@ def leading(rule: Rule, theme: Theme) -> Iterator[Rule]:
         return
     if any(not theme.is_weight(n) for n in widest):
         widest.sort(key=theme.is_weight)
-    subsets = [frozenset(widest)]
+    subsets = [frozenset(widest), frozenset(n for n in widest if not theme.is_weight(n)) or frozenset(widest)]
     if "MatMul" in rule.operators:
         subsets += [frozenset({widest[0], *more}) for r in range(3) for more in combinations(widest[1:], r)]
     found = 0

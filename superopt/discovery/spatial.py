@@ -75,10 +75,10 @@ def _binding(rule: Rule) -> dict[str, Dim]:
         elif scheme.length == 4:
             binding |= dict.fromkeys((f"{name}_1", f"{name}_3"), _least(scheme))
             binding[f"{name}_2"] = sym(f"{name}_1")
-    for scheme in rule.tensors.values():
-        if len(scheme.shape) == _RANK:
-            others = {n for d in scheme.shape[:_AXIS] for n in symbols(d)}
-            plain = symbols(scheme.shape[_AXIS]) - rule.attribute_atoms.keys() - others
+    for tensor in rule.tensors.values():
+        if len(tensor.shape) == _RANK:
+            others = {n for d in tensor.shape[:_AXIS] for n in symbols(d)}
+            plain = symbols(tensor.shape[_AXIS]) - rule.attribute_atoms.keys() - others
             binding |= dict.fromkeys(plain, 1)
     return binding
 
