@@ -7,7 +7,6 @@ Every rung only ever answers "implied" when it is; a rung that cannot tell passe
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
@@ -16,14 +15,11 @@ import z3
 
 from superopt.ir.poly import Dim, Monomial, Poly, Quotient, atoms, substitute, sym, symbols
 from superopt.ops.meaning import Condition
+from superopt.verifier.budget import Budget, OutOfTimeError
 
 __all__ = ["Facts", "OutOfTimeError", "ge", "negated", "normal_condition"]
 
 _Z3_RESOURCES = 2_000_000  # Z3's own count of steps per query, so that results do not depend on the machine
-
-
-class OutOfTimeError(Exception):
-    """The proof used up its time."""
 
 
 def ge(size: Dim) -> Condition:
@@ -68,13 +64,12 @@ class Facts:
     Attributes:
         hypotheses: conditions over sizes, attribute variables and output indices.
         least: the least value of each size symbol (1 for sizes); others are unbounded unless a hypothesis bounds them.
-        deadline: ``time.monotonic()`` at which questions raise :class:`OutOfTimeError`.
+        budget: of the proof, which questions spend; they raise :class:`OutOfTimeError` when it is used up.
     """
 
     hypotheses: tuple[Condition, ...]
     least: Mapping[str, int]
-    deadline: float = float("inf")
-    queries: int = 0
+    budget: Budget = field(default_factory=Budget)
     _memo: dict[tuple[frozenset[Condition], Condition | None, int], bool] = field(default_factory=dict)
 
     @property
@@ -83,9 +78,8 @@ class Facts:
         return tuple(dict.fromkeys((g, c) for (g, c, _), yes in self._memo.items() if yes))
 
     def tick(self) -> None:
-        """Raise :class:`OutOfTimeError` past the deadline."""
-        if time.monotonic() > self.deadline:
-            raise OutOfTimeError
+        """Count a step; raise :class:`OutOfTimeError` when the budget is used up."""
+        self.budget.spend()
 
     def implied(self, condition: Condition, given: Iterable[Condition] = (), effort: int = 3) -> bool:
         """Whether the hypotheses and ``given`` imply the condition. ``False`` means "not shown"."""
@@ -111,7 +105,7 @@ class Facts:
                 return True
         elif self._fast(condition, extra):
             return True
-        return effort > 0 and self._solve([*extra], condition, effort)
+        return effort > 0 and self._solve(sorted(extra, key=str), condition, effort)
 
     def contradictory(self, given: Iterable[Condition], effort: int = 3) -> bool:
         """Whether the hypotheses and ``given`` cannot hold together. ``False`` means "not shown"."""
@@ -127,7 +121,7 @@ class Facts:
                 c.kind == "eq" and (self._fast(ge(c.size - 1), extra - {c}) or self._fast(ge(-c.size - 1), extra - {c}))
                 for c in extra
             )
-            self._memo[key] = found or (effort > 0 and self._solve([*extra], None, effort))
+            self._memo[key] = found or (effort > 0 and self._solve(sorted(extra, key=str), None, effort))
         return self._memo[key]
 
     def positive(self, size: Dim) -> bool:
@@ -233,11 +227,9 @@ class Facts:
         relevant = _relevant(seeds, [*extra, *self.hypotheses])
         for rung in range(1, effort + 1):
             self.tick()
-            self.queries += 1
-            problem = _Translation(self.least, products=rung == 2, nonlinear=rung == 3)
+            problem = _Translation(self.least, self.budget.context, products=rung == 2, nonlinear=rung == 3)
             problem.load(relevant, goal)
-            seconds = min(self.deadline - time.monotonic(), 3.0)
-            if problem.unsatisfiable(seconds):
+            if self.budget.refuted(problem.solver, _Z3_RESOURCES):
                 return True
             if not problem.has_products:
                 return False
@@ -315,14 +307,15 @@ def _relevant(seeds: Sequence[Dim], conditions: Sequence[Condition]) -> list[Con
 class _Translation:
     """Conditions as a Z3 problem: monomials are fresh integers, or products under non-linear arithmetic."""
 
-    def __init__(self, least: Mapping[str, int], *, products: bool, nonlinear: bool) -> None:
+    def __init__(self, least: Mapping[str, int], context: z3.Context, *, products: bool, nonlinear: bool) -> None:
         self.least = least
         self.products = products
         self.nonlinear = nonlinear
         self.has_products = False
         self.names: dict[object, z3.ArithRef] = {}
         self.nonnegative: list[Dim] = []
-        self.solver = z3.SolverFor("QF_NIA" if nonlinear else "QF_LIA")
+        self.solver = z3.SolverFor("QF_NIA" if nonlinear else "QF_LIA", ctx=context)
+        self.context = context
         self._quotients: dict[Quotient, str] = {}
 
     def load(self, conditions: Sequence[Condition], goal: Condition | None) -> None:
@@ -347,12 +340,6 @@ class _Translation:
         for kind, size in (*sizes, *products):
             term = self._term(size)
             self.solver.add(term >= 0 if kind == "ge" else term == 0 if kind == "eq" else term != 0)
-
-    def unsatisfiable(self, seconds: float) -> bool:
-        """Whether Z3 shows it, within its resource limit."""
-        self.solver.set("timeout", max(1, int(seconds * 1000)))
-        self.solver.set("rlimit", _Z3_RESOURCES)
-        return bool(self.solver.check() == z3.unsat)
 
     def _flat(self, size: Dim) -> Dim:
         """Quotients replaced by names."""
@@ -379,10 +366,10 @@ class _Translation:
                 term = z3.Product(*(self._name(a) for a in monomial))
             else:
                 term = self._name(monomial if len(monomial) > 1 else monomial[0]) if monomial else None
-            parts.append(z3.IntVal(coefficient) if term is None else coefficient * term)
+            parts.append(z3.IntVal(coefficient, self.context) if term is None else coefficient * term)
         return z3.Sum(*parts) if len(parts) > 1 else parts[0]
 
     def _name(self, atom: object) -> z3.ArithRef:
         if atom not in self.names:
-            self.names[atom] = z3.Int(f"x{len(self.names)}")
+            self.names[atom] = z3.Int(f"x{len(self.names)}", self.context)
         return self.names[atom]

@@ -207,7 +207,7 @@ def satisfiable(facts: Facts) -> bool:
         if all(_holds(c, values) for c in facts.hypotheses):
             return True
     solver = z3.Solver()
-    solver.set("timeout", 2000)
+    solver.set("rlimit", 3_000_000)
     for c in facts.hypotheses:
         if any(isinstance(a, Quotient) for m, _ in (c.size.terms if isinstance(c.size, Poly) else ()) for a in m):
             continue

@@ -267,7 +267,7 @@ def _map_factor(factor: Factor, change: Callable[[Dim], Dim]) -> Factor:
 def dimensions(value: Value) -> Iterator[Dim]:
     """Every dimension in a value, at all depths."""
     for monomial in value:
-        yield from (g.size for g in monomial.guards)
+        yield from (g.size for g in sorted(monomial.guards, key=str))
         for factor, _ in monomial.factors:
             yield from factor_dimensions(factor)
 
@@ -286,5 +286,5 @@ def factor_dimensions(factor: Factor) -> Iterator[Dim]:
             yield from dimensions(value)
         case Extreme(_, branches):
             for b in branches:
-                yield from (g.size for g in b.guards)
+                yield from (g.size for g in sorted(b.guards, key=str))
                 yield from dimensions(b.value)

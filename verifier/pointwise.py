@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from fractions import Fraction
 
 import z3
@@ -44,12 +43,7 @@ def _zero(algebra: Algebra, value: Value) -> bool:
     problem = _Problem(algebra)
     total = problem.value(value)
     problem.solver.add(total != 0)
-    remaining = (
-        max(1, int((algebra.facts.deadline - time.monotonic()) * 1000)) if algebra.facts.deadline < 1e18 else 2000
-    )
-    problem.solver.set("timeout", min(remaining, 2000))
-    problem.solver.set("rlimit", _RESOURCES)
-    return bool(problem.solver.check() == z3.unsat)
+    return algebra.facts.budget.refuted(problem.solver, _RESOURCES)
 
 
 class _Problem:
@@ -57,19 +51,20 @@ class _Problem:
 
     def __init__(self, algebra: Algebra) -> None:
         self.algebra = algebra
-        self.solver = z3.Solver()
+        self.context = algebra.facts.budget.context
+        self.solver = z3.Solver(ctx=self.context)
         self.names: dict[str, z3.ArithRef] = {}
         self.applied: list[tuple[str, z3.ArithRef, z3.ArithRef]] = []
 
     def value(self, value: Value) -> z3.ArithRef:
-        return z3.Sum(*(self.monomial(m) for m in value), z3.RealVal(0))
+        return z3.Sum(*(self.monomial(m) for m in value), self.number(0))
 
     def monomial(self, m: Monomial) -> z3.ArithRef:
         if m.bound or m.guards:
-            return _number(m.coefficient) * self.atom(
+            return self.number(m.coefficient) * self.atom(
                 m.key, 1 if self.algebra.sign((m.of(coefficient=Fraction(1)),)) else 0
             )
-        product = _number(m.coefficient)
+        product = self.number(m.coefficient)
         for factor, power in m.factors:
             product = product * self.power(factor, power)
         return product
@@ -91,11 +86,11 @@ class _Problem:
         match factor:
             case Apply("ramp", (inner,)):
                 v = self.value(inner)
-                return z3.If(v >= 0, v, z3.RealVal(0))
+                return z3.If(v >= 0, v, self.number(0))
             case Apply("positive", (inner,)):
-                return z3.If(self.value(inner) > 0, z3.RealVal(1), z3.RealVal(0))
+                return z3.If(self.value(inner) > 0, self.number(1), self.number(0))
             case Apply("zero", (inner,)):
-                return z3.If(self.value(inner) == 0, z3.RealVal(1), z3.RealVal(0))
+                return z3.If(self.value(inner) == 0, self.number(1), self.number(0))
             case Apply("sqrt", (inner,)):
                 root = self.atom(factor.show({}), 1)
                 self.solver.add(root * root == self.value(inner))
@@ -123,7 +118,7 @@ class _Problem:
         if len(factor.args) != 1 or len(self.applied) >= _APPLIED:
             return made
         v = self.value(factor.args[0])
-        others = [(z3.RealVal(0), z3.RealVal(1))] if factor.function == "exp" else []
+        others = [(self.number(0), self.number(1))] if factor.function == "exp" else []
         others += [(w, other) for function, w, other in self.applied if function == factor.function]
         for w, other in others:
             self.solver.add(
@@ -136,11 +131,10 @@ class _Problem:
 
     def atom(self, name: str, sign: int) -> z3.ArithRef:
         if name not in self.names:
-            self.names[name] = z3.Real(f"x{len(self.names)}")
+            self.names[name] = z3.Real(f"x{len(self.names)}", self.context)
             if sign:
                 self.solver.add(self.names[name] >= 0 if sign == 1 else self.names[name] > 0)
         return self.names[name]
 
-
-def _number(value: Fraction) -> z3.ArithRef:
-    return z3.RealVal(str(value))
+    def number(self, value: Fraction | int) -> z3.ArithRef:
+        return z3.RealVal(str(value), self.context)

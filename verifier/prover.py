@@ -16,7 +16,8 @@ from superopt.ir.terms import Term, Var
 from superopt.ops.meaning import Axis, Condition, IllTyped
 from superopt.rules import Rule, RuleError
 from superopt.rules.typing import LEADS, instances
-from superopt.verifier.arith import Facts, OutOfTimeError, ge, normal_condition
+from superopt.verifier.arith import Facts, ge, normal_condition
+from superopt.verifier.budget import Budget, OutOfTimeError
 from superopt.verifier.compose import Composer, Unbounded
 from superopt.verifier.context import Context, context_of, satisfiable
 from superopt.verifier.factors import CannotProve, dimension_of, is_selector
@@ -25,6 +26,7 @@ from superopt.verifier.leading import one_axis
 from superopt.verifier.match_sums import Matcher, Step
 from superopt.verifier.normal import Apply, Element, Value, add, dimensions, free, scale, text
 from superopt.verifier.simplify import coefficient_of, exact_quotient
+from superopt.verifier.structure import restart_names
 from superopt.verifier.verdict import ProvedAllSizes, Unknown
 
 __all__ = ["Derivation", "Proof", "prove", "prove_with_steps"]
@@ -63,7 +65,9 @@ class _Conditional(Exception):  # not a fault: the rule holds under more conditi
 
 
 def prove(rule: Rule, *, time_limit: float = 10.0) -> ProvedAllSizes | Unknown:
-    """Prove a rule for all sizes, attributes and leading axes within a time limit in seconds.
+    """Prove a rule for all sizes, attributes and leading axes, with the work of so many seconds (:mod:`.budget`).
+
+    The work is counted: whether a proof is found does not depend on the machine or on what else it does.
 
     Leading axes ``...`` are written out at the ranks of ``superopt.rules.typing.LEADS``, with symbolic sizes; the proof
     with one of them holds for any number where the meanings read leading axes in place (``leading`` of the verdict).
@@ -74,11 +78,13 @@ def prove(rule: Rule, *, time_limit: float = 10.0) -> ProvedAllSizes | Unknown:
 def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAllSizes | Unknown, Proof]:
     """:func:`prove`, and what it did."""
     started = time.monotonic()
+    budget = Budget.of(time_limit)
+    restart_names()
     proof = Proof()
     nonzero: dict[str, None] = {}
     try:
         for instance in instances(rule):
-            nonzero.update(dict.fromkeys(_prove_instance(instance, started + time_limit, proof)))
+            nonzero.update(dict.fromkeys(_prove_instance(instance, budget, proof)))
     except _Conditional as found:
         return Unknown(str(found), found.conditions, seconds=time.monotonic() - started), proof
     except CannotProve as found:
@@ -86,7 +92,7 @@ def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAll
     except (IllTyped, RuleError) as found:
         return Unknown(f"not well-formed: {found}", seconds=time.monotonic() - started), proof
     except OutOfTimeError:
-        return Unknown(f"no proof within {time_limit:g} s", seconds=time.monotonic() - started), proof
+        return Unknown(f"no proof within the work of {time_limit:g} s", seconds=time.monotonic() - started), proof
     except RecursionError:
         return Unknown("the terms are nested too deeply", seconds=time.monotonic() - started), proof
     steps = sum(len(g.steps) for g in proof.goals)
@@ -97,10 +103,10 @@ def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAll
     return verdict, proof
 
 
-def _prove_instance(rule: Rule, deadline: float, proof: Proof) -> list[str]:
+def _prove_instance(rule: Rule, budget: Budget, proof: Proof) -> list[str]:
     """Prove a rule without ``...``; returns the values that must not be 0."""
     context = context_of(rule)
-    facts = Facts(context.hypotheses, context.least, deadline)
+    facts = Facts(context.hypotheses, context.least, budget)
     if any(symbols(c.size) & context.reals.keys() for c in (*context.hypotheses, *context.needed)):
         raise CannotProve("a precondition on a real attribute")
     if not satisfiable(facts):
@@ -113,7 +119,7 @@ def _prove_instance(rule: Rule, deadline: float, proof: Proof) -> list[str]:
     nonzero: list[str] = []
     for left, right in zip(context.lhs, context.rhs, strict=True):
         _same_type(context, facts, left, right)
-        nonzero += _prove_output(rule, context, facts, left, right, deadline, proof)
+        nonzero += _prove_output(rule, context, facts, left, right, budget, proof)
     return nonzero
 
 
@@ -133,14 +139,14 @@ def _same_type(context: Context, facts: Facts, left: Term, right: Term) -> None:
 
 
 def _prove_output(
-    rule: Rule, context: Context, facts: Facts, left: Term, right: Term, deadline: float, proof: Proof
+    rule: Rule, context: Context, facts: Facts, left: Term, right: Term, budget: Budget, proof: Proof
 ) -> list[str]:
     digits = [
         _common_digits(a, b, size)
         for a, b, size in zip(_axes(context, left), _axes(context, right), context.shape(left), strict=True)
     ]
     for _ in range(5):
-        attempt = _Attempt.of(context, left, right, digits, deadline)
+        attempt = _Attempt.of(context, left, right, digits, budget)
         finer = attempt.refined(digits)
         if finer is None:
             break
@@ -214,7 +220,7 @@ class _Attempt:
     right_domain: dict[tuple[str, str], Value]
 
     @staticmethod
-    def of(context: Context, left: Term, right: Term, digits: Sequence[Sequence[Dim]], deadline: float) -> _Attempt:
+    def of(context: Context, left: Term, right: Term, digits: Sequence[Sequence[Dim]], budget: Budget) -> _Attempt:
         index: list[Dim] = []
         hypotheses = list(context.hypotheses)
         for axis, extents in enumerate(digits):
@@ -226,7 +232,7 @@ class _Attempt:
                 position = position * extent + name
                 hypotheses += [ge(name), normal_condition(ge(extent - 1 - name))]
             index.append(position)
-        facts = Facts(tuple(hypotheses), context.least, deadline)
+        facts = Facts(tuple(hypotheses), context.least, budget)
         algebra = Algebra(facts, context.reals, context.naturals)
         shapes = {n: t.shape or () for n, t in context.variables.items()}
         first = Composer(algebra, context.meanings, shapes, context.booleans)

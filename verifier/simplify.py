@@ -104,7 +104,7 @@ def _step(m: Monomial, facts: Facts, counting: bool) -> list[Monomial] | None:
 
 def _equations(m: Monomial, facts: Facts) -> list[Monomial] | None:
     """``p ≥ 0`` and ``-p ≥ 0`` are ``p = 0``."""
-    for g in m.guards:
+    for g in sorted(m.guards, key=str):
         if g.kind == "ge" and (opposite := ge(-g.size)) in m.guards:
             rest = m.guards - {g, opposite}
             return [m.of(guards=rest | {normal_condition(Condition("eq", g.size))})]
@@ -172,7 +172,7 @@ def _eliminate(m: Monomial, name: str, solution: Dim, used: Condition) -> list[M
 def _quotients(m: Monomial, facts: Facts) -> list[Monomial] | None:
     """``⌊n/d⌋`` is 0 where ``0 ≤ n < d``; a bound ``t`` inside ``⌊(t + …)/d⌋`` splits into digits ``t = h·d + l``."""
     found: dict[Quotient, None] = {}
-    for size in (*(g.size for g in m.guards), *(d for f, _ in m.factors for d in factor_dimensions(f))):
+    for size in (*(g.size for g in sorted(m.guards, key=str)), *(d for f, _ in m.factors for d in factor_dimensions(f))):
         found.update(dict.fromkeys(_quotient_atoms(size)))
     for atom in found:
         names = symbols(atom.numerator)
@@ -296,7 +296,7 @@ def _digit_size(m: Monomial, name: str) -> Dim | None:
     """``d`` where ``0 ≤ name`` and ``name < d`` are guards and ``d`` is free of bound variables."""
     if ge(sym(name)) not in m.guards:
         return None
-    for g in m.guards:
+    for g in sorted(m.guards, key=str):
         if g.kind == "ge" and coefficient_of(g.size, name) == -1:
             size = g.size + sym(name) + 1
             if not symbols(size) & set(m.bound):

@@ -8,6 +8,7 @@ values that differ only in the names of bound variables (not for all of them: ma
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,15 +20,28 @@ from superopt.verifier.arith import normal_condition
 
 __all__ = [
     "ONE", "ZERO", "Apply", "Branch", "Element", "Extreme", "Factor", "Factors", "Monomial", "SizeFactor", "SumBase",
-    "Value", "free", "fresh", "text",
+    "Value", "free", "fresh", "restart_names", "text",
 ]  # fmt: skip
 
-_counter = itertools.count()
+
+class _Names(threading.local):
+    """Each thread has its own: its proofs name things alike, whatever ran before or runs beside."""
+
+    def __init__(self) -> None:
+        self.counter = itertools.count()
+
+
+_names = _Names()
 
 
 def fresh(prefix: str = "v") -> str:
-    """A variable name that no other value uses."""
-    return f"{prefix}~{next(_counter)}"
+    """A variable name that no other value of this thread's proof uses."""
+    return f"{prefix}~{next(_names.counter)}"
+
+
+def restart_names() -> None:
+    """Begin again: called where a proof begins, and values of earlier ones are no longer combined with its own."""
+    _names.counter = itertools.count()
 
 
 @dataclass(frozen=True)
