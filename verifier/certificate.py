@@ -49,7 +49,7 @@ def certificate_of(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAllSi
         "verdict": shown, "derivations": [_derivation(d) for d in proof.goals],
     }  # fmt: skip
     try:
-        data["smt2"] = script_of(data)[0]
+        data["smt2"] = script_of(data)
     except Rejected as error:
         return Unknown(f"the proof could not be written down: {error}"), ""
     data["seal"] = seal(data)

@@ -76,7 +76,7 @@ def _check(data: Row, rng: np.random.Generator) -> CertificateResult:
     rule = parse_rule(data["rule"])
     if rule.id != data["id"] or meaning_digest(rule) != data["digest"]:
         raise Rejected("the certificate is of another rule, or of other meanings of its operators")
-    text, steps = script_of(data)
+    text = script_of(data)
     if text != data["smt2"]:
         raise Rejected("the SMT script does not state the goals that the derivations need")
     met = sum(points(r, i, d, rng) for (r, i), d in zip(_outputs(rule), data["derivations"], strict=True))
@@ -85,6 +85,7 @@ def _check(data: Row, rng: np.random.Generator) -> CertificateResult:
         for name, answer in unsatisfiable(goal).items():
             if answer != "unsat":
                 raise Rejected(f"goal {number} of the SMT script: {name} answers {answer}")
+    steps = sum(len(d["steps"]) for d in data["derivations"])
     return CertificateResult(True, "", len(goals), steps, met, {f"{n} {v}": len(goals) for n, v in solvers().items()})
 
 
@@ -103,8 +104,8 @@ def _outputs(rule: Rule) -> list[tuple[Rule, int]]:
 _BETWEEN = "\n(reset)\n"
 
 
-def script_of(data: Row) -> tuple[str, int]:
-    """Every goal of a certificate's derivations as one SMT-LIB script, each on its own after a reset; and their steps.
+def script_of(data: Row) -> str:
+    """Every goal of a certificate's derivations as one SMT-LIB script, each on its own after a reset.
 
     Raises:
         Rejected: a derivation is not one of the rule, or its steps do not lead to nothing.
@@ -113,21 +114,19 @@ def script_of(data: Row) -> tuple[str, int]:
     if len(outputs) != len(data["derivations"]):
         raise Rejected(f"{len(data['derivations'])} derivations for {len(outputs)} outputs")
     texts: dict[str, None] = {}
-    steps = 0
     for (rule, place), row in zip(outputs, data["derivations"], strict=True):
-        goals = _Goals(texts)
-        goals.context(rule, place, row)
+        asked = _Goals(texts)
+        asked.context(rule, place, row)
         state: Counter[Summand] = Counter()
         for side, sign in (("left", 1), ("right", -1)):
-            goals.inside(read(row[side]), {n: t.shape for n, t in rule.tensors.items()})
+            asked.inside(read(row[side]), {n: t.shape for n, t in rule.tensors.items()})
             _add(state, read(row[side]), sign)
         for step in row["steps"]:
-            goals.step(step, state)
-            steps += 1
+            asked.step(step, state)
         if state:
             raise Rejected("the steps do not end with nothing left")
-    texts = texts or {script([[Condition("ge", -1)]]): None}
-    return _BETWEEN.join(["; superopt certificate: every (check-sat) must answer unsat", *texts]) + "\n", steps
+    goals = list(texts) or [script([[Condition("ge", -1)]])]
+    return _BETWEEN.join(["; superopt certificate: every (check-sat) must answer unsat", *goals]) + "\n"
 
 
 def _add(state: Counter[Summand], value: Iterable[Summand], sign: int) -> None:
@@ -176,9 +175,7 @@ class _Goals:
                 self.implied(c)
             if names & digits.keys():
                 raise Rejected("the name of an index is taken")
-            self.known |= {
-                c for i, e in digits.items() for c in (Condition("ge", sym(i)), Condition("ge", e - 1 - sym(i)))
-            }
+            self.known |= {Condition("ge", d) for i, e in digits.items() for d in (sym(i), e - 1 - sym(i))}
         assumed = conditions(row["hypotheses"]) | {Condition("ge", sym(n) - v) for n, v in row["least"].items()}
         for c in sorted(assumed, key=str):
             self.implied(c)
@@ -224,7 +221,7 @@ class _Goals:
             case "drop", (m,):
                 self.implied(None, m.guards)
                 after = Bag(())
-            case ("simplify" | "lemma" | "multiply") as kind, _:  # values: compared at points, see _sampled
+            case ("simplify" | "lemma" | "multiply") as kind, _:  # values: compared at points
                 after = read(step["after"])
                 divisors = {f[1] for m in before for f, p in m.factors if f[0] == "sum" and p < 0}
                 whole = {m._replace(c=Fraction(1)): m.c for m in before}
@@ -241,10 +238,8 @@ class _Goals:
         if set(images) != set(b.bound) or not _unimodular(list(images.values()), a.bound):
             raise Rejected("a re-indexing is not a bijection of the bound variables")
         m = Summand(b.c, a.bound, replaced(b.guards, images), replaced(b.factors, images))
-        overlap, only_a, only_b = (
-            conditions(step["overlap"]),
-            *([conditions(g) for g in step[k]] for k in ("only_a", "only_b")),
-        )
+        overlap = conditions(step["overlap"])
+        only_a, only_b = ([conditions(g) for g in step[k]] for k in ("only_a", "only_b"))
         self.partition(a.guards, [overlap, *only_a])
         self.partition(m.guards, [overlap, *only_b])
         theirs = [f for f in m.factors if f not in a.factors]
@@ -252,9 +247,8 @@ class _Goals:
         for (f, p), (g, q) in zip(ours, theirs, strict=True):
             if f[:-1] != g[:-1] or p != q:
                 raise Rejected("the factors of summands that are matched do not correspond")
-            for i, j in (
-                zip(f[-1], g[-1], strict=True) if f[0] == "element" else [(f[-1], g[-1])] if f[0] == "size" else ()
-            ):
+            places = {"element": (f[-1], g[-1]), "size": (f[-1:], g[-1:])}.get(f[0], ((), ()))
+            for i, j in zip(*places, strict=True):
                 self.implied(Condition("eq", i - j), overlap)  # what is inside other factors is compared at points
         both = [a._replace(c=a.c + b.c, guards=overlap)] if a.c + b.c else []
         return Bag((*both, *(a._replace(guards=g) for g in only_a), *(m._replace(guards=g) for g in only_b)))
@@ -274,11 +268,9 @@ def _unimodular(images: list[Dim], names: tuple[str, ...]) -> bool:
     """Whether images are affine in the names, and invertible over the integers at all sizes."""
     zero: dict[str, Dim] = dict.fromkeys(names, 0)
     rows = [[substitute(i, {**zero, n: 1}) - substitute(i, zero) for n in names] for i in images]
-    lines = [
-        sum((c * sym(n) for c, n in zip(r, names, strict=True)), substitute(i, zero))
-        for r, i in zip(rows, images, strict=True)
-    ]
-    return lines == images and len(images) == len(names) and _determinant(rows) in (1, -1)
+    lines = [sum(map(prod, zip(row, map(sym, names), strict=True))) for row in rows]
+    affine = all(i - substitute(i, zero) == line for i, line in zip(images, lines, strict=True))
+    return affine and len(images) == len(names) and _determinant(rows) in (1, -1)
 
 
 def _determinant(rows: list[list[Dim]]) -> Dim:

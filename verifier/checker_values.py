@@ -30,9 +30,7 @@ Range = tuple[int, int]
 _SAMPLES = 3  # points per derivation
 # Where exact arithmetic knows too little of a function and disagrees, floating point decides.
 _LAWLESS = ("log(", "erf(", "sin(", "cos(", "tan(", "pow(", "sqrt(", "sinh(", "cosh(")
-_JOINS: Mapping[str, tuple[str, Fraction | float]] = {
-    "sum": ("add", Fraction(0)), "prod": ("mul", Fraction(1)), "max": ("max", -inf),
-}  # fmt: skip
+_JOINS: Mapping[str, Any] = {"sum": ("add", Fraction(0)), "prod": ("mul", Fraction(1)), "max": ("max", -inf)}
 
 
 class Rejected(Exception):
@@ -102,33 +100,29 @@ def replaced(item: Any, names: Mapping[str, Dim]) -> Any:
 
 def points(rule: Rule, place: int, row: Mapping[str, Any], rng: np.random.Generator) -> int:
     """Compare a derivation with the meanings at random sizes, attributes and elements; at how many."""
-    obligations = types_of(rule).lhs_obligations
     sides = [read(row[k]) for k in ("left", "right")]
     steps = [(read(s["before"]), read(s["after"]), read(s.get("factor", [])), s.get("power", 0)) for s in row["steps"]]
     done = 0
     for attempt in range(40):
-        lead = max((len(s.shape) for s in rule.tensors.values()), default=0)
-        point = draw(rule, lead, rng, obligations, 3 + attempt % 3)
-        trial = None if point is None else trial_at(rule, point)
-        if trial is None or trial.ill_typed:
+        point = draw(rule, 0, rng, types_of(rule).lhs_obligations, 3 + attempt % 3)
+        if point is None or (trial := trial_at(rule, point)) is None:
             continue
+        if trial.ill_typed:
+            raise Rejected(f"{trial.ill_typed} at {dict(trial.point.sizes)}")
         names = {**trial.point.sizes}
         for name, text in row["parts"].items():
             names[name] = value_at(size(text), names)
         digits = ([value_at(size(e), names) for e in d] for d in row["digits"])
         axes = tuple(tuple((f"o{i}__{k}", e) for k, e in enumerate(d)) for i, d in enumerate(digits))
         index = {n: (0, e - 1) for axis in axes for n, e in axis}
-        tensors = {n: i for i, n in enumerate(trial.variables)}
-        at = partial(_meaning, axes, names, tensors, index)
+        at = partial(_meaning, axes, names, {n: i for i, n in enumerate(trial.variables)}, index)
         done += _agree(trial, place, [at(s) for s in sides], [(at(b), at(a), at(f), p) for b, a, f, p in steps], rng)
         if done == _SAMPLES:
             return done
     raise Rejected("too few sizes were found at which to compare")
 
 
-def _meaning(
-    axes: Any, names: Mapping[str, int], tensors: Any, index: Mapping[str, Range], value: Bag
-) -> Comprehension:
+def _meaning(axes: Any, names: Mapping[str, int], tensors: Any, index: Any, value: Bag) -> Comprehension:
     return Comprehension(axes, _scalar(replaced(value, names), tensors, index))
 
 
@@ -141,10 +135,7 @@ def _agree(trial: Trial, place: int, sides: list[Comprehension], steps: list[Any
         at = partial(evaluate, operands=list(given.values()), algebra=algebra, sizes=reals)
         try:
             found = values_of(terms, trial, given, algebra)
-            pairs = [
-                (f"the {n} normal form", at(s), found[t])
-                for n, s, t in zip(("left", "right"), sides, terms, strict=True)
-            ]
+            pairs = [(f"the {n} normal form", at(sides[i]), found[terms[i]]) for i, n in enumerate(("left", "right"))]
             for number, (before, after, factor, power) in enumerate(steps):
                 scaled = at(before)
                 for _ in range(power):

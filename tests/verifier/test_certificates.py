@@ -435,7 +435,7 @@ def _sealed(data: Data) -> str:
     """The tampered data with everything that follows from it made right again."""
     try:
         data["digest"] = meaning_digest(parse_rule(data["rule"]))
-        data["smt2"] = script_of(data)[0]
+        data["smt2"] = script_of(data)
     except (Rejected, ValueError, KeyError, TypeError, LookupError):
         pass  # it is refused where it is: the checker has to say so too
     data["seal"] = seal(data)
