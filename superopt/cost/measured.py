@@ -99,7 +99,13 @@ class MeasuredCpu(CostModel):
         times = {k: record.ns for k, record in known.items() if record is not None}
         if len(times) < len(known):  # no time was left to measure them
             return None
-        return peaks_of_header({"device": cpu_name(), "peaks": peaks_of_times(lambda q: times[q.key.text])})
+        return peaks_of_header(
+            {
+                "device": cpu_name(),
+                "cache_bytes": last_level_bytes(),
+                "peaks": peaks_of_times(lambda q: times[q.key.text]),
+            }
+        )
 
     def _view(self) -> Estimate:
         return Estimate(self.meter.dispatch / 1e3, "measured", 0.1)

@@ -34,15 +34,19 @@ PEAK_QUESTIONS: Mapping[str, Question] = {
 
 @dataclass(frozen=True)
 class Peaks:
-    """A device's ceilings as measured: FLOPs a second, bytes a second from memory."""
+    """A device's ceilings as measured: FLOPs a second, bytes a second from memory and from the last cache."""
 
     device: str
     flops_per_second: float
     bytes_per_second: float
+    cache_bytes_per_second: float | None = None
+    cache_bytes: int = 0
 
-    def attainable(self, intensity: float) -> float:
-        """FLOPs a second that work of this intensity (FLOPs per byte) can reach."""
-        return min(self.flops_per_second, intensity * self.bytes_per_second)
+    def attainable(self, flops: float, moved: float) -> float:
+        """FLOPs a second that such work can reach: what half the last cache holds need not come from memory."""
+        cached = self.cache_bytes_per_second is not None and moved < self.cache_bytes / 2
+        speed = self.cache_bytes_per_second if cached and self.cache_bytes_per_second else self.bytes_per_second
+        return min(self.flops_per_second, flops / moved * speed) if moved else self.flops_per_second
 
 
 def peaks_of_times(time_ns: Callable[[Question], float]) -> dict[str, float]:
@@ -60,4 +64,8 @@ def peaks_of_header(header: Mapping[str, Any]) -> Peaks | None:
     speeds = [held.get(k) for k in ("flops_per_s", "bytes_per_s")] if isinstance(held, Mapping) else []
     if len(speeds) != 2 or not all(isinstance(s, int | float) and s > 0 for s in speeds):
         return None
-    return Peaks(str(header.get("device", "")), float(speeds[0] or 0), float(speeds[1] or 0))
+    cached, size = held.get("cache_bytes_per_s") if isinstance(held, Mapping) else None, header.get("cache_bytes")
+    return Peaks(
+        str(header.get("device", "")), float(speeds[0] or 0), float(speeds[1] or 0),
+        float(cached) if isinstance(cached, int | float) and cached > 0 else None, size if isinstance(size, int) else 0,
+    )  # fmt: skip

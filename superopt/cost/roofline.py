@@ -33,7 +33,7 @@ def roofline_data(before: GraphCost, after: GraphCost | None, peaks: Peaks | Non
     if peaks is not None:
         ceilings = {
             "device": peaks.device, "flops_per_second": peaks.flops_per_second,
-            "bytes_per_second": peaks.bytes_per_second,
+            "bytes_per_second": peaks.bytes_per_second, "cache_bytes_per_second": peaks.cache_bytes_per_second,
         }  # fmt: skip
     sides = {"before": operator_rows(before)}
     if after is not None:

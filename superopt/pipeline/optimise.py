@@ -15,10 +15,12 @@ from superopt.ir.diff import changed_regions
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Barrier, Typing, infer
+from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.racing import LARGE, measure
 from superopt.rules import Library, Rule, load_library
 from superopt.runtime.limits import refuse_unbounded
 from superopt.search import SearchOptions, SearchResult, search
+from superopt.search.engine import resident
 from superopt.verifier.admission import admit
 from superopt.verifier.differential import CheckResult, check, check_regions
 from superopt.verifier.graphs import certify_result
@@ -35,6 +37,7 @@ _NOISE = 1.005  # a result that the final race puts above this share of the inpu
 _ROUNDS = 15
 _CONFIRMING = 7  # rounds of the final race when its figures were not asked for
 _FLOPS, _BYTES = 5e9, 3e8  # FLOPs and bytes of weights a second that the final check and race get through, at worst
+_PEAKS_TAKE = 4.0  # seconds that measuring the device's ceilings may take, which is done once a machine
 _MEASURING = 0.5  # share of the time limit that measuring operators may take; the rest is predicted
 
 
@@ -45,7 +48,8 @@ class Options:
     Attributes:
         target: "cpu" measures on this machine; "profile:NAME" uses a recorded profile and is deterministic.
         time_limit: seconds for everything; ``None`` lets the search reach its fixpoint, however long that takes.
-        memory_limit: bytes that search and constant folding may take.
+        memory_limit: bytes that the result's weights and peak activations may take together, and that the search may
+            add to the process (:mod:`superopt.pipeline.memory` says what holds where the input takes more already).
         sizes: what symbolic dimensions are costed at; they stay symbolic in the result.
         threads: threads that an operator is measured with.
         rules: folder of a rule library used besides the built-in one.
@@ -168,7 +172,10 @@ def _refuse_opaque(graph: Graph, typing: Typing) -> None:
 
 @dataclass
 class _Attempt:
-    """One optimisation in progress: ``run`` goes straight through, ``failures`` are checks that failed on the way."""
+    """One optimisation in progress: ``run`` goes straight through.
+
+    ``failures`` are checks that failed on the way, ``remarks`` what the report has to say about memory.
+    """
 
     graph: Graph
     typing: Typing
@@ -178,6 +185,13 @@ class _Attempt:
     progress: Progress
     deadline: float
     failures: list[report.CheckFailure] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    bound: MemoryBound | None = None
+
+    def __post_init__(self) -> None:
+        if self.options.memory_limit is not None:
+            self.bound = memory_bound(self.graph, self.typing, self.options.memory_limit, self.options.sizes)
+            self.remarks += [self.bound.note] if self.bound.note else []
 
     def run(self) -> Result:
         notes: list[str] = []
@@ -207,9 +221,16 @@ class _Attempt:
         )
 
     def _search(self, rules: tuple[Rule, ...]) -> SearchResult:
+        if self.bound is None:
+            return self._search_freely(rules)
+        return self.bound.kept(self.graph, rules, self.options.sizes, self._search_freely, self.remarks)
+
+    def _search_freely(self, rules: tuple[Rule, ...]) -> SearchResult:
+        limit = self.options.memory_limit
         limits = SearchOptions(
             time_limit=None if self.deadline == float("inf") else max(0.0, self._left() - self._reserve()),
-            memory_limit=self.options.memory_limit,
+            memory_limit=None if limit is None else resident() + max(limit, SEARCHING),
+            fold_budget_bytes=None if self.bound is None else self.bound.growth,
             seed=self.options.seed,
             sizes=self.options.sizes,
         )
@@ -315,7 +336,8 @@ class _Attempt:
                 "before": report.operator_counts(self.graph), "after": report.operator_counts(found.graph),
             },
             work=report.Work(
-                before.flops, after.flops, before.bytes, after.bytes, before.intensity, after.intensity
+                before.flops, after.flops, before.bytes, after.bytes, before.intensity, after.intensity,
+                before.weight_bytes, after.weight_bytes, before.peak_activation_bytes, after.peak_activation_bytes,
             ),
             rules_applied=tuple(
                 report.Applied(a.rule, a.count, self._verdict(a.rule), a.gain_us, a.where)
@@ -325,9 +347,10 @@ class _Attempt:
                 found.seconds, found.regions, found.distinct_regions, found.e_nodes, found.stopped
             ),
             opaque=opaque_nodes(self.graph, self.typing),
-            notes=tuple(notes) + found.notes,
+            notes=tuple(self.remarks) + tuple(notes) + found.notes,
             near_misses=found.near_misses,
             check_failures=tuple(self.failures),
+            roofline=costs.roofline_data(before, after, model.peaks() if self._left() > _PEAKS_TAKE else None),
         )  # fmt: skip
 
 

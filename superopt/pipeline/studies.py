@@ -28,7 +28,10 @@ def inspect(model: str | Path | Graph, *, sizes: Mapping[str, int] | None = None
         "nodes": len(graph.nodes), "operators": report.operator_counts(graph),
         "weights": {"count": len(graph.weights), "bytes": weights,
                     "elements": sum(e for w in graph.weights if isinstance(e := w.type.elements, int))},
-        "work": work,
+        "work": {**work, "nodes": [
+            {"node": name, "op": op, "flops": flops, "bytes": moved, "intensity": flops / moved if moved else None}
+            for name, op, flops, moved in costs.node_work(graph, typing, sizes=sizes)
+        ]},
         "opaque": [vars(o) for o in opaque_nodes(graph, typing)],
         "functions": sorted(k for k in graph.extras if k.startswith("function")),
     }  # fmt: skip
@@ -45,13 +48,30 @@ def cost(
     graph = load(model)
     with costs.for_target(target, progress=progress, sizes=sizes) as model_costs:
         found = costs.graph_cost(graph, model_costs, sizes=sizes or {})
+        peaks = model_costs.peaks()
     nodes = [
-        {"node": name, "op": op, "us": estimate.us, "source": estimate.source, "sigma": estimate.sigma}
-        for name, op, estimate in found.per_node
+        _node(name, op, estimate, work, peaks)
+        for (name, op, estimate), work in zip(found.per_node, found.per_node_work, strict=True)
     ]
     return {
         "format": "superopt.cost", "version": 1, "name": graph.name, "target": target, "us": found.us,
         "measured_share": found.measured_share, "flops": found.flops, "bytes": found.bytes,
         "intensity": found.intensity, "peak_activation_bytes": found.peak_activation_bytes,
-        "weight_bytes": found.weight_bytes, "nodes": nodes,
+        "weight_bytes": found.weight_bytes, "memory_bytes": found.memory, "nodes": nodes,
+        "roofline": costs.roofline_data(found, None, peaks),
+    }  # fmt: skip
+
+
+def _node(
+    name: str, op: str, estimate: costs.Estimate, work: tuple[int, int], peaks: costs.Peaks | None
+) -> dict[str, Any]:
+    """A node's time, work and place under the roofline: ``of_roof`` is the share of what the device could reach."""
+    flops, moved = work
+    intensity = flops / moved if moved else None
+    reached = flops / estimate.us * 1e6 if estimate.us > 0 and flops else None
+    roof = peaks.attainable(flops, moved) if peaks is not None and flops else None
+    return {
+        "node": name, "op": op, "us": estimate.us, "source": estimate.source, "sigma": estimate.sigma, "flops": flops,
+        "bytes": moved, "intensity": intensity, "flops_per_second": reached,
+        "of_roof": reached / roof if reached is not None and roof else None,
     }  # fmt: skip

@@ -7,6 +7,8 @@ from html import escape
 
 from superopt.ir.errors import printable
 from superopt.report.model import Report
+from superopt.report.roofline import STYLE as PLOT_STYLE
+from superopt.report.roofline import roofline
 from superopt.report.terminal import bytes_text, count_text, time_text
 
 __all__ = ["render"]
@@ -30,9 +32,10 @@ def render(name: str, report: Report) -> str:
         (
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<style>{_STYLE}</style><h1>{title}</h1>",
+            f"<style>{_STYLE}{PLOT_STYLE}</style><h1>{title}</h1>",
             f'<p class="verdict">{escape(_headline(report))}</p>',
-            _bars(report), _work(report), _operators(report), _rules(report), _circumstances(report), "</html>\n",
+            _bars(report), _work(report), _roofline(report), _operators(report), _rules(report),
+            _circumstances(report), "</html>\n",
         )
     )  # fmt: skip
 
@@ -78,8 +81,22 @@ def _work(report: Report) -> str:
         ("FLOPs", count_text(w.flops_before), count_text(w.flops_after)),
         ("bytes moved", bytes_text(w.bytes_before), bytes_text(w.bytes_after)),
         ("arithmetic intensity, FLOPs per byte", *intensity),
+        ("weights at inference", bytes_text(w.weight_bytes_before), bytes_text(w.weight_bytes_after)),
+        ("activations alive at once, at most", bytes_text(w.peak_activation_bytes_before),
+         bytes_text(w.peak_activation_bytes_after)),
     ]
     return "<h2>Work</h2>" + _table(("", "before", "after"), rows, (1, 2))
+
+
+def _roofline(report: Report) -> str:
+    data = report.roofline or {}
+    if report.status == "unchanged":
+        data = {k: v for k, v in data.items() if k != "after"}
+    plot, note = roofline(data)
+    if not plot:
+        return ""
+    keys = "Large: the whole graph; small: its operators, larger where they take longer."
+    return f"<h2>Roofline</h2>{plot}<p>{escape(note)} {keys}</p>"
 
 
 def _operators(report: Report) -> str:

@@ -83,7 +83,10 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Work:
-    """FLOPs and bytes that running the graph moves, for the sizes it was costed at; intensity is their ratio."""
+    """FLOPs and bytes that running the graph moves, for the sizes it was costed at; intensity is their ratio.
+
+    Memory: bytes of the weights that are present at inference, and of the activations that are alive at once, at most.
+    """
 
     flops_before: int | None
     flops_after: int | None
@@ -91,6 +94,10 @@ class Work:
     bytes_after: int | None
     intensity_before: float | None
     intensity_after: float | None
+    weight_bytes_before: int | None = None
+    weight_bytes_after: int | None = None
+    peak_activation_bytes_before: int | None = None
+    peak_activation_bytes_after: int | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +148,7 @@ class Report:
     near_misses: tuple[str, ...] = ()
     verification: Verification | None = None
     check_failures: tuple[CheckFailure, ...] = ()
+    roofline: Mapping[str, Any] | None = None
 
     def json(self) -> dict[str, Any]:
         """The report as JSON data, ``{"format": "superopt.report", "version": 1, …}``."""

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from superopt.ir.errors import printable
-from superopt.report.model import Report
+from superopt.report.model import Report, Work
 
 __all__ = ["bytes_text", "count_text", "show_explanation", "show_report", "table", "time_text"]
 
@@ -65,6 +65,8 @@ def show_report(console: Console, name: str, report: Report) -> None:
         ("FLOPs", count_text(work.flops_before), count_text(work.flops_after), ""),
         ("bytes moved", bytes_text(work.bytes_before), bytes_text(work.bytes_after), ""),
         ("FLOPs per byte", _short(work.intensity_before), _short(work.intensity_after), "arithmetic intensity"),
+        ("memory", bytes_text(_memory(work, "before")), bytes_text(_memory(work, "after")),
+         "weights and activations at once"),
     ]  # fmt: skip
     if report.measured is not None:
         m = report.measured
@@ -115,6 +117,11 @@ def show_explanation(console: Console, report: Report) -> None:
         console.print("no rule was applied")
     for miss in report.near_misses:
         console.print(f"near miss: {escape(miss)}")
+
+
+def _memory(work: Work, side: str) -> int | None:
+    weights, activations = getattr(work, f"weight_bytes_{side}"), getattr(work, f"peak_activation_bytes_{side}")
+    return None if weights is None or activations is None else weights + activations
 
 
 def _short(value: float | None) -> str:

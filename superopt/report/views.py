@@ -40,11 +40,29 @@ def show_inspection(console: Console, name: str, facts: Mapping[str, Any]) -> No
         f"work: {count_text(work['flops'], 'FLOP')}, {bytes_text(work['bytes'])} moved, "
         f"{'–' if work['intensity'] is None else format(work['intensity'], '.1f')} FLOP per byte"
     )
-    operators = [(printable(op), str(n)) for op, n in facts["operators"].items()]
-    console.print(table("operator", "nodes", rows=operators, numeric=(1,)))
+    console.print(
+        f"memory at inference: weights {bytes_text(work['weight_bytes'])}, activations alive at once "
+        f"{bytes_text(work['peak_activation_bytes'])}"
+    )
+    headers = ("operator", "nodes", "FLOP", "bytes moved", "FLOP per byte")
+    console.print(table(*headers, rows=_by_operator(facts), numeric=(1, 2, 3, 4)))
     if facts["opaque"]:
         rows = [(printable(o["op"]), str(o["count"]), printable(o["reason"])) for o in facts["opaque"]]
         console.print(table("opaque to superopt", "nodes", "because", rows=rows, numeric=(1,)))
+
+
+def _by_operator(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Nodes by operator with their work; operators whose nodes only make weights, or only rename memory, have none."""
+    done: dict[str, tuple[int, int]] = {}
+    for node in facts["work"].get("nodes", ()):
+        flops, moved = done.get(node["op"], (0, 0))
+        done[node["op"]] = (flops + node["flops"], moved + node["bytes"])
+    rows: list[tuple[str, ...]] = []
+    for op, count in facts["operators"].items():
+        flops, moved = done.get(op, (0, 0))
+        shown = (count_text(flops), bytes_text(moved), f"{flops / moved:.1f}") if moved else ("–", "–", "–")
+        rows.append((printable(op), str(count), *shown))
+    return rows
 
 
 def diff_data(found: GraphDiff) -> dict[str, Any]:
@@ -131,10 +149,15 @@ def show_cost(console: Console, name: str, facts: Mapping[str, Any], top: int) -
     nodes = sorted(facts["nodes"], key=lambda n: -n["us"])
     whole = facts["us"] or 1.0
     rows = [
-        (printable(n["node"], 60), printable(n["op"]), time_text(n["us"]), f"{n['us'] / whole:.1%}", n["source"])
+        (
+            printable(n["node"], 60), printable(n["op"]), time_text(n["us"]), f"{n['us'] / whole:.1%}",
+            "–" if n["intensity"] is None else f"{n['intensity']:.1f}",
+            "–" if n["of_roof"] is None else f"{n['of_roof']:.0%}", n["source"],
+        )
         for n in nodes[:top]
-    ]
-    console.print(table("node", "operator", "time", "share", "source", rows=rows, numeric=(2, 3)))
+    ]  # fmt: skip
+    headers = ("node", "operator", "time", "share", "FLOP/B", "of roof", "source")
+    console.print(table(*headers, rows=rows, numeric=(2, 3, 4, 5)))
     if len(nodes) > top:
         rest = sum(n["us"] for n in nodes[top:])
         console.print(f"and {len(nodes) - top} more nodes, {time_text(rest)} together (--top shows more)")
@@ -147,6 +170,15 @@ def show_cost(console: Console, name: str, facts: Mapping[str, Any], top: int) -
         f"{count_text(facts['flops'], 'FLOP')}, {bytes_text(facts['bytes'])} moved, weights "
         f"{bytes_text(facts['weight_bytes'])}, peak activations {bytes_text(facts['peak_activation_bytes'])}"
     )
+    roof = facts["roofline"]
+    if "flops_per_second" in roof:
+        cached = roof.get("cache_bytes_per_second")
+        console.print(
+            f"ceilings measured on {escape(printable(roof['device']))}: "
+            f"{count_text(roof['flops_per_second'], 'FLOP/s')}, {count_text(roof['bytes_per_second'], 'B/s')} from "
+            "memory"
+            + ("" if cached is None else f", {count_text(cached, 'B/s')} from the last cache")
+        )
 
 
 def show_provenance(console: Console, graph: Graph) -> None:

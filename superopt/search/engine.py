@@ -30,7 +30,7 @@ from superopt.search.replay import Names, replay
 from superopt.search.result import AppliedRule, Progress, SearchOptions, SearchResult
 from superopt.search.saturate import Limits, Moves
 
-__all__ = ["search"]
+__all__ = ["resident", "search"]
 
 _PHASES = 40
 _WINDOWS = (14, 30, 1 << 30)  # operators of a region in the first two phases, the next two, and then (at most)
@@ -233,7 +233,7 @@ class _Run:
     def _over(self) -> bool:
         if time.monotonic() >= self.deadline:
             self.stopped = "time"
-        elif self.options.memory_limit is not None and _resident() > self.options.memory_limit:
+        elif self.options.memory_limit is not None and resident() > self.options.memory_limit:
             self.stopped = "memory"
         return self.stopped in ("time", "memory")
 
@@ -423,7 +423,7 @@ def _named(plan: Plan) -> str:
     return ", ".join(sorted(plan.rules)) or "evaluating constants"
 
 
-def _resident() -> int:
+def resident() -> int:
     """Bytes of memory that the process occupies; 0 where the system does not say."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[1]) * 4096 if statm.exists() else 0

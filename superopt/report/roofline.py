@@ -1,0 +1,194 @@
+"""A roofline plot as SVG: FLOPs a second over FLOPs per byte, before and after, under the device's measured ceilings.
+
+No script, no style of its own: the page's style sheet gives colours to the classes ``grid``, ``roof``, ``near``,
+``step``, ``fill-before`` and ``fill-after``, light and dark (:data:`STYLE` is one).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from superopt.ir.errors import printable
+from superopt.report.terminal import count_text, time_text
+
+__all__ = ["STYLE", "roofline"]
+
+STYLE = """
+.plot { width: 100%; height: auto; font: 12px system-ui, sans-serif; fill: currentColor; }
+.plot .grid { stroke: var(--line); fill: none; } .plot .roof { stroke: currentColor; stroke-width: 2; fill: none; }
+.plot .near { stroke-width: 1; stroke-dasharray: 6 4; opacity: .7; }
+.plot .step { stroke: var(--b); stroke-width: 1.5; stroke-dasharray: 4 3; fill: none; }
+.plot .fill-before { fill: var(--a); } .plot .fill-after { fill: var(--b); } .plot .minor { opacity: .55; }
+.plot .point circle { stroke: Canvas; stroke-width: 2; } .plot .quiet { opacity: .75; }
+.plot text { paint-order: stroke; stroke: Canvas; stroke-width: 3px; stroke-linejoin: round; }
+"""
+
+_WIDE, _HIGH = 640.0, 380.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 20.0, 18.0, 46.0
+_NAMED = 4  # operators that get a label; the others are named when pointed at
+_LEAST_AREA, _MOST_AREA = 12.0, 260.0
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """A place in the plot: FLOPs per byte, FLOPs a second, and the microseconds it stands for."""
+
+    side: str
+    name: str
+    intensity: float
+    speed: float
+    us: float
+
+
+def roofline(data: Mapping[str, Any]) -> tuple[str, str]:
+    """The plot of a ``roofline`` (:func:`superopt.cost.roofline_data`) and a sentence about it.
+
+    Large dots are whole graphs, small ones their operators, by area as much time as they take. Both texts are empty
+    where nothing has time and FLOPs.
+    """
+    small = [s for side in ("before", "after") for s in _operators(data.get(side), side)]
+    whole = [s for side in ("before", "after") if (s := _whole(data.get(side), side)) is not None]
+    if not whole:
+        return "", ""
+    roofs = _roofs(data)
+    ridge = [(roofs.flops / roofs.memory, roofs.flops)] if roofs else []
+    places = [(s.intensity, s.speed) for s in (*whole, *small)] + ridge
+    frame = _Frame([x for x, _ in places], [y for _, y in places])
+    parts = [frame.grid()]
+    if roofs:
+        parts.append(frame.roofs(roofs))
+    longest = max((s.us for s in small), default=1.0)
+    labelled = {s.name for s in sorted((s for s in small if s.side == whole[0].side), key=lambda s: -s.us)[:_NAMED]}
+    seen: set[str] = set()
+    for spot in sorted(small, key=lambda s: -s.us):
+        parts.append(frame.operator(spot, longest, label=spot.name in labelled and spot.name not in seen))
+        seen.add(spot.name)
+    if len(whole) == 2:
+        parts.append(frame.step(*whole))
+    parts += [frame.graph(spot, alone=len(whole) == 1) for spot in whole]
+    note = _note(whole, roofs)
+    head = f'<svg class="plot" viewBox="0 0 {_WIDE:.0f} {_HIGH:.0f}" role="img" aria-label="{escape(note)}">'
+    return head + "".join(parts) + "</svg>", note
+
+
+def _note(whole: Sequence[_Spot], roofs: _Roofs | None) -> str:
+    told = "; ".join(
+        f"{s.side} {count_text(s.speed, 'FLOP/s')} at {s.intensity:.3g} FLOP per byte, {time_text(s.us)}" for s in whole
+    )
+    above = "This target's ceilings were not measured, so none are drawn."
+    if roofs:
+        cached = f", {count_text(roofs.cache, 'B/s')} from the last cache (dashed)" if roofs.cache else ""
+        above = (
+            f"Ceilings measured on {roofs.device}: {count_text(roofs.flops, 'FLOP/s')}, "
+            f"{count_text(roofs.memory, 'B/s')} from memory{cached}."
+        )
+    return f"{told[0].upper()}{told[1:]} (modelled time). {above}"
+
+
+def _whole(rows: Any, side: str) -> _Spot | None:
+    sums = [sum(float(row.get(k) or 0) for row in rows or ()) for k in ("flops", "bytes", "us")]
+    flops, moved, us = sums
+    return _Spot(side, side, flops / moved, flops / us * 1e6, us) if flops and moved and us else None
+
+
+def _operators(rows: Any, side: str) -> list[_Spot]:
+    found = []
+    for row in rows or ():
+        flops, moved, us = (float(row.get(k) or 0) for k in ("flops", "bytes", "us"))
+        if flops > 0 and moved > 0 and us > 0:
+            found.append(_Spot(side, printable(str(row.get("op", "")), 40), flops / moved, flops / us * 1e6, us))
+    return found
+
+
+@dataclass(frozen=True)
+class _Roofs:
+    """Ceilings: FLOPs a second, bytes a second from memory and (0 where not known) from the last cache, and whose."""
+
+    flops: float
+    memory: float
+    cache: float
+    device: str
+
+
+def _roofs(data: Mapping[str, Any]) -> _Roofs | None:
+    """The ceilings, if they were measured."""
+    found = [data.get(k) for k in ("flops_per_second", "bytes_per_second", "cache_bytes_per_second")]
+    flops, memory, cache = (float(v) if isinstance(v, int | float) and v > 0 else 0.0 for v in found)
+    device = printable(str(data.get("device") or "the target"), 60)
+    return _Roofs(flops, memory, cache if cache > memory else 0.0, device) if flops and memory else None
+
+
+class _Frame:
+    """Logarithmic axes around some points."""
+
+    def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
+        self.x0, self.x1 = _decades(xs)
+        self.y0, self.y1 = _decades(ys)
+
+    def x(self, value: float) -> float:
+        return _LEFT + (math.log10(value) - self.x0) / (self.x1 - self.x0) * (_WIDE - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        return _HIGH - _BOTTOM - (math.log10(value) - self.y0) / (self.y1 - self.y0) * (_HIGH - _TOP - _BOTTOM)
+
+    def grid(self) -> str:
+        parts = []
+        for e in range(self.x0, self.x1 + 1):
+            x = self.x(10.0**e)
+            parts.append(f'<path class="grid" d="M{x:.1f} {_TOP} V{_HIGH - _BOTTOM}"/>')
+            parts.append(_text(x, _HIGH - _BOTTOM + 17, "middle", f"{10.0**e:g}"))
+        for e in range(self.y0, self.y1 + 1):
+            y = self.y(10.0**e)
+            parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f} H{_WIDE - _RIGHT}"/>')
+            parts.append(_text(_LEFT - 8, y + 4, "end", count_text(10.0**e).replace(".00", "")))
+        parts.append(_text((_LEFT + _WIDE - _RIGHT) / 2, _HIGH - 8, "middle", "FLOP per byte moved"))
+        parts.append(_text(_LEFT + 6, _TOP + 13, "start", "FLOP per second"))
+        return "".join(parts)
+
+    def roofs(self, roofs: _Roofs) -> str:
+        """The slopes of the bandwidths up to their ridges, then the level of the peak."""
+        right = 10.0**self.x1
+        lines = [self._roof("roof", roofs.flops, roofs.memory)]
+        if roofs.cache:
+            lines.insert(0, self._roof("roof near", roofs.flops, roofs.cache))
+        level = _text(self.x(right) - 4, self.y(roofs.flops) - 6, "end", count_text(roofs.flops, "FLOP/s"))
+        return "".join(lines) + level
+
+    def _roof(self, kind: str, flops: float, band: float) -> str:
+        left, right, low = 10.0**self.x0, 10.0**self.x1, 10.0**self.y0
+        ridge = min(max(flops / band, left), right)
+        start = max(left, low / band)
+        return (f'<path class="{kind}" d="M{self.x(start):.1f} {self.y(start * band):.1f} '
+                f'L{self.x(ridge):.1f} {self.y(min(flops, ridge * band)):.1f} H{self.x(right):.1f}"/>')  # fmt: skip
+
+    def step(self, a: _Spot, b: _Spot) -> str:
+        return (f'<path class="step" d="M{self.x(a.intensity):.1f} {self.y(a.speed):.1f} '
+                f'L{self.x(b.intensity):.1f} {self.y(b.speed):.1f}"/>')  # fmt: skip
+
+    def operator(self, spot: _Spot, longest: float, *, label: bool) -> str:
+        x, y = self.x(spot.intensity), self.y(spot.speed)
+        radius = math.sqrt(max(_LEAST_AREA, _MOST_AREA * spot.us / longest) / math.pi)
+        title = f"{spot.name}, {spot.side}: {time_text(spot.us)}, {count_text(spot.speed, 'FLOP/s')}"
+        dot = (f'<circle class="minor fill-{spot.side}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}">'
+               f"<title>{escape(title)}</title></circle>")  # fmt: skip
+        return dot + (_text(x + radius + 4, y + 4, "start", spot.name, quiet=True) if label else "")
+
+    def graph(self, spot: _Spot, *, alone: bool) -> str:
+        x, y = self.x(spot.intensity), self.y(spot.speed)
+        name = "whole graph" if alone else spot.name
+        label = _text(x, y + (24 if spot.side == "before" else -14), "middle", name)
+        return f'<g class="point"><circle class="fill-{spot.side}" cx="{x:.1f}" cy="{y:.1f}" r="7"/>{label}</g>'
+
+
+def _text(x: float, y: float, anchor: str, words: str, *, quiet: bool = False) -> str:
+    mark = ' class="quiet"' if quiet else ""
+    return f'<text{mark} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def _decades(values: Sequence[float]) -> tuple[int, int]:
+    low, high = math.floor(math.log10(min(values)) - 0.15), math.ceil(math.log10(max(values)) + 0.15)
+    return low, max(high, low + 1)
