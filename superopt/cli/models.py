@@ -42,7 +42,8 @@ def optimize(
         float, typer.Option(metavar="S", min=0, envvar="SUPEROPT_TIME_LIMIT", help="seconds for everything")
     ] = 45.0,
     memory_limit: Annotated[
-        str | None, typer.Option(metavar="B", envvar="SUPEROPT_MEMORY_LIMIT", help="of the result at inference, and of the search: 512M")
+        str | None,
+        typer.Option(metavar="B", envvar="SUPEROPT_MEMORY_LIMIT", help="of the result and the search: bytes, 512M, 2G"),
     ] = None,
     seed: Annotated[int, typer.Option(help="the search and the check are deterministic for a seed")] = 0,
     rules: Annotated[Path | None, typer.Option(metavar="DIR", help="a rule library besides the built-in one")] = None,
