@@ -4,7 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check format bench bench-cost bench-ablation profile-record certify gpu-record conformance corpus clean
+.PHONY: demo test check format bench bench-cost bench-ablation profile-record certify gpu-record conformance corpus clean corpus-gate \
+	corpus-compare corpus-update corpus-update-full patterns
 
 demo: $(READY)            ## optimise two real models and print before/after
 	@$(BIN)/superopt optimize corpus/resnet50.json --measure
@@ -31,11 +32,29 @@ web:                      ## the interactive parts of the service's pages (needs
 browser: $(READY)         ## drive the pages in Chromium; screenshots in build/screenshots (skipped without Chromium or Node)
 	@$(BIN)/pytest -q tests/browser
 
-bench: $(READY)           ## measured ratios over the corpus, interleaved medians
-	@$(BIN)/superopt bench corpus/*.json
+PEERS := ort,onnxsim,onnxslim,onnxscript,onnxoptimizer,inductor
+bench: $(READY)           ## the corpus beside other optimisers, on a quiet machine: docs/benchmark.*; goes on where it stopped
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[bench]'
+	@$(BIN)/superopt bench corpus/*.json --vs $(PEERS) --race-limit 8 --resume build/bench \
+		--json docs/benchmark.json --markdown docs/benchmark.md --html build/bench.html -f
+
+corpus-gate: $(READY)     ## modelled costs of tiny models of every family against the recorded baseline; who made them worse?
+	@$(BIN)/superopt corpus compare
+
+corpus-compare: $(READY)  ## the same for the whole corpus at full size: 10 minutes where its regions were searched before
+	@$(BIN)/superopt corpus compare corpus --baseline corpus/baselines/full.json
+
+corpus-update: $(READY)   ## record the baseline of corpus-gate
+	@$(BIN)/superopt corpus update
+
+corpus-update-full: $(READY)  ## record the baseline of corpus-compare
+	@$(BIN)/superopt corpus update corpus --baseline corpus/baselines/full.json --target profile:cpu-epyc-2core
+
+patterns: $(READY)        ## which patterns of other tools our rules find: docs/patterns.md
+	@$(BIN)/python corpus/patterns.py
 
 bench-ablation: $(READY)  ## modelled cost with our rules, with TASO's, and with none (add --measure to time the results as well)
-	@$(BIN)/python -m superopt.pipeline.ablation corpus/*.json --library taso=rules/heldout --json build/bench-ablation.json
+	@$(BIN)/python -m superopt.pipeline.ablation corpus/*.json --library taso=tests/discovery/taso --json build/bench-ablation.json
 
 bench-cost: $(READY)      ## modelled against measured time: whole models, rewrites that pay and that do not, two cold runs
 	@$(BIN)/superopt bench --cost corpus/*.json --json build/bench-cost.json -f
