@@ -269,7 +269,11 @@ def derive(rules_file: Path | str, library: Library | Iterable[Rule]) -> Coverag
         if not rule.operators <= set(REGISTRY):
             missing[rule.id] = "has an operator that superopt does not know"
             continue
-        chain = derived(rule, moves_of(rules, parts_of(rule)))
+        parts = parts_of(rule)
+        near = [r for r in rules if r.operators <= rule.operators]
+        chain = derived(rule, moves_of(near, parts)) if near else None
+        if chain is None:  # over operators of its own first, which is quick
+            chain = derived(rule, moves_of(rules, parts))
         if chain is None:
             missing[rule.id] = "saturation by the library does not bring the sides together"
         else:
