@@ -11,6 +11,8 @@ from superopt.rules.rule import Rule
 
 __all__ = ["minimised"]
 
+_ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Reciprocal", "ConstantOfShape"})
+
 
 def minimised(rules: Sequence[Rule], progress: Callable[[str], None] | None = None) -> tuple[Rule, ...]:
     """Keep short and general rules first, and of the others those that are not derived.
@@ -30,11 +32,14 @@ def minimised(rules: Sequence[Rule], progress: Callable[[str], None] | None = No
 
 
 def _follows(rule: Rule, kept: Sequence[Rule]) -> bool:
-    """Whether kept rules over the rule's own operators derive it: a detour through others is no help to a search."""
+    """Whether kept rules over the rule's own operators and plain arithmetic derive it.
+
+    A detour through others would be no help to a search.
+    """
     if rule.origin == "definition":
         return False
     rounds = QUICK_ROUNDS if rule.origin == SHORTCUT else ROUNDS
-    near = [r for r in kept if r.operators <= rule.operators]
+    near = [r for r in kept if r.operators <= rule.operators | _ARITHMETIC]
     return derived(rule, moves_of(near), rounds=rounds) is not None
 
 
