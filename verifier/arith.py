@@ -19,6 +19,8 @@ from superopt.verifier.budget import Budget, OutOfTimeError
 
 __all__ = ["Facts", "OutOfTimeError", "ge", "negated", "normal_condition"]
 
+_ELIMINATIONS = 20  # that are a unit of the budget
+_TRIED = 150  # sizes that one elimination may go through
 _Z3_RESOURCES = 2_000_000  # Z3's own count of steps per query, so that results do not depend on the machine
 
 
@@ -140,13 +142,19 @@ class Facts:
         rest = [c for c in (*extra, *self.hypotheses) if c.kind != "ne"]
         if any(self._sum_nonnegative(condition.size - c.size) for c in rest if c.kind == "ge"):
             return True
-        return self._eliminate(condition.size, _intervals(rest, set(self.least)), 12)
+        seen: set[Dim] = set()
+        found = self._eliminate(condition.size, _intervals(rest, set(self.least)), 12, seen)
+        self.budget.spend(len(seen) / _ELIMINATIONS)
+        return found
 
-    def _eliminate(self, size: Dim, intervals: Mapping[str, tuple[list[Dim], list[Dim]]], fuel: int) -> bool:
+    def _eliminate(
+        self, size: Dim, intervals: Mapping[str, tuple[list[Dim], list[Dim]]], fuel: int, seen: set[Dim]
+    ) -> bool:
         if self._sum_nonnegative(size):
             return True
-        if fuel == 0 or not isinstance(size, Poly):
+        if fuel == 0 or not isinstance(size, Poly) or size in seen or len(seen) > _TRIED:
             return False
+        seen.add(size)
         for name in sorted(symbols(size) & intervals.keys()):
             coefficient = _linear_in(size, name)
             if coefficient is None:
@@ -159,7 +167,7 @@ class Facts:
                 ends = upper
             else:
                 continue
-            return any(self._eliminate(rest + coefficient * end, intervals, fuel - 1) for end in ends[:3])
+            return any(self._eliminate(rest + coefficient * end, intervals, fuel - 1, seen) for end in ends[:3])
         return False
 
     def _sum_nonnegative(self, size: Dim) -> bool:

@@ -14,7 +14,7 @@ import z3
 
 __all__ = ["Budget", "OutOfTimeError"]
 
-RATE = 2_500  # units that take about a second
+RATE = 2_000  # units that take about a second
 RESOURCES = 300  # of Z3's own count: one unit
 _PATIENCE, _LEAST = 10.0, 60.0  # the emergency stop by the clock: so many times the nominal seconds, at least this
 _LONGEST_QUERY = 60_000  # milliseconds; a query ends by its count long before
