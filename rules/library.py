@@ -7,6 +7,7 @@ has no verdict until it is checked again. Only :mod:`superopt.verifier` writes v
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import os
 import tomllib
@@ -230,7 +231,7 @@ def read_verdicts(path: Path) -> dict[str, Mapping[str, object]]:
     """The verdicts of a ``proofs.json``, by digest; none where there is no file.
 
     Raises:
-        RuleError: the file is not a store of verdicts.
+        RuleError: the file is not a store of verdicts, or was changed by hand.
     """
     if not path.exists():
         return {}
@@ -238,6 +239,8 @@ def read_verdicts(path: Path) -> dict[str, Mapping[str, object]]:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != "superopt.proofs" or data["version"] != 1:
             raise RuleError("not a superopt.proofs file of version 1", where=str(path))
+        if data.get("seal", seal := _seal(data["verdicts"])) != seal:
+            raise RuleError("was changed by hand", where=str(path), hint="delete it and prove again")
         return {str(k): dict(v) for k, v in data["verdicts"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise RuleError(
@@ -249,7 +252,13 @@ def write_verdicts(path: Path, store: Mapping[str, Mapping[str, object]]) -> Non
     """Write a store, sorted by rule id, one verdict a line; whole or not at all."""
     rows = sorted(store.items(), key=lambda item: (str(item[1].get("id", "")), item[0]))
     lines = ",\n".join(f"  {json.dumps(d)}: {json.dumps(v, sort_keys=True)}" for d, v in rows)
-    _replace(path, '{"format": "superopt.proofs", "version": 1, "verdicts": {\n' + lines + "\n}}\n")
+    head = f'{{"format": "superopt.proofs", "version": 1, "seal": "{_seal(dict(store))}", "verdicts": {{\n'
+    _replace(path, head + lines + "\n}}\n")
+
+
+def _seal(verdicts: Mapping[str, object]) -> str:
+    """A digest by which a hand that edits verdicts is noticed."""
+    return hashlib.sha256(json.dumps(verdicts, sort_keys=True, default=dict).encode()).hexdigest()
 
 
 def write_rules(path: Path, rules: Iterable[Rule], *, heading: str = "") -> None:
