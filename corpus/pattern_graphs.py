@@ -125,6 +125,8 @@ _ALL = "ORT, onnxoptimizer, OnnxSlim, onnxscript"
 _MAP, _ROWS, _SEQ = (1, 8, 10, 10), (6, 8), (2, 6, 16)
 _WIDE = "the operator is not in ONNX's own set, so there is nothing to write it as"
 
+_SQRT = "the constant is a rounded root: with it the two are not equal as functions of reals, so no proof lets them be"
+
 PATTERNS: tuple[Pattern, ...] = (
     # Convolutions.
     Pattern("Conv + BatchNormalization", _ALL, _MAP, lambda b, x: _bn(b, _conv(b, x), 8), 1),
@@ -173,8 +175,8 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("consecutive linear layers", "–", _ROWS,
             lambda b, x: b.op("MatMul", b.op("MatMul", x, _w(b, "w", 8, 8)), _w(b, "v", 8, 8)), 1),
     # Activations.
-    Pattern("Gelu by Erf", _ALL.replace(", onnxoptimizer", ""), _SEQ, _gelu_erf, 1),
-    Pattern("Gelu by Tanh (FastGelu)", "ORT", _SEQ, _gelu_tanh, 1),
+    Pattern("Gelu by Erf", _ALL.replace(", onnxoptimizer", ""), _SEQ, _gelu_erf, 1, (), _SQRT),
+    Pattern("Gelu by Tanh (FastGelu)", "ORT", _SEQ, _gelu_tanh, 1, (), _SQRT),
     Pattern("QuickGelu: x · sigmoid(1.702 x)", "ORT", _SEQ, lambda b, x: x * b.op("Sigmoid", x * 1.702), 1, (), _WIDE),
     Pattern("SiLU: x · sigmoid(x)", "ORT", _SEQ, lambda b, x: x * b.op("Sigmoid", x), 1, (), _WIDE),
     Pattern("HardSwish: x · hardsigmoid(x)", "onnxscript", _SEQ,

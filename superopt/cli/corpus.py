@@ -159,13 +159,8 @@ def update(
     _show(found)
     if found.exit_code == 5:
         raise typer.Exit(5)
-    write_run(settings.baseline, updated(run, old, partial=_partial(settings)))
+    write_run(settings.baseline, updated(run, old, partial=settings.partial))
     err().print(f"wrote {settings.baseline}", markup=False)
-
-
-def _partial(settings: CorpusSettings) -> bool:
-    """Whether single models were named, so that the baseline's other rows stay."""
-    return bool(settings.models) and all(Path(m).suffix and "*" not in m for m in settings.models)
 
 
 def _settings(
@@ -182,7 +177,7 @@ def _settings(
     settings = CorpusSettings.read(own, root)
     given = {k: v for k, v in flags.items() if v is not None and v is not False}
     if models:
-        given["models"] = tuple(models)
+        given |= {"models": tuple(models), "partial": all(Path(m).is_file() for m in models)}
     if sizes:
         given["sizes"] = {**settings.sizes, **parse_dims(sizes)}
     if disable:

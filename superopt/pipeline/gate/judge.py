@@ -154,7 +154,7 @@ def _of_row(row: Row, known: Row | None, settings: CorpusSettings, rules: Mappin
 
 def _of_all(run: CorpusRun, baseline: CorpusRun, settings: CorpusSettings) -> list[Finding]:
     found = [Finding("new", r.model, "is not in the baseline") for r in run.rows if baseline.row(r.model) is None]
-    if not _partial(run, baseline, settings):
+    if not settings.partial:
         gone = [r.model for r in baseline.rows if run.row(r.model) is None]
         found += [Finding("missing", m, "is in the baseline and was not found") for m in gone]
     pairs = [(r, k) for r in run.rows if (k := baseline.row(r.model)) is not None]
@@ -164,15 +164,6 @@ def _of_all(run: CorpusRun, baseline: CorpusRun, settings: CorpusSettings) -> li
         text = f"all models together cost {mean - 1:+.1%} (geometric mean), more than {settings.total_threshold:.1%}"
         found.append(Finding("total", "", text))
     return found
-
-
-def _partial(run: CorpusRun, baseline: CorpusRun, settings: CorpusSettings) -> bool:
-    """Whether single models were asked for, of a baseline that has more."""
-    return (
-        bool(settings.models)
-        and all((settings.root / m).is_file() for m in settings.models)
-        and len(run.rows) < len(baseline.rows)
-    )
 
 
 def _traced(

@@ -21,6 +21,7 @@ class CorpusSettings:
 
     Attributes:
         models: files, folders (their models, not those of folders within) or glob patterns.
+        partial: single models were asked for: what else the baseline has is neither missing nor dropped.
         target: "profile:NAME" is deterministic, and what a gate should use; ``None``: what the baseline used.
         baseline: the recorded baseline.
         threshold: growth of a model's modelled cost that is a regression (0.02: 2 %).
@@ -37,6 +38,7 @@ class CorpusSettings:
 
     root: Path = field(default_factory=Path.cwd)
     models: tuple[str, ...] = ()
+    partial: bool = False
     target: str | None = None
     baseline: Path | None = None
     threshold: float = 0.02
@@ -67,7 +69,7 @@ class CorpusSettings:
         Raises:
             UsageError: a key is unknown or its value has the wrong type.
         """
-        known = {f.name for f in fields(CorpusSettings)} - {"root"}
+        known = {f.name for f in fields(CorpusSettings)} - {"root", "partial"}
         made: dict[str, Any] = {}
         for key, value in table.items():
             name = {"profile": "target", "dims": "sizes"}.get(key, key)
