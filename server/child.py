@@ -188,7 +188,7 @@ def _write(result: Result, options: Options, most: int) -> dict[str, Any]:
     if len(without) == len(forms):
         raise ResourceLimit(f"the result is too large to send: {without['json']}")
     (out / FILES["report"]).write_text(json.dumps(result.report.json(), allow_nan=False))
-    view = union(result.original, result.graph, target=options.target, sizes=options.sizes)
+    view = union(result.original, result.graph, sizes=options.sizes)
     (out / FILES["comparison"]).write_text(json.dumps(view, allow_nan=False))
     return said | {"without": without}
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from superopt import cost
 from superopt.ir.diff import value_digests
-from superopt.ir.errors import SuperoptError, printable
+from superopt.ir.errors import printable
 from superopt.ir.graph import Graph, Node, OpaqueAttribute, attribute_key
 from superopt.ops.infer import infer
 from superopt.report.views import PROVENANCE
@@ -23,25 +22,18 @@ __all__ = ["MOST_NODES", "union"]
 MOST_NODES = 20_000  # nodes of either side above which nothing is drawn
 BOTH, BEFORE, AFTER = "both", "before", "after"
 _LONG = 120  # characters of a name or attribute
-_PATIENCE = 3.0  # seconds that costs which were not measured yet may take
 _WEIGHTS = 6
 
 
-def union(
-    before: Graph, after: Graph, *, target: str = "cpu", sizes: Mapping[str, int] | None = None, costs: bool = True
-) -> dict[str, Any]:
+def union(before: Graph, after: Graph, *, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
     """The union graph of an input and its result, as JSON data (``superopt.comparison``).
 
     Args:
         before: the input.
         after: the result.
-        target: what nodes are costed on.
-        sizes: what symbolic dimensions are costed at.
-        costs: whether to cost the nodes.
+        sizes: what symbolic dimensions are taken to be.
     """
-    found: dict[str, Any] = {"format": "superopt.comparison", "version": 1, "target": target}
-    if costs:
-        found["operators"] = _operators(before, after, target, sizes or {})
+    found: dict[str, Any] = {"format": "superopt.comparison", "version": 1}
     most = max(len(before.nodes), len(after.nodes))
     if most > MOST_NODES:
         return found | {"omitted": f"graphs of {most} nodes are not drawn (at most {MOST_NODES})"}
@@ -207,23 +199,3 @@ def _describe(node: Node, graph: Graph, types: Mapping[str, Any], side: str) -> 
 
 def _text(value: Any) -> str:
     return "…" if isinstance(value, OpaqueAttribute) else printable(str(value), _LONG)
-
-
-def _operators(before: Graph, after: Graph, target: str, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Cost by operator of both graphs, as the target's runtime runs them; why not, where it cannot be said."""
-    try:
-        with cost.for_target(target, sizes=sizes, time_limit=_PATIENCE) as model:
-            sides = [cost.graph_cost(graph, model, sizes=sizes) for graph in (before, after)]
-    except SuperoptError as error:
-        return {"omitted": str(error)}
-    return {name: _by_operator(found.per_node) for name, found in zip((BEFORE, AFTER), sides, strict=True)}
-
-
-def _by_operator(parts: Sequence[tuple[str, str, cost.Estimate]]) -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for _, op, estimate in parts:
-        row = found.setdefault(op, {"op": printable(op, _LONG), "count": 0, "us": 0.0, "measured_us": 0.0})
-        row["count"] += 1
-        row["us"] += estimate.us
-        row["measured_us"] += estimate.us if estimate.source in ("measured", "free") else 0.0
-    return sorted(found.values(), key=lambda row: (-row["us"], row["op"]))

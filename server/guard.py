@@ -20,7 +20,7 @@ CSP = (
 )
 _HEADERS = [
     (b"content-security-policy", CSP.encode()), (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"), (b"cross-origin-opener-policy", b"same-origin"),
+    (b"referrer-policy", b"same-origin"), (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]  # fmt: skip
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})

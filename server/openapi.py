@@ -68,11 +68,11 @@ SCHEMAS: dict[str, Any] = {
     },
     "Report": {"type": "object", "required": ["format", "version", "status", "cost", "check", "rules_applied"],
                "properties": {"format": {"const": "superopt.report"}, "version": {"const": 1}}},
-    "Comparison": {"type": "object", "required": ["format", "version", "target"], "properties": {
-        "format": {"const": "superopt.comparison"}, "version": {"const": 1}, "target": _NAME,
+    "Comparison": {"type": "object", "required": ["format", "version"], "properties": {
+        "format": {"const": "superopt.comparison"}, "version": {"const": 1},
         "nodes": {"type": "array", "items": {"type": "object", "required": ["op", "name", "side"]}},
         "edges": {"type": "array", "items": {"type": "array"}, "description": "[from, to, side]"},
-        "regions": {"type": "array"}, "operators": {"type": "object"},
+        "regions": {"type": "array"},
         "omitted": {"type": "string", "description": "why there are no nodes"}}},
     "Graph": {"type": "object", "required": ["format", "version", "opset", "inputs", "nodes", "outputs"],
               "description": "`superopt schema` prints the whole schema", "properties": {

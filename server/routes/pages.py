@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from superopt.ir.errors import printable
+from superopt.report.roofline import roofline
 from superopt.server.blobs import Spool
 from superopt.server.body import GRAPH_JSON, ONNX, Upload, receive
-from superopt.server.charts import cost_bars, roofline
+from superopt.server.charts import cost_bars
 from superopt.server.parameters import read_options
 from superopt.server.problems import Problem
 from superopt.server.routes.documents import describe, ended, send_file
@@ -129,11 +130,11 @@ def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
     if not path.is_file():
         return {"report": None}
     report = json.loads(path.read_text())
-    operators: dict[str, Any] = {}
-    if "comparison" in files and (drawn := service.blobs.path(files["comparison"]["sha256"])).is_file():
-        operators = json.loads(drawn.read_text()).get("operators", {})
-    plot, note = roofline(report)
-    return {"report": report, "bars": cost_bars(operators), "plot": plot, "plot_note": note}
+    data = report.get("roofline") or {}
+    if report["status"] == "unchanged":
+        data = {k: v for k, v in data.items() if k != "after"}
+    plot, note = roofline(data)
+    return {"report": report, "bars": cost_bars(data), "plot": plot, "plot_note": note}
 
 
 @router.post("/jobs/{job_id}/cancel")

@@ -22,7 +22,7 @@ def node(op: str, reads: str, makes: str) -> dict[str, object]:
 def test_what_did_not_change_is_there_once() -> None:
     before = graph([node("Relu", "x", "a"), node("Neg", "a", "b"), node("Neg", "b", "c"), node("Exp", "c", "y")])
     after = graph([node("Relu", "x", "a"), node("Identity", "a", "c"), node("Exp", "c", "y")])
-    found = union(before, after, costs=False)  # type: ignore[arg-type]
+    found = union(before, after)  # type: ignore[arg-type]
     drawn = [(n["op"], n["side"]) for n in found["nodes"]]
     assert drawn == [("input", "both"), ("Relu", "both"), ("Neg", "before"), ("Neg", "before"), ("Exp", "both"),
                      ("Identity", "after"), ("output", "both")]  # fmt: skip
@@ -36,7 +36,7 @@ def test_what_did_not_change_is_there_once() -> None:
 def test_a_renamed_value_is_no_change() -> None:
     before = graph([node("Relu", "x", "a"), node("Exp", "a", "y")])
     after = graph([node("Relu", "x", "other"), node("Exp", "other", "y")])
-    found = union(before, after, costs=False)  # type: ignore[arg-type]
+    found = union(before, after)  # type: ignore[arg-type]
     assert {n["side"] for n in found["nodes"]} == {"both"}
     assert found["regions"] == []
 
@@ -49,7 +49,7 @@ def test_changes_that_look_alike_share_a_key() -> None:
     before = chain("Neg Relu Neg Relu Abs Relu")
     after = graph([node("Exp", "x", "v0"), node("Relu", "v0", "v1"), node("Exp", "v1", "v2"), node("Relu", "v2", "v3"),
                    node("Exp", "v3", "v4"), node("Relu", "v4", "y")])  # fmt: skip
-    found = union(before, after, costs=False)  # type: ignore[arg-type]
+    found = union(before, after)  # type: ignore[arg-type]
     keys = [r["like"] for r in found["regions"]]
     assert len(keys) == 3
     assert len(set(keys)) == 2
@@ -59,13 +59,6 @@ def test_a_graph_too_large_to_draw_says_so() -> None:
     count = MOST_NODES + 1
     names = [f"v{i}" for i in range(count - 1)] + ["y"]
     large = graph([node("Relu", "x" if i == 0 else names[i - 1], names[i]) for i in range(count)])
-    found = union(large, large, costs=False)  # type: ignore[arg-type]
+    found = union(large, large)  # type: ignore[arg-type]
     assert "nodes" not in found
     assert str(count) in found["omitted"]
-
-
-def test_costs_come_by_operator() -> None:
-    small = graph([node("Relu", "x", "y")])
-    found = union(small, small)  # type: ignore[arg-type]
-    assert [row["op"] for row in found["operators"]["before"]] == ["Relu"]
-    assert "no profile" in union(small, small, target="profile:none")["operators"]["omitted"]  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ class Compare {
   constructor(private readonly home: HTMLElement, private readonly given: Whole) {
     this.fold = given.nodes.length > FOLD_ABOVE;
     this.panes = new Panes({ chosen: (box) => this.choose(box), step: (by) => this.step(by) });
-    this.folder = button("Fold what is alike", () => this.toggleFold(), { "aria-pressed": this.fold });
+    this.folder = button("Fold what is alike", () => this.toggleFold(), { "aria-pressed": String(this.fold) });
     this.home.classList.add("compare");
     this.home.replaceChildren(this.bar(), this.frames, this.detail);
     this.home.after(this.list());

@@ -23,7 +23,6 @@ export interface Region {
 }
 
 export interface Comparison {
-  target: string;
   nodes?: UnionNode[];
   edges?: [number, number, Side][];
   regions?: Region[];
@@ -123,7 +122,10 @@ function assemble(given: Required<Pick<Comparison, "nodes" | "edges" | "regions"
     boxOf.set(number, boxes.length);
     boxes.push({ key: String(number), side: node.side, label: node.op, members: [number], folded: !visible[number] });
   });
-  for (const box of boxes) if (box.folded) describe(box, given);
+  for (const box of boxes) {
+    if (box.members.length === 1) box.folded = false; // nothing is gained by hiding a single node
+    if (box.folded) describe(box, given);
+  }
   const edges = new Map<string, [number, number, Side]>();
   for (const [from, to, side] of given.edges) {
     const [a, b] = [boxOf.get(from)!, boxOf.get(to)!];
@@ -131,11 +133,11 @@ function assemble(given: Required<Pick<Comparison, "nodes" | "edges" | "regions"
     const known = edges.get(`${a} ${b}`);
     edges.set(`${a} ${b}`, [a, b, known && known[2] !== side ? "both" : side]);
   }
-  return { boxes, edges: [...edges.values()], folded: visible.includes(false), boxOf };
+  return { boxes, edges: [...edges.values()], folded: boxes.some((box) => box.folded), boxOf };
 }
 
 /** For each node the smallest number of the hidden piece that it is in; its own where it is visible. */
-function pieces(given: Required<Pick<Comparison, "nodes" | "edges">>, visible: boolean[]): number[] {
+function pieces(given: Required<Pick<Comparison, "nodes" | "edges" | "regions">>, visible: boolean[]): number[] {
   const parent = given.nodes.map((_, number) => number);
   const find = (start: number): number => {
     let number = start;
@@ -145,17 +147,24 @@ function pieces(given: Required<Pick<Comparison, "nodes" | "edges">>, visible: b
     }
     return number;
   };
-  for (const [from, to] of given.edges) {
-    if (visible[from] || visible[to]) continue;
-    const [a, b] = [find(from), find(to)];
+  const join = (one: number, other: number) => {
+    if (visible[one] || visible[other]) return;
+    const [a, b] = [find(one), find(other)];
     parent[Math.max(a, b)] = Math.min(a, b);
+  };
+  for (const [from, to] of given.edges) join(from, to);
+  for (const { before, after } of given.regions) {
+    const [first, ...rest] = [...before, ...after]; // both sides of a change are folded into one box
+    for (const other of rest) join(first!, other);
   }
   return given.nodes.map((_, number) => find(number));
 }
 
 function describe(box: Box, given: Required<Pick<Comparison, "nodes">>): void {
   const regions = new Set(box.members.map((number) => given.nodes[number]!.region).filter((r) => r !== undefined));
-  const count = box.members.length;
+  const on = (side: Side) => box.members.filter((number) => ["both", side].includes(given.nodes[number]!.side)).length;
+  const [before, after] = [on("before"), on("after")];
+  const changes = regions.size > 0 ? `, ${regions.size} like change${regions.size === 1 ? "" : "s"}` : "";
   box.side = "both";
-  box.label = `${count} node${count === 1 ? "" : "s"}${regions.size > 0 ? `, ${regions.size} like changes` : ""}`;
+  box.label = `${before === after ? before : `${before} → ${after}`} nodes${changes}`;
 }

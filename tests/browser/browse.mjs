@@ -1,0 +1,298 @@
+/**
+ * The pages, driven in Chromium: `node browse.mjs SCENARIO FACTS.json` (test_pages.py starts the service and says in
+ * FACTS where it is). A scenario ends with an error that says what it saw, or with nothing. Screenshots are kept.
+ */
+import assert from "node:assert/strict";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { createRequire } from "node:module";
+
+const [scenario, factsFile] = process.argv.slice(2);
+const facts = JSON.parse(readFileSync(factsFile, "utf8"));
+const require = createRequire(`${facts.web}/package.json`);
+const { chromium } = require("playwright-core");
+const axeSource = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
+
+const FLAGS = [
+  "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+  "--disable-component-update", "--disable-sync",
+];
+const WAIT = 60_000; // for machines that are busy with other things
+mkdirSync(facts.screenshots, { recursive: true });
+
+const browser = await chromium.launch({ executablePath: facts.chromium, args: FLAGS });
+const complaints = [];
+
+/** A page of its own; whatever its console or the browser complains about fails the scenario. */
+async function open(path, { width = 1600, scheme = "light", ...options } = {}) {
+  const context = await browser.newContext({ viewport: { width, height: 1000 }, colorScheme: scheme, baseURL: facts.base, ...options });
+  context.setDefaultTimeout(WAIT);
+  const page = await context.newPage();
+  page.on("console", (message) => {
+    if (message.type() === "error" && !/status of 4\d\d/.test(message.text())) complaints.push(message.text());
+  });
+  page.on("pageerror", (error) => complaints.push(String(error)));
+  page.on("dialog", (dialog) => {
+    complaints.push(`a dialog: ${dialog.message()}`);
+    void dialog.dismiss();
+  });
+  await page.goto(path);
+  return page;
+}
+
+async function keep(page, name, fullPage = true) {
+  await page.screenshot({ path: `${facts.screenshots}/${name}.png`, fullPage });
+}
+
+async function drawn(page) {
+  await page.waitForSelector("[data-drawn]");
+}
+
+const views = (page) => page.$$eval(".pane svg", (all) => all.map((svg) => svg.getAttribute("viewBox")));
+const pagesOf = (jobs) => ({ optimise: "/", rules: "/rules?operator=Conv", rule: "/rules/conv-batchnorm?seed=3", corpus: "/corpus", job: `/jobs/${jobs.repvgg}` });
+
+const scenarios = {
+  /** A file is chosen, its job followed, its result read and downloaded. */
+  async upload() {
+    const page = await open("/");
+    await page.setInputFiles("#graph", { name: "mine.json", mimeType: "application/json", buffer: Buffer.from(readFileSync(facts.model)) });
+    assert.match(await page.textContent("#chosen"), /mine\.json, \d/);
+    await page.fill("input[name=time_limit]", "3");
+    await page.click("button.primary");
+    await page.waitForURL(/\/jobs\//);
+    await page.waitForSelector(".headline");
+    assert.equal(await page.textContent("h1"), "mine.json");
+    await drawn(page);
+    for (const label of ["Download ONNX", "Download JSON", "Download report"]) {
+      const link = await page.getAttribute(`text=${label}`, "href");
+      const answer = await page.request.get(link);
+      assert.equal(answer.status(), 200, label);
+    }
+    assert.ok((await page.locator(".bars .name").count()) > 0, "cost bars");
+    assert.equal(await page.locator("svg.plot .point").count(), 2, "two points in the roofline plot");
+    await keep(page, "upload");
+  },
+
+  /** A file is dropped onto the page. */
+  async drop() {
+    const page = await open("/");
+    const data = await page.evaluateHandle((text) => {
+      const transfer = new DataTransfer();
+      transfer.items.add(new File([text], "dropped.json"));
+      return transfer;
+    }, readFileSync(facts.model, "utf8"));
+    await page.dispatchEvent("#drop", "drop", { dataTransfer: data });
+    assert.match(await page.textContent("#chosen"), /dropped\.json/);
+    assert.equal(await page.$eval("#graph", (input) => input.files[0].name), "dropped.json");
+  },
+
+  /** What is wrong is said where it happened, and nothing that was filled in is lost. */
+  async problems() {
+    const page = await open("/");
+    await page.fill("input[name=disable]", "no-such-rule");
+    await page.selectOption("#example", { index: 1 });
+    await page.click("button.primary");
+    await page.waitForSelector("#problem:not([hidden])");
+    assert.match(await page.textContent("#problem"), /A parameter is wrong.*no-such-rule/s);
+    assert.equal(await page.inputValue("input[name=disable]"), "no-such-rule");
+    await keep(page, "problem");
+    await page.fill("input[name=disable]", "");
+    await page.setInputFiles("#graph", { name: "bad.onnx", mimeType: "application/octet-stream", buffer: Buffer.from("garbage") });
+    await page.click("button.primary");
+    await page.waitForURL(/\/jobs\//);
+    await page.waitForSelector("main .problem");
+    assert.match(await page.textContent("main .problem"), /The model is not valid/);
+    await keep(page, "problem-job");
+  },
+
+  /** A long job is cancelled by its button. */
+  async cancel() {
+    const page = await open(`/jobs/${facts.jobs.long}`);
+    await page.waitForSelector("#progress");
+    assert.ok(await page.locator("progress").count());
+    await keep(page, "progress");
+    await page.click("text=Cancel");
+    await page.waitForSelector("text=The job was cancelled");
+  },
+
+  /** Both panes show one layout, move as one, and tell what changed, by mouse and by keyboard. */
+  async compare() {
+    const page = await open(`/jobs/${facts.jobs.repvgg}`);
+    await drawn(page);
+    const places = (side) => page.$$eval(`[data-side=${side}] [data-box]`, (all) =>
+      Object.fromEntries(all.filter((n) => !n.matches(".before, .after")).map((n) => [n.dataset.box, ["x", "y"].map((k) => n.querySelector("rect").getAttribute(k)).join()])));
+    assert.deepEqual(await places("before"), await places("after"));
+    assert.ok((await page.locator("[data-side=before] .node.before").count()) > 0);
+    assert.ok((await page.locator("[data-side=after] .node.after").count()) > 0);
+    assert.equal(await page.locator("[data-side=before] .node.after, [data-side=after] .node.before").count(), 0);
+    const ends = await page.$$eval(".pane .edge", (all) => all.filter((e) => !e.getAttribute("d")).length);
+    assert.equal(ends, 0, "edges without a path");
+    const first = await views(page);
+    assert.equal(first[0], first[1]);
+    await page.focus("[data-side=after] svg");
+    const said = await page.textContent(".detail");
+    for (const key of ["n", "ArrowDown", "+"]) {
+      const before = await views(page);
+      await page.keyboard.press(key);
+      const after = await views(page);
+      assert.equal(after[0], after[1], `in step after ${key}`);
+      assert.notEqual(after[0], before[0], `${key} moves`);
+    }
+    assert.notEqual(await page.textContent(".detail"), said);
+    await page.keyboard.press("Enter");
+    assert.equal(await page.locator("[data-side=after] .node.chosen").count(), 1);
+    await page.keyboard.press("0");
+    await keep(page, "compare-all", false);
+    await page.keyboard.press("p");
+    const box = await page.locator("[data-side=before] .node.before").first();
+    await page.click("text=Change ›");
+    await box.dispatchEvent("click");
+    assert.match(await page.textContent(".detail"), /only before/);
+    await page.click("[data-show=before]");
+    assert.ok(await page.isHidden("[data-side=after]"));
+    await page.click("summary:has-text('changes in words')");
+    assert.ok((await page.locator(".regions li a.chip").count()) > 0, "rules are linked");
+    await page.click("text=Fold what is alike");
+    await page.waitForSelector(".node.fold");
+    await keep(page, "compare-folded", false);
+  },
+
+  /** A thousand nodes: how long until they can be moved; the repeated ones are folded and can be unfolded. */
+  async thousand() {
+    const page = await open("about:blank");
+    const began = Date.now();
+    await page.goto(`/jobs/${facts.jobs.thousand}`);
+    await drawn(page);
+    const seconds = (Date.now() - began) / 1000;
+    const boxes = Number(await page.getAttribute("[data-drawn]", "data-drawn"));
+    writeFileSync(`${facts.screenshots}/thousand.json`, JSON.stringify({ seconds, boxes, load: facts.load }));
+    assert.ok(boxes <= 900, `${boxes} boxes are drawn`);
+    const count = await page.locator("[data-side=before] .node").count();
+    await page.locator("[data-side=before] .node.fold").first().dispatchEvent("click");
+    await page.waitForFunction((n) => document.querySelectorAll("[data-side=before] .node").length > n, count);
+    await page.focus("[data-side=before] svg");
+    const before = await views(page);
+    await page.keyboard.press("ArrowDown");
+    assert.notEqual((await views(page))[0], before[0]);
+    await keep(page, "thousand", false);
+  },
+
+  /** Rules are filtered without leaving the page, opened, tried, and their certificate fetched. */
+  async rules() {
+    const page = await open("/rules");
+    const all = await page.textContent("#found [role=status]");
+    await page.selectOption("select[name=operator]", "BatchNormalization");
+    await page.waitForFunction((text) => document.querySelector("#found [role=status]").textContent !== text, all);
+    assert.match(page.url(), /operator=BatchNormalization/);
+    await page.fill("input[name=q]", "conv-batchnorm");
+    await page.waitForURL(/q=conv-batchnorm/);
+    await page.click("h2 a:text-is('conv-batchnorm')");
+    await page.waitForURL(/\/rules\/conv-batchnorm/);
+    assert.equal(await page.locator(".sides svg.graph").count(), 2);
+    assert.match(await page.textContent("main"), /proved for all sizes/);
+    await page.fill("input[name=seed]", "42");
+    await page.click("text=Evaluate both sides");
+    await page.waitForSelector("#tried strong.good");
+    assert.equal(await page.inputValue("input[name=seed]"), "43");
+    const place = await page.getAttribute("a[download]", "href");
+    const certificate = await (await page.request.get(place, { timeout: WAIT })).json();
+    assert.equal(certificate.id, "conv-batchnorm");
+    assert.match(await page.textContent("main"), /profile:recorded.*repvgg_a0/s);
+    await keep(page, "rule");
+  },
+
+  /** All of the library can be read, filtered and tried, and a model sent, without JavaScript. */
+  async plain() {
+    const page = await open("/rules?operator=Conv", { javaScriptEnabled: false });
+    await page.fill("input[name=q]", "conv-batchnorm");
+    await page.click("text=Filter");
+    await page.click("h2 a:text-is('conv-batchnorm')");
+    assert.match(await page.textContent("main"), /equals/);
+    await page.click("text=Evaluate both sides");
+    assert.match(await page.textContent("#tried"), /Both sides agree/);
+    await keep(page, "rule-plain");
+    await page.goto("/");
+    await page.selectOption("#example", "repvgg_a0");
+    await page.click("button.primary");
+    await page.waitForURL(/\/jobs\//);
+    for (let tries = 0; tries < 60 && (await page.locator(".headline").count()) === 0; tries += 1) {
+      await page.waitForTimeout(1000);
+      await page.reload();
+    }
+    assert.match(await page.textContent("main"), /Rules that fired/);
+  },
+
+  /** The corpus is sorted, and leads to its models' optimisation and to the rules. */
+  async corpus() {
+    const page = await open("/corpus");
+    const names = () => page.$$eval("#models tbody tr", (rows) => rows.map((row) => row.id));
+    const first = await names();
+    await page.click("th button:text-is('parameters')");
+    const sorted = await names();
+    assert.notDeepEqual(sorted, first);
+    assert.equal(await page.getAttribute("th:has-text('parameters')", "aria-sort"), "ascending");
+    assert.match(await page.textContent("#repvgg_a0"), /0\.500/);
+    await keep(page, "corpus", false);
+    await page.click("#repvgg_a0 a");
+    await page.waitForURL(/example=repvgg_a0/);
+    assert.equal(await page.inputValue("#example"), "repvgg_a0");
+  },
+
+  /** Names are names: whatever a model is called, nothing of it becomes markup or script. */
+  async hostile() {
+    const page = await open(`/jobs/${facts.jobs.hostile}`);
+    await drawn(page);
+    await page.focus("[data-side=before] svg");
+    await page.keyboard.press("Enter");
+    await page.click("summary:has-text('changes in words')");
+    assert.match(await page.textContent("main"), /<img/);
+    assert.equal(await page.locator("main img, main script").count(), 0);
+  },
+
+  /** From the top of the page to a started job with the keyboard alone. */
+  async keyboard() {
+    const page = await open("/");
+    const where = () => page.evaluate(() => document.activeElement?.id || document.activeElement?.textContent?.trim() || "");
+    await page.keyboard.press("Tab");
+    assert.equal(await where(), "To the content");
+    await page.keyboard.press("Enter");
+    const seen = [];
+    for (let i = 0; i < 14 && seen.at(-1) !== "Optimise"; i += 1) {
+      await page.keyboard.press("Tab");
+      seen.push(await where());
+      if (seen.at(-1) === "example") await page.keyboard.type("repvgg");
+    }
+    assert.ok(seen.includes("graph") && seen.includes("example"), seen.join(", "));
+    assert.equal(await page.inputValue("#example"), "repvgg_a0");
+    await page.keyboard.press("Enter");
+    await page.waitForURL(/\/jobs\//);
+  },
+
+  /** Nothing is wider than the screen, and axe finds nothing serious, at either width and in either scheme. */
+  async accessible() {
+    const found = [];
+    for (const [width, scheme] of [[1600, "light"], [1600, "dark"], [400, "light"], [400, "dark"]]) {
+      for (const [name, path] of Object.entries(pagesOf(facts.jobs))) {
+        const page = await open(path, { width, scheme });
+        if (name === "job") await drawn(page);
+        const over = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+        if (over > 0) found.push(`${name} at ${width} is ${over} pixels too wide`);
+        await page.evaluate(axeSource); // by the debugger's way, which the pages' policy does not concern
+        const issues = await page.evaluate(async () => (await window.axe.run(document)).violations);
+        for (const issue of issues) {
+          if (!["serious", "critical"].includes(issue.impact)) continue;
+          found.push(`${name} ${width} ${scheme}: ${issue.id} (${issue.impact}) at ${issue.nodes.slice(0, 3).map((n) => n.target).join(" | ")}`);
+        }
+        await keep(page, `${name}-${width}-${scheme}`, name === "job" || name === "rule");
+        await page.context().close();
+      }
+    }
+    assert.deepEqual(found, []);
+  },
+};
+
+try {
+  await scenarios[scenario]();
+  assert.deepEqual(complaints, [], "complaints of the browser");
+} finally {
+  await browser.close();
+}

@@ -1,0 +1,137 @@
+"""The three pages in a real browser: ``browse.mjs`` drives Debian's Chromium against a live service.
+
+Screenshots are kept in ``build/screenshots``. Skipped where Chromium or Node is missing, or where Node's packages can
+neither be found nor installed; the reason says what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the service is an extra: pip install 'superopt[server]'")
+pytest.importorskip("httpx", reason="pip install httpx")
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "server"))
+from service_testing import GRAPH, free_port, start, stop, until  # noqa: E402
+
+from superopt.pipeline.gate import write_run  # noqa: E402
+from superopt.report.corpus import CorpusRun, Row  # noqa: E402
+from superopt.server.settings import Limits, Settings  # noqa: E402
+
+WEB = ROOT / "server" / "web"
+TINY = ROOT / "corpus" / "tiny"
+SCREENSHOTS = ROOT / "build" / "screenshots"
+EXAMPLES = ("repvgg_a0", "lstm", "nasnet_a")
+SCENARIOS = (
+    "upload", "drop", "problems", "cancel", "compare", "thousand", "rules", "plain", "corpus", "hostile", "keyboard",
+    "accessible",
+)  # fmt: skip
+
+
+def chromium() -> str:
+    """Chromium's path, or a skip."""
+    for name in (os.environ.get("SUPEROPT_CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome"):
+        if name and (found := shutil.which(name)):
+            return found
+    pytest.skip("no Chromium here: apt-get install chromium, or set SUPEROPT_CHROMIUM to its path")
+
+
+@pytest.fixture(scope="session")
+def built() -> str:
+    """The pages, built from their sources, and what drives them; the path of Chromium."""
+    browser = chromium()
+    if shutil.which("npm") is None:
+        pytest.skip("no Node here: apt-get install nodejs npm")
+    installed = WEB / "node_modules" / "playwright-core"
+    made = subprocess.run(["make", "-C", str(ROOT), "web"], capture_output=True, text=True, check=False)
+    if made.returncode and not installed.is_dir():
+        pytest.skip(f"Node's packages cannot be installed here: {made.stderr.strip()[-300:]}")
+    assert made.returncode == 0, made.stderr
+    return browser
+
+
+def shapes(count: int) -> dict[str, Any]:
+    """A graph of ``3 * count`` nodes of which every third is superfluous."""
+    nodes, last = [], "x"
+    for i in range(count):
+        nodes += [{"op": "Relu", "inputs": [last], "outputs": [f"a{i}"]},
+                  {"op": "Relu", "inputs": [f"a{i}"], "outputs": [f"b{i}"]},
+                  {"op": "Add", "inputs": [f"b{i}", "w"], "outputs": [f"c{i}"]}]  # fmt: skip
+        last = f"c{i}"
+    return {"format": "superopt.graph", "version": 1, "name": "thousand", "opset": {"": 21},
+            "inputs": [{"name": "x", "dtype": "float32", "shape": [4, 8]}],
+            "weights": [{"name": "w", "dtype": "float32", "shape": [8], "random": {"seed": 1, "scale": 0.1}}],
+            "nodes": nodes, "outputs": [{"name": last}]}  # fmt: skip
+
+
+def hostile() -> dict[str, Any]:
+    evil = "<img src=x onerror=alert(1)>"
+    node = {"inputs": ["x"], "outputs": [evil + "a"], "name": evil, "op": "Relu"}
+    again = {"inputs": [evil + "a"], "outputs": [evil + "y"], "name": f"{evil}'\"", "op": "Relu"}
+    last = {"inputs": [evil + "y"], "outputs": ["y"], "name": "</script>", "op": "Exp"}
+    return {"format": "superopt.graph", "version": 1, "name": evil, "opset": {"": 21},
+            "inputs": [{"name": "x", "dtype": "float32", "shape": [4, 8]}], "nodes": [node, again, last],
+            "outputs": [{"name": "y"}]}  # fmt: skip
+
+
+def corpus(folder: Path) -> Path:
+    """The tiny models under the names of the true ones, and a recorded run."""
+    folder.mkdir()
+    entry = '[[model]]\nname = "{}"\nfamily = "f"\nparameters = {}\nnodes = 2\nwhy = "to be tried"\n'
+    (folder / "manifest.toml").write_text("".join(entry.format(n, 9 - i) for i, n in enumerate(EXAMPLES)))
+    for name in EXAMPLES:
+        shutil.copy(TINY / f"{name}.json", folder)
+    rows = (Row("corpus/repvgg_a0.json", "d", "improved", 100.0, 50.0, 1.0, (2, 1), "passed", {"conv-batchnorm": 3}),)
+    write_run(folder / "baseline.json", CorpusRun("profile:recorded", "p", "d", "r", "2026-01-01", "1", {}, {}, rows))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def facts(built: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A service with some jobs done, and a file that says where they are."""
+    folder = tmp_path_factory.mktemp("browser")
+    settings = Settings(data=folder / "data", port=free_port(), corpus=corpus(folder / "corpus"), poll=0.1,
+                        limits=Limits(search_seconds=5.0))  # fmt: skip
+    live = start(settings)
+    try:
+        sent = {
+            "repvgg": (TINY / "repvgg_a0.json").read_bytes(), "thousand": json.dumps(shapes(334)).encode(),
+            "hostile": json.dumps(hostile()).encode(),
+        }  # fmt: skip
+        answers = {name: live.post(body, GRAPH, time_limit=20) for name, body in sent.items()}
+        for answer in answers.values():
+            until(lambda answer=answer: live.state(answer) == "succeeded", 300)
+        answers["long"] = live.post((TINY / "nasnet_a.json").read_bytes(), GRAPH, time_limit=300)
+        jobs = {name: answer.json()["id"] for name, answer in answers.items()}
+        path = folder / "facts.json"
+        told = {"base": live.url, "web": str(WEB), "chromium": built, "screenshots": str(SCREENSHOTS), "jobs": jobs,
+                "model": str(TINY / "lstm.json"), "load": os.getloadavg()[0]}  # fmt: skip
+        path.write_text(json.dumps(told))
+        cancelled = f"/v1/jobs/{jobs['long']}"
+        yield path
+        live.http.delete(cancelled)
+    finally:
+        stop(live)
+
+
+@pytest.mark.parametrize("scenario", sorted(SCENARIOS, key=lambda s: s != "cancel"))
+def test_page(scenario: str, facts: Path) -> None:
+    command = ["node", str(Path(__file__).with_name("browse.mjs")), scenario, str(facts)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_every_scenario_is_run() -> None:
+    text = Path(__file__).with_name("browse.mjs").read_text()
+    named = {line.split("async ")[1].split("(")[0] for line in text.splitlines() if line.startswith("  async ")}
+    assert named == set(SCENARIOS)
