@@ -17,7 +17,7 @@ from typing import Any
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403  (all other hooks are setuptools')
 
-_SERVER = Path(__file__).resolve().parents[1] / "superopt" / "server"  # in a checkout a link, in an sdist a folder
+_SERVER = Path(__file__).resolve().parents[2] / "superopt" / "server"  # in a checkout a link, in an sdist a folder
 WEB = _SERVER / "web"
 BUILT = _SERVER / "static" / "app" / "app.js"
 _SKIP = "SUPEROPT_WITHOUT_PAGES"
