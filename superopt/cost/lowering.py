@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,13 +13,13 @@ import numpy as np
 
 from superopt import formats
 from superopt.cost.trial import with_values
-from superopt.ir.graph import Graph, Node, Value
+from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.runtime.ort import element_type, make_session
 from superopt.runtime.race import bind
 
-__all__ = ["NCHWC", "block_size", "known_types", "lowered", "without_reorders"]
+__all__ = ["NCHWC", "block_size", "distinct_bytes", "known_types", "lowered", "without_reorders"]
 
 NCHWC = "com.microsoft.nchwc"  # ONNX Runtime's blocked layout for convolutions, inside which it keeps activations
 
@@ -35,6 +36,23 @@ def lowered(graph: Graph) -> Graph:
         path = Path(folder) / "lowered.onnx"
         make_session(formats.to_onnx_bytes(with_values(graph)), threads=1, save_optimised=path)
         return formats.from_bytes(path.read_bytes())
+
+
+def distinct_bytes(weights: Iterable[Weight]) -> int:
+    """Bytes of weights, equal ones counted once, as ONNX Runtime keeps them.
+
+    (An LSTM with seven copies of one 4 MiB matrix ran 2.9 times as fast as with seven different ones.)
+    """
+    alike: dict[TensorType, list[Weight]] = {}
+    for weight in weights:
+        alike.setdefault(weight.type, []).append(weight)
+    total = 0
+    for kind, group in alike.items():
+        different = len(group)
+        if different > 1 and all(w.data is not None for w in group):
+            different = len({zlib.adler32(np.ascontiguousarray(w.data.numpy()).data) for w in group if w.data})
+        total += different * (kind.nbytes or 0)
+    return total
 
 
 def without_reorders(graph: Graph) -> Graph:

@@ -8,7 +8,7 @@ from typing import Any
 
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.cost.kernel import Kernel, kernels_of
-from superopt.cost.lowering import known_types, lowered
+from superopt.cost.lowering import distinct_bytes, known_types, lowered
 from superopt.cost.measured import MeasuredCpu
 from superopt.cost.model import CostModel, work_of
 from superopt.cost.record import FREE, Estimate
@@ -93,7 +93,7 @@ def graph_cost(
     parts: list[_Part] | None = None
     base = 0.0
     if isinstance(context, MeasuredCpu) and context.lowers and done.weight_bytes <= _LOWERABLE:
-        parts = _as_the_runtime_runs_it(graph, context, sizes or {})
+        parts = _as_the_runtime_runs_it(graph, context, sizes or {}, done.peak_activation_bytes)
         base = context.overhead_us()
     if parts is None:
         parts = list(facts.applications(context))
@@ -128,8 +128,13 @@ def work(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None) -
     return _Facts(graph, typing, sizes or {}).work()
 
 
-def _as_the_runtime_runs_it(graph: Graph, model: MeasuredCpu, sizes: Mapping[str, int]) -> list[_Part] | None:
-    """Costs of ONNX Runtime's own nodes; ``None`` when it cannot run the graph on made-up inputs."""
+def _as_the_runtime_runs_it(
+    graph: Graph, model: MeasuredCpu, sizes: Mapping[str, int], activations: int
+) -> list[_Part] | None:
+    """Costs of ONNX Runtime's own nodes; ``None`` when it cannot run the graph on made-up inputs.
+
+    How cold the weights are is judged by what ONNX Runtime holds of them, which is one copy of equal ones.
+    """
     try:
         refuse_unbounded(graph, sizes)
         feeds = feeds_for(graph, sizes)
@@ -140,6 +145,7 @@ def _as_the_runtime_runs_it(graph: Graph, model: MeasuredCpu, sizes: Mapping[str
             types = known_types(own, feeds_for(graph, sizes, integer=0))
     except (SuperoptError, NotCovered):
         return None
+    model = model.in_context(distinct_bytes(own.weights) + activations)
     parts: list[_Part] = []
     for part in kernels_of(own, types):
         if isinstance(part, Kernel):

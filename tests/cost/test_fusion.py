@@ -1,12 +1,13 @@
 """The table of what ONNX Runtime fuses, checked against what ONNX Runtime does."""
 
+import numpy as np
 import pytest
 
 from superopt import formats
 from superopt.cost import ONNX_RUNTIME_CPU
-from superopt.cost.lowering import lowered
+from superopt.cost.lowering import distinct_bytes, lowered
 from superopt.cost.trial import sample
-from superopt.ir.graph import Graph, Node, Value, constant
+from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
 
 IMAGE = TensorType(DType.FLOAT32, (1, 16, 8, 8))
@@ -68,3 +69,13 @@ def test_a_fusion_may_need_constant_operands():
 def test_a_lowered_graph_is_a_graph_again():
     again = lowered(chain("Conv", "Relu"))
     assert formats.to_onnx_bytes(again)
+
+
+def test_equal_weights_are_held_once():
+    ones, again, other = (constant(n, np.full((4, 4), v, np.float32)) for n, v in (("a", 1), ("b", 1), ("c", 2)))
+    text = constant("t", np.array(["x", "y"], dtype=object))
+    assert distinct_bytes([ones, again]) == 64
+    assert distinct_bytes([ones, again, other]) == 128
+    assert distinct_bytes([ones, Weight("w", ones.type, None)]) == 128  # unknown elements may differ
+    assert distinct_bytes([]) == 0
+    assert distinct_bytes([text, text]) >= 0
