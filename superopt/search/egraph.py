@@ -55,12 +55,19 @@ class Head:
 
 @dataclass(eq=False)
 class EClass:
-    """Equal e-nodes. ``constant``: some e-node of the class depends on weights alone; ``kind``: number of the type."""
+    """Equal e-nodes.
+
+    Attributes:
+        constant: some e-node of the class depends on weights alone.
+        kind: number of the type.
+        detour: how many moves in a row that make more work lead from the input to here, at least.
+    """
 
     id: int
     type: ClassType
     constant: bool
     kind: int
+    detour: int = 0
     nodes: dict[ENode, int] = field(default_factory=dict)  # e-node → the id under which it was born
     parents: list[tuple[ENode, int]] = field(default_factory=list)
     by_op: dict[str, list[ENode]] | None = None
@@ -98,6 +105,7 @@ class EGraph:
         self.ranges: dict[int, tuple[int, int]] = {}  # leaf → least and greatest element of integers
         self.given: dict[int, tuple[int, int]] = {}  # value of the input → its depth, and a bit for each it depends on
         self.cause = ""  # the rule that e-nodes are now made by
+        self.detour = 0  # of the e-nodes that are now made
         self.made_by: list[str] = []  # by birth id
         self.touched: set[int] = set()  # classes that gained e-nodes since the caller last cleared it
         self.version = 0  # counts unions and births: unchanged means saturated
@@ -251,7 +259,7 @@ class EGraph:
         self._edges.append([])
         self._born.append(node)
         self.made_by.append(self.cause)
-        self.classes[identity] = EClass(identity, kind, constant, _number(kind), {node: identity})
+        self.classes[identity] = EClass(identity, kind, constant, _number(kind), self.detour, {node: identity})
         self._table[node] = identity
         for arg in set(node[1:]):
             if arg != ABSENT:
@@ -281,6 +289,7 @@ class EGraph:
         for node, birth in drop.nodes.items():
             keep.nodes.setdefault(node, birth)
         newly_constant = keep.constant != drop.constant
+        keep.detour = min(keep.detour, drop.detour)
         keep.parents.extend(drop.parents)
         keep.by_op = None
         del self.classes[drop.id]

@@ -65,6 +65,7 @@ class Pattern:
     depth: int
     growth: int
     first_round: bool = False
+    width: int = 1  # slots
     bounded: bool = False  # some variable holds positions, whose range is asked of the graph
     _runtime: dict[tuple[bool, ...], tuple[int, int, int]] = field(default_factory=dict)
     _sizes: dict[tuple[AttributeValue, ...], Sizes | None] = field(default_factory=dict)
@@ -241,7 +242,7 @@ def compile_side(
     before, after = ([t for t in postorder(*side) if isinstance(t, App)] for side in (source, target))
     return Pattern(
         rule, source, target, tuple(made.steps), tuple(made.slot_of[r] for r in source), tensors, made.names,
-        tuple(made.checks), frozenset(t.op for t in before), _depth(source), len(after) - len(before), first_round,
+        tuple(made.checks), frozenset(t.op for t in before), _depth(source), len(after) - len(before), first_round, len(made.slot_of),
     )  # fmt: skip
 
 

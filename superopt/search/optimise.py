@@ -20,9 +20,9 @@ from superopt.search.saturate import Limits, Moves, Outcome, saturate
 __all__ = ["Found", "is_simpler", "optimise"]
 
 _ILP_CANDIDATES = 4000  # beyond, local search alone
-_ILP_SECONDS = 1.5  # a region; local search has been there before, and usually found the optimum
 _NONE = Moves()
 _SETTLING = 6  # extractions, each measuring what the last one wanted
+_OWN_CAP = 0.25  # of a prediction's error, what it does not share with other predictions for its operator, at most
 _SIGMA_CAP = 0.05  # predictions' errors are shared by both sides of a comparison; more than this is not noise
 
 
@@ -168,7 +168,7 @@ def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> tup
     start = improve(problem, incumbent) if seconds > 0 else incumbent
     if len(problem.candidates) > _ILP_CANDIDATES:
         return start, 1.0
-    found = solve(problem, start, min(seconds / 2, _ILP_SECONDS), seed)
+    found = solve(problem, start, seconds / 2, seed)
     return found.choice, found.gap
 
 
@@ -202,9 +202,27 @@ def _nodes(problem: Problem, choice: Choice) -> set[int]:
 
 
 def _noise(lowered: Lowered, problem: Problem, before: Choice, after: Choice, pricer: Pricer) -> float:
-    """One standard deviation of the difference, from what the two do not share."""
-    total = 0.0
-    for index in _nodes(problem, before) ^ _nodes(problem, after):
-        estimate = pricer.node(lowered.graph, problem.candidates[index].node, kept=True)
-        total += (estimate.us * min(estimate.sigma, _SIGMA_CAP)) ** 2
-    return sqrt(total)
+    """What a gain must exceed, from what the two do not share.
+
+    One standard deviation of the difference where all of it is measured, or will be timed whole. Else two, of which
+    each prediction has an error of its own; what it has in common with those of its operator matters only for the
+    operators of which there will be more.
+    """
+    old, new = _nodes(problem, before), _nodes(problem, after)
+    guessed, total = False, 0.0
+    change: dict[str, tuple[float, float]] = {}  # by operator: microseconds more than before, sigma
+    for index in old ^ new:
+        node = problem.candidates[index].node
+        estimate = pricer.node(lowered.graph, node, kept=True)
+        known = estimate.source in ("measured", "free")
+        guessed |= not known
+        total += (estimate.us * min(estimate.sigma, _SIGMA_CAP if known or pricer.timed else _OWN_CAP)) ** 2
+        op = lowered.graph.heads[node[0]].op
+        more, sigma = change.get(op, (0.0, 0.0))
+        change[op] = (
+            more + (estimate.us if index in new else -estimate.us),
+            max(sigma, 0.0 if known else estimate.sigma),
+        )
+    if pricer.timed or not guessed:
+        return sqrt(total)
+    return 2 * sqrt(total + sum((more * sigma) ** 2 for more, sigma in change.values() if more > 0))

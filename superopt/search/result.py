@@ -33,7 +33,7 @@ class SearchOptions:
     time_limit: float | None = None
     memory_limit: int | None = None
     seed: int = 0
-    node_limit: int = 1200
+    node_limit: int = 800
     window: int = 60
     fold_budget_bytes: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)

@@ -34,12 +34,20 @@ class Moves:
 
 @dataclass(frozen=True)
 class Limits:
-    """When to stop: e-nodes, rounds, and the clock (``time.monotonic`` value). ``matches``: per rule and round."""
+    """When to stop: e-nodes, rounds, and the clock (``time.monotonic`` value).
+
+    Attributes:
+        matches: per rule and round.
+        detours: a move that makes more work at run time starts where at most so many such moves led. Without a limit
+            what was made out of nothing (``x + y`` as ``max(x, y) + min(x, y)``) is taken apart again and again, and
+            fills the e-graph before useful moves have their turn.
+    """
 
     nodes: int = 4000
     rounds: int = 10
     deadline: float = float("inf")
     matches: int = 300
+    detours: int = 0
 
 
 @dataclass
@@ -92,14 +100,14 @@ class _Search:
             p: _Backoff(limits.matches if p.growth <= 0 else limits.matches // _GROWING, i)
             for i, p in enumerate(patterns)
         }
-        self.found: list[tuple[int, int, Pattern, Match]] = []
+        self.found: list[tuple[int, int, Pattern, Match, int]] = []
         self.mode = _SHARED
         self.number = 0
         self.asked = 0
 
     def round(
         self, number: int, levels: Mapping[int, int] | None, quarantined: Container[str]
-    ) -> tuple[list[tuple[Pattern, Match]], bool]:
+    ) -> tuple[list[tuple[Pattern, Match, int]], bool]:
         """The new occurrences, what shrinks first, in case a limit is reached; and whether a pattern is banned.
 
         Args:
@@ -131,7 +139,7 @@ class _Search:
             net.walk(self.graph, self._hit, near)
         banned |= any(s.until > number for s in self.states.values())
         self.found.sort(key=lambda f: f[:2])
-        return [(pattern, match) for _, _, pattern, match in self.found], banned
+        return [(pattern, match, detour) for _, _, pattern, match, detour in self.found], banned
 
     def _hit(self, pattern: Pattern, slots: list[int], registers: list[AttributeValue]) -> None:
         state = self.states[pattern]
@@ -147,13 +155,18 @@ class _Search:
         before, after, apart = pattern.runtime(tuple([classes[slots[i]].constant for i in pattern.slots]))
         if after > before and apart:
             return  # it would take constants apart to make more work at run time
+        detour = max([classes[slots[i]].detour for i in range(pattern.width)])
+        if after > before:
+            if detour > self.limits.detours:
+                return
+            detour += 1
         match = bound(self.graph, pattern, slots, registers)
         if match is None or (len(match.roots) > 1 and not independent(self.graph, match.roots)):
             if match is None and not pattern.bounded:
                 self.seen.add(key)  # the numbers say no, and always will
             return
         self.seen.add(key)
-        self.found.append((pattern.growth, state.number, pattern, match))
+        self.found.append((pattern.growth, state.number, pattern, match, detour))
         state.found += 1
         if state.found >= state.limit << state.bans:
             state.bans += 1
@@ -180,12 +193,15 @@ def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
         except _OutOfTimeError:
             outcome.stopped = "time"
             return outcome
-        for pattern, match in found:
+        for pattern, match, detour in found:
             if _out_of(graph, limits, outcome):
+                graph.detour = 0
                 graph.rebuild()
                 return outcome
             if pattern.rule.id not in outcome.quarantined:
+                graph.detour = detour
                 _apply(graph, pattern.rule.id, match.roots, pattern.target, match, outcome)
+        graph.detour = 0
         graph.rebuild()
         if graph.version == before and not banned:
             outcome.stopped = "saturated"
