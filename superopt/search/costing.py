@@ -73,6 +73,7 @@ class Pricer:
         self._savings: dict[tuple[str, Application], float] = {}
         store = getattr(costs, "store", None)
         self._store = store if isinstance(store, Store) else None
+        self.timed = getattr(costs, "graphs", None) is not None  # changed regions are timed whole before they count
         known = getattr(costs, "predictor", None)  # a recorded profile's own, which knows the device's ceilings
         fitted = self._store.records if self._store is not None else ()
         self._predictor = known if isinstance(known, Predictor) else Predictor.fit(fitted)
