@@ -29,6 +29,7 @@ class Pattern:
         most: nodes that may be left running for it to count as found.
         gone: operators of which none may be left.
         why: what is to be said if it is missed.
+        out: shape of the output, where it is not inferred.
     """
 
     name: str
@@ -39,10 +40,11 @@ class Pattern:
     gone: tuple[str, ...] = ()
     why: str = ""
     dtype: str = "float32"
+    out: tuple[int, ...] | None = None
 
     def graph(self) -> Graph:
         builder = GraphBuilder("pattern", opset=_OPSET)
-        builder.output(self.make(builder, builder.input("x", self.dtype, self.shape)), "y")
+        builder.output(self.make(builder, builder.input("x", self.dtype, self.shape)), "y", shape=self.out)
         return builder.build()
 
     def goal(self, names: Sequence[str]) -> bool:
@@ -107,7 +109,7 @@ def _qdq(b: GraphBuilder, x: Tensor) -> Tensor:
 
 
 def _shape_reshape(b: GraphBuilder, x: Tensor) -> Tensor:
-    rows = b.op("Gather", b.op("Shape", x), 0, axis=0)
+    rows = b.op("Gather", b.op("Shape", x), np.int64(0), axis=0)
     return b.op("Reshape", x, b.op("Concat", b.op("Unsqueeze", rows, [0]), [-1], axis=0)).relu()
 
 
@@ -256,7 +258,8 @@ PATTERNS: tuple[Pattern, ...] = (
             lambda b, x: b.op("Exp", x) + b.op("Exp", x) * b.op("Tanh", x), 4),
     Pattern("Not + Where", "ORT, onnxoptimizer", _ROWS,
             lambda b, x: b.op("Where", b.op("Not", b.op("Greater", x, 0.0)), x, b.op("Exp", x)), 3),
-    Pattern("shape arithmetic → constants", _ALL, _SEQ, _shape_reshape, 2, ("Shape", "Gather", "Concat")),
+    Pattern("shape arithmetic → constants", _ALL, _SEQ, _shape_reshape, 2, ("Shape", "Gather", "Concat"),
+            out=(2, 96)),
     Pattern("double Quantize/Dequantize pairs", "ORT", _ROWS, _qdq, 2, (),
             "by design: quantised parts are a barrier, since rounding in between is not an equality of reals"),
 )  # fmt: skip

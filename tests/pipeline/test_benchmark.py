@@ -84,7 +84,7 @@ def test_failures_are_counted_and_rows_are_kept(tmp_path: Path, monkeypatch: pyt
         "onnxoptimizer": "ok", "inductor": "unavailable",
     }  # fmt: skip
     assert {n for n, t in tools.items() if "ratio" in t} == {"superopt", "ort", "onnxoptimizer"}
-    assert tools["superopt"]["rules"]
+    assert tools["superopt"]["check"] in ("passed", "skipped")  # skipped: nothing measured faster, so nothing changed
     assert "boom" in tools["onnxslim"]["reason"]
     found = {s.tool: s for s in summaries(data)}
     assert (found["onnxsim"].wrong, found["onnxslim"].crashed, found["onnxscript"].timeouts) == (1, 1, 1)

@@ -23,6 +23,7 @@ from typing import Any
 from superopt import formats
 from superopt.formats.files import replace_file
 from superopt.ir.errors import SuperoptError, UsageError, printable
+from superopt.pipeline.benchmark.inductor import MARK
 from superopt.pipeline.optimise import Progress, quiet
 from superopt.rules import load_library
 
@@ -32,6 +33,7 @@ TOOLS = ("ort", "onnxsim", "onnxslim", "onnxscript", "onnxoptimizer", "inductor"
 _MODULES = {"onnxsim": "onnxsim", "onnxslim": "onnxslim", "onnxscript": "onnxscript", "onnxoptimizer": "onnxoptimizer"}
 _NEXT = "pip install 'superopt[bench]'"
 _GRACE = 30.0  # seconds that a process may take beyond the tool's own time: interpreter, imports, reading, writing
+_JUDGING = 600.0  # seconds for judging all results of a model
 _SHOWN = 300  # characters of what a crashed tool said
 
 
@@ -105,8 +107,9 @@ def _available(name: str) -> dict[str, str]:
         return {"version": metadata.version("onnxruntime"), "what": "the original again: its ratio shows the noise"}
     if name == "inductor":
         missing = [m for m in ("torch", "onnx2torch") if util.find_spec(m) is None]
-        why = f"{' and '.join(missing)} not installed" if missing else "its models do not run in ONNX Runtime"
-        return {"missing": why, "next": "pip install torch onnx2torch, and time the models in PyTorch itself"}
+        if missing:
+            return {"missing": f"{' and '.join(missing)} not installed", "next": "pip install torch onnx2torch"}
+        return {"version": metadata.version("torch"), "what": "the model as PyTorch compiles it, not in ONNX Runtime"}
     if util.find_spec(_MODULES[name]) is None:
         return {"missing": "not installed", "next": _NEXT}
     return {"version": metadata.version(name)}
@@ -178,7 +181,17 @@ def _made(model: _Model, name: str) -> Path:
     return place / "model.onnx"
 
 
+def _candidate(model: _Model, name: str) -> str:
+    """What is judged and raced for a tool."""
+    if name == "inductor":
+        return f"{MARK}{model.source}"
+    return str(model.source if name == "ort" else _made(model, name))
+
+
 def _peer(model: _Model, name: str) -> dict[str, Any]:
+    if name == "inductor":
+        answer = _job(model, name, {"source": str(model.source)}, model.options.peer_limit + _GRACE)
+        return {"status": "ok", **answer}
     script = Path(__file__).with_name("peer.py")
     command = [sys.executable, str(script), name, str(model.source), str(_made(model, name))]
     done = _run(command, model.options.peer_limit + _GRACE)
@@ -218,25 +231,37 @@ def _run(command: Sequence[str], limit: float) -> dict[str, Any]:
 
 def _judged(model: _Model) -> None:
     """Outputs of all that was made, compared; what is wrong does not race."""
-    made = {n: str(_made(model, n)) for n, t in model.tools.items() if t["status"] == "ok" and n != "ort"}
-    made = {n: p for n, p in made.items() if Path(p).is_file()}
-    verdicts = _job(model, "judge", {"source": str(model.source), "candidates": made}, 600.0)
+    made = {n: _candidate(model, n) for n, t in model.tools.items() if t["status"] == "ok" and n != "ort"}
+    verdicts = _judge(model, made)
+    if "status" in verdicts:  # somebody's model took the judge down: whose?
+        verdicts = {name: _judge(model, {name: path}) for name, path in made.items()}
+        verdicts = {name: found if "status" in found else found[name] for name, found in verdicts.items()}
     for name in made:
-        found = verdicts.get(name, {"status": "unjudged", "reason": verdicts.get("reason", "the judge failed")})
-        model.tools[name] |= found
+        model.tools[name] |= verdicts[name]
+
+
+def _judge(model: _Model, candidates: Mapping[str, str]) -> dict[str, Any]:
+    """The verdict on each candidate, by name; ``{"status": …}`` if that failed altogether."""
+    found = _job(model, "judge", {"source": str(model.source), "candidates": candidates}, _JUDGING)
+    return found if set(candidates) <= set(found) else {"status": "crash", "reason": "", **found}
 
 
 def _raced(model: _Model) -> dict[str, Any]:
     racing = {"original": str(model.source)}
     racing |= {
-        name: str(model.source if name == "ort" else _made(model, name))
+        name: _candidate(model, name)
         for name, tool in model.tools.items() if tool["status"] == "ok"
     }  # fmt: skip
-    spec = {
+    spec: dict[str, Any] = {
         "source": str(model.source), "candidates": racing, "time_limit": model.options.race_limit,
         "rounds": model.options.rounds,
     }  # fmt: skip
     found = _job(model, "race", spec, 10 * model.options.race_limit + 120.0)
+    if "times" not in found:  # somebody's model took the race down: ours against the original is what is left
+        spec["candidates"] = {n: p for n, p in racing.items() if n in ("original", "ort", "superopt")}
+        for name in racing.keys() - spec["candidates"].keys():
+            model.tools[name] |= {"status": "crash", "reason": f"the race failed: {found.get('reason', '')}"}
+        found = _job(model, "race", spec, 10 * model.options.race_limit + 120.0)
     if "times" not in found:
         return {"error": f"the race failed: {found.get('reason', '')}"}
     for name, times in found["times"].items():
