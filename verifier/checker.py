@@ -10,12 +10,12 @@ the value. That a normal form is the meaning at *all* sizes is compared in this 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from hashlib import sha256
 from itertools import combinations
 from math import prod
 from pathlib import Path
@@ -91,8 +91,7 @@ def _check(data: Row, rng: np.random.Generator) -> CertificateResult:
 
 def seal(data: Row) -> str:
     """A digest of all else, by which an accident is noticed; what follows does not rest on it."""
-    rest = {k: v for k, v in data.items() if k != "seal"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return sha256(json.dumps({k: v for k, v in data.items() if k != "seal"}, sort_keys=True).encode()).hexdigest()
 
 
 def _outputs(rule: Rule) -> list[tuple[Rule, int]]:

@@ -22,12 +22,12 @@ from superopt.rules.typing import types_of
 from superopt.runtime.evaluate import FLOAT64, Array, evaluate
 from superopt.verifier.algebra import NeedsOrder, Rationals, Unlucky
 from superopt.verifier.exact import Trial, algebra_for, elements, trial_at, values_of
+from superopt.verifier.reach import reaches
 from superopt.verifier.sampling import draw
 
 __all__ = ["Bag", "Rejected", "Summand", "conditions", "points", "read", "replaced", "size"]
 
 Range = tuple[int, int]
-_SAMPLES = 3  # points per derivation
 # Where exact arithmetic knows too little of a function and disagrees, floating point decides.
 _LAWLESS = ("log(", "erf(", "sin(", "cos(", "tan(", "pow(", "sqrt(", "sinh(", "cosh(")
 _JOINS: Mapping[str, Any] = {"sum": ("add", Fraction(0)), "prod": ("mul", Fraction(1)), "max": ("max", -inf)}
@@ -104,7 +104,8 @@ def points(rule: Rule, place: int, row: Mapping[str, Any], rng: np.random.Genera
     steps = [(read(s["before"]), read(s["after"]), read(s.get("factor", [])), s.get("power", 0)) for s in row["steps"]]
     done = 0
     for attempt in range(40):
-        point = draw(rule, 0, rng, types_of(rule).lhs_obligations, 3 + attempt % 3)
+        wide = reaches(rule) if attempt % 3 == 1 else {}  # past the numbers that the rule names
+        point = draw(rule, 0, rng, types_of(rule).lhs_obligations, 2 if wide else 3 + attempt % 3, wide)
         if point is None or (trial := trial_at(rule, point)) is None:
             continue
         if trial.ill_typed:
@@ -117,7 +118,7 @@ def points(rule: Rule, place: int, row: Mapping[str, Any], rng: np.random.Genera
         index = {n: (0, e - 1) for axis in axes for n, e in axis}
         at = partial(_meaning, axes, names, {n: i for i, n in enumerate(trial.variables)}, index)
         done += _agree(trial, place, [at(s) for s in sides], [(at(b), at(a), at(f), p) for b, a, f, p in steps], rng)
-        if done == _SAMPLES:
+        if done == 3:
             return done
     raise Rejected("too few sizes were found at which to compare")
 

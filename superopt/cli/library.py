@@ -174,7 +174,7 @@ def _rules_of(path: Path | None) -> tuple[dict[str, Rule], dict[str, RuleError]]
     if not path.exists() and str(path) in (library := load_library()):
         return {str(path): library[str(path)]}, {}
     if not path.exists():
-        raise RuleError("no such folder or file", where=str(path))
+        raise RuleError("no such folder, file or rule", where=str(path))
     rules: dict[str, Rule] = {}
     errors: dict[str, RuleError] = {}
     for file in sorted(path.glob("*.toml")) if path.is_dir() else [path]:
