@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _PR_SET_PDEATHSIG = 1
-_EVERY = 0.25  # seconds between two progress messages
+_EVERY = 0.02  # seconds between two progress messages; more would only be overwritten
 # What takes long to load. Not ONNX Runtime: it starts a thread, and only one thread survives a fork.
 _PRELOAD = ("superopt.formats", "superopt.rules", "superopt.report", "superopt.verifier.admission", "highspy")
 SIDECAR = "weights.safetensors"

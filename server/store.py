@@ -28,6 +28,17 @@ _WAITING = ("queued", "running")
 Row = dict[str, Any]
 
 
+def _counted(*where: sa.ColumnElement[bool]) -> sa.ScalarSelect[int]:
+    return sa.select(sa.func.count()).select_from(jobs).where(*where).scalar_subquery()
+
+
+# Jobs that wait, those of one owner, and those it submitted within a minute. Made once, for every submission asks.
+_OWNED, _UNFINISHED = jobs.c.owner == sa.bindparam("owner"), jobs.c.state.in_(_WAITING)
+_USE = sa.select(
+    _counted(_UNFINISHED), _counted(_OWNED, _UNFINISHED), _counted(_OWNED, jobs.c.created > now() - 60.0)
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Submission:
     """What a client asks for. ``request`` is the digest of all of it, by which repeats are recognised."""
@@ -103,16 +114,12 @@ class Store:
         return found
 
     def _within_quota(self, connection: Connection, what: Submission) -> None:
-        mine, waiting = jobs.c.owner == what.owner, jobs.c.state.in_(_WAITING)
-
-        def count(*where: sa.ColumnElement[bool]) -> int:
-            return connection.execute(sa.select(sa.func.count()).select_from(jobs).where(*where)).scalar_one()
-
-        if count(waiting) >= self.limits.queued:
+        waiting, mine, recent = connection.execute(_USE, {"owner": what.owner}).one()
+        if waiting >= self.limits.queued:
             raise Problem(429, "queue-full", "too many jobs are waiting", retry_after=10)
-        if count(mine, waiting) >= (what.active or self.limits.active):
+        if mine >= (what.active or self.limits.active):
             raise Problem(429, "quota", "you have too many unfinished jobs", retry_after=10)
-        if count(mine, jobs.c.created > now() - 60.0) >= (what.per_minute or self.limits.per_minute):
+        if recent >= (what.per_minute or self.limits.per_minute):
             raise Problem(429, "quota", "you submitted too many jobs within a minute", retry_after=30)
 
     def _insert(self, connection: Connection, what: Submission) -> Row:

@@ -24,6 +24,7 @@ log = logging.getLogger("superopt.serve")
 _ROOT = str(Path(superopt.__file__).parents[1])
 _START = "import sys; sys.path.append({root!r}); from superopt.server.worker import main; main()"
 _PR_SET_PDEATHSIG = 1
+_SWITCH = 0.0005  # seconds a thread may keep the interpreter: cheap answers do not queue behind the database's work
 _PATIENCE = 8.0  # seconds that a worker may take to give its job back
 
 
@@ -125,6 +126,7 @@ def serve(settings: Settings) -> None:
         )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed body
+    sys.setswitchinterval(_SWITCH)
     workers = Workers(settings)
     workers.start()
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again once it has shut down

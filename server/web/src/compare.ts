@@ -51,7 +51,7 @@ class Compare {
     this.folder = button("Fold what is alike", () => this.toggleFold(), { "aria-pressed": String(this.fold) });
     this.home.classList.add("compare");
     this.home.replaceChildren(this.bar(), this.frames, this.detail);
-    this.home.after(this.list());
+    if (given.regions.length > 0) this.home.after(this.list());
     for (const side of ["before", "after"] as const) {
       const count = given.nodes.filter((n) => (n.side === "both" || n.side === side) && n.op !== "input" && n.op !== "output").length;
       this.frames.append(
