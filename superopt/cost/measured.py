@@ -126,7 +126,7 @@ class MeasuredCpu(CostModel):
         """The prediction alone; a node of ONNX Runtime's own graph runs there, whether or not it can be timed alone."""
         if len(self.store) >= self._fitted[0] + _REFIT:
             self._fitted = (len(self.store), Predictor.fit(self.store.records))
-        return self._fitted[1].predict(key.op, *work)
+        return self._fitted[1].predict(key.op, *work, key)
 
     def _measured(self, key: Key, time_it: Callable[[], Timing], work: tuple[int, int]) -> Record | None:
         """The record of a key, measured now if need be; ``None`` when it cannot run or time is up."""

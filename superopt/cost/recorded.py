@@ -56,7 +56,7 @@ class RecordedProfile(CostModel):
         record = self._answers.get(question.key.question)
         if record is not None:
             return self._estimate(record)
-        found = self.predictor.predict(question.op, *question.work)
+        found = self.predictor.predict(question.op, *question.work, question.key)
         if question.key.question in self._refused:
             return Estimate(found.us * _CANNOT_RUN, "roofline", 1.0)
         return found

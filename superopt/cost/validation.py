@@ -186,7 +186,7 @@ def held_out(records: Iterable[Record], ceilings: Ceilings | None = None) -> Hel
     predictor = Predictor.fit([r for r in every if id(r) not in kept], ceilings)
     if not apart:
         return HeldOut(0, 0.0, 0.0, 1.0, 1.0, 1.0)
-    guesses = [predictor.predict(r.key.op, r.flops, r.bytes) for r in apart]
+    guesses = [predictor.predict(r.key.op, r.flops, r.bytes, r.key) for r in apart]
     off = [abs(g.us * 1e3 / r.ns_cold - 1) for g, r in zip(guesses, apart, strict=True)]
     logs = [abs(math.log(g.us * 1e3 / r.ns_cold)) / g.sigma for g, r in zip(guesses, apart, strict=True)]
     return HeldOut(

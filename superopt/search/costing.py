@@ -137,7 +137,9 @@ class Pricer:
             outputs = record.apply(types, values)[1] if record is not None else ()
             if not now and self._store is not None and not self._stored(op, values, types, fixed):
                 self._guessed.add(what)
-                return self._predictor.predict(op, *self._work(op, values, types, outputs))
+                return self._predictor.predict(
+                    op, *self._work(op, values, types, outputs), key_of(op, values, types, fixed)
+                )
             self._guessed.discard(what)
             return self.costs.application(op, values, types, outputs, constant_args=fixed)
         except (NotCovered, IllTyped):
