@@ -1,4 +1,4 @@
-"""The rewrites that a library is asked to know, stated whole (``docs/tour.toml``): none of them is given to discovery."""
+"""The rewrites that a library is asked to know (``docs/tour.toml``): none of them is given to discovery."""
 
 from __future__ import annotations
 

@@ -1,0 +1,85 @@
+"""What TASO's method finds, found without our enumeration, is derived by the recorded library; what is false is not."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import taso_generator
+from taso_generator import LEAVES, Generator, general, pairs, pruned
+from taso_rules import Untypable, stated
+
+from superopt.discovery.derive import derived, moves_of, parts_of
+from superopt.rules import Rule
+from superopt.rules.library import BUILT_IN, parse_file
+from superopt.verifier.exact import test as exact
+from superopt.verifier.verdict import Refuted, Tested
+
+LIST = Path(__file__).parent / "taso"
+EVERY = 41  # of the list: all of it is `superopt rules derive tests/discovery/taso/sound.toml --rules …`
+
+
+def matmul(a: object, b: object) -> tuple[object, ...]:
+    return ("matmul", 0, a, b)
+
+
+def test_a_rule_is_stated_for_the_most_general_sizes() -> None:
+    rule = stated([matmul(matmul("x1", "w1"), "w2")], [matmul("x1", matmul("w1", "w2"))], LEAVES)
+    shapes = {n: [str(d) for d in s.shape] for n, s in rule.tensors.items()}
+    assert shapes["x1"][1] == shapes["w1"][0]
+    assert shapes["w1"][1] == shapes["w2"][0]
+    assert len({d for s in shapes.values() for d in s}) == 4
+    assert isinstance(exact(rule, trials=4), Tested)
+
+
+def test_what_needs_sizes_that_cannot_be_equal_is_not_stated() -> None:
+    with pytest.raises(Untypable):
+        stated([("ewadd", 0, "x1", "i1")], ["x1"], LEAVES)
+
+
+def test_an_instance_says_nothing_new() -> None:
+    rule = (matmul(matmul("w1", "w2"), "w3"),), (matmul("w1", matmul("w2", "w3")),)
+    inner = matmul("w1", "w2")
+    instance = (matmul(matmul(inner, "w2"), "w3"),), (matmul(inner, matmul("w2", "w3")),)
+    shapes: dict[object, tuple[int, ...]] = defaultdict(lambda: (4, 4), LEAVES)
+    assert general(iter([instance, rule]), shapes) == [rule]
+
+
+def test_two_operators_are_enumerated_and_a_known_rule_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taso_generator, "MOST", 2)
+    generator = Generator()
+    generator.run()
+    assert len(generator.nodes[1]) > 300
+    found = list(pruned(pairs(generator)))
+    assert ((("transpose", 0, ("transpose", 0, "x1")),), ("x1",)) in found
+    assert ((("split0", 0, ("concat0", 0, "i1", "i2")),), ("i1",)) in found
+
+
+@pytest.fixture(scope="module")
+def library() -> tuple[Rule, ...]:
+    return tuple(r for f in sorted((BUILT_IN / "discovered" / "taso").glob("*.toml")) for r in parse_file(f))
+
+
+def followed(rule: Rule, library: tuple[Rule, ...]) -> bool:
+    near = [r for r in library if r.operators <= rule.operators]
+    return any(derived(rule, moves_of(some, parts_of(rule))) is not None for some in (near, library))
+
+
+@pytest.mark.skipif(not (LIST / "sound.toml").exists(), reason="the list is not written yet")
+def test_what_tasos_method_finds_is_derived(library: tuple[Rule, ...]) -> None:
+    rules = parse_file(LIST / "sound.toml")[::EVERY]
+    missing = [f"{r.lhs[0]} = {r.rhs[0]}" for r in rules if not _of_kernels(r) and not followed(r, library)]
+    assert len(missing) <= len(rules) // 20, missing
+
+
+def _of_kernels(rule: Rule) -> bool:
+    """A convolution or pool of kernels, as TASO's shapes allow: no network computes that."""
+    return not any(n.startswith(("i", "x", "s")) for n in rule.tensors)
+
+
+@pytest.mark.skipif(not (LIST / "false" / "false.toml").exists(), reason="the list is not written yet")
+def test_what_is_false_at_other_sizes_is_not_derived(library: tuple[Rule, ...]) -> None:
+    for rule in parse_file(LIST / "false" / "false.toml")[::EVERY]:
+        assert isinstance(exact(rule), Refuted), rule.id
+        assert not followed(rule, library), rule.id
