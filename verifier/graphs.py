@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from superopt.verifier.verdict import ProvedAllSizes
 
 __all__ = ["GraphVerdict", "Region", "certify_result", "verify"]
 
-_LARGEST = 60  # operators of one side of a region
+_LARGEST = 400  # operators of one side of a region
 _SMALL = 8  # elements up to which a weight's values take part in a proof
 _TOLERANCE = 1e-5  # relative, of what is worth trying to prove equal
 _RANDOM = frozenset(
@@ -161,22 +162,32 @@ class _Side:
         for node, form in zip(self.graph.nodes, self.typing.nodes, strict=True):
             for position, output in enumerate(node.outputs):
                 if output:
-                    text = self._text(node, form, position)
-                    self.classes[output] = table.setdefault(text, hashlib.sha256(text.encode()).hexdigest())
+                    text = self.text(node, form, position, self.classes)
+                    self.classes[output] = table.setdefault(text, _digest(text))
 
-    def _text(self, node: Node, form: Applied | Barrier, position: int) -> str:
+    @cached_property
+    def named(self) -> Mapping[str, str]:
+        """The first value of each class."""
+        return {c: n for n, c in reversed(self.classes.items())}
+
+    def text(self, node: Node, form: Applied | Barrier, position: int, classes: Mapping[str, str]) -> str:
+        """What an output of a node is: its operator on classes."""
         if isinstance(form, Applied):
-            args = ", ".join("_" if a is None else self.classes[a] for a in form.args)
+            args = ", ".join("_" if a is None else classes[a] for a in form.args)
             attributes = ", ".join(f"{k}={v!r}" for k, v in sorted(form.attributes.items()))
             return f"{form.operator.name}({args}; {attributes})[{position}]"
         if node.op in _RANDOM:
             return f"random {node.outputs[0]}[{position}]"
-        reads = ", ".join(self.classes[r] if r else "_" for r in (*node.inputs, *node.captures))
+        reads = ", ".join(classes[r] if r else "_" for r in (*node.inputs, *node.captures))
         return f"{node.domain}:{node.op}({reads}; {_attributes(node)})[{position}]"
 
     def constant(self, name: str) -> bool:
         """Whether a value is a weight."""
         return name in self.graph.weight and name not in self.made
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _contents(weight: Weight) -> str:
@@ -205,6 +216,8 @@ def _by_regions(
     work = _Work(a, b, partners, *limits)
     for node in b.running:
         for output in node.outputs:
+            if output and work.congruent(output):
+                continue
             if output in partners and b.classes[output] != a.classes[partners[output]]:
                 work.region(output)
     for name in b.graph.weight:  # a folded constant: near to what the first model computes, not equal to it
@@ -228,8 +241,7 @@ def _by_regions(
 
 def _aligned(a: _Side, b: _Side, seed: int) -> dict[str, str]:
     """Values of ``b`` with a value of ``a`` that was the same array, nearly, on random inputs."""
-    first = {c: n for n, c in reversed(a.classes.items())}
-    partners = {n: first[c] for n, c in b.classes.items() if c in first}
+    partners = {n: a.named[c] for n, c in b.classes.items() if c in a.named}
     for value in b.graph.outputs:
         partners[value.name] = value.name
     feeds = make_inputs(a.graph, seed)
@@ -275,27 +287,59 @@ class _Work:
 
     a: _Side
     b: _Side
-    partners: Mapping[str, str]
+    partners: dict[str, str]
     time_limit: float
     deadline: float
     regions: list[Region] = field(default_factory=list)
     _memo: dict[str, tuple[bool, str]] = field(default_factory=dict)
     _inside: dict[str, str] = field(default_factory=dict)
 
+    @cached_property
+    def outputs(self) -> frozenset[str]:
+        return frozenset(v.name for v in self.b.graph.outputs)
+
+    def congruent(self, output: str) -> bool:
+        """Whether a changed value is what some node of ``a`` computes, of aligned values: then it equals that.
+
+        It holds for any node, opaque ones too: equal arguments give equal results.
+        """
+        known = self.partners.get(output)
+        if known is not None and self.b.classes[output] == self.a.classes[known]:
+            return False  # literally the same
+        node, form, position = self.b.made[output]
+        reads = [n for n in (*(form.args if isinstance(form, Applied) else ()), *node.inputs, *node.captures) if n]
+        classes = {n: self.a.classes[self.partners[n]] if n in self.partners else self.b.classes[n] for n in reads}
+        found = self.a.named.get(_digest(self.b.text(node, form, position, classes)))
+        if found is None or (output in self.outputs and self.a.classes[found] != self.a.classes[output]):
+            return False
+        self.partners[output] = found
+        self._note(output, "proved", [output], "")
+        return True
+
     def region(self, output: str) -> None:
         """Decide whether a value of ``b`` equals its partner, given that what it is computed from does."""
         goal = self.partners[output]
-        right, reason, inside = self._term(self.b, output, lambda n: n != output and n in self.partners)
-        if right is not None:
+        reason = ""
+        for near in (True, False):  # from the nearest aligned values, then from those that no region changed
+            leaf = (lambda n: n in self.partners) if near else self._unchanged
+            right, why, inside = self._term(self.b, output, lambda n, leaf=leaf: n != output and leaf(n))  # type: ignore[misc]
+            reason = reason or why
+            if right is None:
+                continue
             names = {self.partners[n] for n in inside["leaves"]}
-            aligned = names | set(self.partners.values())
-            for cut in (aligned, names):
+            for cut in ((names | set(self.partners.values())) if near else names, names):
                 left, why, _ = self._term(self.a, goal, _cut(goal, cut))
-                shown, reason = self._proved(left, right) if left is not None else (False, why)
+                shown, why = self._proved(left, right) if left is not None else (False, why)
                 if shown:
-                    self._note(output, "proved", inside["nodes"], "")
+                    self._note(output, "proved", inside["nodes"] if near else [output], "")
                     return
+                reason = reason or why
         self._note(output, "tested", [output], reason)
+
+    def _unchanged(self, name: str) -> bool:
+        """Whether a value of ``b`` is literally one of ``a``, or a weight that is near to one."""
+        partner = self.partners.get(name)
+        return partner is not None and (name not in self.b.made or self.b.classes[name] == self.a.classes[partner])
 
     def _note(self, output: str, verdict: str, nodes: Sequence[str], reason: str) -> None:
         self.regions.append(Region(output, verdict, len(nodes), reason))
@@ -321,7 +365,11 @@ class _Work:
             cut = leaf(name)
             if cut or name not in side.made:
                 if not cut and side is self.b:
-                    return None, f"the value {name} is only in the second model", used
+                    number = _literal(side, name)
+                    if number is None:
+                        return None, f"the value {name} is only in the second model", used
+                    terms[name] = number
+                    continue
                 used["leaves"].append(name)
                 terms[name] = self._leaf(self.partners[name] if side is self.b else name)
                 continue
@@ -349,14 +397,7 @@ class _Work:
 
     def _leaf(self, name: str) -> Term:
         """A variable, or the numbers of a small weight."""
-        weight = self.a.graph.weight.get(name)
-        if weight is not None and weight.data is not None and name not in self.a.made and weight.type.dtype.is_float:
-            array = weight.data.numpy()
-            if array.size <= _SMALL and np.isfinite(array.astype(float)).all():
-                values = tuple(float(v) for v in array.astype(float).ravel())
-                shape: tuple[Dim, ...] = array.shape
-                return App("Constant", (), (("dtype", str(weight.type.dtype)), ("shape", shape), ("values", values)))
-        return Var(name)
+        return _literal(self.a, name) or Var(name)
 
     def _proved(self, left: Term, right: Term) -> tuple[bool, str]:
         """Whether two terms over ``a``'s values are equal at the values' types."""
@@ -389,6 +430,24 @@ class _Work:
             shown = isinstance(verdict, ProvedAllSizes)
             self._memo[key] = shown, "" if shown else getattr(verdict, "reason", "")
         return self._memo[key]
+
+
+def _literal(side: _Side, name: str) -> Term | None:
+    """The numbers of a weight that is small, or the same everywhere; else ``None``."""
+    weight = side.graph.weight.get(name)
+    if weight is None or weight.data is None or name in side.made or not weight.type.dtype.is_float:
+        return None
+    array = weight.data.numpy()
+    shape: tuple[Dim, ...] = array.shape
+    kind = str(weight.type.dtype)
+    if array.size == 0 or not np.isfinite(array.astype(float)).all():
+        return None
+    if array.size <= _SMALL:
+        values = tuple(float(v) for v in array.astype(float).ravel())
+        return App("Constant", (), (("dtype", kind), ("shape", shape), ("values", values)))
+    if (array == array.flat[0]).all():
+        return App("ConstantOfShape", (), (("dtype", kind), ("shape", shape), ("value", float(array.flat[0]))))
+    return None
 
 
 def _renamed(term: Term, names: Mapping[str, str]) -> Term:
