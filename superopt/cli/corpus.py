@@ -78,7 +78,7 @@ def run_command(
     with Progress() as progress:
         run = run_corpus(settings, progress=progress)
         judged = judge(run, settings, None)
-    known = _baseline(settings, needed=baseline is not None)
+    known = _baseline(settings, needed=False)
     found = Comparison(judged.run, judged.findings, known, judged.notes)
     _write(found, report_json, markdown, junit, sarif)
     failed = next((r.exit_code for r in run.rows if r.status == "failed"), 0)

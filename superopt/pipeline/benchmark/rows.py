@@ -106,9 +106,9 @@ def _available(name: str) -> dict[str, str]:
     if name == "ort":
         return {"version": metadata.version("onnxruntime"), "what": "the original again: its ratio shows the noise"}
     if name == "inductor":
-        missing = [m for m in ("torch", "onnx2torch") if util.find_spec(m) is None]
+        missing = [m for m in ("torch", "torchvision", "onnx2torch") if util.find_spec(m) is None]
         if missing:
-            return {"missing": f"{' and '.join(missing)} not installed", "next": "pip install torch onnx2torch"}
+            return {"missing": f"{', '.join(missing)} not installed", "next": "pip install torch torchvision onnx2torch"}
         return {"version": metadata.version("torch"), "what": "the model as PyTorch compiles it, not in ONNX Runtime"}
     if util.find_spec(_MODULES[name]) is None:
         return {"missing": "not installed", "next": _NEXT}
