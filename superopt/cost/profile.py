@@ -8,6 +8,7 @@ that a crash cut short is dropped on the next read.
 
 from __future__ import annotations
 
+import difflib
 import gzip
 import hashlib
 import json
@@ -129,8 +130,10 @@ def load_profile(name: str) -> Profile:
             return read_profile(path)
     if os.sep in name or name.endswith(".gz"):
         return read_profile(Path(name))
+    near = difflib.get_close_matches(name, profile_names(), 1, 0.5)
     known = ", ".join(profile_names()) or "none is shipped; record one with `superopt profile --target cpu --out FILE`"
-    raise UsageError(f"there is no profile {printable(name)!r}", hint=f"profiles: {known}; a path works too")
+    hint = f"did you mean profile:{near[0]}? " if near else ""
+    raise UsageError(f"there is no profile {printable(name)!r}", hint=f"{hint}profiles: {known}; a path works too")
 
 
 @contextmanager
