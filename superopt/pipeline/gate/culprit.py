@@ -79,6 +79,12 @@ def why_slower(row: Row, known: Row, allowed: float, now: CorpusRun, then: Corpu
     found = _price(row, known, lab, restored) or _rules(row, known, now, then, lab, restored)
     if found is not None:
         return found
+    dearer = [op for op, factor in _old_prices(known.before, row.before).items() if factor < 1 - _CHANGED]
+    if dearer:
+        evidence = "; ".join(_priced(op, known, row) for op in dearer)
+        return Culprit(
+            "operator cost", tuple(dearer), f"{evidence}; not only by these factors, which do not explain it all"
+        )
     if lab.over:
         return Culprit("unknown", (), "the time for finding it ran out (--bisect-limit)")
     if row.stopped == "time" or known.stopped == "time":

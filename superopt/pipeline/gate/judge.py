@@ -38,7 +38,7 @@ def run_corpus(settings: CorpusSettings, *, progress: Progress = quiet) -> Corpu
         UsageError: there is no such model, target or profile.
     """
     target = target_of(settings)
-    tasks = tasks_of(settings, target)
+    tasks = tasks_of(models_of(settings), settings, target)
     rules = select_rules(_options(settings, target)).admitted
     header: Mapping[str, object] = {}
     if target.startswith("profile:"):
@@ -68,14 +68,14 @@ def target_of(settings: CorpusSettings) -> str:
     )  # fmt: skip
 
 
-def tasks_of(settings: CorpusSettings, target: str) -> dict[str, Task]:
+def tasks_of(models: Mapping[str, Path], settings: CorpusSettings, target: str) -> dict[str, Task]:
     """How each model is optimised, by name."""
     return {
         name: Task(
             name, path, target, settings.time_limit, settings.sizes, settings.seed, settings.measure, settings.check,
             settings.rules, settings.disable,
         )
-        for name, path in models_of(settings).items()
+        for name, path in models.items()
     }  # fmt: skip
 
 
@@ -176,7 +176,8 @@ def _traced(
     )
     if not slower:
         return findings
-    tasks = tasks_of(settings, run.target)
+    here = {row.model: path for row in run.rows if (path := settings.root / row.model).is_file()}
+    tasks = tasks_of(here, settings, run.target)
     lab = Laboratory(tasks, rules, time.monotonic() + settings.bisect_limit)
     named: dict[str, Culprit] = {}
     for number, finding in enumerate(slower):
