@@ -8,7 +8,6 @@ where the model's are, and the all-sizes prover decides it. What it does not dec
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,27 +16,21 @@ from functools import cached_property
 import numpy as np
 
 from superopt.ir.errors import SuperoptError, UsageError
-from superopt.ir.graph import Graph, Node, OpaqueAttribute, Weight
-from superopt.ir.poly import Dim
+from superopt.ir.graph import Graph
 from superopt.ir.terms import App, Project, Term, Var, postorder, variables
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Applied, Barrier, Typing, infer
+from superopt.ops.infer import Applied, Barrier, infer
 from superopt.rules import Rule, TensorScheme
-from superopt.runtime import reference
 from superopt.verifier.apart import far_apart, witness
-from superopt.verifier.differential import CheckResult, check, make_inputs, signature_difference
+from superopt.verifier.differential import CheckResult, check, signature_difference
 from superopt.verifier.provenance import unfolded
 from superopt.verifier.prover import prove
+from superopt.verifier.sides import Side, aligned, digest_of, literal
 from superopt.verifier.verdict import ProvedAllSizes
 
 __all__ = ["GraphVerdict", "Region", "certify_result", "verify"]
 
 _LARGEST = 400  # operators of one side of a region
-_SMALL = 8  # elements up to which a weight's values take part in a proof
-_TOLERANCE = 1e-5  # relative, of what is worth trying to prove equal
-_RANDOM = frozenset(
-    {"RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "RandomNormalLike", "RandomUniformLike"}
-)
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,7 @@ def verify(
             hint="only models that take and give the same can be equal",
         )
     opened = unfolded(a, b)
-    sides = (_Side(a, infer(a)), _Side(opened.graph, infer(opened.graph), opened.nodes))
+    sides = (Side(a, infer(a)), Side(opened.graph, infer(opened.graph), opened.nodes))
     classes: dict[str, str] = {}
     for side in sides:
         side.classify(classes)
@@ -137,79 +130,10 @@ def verify(
     return replace(found, reason=f"{found.reason}; {note}" if found.reason else note)
 
 
-class _Side:
-    """One model: its canonical nodes, and a class for each value."""
-
-    def __init__(self, graph: Graph, typing: Typing, weights: frozenset[str] = frozenset()) -> None:
-        self.graph = graph
-        self.running = tuple(n for n in graph.nodes if n.name not in weights)
-        self.folded = frozenset(o for n in graph.nodes if n.name in weights for o in n.outputs if o)
-        self.typing = typing
-        self.classes: dict[str, str] = {}
-        self.made: dict[str, tuple[Node, Applied | Barrier, int]] = {}
-        for node, form in zip(graph.nodes, typing.nodes, strict=True):
-            for position, output in enumerate(node.outputs):
-                if output:
-                    self.made[output] = (node, form, position)
-
-    def classify(self, table: dict[str, str]) -> None:
-        """Name each value by what it is: an input, a weight's contents, or an operator on classes."""
-        for value in self.graph.inputs:
-            self.classes[value.name] = f"input {value.name}"
-        for name, weight in self.graph.weight.items():
-            if name not in self.classes:
-                self.classes[name] = f"weight {_contents(weight)}"
-        for node, form in zip(self.graph.nodes, self.typing.nodes, strict=True):
-            for position, output in enumerate(node.outputs):
-                if output:
-                    text = self.text(node, form, position, self.classes)
-                    self.classes[output] = table.setdefault(text, _digest(text))
-
-    @cached_property
-    def named(self) -> Mapping[str, str]:
-        """The first value of each class."""
-        return {c: n for n, c in reversed(self.classes.items())}
-
-    def text(self, node: Node, form: Applied | Barrier, position: int, classes: Mapping[str, str]) -> str:
-        """What an output of a node is: its operator on classes."""
-        if isinstance(form, Applied):
-            args = ", ".join("_" if a is None else classes[a] for a in form.args)
-            attributes = ", ".join(f"{k}={v!r}" for k, v in sorted(form.attributes.items()))
-            return f"{form.operator.name}({args}; {attributes})[{position}]"
-        if node.op in _RANDOM:
-            return f"random {node.outputs[0]}[{position}]"
-        reads = ", ".join(classes[r] if r else "_" for r in (*node.inputs, *node.captures))
-        return f"{node.domain}:{node.op}({reads}; {_attributes(node)})[{position}]"
-
-    def constant(self, name: str) -> bool:
-        """Whether a value is a weight."""
-        return name in self.graph.weight and name not in self.made
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _contents(weight: Weight) -> str:
-    return f"{weight.type} {weight.name if weight.data is None else weight.data.digest}"
-
-
-def _attributes(node: Node) -> str:
-    shown = []
-    for key, value in sorted(node.attributes.items()):
-        if isinstance(value, OpaqueAttribute):
-            shown.append(f"{key}={hashlib.sha256(value.payload).hexdigest()}")
-        else:
-            shown.append(f"{key}={_contents(value) if isinstance(value, Weight) else repr(value)}")
-    return ", ".join(shown)
-
-
-def _by_regions(
-    a: _Side, b: _Side, same: int, ran: CheckResult, seed: int, limits: tuple[float, float]
-) -> GraphVerdict:
+def _by_regions(a: Side, b: Side, same: int, ran: CheckResult, seed: int, limits: tuple[float, float]) -> GraphVerdict:
     """Align the values of ``b`` with values of ``a``, and prove each alignment from the ones before."""
     try:
-        partners = _aligned(a, b, seed)
+        partners = aligned(a, b, seed)
     except SuperoptError as error:
         verdict = "tested" if ran.verdict == "passed" else "unknown"
         return GraphVerdict(verdict, same, 0, len(b.running) - same, check=ran, reason=f"not aligned: {error}")
@@ -239,54 +163,12 @@ def _by_regions(
     return GraphVerdict("unknown", same, proved, rest, regions, ran, reason=ran.reason or "the models could not be run")
 
 
-def _aligned(a: _Side, b: _Side, seed: int) -> dict[str, str]:
-    """Values of ``b`` with a value of ``a`` that was the same array, nearly, on random inputs."""
-    partners = {n: a.named[c] for n, c in b.classes.items() if c in a.named}
-    for value in b.graph.outputs:
-        partners[value.name] = value.name
-    feeds = make_inputs(a.graph, seed)
-    prints = _fingerprints(a.graph, feeds)
-    table: dict[tuple[int, ...], list[tuple[str, np.ndarray]]] = {}
-    for name, (shape, numbers) in prints.items():
-        table.setdefault(shape, []).append((name, numbers))
-    for name, (shape, numbers) in _fingerprints(b.graph, feeds).items():
-        if name not in partners and name not in b.folded:
-            for other, theirs in table.get(shape, ()):
-                if np.allclose(
-                    numbers, theirs, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(theirs).max(initial=0.0))
-                ):
-                    partners[name] = other
-                    break
-    return partners
-
-
-def _fingerprints(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, tuple[tuple[int, ...], np.ndarray]]:
-    """Shape and four projections of every value that is computed or stored."""
-    names = [o for n in graph.nodes for o in n.outputs if o]
-    found = reference.run(
-        graph,
-        {k: v for k, v in feeds.items() if k in {i.name for i in graph.inputs} | set(graph.weight)},
-        outputs=names,
-    )
-    arrays: dict[str, np.ndarray] = dict(found)
-    for name, weight in graph.weight.items():
-        if weight.data is not None:
-            arrays[name] = weight.data.numpy()
-    made = {}
-    for name, array in arrays.items():
-        if array.dtype.kind in "fiub" and array.size:
-            flat = np.nan_to_num(array.astype(np.float64).ravel(), posinf=1e30, neginf=-1e30)
-            rng = np.random.default_rng(flat.size)
-            made[name] = (array.shape, np.array([flat @ rng.standard_normal(flat.size) for _ in range(4)]))
-    return made
-
-
 @dataclass
 class _Work:
     """Proofs of aligned values, each from the aligned values before it."""
 
-    a: _Side
-    b: _Side
+    a: Side
+    b: Side
     partners: dict[str, str]
     time_limit: float
     deadline: float
@@ -309,7 +191,7 @@ class _Work:
         node, form, position = self.b.made[output]
         reads = [n for n in (*(form.args if isinstance(form, Applied) else ()), *node.inputs, *node.captures) if n]
         classes = {n: self.a.classes[self.partners[n]] if n in self.partners else self.b.classes[n] for n in reads}
-        found = self.a.named.get(_digest(self.b.text(node, form, position, classes)))
+        found = self.a.named.get(digest_of(self.b.text(node, form, position, classes)))
         if found is None or (output in self.outputs and self.a.classes[found] != self.a.classes[output]):
             return False
         self.partners[output] = found
@@ -352,7 +234,7 @@ class _Work:
         return {self.b.made[n][0].outputs[0]: v for n, v in self._inside.items() if n in self.b.made}
 
     def _term(
-        self, side: _Side, root: str, leaf: Callable[[str], bool]
+        self, side: Side, root: str, leaf: Callable[[str], bool]
     ) -> tuple[Term | None, str, dict[str, list[str]]]:
         """The term of a value over leaves, named by ``a``'s values; ``None`` and a reason where there is none."""
         terms: dict[str, Term] = {}
@@ -365,7 +247,7 @@ class _Work:
             cut = leaf(name)
             if cut or name not in side.made:
                 if not cut and side is self.b:
-                    number = _literal(side, name)
+                    number = literal(side, name)
                     if number is None:
                         return None, f"the value {name} is only in the second model", used
                     terms[name] = number
@@ -397,7 +279,7 @@ class _Work:
 
     def _leaf(self, name: str) -> Term:
         """A variable, or the numbers of a small weight."""
-        return _literal(self.a, name) or Var(name)
+        return literal(self.a, name) or Var(name)
 
     def _proved(self, left: Term, right: Term) -> tuple[bool, str]:
         """Whether two terms over ``a``'s values are equal at the values' types."""
@@ -430,24 +312,6 @@ class _Work:
             shown = isinstance(verdict, ProvedAllSizes)
             self._memo[key] = shown, "" if shown else getattr(verdict, "reason", "")
         return self._memo[key]
-
-
-def _literal(side: _Side, name: str) -> Term | None:
-    """The numbers of a weight that is small, or the same everywhere; else ``None``."""
-    weight = side.graph.weight.get(name)
-    if weight is None or weight.data is None or name in side.made or not weight.type.dtype.is_float:
-        return None
-    array = weight.data.numpy()
-    shape: tuple[Dim, ...] = array.shape
-    kind = str(weight.type.dtype)
-    if array.size == 0 or not np.isfinite(array.astype(float)).all():
-        return None
-    if array.size <= _SMALL:
-        values = tuple(float(v) for v in array.astype(float).ravel())
-        return App("Constant", (), (("dtype", kind), ("shape", shape), ("values", values)))
-    if (array == array.flat[0]).all():
-        return App("ConstantOfShape", (), (("dtype", kind), ("shape", shape), ("value", float(array.flat[0]))))
-    return None
 
 
 def _renamed(term: Term, names: Mapping[str, str]) -> Term:

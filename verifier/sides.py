@@ -1,0 +1,151 @@
+"""Two models side by side: a class for each value, and which values of the two are probably equal."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+
+from superopt.ir.graph import Graph, Node, OpaqueAttribute, Weight
+from superopt.ir.poly import Dim
+from superopt.ir.terms import App, Term
+from superopt.ops.infer import Applied, Barrier, Typing
+from superopt.runtime import reference
+from superopt.verifier.differential import make_inputs
+
+__all__ = ["Side", "aligned", "digest_of", "literal"]
+
+_SMALL = 8  # elements up to which a weight's values take part in a proof
+_TOLERANCE = 1e-5  # relative, of what is worth trying to prove equal
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "RandomNormalLike", "RandomUniformLike"}
+)
+
+
+class Side:
+    """One model: its canonical nodes, and a class for each value."""
+
+    def __init__(self, graph: Graph, typing: Typing, weights: frozenset[str] = frozenset()) -> None:
+        self.graph = graph
+        self.running = tuple(n for n in graph.nodes if n.name not in weights)
+        self.folded = frozenset(o for n in graph.nodes if n.name in weights for o in n.outputs if o)
+        self.typing = typing
+        self.classes: dict[str, str] = {}
+        self.made: dict[str, tuple[Node, Applied | Barrier, int]] = {}
+        for node, form in zip(graph.nodes, typing.nodes, strict=True):
+            for position, output in enumerate(node.outputs):
+                if output:
+                    self.made[output] = (node, form, position)
+
+    def classify(self, table: dict[str, str]) -> None:
+        """Name each value by what it is: an input, a weight's contents, or an operator on classes."""
+        for value in self.graph.inputs:
+            self.classes[value.name] = f"input {value.name}"
+        for name, weight in self.graph.weight.items():
+            if name not in self.classes:
+                self.classes[name] = f"weight {_contents(weight)}"
+        for node, form in zip(self.graph.nodes, self.typing.nodes, strict=True):
+            for position, output in enumerate(node.outputs):
+                if output:
+                    text = self.text(node, form, position, self.classes)
+                    self.classes[output] = table.setdefault(text, digest_of(text))
+
+    @cached_property
+    def named(self) -> Mapping[str, str]:
+        """The first value of each class."""
+        return {c: n for n, c in reversed(self.classes.items())}
+
+    def text(self, node: Node, form: Applied | Barrier, position: int, classes: Mapping[str, str]) -> str:
+        """What an output of a node is: its operator on classes."""
+        if isinstance(form, Applied):
+            args = ", ".join("_" if a is None else classes[a] for a in form.args)
+            attributes = ", ".join(f"{k}={v!r}" for k, v in sorted(form.attributes.items()))
+            return f"{form.operator.name}({args}; {attributes})[{position}]"
+        if node.op in _RANDOM:
+            return f"random {node.outputs[0]}[{position}]"
+        reads = ", ".join(classes[r] if r else "_" for r in (*node.inputs, *node.captures))
+        return f"{node.domain}:{node.op}({reads}; {_attributes(node)})[{position}]"
+
+    def constant(self, name: str) -> bool:
+        """Whether a value is a weight."""
+        return name in self.graph.weight and name not in self.made
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _contents(weight: Weight) -> str:
+    return f"{weight.type} {weight.name if weight.data is None else weight.data.digest}"
+
+
+def _attributes(node: Node) -> str:
+    shown = []
+    for key, value in sorted(node.attributes.items()):
+        if isinstance(value, OpaqueAttribute):
+            shown.append(f"{key}={hashlib.sha256(value.payload).hexdigest()}")
+        else:
+            shown.append(f"{key}={_contents(value) if isinstance(value, Weight) else repr(value)}")
+    return ", ".join(shown)
+
+
+def aligned(a: Side, b: Side, seed: int) -> dict[str, str]:
+    """Values of ``b`` with a value of ``a`` that was the same array, nearly, on random inputs."""
+    partners = {n: a.named[c] for n, c in b.classes.items() if c in a.named}
+    for value in b.graph.outputs:
+        partners[value.name] = value.name
+    feeds = make_inputs(a.graph, seed)
+    prints = _fingerprints(a.graph, feeds)
+    table: dict[tuple[int, ...], list[tuple[str, np.ndarray]]] = {}
+    for name, (shape, numbers) in prints.items():
+        table.setdefault(shape, []).append((name, numbers))
+    for name, (shape, numbers) in _fingerprints(b.graph, feeds).items():
+        if name not in partners and name not in b.folded:
+            for other, theirs in table.get(shape, ()):
+                if np.allclose(
+                    numbers, theirs, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(theirs).max(initial=0.0))
+                ):
+                    partners[name] = other
+                    break
+    return partners
+
+
+def _fingerprints(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, tuple[tuple[int, ...], np.ndarray]]:
+    """Shape and four projections of every value that is computed or stored."""
+    names = [o for n in graph.nodes for o in n.outputs if o]
+    found = reference.run(
+        graph,
+        {k: v for k, v in feeds.items() if k in {i.name for i in graph.inputs} | set(graph.weight)},
+        outputs=names,
+    )
+    arrays: dict[str, np.ndarray] = dict(found)
+    for name, weight in graph.weight.items():
+        if weight.data is not None:
+            arrays[name] = weight.data.numpy()
+    made = {}
+    for name, array in arrays.items():
+        if array.dtype.kind in "fiub" and array.size:
+            flat = np.nan_to_num(array.astype(np.float64).ravel(), posinf=1e30, neginf=-1e30)
+            rng = np.random.default_rng(flat.size)
+            made[name] = (array.shape, np.array([flat @ rng.standard_normal(flat.size) for _ in range(4)]))
+    return made
+
+
+def literal(side: Side, name: str) -> Term | None:
+    """The numbers of a weight that is small, or the same everywhere; else ``None``."""
+    weight = side.graph.weight.get(name)
+    if weight is None or weight.data is None or name in side.made or not weight.type.dtype.is_float:
+        return None
+    array = weight.data.numpy()
+    shape: tuple[Dim, ...] = array.shape
+    kind = str(weight.type.dtype)
+    if array.size == 0 or not np.isfinite(array.astype(float)).all():
+        return None
+    if array.size <= _SMALL:
+        values = tuple(float(v) for v in array.astype(float).ravel())
+        return App("Constant", (), (("dtype", kind), ("shape", shape), ("values", values)))
+    if (array == array.flat[0]).all():
+        return App("ConstantOfShape", (), (("dtype", kind), ("shape", shape), ("value", float(array.flat[0]))))
+    return None
