@@ -108,7 +108,10 @@ def _available(name: str) -> dict[str, str]:
     if name == "inductor":
         missing = [m for m in ("torch", "torchvision", "onnx2torch") if util.find_spec(m) is None]
         if missing:
-            return {"missing": f"{', '.join(missing)} not installed", "next": "pip install torch torchvision onnx2torch"}
+            return {
+                "missing": f"{', '.join(missing)} not installed",
+                "next": "pip install torch torchvision onnx2torch",
+            }
         return {"version": metadata.version("torch"), "what": "the model as PyTorch compiles it, not in ONNX Runtime"}
     if util.find_spec(_MODULES[name]) is None:
         return {"missing": "not installed", "next": _NEXT}

@@ -55,10 +55,14 @@ def _legend(found: list[Summary]) -> str:
 
 
 def _means(found: list[Summary]) -> str:
-    axis = _Axis(min(0.5, *(s.mean for s in found)), max(1.1, *(s.mean for s in found)), 900)
+    means = [s.mean for s in found]
+    axis = _Axis(min([0.5, *means]), max([1.1, *means]), 900)
     parts = []
     for i, s in enumerate(found):
         y = 8 + i * 26
+        if not s.timed:
+            parts.append(f'<text x="{_LEFT - 8}" y="{y + 13}" text-anchor="end">{escape(s.tool)}: none</text>')
+            continue
         start, end = sorted((axis.x(1.0), axis.x(s.mean)))
         parts.append(f'<text x="{_LEFT - 8}" y="{y + 13}" text-anchor="end">{escape(s.tool)}</text>')
         parts.append(

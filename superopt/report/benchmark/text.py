@@ -31,10 +31,12 @@ def show(console: Console, data: Mapping[str, Any]) -> None:
 def _line(s: Summary) -> str:
     if s.missing:
         return f"not compared: {s.missing}"
+    failed = f"{s.wrong} wrong, {s.crashed} crashed, {s.timeouts} timed out"
+    if not s.timed:
+        return f"no model was timed: {failed}"
     return (
         f"x{s.mean:.3f} over {s.timed} models ({s.best[0]:.3f} {s.best[1]} … {s.worst[0]:.3f} {s.worst[1]}), "
-        f"{s.losses} slower than {LOSS}, {s.wrong} wrong, {s.crashed} crashed, {s.timeouts} timed out; "
-        f"median {s.seconds:.1f} s a model"
+        f"{s.losses} slower than {LOSS}, {failed}; median {s.seconds:.1f} s a model"
     )
 
 
@@ -61,6 +63,11 @@ def document(data: Mapping[str, Any]) -> str:
     for s in found:
         if s.missing:
             lines.append(f"| {s.tool} | – | not compared: {printable(s.missing)} |" + " |" * 9)
+            continue
+        if not s.timed:
+            lines.append(
+                f"| {s.tool} | {s.version} | 0 | – | – | – | – | – | {s.wrong} | {s.crashed} | {s.timeouts} | – |"
+            )
             continue
         lines.append(
             f"| {s.tool} | {s.version} | {s.timed} | **{s.mean:.3f}** | {s.overall:.3f} | {s.best[0]:.3f} {s.best[1]} "
