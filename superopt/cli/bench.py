@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from superopt.cli.shell import (
     Dims,
@@ -49,6 +50,9 @@ def bench(
     ] = False,
     cold: Annotated[bool, typer.Option("--cold", help="instead, profile each model twice from nothing")] = False,
     pairs: Annotated[bool, typer.Option(help="with --cost: also rewrites, those that do not pay included")] = True,
+    enable: Annotated[
+        list[str] | None, typer.Option(metavar="RULE", help="with --cost: make rewrites with these only")
+    ] = None,
     threads: Threads = 1,
     dim: Dims = None,
     force: Force = False,
@@ -62,7 +66,9 @@ def bench(
     for path in (report_json, markdown, report_html):
         refuse_existing(path, force)
     if validate or cold:
-        measured = _cold(models or [], threads) if cold else _validated(models or [], pairs, rounds, threads, dim)
+        console = err() if report_json == "-" else out()
+        options = (pairs, rounds, threads, dim, enable)
+        measured = _cold(models or [], threads, console) if cold else _validated(models or [], *options, console)
         if report_json is not None:
             write_json(measured, report_json, force=True)
         return
@@ -95,19 +101,22 @@ def _run(
         return run_bench(models, options, progress=progress)
 
 
-def _validated(models: list[Path], pairs: bool, rounds: int, threads: int, dim: list[str] | None) -> dict[str, Any]:
+def _validated(
+    models: list[Path], pairs: bool, rounds: int, threads: int, dim: list[str] | None, enable: list[str] | None,
+    console: Console,
+) -> dict[str, Any]:  # fmt: skip
     """Modelled beside measured time."""
     from superopt import pipeline
     from superopt.report.validation import show_validation
 
     with Progress() as progress:
-        options = pipeline.Options(sizes=parse_dims(dim or []), threads=threads)
+        options = pipeline.Options(sizes=parse_dims(dim or []), threads=threads, enable=tuple(enable or ()))
         found = pipeline.validate_costs(models, options=options, pairs=pairs, rounds=rounds, progress=progress)
-    show_validation(err(), found.json())
+    show_validation(console, found.json())
     return found.json()
 
 
-def _cold(models: list[Path], threads: int) -> dict[str, Any]:
+def _cold(models: list[Path], threads: int, console: Console) -> dict[str, Any]:
     """How long profiling from nothing takes, and how much two runs of it differ."""
     from dataclasses import asdict
 
@@ -116,7 +125,7 @@ def _cold(models: list[Path], threads: int) -> dict[str, Any]:
 
     rows = [asdict(pipeline.repeat_profile(path, threads=threads)) for path in models]
     for row in rows:
-        show_repetition(err(), row)
+        show_repetition(console, row)
     return {"format": "superopt.cold", "version": 1, "rows": rows}
 
 
