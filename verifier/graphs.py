@@ -210,7 +210,10 @@ class _Work:
                 continue
             names = {self.partners[n] for n in inside["leaves"]}
             for cut in ((names | set(self.partners.values())) if near else names, names):
-                left, why, _ = self._term(self.a, goal, _cut(goal, cut))
+                if goal in names:  # the value is computed from one that equals it already
+                    left: Term | None = self._leaf(goal)
+                else:
+                    left, why, _ = self._term(self.a, goal, _cut(goal, cut))
                 shown, why = self._proved(left, right) if left is not None else (False, why)
                 if shown:
                     self._note(output, "proved", inside["nodes"] if near else [output], "")

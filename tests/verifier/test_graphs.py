@@ -111,6 +111,41 @@ def test_a_true_note_on_a_wrong_weight_does_not_help() -> None:
     assert found.verdict == "refuted"
 
 
+def _with_opaque(nodes: list[Node], weights: dict[str, np.ndarray]) -> Graph:
+    """The sum goes through a node that no operator's record reads (Loop-free, but of another domain) and a Hardmax."""
+    tail = [Node("o", "Hardmax", ("s",), ("t",), {"axis": 1}), _node("Add", "t s", "y")]
+    return _graph(X, [*nodes, *tail], Y, weights)
+
+
+def test_an_opaque_node_of_equal_values_is_equal() -> None:
+    before = _with_opaque(
+        [_node("MatMul", "x w", "a"), _node("MatMul", "x v", "b"), _node("Add", "a b", "s")], {n: DATA[n] for n in "wv"}
+    )
+    after = _with_opaque([_node("Add", "w v", "u"), _node("MatMul", "x u", "s")], {n: DATA[n] for n in "wv"})
+    found = verify(before, after)
+    assert found.verdict == "proved", found
+    assert {r.output for r in found.regions} >= {"s", "t"}
+
+
+def test_a_weight_that_is_one_number_everywhere_is_that_number() -> None:
+    ones = np.ones((1, 12), np.float32)
+    before = _graph({"x": _type(sym("N"), 12)}, [_node("Relu", "x", "y")], _type(sym("N"), 12), {})
+    nodes = [_node("Relu", "x", "r"), _node("Mul", "r k", "y")]
+    after = _graph({"x": _type(sym("N"), 12)}, nodes, _type(sym("N"), 12), {"k": ones})
+    assert verify(before, after).verdict == "proved"
+
+
+def test_a_large_region_is_proved() -> None:
+    arrays = {f"w{i}": RNG.standard_normal((4, 6)).astype(np.float32) for i in range(40)}
+    before = [_node("MatMul", f"x w{i}", f"p{i}") for i in range(40)]
+    before += [
+        _node("Add", f"{'p0' if i == 1 else f's{i - 1}'} p{i}", "y" if i == 39 else f"s{i}") for i in range(1, 40)
+    ]
+    after = [_node("Add", f"{'w0' if i == 1 else f'u{i - 1}'} w{i}", f"u{i}") for i in range(1, 40)]
+    found = verify(_graph(X, before, Y, arrays), _graph(X, [*after, _node("MatMul", "x u39", "y")], Y, arrays))
+    assert found.verdict == "proved", found
+
+
 def _slightly_other_epsilon() -> tuple[Graph, Graph]:
     scale = {"s": np.ones(8, np.float32)}
     return tuple(
