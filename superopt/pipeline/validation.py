@@ -78,7 +78,6 @@ def validate_costs(
     pairs: bool = True,
     rounds: int = 15,
     progress: Progress = quiet,
-    show: Progress = quiet,
 ) -> Validation:
     """Compare modelled with measured time on this machine, for models and for rewrites of them.
 
@@ -88,13 +87,12 @@ def validate_costs(
         pairs: whether rewrites are tested as well.
         rounds: interleaved rounds of each race.
         progress: called before each measurement.
-        show: called with (done, total, a row as text) when a model is done.
     """
     options = options or Options()
     model = costs.MeasuredCpu(threads=options.threads, sizes=options.sizes, progress=progress)
     predictions: list[costs.Prediction] = []
     directions: list[costs.Direction] = []
-    for position, source in enumerate(models):
+    for source in models:
         name = source.name if isinstance(source, Graph) else Path(source).stem
         try:
             graph = load(source)
@@ -104,7 +102,6 @@ def validate_costs(
         predictions += costs.validate([(name, graph)], model, sizes=options.sizes, rounds=rounds)
         for aim, after in _rewrites(graph, model, options, progress) if pairs else ():
             directions.append(costs.predict_change(name, aim, graph, after, model, sizes=options.sizes, rounds=rounds))
-        show(position + 1, len(models), name)
     return Validation(tuple(predictions), tuple(directions), costs.held_out(model.store.records))
 
 
