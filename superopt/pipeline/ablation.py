@@ -95,6 +95,9 @@ def ablate(
                 except SuperoptError as error:
                     outcomes.append(replace(outcome, failure=str(error)))
                     continue
+                if not found.before_us:
+                    outcomes.append(replace(outcome, failure=f"not searched: {found.stopped}"))
+                    continue
                 outcome = replace(
                     outcome, before_us=found.before_us, after_us=found.after_us, stopped=found.stopped,
                     rules={a.rule: a.count for a in found.applied}, seconds=found.seconds,
@@ -143,7 +146,7 @@ def _table(data: Mapping[str, Any]) -> str:
         cells = []
         for name in names:
             o = row["outcomes"][name]
-            text = o["failure"][:24] if not o["before_us"] else f"{o['after_us'] / o['before_us']:.3f}"
+            text = o["failure"][:22] if not o["before_us"] else f"{o['after_us'] / o['before_us']:.3f}"
             cells.append(text + ("" if o["ratio"] is None else f" (measured {o['ratio']:.3f})"))
         lines.append(f"{row['model']:{width}}  " + "  ".join(f"{c:>24}" for c in cells))
     return "\n".join(lines)
@@ -162,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="beside the built-in library, which comes first; NAME= (no folder) is the built-in one under another name",
     )  # fmt: skip
     parser.add_argument("--target", default="cpu", help="cpu, or profile:NAME for recorded costs")
-    parser.add_argument("--time-limit", type=float, default=30.0, metavar="S", help="of each search")
+    parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="of each search")
     parser.add_argument("--measure", action="store_true", help="also time each result beside its model")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args(arguments)
