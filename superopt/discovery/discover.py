@@ -23,11 +23,11 @@ from superopt.discovery.minimise import minimised
 from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.rules.canonical import rule_text, text_digest
 from superopt.rules.grammar import format_rule, parse_rule
-from superopt.rules.library import Library, write_rules, write_verdicts
+from superopt.rules.library import ADMISSIBLE, Library, write_rules, write_verdicts
 from superopt.rules.rule import Rule
 from superopt.verifier.admission import check
 from superopt.verifier.prover import prove
-from superopt.verifier.verdict import ProvedAllSizes, verdict_to_json
+from superopt.verifier.verdict import verdict_to_json
 
 __all__ = ["DiscoveryResult", "discover"]
 
@@ -85,7 +85,7 @@ def discover(
     unfinished = tuple(t.name for t in config.themes if t.name not in explored)
     proved = [r for e in done for r in e.rules]
     kept = _minimised(proved, Chunks(chunks), say)
-    rules, verdicts = _proved_again(_identified(kept, config), config, say)
+    rules, verdicts = _proved_again(_identified(kept, config), config, str(chunks), workers, executor, say)
     _write(folder, rules, verdicts, done, config)
     log = _log(config, done, unfinished, len(proved), rules, time.monotonic() - started, _cpu_seconds() - cpu, workers)
     _replace(folder / "run.json", log)
@@ -117,7 +117,7 @@ def _explore_all(
             _finish(found, theme, partial(explore, theme, config, chunks, say, bounds, known), say)
         return found
     started = time.monotonic()
-    pool = executor or ProcessPoolExecutor(max_workers=workers, mp_context=get_context("spawn"))
+    pool = executor or _pool(workers)
     try:
         waiting: dict[Future[Explored], Theme] = {
             pool.submit(explore, t, config, chunks, None, bounds, known): t for t in rest
@@ -206,17 +206,45 @@ def _gain(rule: Rule, themes: Sequence[Theme]) -> dict[str, object]:
 
 
 def _proved_again(
-    rules: Sequence[Rule], config: Config, say: Progress
+    rules: Sequence[Rule], config: Config, chunks: str, workers: int, executor: Executor | None, say: Progress
 ) -> tuple[tuple[Rule, ...], dict[str, Mapping[str, object]]]:
     """Verdicts from a fresh check of exactly what is written, by ONNX Runtime too, not what was believed before."""
+    ask = partial(_checked, chunks=chunks, limit=4 * config.prove_seconds)
+    own = None if executor is not None or workers <= 1 else _pool(workers)
+    pool = executor or own
     verdicts: dict[str, Mapping[str, object]] = {}
-    for rule in rules:
-        verdict = check(rule, prover=partial(prove, time_limit=4 * config.prove_seconds))
-        if isinstance(verdict, ProvedAllSizes):
-            verdicts[rule.id] = {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
-        else:
-            say(f"left out, not proved again: {rule_text(rule)}")
+    started = time.monotonic()
+    try:
+        answers = map(ask, rules) if pool is None else pool.map(ask, rules, chunksize=4)
+        for number, (rule, verdict) in enumerate(zip(rules, answers, strict=True), 1):
+            if verdict["verdict"] in ADMISSIBLE:
+                verdicts[rule.id] = verdict
+            else:
+                say(f"left out, not proved again: {rule_text(rule)}")
+            if number % 50 == 0:
+                left = (time.monotonic() - started) / number * (len(rules) - number)
+                say(f"proving what is written: {number}/{len(rules)}, about {left:.0f} s to go")
+    finally:
+        if own is not None:
+            own.shutdown(cancel_futures=True)
     return tuple(r for r in rules if r.id in verdicts), verdicts
+
+
+def _checked(rule: Rule, *, chunks: str, limit: float) -> dict[str, object]:
+    """The verdict of the verifier as it is now on a rule, without times; remembered under the digest of its sources."""
+    store = Chunks(Path(chunks))
+    key = digest_of("checked", code_digest(whole=True), limit, rule_text(rule))
+    known = store.get(key)
+    if known is not None:
+        return known
+    verdict = check(rule, prover=partial(prove, time_limit=limit))
+    data = {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
+    store.put(key, data)
+    return data
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(max_workers=workers, mp_context=get_context("spawn"))
 
 
 def _log(
