@@ -36,6 +36,9 @@ _PHASES = 40
 _WINDOWS = (14, 30, 1 << 30)  # operators of a region in the first two phases, the next two, and then (at most)
 _QUIET = 3  # phases with different cuts that must find nothing before the search stops
 _LITTLE = 1e-3  # a phase that gains less than this share of the cost has found nothing
+_PHASE_NODES = 40_000  # e-nodes of one phase, shared by its distinct regions: many regions get smaller e-graphs
+_ALL_NODES = 250_000  # e-nodes after which no further phase begins: work, unlike time, is the same on every machine
+_FEWEST = 60  # e-nodes that a region may grow by at least, and by three for each of its steps
 _DIRECTED = 12  # rounds of a directed phase, at most
 _STEPS = 120  # moves in one direction in a row: a selection passes this many operators
 _PATIENCE = 60.0  # seconds that a search takes at most when it is not told
@@ -121,6 +124,7 @@ class _Run:
         self.totals = _Totals()
         self.stages: list[tuple[Program, _Totals]] = []  # what stood after the stages that changed something
         self.stopped = "saturated"
+        self.nodes = options.node_limit  # e-nodes of the region at hand, at most
         weights = sum(w.type.nbytes or 0 for w in graph.weights)
         budget = options.fold_budget_bytes
         self.budget = weights // 10 + (64 << 20) if budget is None else budget
@@ -188,6 +192,9 @@ class _Run:
             improved = self.totals.gain - gained > _LITTLE * self.totals.before
             quiet = 0 if improved else quiet + 1
             widest = window == self.options.window
+            if self.totals.e_nodes > _ALL_NODES:
+                self.stopped = "nodes" if self.stopped == "saturated" else self.stopped
+                return
             if self._over() or (widest and (quiet >= _QUIET or (quiet and len(regions) <= 1))):
                 return
             if number % 2 == 1 and number < 2 * len(_WINDOWS):
@@ -266,6 +273,8 @@ class _Run:
                 self._tell(done, len(ordered), what)
                 key = (what if moves is not None else "", signature)
                 if key not in self.memo:
+                    share = max(_PHASE_NODES // len(ordered), _FEWEST + 3 * len(group[0].steps))
+                    self.nodes = min(self.options.node_limit, share)
                     self.memo[key] = self._found(key, group[0], len(ordered) - done, moves, rounds)
                 found = self.memo[key]
                 if first:
@@ -312,7 +321,8 @@ class _Run:
         if self.cache is None:
             return search()
         hits = self.cache.hits
-        found = self.cache.found((key, rounds), region, search, keep=lambda: time.monotonic() < self.deadline)
+        place = (key, rounds, self.nodes)
+        found = self.cache.found(place, region, search, keep=lambda: time.monotonic() < self.deadline)
         if self.cache.hits > hits:
             self._count(found)
             if found.missed:
@@ -347,7 +357,7 @@ class _Run:
     def _search(self, region: Region, moves: Moves, left: int, rounds: int) -> Found:
         now = time.monotonic()
         share = min(20.0, max(0.2, 2 * (self.deadline - now) / max(1, left)))
-        limits = Limits(self.options.node_limit, rounds, min(self.deadline, now + share))
+        limits = Limits(self.nodes, rounds, min(self.deadline, now + share))
         first = self.prepared.shortening if moves is self.prepared.moves else Moves()
         settings = (self.options.least_gain, self.options.seed, first)
         found = optimise(region, moves, REGISTRY, self.pricer, limits, *settings)

@@ -99,7 +99,7 @@ def solve(problem: Problem, incumbent: Choice, seconds: float, seed: int = 0) ->
 
 
 def _unproved(problem: Problem, us: float) -> float:
-    """The relative gap to what every program pays at least: for each class that none can do without its cheapest form."""
+    """The relative gap to what every program pays at least: the cheapest forms of what none can do without."""
     always = (problem.of[o] for o in requirements(problem).always if o in problem.of)
     least = sum(min(problem.candidates[i].us for i in options) for options in always if options)
     least -= sum(s.us for s in problem.savings)

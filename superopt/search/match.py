@@ -242,7 +242,8 @@ def compile_side(
     before, after = ([t for t in postorder(*side) if isinstance(t, App)] for side in (source, target))
     return Pattern(
         rule, source, target, tuple(made.steps), tuple(made.slot_of[r] for r in source), tensors, made.names,
-        tuple(made.checks), frozenset(t.op for t in before), _depth(source), len(after) - len(before), first_round, len(made.slot_of),
+        tuple(made.checks), frozenset(t.op for t in before), _depth(source), len(after) - len(before), first_round,
+        len(made.slot_of),
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def optimise(
         seed: of the solver.
         limits: for saturation; its deadline is that of the whole region, of which saturation takes at most half.
         first: moves that are made to their end before the others may use up the e-nodes.
-        least_gain: share of the region's cost below which a change is not worth it.
+        least_gain: share of the region's cost below which a change is not worth it; with 0 costs are taken as exact.
     """
     start = time.monotonic()
     lowered = lower(region, operators)
@@ -74,7 +74,7 @@ def optimise(
     result = Found(None, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
     if not after < before - 1e-9:
         return result
-    noise = _noise(lowered, problem, incumbent, choice, pricer)
+    noise = _noise(lowered, problem, incumbent, choice, pricer) if least_gain > 0 else 0.0
     needed = max(least_gain * _changed(problem, incumbent, choice), noise)
     plan = plan_of(region, lowered, problem, choice, before, after)
     if before - after < needed and not is_simpler(region, plan):

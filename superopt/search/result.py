@@ -26,7 +26,7 @@ class SearchOptions:
         sizes: what symbolic dimensions are costed at; they stay symbolic.
         disable: rule ids or families that are not used; ``enable``: if given, only these are.
         confirm: where the cost model can time graphs, time each changed region before and after, whole.
-        least_gain: of a changed region, as a share of its cost.
+        least_gain: of a changed region, as a share of its cost; 0 takes costs as exact, noise included.
         cache: keep the results of regions for later runs, and use those of earlier ones.
     """
 

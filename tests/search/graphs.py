@@ -69,3 +69,15 @@ def siamese(depth: int = 3) -> Graph:
             value = f"{tower}r{i}"
     weights = [weight(f"w{i}", 8, 8) for i in range(depth)]
     return graph({"a": f32(4, 8), "b": f32(2, 8)}, [f"ar{depth - 1}", f"br{depth - 1}"], weights, nodes)
+
+
+def two_hills() -> Graph:
+    """A product of transposes, transposed: first the product must be turned round, which alone gains nothing."""
+    return graph({"x": f32(12, 16), "y": f32(8, 12)}, ["z"], [], [
+        op("Transpose", "a", "x", perm=(1, 0)), op("Transpose", "b", "y", perm=(1, 0)),
+        op("MatMul", "m", "a", "b"), op("Transpose", "z", "m", perm=(1, 0)),
+    ])  # fmt: skip
+
+
+def ops_of(model: Graph) -> list[str]:
+    return [n.op for n in model.nodes]
