@@ -19,8 +19,8 @@ __all__ = ["Recorded", "Run"]
 
 log = logging.getLogger("superopt.serve")
 _WORSE = 1.02  # growth against the run before from which a page says so
-_PLACES = ("*baseline*.json", "recorded/*.json")
-_BENCHMARKS = ("*bench*.json", "recorded/*bench*.json")
+_PLACES = ("baselines/*.json", "*baseline*.json")
+_BENCHMARKS = ("bench*/*.json", "*bench*.json")
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,12 @@ class Run:
     @cached_property
     def rows(self) -> dict[str, Row]:
         return {Path(r.model).stem: r for r in self.data.rows}
+
+    @property
+    def title(self) -> str:
+        """The target, and whether the models are the small forms that tests and the gate run."""
+        small = all("tiny" in Path(r.model).parts for r in self.data.rows)
+        return f"{self.data.target}, tiny forms" if small and self.data.rows else self.data.target
 
     @cached_property
     def ratio(self) -> float:
@@ -87,14 +93,14 @@ class Recorded:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """Recorded runs, by target."""
+        """Recorded runs by target, those of the true models first."""
         made = []
         for path in self._files(_PLACES):
             try:
                 made.append(Run(read_run(path)))
             except SuperoptError as error:
                 log.warning("%s", error)
-        return sorted(made, key=lambda r: r.data.target)
+        return sorted(made, key=lambda r: ("tiny" in r.title, r.title))
 
     @cached_property
     def measured(self) -> dict[str, dict[str, Any]]:

@@ -63,7 +63,7 @@ async def get_rule_page(rule_id: str, request: Request) -> Response:
             trial = await run_in_threadpool(service.trial, rule_id, seed)
         except Problem as problem:
             return page("problem.html", "/rules", status=problem.status, problem=problem.body)
-    runs = [{"data": r.data, "fires": r.fires(rule_id)} for r in service.recorded.runs]
+    runs = [{"title": r.title, "data": r.data, "fires": r.fires(rule_id)} for r in service.recorded.runs]
     return page("rule.html", "/rules", rule=entry, reading=read_rule(rule), sides=sides, runs=runs, trial=trial,
                 seed=seed)  # fmt: skip
 

@@ -68,7 +68,7 @@ const scenarios = {
       assert.equal(answer.status(), 200, label);
     }
     assert.ok((await page.locator(".bars .name").count()) > 0, "cost bars");
-    assert.equal(await page.locator("svg.plot .point").count(), 2, "two points in the roofline plot");
+    assert.ok((await page.locator("svg.plot .point").count()) > 0, "the roofline plot");
     await keep(page, "upload");
   },
 
@@ -118,6 +118,7 @@ const scenarios = {
   async compare() {
     const page = await open(`/jobs/${facts.jobs.repvgg}`);
     await drawn(page);
+    assert.equal(await page.locator("svg.plot .point").count(), 2, "before and after in the roofline plot");
     const places = (side) => page.$$eval(`[data-side=${side}] [data-box]`, (all) =>
       Object.fromEntries(all.filter((n) => !n.matches(".before, .after")).map((n) => [n.dataset.box, ["x", "y"].map((k) => n.querySelector("rect").getAttribute(k)).join()])));
     assert.deepEqual(await places("before"), await places("after"));

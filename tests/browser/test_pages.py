@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "server"))
 from service_testing import GRAPH, free_port, start, stop, until  # noqa: E402
 
+from superopt.cost import profile_names  # noqa: E402
 from superopt.pipeline.gate import write_run  # noqa: E402
 from superopt.report.corpus import CorpusRun, Row  # noqa: E402
 from superopt.server.settings import Limits, Settings  # noqa: E402
@@ -100,7 +101,7 @@ def corpus(folder: Path) -> Path:
 def facts(built: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A service with some jobs done, and a file that says where they are."""
     folder = tmp_path_factory.mktemp("browser")
-    settings = Settings(data=folder / "data", port=free_port(), corpus=corpus(folder / "corpus"), poll=0.1,
+    settings = Settings(data=folder / "data", port=free_port(), workers=2, corpus=corpus(folder / "corpus"), poll=0.1,
                         limits=Limits(search_seconds=5.0))  # fmt: skip
     live = start(settings)
     try:
@@ -108,7 +109,8 @@ def facts(built: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
             "repvgg": (TINY / "repvgg_a0.json").read_bytes(), "thousand": json.dumps(shapes(334)).encode(),
             "hostile": json.dumps(hostile()).encode(),
         }  # fmt: skip
-        answers = {name: live.post(body, GRAPH, time_limit=20) for name, body in sent.items()}
+        target = f"profile:{profile_names()[0]}" if profile_names() else "cpu"  # recorded costs: the same result always
+        answers = {name: live.post(body, GRAPH, time_limit=20, target=target) for name, body in sent.items()}
         for answer in answers.values():
             until(lambda answer=answer: live.state(answer) == "succeeded", 300)
         answers["long"] = live.post((TINY / "nasnet_a.json").read_bytes(), GRAPH, time_limit=300)

@@ -341,6 +341,7 @@ def test_the_corpus_page_shows_what_was_recorded(tmp_path: Path) -> None:
         assert "conv-batchnorm ×3" in page
         rule = client.get("/rules/conv-batchnorm").text
         assert "profile:here" in rule
+        assert "tiny forms" not in rule
         assert 'href="/corpus#one"' in rule
         assert "Fires in none of the 1 models" in client.get("/rules/abs-abs").text
 

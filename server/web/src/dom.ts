@@ -43,12 +43,13 @@ export function isProblem(value: unknown): value is Problem {
 }
 
 export function showProblem(place: HTMLElement, problem: Problem): void {
-  const places = (problem.errors ?? []).map((error) => {
+  const more = (problem.errors ?? []).filter((error) => !problem.detail.endsWith(error.detail));
+  const places = more.map((error) => {
     const where = error.node ?? error.pointer ?? error.parameter;
     return html("li", {}, ...(where ? [html("code", {}, where), ": "] : []), error.detail);
   });
   const list = places.length > 0 ? [html("ul", {}, ...places)] : [];
-  place.replaceChildren(html("strong", {}, `${problem.title}.`), ` ${problem.detail}`, ...list);
+  place.replaceChildren(html("strong", {}, `${problem.title}:`), ` ${problem.detail}`, ...list);
   place.hidden = false;
   place.tabIndex = -1;
   place.focus();
