@@ -54,8 +54,10 @@ class Judge:
 
     def rules(self, candidate: Rule) -> list[Rule]:
         """The proved rules that a candidate leads to: most general first, none when it is false or not proved."""
-        if well_typed(candidate) and self._holds(candidate, near_miss=True):
-            return self._proved(candidate)
+        turned = replace(candidate, lhs=candidate.rhs, rhs=candidate.lhs)  # the right side may be defined more often
+        for version in (candidate, turned):
+            if well_typed(version) and self._holds(version, near_miss=version is candidate):
+                return self._proved(version)
         for weaker in specialised(candidate):
             if self._holds(weaker, near_miss=False):
                 return self._proved(weaker)
