@@ -20,7 +20,8 @@ def headline(found: Comparison) -> str:
     """The run in one line."""
     rows = found.run.rows
     improved = sum(r.status == "improved" for r in rows)
-    text = f"{len(rows)} models, {improved} improved, modelled cost x{found.ratio:.3f} (geometric mean)"
+    count = "1 model" if len(rows) == 1 else f"{len(rows)} models"
+    text = f"{count}, {improved} improved, modelled cost x{found.ratio:.3f} (geometric mean)"
     counts = {
         kind: sum(f.kind == kind for f in found.findings) for kind in ("wrong", "failed", "regression", "missing")
     }
@@ -110,7 +111,7 @@ def markdown(found: Comparison) -> str:
             lines.append(f"| {_MARK[f.level]} {f.kind} | {_code(f.model)} | {_text(f.message)} | {culprit} |")
         lines.append("")
     lines += [f"- {_text(note)}" for note in found.notes]
-    lines += ["", f"<details><summary>All {len(run.rows)} models</summary>", ""]
+    lines += ["", "<details><summary>Models</summary>", ""]
     headers = _headers(found)
     lines.append(f"| {' | '.join(headers)} |")
     lines.append("|---|" + "--:|" * (len(headers) - 3) + "---|--:|")
