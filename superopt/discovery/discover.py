@@ -7,7 +7,7 @@ import os
 import platform
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -84,7 +84,7 @@ def discover(
     done = [explored[t.name] for t in config.themes if t.name in explored]
     unfinished = tuple(t.name for t in config.themes if t.name not in explored)
     proved = [r for e in done for r in e.rules]
-    kept = _minimised(proved, Chunks(chunks), say)
+    kept = _minimised(proved, _paying(done, config), Chunks(chunks), say)
     rules, verdicts = _proved_again(_identified(kept, config), config, str(chunks), workers, executor, say)
     _write(folder, rules, verdicts, done, config)
     log = _log(config, done, unfinished, len(proved), rules, time.monotonic() - started, _cpu_seconds() - cpu, workers)
@@ -144,15 +144,30 @@ def _finish(found: dict[str, Explored], theme: Theme, result: Callable[[], Explo
         say(f"{theme.name}: not finished: out of {why}")
 
 
-def _minimised(rules: Sequence[Rule], chunks: Chunks, say: Progress) -> tuple[Rule, ...]:
-    key = digest_of("minimised", code_digest(whole=True), [(rule_text(r), r.origin) for r in rules])
+def _pays(rule: Rule, theme: Theme) -> bool:
+    """Whether one side is expected to cost a good deal less than the other."""
+    found = expected(rule, frozenset(n for n in rule.tensors if theme.is_weight(n)))
+    return found is not None and min(found) <= 0.9 * max(found)
+
+
+def _paying(explored: Sequence[Explored], config: Config) -> frozenset[int]:
+    """Which of all proved rules pay, of the themes whose paying rules are worth more than a small library."""
+    themes = {t.name: t for t in config.themes}
+    every = [(themes[e.theme], r) for e in explored for r in e.rules]
+    return frozenset(number for number, (theme, rule) in enumerate(every) if theme.shortcuts and _pays(rule, theme))
+
+
+def _minimised(rules: Sequence[Rule], paying: Container[int], chunks: Chunks, say: Progress) -> tuple[Rule, ...]:
+    described = [(rule_text(r), r.origin, number in paying) for number, r in enumerate(rules)]
+    key = digest_of("minimised", code_digest(whole=True), described)
     known = chunks.get(key)
     if known is not None:
         rows = known["rules"]
         assert isinstance(rows, list)
         return tuple(parse_rule({k: v for k, v in row.items() if k != "family"}, where="chunk", family=row["family"])
                      for row in rows)  # fmt: skip
-    kept = minimised([replace(r, id=f"r{i}") for i, r in enumerate(rules)], say)
+    named = [replace(r, id=f"r{i}") for i, r in enumerate(rules)]
+    kept = minimised(named, say, {r.id for i, r in enumerate(named) if i in paying})
     chunks.put(key, {"rules": [{**format_rule(r), "family": r.family} for r in kept]})
     return kept
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
 from superopt.discovery.candidates import movements, operator_count
@@ -27,31 +27,38 @@ __all__ = ["minimised"]
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Reciprocal", "ConstantOfShape"})
 
 
-def minimised(rules: Sequence[Rule], progress: Callable[[str], None] | None = None) -> tuple[Rule, ...]:
+def minimised(
+    rules: Sequence[Rule], progress: Callable[[str], None] | None = None, paying: Container[str] = ()
+) -> tuple[Rule, ...]:
     """Keep short and general rules first, and of the others those that are not derived.
 
-    Definitions of composite operators are always kept: a person looks for them. A shortcut is dropped only where the
-    others derive it in a few rounds: search has few.
+    Definitions of composite operators are always kept: a person looks for them. A rule that pays is dropped only where
+    the others derive it in a few rounds: search has few.
+
+    Args:
+        rules: with different ids.
+        progress: called with lines of text.
+        paying: ids of rules that pay.
     """
     unique = {text_digest(r): r for r in reversed(rules)}
     ordered = sorted(unique.items(), key=lambda item: (*_rank(item[1]), item[0]))
     kept: list[Rule] = []
     for number, (_, rule) in enumerate(ordered):
-        if not _follows(rule, kept):
+        if not _follows(rule, kept, paying):
             kept.append(rule)
         if progress is not None and number % 20 == 0:
             progress(f"minimising: {number + 1}/{len(ordered)} rules, {len(kept)} kept")
-    return _without_special_cases(kept, progress)
+    return _without_special_cases(kept, progress, paying)
 
 
-def _follows(rule: Rule, kept: Sequence[Rule]) -> bool:
+def _follows(rule: Rule, kept: Sequence[Rule], paying: Container[str]) -> bool:
     """Whether kept rules over the rule's own operators and plain arithmetic derive it.
 
     A detour through others would be no help to a search.
     """
     if rule.origin == "definition":
         return False
-    rounds = QUICK_ROUNDS if rule.origin == SHORTCUT else ROUNDS
+    rounds = QUICK_ROUNDS if rule.origin == SHORTCUT or rule.id in paying else ROUNDS
     near = [r for r in kept if r.operators <= rule.operators | _ARITHMETIC]
     if len(rule.lhs) > 1:
         return _reached(rule, moves_of(near), rounds)
@@ -82,11 +89,13 @@ def _reached(rule: Rule, moves: Moves, rounds: int) -> bool:
     return True
 
 
-def _without_special_cases(rules: list[Rule], progress: Callable[[str], None] | None) -> tuple[Rule, ...]:
+def _without_special_cases(
+    rules: list[Rule], progress: Callable[[str], None] | None, paying: Container[str]
+) -> tuple[Rule, ...]:
     """A short rule may be kept before the general ones that derive it: look again, the most special first."""
     kept = list(rules)
     for number, rule in enumerate(sorted(rules, key=_special)):
-        if _follows(rule, [r for r in kept if r is not rule]):
+        if _follows(rule, [r for r in kept if r is not rule], paying):
             kept.remove(rule)
         if progress is not None and number % 20 == 0:
             progress(f"minimising again: {number + 1}/{len(rules)} rules, {len(kept)} kept")
