@@ -6,6 +6,9 @@ Exit codes: 0 done · 1 internal · 2 usage · 3 invalid model · 4 unsupported 
 
 from __future__ import annotations
 
+from superopt.cli import early  # first of all: Ctrl-C during the other imports
+
+# isort: split
 import errno
 import os
 import sys
@@ -18,6 +21,8 @@ from typer.core import TyperGroup
 from superopt.cli import bench, corpus, library, models, service
 from superopt.cli.shell import settings
 from superopt.ir.errors import Interrupted, ResourceLimit, SuperoptError, printable
+
+early.done()
 
 __all__ = ["app", "main"]
 
@@ -69,6 +74,8 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except KeyboardInterrupt:
+        _fail("interrupted; nothing was written", Interrupted.exit_code)
     except SuperoptError as error:
         _fail(str(error), error.exit_code)
     except MemoryError:

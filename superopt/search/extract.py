@@ -6,6 +6,7 @@ tiny term per byte that the model would grow by. Which of its forms is evaluated
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -236,19 +237,29 @@ def greedy(problem: Problem) -> Choice:
     return choice
 
 
-def improve(problem: Problem, start: Choice, rounds: int = 4) -> Choice:
-    """Local search from a program: change one class's candidate, or all readers of one shared new class jointly."""
+def improve(problem: Problem, start: Choice, rounds: int = 4, deadline: float = float("inf")) -> Choice:
+    """Local search from a program: change one class's candidate, or all readers of one shared new class jointly.
+
+    Args:
+        problem: what to choose from.
+        start: a program.
+        rounds: over all changes, at most.
+        deadline: ``time.monotonic`` value at which it ends with what it has.
+    """
     best, cost = dict(start), cost_of(problem, start)
     cheapest = greedy(problem)
     complete = {**cheapest, **best}
     for _ in range(rounds):
         improved = False
-        for move in _moves(problem, complete):
+        for number, move in enumerate(_moves(problem, complete)):
+            if number & 31 == 31 and time.monotonic() > deadline:
+                rounds = 0
+                break
             trial = {**complete, **move}
             price = cost_of(problem, trial)
             if price < cost - 1e-9:
                 complete, cost, improved = trial, price, True
-        if not improved:
+        if not improved or rounds == 0:
             break
     used = used_classes(problem, complete)
     return {c: complete[c] for c in used} if used is not None else best

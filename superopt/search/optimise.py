@@ -68,6 +68,8 @@ def optimise(
     if first.patterns:
         saturate(graph, first, Limits(limits.nodes, limits.rounds, half, limits.matches))
     outcome = saturate(graph, moves, Limits(limits.nodes, limits.rounds, half, limits.matches))
+    if time.monotonic() > limits.deadline:
+        return Found(None, before, len(graph), "time", 1.0, quarantined=outcome.quarantined)
     choice, problem, gap = _extract(region, lowered, pricer, limits.deadline, seed)
     incumbent = incumbent_of(region, lowered, problem)
     after = cost_of(problem, choice)
@@ -165,7 +167,7 @@ def _extract(
 
 
 def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> tuple[Choice, float]:
-    start = improve(problem, incumbent) if seconds > 0 else incumbent
+    start = improve(problem, incumbent, deadline=time.monotonic() + seconds) if seconds > 0 else incumbent
     if len(problem.candidates) > _ILP_CANDIDATES:
         return start, 1.0
     found = solve(problem, start, seconds / 2, seed)
