@@ -4,11 +4,15 @@ Each row rebuilds the small graph of a pattern of ONNX Runtime's graph optimisat
 onnxsim runs), of OnnxSlim or of onnxscript's rewriter, from their public descriptions. The search has no list of
 patterns: it is given the rule library and asked for the fewest operators, then for the fewest FLOPs. The table goes to
 ``docs/patterns.md``; with ``--check`` nothing is written, and the exit code is 1 when the committed table differs.
+What was found is kept in ``build/patterns`` for as long as rules and pattern are the same, so a run goes on where one
+stopped, and several may work at once on parts.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -24,12 +28,13 @@ from superopt.cost.fusion import ONNX_RUNTIME_CPU, Backend  # noqa: E402
 from superopt.cost.model import CostModel  # noqa: E402
 from superopt.cost.question import Question  # noqa: E402
 from superopt.cost.record import Estimate  # noqa: E402
-from superopt.ir.graph import Graph  # noqa: E402
+from superopt.ir.graph import Graph, structural_hash  # noqa: E402
 from superopt.rules import Rule, load_library  # noqa: E402
 from superopt.search import SearchOptions, search  # noqa: E402
 from superopt.verifier.differential import check  # noqa: E402
 
 TABLE = ROOT / "docs" / "patterns.md"
+KEPT = ROOT / "build" / "patterns"
 _SECONDS = 20.0
 
 
@@ -61,6 +66,7 @@ class Found:
     after: str
     rules: tuple[str, ...]
     verdict: str
+    names: Sequence[str]
 
 
 def running(graph: Graph) -> list[str]:
@@ -87,7 +93,7 @@ def look(pattern: Pattern, rules: Sequence[Rule]) -> Found:
         folded = any(a.rule == "fold" for a in found.applied)
         made = Found(
             pattern, pattern.goal(names) and verdict == "passed", _text(running(graph)), _text(names),
-            used or (("constant folding",) if folded else ("tidying",)), verdict,
+            used or (("constant folding",) if folded else ("tidying",)), verdict, names,
         )  # fmt: skip
         if best is None or (made.reached and not best.reached):
             best = made
@@ -95,6 +101,21 @@ def look(pattern: Pattern, rules: Sequence[Rule]) -> Found:
             break
     assert best is not None
     return best
+
+
+def kept(pattern: Pattern, rules: Sequence[Rule]) -> Found:
+    """What an earlier run found with the same rules, else what :func:`look` finds."""
+    said = [r.id + repr((r.forall, r.where, r.lhs, r.rhs)) for r in rules]
+    text = "\n".join((pattern.name, structural_hash(pattern.graph()), *said))
+    place = KEPT / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+    if place.is_file():
+        before, after, used, verdict, names = json.loads(place.read_text(encoding="utf-8"))
+        return Found(pattern, pattern.goal(names) and verdict == "passed", before, after, tuple(used), verdict, names)
+    found = look(pattern, rules)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    data = (found.before, found.after, found.rules, found.verdict, list(found.names))
+    place.write_text(json.dumps(data), encoding="utf-8")
+    return found
 
 
 def _text(names: Sequence[str]) -> str:
@@ -142,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = []
     for pattern in chosen:
         start = time.process_time()
-        found.append(look(pattern, rules))
+        found.append(kept(pattern, rules))
         mark, seconds = "found " if found[-1].reached else "MISSED", time.process_time() - start
         print(f"{mark} {pattern.name}: {found[-1].before} -> {found[-1].after} ({seconds:.1f} s)", file=sys.stderr)
     wrong = [f.pattern.name for f in found if f.verdict != "passed"]
