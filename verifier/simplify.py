@@ -172,7 +172,10 @@ def _eliminate(m: Monomial, name: str, solution: Dim, used: Condition) -> list[M
 def _quotients(m: Monomial, facts: Facts) -> list[Monomial] | None:
     """``⌊n/d⌋`` is 0 where ``0 ≤ n < d``; a bound ``t`` inside ``⌊(t + …)/d⌋`` splits into digits ``t = h·d + l``."""
     found: dict[Quotient, None] = {}
-    for size in (*(g.size for g in sorted(m.guards, key=str)), *(d for f, _ in m.factors for d in factor_dimensions(f))):
+    for size in (
+        *(g.size for g in sorted(m.guards, key=str)),
+        *(d for f, _ in m.factors for d in factor_dimensions(f)),
+    ):
         found.update(dict.fromkeys(_quotient_atoms(size)))
     for atom in found:
         names = symbols(atom.numerator)
