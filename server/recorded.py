@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from superopt.ir.errors import SuperoptError
-from superopt.pipeline.gate import read_run
 from superopt.report.corpus import CorpusRun, Row
 from superopt.report.corpus.model import geometric_mean
 
@@ -94,6 +93,8 @@ class Recorded:
     @cached_property
     def runs(self) -> list[Run]:
         """Recorded runs by target, those of the true models first."""
+        from superopt.pipeline.gate import read_run  # loads the engine, which an API process does not need otherwise
+
         made = []
         for path in self._files(_PLACES):
             try:
