@@ -52,6 +52,11 @@ class Run:
             found[Path(model).stem] = tuple(float(e["after_us"]) for e in comparable)
         return found
 
+    @property
+    def compared(self) -> bool:
+        """Whether there is a run before that it can be compared with."""
+        return any(len(past) > 1 for past in self.history.values())
+
     @cached_property
     def regressed(self) -> list[str]:
         """Models whose result costs more than in the run before."""
