@@ -48,7 +48,12 @@ def minimised(
             kept.append(rule)
         if progress is not None and number % 20 == 0:
             progress(f"minimising: {number + 1}/{len(ordered)} rules, {len(kept)} kept")
-    return _without_special_cases(kept, progress, paying)
+    least = list(_without_special_cases(kept, progress, paying))
+    for _, rule in ordered:  # what was dropped early may rest on rules that were dropped later
+        quick = rule.origin == SHORTCUT or rule.id in paying
+        if quick and rule not in least and not _follows(rule, least, paying):
+            least.append(rule)
+    return tuple(least)
 
 
 def _follows(rule: Rule, kept: Sequence[Rule], paying: Container[str]) -> bool:
