@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check format bench bench-cost bench-ablation profile-record certify gpu-record conformance corpus clean corpus-gate \
+.PHONY: demo test check format bench bench-growth bench-cost bench-ablation profile-record certify gpu-record conformance corpus clean corpus-gate \
 	corpus-compare corpus-update corpus-update-full patterns
 
 demo: $(READY)            ## optimise two real models and print before/after
@@ -63,6 +63,9 @@ bench-cost: $(READY)      ## modelled against measured time: whole models, rewri
 PROFILE ?= superopt/cost/profiles/cpu-epyc-2core.jsonl.gz
 profile-record: $(READY)  ## record PROFILE on this machine for the corpus; at most 12 minutes, run it again to go on
 	@$(BIN)/superopt profile corpus/tiny/*.json corpus/*.json --out $(PROFILE) --time-limit 690 -f
+
+bench-growth: $(READY)    ## search time and memory against layers, nodes and rules
+	@$(BIN)/python tests/search/growth.py
 
 conformance: $(READY)     ## the onnx package's own test models through convert and optimize; writes docs/conformance.md
 	@$(BIN)/python tests/conformance.py --optimize

@@ -15,6 +15,8 @@ from functools import lru_cache
 from superopt.ir.poly import Dim, Poly, atoms, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
 from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme, TypeScheme, attribute_symbols, term_symbols
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import types_of
 from superopt.search.egraph import EGraph
 from superopt.search.match import Match, Pattern, compile_side, matches
 
@@ -328,7 +330,24 @@ def lift(rule: Rule, count: int, *, backward: bool = False) -> Rule | None:
     except _NotLiftableError:
         return None
     known = set(forall) | set(made.attribute_atoms) | set(made.sizes)
-    return made if _names((*left, *right)) <= known else None
+    return made if _names((*left, *right)) <= known and _well_typed(rule, made) else None
+
+
+def _well_typed(rule: Rule, made: Rule) -> bool:
+    """Whether both sides have equal types for all sizes: not where a number of the rule stood for its two copies.
+
+    (``Reshape(Concat(x, y), shape=[2, b, k])`` of four parts would need 4bk = 2bk: a condition that the rule has not.)
+    """
+    if rule.lead:
+        return True  # lifted again without leading axes before it is used
+    try:
+        before, after = types_of(rule), types_of(made)
+    except RuleError:
+        return False
+    equations = [
+        sum(c.kind != "ge" for c in {*t.lhs_obligations, *t.rhs_obligations}) for t in (before, after)
+    ]  # fmt: skip
+    return after.lhs == after.rhs and equations[1] <= equations[0]
 
 
 @lru_cache(maxsize=4096)

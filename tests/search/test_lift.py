@@ -1,0 +1,52 @@
+"""A rule for two copies, lifted to k: true at every k that is tried, for every rule of the library that lifts."""
+
+from __future__ import annotations
+
+import pytest
+
+from superopt.rules import load_library
+from superopt.rules.typing import instances
+from superopt.search.merge import group_move, lift
+from superopt.verifier import test as exact_test
+from superopt.verifier.verdict import Refuted
+
+
+def liftable():
+    """(name, rule at one number of leading axes, direction) of what the search would lift."""
+    found = []
+    for rule in load_library().admitted:
+        for instance in instances(rule)[:1]:
+            for backward in (False, True):
+                source = instance.rhs if backward else instance.lhs
+                usable = rule.backward if backward else rule.forward
+                both = len(source) == 2 and group_move(instance, backward=backward) is not None
+                parts = instance.operators & {"Concat", "Split"} and len(source) == 1
+                if usable and (both or parts) and lift(instance, 3, backward=backward) is not None:
+                    found.append(pytest.param(instance, backward, id=f"{rule.id}{'-back' if backward else ''}"))
+    return found
+
+
+CASES = liftable()
+
+
+def test_there_are_rules_to_lift():
+    assert CASES
+
+
+@pytest.mark.parametrize(("rule", "backward"), CASES)
+def test_lifted_rules_are_true(rule, backward):
+    for count in (3,):  # two is the rule itself; more siblings only make it slower to test
+        lifted = lift(rule, count, backward=backward)
+        assert lifted is not None
+        assert lifted is None or not isinstance(exact_test(lifted), Refuted), (count, lifted)
+
+
+def test_a_number_that_stands_for_the_two_copies_is_not_lifted():
+    from superopt.rules import parse_rule
+
+    row = {"id": "stack", "forall": {"x": "f[b, k]", "y": "f[b, k]"},
+           "lhs": ["Concat(Unsqueeze(x, axes=[0]), Unsqueeze(y, axes=[0]), axis=0)"],
+           "rhs": ["Reshape(Concat(x, y, axis=0), shape=[2, b, k])"]}  # fmt: skip
+    rule = parse_rule(row)
+    assert lift(rule, 2) is not None
+    assert lift(rule, 3) is None
