@@ -59,7 +59,7 @@ def test_at_most_a_third_of_tasos_rules(taso: tuple[Rule, ...]) -> None:
     assert len(taso) <= 619 // 3
 
 
-# Padding was 0 at all points of that theme in the recorded run; its sizes say otherwise since. Record again, and empty this.
+# Padding was 0 at all points of its theme in the recorded run; the sizes say otherwise since: record again, empty this.
 NOT_RECORDED = ["average pooling as convolution"]
 
 
