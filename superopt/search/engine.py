@@ -168,7 +168,7 @@ class _Run:
         quiet = 0
         for number in range(_DIRECTED):
             order = level_order(self.program) if number % 2 else list(self.program.running)
-            regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[1])
+            regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[1], fused=self.costs.fusable)
             chosen = [region_of(self.program, r) for r in regions]
             self.pricer.byte_us = 0.0  # old weights go as new ones come; a plan that grows needs a gain as ever
             improved = self._phase(chosen, "shortening", self.prepared.shortening)
@@ -184,7 +184,7 @@ class _Run:
             level = number % 2 == 1
             order = level_order(self.program) if level else list(self.program.running)
             window = min(self.options.window, _WINDOWS[min(number // 2, len(_WINDOWS) - 1)])
-            regions, cuts = cut(self.program, order, self.prepared.adjacent, window, avoid)
+            regions, cuts = cut(self.program, order, self.prepared.adjacent, window, avoid, self.costs.fusable)
             avoid = cuts if number % 4 < 2 else frozenset()
             gained = self.totals.gain
             what = f"searching, phase {number + 1}"
@@ -280,7 +280,8 @@ class _Run:
                 if first:
                     self.totals.before += found.before * len(group)
                 if found.plan is not None:
-                    replacements += [(r, found.plan) for r in group if self._affordable(found.plan)]
+                    fitting = [r for r in group if not self._unfuses(r, found.plan)]
+                    replacements += [(r, found.plan) for r in fitting if self._affordable(found.plan)]
         finally:
             if replacements:
                 self._replace(replacements)
@@ -289,6 +290,19 @@ class _Run:
     def _tell(self, done: int, total: int | None, what: str) -> None:
         if self.progress is not None:
             self.progress(done, total, what)
+
+    def _unfuses(self, region: Region, plan: Plan) -> bool:
+        """Whether the only reader of an output, outside, would no longer be run as one with what makes it."""
+        program, fusable = self.program, self.costs.fusable
+        for output, (piece, _) in zip(region.outputs, plan.results, strict=True):
+            readers = program.readers.get(output, ())
+            if len(readers) != 1 or output in program.pinned:
+                continue
+            before, reader = program.steps[program.maker[output]].op, program.steps[readers[0]].op
+            after = plan.pieces[piece].op if piece >= 0 else ""
+            if reader and before != after and fusable(before, reader) and not fusable(after, reader):
+                return True
+        return False
 
     def _affordable(self, plan: Plan) -> bool:
         """Whether the new weights still fit the budget; they are counted if so."""

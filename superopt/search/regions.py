@@ -8,7 +8,7 @@ the cheapest cuts are found by dynamic programming. Different phases use differe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from superopt.search.program import Program
@@ -18,6 +18,7 @@ __all__ = ["WINDOW", "cut", "level_order", "segments"]
 WINDOW = 60  # operators in a region
 _SEVERED_SIBLINGS = 2.0
 _SEVERED_MATCH = 1.5
+_SEVERED_FUSION = 100.0  # the backend runs both as one: apart, a change of one could undo that unseen
 _REPEATED = 3.0  # cutting again where an earlier phase cut
 
 
@@ -45,7 +46,7 @@ def segments(program: Program, order: Iterable[int]) -> list[list[int]]:
 
 def cut(
     program: Program, order: Sequence[int], adjacent: frozenset[tuple[str, str]], window: int,
-    avoid: frozenset[str] = frozenset(),
+    avoid: frozenset[str] = frozenset(), fused: Callable[[str, str], bool] = lambda producer, reader: False,
 ) -> tuple[list[list[int]], frozenset[str]]:  # fmt: skip
     """Regions as positions of steps, and the cuts made (each by the name of the value made just before it).
 
@@ -55,11 +56,12 @@ def cut(
         adjacent: (operator, operator that reads it) pairs that occur in rules.
         window: most operators of a region.
         avoid: cuts of an earlier phase.
+        fused: whether the backend runs an operator and its only reader as one.
     """
     regions: list[list[int]] = []
     cuts: set[str] = set()
     for run in segments(program, order):
-        price = _cut_prices(program, run, adjacent, avoid)
+        price = _cut_prices(program, run, adjacent, avoid, fused)
         bounds = _cheapest(price, window)
         for start, end in pairwise(bounds):
             regions.append(sorted(run[start:end]))
@@ -73,8 +75,9 @@ def _mark(program: Program, position: int) -> str:
 
 
 def _cut_prices(
-    program: Program, run: Sequence[int], adjacent: frozenset[tuple[str, str]], avoid: frozenset[str]
-) -> list[float]:
+    program: Program, run: Sequence[int], adjacent: frozenset[tuple[str, str]], avoid: frozenset[str],
+    fused: Callable[[str, str], bool],
+) -> list[float]:  # fmt: skip
     """The price of a cut before each place of a run, and 0 at its end; by differences, in one pass."""
     place = {position: i for i, position in enumerate(run)}
     change = [0.0] * (len(run) + 2)
@@ -90,6 +93,8 @@ def _cut_prices(
             if not readers:
                 continue
             between(place[position], readers[-1], 1.0)
+            if len(readers) == 1 and fused(step.op, program.steps[run[readers[0]]].op):
+                between(place[position], readers[0], _SEVERED_FUSION)
             if len(readers) > 1:
                 between(readers[0], readers[-1], _SEVERED_SIBLINGS)
             for reader in readers:
