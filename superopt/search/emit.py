@@ -53,12 +53,17 @@ def emit(program: Program, operators: Mapping[str, Operator], budget: int) -> Em
     graph = program.graph
     weights, grown = _fold(program, budget)
     made = {w.name for w in weights}
+    weights, alike, saved = _shared(weights, program)
+    grown -= saved
     names = Names(program)
     literals = _Literals(names)
     node_names = {s.node.name for s in program.steps if s.node is not None}
     nodes: list[Node] = []
     for step in _needed(program, made):
-        nodes.append(step.node if step.node is not None else _node(program, step, operators, literals, node_names))
+        node = step.node if step.node is not None else _node(program, step, operators, literals, node_names)
+        if not alike.keys().isdisjoint(node.inputs):
+            node = replace(node, inputs=tuple(alike.get(i, i) for i in node.inputs))
+        nodes.append(node)
     read = {n for node in nodes for n in node.reads} | program.outputs
     fed = {v.name for v in graph.inputs}
     used_before = {n for node in graph.nodes for n in node.reads}
@@ -95,6 +100,23 @@ def _fold(program: Program, budget: int) -> tuple[list[Weight], int]:
         released |= sources
         weights.append(folded(program, name, found[name]))
     return weights, grown
+
+
+def _shared(weights: Sequence[Weight], program: Program) -> tuple[list[Weight], dict[str, str], int]:
+    """One weight for equal computations on equal weights: those kept, what stands for the others, and bytes saved.
+
+    Regions that repeat (the steps of an unrolled LSTM) each fold the same weights.
+    """
+    first: dict[tuple[object, str], Weight] = {}
+    alike: dict[str, str] = {}
+    saved = 0
+    for weight in weights:
+        assert weight.data is not None, "a folded weight has elements"
+        kept = first.setdefault((weight.type, weight.data.digest), weight)
+        if kept is not weight and weight.name not in program.outputs:
+            alike[weight.name] = kept.name
+            saved += weight.type.nbytes or 0
+    return [w for w in weights if w.name not in alike], alike, saved
 
 
 def _needed(program: Program, made: set[str]) -> list[Step]:
