@@ -48,7 +48,7 @@ async function drawn(page) {
 }
 
 const views = (page) => page.$$eval(".pane svg", (all) => all.map((svg) => svg.getAttribute("viewBox")));
-const pagesOf = (jobs) => ({ optimise: "/", rules: "/rules?operator=Conv", rule: "/rules/conv-batchnorm?seed=3", corpus: "/corpus", job: `/jobs/${jobs.repvgg}` });
+const pagesOf = (jobs) => ({ optimise: "/", rules: "/rules?operator=Conv", rule: `/rules/${facts.rule}?seed=3`, corpus: "/corpus", job: `/jobs/${jobs.repvgg}` });
 
 const scenarios = {
   /** A file is chosen, its job followed, its result read and downloaded. */
@@ -184,10 +184,10 @@ const scenarios = {
     await page.selectOption("select[name=operator]", "BatchNormalization");
     await page.waitForFunction((text) => document.querySelector("#found [role=status]").textContent !== text, all);
     assert.match(page.url(), /operator=BatchNormalization/);
-    await page.fill("input[name=q]", "conv-batchnorm");
-    await page.waitForURL(/q=conv-batchnorm/);
-    await page.click("h2 a:text-is('conv-batchnorm')");
-    await page.waitForURL(/\/rules\/conv-batchnorm/);
+    await page.fill("input[name=q]", facts.rule);
+    await page.waitForURL(new RegExp(`q=${facts.rule}`));
+    await page.click(`h2 a:text-is('${facts.rule}')`);
+    await page.waitForURL(new RegExp(`/rules/${facts.rule}`));
     assert.equal(await page.locator(".sides svg.graph").count(), 2);
     assert.match(await page.textContent("main"), /proved for all sizes/);
     await page.fill("input[name=seed]", "42");
@@ -196,7 +196,7 @@ const scenarios = {
     assert.equal(await page.inputValue("input[name=seed]"), "43");
     const place = await page.getAttribute("a[download]", "href");
     const certificate = await (await page.request.get(place, { timeout: WAIT })).json();
-    assert.equal(certificate.id, "conv-batchnorm");
+    assert.equal(certificate.id, facts.rule);
     assert.match(await page.textContent("main"), /profile:recorded.*repvgg_a0/s);
     await keep(page, "rule");
   },
@@ -204,9 +204,9 @@ const scenarios = {
   /** All of the library can be read, filtered and tried, and a model sent, without JavaScript. */
   async plain() {
     const page = await open("/rules?operator=Conv", { javaScriptEnabled: false });
-    await page.fill("input[name=q]", "conv-batchnorm");
+    await page.fill("input[name=q]", facts.rule);
     await page.click("text=Filter");
-    await page.click("h2 a:text-is('conv-batchnorm')");
+    await page.click(`h2 a:text-is('${facts.rule}')`);
     assert.match(await page.textContent("main"), /equals/);
     await page.click("text=Evaluate both sides");
     assert.match(await page.textContent("#tried"), /Both sides agree/);

@@ -27,6 +27,7 @@ from service_testing import GRAPH, free_port, start, stop, until  # noqa: E402
 from superopt.cost import profile_names  # noqa: E402
 from superopt.pipeline.gate import write_run  # noqa: E402
 from superopt.report.corpus import CorpusRun, Row  # noqa: E402
+from superopt.rules import load_library  # noqa: E402
 from superopt.server.settings import Limits, Settings  # noqa: E402
 
 WEB = ROOT / "server" / "web"
@@ -85,6 +86,12 @@ def hostile() -> dict[str, Any]:
             "outputs": [{"name": "y"}]}  # fmt: skip
 
 
+def folding() -> str:
+    """A rule that folds a BatchNormalization into a Conv."""
+    library = load_library()
+    return next(i for i in library if {"Conv", "BatchNormalization"} <= library[i].operators)
+
+
 def corpus(folder: Path) -> Path:
     """The tiny models under the names of the true ones, and a recorded run."""
     folder.mkdir()
@@ -92,7 +99,7 @@ def corpus(folder: Path) -> Path:
     (folder / "manifest.toml").write_text("".join(entry.format(n, 9 - i) for i, n in enumerate(EXAMPLES)))
     for name in EXAMPLES:
         shutil.copy(TINY / f"{name}.json", folder)
-    rows = (Row("corpus/repvgg_a0.json", "d", "improved", 100.0, 50.0, 1.0, (2, 1), "passed", {"conv-batchnorm": 3}),)
+    rows = (Row("corpus/repvgg_a0.json", "d", "improved", 100.0, 50.0, 1.0, (2, 1), "passed", {folding(): 3}),)
     write_run(folder / "baseline.json", CorpusRun("profile:recorded", "p", "d", "r", "2026-01-01", "1", {}, {}, rows))
     return folder
 
@@ -117,7 +124,7 @@ def facts(built: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
         jobs = {name: answer.json()["id"] for name, answer in answers.items()}
         path = folder / "facts.json"
         told = {"base": live.url, "web": str(WEB), "chromium": built, "screenshots": str(SCREENSHOTS), "jobs": jobs,
-                "model": str(TINY / "lstm.json"), "load": os.getloadavg()[0]}  # fmt: skip
+                "model": str(TINY / "lstm.json"), "load": os.getloadavg()[0], "rule": folding()}  # fmt: skip
         path.write_text(json.dumps(told))
         cancelled = f"/v1/jobs/{jobs['long']}"
         yield path

@@ -20,7 +20,7 @@ RECORDED = BUILT_IN / "discovered"
 
 
 def recorded(folder: Path) -> tuple[Rule, ...]:
-    rules = tuple(r for f in sorted(folder.glob("*.toml")) for r in parse_file(f))
+    rules = tuple(r for f in sorted(folder.glob("*.toml")) if f.stem != "discovery" for r in parse_file(f))
     assert rules, f"{folder} holds no rules: record a run, see docs/discovery.md"
     return rules
 
@@ -59,11 +59,6 @@ def test_at_most_a_third_of_tasos_rules(taso: tuple[Rule, ...]) -> None:
     assert len(taso) <= 619 // 3
 
 
-# Padding was 0 at all points of its theme in the recorded run; the sizes say otherwise since: record again, empty this.
-NOT_RECORDED = ["average pooling as convolution"]
-
-
 def test_the_tour_is_derived() -> None:
-    rules = recorded(RECORDED / "default")
-    missing = [r.id for r in tour() if derived(r, moves_of(rules, parts_of(r))) is None]
-    assert missing == NOT_RECORDED
+    rules = recorded(BUILT_IN)
+    assert not [r.id for r in tour() if derived(r, moves_of(rules, parts_of(r))) is None]

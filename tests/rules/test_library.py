@@ -29,7 +29,7 @@ def test_every_rule_is_admitted_by_a_stored_verdict() -> None:
 
 def test_every_rule_is_well_formed_and_says_where_it_is_from() -> None:
     for rule in LIBRARY.values():
-        assert rule.origin == "definition" or rule.origin.startswith(("discovered (", "hand-written"))
+        assert rule.origin == "definition" or rule.origin.startswith("discovered (")
         assert rule.forward or rule.backward
         for instance in instances(rule):
             types_of(instance)

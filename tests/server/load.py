@@ -21,7 +21,7 @@ TINY = json.dumps(
      "inputs": [{"name": "x", "dtype": "float32", "shape": [4, 8]}],
      "nodes": [{"op": "Relu", "inputs": ["x"], "outputs": ["y"]}], "outputs": [{"name": "y"}]}
 ).encode()  # fmt: skip
-PATHS = ("/v1/rules", "/v1/rules?operator=Conv", "/v1/rules/abs-abs", "/v1/limits", "/livez")
+PATHS = ("/v1/rules", "/v1/rules?operator=Conv", "/v1/limits", "/livez")
 
 
 def message(method: str, path: str, body: bytes = b"") -> bytes:

@@ -148,17 +148,17 @@ def test_a_wrong_meaning_is_not_recorded(built_in: Path) -> None:
 
 
 @pytest.mark.usefixtures("wrong_neg")
-def test_discovery_does_not_write_what_a_wrong_meaning_proves() -> None:
+def test_discovery_does_not_write_what_a_wrong_meaning_proves(tmp_path: Path) -> None:
     (rule,) = _rules(BELIEVED)
     said: list[str] = []
-    kept, verdicts = _proved_again([rule], load_config(None), said.append)
+    kept, verdicts = _proved_again([rule], load_config(None), str(tmp_path), 1, None, said.append)
     assert (kept, verdicts) == ((), {})
     assert said
 
 
-def test_discovery_does_not_write_a_false_rule() -> None:
+def test_discovery_does_not_write_a_false_rule(tmp_path: Path) -> None:
     (rule,) = _rules(FALSE)
-    assert _proved_again([rule], load_config(None), lambda _: None) == ((), {})
+    assert _proved_again([rule], load_config(None), str(tmp_path), 1, None, lambda _: None) == ((), {})
 
 
 def _rules(text: str) -> list[Rule]:
