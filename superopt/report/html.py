@@ -82,8 +82,11 @@ def _work(report: Report) -> str:
         ("bytes moved", bytes_text(w.bytes_before), bytes_text(w.bytes_after)),
         ("arithmetic intensity, FLOPs per byte", *intensity),
         ("weights at inference", bytes_text(w.weight_bytes_before), bytes_text(w.weight_bytes_after)),
-        ("activations alive at once, at most", bytes_text(w.peak_activation_bytes_before),
-         bytes_text(w.peak_activation_bytes_after)),
+        (
+            "activations alive at once, at most",
+            bytes_text(w.peak_activation_bytes_before),
+            bytes_text(w.peak_activation_bytes_after),
+        ),
     ]
     return "<h2>Work</h2>" + _table(("", "before", "after"), rows, (1, 2))
 

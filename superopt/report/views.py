@@ -176,8 +176,7 @@ def show_cost(console: Console, name: str, facts: Mapping[str, Any], top: int) -
         console.print(
             f"ceilings measured on {escape(printable(roof['device']))}: "
             f"{count_text(roof['flops_per_second'], 'FLOP/s')}, {count_text(roof['bytes_per_second'], 'B/s')} from "
-            "memory"
-            + ("" if cached is None else f", {count_text(cached, 'B/s')} from the last cache")
+            "memory" + ("" if cached is None else f", {count_text(cached, 'B/s')} from the last cache")
         )
 
 

@@ -51,11 +51,12 @@ def _row_data(row: Row) -> dict[str, Any]:
 
 
 def write_run(path: Path, run: CorpusRun) -> None:
-    """Write a run: atomically, over what is there.
+    """Write a run: atomically, over what is there; its folder is made.
 
     Raises:
         OSError: it cannot be written.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, run_text(run).encode(), force=True)
 
 
