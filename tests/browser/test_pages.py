@@ -109,7 +109,7 @@ def facts(built: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
     """A service with some jobs done, and a file that says where they are."""
     folder = tmp_path_factory.mktemp("browser")
     settings = Settings(data=folder / "data", port=free_port(), workers=2, corpus=corpus(folder / "corpus"), poll=0.1,
-                        limits=Limits(search_seconds=5.0))  # fmt: skip
+                        limits=Limits(search_seconds=20.0))  # fmt: skip
     live = start(settings)
     try:
         sent = {

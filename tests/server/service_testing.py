@@ -52,7 +52,7 @@ def tiny(name: str = "tiny") -> bytes:
     return json.dumps({**TINY, "name": name}).encode()
 
 
-def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
+def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Wait for something to become true."""
     deadline = time.monotonic() + seconds
     while not (found := true()):
