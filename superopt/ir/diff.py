@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from superopt.ir.disjoint import DisjointSets
 from superopt.ir.graph import Graph, Node, Value, attribute_key
 from superopt.ir.types import ValueType
 
@@ -133,25 +134,17 @@ def _verbatim(node: Node) -> tuple[str, ...]:
 
 def _pieces(changed_a: list[Node], changed_b: list[Node]) -> list[tuple[list[Node], list[Node]]]:
     """Groups of nodes of both sides, connected by making the same value or by a value that only one side has."""
-    parent: dict[str, str] = {}
-
-    def find(name: str) -> str:
-        parent.setdefault(name, name)
-        while parent[name] != name:
-            parent[name] = parent[parent[name]]
-            name = parent[name]
-        return name
-
+    sets: DisjointSets[str] = DisjointSets()
     made_a, made_b = ({o for n in side for o in n.outputs if o} for side in (changed_a, changed_b))
     inner = made_a ^ made_b
     both = (*changed_a, *changed_b)
     anchors = [next((o for o in node.outputs if o), "") for node in both]
     for node, anchor in zip(both, anchors, strict=True):
         for name in (*(o for o in node.outputs if o), *(n for n in node.reads if n in inner)):
-            parent[find(name)] = find(anchor)
+            sets.join(anchor, name)
     groups: dict[str, tuple[list[Node], list[Node]]] = {}
     for position, (node, anchor) in enumerate(zip(both, anchors, strict=True)):
-        groups.setdefault(find(anchor), ([], []))[position >= len(changed_a)].append(node)
+        groups.setdefault(sets.find(anchor), ([], []))[position >= len(changed_a)].append(node)
     return list(groups.values())
 
 
