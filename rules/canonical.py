@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import permutations
 
 from superopt.ir.poly import Dim, Poly, substitute, sym
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, rebuilt
 from superopt.rules.grammar import format_guard, format_scheme, format_term
 from superopt.rules.rule import (
     Guard,
@@ -31,18 +31,7 @@ def map_value(value: AttributeValue, binding: Mapping[str, Dim]) -> AttributeVal
 
 def map_terms(roots: tuple[Term, ...], names: Mapping[str, Term], binding: Mapping[str, Dim]) -> tuple[Term, ...]:
     """Terms with tensor variables and attribute names replaced; shared subterms stay shared; iterative."""
-    made: dict[Term, Term] = {}
-    for term in postorder(*roots):
-        if isinstance(term, Var):
-            made[term] = names.get(term.name, term)
-        elif isinstance(term, Project):
-            inner = made[term.term]
-            assert isinstance(inner, App)
-            made[term] = Project(inner, term.index)
-        else:
-            args = tuple(None if a is None else made[a] for a in term.args)
-            made[term] = App(term.op, args, tuple((k, map_value(v, binding)) for k, v in term.attributes))
-    return tuple(made[r] for r in roots)
+    return rebuilt(roots, lambda _app, _name, value: map_value(value, binding), lambda term: names.get(term.name, term))
 
 
 def _renamed(rule: Rule) -> Rule:

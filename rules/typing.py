@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from superopt.ir.poly import Dim, Poly, substitute, sym
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, rebuilt
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Condition, IllTyped, Meaning
@@ -212,20 +212,12 @@ def at_sizes(
     rule: Rule, binding: Mapping[str, Dim], reals: Mapping[str, float]
 ) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
     """Both sides with sizes and attributes replaced by numbers (``reals`` for the real attribute atoms)."""
-    made: dict[Term, Term] = {}
-    for term in postorder(*rule.lhs, *rule.rhs):
-        if isinstance(term, Var):
-            made[term] = term
-        elif isinstance(term, Project):
-            inner = made[term.term]
-            assert isinstance(inner, App)
-            made[term] = Project(inner, term.index)
-        else:
-            args = tuple(None if a is None else made[a] for a in term.args)
-            kinds = operator_of(term).attributes
-            values = tuple((k, _ground(v, kinds.get(k, ""), binding, reals)) for k, v in term.attributes)
-            made[term] = App(term.op, args, values)
-    return tuple(made[t] for t in rule.lhs), tuple(made[t] for t in rule.rhs)
+
+    def ground(app: App, name: str, value: AttributeValue) -> AttributeValue:
+        return _ground(value, operator_of(app).attributes.get(name, ""), binding, reals)
+
+    made = rebuilt((*rule.lhs, *rule.rhs), ground)
+    return made[: len(rule.lhs)], made[len(rule.lhs) :]
 
 
 def _ground(value: AttributeValue, kind: str, binding: Mapping[str, Dim], reals: Mapping[str, float]) -> AttributeValue:

@@ -15,9 +15,9 @@ import numpy as np
 from superopt.ir.errors import SuperoptError
 from superopt.ir.poly import substitute
 from superopt.rules import Rule, TensorScheme
+from superopt.rules.canonical import map_terms
 from superopt.rules.rule import TypeScheme
 from superopt.rules.typing import instances, types_of
-from superopt.verifier.context import bound_terms
 from superopt.verifier.exact import trial_at
 from superopt.verifier.prover import prove
 from superopt.verifier.sampling import draw
@@ -72,4 +72,6 @@ def _at(rule: Rule, sizes: Mapping[str, int]) -> Rule:
             forall[name] = replace(scheme, shape=tuple(substitute(s, sizes) for s in scheme.shape), below=below)
         elif scheme.kind == "real":
             forall[name] = scheme
-    return replace(rule, forall=forall, where=(), lhs=bound_terms(rule.lhs, sizes), rhs=bound_terms(rule.rhs, sizes))
+    return replace(
+        rule, forall=forall, where=(), lhs=map_terms(rule.lhs, {}, sizes), rhs=map_terms(rule.rhs, {}, sizes)
+    )

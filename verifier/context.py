@@ -9,16 +9,17 @@ from dataclasses import dataclass
 import z3
 
 from superopt.ir.poly import Dim, Poly, Quotient, substitute, sym, symbols, value_at
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.ir.terms import App, Term, postorder
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import Condition, Meaning
 from superopt.rules import Rule
+from superopt.rules.canonical import map_terms
 from superopt.rules.rule import AttributeScheme
 from superopt.rules.typing import type_terms, variable_types
 from superopt.verifier.arith import Facts, ge, normal_condition
 from superopt.verifier.simplify import coefficient_of
 
-__all__ = ["Context", "bound_terms", "context_of", "satisfiable"]
+__all__ = ["Context", "context_of", "satisfiable"]
 
 _TRIES = 300
 
@@ -74,7 +75,7 @@ def context_of(rule: Rule) -> Context:
     names = {*rule.sizes, *rule.attribute_atoms}
     for _ in range(12):
         variables = {n: _typed(t, binding) for n, t in variable_types(rule).items()}
-        left, right = bound_terms(rule.lhs, binding), bound_terms(rule.rhs, binding)
+        left, right = map_terms(rule.lhs, {}, binding), map_terms(rule.rhs, {}, binding)
         _types, meanings = type_terms(left, variables)
         own = [c for t in postorder(*left) if isinstance(t, App) for c in meanings[t].obligations]
         assumed = _conditions([*hypotheses, *own], binding)
@@ -136,27 +137,6 @@ def _typed(type_: TensorType, binding: Mapping[str, Dim]) -> TensorType:
 def _conditions(conditions: Sequence[Condition], binding: Mapping[str, Dim]) -> list[Condition]:
     made = [normal_condition(Condition(c.kind, substitute(c.size, binding))) for c in conditions]
     return [c for c in dict.fromkeys(made) if c.known is not True]
-
-
-def bound_terms(roots: Sequence[Term], binding: Mapping[str, Dim]) -> tuple[Term, ...]:
-    made: dict[Term, Term] = {}
-    for term in postorder(*roots):
-        if isinstance(term, Var):
-            made[term] = term
-        elif isinstance(term, Project):
-            inner = made[term.term]
-            assert isinstance(inner, App)
-            made[term] = Project(inner, term.index)
-        else:
-            args = tuple(None if a is None else made[a] for a in term.args)
-            made[term] = App(term.op, args, tuple((k, _bound_value(v, binding)) for k, v in term.attributes))
-    return tuple(made[t] for t in roots)
-
-
-def _bound_value(value: AttributeValue, binding: Mapping[str, Dim]) -> AttributeValue:
-    if isinstance(value, tuple):
-        return tuple(_bound_value(v, binding) for v in value)
-    return substitute(value, binding) if isinstance(value, Poly) else value
 
 
 def _solution(

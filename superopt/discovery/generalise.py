@@ -11,7 +11,7 @@ from itertools import chain, combinations
 
 from superopt.discovery.candidates import restricted
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, rebuilt
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import map_terms
 from superopt.rules.grammar import parse_guard
@@ -184,18 +184,8 @@ def _renamed_at(rule: Rule, chosen: set[Place], name: str, fresh: str) -> Rule:
             forall[variable] = replace(scheme, shape=shape)
         else:
             forall[variable] = scheme
-    made: dict[Term, Term] = {}
-    for term in postorder(*rule.lhs, *rule.rhs):
-        if isinstance(term, Var):
-            made[term] = term
-        elif isinstance(term, Project):
-            inner = made[term.term]
-            assert isinstance(inner, App)
-            made[term] = Project(inner, term.index)
-        else:
-            values = tuple((k, _value_at(term, k, v, chosen, binding)) for k, v in term.attributes)
-            made[term] = App(term.op, tuple(None if a is None else made[a] for a in term.args), values)
-    return replace(rule, forall=forall, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
+    made = rebuilt((*rule.lhs, *rule.rhs), lambda app, key, value: _value_at(app, key, value, chosen, binding))
+    return replace(rule, forall=forall, lhs=made[: len(rule.lhs)], rhs=made[len(rule.lhs) :])
 
 
 def _value_at(

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from superopt.discovery.candidates import restricted
 from superopt.ir.poly import Dim, substitute, sym, symbols
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.ir.terms import App, AttributeValue, Term, postorder, rebuilt
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import IllTyped
 from superopt.rules.rule import AttributeScheme, Rule, TensorScheme, TypeScheme
@@ -45,18 +45,8 @@ def one_axis_less(rule: Rule) -> Rule | None:
             forall[name] = replace(scheme, length=scheme.length // 2)
         else:
             forall[name] = scheme
-    made: dict[Term, Term] = {}
-    for term in postorder(*rule.lhs, *rule.rhs):
-        if isinstance(term, Var):
-            made[term] = term
-        elif isinstance(term, Project):
-            inner = made[term.term]
-            assert isinstance(inner, App)
-            made[term] = Project(inner, term.index)
-        else:
-            values = tuple((k, _value(term, k, v, types, gone)) for k, v in term.attributes)
-            made[term] = App(term.op, tuple(None if a is None else made[a] for a in term.args), values)
-    lhs, rhs = tuple(made[t] for t in rule.lhs), tuple(made[t] for t in rule.rhs)
+    made = rebuilt((*rule.lhs, *rule.rhs), lambda app, key, value: _value(app, key, value, types, gone))
+    lhs, rhs = made[: len(rule.lhs)], made[len(rule.lhs) :]
     if lhs == rhs:
         return None
     return restricted(replace(rule, forall=forall, lhs=lhs, rhs=rhs))

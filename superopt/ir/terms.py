@@ -8,13 +8,16 @@ variable (``sym("s")`` stands for a whole attribute, e.g. ``strides=s``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from superopt.ir.poly import Poly
 
-__all__ = ["App", "AttributeValue", "Project", "Term", "Var", "format_term", "format_value", "variables"]
+__all__ = [
+    "App", "AttributeValue", "Project", "Term", "Var", "children", "format_term", "format_value", "postorder",
+    "rebuilt", "variables",
+]  # fmt: skip
 
 AttributeValue = int | float | str | Poly | tuple["AttributeValue", ...]
 
@@ -112,6 +115,32 @@ def postorder(*roots: Term) -> Iterator[Term]:
         else:
             stack.append((term, True))
             stack += [(a, False) for a in reversed(term.args) if a is not None]
+
+
+def rebuilt(
+    roots: Sequence[Term],
+    value: Callable[[App, str, AttributeValue], AttributeValue],
+    leaf: Callable[[Var], Term] = lambda term: term,
+) -> tuple[Term, ...]:
+    """The roots with other attribute values and leaves; shared subterms stay shared; iterative.
+
+    Args:
+        roots: terms.
+        value: the new value of an attribute, from the application as it was, the attribute's name and its value.
+        leaf: what takes a variable's place.
+    """
+    made: dict[Term, Term] = {}
+    for term in postorder(*roots):
+        if isinstance(term, Var):
+            made[term] = leaf(term)
+        elif isinstance(term, Project):
+            inner = made[term.term]
+            assert isinstance(inner, App)
+            made[term] = Project(inner, term.index)
+        else:
+            args = tuple(None if a is None else made[a] for a in term.args)
+            made[term] = App(term.op, args, tuple((k, value(term, k, v)) for k, v in term.attributes))
+    return tuple(made[t] for t in roots)
 
 
 def variables(*roots: Term) -> tuple[str, ...]:
