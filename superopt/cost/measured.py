@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
+from superopt.cost.answers import Answers, Progress, refused
 from superopt.cost.cache import last_level_bytes
 from superopt.cost.kernel import Kernel
 from superopt.cost.measure import Meter, Timing, measure_graph, measure_together
-from superopt.cost.model import CostModel, Progress
+from superopt.cost.model import CostModel
 from superopt.cost.peaks import PEAK_QUESTIONS, Peaks, peaks_of_header, peaks_of_times
-from superopt.cost.predictor import Predictor
 from superopt.cost.profile import Store
 from superopt.cost.question import Question
-from superopt.cost.record import Estimate, Key, Record
+from superopt.cost.record import Estimate, Key
 from superopt.cost.trial import application_graph
-from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, structural_hash
-from superopt.ops.record import NotCovered
 from superopt.runtime.race import circumstances, cpu_name
 
 __all__ = ["MeasuredCpu", "device_store"]
-
-_CANNOT_RUN = 1e3  # a form that the backend refuses is costed at this many times its roofline: finite, never chosen
-_REFIT = 64  # new records after which the predictor is fitted again
 
 
 class MeasuredCpu(CostModel):
@@ -52,10 +46,7 @@ class MeasuredCpu(CostModel):
         self.meter = Meter(threads)
         self.lowers = True  # cost graphs by the nodes of ONNX Runtime's own optimised graph
         self.store = store if store is not None else device_store(threads)
-        self._progress = progress
-        self._budget = _Budget(time_limit)
-        self._failed: set[str] = set()
-        self._fitted: tuple[int, Predictor] = (0, Predictor.fit(self.store.records))
+        self.answers = Answers(self.store, time_limit=time_limit, progress=progress)
 
     @property
     def cache_bytes(self) -> int:
@@ -63,27 +54,29 @@ class MeasuredCpu(CostModel):
 
     def recording(self) -> MeasuredCpu:
         """The same model, made to cost graphs by their own operators, as a recorded profile will."""
-        other = copy.copy(self)  # shares the store, the budget and what is known to fail
+        other = copy.copy(self)  # shares the answers, and the budget for more of them
         other.lowers = False
         return other
 
     @property
     def measured(self) -> int:
         """How many measurements this model has made (those found in the store are not counted)."""
-        return self._budget.done
+        return self.answers.measured
 
     def kernel(self, kernel: Kernel) -> Estimate:
         """The cost of one node of ONNX Runtime's own optimised graph."""
         if kernel.node.op in self.backend.views and not kernel.node.domain:
             return self._view()
         work = (kernel.flops, kernel.moved)
-        record = self._measured(kernel.key, lambda: self.meter.time(kernel.graph, optimise=False), work)
-        return self._estimate(record) if record else self._roofline(kernel.key, work)
+        record = self.answers.get(kernel.key, lambda: self.meter.time(kernel.graph, optimise=False), work)
+        if record is None:  # refused alone or not, ONNX Runtime runs its own node
+            return self.answers.predict(kernel.key.op, work, kernel.key)
+        return self._estimate(record)
 
     def graph(self, graph: Graph) -> Estimate:
         """The time of a small graph as ONNX Runtime runs it whole, fusions included; ``inf`` when it cannot run."""
         key = Key("graph", structural_hash(graph, values=False), "", tuple(str(v.type) for v in graph.inputs))
-        record = self._measured(key, lambda: measure_graph(graph, self.meter), (0, 0))
+        record = self.answers.get(key, lambda: measure_graph(graph, self.meter), (0, 0))
         return self._estimate(record) if record else Estimate(float("inf"), "roofline", 1.0)
 
     def graphs(self, graphs: Sequence[Graph], *, time_limit: float = 5.0) -> list[float]:
@@ -95,7 +88,7 @@ class MeasuredCpu(CostModel):
         return self.meter.overhead / 1e3
 
     def peaks(self) -> Peaks | None:
-        known = {q.key.text: self._measured(q.key, partial(self._time, q), q.work) for q in PEAK_QUESTIONS.values()}
+        known = {q.key.text: self.answers.get(q.key, partial(self._time, q), q.work) for q in PEAK_QUESTIONS.values()}
         times = {k: record.ns for k, record in known.items() if record is not None}
         if len(times) < len(known):  # no time was left to measure them
             return None
@@ -111,53 +104,14 @@ class MeasuredCpu(CostModel):
         return Estimate(self.meter.dispatch / 1e3, "measured", 0.1)
 
     def _lookup(self, question: Question) -> Estimate:
-        record = self._measured(question.key, partial(self._time, question), question.work)
+        record = self.answers.get(question.key, partial(self._time, question), question.work)
         if record is not None:
             return self._estimate(record)
-        found = self._roofline(question.key, question.work)
-        if question.key.text in self._failed:  # our own form of the operator cannot run: it must not be chosen
-            return Estimate(found.us * _CANNOT_RUN, "roofline", 1.0)
-        return found
+        found = self.answers.predict(question.op, question.work, question.key)
+        return refused(found) if self.answers.failed(question.key) else found  # our own form of the operator
 
     def _time(self, question: Question) -> Timing:
         return measure_graph(application_graph(question), self.meter)
-
-    def _roofline(self, key: Key, work: tuple[int, int]) -> Estimate:
-        """The prediction alone; a node of ONNX Runtime's own graph runs there, whether or not it can be timed alone."""
-        if len(self.store) >= self._fitted[0] + _REFIT:
-            self._fitted = (len(self.store), Predictor.fit(self.store.records))
-        return self._fitted[1].predict(key.op, *work, key)
-
-    def _measured(self, key: Key, time_it: Callable[[], Timing], work: tuple[int, int]) -> Record | None:
-        """The record of a key, measured now if need be; ``None`` when it cannot run or time is up."""
-        known = self.store.get(key.text)
-        if known is not None or key.text in self._failed or self._budget.spent >= self._budget.limit:
-            return known
-        if self._progress is not None:
-            self._progress(self._budget.done, None, f"measuring {key.op}")
-        start = time.monotonic()
-        try:
-            timing = time_it()
-        except NotCovered:  # it cannot be written alone, which says nothing against it: predict
-            return None
-        except SuperoptError:
-            self._failed.add(key.text)
-            return None
-        finally:
-            self._budget.spent += time.monotonic() - start
-            self._budget.done += 1
-        record = timing.record(key, *work)
-        self.store.add(record)
-        return record
-
-
-class _Budget:
-    """Seconds spent measuring, shared by a model and its copies in context."""
-
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
-        self.spent = 0.0
-        self.done = 0
 
 
 def device_store(threads: int = 1) -> Store:

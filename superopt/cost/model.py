@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from superopt.cost.cache import cold_share
@@ -22,11 +22,10 @@ from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 
-__all__ = ["Application", "Attributes", "CostModel", "Progress", "work_of"]
+__all__ = ["Application", "Attributes", "CostModel", "work_of"]
 
 Attributes = Mapping[str, AttributeValue] | Sequence[tuple[str, AttributeValue]]
 Application = tuple[str, Attributes, Sequence[TensorType | None], Sequence[bool]]  # op, attributes, types, constant
-Progress = Callable[[int, int | None, str], None]
 _CACHED_BYTES_PER_US = 20_000.0
 _LEAST_SIGMA = 0.02  # two runs of one measurement differ by this much, however narrow either's own spread is
 _SIGMAS_PER_IQR = 1.35

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
+from functools import partial
 
+from superopt.cost.answers import Answers, Progress, refused
 from superopt.cost.device import Device
-from superopt.cost.model import CostModel, Progress
-from superopt.cost.predictor import Predictor, ceilings_of
+from superopt.cost.model import CostModel
+from superopt.cost.peaks import Peaks, peaks_of_header
+from superopt.cost.predictor import ceilings_of
 from superopt.cost.profile import Store
 from superopt.cost.question import Question
 from superopt.cost.record import Estimate
-from superopt.ir.errors import SuperoptError
-from superopt.ops.record import NotCovered
 
 __all__ = ["OnDevice"]
-
-_CANNOT_RUN = 1e3  # a form that the device refuses is costed at this many times its prediction: finite, never chosen
 
 
 class OnDevice(CostModel):
@@ -43,39 +41,25 @@ class OnDevice(CostModel):
         self.device, self.facts = device, device.facts()
         name = "-".join(str(self.facts[k]) for k in ("backend", "device", "runtime", "precision"))
         self.store = store if store is not None else Store("".join(c if c.isalnum() else "-" for c in name), self.facts)
-        self._progress, self._left = progress, time_limit
-        self._refused: set[str] = set()
-        self._done = 0
+        self.answers = Answers(
+            self.store, ceilings=ceilings_of(self.facts), time_limit=time_limit, progress=progress
+        )  # fmt: skip
 
     @property
     def cache_bytes(self) -> int | None:
         found = self.facts.get("cache_bytes")
         return found if isinstance(found, int) else None
 
+    def peaks(self) -> Peaks | None:
+        return peaks_of_header(self.facts)
+
     def _view(self) -> Estimate:
         return Estimate(float(self.facts["dispatch_ns"]) / 1e3, "measured", 0.1)
 
     def _lookup(self, question: Question) -> Estimate:
         key = self.device.key(question)
-        record = self.store.get(key.text)
+        record = self.answers.get(key, partial(self.device.time, question), question.work)
         if record is not None:
             return self._estimate(record)
-        if key.text not in self._refused and self._left > 0:
-            if self._progress is not None:
-                self._progress(self._done, None, f"measuring {key.op}")
-            start = time.monotonic()
-            try:
-                record = self.device.time(question).record(key, *question.work)
-                self.store.add(record)
-                return self._estimate(record)
-            except NotCovered:  # it cannot be written alone, which says nothing against it
-                self._refused.discard(key.text)
-            except SuperoptError:
-                self._refused.add(key.text)
-            finally:
-                self._left -= time.monotonic() - start
-                self._done += 1
-        found = Predictor.fit(self.store.records, ceilings_of(self.facts)).predict(question.op, *question.work)
-        if key.text in self._refused:
-            return Estimate(found.us * _CANNOT_RUN, "roofline", 1.0)
-        return found
+        found = self.answers.predict(question.op, question.work, question.key)
+        return refused(found) if self.answers.failed(key) else found

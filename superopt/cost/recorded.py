@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from superopt.cost.answers import refused
 from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU
 from superopt.cost.model import CostModel
 from superopt.cost.peaks import Peaks, peaks_of_header
@@ -15,7 +16,6 @@ from superopt.cost.record import Estimate, Record
 
 __all__ = ["RecordedProfile"]
 
-_CANNOT_RUN = 1e3  # a form that the device refused is costed at this many times its prediction: never chosen
 _DISPATCH_NS = 200.0  # of a view, where the profile does not say
 
 
@@ -57,9 +57,7 @@ class RecordedProfile(CostModel):
         if record is not None:
             return self._estimate(record)
         found = self.predictor.predict(question.op, *question.work, question.key)
-        if question.key.question in self._refused:
-            return Estimate(found.us * _CANNOT_RUN, "roofline", 1.0)
-        return found
+        return refused(found) if question.key.question in self._refused else found
 
 
 def _asked(text: object) -> tuple[object, ...]:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from superopt.cost.answers import Progress
 from superopt.cost.device import Device
-from superopt.cost.model import Progress
 from superopt.cost.planning import Planning
 from superopt.cost.profile import Profile, Store, write_profile
 from superopt.cost.question import Question

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from superopt.cost.answers import Progress
 from superopt.cost.cuda import CudaDevice
 from superopt.cost.device import CpuDevice, Device
 from superopt.cost.measured import MeasuredCpu
-from superopt.cost.model import CostModel, Progress
+from superopt.cost.model import CostModel
 from superopt.cost.on_device import OnDevice
 from superopt.cost.profile import load_profile
 from superopt.cost.recorded import RecordedProfile

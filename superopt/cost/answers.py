@@ -1,0 +1,96 @@
+"""What a device has answered, and how it is asked more: a store, a limit on the time spent measuring, a prediction.
+
+Shared by every cost model that measures (:mod:`superopt.cost.measured`, :mod:`superopt.cost.on_device`) and by its
+copies in context, so that all of them spend one budget, know what failed, and fit one predictor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from superopt.cost.measure import Timing
+from superopt.cost.predictor import Ceilings, Predictor
+from superopt.cost.profile import Store
+from superopt.cost.record import Estimate, Key, Record
+from superopt.ir.errors import SuperoptError
+from superopt.ops.record import NotCovered
+
+__all__ = ["Answers", "Progress", "refused"]
+
+Progress = Callable[[int, int | None, str], None]
+_REFIT = 64  # new records after which the predictor is fitted again
+_CANNOT_RUN = 1e3  # a form that a device refuses is costed at this many times its prediction: finite, never chosen
+
+
+class Answers:
+    """Records by key, measured when first asked for.
+
+    Args:
+        store: where records are kept.
+        ceilings: the device's, for predictions; by default the usual ones.
+        time_limit: seconds that may be spent measuring; what comes later is not measured.
+        progress: called with (measured so far, None, what) before each measurement.
+
+    Attributes:
+        measured: how many measurements were made (what the store held already is not counted).
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        ceilings: Ceilings | None = None,
+        time_limit: float = float("inf"),
+        progress: Progress | None = None,
+    ) -> None:
+        self.store = store
+        self.measured = 0
+        self._ceilings, self._progress, self._left = ceilings, progress, time_limit
+        self._failed: set[str] = set()
+        self._alone: set[str] = set()  # what cannot be timed by itself
+        self._fitted: tuple[int, Predictor] | None = None
+
+    def get(self, key: Key, time_it: Callable[[], Timing], work: tuple[int, int]) -> Record | None:
+        """The record of a key, measured now if need be; ``None`` when it cannot be measured or time is up.
+
+        Args:
+            key: what it is filed under.
+            time_it: measures it; a ``SuperoptError`` says that the device refuses it, ``NotCovered`` only that it
+                cannot be timed by itself.
+            work: FLOPs and bytes, for the record.
+        """
+        known = self.store.get(key.text)
+        if known is not None or self._left <= 0 or key.text in self._failed or key.text in self._alone:
+            return known
+        if self._progress is not None:
+            self._progress(self.measured, None, f"measuring {key.op}")
+        start = time.monotonic()
+        try:
+            record = time_it().record(key, *work)
+        except NotCovered:
+            self._alone.add(key.text)
+            return None
+        except SuperoptError:
+            self._failed.add(key.text)
+            return None
+        finally:
+            self._left -= time.monotonic() - start
+            self.measured += 1
+        self.store.add(record)
+        return record
+
+    def failed(self, key: Key) -> bool:
+        """Whether the device refused what the key names."""
+        return key.text in self._failed
+
+    def predict(self, op: str, work: tuple[int, int], key: Key) -> Estimate:
+        """What is not measured, from what is; fitted again as records come in."""
+        if self._fitted is None or len(self.store) >= self._fitted[0] + _REFIT:
+            self._fitted = (len(self.store), Predictor.fit(self.store.records, self._ceilings))
+        return self._fitted[1].predict(op, *work, key)
+
+
+def refused(prediction: Estimate) -> Estimate:
+    """The cost of a form that the device refuses to run: finite, and never chosen."""
+    return Estimate(prediction.us * _CANNOT_RUN, "roofline", 1.0)
