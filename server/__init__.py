@@ -5,6 +5,7 @@ from __future__ import annotations
 if __name__ != "superopt.server":
     raise ImportError("import superopt.server; server/ is where its source lives")
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,16 +34,16 @@ def examples() -> Path | None:
     return folder if (folder / "manifest.toml").is_file() else None
 
 
-def serve(settings: Settings) -> None:
-    """Run the API and its workers until interrupted.
+def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> None:
+    """Run the API and its workers until interrupted; ``announce`` is told the address once it answers there.
 
     Raises:
-        UsageError: a library is missing, or it would be open to others without an API key.
+        UsageError: a library is missing, or it would be open to others without an API key, or cannot listen.
     """
     require()
     from superopt.server import supervisor
 
-    supervisor.serve(settings)
+    supervisor.serve(settings, announce)
 
 
 def work(settings: Settings) -> None:

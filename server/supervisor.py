@@ -7,9 +7,11 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ _ROOT = str(Path(superopt.__file__).parents[1])
 _START = "import sys; sys.path.append({root!r}); from superopt.server.worker import main; main()"
 _PR_SET_PDEATHSIG = 1
 _SWITCH = 0.0005  # seconds a thread may keep the interpreter: cheap answers do not queue behind the database's work
+_BACKLOG = 2048  # connections that may wait to be accepted
 _PATIENCE = 8.0  # seconds that a worker may take to give its job back
 
 
@@ -97,20 +100,59 @@ class Workers:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
-def serve(settings: Settings) -> None:
-    """Run the API and the workers until SIGINT or SIGTERM.
+def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> None:
+    """Run the API and the workers until SIGTERM (exit code 0) or SIGINT (130).
+
+    Args:
+        settings: where it listens, and its limits.
+        announce: told the address once it answers there.
 
     Raises:
-        UsageError: it would listen beyond this machine without an API key; the database cannot be reached.
+        UsageError: it would listen beyond this machine without an API key; the database, the folder or the address
+            cannot be used.
     """
     import uvicorn
-    from sqlalchemy.exc import SQLAlchemyError
 
     from superopt.server.app import create_app
+
+    _check(settings)
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again once it has shut down
+        signal.signal(number, _leave)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed body
+    sys.setswitchinterval(_SWITCH)
+    with _listening(settings) as place:
+
+        class Server(uvicorn.Server):
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                if announce is not None and self.started:
+                    name = f"[{settings.host}]" if ":" in settings.host else settings.host
+                    announce(f"http://{name}:{place.getsockname()[1]}")
+
+        app = create_app(settings)  # before the workers, which would take the processor from it
+        server = Server(uvicorn.Config(
+            app, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
+            timeout_keep_alive=15, timeout_graceful_shutdown=5, backlog=_BACKLOG,
+        ))  # fmt: skip
+        workers = Workers(settings)
+        workers.start()
+        try:
+            server.run(sockets=[place])
+        finally:
+            workers.stop()
+
+
+def _check(settings: Settings) -> None:
+    from sqlalchemy.exc import SQLAlchemyError
+
     from superopt.server.database import Database
     from superopt.server.keys import Keys
 
-    settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UsageError(f"{settings.data} cannot be made: {error.strerror}", hint="choose another --data") from None
     database = Database(settings.url)
     try:
         database.persist(database.migrate, 30)
@@ -124,21 +166,23 @@ def serve(settings: Settings) -> None:
             f"without an API key only this machine may be served, and {settings.host} is open to others",
             hint=f"make a key: python -m superopt.server.keys --data {settings.data} add NAME",
         )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed body
-    sys.setswitchinterval(_SWITCH)
-    workers = Workers(settings)
-    workers.start()
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again once it has shut down
-        signal.signal(number, _leave)
+
+
+def _listening(settings: Settings) -> socket.socket:
+    """The socket of the settings' address.
+
+    Raises:
+        UsageError: the address is in use, or is not one of this machine.
+    """
     try:
-        uvicorn.run(
-            create_app(settings), host=settings.host, port=settings.port, log_level="warning", access_log=False,
-            server_header=False, proxy_headers=False, timeout_keep_alive=15, timeout_graceful_shutdown=5, backlog=2048,
-        )  # fmt: skip
-    finally:
-        workers.stop()
+        family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address, family=family, backlog=_BACKLOG)
+    except OSError as error:
+        why = (error.strerror or str(error)).partition(" (")[0]
+        raise UsageError(
+            f"{settings.host}:{settings.port} cannot be listened on: {why}", hint="choose another --port"
+        ) from None
 
 
 def _leave(number: int, frame: object) -> None:
-    raise SystemExit(0)
+    raise SystemExit(130 if number == signal.SIGINT else 0)

@@ -28,9 +28,10 @@ def serve(
     """Serve the HTTP API and its pages, with workers, in one command."""
     from superopt import server
 
-    server.require()
-    typer.echo(f"superopt serves http://{host}:{port} with {workers} worker(s); Ctrl-C ends it", err=True)
-    server.serve(_settings(data, database, host=host, port=port, workers=workers))
+    def announce(url: str) -> None:
+        typer.echo(f"superopt serves {url} with {workers} worker(s); Ctrl-C ends it", err=True)
+
+    server.serve(_settings(data, database, host=host, port=port, workers=workers), announce)
 
 
 def worker(data: Data = None, database: DatabaseUrl = None) -> None:

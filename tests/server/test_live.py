@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -248,6 +251,50 @@ def test_a_server_that_is_asked_to_end_gives_its_jobs_back(tmp_path: Path) -> No
     store = Store(Database(settings.url), settings.limits)
     assert store.counts() == {"queued": 1}
     assert not list((tmp_path / "work").iterdir())
+
+
+def test_ctrl_c_ends_serve_and_all_that_it_started(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "superopt.cli", "serve", "--data", str(tmp_path), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
+    assert process.stderr is not None
+    try:
+        said = process.stderr.readline()
+        url = re.fullmatch(rb"superopt serves (http://127\.0\.0\.1:\d+) with 1 worker.*\n", said)
+        assert url, said
+        assert httpx.get(f"{url[1].decode()}/readyz").status_code == 200
+        until(lambda: _below(process.pid))
+        below = _below(process.pid)
+        os.kill(process.pid, signal.SIGINT)
+        _, rest = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, rest) == (130, b"")
+    assert not any(map(_alive, below))
+
+
+def _below(pid: int) -> list[int]:
+    """A process's children and theirs, through all its threads."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        for task in Path(f"/proc/{waiting.pop()}/task").iterdir():
+            children = list(map(int, (task / "children").read_text().split()))
+            found += children
+            waiting += children
+    return found
+
+
+def test_serve_says_why_it_cannot_listen(tmp_path: Path) -> None:
+    from superopt.ir.errors import UsageError
+    from superopt.server import serve
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"127.0.0.1:{port} cannot be listened on"):
+            serve(Settings(data=tmp_path, port=port))
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be made"):
+        serve(Settings(data=tmp_path / "file" / "below"))
 
 
 def test_serve_refuses_strangers_without_a_key(tmp_path: Path) -> None:
