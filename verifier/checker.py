@@ -82,7 +82,7 @@ def _check(data: Row, rng: np.random.Generator) -> CertificateResult:
     met = sum(points(r, i, d, rng) for (r, i), d in zip(_outputs(rule), data["derivations"], strict=True))
     goals = text.split(_BETWEEN)[1:]
     for number, goal in enumerate(goals):
-        for name, answer in unsatisfiable(goal).items():
+        for name, answer in unsatisfiable(goal):
             if answer != "unsat":
                 raise Rejected(f"goal {number} of the SMT script: {name} answers {answer}")
     steps = sum(len(d["steps"]) for d in data["derivations"])

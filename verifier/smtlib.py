@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from itertools import combinations_with_replacement
 
 import z3
 
@@ -17,12 +19,29 @@ SECONDS = 20  # that a solver may take for one script
 
 
 def script(clauses: Iterable[Iterable[Condition]]) -> str:
-    """A script that asks whether integers satisfy every clause: one of its conditions, at least."""
+    """A script that asks whether integers satisfy every clause: one of its conditions, at least.
+
+    Where sizes are multiplied, what follows from the clauses by one multiplication is written beside them: solvers
+    then mostly need no more than linear arithmetic.
+    """
     made = _Script()
+    stated = [list(clause) for clause in clauses]
+    stated += ([c] for c in _products([cs[0] for cs in stated if len(cs) == 1], [c for cs in stated for c in cs]))
     claims = [
-        "(or " + " ".join(c) + ")" if len(c) != 1 else c[0] for c in ([made.condition(c) for c in cs] for cs in clauses)
+        "(or " + " ".join(c) + ")" if len(c) != 1 else c[0] for c in ([made.condition(c) for c in cs] for cs in stated)
     ]
     return made.text(["false" if c == "(or )" else c for c in claims])
+
+
+def _products(given: Sequence[Condition], written: Sequence[Condition]) -> list[Condition]:
+    """Products of two conditions ``≥ 0``, of those whose products of names are already written: no new unknowns."""
+    terms = {m for c in written if isinstance(c.size, Poly) for m, _ in c.size.terms if len(m) > 1}
+    found: dict[Condition, None] = {}
+    for a, b in combinations_with_replacement((c.size for c in given if c.kind == "ge") if terms else (), 2):
+        size = a * b
+        if isinstance(size, Poly) and {m for m, _ in size.terms if len(m) > 1} <= terms:
+            found[Condition("ge", size)] = None
+    return [c for c in found if c not in given]
 
 
 class _Script:
@@ -59,7 +78,8 @@ class _Script:
         return self.quotients[q]
 
 
-def solvers() -> dict[str, str]:
+@lru_cache(maxsize=1)
+def solvers() -> Mapping[str, str]:
     """The installed solvers and their versions: Z3, and cvc5 where it is."""
     found = {"z3": version("z3-solver")}
     try:
@@ -68,13 +88,14 @@ def solvers() -> dict[str, str]:
         return found
 
 
-def unsatisfiable(text: str) -> dict[str, str]:
-    """What each installed solver answers to a script: "unsat", "sat" or "unknown".
+@lru_cache(maxsize=65536)
+def unsatisfiable(text: str) -> tuple[tuple[str, str], ...]:
+    """What each installed solver, by name, answers to a script: "unsat", "sat" or "unknown". Rules share many goals.
 
     Raises:
         z3.Z3Exception: it is not SMT-LIB.
     """
-    return {name: {"z3": _z3, "cvc5": _cvc5}[name](text) for name in solvers()}
+    return tuple((name, {"z3": _z3, "cvc5": _cvc5}[name](text)) for name in solvers())
 
 
 def _z3(text: str) -> str:
