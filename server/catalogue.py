@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -28,20 +29,14 @@ class Catalogue:
         rows = [(i, self.library.digests[i], self.library.verdict_name(i)) for i in self.library]
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
-    @cached_property
-    def families(self) -> list[str]:
-        """Names of families."""
-        return sorted(self.library.families)
-
-    @cached_property
-    def verdicts(self) -> list[str]:
-        """Verdicts that occur."""
-        return sorted({e["verdict"] for e in self.entries.values()})
-
-    @cached_property
-    def operators_used(self) -> list[str]:
-        """Operators that some rule mentions."""
-        return sorted({o for e in self.entries.values() for o in e["operators"]})
+    @lru_cache(maxsize=256)  # noqa: B019  (one catalogue per process)
+    def choices(self, operator: str, family: str, verdict: str, q: str) -> Mapping[str, Mapping[str, int]]:
+        """For each filter its values, sorted, and how many rules would be found with it and the other filters."""
+        return {
+            "operator": _counts(o for e in self.select("", family, verdict, q) for o in e["operators"]),
+            "family": _counts(e["family"] for e in self.select(operator, "", verdict, q)),
+            "verdict": _counts(e["verdict"] for e in self.select(operator, family, "", q)),
+        }
 
     def _entry(self, rule: Rule) -> dict[str, Any]:
         text = format_rule(rule)
@@ -104,6 +99,10 @@ class Catalogue:
             {"name": name, "target": f"profile:{name}", **cost.load_profile(name).header}
             for name in cost.profile_names()
         ]
+
+
+def _counts(values: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(values).items()))
 
 
 def _operator(record: Operator) -> dict[str, Any]:

@@ -1,10 +1,13 @@
-"""Certificates of the library's rules, made when they are first asked for and kept under the rule's digest.
+"""Certificates of the library's rules, made when they are first asked for and kept.
 
-A proof takes seconds and a solver, so it is made in a process of its own; one at a time.
+They are kept under the rule's digest, which changes with its text and with what its operators mean, in a folder for
+the verifier that made them, whose name changes with its sources. A proof takes seconds and a solver, so it is made in a
+process of its own; one at a time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -23,7 +26,9 @@ _MAKE = (
     "import sys; sys.path.append({root!r})\n"
     "from superopt.rules import load_library\n"
     "from superopt.verifier.certificate import certificate_of\n"
-    "sys.stdout.write(certificate_of(load_library()[sys.argv[1]], time_limit=float(sys.argv[2]))[1])\n"
+    "verdict, text = certificate_of(load_library()[sys.argv[1]], time_limit=float(sys.argv[2]))\n"
+    "sys.stdout.write(text)\n"
+    "print('seconds', getattr(verdict, 'seconds', ''), file=sys.stderr)\n"
 )
 _PROOF = 30.0  # seconds
 _PROCESS = 60.0
@@ -34,7 +39,8 @@ class Certificates:
     """The certificates of one service."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._maker = _verifier()
+        self._folder = folder / self._maker
         self._turn = threading.Lock()
 
     def path(self, rule_id: str, digest: str) -> Path:
@@ -55,6 +61,17 @@ class Certificates:
             self._turn.release()
         return kept
 
+    def tag(self, digest: str) -> str:
+        """The ETag of a certificate."""
+        return f'"{digest}-{self._maker}"'
+
+    def seconds(self, digest: str) -> float | None:
+        """How long the proof took when the certificate was made here."""
+        try:
+            return float((self._folder / f"{digest}.seconds").read_text())
+        except (OSError, ValueError):
+            return None
+
     def _make(self, rule_id: str, kept: Path) -> None:
         command = [sys.executable, "-I", "-c", _MAKE.format(root=_ROOT), rule_id, str(_PROOF)]
         try:
@@ -64,8 +81,25 @@ class Certificates:
         if done.returncode != 0 or not done.stdout:
             raise Problem(503, "unavailable", "the proof could not be made again here", retry_after=60)
         json.loads(done.stdout)
+        word, _, seconds = done.stderr.strip().rpartition(b"\n")[2].partition(b" ")
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if word == b"seconds":
+            self._place(seconds, kept.with_suffix(".seconds"))
+        self._place(done.stdout, kept)
+
+    def _place(self, content: bytes, kept: Path) -> None:
         handle, name = tempfile.mkstemp(dir=self._folder, prefix=".new-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(done.stdout)
-        os.replace(name, kept)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.replace(name, kept)
+        except OSError:  # a full disk
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def _verifier() -> str:
+    """A digest of the sources that make certificates and check them."""
+    folder = Path(superopt.__file__).parent / "verifier"
+    sources = (path.read_bytes() for path in sorted(folder.glob("*.py")))
+    return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16]

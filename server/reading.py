@@ -22,9 +22,11 @@ _PHRASES: Mapping[str, str] = {
     "Softmax": "the softmax of {0}", "Sigmoid": "the sigmoid of {0}", "Tanh": "the hyperbolic tangent of {0}",
     "Clip": "{0} limited to a range", "Identity": "{0} itself", "Expand": "{0} repeated to a larger shape",
     "Squeeze": "{0} without some axes of size 1", "Unsqueeze": "{0} with new axes of size 1",
-    "BatchNormalization": "the batch normalisation of {0}", "LayerNormalization": "the layer normalisation of {0}",
+    "BatchNormalization": "the batch normalisation of {0} with scale {1}, offset {2}, mean {3} and variance {4}",
+    "LayerNormalization": "the layer normalisation of {0}",
     "Gather": "the entries of {0} at the positions {1}", "Reciprocal": "one over {0}",
 }  # fmt: skip
+_OPTIONAL = {"Conv": ("bias",), "ConvTranspose": ("bias",), "LayerNormalization": ("scale", "offset")}
 _DEEP = 6  # terms nested deeper are named by their operator
 
 
@@ -51,9 +53,12 @@ def _phrase(term: App, words: Mapping[Term, str], depth: Mapping[Term, int]) -> 
     if term.op == "Concat":
         return "the concatenation of " + " and ".join(args), deep
     pattern = _PHRASES.get(term.op)
-    if pattern is None or deep > _DEEP or pattern.count("{") > len(args):
-        return f"{term.op} of {' and '.join(args)}" if args else term.op, deep
-    return pattern.format(*args), deep
+    taken = 0 if pattern is None else pattern.count("{")
+    if pattern is None or deep > _DEEP or taken > len(args):
+        return f"{term.op} of {_list(args)}" if args else term.op, deep
+    names = _OPTIONAL.get(term.op, ())
+    rest = [f"{names[i]} {a}" if i < len(names) else a for i, a in enumerate(args[taken:])]
+    return pattern.format(*args) + (f" and {_list(rest)}" if rest else ""), deep
 
 
 def read_rule(rule: Rule) -> list[str]:
@@ -78,7 +83,7 @@ def _shape(scheme: TensorScheme) -> str:
 
 def _range(scheme: AttributeScheme) -> str:
     what = "integer" if scheme.kind == "int" else "number"
-    count = f"{scheme.length} {what}s" if scheme.length is not None else what
+    count = what if scheme.length is None else f"{scheme.length} {what}{'s' if scheme.length != 1 else ''}"
     return f"{count} {scheme.relation} {scheme.bound}" if scheme.relation else count
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import tomllib
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -107,6 +109,15 @@ class Recorded:
             except SuperoptError as error:
                 log.warning("%s", error)
         return sorted(made, key=lambda r: ("tiny" in r.title, r.title))
+
+    @cached_property
+    def uses(self) -> Mapping[str, int]:
+        """In how many models each rule fired: the run where these are most."""
+        found: dict[str, int] = {}
+        for run in self.runs:
+            for rule, count in Counter(r for row in run.rows.values() for r in row.rules).items():
+                found[rule] = max(found.get(rule, 0), count)
+        return found
 
     @cached_property
     def measured(self) -> dict[str, dict[str, Any]]:

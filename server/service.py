@@ -16,11 +16,13 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
+from superopt.rules.library import BUILT_IN
 from superopt.server.blobs import Blobs
 from superopt.server.body import Upload
 from superopt.server.catalogue import Catalogue
 from superopt.server.certificates import Certificates
 from superopt.server.database import Database
+from superopt.server.evidence import Evidence
 from superopt.server.keys import ANYONE, Caller, Keys
 from superopt.server.problems import Problem
 from superopt.server.recorded import Recorded
@@ -51,6 +53,7 @@ class Service:
         self.watcher = Watcher(self.store, self.settings.poll)
         self.catalogue = Catalogue()
         self.certificates = Certificates(self.settings.data / "certificates")
+        self.evidence = Evidence(BUILT_IN)
         self.recorded = Recorded(self.settings.corpus)
         self._trying = threading.BoundedSemaphore(_TRIALS)
         self.streams = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -22,28 +23,49 @@ from superopt.server.service import Service, of
 __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False)
-_PAGE = 100
+_PAGE = 50
 _RULES = 8  # rules that a model's row names
+_ORDERS = {"": "name", "used": "most used in the corpus", "short": "shortest first"}
 
 
 @router.get("/rules")
 async def get_rules_page(request: Request) -> Response:
-    """The catalogue with its filters."""
-    catalogue = of(request).catalogue
+    """The catalogue with its filters; each says how many rules it would leave."""
+    service = of(request)
     given = request.query_params
     filters = {name: given.get(name, "")[:200] for name in ("operator", "family", "verdict", "q")}
-    after = given.get("after", "")[:200]
-    found = catalogue.select(**filters)
-    rest = [e for e in found if e["id"] > after]
-    following = None
-    if len(rest) > _PAGE:
-        following = "/rules?" + urlencode({**{k: v for k, v in filters.items() if v}, "after": rest[_PAGE - 1]["id"]})
-    choices: dict[str, Any] = {
-        "families": catalogue.families, "verdicts": catalogue.verdicts, "operators": catalogue.operators_used,
-    }  # fmt: skip
+    order = given.get("sort", "") if given.get("sort", "") in _ORDERS else ""
+    uses = await run_in_threadpool(lambda: service.recorded.uses)
+    found = _ordered(service.catalogue.select(**filters), order, uses)
+    last = max(1, -(-len(found) // _PAGE))
+    text = given.get("page", "1")
+    number = min(max(int(text), 1), last) if text.isascii() and text.isdecimal() and len(text) < 7 else 1
+
+    def address(**changed: str) -> str:
+        query = {k: v for k, v in {**filters, "sort": order, **changed}.items() if v}
+        return f"/rules?{urlencode(query)}" if query else "/rules"
+
+    shown = found[(number - 1) * _PAGE : number * _PAGE]
+    places = {
+        n: address(page=str(n) if n > 1 else "")
+        for n in sorted({1, last, *range(number - 2, number + 3)})
+        if 1 <= n <= last
+    }
     return page(
-        "rules.html", "/rules", rules=rest[:_PAGE], total=len(found), filters=filters, following=following, **choices
-    )
+        "rules.html", "/rules", rules=shown, total=len(found), first=(number - 1) * _PAGE + 1, number=number, last=last,
+        places=places, filters=filters, choices=service.catalogue.choices(**filters), order=order, orders=_ORDERS,
+        uses=uses, families={f: address(family=f) for f in ("", *service.catalogue.library.families)},
+    )  # fmt: skip
+
+
+def _ordered(found: Sequence[Mapping[str, Any]], order: str, uses: Mapping[str, int]) -> Sequence[Mapping[str, Any]]:
+    match order:
+        case "used":
+            return sorted(found, key=lambda e: -uses.get(e["id"], 0))
+        case "short":
+            return sorted(found, key=lambda e: len("".join((*e["lhs"], *e["rhs"]))))
+        case _:
+            return found
 
 
 @router.get("/rules/{rule_id}")
@@ -64,8 +86,12 @@ async def get_rule_page(rule_id: str, request: Request) -> Response:
         except Problem as problem:
             return page("problem.html", "/rules", status=problem.status, problem=problem.body)
     runs = [{"title": r.title, "data": r.data, "fires": r.fires(rule_id)} for r in service.recorded.runs]
-    return page("rule.html", "/rules", rule=entry, reading=read_rule(rule), sides=sides, runs=runs, trial=trial,
-                seed=seed)  # fmt: skip
+    digest = entry["digest"]
+    return page(
+        "rule.html", "/rules", rule=entry, reading=read_rule(rule), sides=sides, runs=runs, trial=trial, seed=seed,
+        gain=service.evidence.gain(rule_id), certified=service.evidence.certified(digest),
+        seconds=service.certificates.seconds(digest),
+    )  # fmt: skip
 
 
 @router.get("/corpus")

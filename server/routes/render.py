@@ -21,6 +21,10 @@ VERDICTS = {
     "proved_all_sizes": "proved for all sizes", "proved_bounded": "proved at some sizes",
     "tested": "tested exactly, not proved", "refuted": "false", "unknown": "not known", "evaluated": "computed",
 }  # fmt: skip
+_PROOF = {  # what a verdict's parts are called
+    "steps": "Steps", "ranks": "Proved rank by rank", "leading": "Leading axes", "nonzero": "Conditions on elements",
+    "preconditions": "Preconditions",
+}  # fmt: skip
 
 
 def built() -> bool:
@@ -32,15 +36,19 @@ def _decimal(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f}"
 
 
+def _scientific(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2g}"
+
+
 @lru_cache(maxsize=1)
 def _templates() -> Environment:
     made = Environment(loader=FileSystemLoader(_HERE / "templates"), autoescape=select_autoescape(default=True),
                        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     made.filters |= {
         "us": time_text, "count": count_text, "size": bytes_text, "printable": printable, "zip": zip,
-        "decimal": _decimal,
+        "decimal": _decimal, "scientific": _scientific,
     }  # fmt: skip
-    made.globals |= {"version": version("superopt"), "verdict_words": VERDICTS, "wide": False}
+    made.globals |= {"version": version("superopt"), "verdict_words": VERDICTS, "proof_words": _PROOF, "wide": False}
     return made
 
 

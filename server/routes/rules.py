@@ -68,7 +68,7 @@ async def get_certificate(rule_id: str, request: Request) -> Response:
     if not service.catalogue.proved(rule_id):
         raise Problem(404, "not-found", "only rules that are proved for all sizes have a certificate")
     digest = service.catalogue.library.digests[rule_id]
-    headers = {"ETag": f'"{digest}"', "Cache-Control": "public, max-age=3600"}
+    headers = {"ETag": service.certificates.tag(digest), "Cache-Control": "public, max-age=3600"}
     if headers["ETag"] in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     path = await run_in_threadpool(service.certificates.path, rule_id, digest)

@@ -181,9 +181,28 @@ const scenarios = {
   async rules() {
     const page = await open("/rules");
     const all = await page.textContent("#found [role=status]");
+    await keep(page, "rules-all", false);
+    const named = () => page.$$eval(".rules h2", (all) => all.map((h) => h.textContent));
+    const first = await named();
+    await page.click(".pages a[rel=next]");
+    await page.waitForURL(/page=2/);
+    assert.equal((await named()).filter((id) => first.includes(id)).length, 0, "the next page has other rules");
+    await page.click(".pages [aria-label='Page 1']");
+    await page.waitForURL(/rules$/);
+    await page.selectOption("select[name=sort]", "used");
+    await page.waitForFunction((id) => document.querySelector(".rules h2").textContent === id, facts.rule);
+    await page.selectOption("select[name=sort]", "");
+    await page.waitForFunction((id) => document.querySelector(".rules h2").textContent === id, first[0]);
+    const [, family, count] = /^(.*?) ([\d,]+)$/.exec((await page.textContent(".families a:nth-child(2)")).trim());
+    await page.click(".families a:nth-child(2)");
+    await page.waitForURL(new RegExp(`family=${family}`));
+    assert.match(await page.textContent("#found [role=status]"), new RegExp(`^${count} rules`));
+    await page.click(".families a:nth-child(1)");
+    await page.waitForURL(/rules$/);
     await page.selectOption("select[name=operator]", "BatchNormalization");
     await page.waitForFunction((text) => document.querySelector("#found [role=status]").textContent !== text, all);
     assert.match(page.url(), /operator=BatchNormalization/);
+    assert.ok((await page.locator("select[name=family] option").count()) < (await page.locator("select[name=operator] option").count()));
     await page.fill("input[name=q]", facts.rule);
     await page.waitForURL(new RegExp(`q=${facts.rule}`));
     await page.click(`h2 a:text-is('${facts.rule}')`);

@@ -321,8 +321,9 @@ def test_certificates_are_made_and_kept(client: TestClient, tmp_path: Path) -> N
     path = tmp_path / "rule.json"
     path.write_bytes(answer.content)
     assert check_certificate(path).valid
-    [kept] = (tmp_path / "certificates").iterdir()
+    [kept] = (tmp_path / "certificates").glob("*/*.json")  # by verifier and rule
     assert kept.read_bytes() == answer.content
+    assert "when its certificate was made here" in client.get(f"/rules/{ANY}").text
     tag = {"If-None-Match": answer.headers["etag"]}
     assert client.get(f"/v1/rules/{ANY}/certificate", headers=tag).status_code == 304
 

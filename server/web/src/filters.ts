@@ -15,6 +15,12 @@ export function wake(place: HTMLElement): void {
     const found = page.getElementById("found");
     if (mine !== asked || !answer.ok || !found) return;
     document.getElementById("found")!.replaceWith(document.adoptNode(found));
+    for (const select of form.querySelectorAll("select")) {
+      const fresh = page.querySelector<HTMLSelectElement>(`#${form.id} select[name="${select.name}"]`);
+      const { value } = select;
+      if (fresh) select.replaceChildren(...Array.from(fresh.options, (option) => document.adoptNode(option)));
+      select.value = value;
+    }
     history.replaceState(null, "", address);
   }
   form.querySelector("button")!.hidden = true;
