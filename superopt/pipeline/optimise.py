@@ -208,9 +208,36 @@ class _Attempt:
             )
             found = replace(found, graph=self.graph, applied=())
             after, measured = self.graph, replace(measured, after_ms=measured.before_ms, ratio=1.0)
+        before_cost, after_cost = self._modelled(found, measured, notes)
+        if after_cost is before_cost and after is not self.graph:
+            found, after = replace(found, graph=self.graph, applied=()), self.graph
         verification = self._certified(after) if self.options.certify else None
-        made = self._report(found, checked, measured, notes)
+        made = self._report(found, checked, measured, notes, before_cost, after_cost)
         return Result(after, self.graph, replace(made, verification=verification))
+
+    def _modelled(
+        self, found: SearchResult, measured: report.Measured | None, notes: list[str]
+    ) -> tuple[costs.GraphCost, costs.GraphCost]:
+        """The whole programs' costs before and after; the same one twice where the input is what to return.
+
+        The search adds up regions, each in its own surroundings; what counts is the program. Where the two were not
+        raced, its modelled cost has the last word: a result that is not below the input's is not returned.
+        """
+        model = self.costs
+        if self._left() <= 0.0 and isinstance(model, costs.MeasuredCpu):
+            model = model.recording()  # by our own operators: ONNX Runtime's form of the graph takes it time to make
+        before = costs.graph_cost(self.graph, model, self.typing, sizes=self.options.sizes)
+        if found.graph is self.graph:
+            return before, before
+        after = costs.graph_cost(found.graph, model, sizes=self.options.sizes)
+        same_time = after.us == before.us and len(found.graph.nodes) < len(self.graph.nodes)
+        if measured is None and not (after.us < before.us or same_time):
+            notes.append(
+                f"the rewritten graph is modelled at {after.us:.1f} µs as a whole, the input at {before.us:.1f} µs, "
+                "so the input is returned"
+            )
+            return before, before
+        return before, after
 
     def _certified(self, after: Graph) -> report.Verification:
         """What can be proved of the result; the check has run already, so a proof that fails takes nothing away."""
@@ -314,14 +341,10 @@ class _Attempt:
         return "evaluated" if rule == "fold" else self.library.verdict_name(rule)  # folding is no rule: it computes
 
     def _report(
-        self, found: SearchResult, checked: CheckResult, measured: report.Measured | None, notes: list[str]
-    ) -> report.Report:
-        model = self.costs
-        if self._left() <= 0.0 and isinstance(model, costs.MeasuredCpu):
-            model = model.recording()  # by our own operators: ONNX Runtime's form of the graph takes it time to make
-        before = costs.graph_cost(self.graph, model, sizes=self.options.sizes)
-        changed = found.graph is not self.graph
-        after = costs.graph_cost(found.graph, model, sizes=self.options.sizes) if changed else before
+        self, found: SearchResult, checked: CheckResult, measured: report.Measured | None, notes: list[str],
+        before: costs.GraphCost, after: costs.GraphCost,
+    ) -> report.Report:  # fmt: skip
+        model, changed = self.costs, found.graph is not self.graph
         return report.Report(
             status="improved" if changed else "unchanged",
             target=self.options.target,

@@ -1,0 +1,48 @@
+"""A search adds up regions; what is returned is judged by the cost of the whole program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from superopt import optimize
+from superopt.ir.graph import Graph, Node, Value
+from superopt.ir.types import DType, TensorType
+from superopt.pipeline import optimise
+from superopt.search import SearchResult
+
+KIND = TensorType(DType.FLOAT32, (64, 64))
+
+
+def chain(length: int) -> Graph:
+    """Relu as often as that, which always computes the same."""
+    names = ["x", *(f"v{i}" for i in range(1, length)), "y"]
+    nodes = tuple(Node(f"n{i}", "Relu", (names[i],), (names[i + 1],)) for i in range(length))
+    return Graph("chain", (Value("x", KIND),), (Value("y", KIND),), (), nodes, {"": 21})
+
+
+def found_by_search(monkeypatch: pytest.MonkeyPatch, graph: Graph) -> None:
+    def search(*_: object, **__: Any) -> SearchResult:
+        return SearchResult(graph, before_us=10.0, after_us=1.0)
+
+    monkeypatch.setattr(optimise, "search", search)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (1, 4), (3, 5)])
+def test_what_costs_more_as_a_whole_is_not_returned(monkeypatch: pytest.MonkeyPatch, before: int, after: int) -> None:
+    graph = chain(before)
+    found_by_search(monkeypatch, chain(after))
+    result = optimize(graph, target="profile:cpu-epyc-2core")
+    assert result.graph is graph
+    assert result.report.status == "unchanged"
+    assert result.report.cost.after_us == result.report.cost.before_us
+    assert any("the input is returned" in n and "µs as a whole" in n for n in result.report.notes)
+
+
+def test_what_costs_less_is_returned_with_both_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    found_by_search(monkeypatch, chain(1))
+    result = optimize(chain(3), target="profile:cpu-epyc-2core")
+    assert result.report.status == "improved"
+    assert len(result.graph.nodes) == 1
+    assert 0 < result.report.cost.after_us < result.report.cost.before_us
