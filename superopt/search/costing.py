@@ -21,6 +21,7 @@ from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
 from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
+from superopt.search.program import Program, Step
 
 __all__ = ["BYTE_US", "FORBIDDEN", "Costs", "Pricer"]
 
@@ -176,6 +177,18 @@ class Pricer:
             self._savings[key] = self._saving(first, what)
         alone = self._known.get(what)
         return max(0.0, alone.us - self._savings[key]) if alone is not None else 0.0
+
+    def fused(self, producer: str, step: Step, program: Program) -> float:
+        """Microseconds that the backend saves by running a step of a program as one with its only moving operand."""
+        if not producer or producer == step.op or step.op not in REGISTRY:
+            return 0.0
+        types = tuple(None if a is None else self.static(program.types[a]) for a in step.args)
+        fixed = tuple(a is not None and a in program.constant for a in step.args)
+        what = (step.op, step.attributes, types, fixed)
+        if what not in self._known:
+            self._known[what] = self._ask(what, now=False)
+        saving = self._known[what].us - self._saving(producer, what)
+        return max(0.0, saving) if self._known[what].us != FORBIDDEN else 0.0
 
     def _saving(self, producer: str, what: Application) -> float:
         """What the consumer still costs when it is fused; infinite where it is not."""

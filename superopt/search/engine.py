@@ -280,8 +280,10 @@ class _Run:
                 if first:
                     self.totals.before += found.before * len(group)
                 if found.plan is not None:
-                    fitting = [r for r in group if not self._unfuses(r, found.plan)]
-                    replacements += [(r, found.plan) for r in fitting if self._affordable(found.plan)]
+                    for member in group:
+                        plan = self._in_place(member, found.plan)
+                        if plan.gain > 0 and self._affordable(plan):
+                            replacements.append((member, plan))
         finally:
             if replacements:
                 self._replace(replacements)
@@ -291,18 +293,18 @@ class _Run:
         if self.progress is not None:
             self.progress(done, total, what)
 
-    def _unfuses(self, region: Region, plan: Plan) -> bool:
-        """Whether the only reader of an output, outside, would no longer be run as one with what makes it."""
-        program, fusable = self.program, self.costs.fusable
+    def _in_place(self, region: Region, plan: Plan) -> Plan:
+        """The plan with what it costs where the only reader of an output, outside, was run as one with its maker."""
+        program, lost = self.program, 0.0
         for output, (piece, _) in zip(region.outputs, plan.results, strict=True):
             readers = program.readers.get(output, ())
-            if len(readers) != 1 or output in program.pinned:
+            if len(readers) != 1 or output in program.pinned or not program.steps[readers[0]].op:
                 continue
-            before, reader = program.steps[program.maker[output]].op, program.steps[readers[0]].op
-            after = plan.pieces[piece].op if piece >= 0 else ""
-            if reader and before != after and fusable(before, reader) and not fusable(after, reader):
-                return True
-        return False
+            reader = program.steps[readers[0]]
+            before, after = program.steps[program.maker[output]].op, plan.pieces[piece].op if piece >= 0 else ""
+            if before != after:
+                lost += self.pricer.fused(before, reader, program) - self.pricer.fused(after, reader, program)
+        return replace(plan, after=plan.after + lost) if lost > 0 else plan
 
     def _affordable(self, plan: Plan) -> bool:
         """Whether the new weights still fit the budget; they are counted if so."""
@@ -396,7 +398,7 @@ class _Run:
                 None
             )
             return None
-        return replace(best, after=best.before - max(0.0, before - us))
+        return replace(best, after=best.before * min(1.0, us / before))
 
     # -- the end -------------------------------------------------------------------------------------------------
 

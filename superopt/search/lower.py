@@ -92,18 +92,26 @@ def region_of(program: Program, positions: Sequence[int]) -> Region:
 
 
 def _weight_steps(program: Program, chosen: Sequence[Step], made: set[str]) -> list[Step]:
-    """Weight-only steps behind the arguments of the chosen ones, in order; at most a few dozen a region."""
+    """Weight-only steps behind the arguments of the chosen ones, in order; at most a few dozen a region.
+
+    Those of the model, and generators of constants. What a rewrite made of weights will be evaluated once, and is a
+    weight like any other: its expression would only fill the e-graph with other ways to write it.
+    """
     found: set[int] = set()
     for step in chosen:
         todo = [a for a in step.args if a is not None and a not in made and a in program.constant]
         budget = _DEEP
         while todo and budget:
             position = program.maker.get(todo.pop())
-            if position is not None and position not in found:
+            if position is not None and position not in found and _is_drawn(program.steps[position]):
                 budget -= 1
                 found.add(position)
                 todo.extend(a for a in program.steps[position].args if a is not None)
     return [program.steps[i] for i in sorted(found)]
+
+
+def _is_drawn(step: Step) -> bool:
+    return step.node is not None or all(a is None for a in step.args)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from superopt.ir.graph import Node
@@ -53,7 +54,25 @@ def replay(program: Program, replacements: Sequence[tuple[Region, Plan]], names:
     alias = {old: _follow(made.alias, old) for old in made.alias}
     placed = [(position, s) for position, s in enumerate(program.steps) if position not in gone]
     placed = sorted([*placed, *made.steps], key=lambda p: p[0])  # new steps stand where the old ones stood
-    return program.with_steps([_renamed(s, alias) for _, s in placed], made.types, made.constant)
+    steps = _shared([_renamed(s, alias) for _, s in placed], program, made.constant)
+    return program.with_steps(steps, made.types, made.constant)
+
+
+def _shared(steps: Sequence[Step], program: Program, constant: AbstractSet[str]) -> list[Step]:
+    """New computations on weights done once: regions that repeat (the steps of an unrolled LSTM) make equal ones."""
+    first: dict[tuple[object, ...], Step] = {}
+    alias: dict[str, str] = {}
+    kept: list[Step] = []
+    for old in steps:
+        step = _renamed(old, alias)
+        if step.node is None and step.op and all(not o or o in constant or o in program.constant for o in step.outputs):
+            args = tuple(None if a is None else program.same.get(a, a) for a in step.args)
+            known = first.setdefault((step.op, step.attributes, args, tuple(map(bool, step.outputs))), step)
+            if known is not step and not any(o in program.named for o in step.outputs):
+                alias.update(zip(step.outputs, known.outputs, strict=True))
+                continue
+        kept.append(step)
+    return kept
 
 
 def _follow(alias: Mapping[str, str], name: str) -> str:
