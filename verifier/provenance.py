@@ -109,19 +109,12 @@ def _explained(weight: Weight, a: Graph, opset: int) -> tuple[list[Node], list[W
             if name and result is not None:
                 values[name], types[name] = result, kind
         form = operator.write(step.attributes, kinds, opset)
-        inputs: list[str] = []
-        for place, item in enumerate(form.inputs):
-            if isinstance(item, np.ndarray):
-                extra.append(constant(f"{weight.name}/{number}/{place}", item))
-                inputs.append(extra[-1].name)
-            else:
-                given = None if item is None else step.args[item]
-                inputs.append("" if given is None else label[given])
-        while inputs and not inputs[-1]:
-            inputs.pop()
+        literals = {place: f"{weight.name}/{number}/{place}" for place in form.literals}
+        extra += [constant(literals[place], array) for place, array in form.literals.items()]
+        inputs = form.names([None if x is None else label[x] for x in step.args], literals)
         names = tuple(label[o] if o else "" for o in step.outputs)
         node = f"{weight.name}/step{number}"
-        nodes.append(Node(node, operator.name, tuple(inputs), names, dict(form.attributes), operator.domain))
+        nodes.append(Node(node, operator.name, inputs, names, dict(form.attributes), operator.domain))
     if output not in values:
         raise _Refused("its note does not compute it")
     _same_numbers(weight, values[output])

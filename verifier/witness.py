@@ -125,19 +125,12 @@ def _graph(roots: tuple[Term, ...], variables: Mapping[str, TensorType], opset: 
             kinds = [None if a is None else types[a][0] for a in term.args]
             form = record.write(complete(term), kinds, opset)
             label = f"n{len(nodes)}"
-            inputs: list[str] = []
-            for place, item in enumerate(form.inputs):
-                if isinstance(item, np.ndarray):
-                    weights.append(constant(f"{label}_c{place}", item))
-                    inputs.append(weights[-1].name)
-                else:
-                    given = None if item is None else term.args[item]
-                    inputs.append("" if given is None else names[given])
-            while inputs and not inputs[-1]:
-                inputs.pop()
+            literals = {place: f"{label}_c{place}" for place in form.literals}
+            weights += [constant(literals[place], array) for place, array in form.literals.items()]
+            inputs = form.names([None if a is None else names[a] for a in term.args], literals)
             outputs[term] = tuple(f"{label}_{i}" for i in range(len(types[term])))
             names[term] = outputs[term][0]
-            nodes.append(Node(label, record.name, tuple(inputs), outputs[term], dict(form.attributes), record.domain))
+            nodes.append(Node(label, record.name, inputs, outputs[term], dict(form.attributes), record.domain))
     results: list[Value] = []
     for place, root in enumerate(roots):
         nodes.append(Node(f"r{place}", "Identity", (names[root],), (f"y{place}",)))

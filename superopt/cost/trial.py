@@ -50,27 +50,20 @@ def application_graph(question: Question) -> Graph:
     operator = REGISTRY[op]
     opset = max(_OPSET, operator.since)
     form = operator.write(attributes, arg_types, opset)
-    inputs: dict[str, Value] = {}
-    weights: list[Weight] = []
-    names: list[str] = []
-    for slot, item in enumerate(form.inputs):
-        if isinstance(item, np.ndarray):
-            weights.append(constant(f"c{slot}", item))
-            names.append(f"c{slot}")
-            continue
-        kind = None if item is None else arg_types[item]
-        if item is None or kind is None:
-            names.append("")
-        elif fixed[item]:
-            weights.append(Weight(f"w{slot}", kind, None))  # its elements are drawn when it is timed
-            names.append(f"w{slot}")
-        else:
-            inputs[f"a{item}"] = Value(f"a{item}", kind)
-            names.append(f"a{item}")
+    given = [None if t is None else f"{'w' if fixed[i] else 'a'}{i}" for i, t in enumerate(arg_types)]
+    names = form.names(given, {slot: f"c{slot}" for slot in form.literals})
+    weights = [constant(f"c{slot}", array) for slot, array in form.literals.items()]
+    inputs: list[Value] = []
+    for item in dict.fromkeys(i for i in form.inputs if isinstance(i, int)):
+        kind = arg_types[item]
+        if kind is not None and fixed[item]:
+            weights.append(Weight(f"w{item}", kind, None))  # its elements are drawn when it is timed
+        elif kind is not None:
+            inputs.append(Value(f"a{item}", kind))
     outputs = tuple(Value(f"y{i}", t) for i, t in enumerate(question.outs))
-    node = Node("trial", op, tuple(names), tuple(v.name for v in outputs), dict(form.attributes), operator.domain)
+    node = Node("trial", op, names, tuple(v.name for v in outputs), dict(form.attributes), operator.domain)
     opsets = {"": opset} if not operator.domain else {"": opset, operator.domain: 1}
-    return Graph("trial", tuple(inputs.values()), outputs, tuple(weights), (node,), opsets)
+    return Graph("trial", tuple(inputs), outputs, tuple(weights), (node,), opsets)
 
 
 def with_values(graph: Graph) -> Graph:

@@ -90,6 +90,26 @@ class NodeForm:
     inputs: tuple[int | np.ndarray | None, ...]
     attributes: Mapping[str, Attribute]
 
+    @property
+    def literals(self) -> dict[int, np.ndarray]:
+        """Literal arrays by their place among the inputs."""
+        return {place: item for place, item in enumerate(self.inputs) if isinstance(item, np.ndarray)}
+
+    def names(self, given: Sequence[str | None], literals: Mapping[int, str]) -> tuple[str, ...]:
+        """The node's inputs by name, "" where one is omitted (none at the end).
+
+        Args:
+            given: names of the canonical arguments, ``None`` for an absent one.
+            literals: names of the literal arrays, by place.
+        """
+        names = [
+            literals[place] if isinstance(item, np.ndarray) else "" if item is None else given[item] or ""
+            for place, item in enumerate(self.inputs)
+        ]
+        while names and not names[-1]:
+            names.pop()
+        return tuple(names)
+
 
 def _same_dtype(types: Sequence[TensorType | None], attributes: Mapping[str, AttributeValue]) -> DType:
     first = next((t for t in types if t is not None), None)

@@ -140,18 +140,12 @@ def _node(
     types = [None if a is None else program.types[a] for a in step.args]
     form = record.write(dict(step.attributes), types, program.graph.opset.get(record.domain, 1))
     name = _unique(f"{step.name}_{step.op}", taken)
-    inputs: list[str] = []
-    for item in form.inputs:
-        if isinstance(item, np.ndarray):
-            inputs.append(literals.name(item, f"{name}_{'shape' if item.ndim else 'value'}"))
-        else:
-            inputs.append("" if item is None else step.args[item] or "")
-    while inputs and not inputs[-1]:
-        inputs.pop()
+    made = {p: literals.name(a, f"{name}_{'shape' if a.ndim else 'value'}") for p, a in form.literals.items()}
+    inputs = form.names(step.args, made)
     metadata = {"superopt.rules": ",".join(step.rules)} if step.rules else {}
     if program.is_constant(step):
         metadata["x-precomputed"] = "true"
-    return Node(name, record.name, tuple(inputs), step.outputs, dict(form.attributes), record.domain, metadata=metadata)
+    return Node(name, record.name, inputs, step.outputs, dict(form.attributes), record.domain, metadata=metadata)
 
 
 def _unique(hint: str, taken: set[str]) -> str:
