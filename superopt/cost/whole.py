@@ -8,7 +8,7 @@ from typing import Any
 
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.cost.kernel import Kernel, kernels_of
-from superopt.cost.lowering import distinct_bytes, known_types, lowered
+from superopt.cost.lowering import distinct, distinct_bytes, known_types, lowered
 from superopt.cost.measured import MeasuredCpu
 from superopt.cost.model import CostModel, work_of
 from superopt.cost.record import FREE, Estimate
@@ -89,14 +89,13 @@ def graph_cost(
     typing = typing or infer(graph, dict(sizes or {}))
     facts = _Facts(graph, typing, sizes or {})
     done = facts.work()
-    context = model.in_context(done.weight_bytes + done.peak_activation_bytes)
     parts: list[_Part] | None = None
     base = 0.0
-    if isinstance(context, MeasuredCpu) and context.lowers and done.weight_bytes <= _LOWERABLE:
-        parts = _as_the_runtime_runs_it(graph, context, sizes or {}, done.peak_activation_bytes)
-        base = context.overhead_us()
+    if isinstance(model, MeasuredCpu) and model.lowers and done.weight_bytes <= _LOWERABLE:
+        parts = _as_the_runtime_runs_it(graph, model, sizes or {}, done.peak_activation_bytes)
+        base = model.overhead_us()
     if parts is None:
-        parts = list(facts.applications(context))
+        parts = list(facts.applications(_Reuse(model, done.weight_bytes + done.peak_activation_bytes)))
     total = sum(part[2].us for part in parts)
     sure = sum(part[2].us for part in parts if part[2].source in ("measured", "free"))
     return GraphCost(
@@ -145,14 +144,54 @@ def _as_the_runtime_runs_it(
             types = known_types(own, feeds_for(graph, sizes, integer=0))
     except (SuperoptError, NotCovered):
         return None
-    model = model.in_context(distinct_bytes(own.weights) + activations)
+    reuse = _Reuse(model, distinct_bytes(own.weights) + activations)
+    same = distinct(own.weights)
     parts: list[_Part] = []
     for part in kernels_of(own, types):
         if isinstance(part, Kernel):
-            parts.append((part.node.name, part.node.op, model.kernel(part), (part.flops, part.moved)))
+            held = {same[n]: types[n].nbytes or 0 for n in part.node.inputs if n in same}
+            context = reuse.at(held, part.moved - sum(held.values()))
+            assert isinstance(context, MeasuredCpu)
+            parts.append((part.node.name, part.node.op, context.kernel(part), (part.flops, part.moved)))
         else:
             parts.append((part.name, part.op, _UNKNOWN, (0, 0)))
     return parts
+
+
+class _Reuse:
+    """Cost models for the nodes of a graph in order: how cold are the weights that each reads?
+
+    An inference that touches more than the cache holds finds a weight cold that it reads once. A weight that it reads
+    again (a recurrent cell, unrolled) is as warm as what was touched in between is small: to a least-recently-used
+    cache that is its working set.
+    """
+
+    _STEPS = 32  # contexts in a cache's size: each has answers of its own
+
+    def __init__(self, model: CostModel, working_set: int) -> None:
+        self.model, self.working_set = model, working_set
+        self._touched = 0
+        self._read: dict[str, int] = {}
+        self._contexts: dict[int, CostModel] = {}
+
+    def at(self, weights: Mapping[str, int], moved: int) -> CostModel:
+        """The model for the next node.
+
+        Args:
+            weights: bytes of the weights that it reads, by what makes two the same.
+            moved: bytes of the activations that it touches.
+        """
+        total = sum(weights.values())
+        since = sum(n * min(self._touched - self._read.get(w, -self.working_set), self.working_set)
+                    for w, n in weights.items())  # fmt: skip
+        self._read.update(dict.fromkeys(weights, self._touched))  # the cache must hold the weight itself, too
+        self._touched += total + moved
+        step = max(1, (self.model.cache_bytes or 1) // self._STEPS)
+        distance = self.working_set if total == 0 else -(-(since // total) // step) * step
+        distance = min(distance, self.working_set)
+        if distance not in self._contexts:
+            self._contexts[distance] = self.model.in_context(distance)
+        return self._contexts[distance]
 
 
 class _Facts:
@@ -231,7 +270,7 @@ class _Facts:
                 name, attributes = (known.operator.name, known.attributes) if known else ("", {})
                 yield node, *work_of(name, attributes, args, outs)
 
-    def applications(self, model: CostModel) -> Iterator[_Part]:
+    def applications(self, reuse: _Reuse) -> Iterator[_Part]:
         """Costs of the graph's own nodes, fused where the backend fuses."""
         readers = {name: len(nodes) for name, nodes in self.graph.consumers.items()}
         for value in self.graph.outputs:
@@ -249,6 +288,9 @@ class _Facts:
                 continue
             fixed = tuple(n is not None and n in self.static for n in known.args)
             moving = [n for n in known.args if n is not None and n not in self.static]
+            held = {n: self._bytes(n) for n in node.reads if n in self.static}
+            made = 0 if node.op in _VIEWS else sum(map(self._bytes, (*moving, *filter(None, node.outputs))))
+            model = reuse.at(held, made)
             makers = [self.graph.producer[n].op for n in moving if n in self.graph.producer and readers[n] == 1]
             after = next((m for m in makers if model.fusable(m, node.op, constant_others=len(moving) == 1)), None)
             estimate = model.application(

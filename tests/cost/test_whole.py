@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from superopt.cost import MeasuredCpu, Profile, RecordedProfile, Store, graph_cost, graph_work
+from superopt.cost.record import Record, key_of
 from superopt.cost.trial import sample
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
@@ -109,3 +110,29 @@ def test_what_nobody_understands_is_not_free(cpu):
     found = graph_cost(odd, cpu)
     assert found.us > 0
     assert found.measured_share < 1
+
+
+def unrolled(steps, weights):
+    """Products one after another; ``weights`` says which weight each step reads."""
+    names = ["x", *(f"v{i}" for i in range(1, steps)), "y"]
+    nodes = [Node(f"n{i}", "MatMul", (names[i], weights[i]), (names[i + 1],)) for i in range(steps)]
+    held = [constant(n, sample(f(64, 64), i)) for i, n in enumerate(sorted(set(weights)))]
+    return graph(nodes, inputs={"x": f(1, 64)}, outputs=["y"], weights=held)
+
+
+def test_a_weight_that_is_read_again_soon_is_warm_and_a_copy_of_it_is_not():
+    key = key_of("MatMul", {}, (f(1, 64), f(64, 64)), (False, True))
+    header = {"cache_bytes": 64 * 64 * 4 * 5, "dispatch_ns": 200.0}
+    profile = RecordedProfile(Profile(header, {key.text: Record(key, 1000.0, 3000.0)}))
+
+    def costs(*weights):
+        return [round(e.us, 2) for _, _, e in graph_cost(unrolled(len(weights), weights), profile).per_node]
+
+    copies = [f"w{i}" for i in range(12)]
+    assert costs(*copies) == [3.0] * 12  # 12 weights, of which the cache holds 5
+    assert costs(*["w"] * 12) == [1.0] * 12
+    # one of them is read twice in a row, the others once an inference
+    again = costs("w0", *copies)
+    assert again[0] == again[2] == 3.0
+    assert again[1] < 1.2
+    assert sum(costs(*copies[:3] * 4)) < sum(costs(*copies))

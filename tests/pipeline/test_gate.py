@@ -25,6 +25,7 @@ from superopt.pipeline.gate import CorpusSettings, models_of, read_run, workers
 from superopt.pipeline.gate.culprit import minimal
 from superopt.pipeline.gate.laboratory import Laboratory
 from superopt.pipeline.gate.one import Task
+from superopt.pipeline.optimise import Options
 from superopt.rules import Library, Rule, load_library, parse_rule
 from superopt.search import SearchOptions, search
 
@@ -125,7 +126,7 @@ def needed_rule(corpus: Corpus, model: str, used: frozenset[str]) -> str:
     known = baseline.row(model)
     assert known is not None
     rules = [r for r in load_library().admitted if r.id in used]
-    task = Task(model, corpus.folder / model, baseline.target, 60.0)
+    task = Task(model, corpus.folder / model, Options(target=baseline.target, time_limit=60.0))
     lab = Laboratory({model: task}, tuple(rules), float("inf"))
     for name in sorted(used):
         if lab.cost(model, [r for r in rules if r.id != name]) > known.after_us * 1.02:
@@ -366,7 +367,8 @@ def test_a_recorded_run_is_judged_without_running(corpus: Corpus) -> None:
 
 
 def test_a_worker_that_dies_takes_only_its_model(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = [Task(f"{n}.json", corpus.folder / f"{n}.json", "profile:none", 1.0) for n in "ab"]
+    options = Options(target="profile:none", time_limit=1.0)
+    tasks = [Task(f"{n}.json", corpus.folder / f"{n}.json", options) for n in "ab"]
     monkeypatch.setattr(workers, "_serve", _dies)
     rows = workers.run_all(tasks, workers=2)
     assert [(r.model, r.status, r.exit_code) for r in rows] == [("a.json", "failed", 7), ("b.json", "failed", 7)]

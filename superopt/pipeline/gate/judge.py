@@ -19,7 +19,7 @@ from superopt.pipeline.gate.laboratory import Laboratory
 from superopt.pipeline.gate.one import Task
 from superopt.pipeline.gate.settings import CorpusSettings, models_of
 from superopt.pipeline.gate.workers import run_all
-from superopt.pipeline.optimise import Options, Progress, quiet, select_rules
+from superopt.pipeline.optimise import Progress, quiet, select_rules
 from superopt.report.corpus import Comparison, CorpusRun, Culprit, Finding, Row
 from superopt.report.corpus.model import geometric_mean
 from superopt.rules import Rule, format_rule
@@ -39,7 +39,7 @@ def run_corpus(settings: CorpusSettings, *, progress: Progress = quiet) -> Corpu
     """
     target = target_of(settings)
     tasks = tasks_of(models_of(settings), settings, target)
-    rules = select_rules(_options(settings, target)).admitted
+    rules = select_rules(settings.options(target)).admitted
     header: Mapping[str, object] = {}
     if target.startswith("profile:"):
         header = load_profile(target.removeprefix("profile:")).header
@@ -70,17 +70,8 @@ def target_of(settings: CorpusSettings) -> str:
 
 def tasks_of(models: Mapping[str, Path], settings: CorpusSettings, target: str) -> dict[str, Task]:
     """How each model is optimised, by name."""
-    return {
-        name: Task(
-            name, path, target, settings.time_limit, settings.sizes, settings.seed, settings.measure, settings.check,
-            settings.rules, settings.disable,
-        )
-        for name, path in models.items()
-    }  # fmt: skip
-
-
-def _options(settings: CorpusSettings, target: str) -> Options:
-    return Options(target=target, rules=settings.rules, disable=settings.disable)
+    options = settings.options(target)
+    return {name: Task(name, path, options) for name, path in models.items()}
 
 
 def _digest(rule: Rule) -> str:
@@ -109,7 +100,7 @@ def judge(
         baseline: what stood then.
         progress: called while culprits are looked for.
     """
-    rules = {r.id: r for r in select_rules(_options(settings, run.target)).admitted}
+    rules = {r.id: r for r in select_rules(settings.options(run.target)).admitted}
     findings: list[Finding] = []
     for row in run.rows:
         known = None if baseline is None else baseline.row(row.model)

@@ -76,11 +76,11 @@ class Laboratory:
         if self.over:
             return float("inf")
         task = self.tasks[model]
-        limits = SearchOptions(time_limit=task.time_limit, seed=task.seed, sizes=task.sizes)
-        with costs.for_target(task.target, sizes=task.sizes) as found:
+        limits = SearchOptions(time_limit=task.time_limit, seed=task.options.seed, sizes=task.options.sizes)
+        with costs.for_target(task.options.target, sizes=task.options.sizes) as found:
             prices = cast(costs.CostModel, Scaled(found, factors)) if factors else found
             graph = load(task.path)
             result = search(graph, rules, prices, limits)
-            us = costs.graph_cost(result.graph, prices, sizes=task.sizes).us
+            us = costs.graph_cost(result.graph, prices, sizes=task.options.sizes).us
         self._known[place] = us
         return us

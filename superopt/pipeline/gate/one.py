@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from superopt import cost as costs
@@ -19,25 +18,16 @@ __all__ = ["Task", "by_operator", "row_of"]
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker is given: a model and how to optimise it."""
+    """What a worker is given: a model, its path, and how to optimise it."""
 
     model: str
     path: Path
-    target: str
-    time_limit: float
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    seed: int = 0
-    measure: bool = False
-    check: bool = True
-    rules: Path | None = None
-    disable: tuple[str, ...] = ()
+    options: Options
 
     @property
-    def options(self) -> Options:
-        return Options(
-            target=self.target, time_limit=self.time_limit, seed=self.seed, sizes=self.sizes, measure=self.measure,
-            check=self.check, rules=self.rules, disable=self.disable,
-        )  # fmt: skip
+    def time_limit(self) -> float:
+        """Seconds that optimising it may take."""
+        return float("inf") if self.options.time_limit is None else self.options.time_limit
 
 
 def row_of(task: Task) -> Row:
@@ -46,10 +36,11 @@ def row_of(task: Task) -> Row:
     try:
         graph = load(task.path)
         result = optimize(graph, options=task.options)
-        with costs.for_target(task.target, sizes=task.sizes) as model:
-            before = by_operator(costs.graph_cost(graph, model, sizes=task.sizes))
+        sizes = task.options.sizes
+        with costs.for_target(task.options.target, sizes=sizes) as model:
+            before = by_operator(costs.graph_cost(graph, model, sizes=sizes))
             changed = result.graph is not graph
-            after = by_operator(costs.graph_cost(result.graph, model, sizes=task.sizes)) if changed else before
+            after = by_operator(costs.graph_cost(result.graph, model, sizes=sizes)) if changed else before
     except SuperoptError as error:
         return Row(task.model, error=str(error), exit_code=error.exit_code, seconds=time.monotonic() - started)
     found = result.report

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from superopt.ir.errors import UsageError, printable
+from superopt.pipeline.optimise import Options
 
 __all__ = ["CorpusSettings", "models_of"]
 
@@ -53,6 +54,13 @@ class CorpusSettings:
     check: bool = True
     rules: Path | None = None
     disable: tuple[str, ...] = ()
+
+    def options(self, target: str) -> Options:
+        """How every model of the run is optimised."""
+        return Options(
+            target=target, time_limit=self.time_limit, seed=self.seed, sizes=self.sizes, measure=self.measure,
+            check=self.check, rules=self.rules, disable=self.disable,
+        )  # fmt: skip
 
     def allowed(self, model: str) -> float:
         """Growth of this model's cost that is let pass."""
