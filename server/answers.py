@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 __all__ = ["Answers"]
 
 _PLACES = ("/v1/rules", "/v1/operators", "/v1/profiles")
+_PAGES = ("/rules",)  # not those of single rules: they say when a certificate was made
 _NEVER = ("/certificate", "/trial")  # large, or as many as there are seeds
 _MOST = 16 << 20  # bytes that are kept in all
 _SHORT = 1024  # bytes below which compressing does not pay
@@ -43,7 +44,7 @@ class Answers:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if scope["type"] != "http" or scope["method"] != "GET" or not path.startswith(_PLACES) or path.endswith(_NEVER):
+        if scope["type"] != "http" or scope["method"] != "GET" or not _kept_here(path):
             await self._app(scope, receive, send)
             return
         key = (path, scope["query_string"])
@@ -97,6 +98,10 @@ class Answers:
         while self._size > _MOST:
             _, oldest = self._kept.popitem(last=False)
             self._size -= oldest.size
+
+
+def _kept_here(path: str) -> bool:
+    return path in _PAGES or (path.startswith(_PLACES) and not path.endswith(_NEVER))
 
 
 async def _answer(kept: _Kept, asked: dict[bytes, bytes], send: Send) -> None:

@@ -32,7 +32,15 @@ def _counted(*where: sa.ColumnElement[bool]) -> sa.ScalarSelect[int]:
     return sa.select(sa.func.count()).select_from(jobs).where(*where).scalar_subquery()
 
 
-# Jobs that wait, those of one owner, and those it submitted within a minute. Made once, for every submission asks.
+# What every submission asks and writes is made once: that takes longer than the database does.
+_REUSE = (
+    sa.update(results).where(results.c.cache_key == sa.bindparam("key")).values(created=now())
+    .returning(results.c.outputs)
+)  # fmt: skip
+_QUEUE = sa.insert(jobs).values(created=now()).returning(jobs)
+_ANSWER = sa.insert(jobs).values(created=now(), finished=now()).returning(jobs)
+_NOTE = sa.insert(events).values(at=now())
+# Jobs that wait, those of one owner, and those it submitted within a minute.
 _OWNED, _UNFINISHED = jobs.c.owner == sa.bindparam("owner"), jobs.c.state.in_(_WAITING)
 _USE = sa.select(
     _counted(_UNFINISHED), _counted(_OWNED, _UNFINISHED), _counted(_OWNED, jobs.c.created > now() - 60.0)
@@ -123,19 +131,16 @@ class Store:
             raise Problem(429, "quota", "you submitted too many jobs within a minute", retry_after=30)
 
     def _insert(self, connection: Connection, what: Submission) -> Row:
-        outputs = connection.execute(
-            sa.update(results).where(results.c.cache_key == what.cache_key).values(created=now())
-            .returning(results.c.outputs)
-        ).scalar_one_or_none()  # fmt: skip
+        outputs = connection.execute(_REUSE, {"key": what.cache_key}).scalar_one_or_none()
         values: dict[str, Any] = {
             "id": what.id or str(uuid.uuid4()), "owner": what.owner, "idempotency_key": what.idempotency_key,
             "request": what.request, "name": what.name, "options": dict(what.options), "media": what.media,
-            "model": what.model, "weights": what.weights, "cache_key": what.cache_key, "created": now(),
+            "model": what.model, "weights": what.weights, "cache_key": what.cache_key,
             "state": "queued", "attempt": 0, "losses": 0, "cancel": False, "cached": False, "events": 1,
         }  # fmt: skip
         if outputs is not None:
-            values |= {"state": "succeeded", "cached": True, "outputs": outputs, "finished": now()}
-        row = dict(connection.execute(sa.insert(jobs).values(values).returning(jobs)).mappings().one())
+            values |= {"state": "succeeded", "cached": True, "outputs": outputs}
+        row = dict(connection.execute(_QUEUE if outputs is None else _ANSWER, values).mappings().one())
         kind, data = ("finished", {"state": "succeeded", "cached": True}) if outputs else ("queued", {})
         _note(connection, row["id"], 1, kind, data)
         return row
@@ -340,7 +345,7 @@ def _holding(held: Claim) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _note(connection: Connection, job_id: str, seq: int, kind: str, data: Mapping[str, Any]) -> None:
-    connection.execute(sa.insert(events).values(job=job_id, seq=seq, at=now(), kind=kind, data=dict(data)))
+    connection.execute(_NOTE, {"job": job_id, "seq": seq, "kind": kind, "data": dict(data)})
 
 
 def _one(found: Result[Any]) -> Row | None:
