@@ -5,7 +5,7 @@ onnxsim runs), of OnnxSlim or of onnxscript's rewriter, from their public descri
 patterns: it is given the rule library and asked for the fewest operators, then for the fewest FLOPs. The table goes to
 ``docs/patterns.md``; with ``--check`` nothing is written, and the exit code is 1 when the committed table differs.
 What was found is kept in ``build/patterns`` for as long as rules and pattern are the same, so a run goes on where one
-stopped, and several may work at once on parts.
+stopped (after ``--time-limit`` seconds with exit code 3, and no table), and several may work at once on parts.
 """
 
 from __future__ import annotations
@@ -162,11 +162,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="parts of patterns' names; without, all, and the table is written")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the committed table differs")
+    parser.add_argument("--time-limit", type=float, default=600.0, metavar="S", help="stop after so long (600)")
     given = parser.parse_args(arguments)
+    deadline = time.monotonic() + given.time_limit
     rules = load_library().admitted
     chosen = [p for p in PATTERNS if not given.names or any(n.lower() in p.name.lower() for n in given.names)]
     found = []
     for pattern in chosen:
+        if time.monotonic() > deadline:
+            print(f"{len(found)} of {len(chosen)} done, time is up: run it again to go on", file=sys.stderr)
+            return 3
         start = time.process_time()
         found.append(kept(pattern, rules))
         mark, seconds = "found " if found[-1].reached else "MISSED", time.process_time() - start
