@@ -52,8 +52,8 @@ corpus-update-full: $(READY)  ## record the baseline of corpus-compare
 patterns: $(READY)        ## which patterns of other tools our rules find: docs/patterns.md
 	@$(BIN)/python corpus/patterns.py
 
-bench-ablation: $(READY)  ## modelled cost with our rules, with TASO's, and with none (add --measure to time the results as well)
-	@$(BIN)/python -m superopt.pipeline.ablation corpus/*.json --library taso=tests/discovery/taso/shipped --json build/bench-ablation.json
+bench-ablation: $(READY)  ## modelled cost with our rules, with TASO's, and with none; goes on where it stopped
+	@$(BIN)/python -m superopt.pipeline.ablation corpus/tiny/*.json corpus/*.json --workers 2 --library taso=tests/discovery/taso/shipped --json build/bench-ablation.json
 
 bench-cost: $(READY)      ## modelled against measured time: whole models, rewrites that pay and that do not, two cold runs
 	@$(BIN)/superopt bench --cost corpus/*.json --json build/bench-cost.json -f

@@ -30,6 +30,8 @@ from superopt.verifier.verdict import (
 
 __all__ = ["Judge", "Tally"]
 
+_EVERY_RANK = 2  # rules that any_rank gives: together they hold for tensors of rank 0 to 5, and nothing is to add
+
 
 @dataclass
 class Tally:
@@ -65,11 +67,12 @@ class Judge:
 
     def _proved(self, candidate: Rule) -> list[Rule]:
         general = size_general(variable_general(candidate, self._quick), self._quick)
-        found: list[Rule] = []
-        for version in self._versions(candidate, general):
+        every = [made for version in any_rank(general) if (made := self._proved_version(version)) is not None]
+        found = list(every)
+        for version in self._versions(candidate, general) if len(every) < _EVERY_RANK else ():
             if found and not version.lead:
                 break
-            made = self._prove(tidied(restricted(version)))
+            made = self._proved_version(version)
             if made is not None:
                 found.append(made)
         if self.theme.join:
@@ -92,13 +95,11 @@ class Judge:
                     made.append(proved)
         return made
 
+    def _proved_version(self, version: Rule) -> Rule | None:
+        return self._prove(tidied(restricted(version))) if self._quick(version) else None
+
     def _versions(self, candidate: Rule, general: Rule) -> Iterator[Rule]:
-        for made in any_rank(general):
-            if self._quick(made):
-                yield made
-        for made in leading(general, self.theme):
-            if self._quick(made):
-                yield made
+        yield from leading(general, self.theme)
         yield general
         if general != candidate:
             yield candidate

@@ -49,10 +49,11 @@ def minimised(
         if progress is not None and number % 20 == 0:
             progress(f"minimising: {number + 1}/{len(ordered)} rules, {len(kept)} kept")
     least = list(_without_special_cases(kept, progress, paying))
-    for _, rule in ordered:  # what was dropped early may rest on rules that were dropped later
-        quick = rule.origin == SHORTCUT or rule.id in paying
-        if quick and rule not in least and not _follows(rule, least, paying):
+    for number, (_, rule) in enumerate(ordered):  # what was dropped may rest on rules that were dropped after it
+        if rule not in least and not _follows(rule, least, paying):
             least.append(rule)
+        if progress is not None and number % 20 == 0:
+            progress(f"nothing lost: {number + 1}/{len(ordered)} rules, {len(least)} kept")
     return tuple(least)
 
 

@@ -33,7 +33,10 @@ def pair(residue: Array, number: Array) -> Array:
 
 
 class Ordered:
-    """See the module. Elements are eighths in [−64, 64]."""
+    """See the module. Elements are 64ths in [−64, 64] and never 0; half of them lie between −1 and 1.
+
+    There ``x²`` is below ``|x|``, and maxima of polynomials part that agree at all larger numbers.
+    """
 
     logarithmic = False
 
@@ -41,9 +44,12 @@ class Ordered:
         self.field = PrimeField()
 
     def random(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-        drawn = rng.integers(-512, 513, size=shape)
-        eighth = self.field.constant(Fraction(1, 8))
-        return pair(self.field.function("mul", self.field.integers(drawn), eighth), drawn / 8.0)
+        count = int(np.prod(shape, dtype=np.int64))
+        stratum = rng.permutation(count) % 4  # every sign and magnitude occurs in four elements
+        size = np.where(stratum < 2, rng.integers(1, 64, size=count), rng.integers(65, 4097, size=count))
+        drawn = (np.where(stratum % 2 == 0, -1, 1) * size).reshape(shape)
+        part = self.field.constant(Fraction(1, 64))
+        return pair(self.field.function("mul", self.field.integers(drawn), part), drawn / 64.0)
 
     def constant(self, value: Fraction | float) -> Array:
         if isinstance(value, float) and not isfinite(value):

@@ -3,15 +3,22 @@
 ``make bench-ablation`` compares the library with the sound rules of TASO's that are stated in our format, and with no
 rules at all (what is left is computing on constants). All share one cost model, one search and its limits; only the
 rules differ. Modelled costs are what the search minimises; ``measure`` also times each result beside its model.
+
+With ``--json FILE`` the table is written after every model, and a model that stands there already, with the same
+rules and limits, is not searched again: a run that was stopped goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +28,7 @@ from superopt.ir.graph import Graph
 from superopt.pipeline.optimise import Progress, load, quiet
 from superopt.pipeline.racing import measure as timed
 from superopt.rules import Rule, load_library
+from superopt.rules.canonical import rule_text
 from superopt.search import SearchOptions, search
 from superopt.verifier.admission import admit
 from superopt.verifier.prover import prove
@@ -41,6 +49,7 @@ class Outcome:
         stopped: why the search ended.
         ratio: measured time after ÷ before, if it was measured; 1 where the model was returned as it is.
         failure: why there is no result.
+        key: digest of the model's file, the rules and the limits.
     """
 
     model: str
@@ -52,6 +61,7 @@ class Outcome:
     seconds: float = 0.0
     ratio: float | None = None
     failure: str = ""
+    key: str = ""
 
 
 def admitted(folder: Path | None) -> tuple[Rule, ...]:
@@ -67,8 +77,9 @@ def admitted(folder: Path | None) -> tuple[Rule, ...]:
 
 def ablate(
     models: Sequence[str | Path | Graph], libraries: Mapping[str, tuple[Rule, ...]], *, target: str = "cpu",
-    time_limit: float = 30.0, measure: bool = False, sizes: Mapping[str, int] | None = None, progress: Progress = quiet,
-) -> list[Outcome]:  # fmt: skip
+    time_limit: float = 30.0, measure: bool = False, sizes: Mapping[str, int] | None = None, workers: int = 1,
+    known: Mapping[str, Outcome] | None = None, progress: Progress = quiet,
+) -> Iterator[list[Outcome]]:  # fmt: skip
     """Optimise every model with every library, and with no rules.
 
     Args:
@@ -78,32 +89,67 @@ def ablate(
         time_limit: seconds of each search.
         measure: also time each result beside its model, with ONNX Runtime.
         sizes: of symbolic dimensions.
+        workers: processes, each with models of its own.
+        known: outcomes by key, which are not searched for again.
         progress: called with (done, total, what).
+
+    Yields:
+        The outcomes of one model, in the order of the libraries; with several workers, models as they are finished.
     """
-    chosen = {**libraries, NONE: ()}
-    limits = SearchOptions(time_limit=time_limit, sizes=sizes or {}, confirm=False)
-    outcomes: list[Outcome] = []
+    rows = partial(
+        _row, chosen={**libraries, NONE: ()}, target=target, time_limit=time_limit, measure=measure,
+        sizes=sizes or {}, known=known or {},
+    )  # fmt: skip
+    if workers <= 1:
+        for done, source in enumerate(models):
+            progress(done, len(models), _name(source))
+            yield rows(source)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        waiting = {pool.submit(rows, source): source for source in models}
+        for done, future in enumerate(as_completed(waiting), 1):
+            progress(done, len(models), _name(waiting[future]))
+            yield future.result()
+
+
+def _name(source: str | Path | Graph) -> str:
+    if isinstance(source, Graph):
+        return source.name
+    path = Path(source)
+    return f"tiny/{path.stem}" if path.parent.name == "tiny" else path.stem
+
+
+def _row(
+    source: str | Path | Graph, *, chosen: Mapping[str, tuple[Rule, ...]], target: str, time_limit: float,
+    measure: bool, sizes: Mapping[str, int], known: Mapping[str, Outcome],
+) -> list[Outcome]:  # fmt: skip
+    """One model with each library."""
+    made: list[Outcome] = []
+    limits = SearchOptions(time_limit=time_limit, sizes=sizes, confirm=False)
+    contents = source.name.encode() if isinstance(source, Graph) else Path(source).read_bytes()
     with costs.for_target(target, progress=quiet, sizes=sizes) as model_costs:
-        for position, source in enumerate(models):
-            name = source.name if isinstance(source, Graph) else Path(source).stem
-            for number, (library, rules) in enumerate(chosen.items()):
-                progress(position * len(chosen) + number, len(models) * len(chosen), f"{name}, {library}")
-                outcome = Outcome(name, library)
-                try:
-                    graph = load(source)
-                    found = search(graph, rules, model_costs, limits)
-                except SuperoptError as error:
-                    outcomes.append(replace(outcome, failure=str(error)))
-                    continue
-                if not found.before_us:
-                    outcomes.append(replace(outcome, failure=f"not searched: {found.stopped}"))
-                    continue
-                outcome = replace(
-                    outcome, before_us=found.before_us, after_us=found.after_us, stopped=found.stopped,
-                    rules={a.rule: a.count for a in found.applied}, seconds=found.seconds,
-                )  # fmt: skip
-                outcomes.append(_raced(outcome, graph, found.graph, sizes or {}) if measure else outcome)
-    return outcomes
+        for library, rules in chosen.items():
+            told = [target, time_limit, measure, sorted(sizes.items()), sorted(map(rule_text, rules))]
+            key = hashlib.sha256(contents + json.dumps(told).encode()).hexdigest()
+            if key in known:
+                made.append(replace(known[key], library=library))
+                continue
+            outcome = Outcome(_name(source), library, key=key)
+            try:
+                graph = load(source)
+                found = search(graph, rules, model_costs, limits)
+            except SuperoptError as error:
+                made.append(replace(outcome, failure=str(error)))
+                continue
+            if not found.before_us:
+                made.append(replace(outcome, failure=f"not searched: {found.stopped}"))
+                continue
+            outcome = replace(
+                outcome, before_us=found.before_us, after_us=found.after_us, stopped=found.stopped,
+                rules={a.rule: a.count for a in found.applied}, seconds=found.seconds,
+            )  # fmt: skip
+            made.append(_raced(outcome, graph, found.graph, sizes) if measure else outcome)
+    return made
 
 
 def _raced(outcome: Outcome, before: Graph, after: Graph, sizes: Mapping[str, int]) -> Outcome:
@@ -129,12 +175,34 @@ def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
         "format": "superopt.ablation", "version": 1, "libraries": names, "behind": behind,
         "models": [
-            {"model": m, "outcomes": {
-                n: {"before_us": o.before_us, "after_us": o.after_us, "rules": dict(o.rules), "stopped": o.stopped,
-                    "seconds": o.seconds, "ratio": o.ratio, "failure": o.failure} for n, o in row.items()}}
+            {"model": m, "outcomes": {n: {k: v for k, v in asdict(o).items() if k not in ("model", "library")}
+                                      for n, o in row.items()}}
             for m, row in rows.items()
         ],
     }  # fmt: skip
+
+
+def _recorded(path: Path | None) -> dict[str, Outcome]:
+    """Outcomes of an earlier run by key; none where there is no such file."""
+    if path is None or not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        names = {f.name for f in fields(Outcome)}
+        made = [
+            Outcome(row["model"], library, **{k: v for k, v in told.items() if k in names})
+            for row in data["models"] for library, told in row["outcomes"].items()
+        ]  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} is no table of an ablation: {error!r}", hint="remove it, or name another") from error
+    return {o.key: o for o in made if o.key and not o.failure}
+
+
+def _replace(path: Path, data: Mapping[str, Any]) -> None:
+    """Written whole or not at all."""
+    written = path.with_name(f".{path.name}.part")
+    written.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    written.replace(path)
 
 
 def _table(data: Mapping[str, Any]) -> str:
@@ -164,10 +232,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--library", action="append", default=[], metavar="NAME=DIR",
         help="beside the built-in library, which comes first; NAME= (no folder) is the built-in one under another name",
     )  # fmt: skip
-    parser.add_argument("--target", default="cpu", help="cpu, or profile:NAME for recorded costs")
-    parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="of each search")
+    parser.add_argument("--target", default="profile:cpu-epyc-2core", help="or cpu")
+    parser.add_argument("--time-limit", type=float, default=20.0, metavar="S", help="of each search")
     parser.add_argument("--measure", action="store_true", help="also time each result beside its model")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes, each with models of its own")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="written after every model; what it holds is reused")
     given = parser.parse_args(arguments)
     libraries: dict[str, tuple[Rule, ...]] = {"discovered": admitted(None)}
     for text in given.library:
@@ -179,12 +248,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def show(done: int, total: int | None, what: str) -> None:
         print(f"{done}/{total} {what}", file=sys.stderr, flush=True)
 
-    outcomes = ablate(given.models, libraries, target=given.target, time_limit=given.time_limit,
-                      measure=given.measure, progress=show)  # fmt: skip
-    data = document(outcomes)
+    outcomes: list[Outcome] = []
+    for row in ablate(
+        given.models, libraries, target=given.target, time_limit=given.time_limit, measure=given.measure,
+        workers=given.workers, known=_recorded(given.json), progress=show,
+    ):  # fmt: skip
+        outcomes += row
+        if given.json is not None:
+            given.json.parent.mkdir(parents=True, exist_ok=True)
+            _replace(given.json, document(sorted(outcomes, key=lambda o: o.model)))
+    data = document(sorted(outcomes, key=lambda o: o.model))
     print(_table(data))
-    if given.json is not None:
-        given.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     for model in data["behind"]:
         print(f"behind another library: {model}", file=sys.stderr)
     return 6 if data["behind"] else 0
