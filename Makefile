@@ -32,9 +32,10 @@ browser: $(READY)         ## drive the pages in Chromium; screenshots in build/s
 	@$(BIN)/pytest -q tests/browser
 
 PEERS := ort,onnxsim,onnxslim,onnxscript,onnxoptimizer,inductor
-bench: $(READY)           ## the corpus beside other optimisers, on a quiet machine: docs/benchmark.*; goes on where it stopped
+bench: $(READY)           ## the corpus beside other optimisers, on a quiet machine: docs/benchmark.*; at most 25 minutes a call, run again to go on
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[bench]'
-	@$(BIN)/superopt bench corpus/*.json --vs $(PEERS) --race-limit 8 --resume build/bench \
+	@$(BIN)/superopt bench corpus/*.json --vs $(PEERS) --time-limit 20 --peer-limit 20 --race-limit 6 \
+		--total-limit 1440 --resume build/bench \
 		--json docs/benchmark.json --markdown docs/benchmark.md --html build/bench.html -f
 
 corpus-gate: $(READY)     ## modelled costs of tiny models of every family against the recorded baseline; who made them worse?
@@ -55,8 +56,12 @@ patterns: $(READY)        ## which patterns of other tools our rules find: docs/
 bench-ablation: $(READY)  ## modelled cost with our rules, with TASO's, and with none; goes on where it stopped
 	@$(BIN)/python -m superopt.pipeline.ablation corpus/tiny/*.json corpus/*.json --workers 2 --library taso=tests/discovery/taso/shipped --json build/bench-ablation.json
 
-bench-cost: $(READY)      ## modelled against measured time: whole models, rewrites that pay and that do not, two cold runs
-	@$(BIN)/superopt bench --cost corpus/*.json --json build/bench-cost.json -f
+COSTED ?= bert_2 deep_linear densenet121 expand_conv googlenet gpt2_last linear_attention lora lstm mobilenet_v2 \
+	mobileone_s0 nasrnn resnet50 segformer siamese squeezenet swin_tiny unet
+bench-cost: export SUPEROPT_CACHE = build/bench-cost/cache
+bench-cost: $(READY)      ## modelled against measured time, from measurements of its own; at most 13 minutes a call, run again to go on
+	@$(BIN)/superopt bench --cost $(COSTED:%=corpus/%.json) --total-limit 720 --resume build/bench-cost \
+		--json build/bench-cost.json -f
 	@$(BIN)/superopt bench --cold corpus/resnet50.json
 
 PROFILE ?= superopt/cost/profiles/cpu-epyc-2core.jsonl.gz

@@ -36,6 +36,9 @@ def bench(
     race_limit: Annotated[float, typer.Option(metavar="S", min=1, help="seconds for timing one model")] = 12.0,
     time_limit: Annotated[float, typer.Option(metavar="S", min=0, help="seconds that we may take for a model")] = 45.0,
     peer_limit: Annotated[float, typer.Option(metavar="S", min=1, help="seconds that each other tool may")] = 120.0,
+    total_limit: Annotated[
+        float | None, typer.Option(metavar="S", min=1, help="begin no further model after this; --resume goes on")
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="keep each model's row here, and go on where a run stopped")
     ] = None,
@@ -67,13 +70,13 @@ def bench(
         refuse_existing(path, force)
     if validate or cold:
         console = err() if report_json == "-" else out()
-        options = (pairs, rounds, threads, dim, enable)
+        options = (pairs, rounds, threads, dim, enable, resume, total_limit)
         measured = _cold(models or [], threads, console) if cold else _validated(models or [], *options, console)
         if report_json is not None:
             write_json(measured, report_json, force=True)
         return
     data = _recorded(recorded) if recorded is not None else _run(
-        models, vs, rounds, race_limit, time_limit, peer_limit, resume
+        models, vs, (time_limit, peer_limit, race_limit), rounds, resume, total_limit
     )  # fmt: skip
     show(err() if "-" in (report_json, markdown) else out(), data)
     if report_json is not None:
@@ -87,8 +90,8 @@ def bench(
 
 
 def _run(
-    models: list[Path] | None, vs: str, rounds: int, race_limit: float, time_limit: float, peer_limit: float,
-    resume: Path | None,
+    models: list[Path] | None, vs: str, limits: tuple[float, float, float], rounds: int, resume: Path | None,
+    total_limit: float | None,
 ) -> dict[str, Any]:  # fmt: skip
     from superopt.pipeline.benchmark import BenchOptions
     from superopt.pipeline.benchmark import bench as run_bench
@@ -96,14 +99,14 @@ def _run(
     if not models:
         raise UsageError("no model was named", hint="superopt bench model.onnx --vs ort,onnxsim")
     tools = tuple(dict.fromkeys(name for name in vs.split(",") if name))
-    options = BenchOptions(tools, time_limit, peer_limit, race_limit, rounds, resume)
+    options = BenchOptions(tools, *limits, rounds, resume, float("inf") if total_limit is None else total_limit)
     with Progress() as progress:
         return run_bench(models, options, progress=progress)
 
 
 def _validated(
     models: list[Path], pairs: bool, rounds: int, threads: int, dim: list[str] | None, enable: list[str] | None,
-    console: Console,
+    keep: Path | None, total_limit: float | None, console: Console,
 ) -> dict[str, Any]:  # fmt: skip
     """Modelled beside measured time."""
     from superopt import pipeline
@@ -111,7 +114,10 @@ def _validated(
 
     with Progress() as progress:
         options = pipeline.Options(sizes=parse_dims(dim or []), threads=threads, enable=tuple(enable or ()))
-        found = pipeline.validate_costs(models, options=options, pairs=pairs, rounds=rounds, progress=progress)
+        found = pipeline.validate_costs(
+            models, options=options, pairs=pairs, rounds=rounds, keep=keep,
+            total_limit=float("inf") if total_limit is None else total_limit, progress=progress,
+        )  # fmt: skip
     show_validation(console, found.json())
     return found.json()
 

@@ -6,6 +6,7 @@ operators and FLOPs, which merges, concatenates and enlarges whatever it can, so
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from superopt.cost.question import Question
 from superopt.cost.record import Estimate
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
+from superopt.pipeline.kept import Kept, code_digest
 from superopt.pipeline.optimise import Options, Progress, load, quiet, select_rules
 from superopt.search import SearchOptions, search
 
@@ -25,7 +27,7 @@ __all__ = ["Validation", "repeat_profile", "validate_costs"]
 Aim = Literal["least time", "fewest operators", "fewest FLOPs"]
 _AIMS: tuple[Aim, ...] = ("least time", "fewest operators", "fewest FLOPs")
 _LEAST_CHANGE = 0.03
-_SEARCH = 30.0  # seconds of one search
+_SEARCH = 12.0  # seconds of one search
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Validation:
     predictions: tuple[costs.Prediction, ...]
     directions: tuple[costs.Direction, ...]
     held_out: costs.HeldOut
+    left_out: tuple[str, ...] = ()
 
     def json(self) -> dict[str, Any]:
         """Everything as JSON data, with the summary."""
@@ -50,7 +53,7 @@ class Validation:
             },
             "models": [{**asdict(p), "error": p.error} for p in self.predictions],
             "pairs": [{**asdict(d), "right": d.right, "counts": d.counts(_LEAST_CHANGE)} for d in self.directions],
-            "held_out": asdict(self.held_out),
+            "held_out": asdict(self.held_out), "left_out": list(self.left_out),
         }  # fmt: skip
 
 
@@ -77,6 +80,8 @@ def validate_costs(
     options: Options | None = None,
     pairs: bool = True,
     rounds: int = 15,
+    keep: Path | None = None,
+    total_limit: float = float("inf"),
     progress: Progress = quiet,
 ) -> Validation:
     """Compare modelled with measured time on this machine, for models and for rewrites of them.
@@ -86,23 +91,48 @@ def validate_costs(
         options: ``enable``, ``disable`` and ``rules`` say which rewrites pairs are made with; ``sizes``, ``threads``.
         pairs: whether rewrites are tested as well.
         rounds: interleaved rounds of each race.
+        keep: folder of the models that are done, so that another call goes on; ``None`` keeps none.
+        total_limit: seconds after which no further model is begun.
         progress: called before each measurement.
     """
     options = options or Options()
     model = costs.MeasuredCpu(threads=options.threads, sizes=options.sizes, progress=progress)
+    kept = Kept(keep, f"{code_digest()[:16]} {pairs} {rounds} {options.threads} {sorted(options.enable)}")
     predictions: list[costs.Prediction] = []
     directions: list[costs.Direction] = []
+    left_out: list[str] = []
+    deadline = time.monotonic() + total_limit
     for source in models:
         name = source.name if isinstance(source, Graph) else Path(source).stem
-        try:
-            graph = load(source)
-        except SuperoptError as error:
-            predictions.append(costs.Prediction(name, 0.0, 0.0, 0.0, 0.0, failure=str(error)))
+        row = None if isinstance(source, Graph) else kept.get(Path(source))
+        if row is None and time.monotonic() >= deadline:
+            left_out.append(name)
             continue
-        predictions += costs.validate([(name, graph)], model, sizes=options.sizes, rounds=rounds)
-        for aim, after in _rewrites(graph, model, options, progress) if pairs else ():
-            directions.append(costs.predict_change(name, aim, graph, after, model, sizes=options.sizes, rounds=rounds))
-    return Validation(tuple(predictions), tuple(directions), costs.held_out(model.store.records))
+        if row is None:
+            row = _row(name, source, model, options, pairs, rounds, progress)
+            if not isinstance(source, Graph):
+                kept.put(Path(source), row)
+        predictions.append(costs.Prediction(**row["prediction"]))
+        directions += [costs.Direction(**pair) for pair in row["pairs"]]
+    return Validation(tuple(predictions), tuple(directions), costs.held_out(model.store.records), tuple(left_out))
+
+
+def _row(
+    name: str, source: str | Path | Graph, model: costs.MeasuredCpu, options: Options, pairs: bool, rounds: int,
+    progress: Progress,
+) -> dict[str, Any]:  # fmt: skip
+    """A model and its rewrites, as JSON data."""
+    try:
+        graph = load(source)
+    except SuperoptError as error:
+        return {"prediction": asdict(costs.Prediction(name, 0.0, 0.0, 0.0, 0.0, failure=str(error))), "pairs": []}
+    progress(0, None, name)
+    [prediction] = costs.validate([(name, graph)], model, sizes=options.sizes, rounds=rounds)
+    found = [
+        asdict(costs.predict_change(name, aim, graph, after, model, sizes=options.sizes, rounds=rounds))
+        for aim, after in (_rewrites(graph, model, options, progress) if pairs else ())
+    ]
+    return {"prediction": asdict(prediction), "pairs": found}
 
 
 def _rewrites(

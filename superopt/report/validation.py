@@ -34,6 +34,8 @@ def show_validation(console: Console, data: Mapping[str, Any]) -> None:
             f"direction of a change: right in {found['direction_right']:.1%} of the {found['pairs_beyond']} rewrites, "
             f"of {found['pairs']}, that measure more than {found['least_change']:.0%} faster or slower"
         )
+    if left := data.get("left_out"):
+        console.print(f"left for another run: {escape(printable(', '.join(left), 400))}")
     held = data["held_out"]
     console.print(
         f"predictor on {held['records']} records that were held out: median error {held['median']:.1%}, 90th "

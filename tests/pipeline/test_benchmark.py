@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import xml.dom.minidom
 from html.parser import HTMLParser
 from pathlib import Path
@@ -70,12 +71,12 @@ def test_failures_are_counted_and_rows_are_kept(tmp_path: Path, monkeypatch: pyt
         return real(model, name)
 
     monkeypatch.setattr(rows, "_peer", peer)
-    monkeypatch.setattr(rows, "_GRACE", 20.0)
+    monkeypatch.setattr(rows, "_GRACE", 0.0)
     monkeypatch.setattr(rows, "_available", lambda name: {"version": "1"} if name != "inductor" else
                         {"missing": "not installed", "next": "install it"})  # fmt: skip
     monkeypatch.setattr(rows, "_stamp", lambda *_: "fixed")
     names = ("ort", "onnxsim", "onnxslim", "onnxscript", "onnxoptimizer", "inductor")
-    options = BenchOptions(names, time_limit=20.0, peer_limit=-15.0, race_limit=1.0, rounds=5, keep=tmp_path / "kept")
+    options = BenchOptions(names, time_limit=20.0, peer_limit=5.0, race_limit=1.0, rounds=5, keep=tmp_path / "kept")
     data = bench([linear(tmp_path / "m.onnx")], options)
     tools = data["rows"][0]["tools"]
     statuses = {name: tool["status"] for name, tool in tools.items()}
@@ -104,11 +105,28 @@ def test_a_broken_model_is_a_row(tmp_path: Path) -> None:
         bench([], BenchOptions(("onnxsin",)))
 
 
-def test_a_process_that_dies_or_hangs_is_an_answer() -> None:
-    assert rows._run([sys.executable, "-c", "print(3)"], 60.0) == {"output": "3\n"}
-    killed = rows._run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], 60.0)
+def test_a_process_that_dies_or_hangs_is_an_answer(tmp_path: Path) -> None:
+    assert rows._run([sys.executable, "-c", "print(3)"], 60.0, tmp_path) == {"output": "3\n"}
+    killed = rows._run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], 60.0, tmp_path)
     assert killed == {"status": "crash", "reason": "exit code -9"}
-    assert rows._run([sys.executable, "-c", "import time; time.sleep(60)"], 0.5)["status"] == "timeout"
+    assert rows._run([sys.executable, "-c", "import time; time.sleep(60)"], 0.5, tmp_path)["status"] == "timeout"
+
+
+def test_a_process_that_hangs_takes_its_own_children_along(tmp_path: Path) -> None:
+    mark = tmp_path / "alive"
+    child = f"import pathlib, time; time.sleep(2); pathlib.Path({str(mark)!r}).touch()"
+    parent = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
+    assert rows._run([sys.executable, "-c", parent], 0.7, tmp_path)["status"] == "timeout"
+    time.sleep(2.5)
+    assert not mark.exists()
+
+
+def test_when_time_is_up_no_model_is_begun_and_those_left_are_named(tmp_path: Path) -> None:
+    path = linear(tmp_path / "m.onnx")
+    data = bench([path], BenchOptions((), total_limit=0.0))
+    assert data["rows"] == []
+    assert data["left_out"] == ["m"]
+    assert "1 model was left" in document(data)
 
 
 def test_peers_that_are_missing_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,12 @@ A model's row is kept in a folder, so that a run that was interrupted goes on wh
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from superopt import formats
-from superopt.formats.files import replace_file
 from superopt.ir.errors import SuperoptError, UsageError, printable
 from superopt.pipeline.benchmark.inductor import MARK
+from superopt.pipeline.kept import Kept, code_digest
 from superopt.pipeline.optimise import Progress, quiet
 from superopt.rules import load_library
 
@@ -32,7 +34,7 @@ __all__ = ["BenchOptions", "TOOLS", "bench"]
 TOOLS = ("ort", "onnxsim", "onnxslim", "onnxscript", "onnxoptimizer", "inductor")
 _MODULES = {"onnxsim": "onnxsim", "onnxslim": "onnxslim", "onnxscript": "onnxscript", "onnxoptimizer": "onnxoptimizer"}
 _NEXT = "pip install 'superopt[bench]'"
-_GRACE = 30.0  # seconds that a process may take beyond the tool's own time: interpreter, imports, reading, writing
+_GRACE = 10.0  # seconds that a process may take beyond the tool's own time: interpreter, imports, reading, writing
 _JUDGING = 600.0  # seconds for judging all results of a model
 _SHOWN = 300  # characters of what a crashed tool said
 
@@ -46,6 +48,7 @@ class BenchOptions:
         time_limit: seconds that we may take for a model; peers may take ``peer_limit``.
         race_limit: seconds that the race of a model may take; ``rounds``: at most so many.
         keep: folder of the rows that are done; ``None`` keeps none.
+        total_limit: seconds after which no further model is begun; another run with ``keep`` goes on from there.
     """
 
     tools: tuple[str, ...] = ("ort",)
@@ -54,6 +57,7 @@ class BenchOptions:
     race_limit: float = 12.0
     rounds: int = 25
     keep: Path | None = None
+    total_limit: float = float("inf")
 
 
 @dataclass
@@ -83,11 +87,17 @@ def bench(models: Sequence[Path], options: BenchOptions, *, progress: Progress =
     if unknown:
         raise UsageError(f"there is nothing called {printable(unknown[0])!r} to compare with", hint=", ".join(TOOLS))
     tools = {name: _available(name) for name in options.tools}
-    stamp = _stamp(options, tools)
+    kept = Kept(options.keep, _stamp(options, tools))
     rows = []
+    left_out = []
+    deadline = time.monotonic() + options.total_limit
     for number, path in enumerate(models):
         progress(number, len(models), path.stem)
-        rows.append(_kept(path, options, stamp) or _fresh(path, options, tools, stamp))
+        row = kept.get(path)
+        if row is None and time.monotonic() >= deadline:
+            left_out.append(path.stem)
+            continue
+        rows.append(row or kept.put(path, _fresh(path, options, tools)))
     facts: Mapping[str, Any] = next((r["circumstances"] for r in rows if r.get("circumstances")), {})
     return {
         "format": "superopt.bench", "version": 2, "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -97,7 +107,7 @@ def bench(models: Sequence[Path], options: BenchOptions, *, progress: Progress =
             "time_limit": options.time_limit, "peer_limit": options.peer_limit, "rounds": options.rounds,
             "race_limit": options.race_limit, "threads": 1,
         },
-        "rows": rows,
+        "rows": rows, "left_out": left_out,
     }  # fmt: skip
 
 
@@ -120,42 +130,15 @@ def _available(name: str) -> dict[str, str]:
 
 def _stamp(options: BenchOptions, tools: Mapping[str, Mapping[str, str]]) -> str:
     """What a row depends on beside its model: tools, limits, rules, and superopt's own code."""
-    root = Path(__file__).resolve().parents[2]
-    digest = hashlib.sha256()
-    for package in ("search", "cost", "ops", "ir", "rules", "pipeline"):
-        for path in sorted((root / package).rglob("*")):
-            if path.suffix in (".py", ".toml") or path.name == "proofs.json":
-                digest.update(path.read_bytes())
     settings = (options.time_limit, options.peer_limit, options.race_limit, options.rounds)
-    digest.update(json.dumps([settings, tools], sort_keys=True).encode())
-    return digest.hexdigest()[:16]
+    text = json.dumps([code_digest(), settings, tools], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _kept(path: Path, options: BenchOptions, stamp: str) -> dict[str, Any] | None:
-    """The row of an earlier run, if it was made by the same code of the same model."""
-    if options.keep is None or not (place := options.keep / f"{path.stem}.json").is_file():
-        return None
-    try:
-        row = json.loads(place.read_text(encoding="utf-8"))
-    except ValueError:
-        return None
-    same = isinstance(row, dict) and row.get("stamp") == stamp and row.get("digest") == _digest(path)
-    return row if same else None
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
-
-
-def _fresh(path: Path, options: BenchOptions, tools: Mapping[str, Mapping[str, str]], stamp: str) -> dict[str, Any]:
-    """A model's row, made now, and kept."""
+def _fresh(path: Path, options: BenchOptions, tools: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """A model's row, made now."""
     with tempfile.TemporaryDirectory(prefix="superopt-bench-") as folder:
-        row = _row(_Model(path, Path(folder), options), tools)
-    row = {"model": path.stem, "stamp": stamp, "digest": _digest(path), **row}
-    if options.keep is not None:
-        options.keep.mkdir(parents=True, exist_ok=True)
-        replace_file(options.keep / f"{path.stem}.json", json.dumps(row, indent=1).encode(), force=True)
-    return row
+        return _row(_Model(path, Path(folder), options), tools)
 
 
 def _row(model: _Model, tools: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
@@ -185,19 +168,28 @@ def _made(model: _Model, name: str) -> Path:
 
 
 def _candidate(model: _Model, name: str) -> str:
-    """What is judged and raced for a tool."""
+    """What is raced for a tool."""
     if name == "inductor":
         return f"{MARK}{model.source}"
     return str(model.source if name == "ort" else _made(model, name))
 
 
 def _peer(model: _Model, name: str) -> dict[str, Any]:
+    """What a peer did, within its limit: seconds, and its result in the model's folder."""
+    answer = _asked(model, name)
+    limit = model.options.peer_limit
+    if answer["status"] == "ok" and answer["seconds"] > limit:
+        return {"status": "timeout", "reason": f"longer than {limit:.0f} s"}
+    return answer
+
+
+def _asked(model: _Model, name: str) -> dict[str, Any]:
     if name == "inductor":
-        answer = _job(model, name, {"source": str(model.source)}, model.options.peer_limit + _GRACE)
-        return {"status": "ok", **answer}
+        spec = {"source": str(model.source), "target": str(_made(model, name))}
+        return {"status": "ok", **_job(model, name, spec, model.options.peer_limit + _GRACE)}
     script = Path(__file__).with_name("peer.py")
     command = [sys.executable, str(script), name, str(model.source), str(_made(model, name))]
-    done = _run(command, model.options.peer_limit + _GRACE)
+    done = _run(command, model.options.peer_limit + _GRACE, model.folder)
     if "status" in done:
         return done
     try:
@@ -210,7 +202,7 @@ def _job(model: _Model, job: str, spec: Mapping[str, Any], limit: float) -> dict
     """One of our own jobs in a process; a crash is its answer."""
     path = model.folder / f"{job}.json"
     path.write_text(json.dumps(spec))
-    done = _run([sys.executable, "-m", "superopt.pipeline.benchmark.child", job, str(path)], limit)
+    done = _run([sys.executable, "-m", "superopt.pipeline.benchmark.child", job, str(path)], limit, model.folder)
     if "status" in done:
         return done
     answer = json.loads(path.with_suffix(".answer.json").read_text())
@@ -219,22 +211,35 @@ def _job(model: _Model, job: str, spec: Mapping[str, Any], limit: float) -> dict
     return {"status": "ok", "was": answer.pop("status", ""), **answer} if job == "ours" else answer
 
 
-def _run(command: Sequence[str], limit: float) -> dict[str, Any]:
-    """Run a process; ``{"output": …}``, or ``{"status": "crash" | "timeout", "reason": …}``."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def _run(command: Sequence[str], limit: float, scratch: Path) -> dict[str, Any]:
+    """Run a process; ``{"output": …}``, or ``{"status": "crash" | "timeout", "reason": …}``.
+
+    It leads a session of its own, so that a time-out ends what it started, too (inductor's compilers).
+    """
+    own = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor-cache"),
+           "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # fmt: skip
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **own},
+        start_new_session=True,
+    )  # fmt: skip
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment, check=False)
+        output, said = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         return {"status": "timeout", "reason": f"longer than {limit:.0f} s"}
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    if process.returncode != 0:
+        lines = said.strip().splitlines() or [f"exit code {process.returncode}"]
         return {"status": "crash", "reason": printable(lines[-1], _SHOWN)}
-    return {"output": done.stdout}
+    return {"output": output}
 
 
 def _judged(model: _Model) -> None:
     """Outputs of all that was made, compared; what is wrong does not race."""
-    made = {n: _candidate(model, n) for n, t in model.tools.items() if t["status"] == "ok" and n != "ort"}
+    made = {n: str(_made(model, n)) for n, t in model.tools.items() if t["status"] == "ok" and n != "ort"}
     verdicts = _judge(model, made)
     if "status" in verdicts:  # somebody's model took the judge down: whose?
         verdicts = {name: _judge(model, {name: path}) for name, path in made.items()}

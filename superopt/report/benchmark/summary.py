@@ -11,6 +11,7 @@ from superopt.report.corpus.model import geometric_mean
 
 __all__ = ["Summary", "cell", "names", "summaries"]
 
+_WORDS = {"timeout": "timed out", "crash": "crashed"}
 LOSS = 1.02  # a ratio above this is a loss: two runs of one and the same model differ by less
 
 
@@ -76,7 +77,7 @@ def cell(row: Mapping[str, Any], name: str) -> str:
     tool = row.get("tools", {}).get(name)
     if tool is None:
         return ""
-    return f"{tool['ratio']:.3f}" if "ratio" in tool else str(tool["status"])
+    return f"{tool['ratio']:.3f}" if "ratio" in tool else _WORDS.get(str(tool["status"]), str(tool["status"]))
 
 
 def ordered(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -26,6 +26,17 @@ def show(console: Console, data: Mapping[str, Any]) -> None:
     console.print(table("model", "before", *tools, rows=rows, numeric=tuple(range(1, 2 + len(tools)))))
     for s in summaries(data):
         console.print(escape(f"{s.tool:<14} {_line(s)}"))
+    if left := _left_out(data):
+        console.print(escape(left))
+
+
+def _left_out(data: Mapping[str, Any]) -> str:
+    """Models that a run had no time left for; empty where there are none."""
+    left = data.get("left_out", [])
+    if not left:
+        return ""
+    count = "1 model was" if len(left) == 1 else f"{len(left)} models were"
+    return f"{count} left for another run: {printable(', '.join(left), 400)}"
 
 
 def _line(s: Summary) -> str:
@@ -73,6 +84,8 @@ def document(data: Mapping[str, Any]) -> str:
             f"| {s.tool} | {s.version} | {s.timed} | **{s.mean:.3f}** | {s.overall:.3f} | {s.best[0]:.3f} {s.best[1]} "
             f"| {s.worst[0]:.3f} {s.worst[1]} | {s.losses} | {s.wrong} | {s.crashed} | {s.timeouts} | {s.seconds:.1f} |"
         )
+    if left := _left_out(data):
+        lines += ["", f"{left}."]
     shown = [s.tool for s in found if not s.missing]
     lines += ["", "## Models", "", f"| model | before | {' | '.join(shown)} | ± | s | rules that superopt applied |"]
     lines.append("|---|--:|" + "--:|" * len(shown) + "--:|--:|---|")
