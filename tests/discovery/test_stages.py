@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from superopt.discovery.ranks import any_rank, leading
 from superopt.discovery.store import Chunks
 from superopt.rules import Rule, parse_rule
 from superopt.verifier import ProvedAllSizes, prove, verdict
-from superopt.verifier.algebra import Rationals
+from superopt.verifier.algebra import PrimeField, Rationals
 from superopt.verifier.exact import test as exact
 
 CONFIG = """
@@ -82,6 +83,26 @@ def test_ordered_numbers_agree_with_rationals(function: str) -> None:
     made = ordered.function(function, *(ordered.integers(e) for e in eighths[:count]))
     assert made["f"].tolist() == [float(v) for v in exact]
     assert ordered.field.equal(made["r"], ordered.field.integers(np.asarray([int(v) for v in exact]))).all()
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3), (3, 2, 2)])
+def test_elements_have_every_sign_on_both_sides_of_one(shape: tuple[int, ...]) -> None:
+    """Where ``|x| < 1`` a square is smaller than its root: points without it see equalities that are none."""
+    drawn = Ordered().random(np.random.default_rng(5), shape)
+    number = drawn["f"]
+    assert {(bool(x < 0), bool(abs(x) < 1)) for x in number.flat} == {(a, b) for a in (0, 1) for b in (0, 1)}
+    assert not (number == 0).any()
+    assert (np.abs(number) <= 64).all()
+    exact = PrimeField().constant
+    assert drawn["r"].tolist() == np.vectorize(lambda x: int(exact(Fraction(x))))(number).tolist()
+
+
+def test_an_elementwise_rule_is_stated_once_for_every_rank(config: Config, tmp_path: Path) -> None:
+    """``f[...]`` and ``f[..., a, b, c]`` hold for ranks 0 to 5: a third for ``f[..., m, n]`` says nothing new."""
+    rule = parse_rule({"id": "r", "forall": {"x": "f[m, n]"}, "lhs": ["Relu(Relu(x))"], "rhs": ["Relu(x)"]})
+    found = Judge(config, config.themes[0], Chunks(tmp_path)).rules(rule)
+    assert [len(r.tensors["x"].shape) for r in found] == [0, 3]
+    assert all(r.tensors["x"].lead for r in found)
 
 
 ASSOCIATIVE = {

@@ -1,0 +1,45 @@
+"""A smaller library, and nothing lost: what was dropped is derived by what is kept in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+import pytest
+
+from superopt.discovery import minimise
+from superopt.discovery.derive import derived, moves_of
+from superopt.discovery.minimise import minimised
+from superopt.rules import Rule, load_library, parse_rule
+
+
+def rule(name: str, left: str, right: str) -> Rule:
+    return parse_rule({"id": name, "forall": {"x": "f[m, n]", "y": "f[m, n]"}, "lhs": [left], "rhs": [right]})
+
+
+def test_what_rested_on_a_rule_that_is_dropped_later_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``second`` follows from ``first``, ``first`` from ``third``, but ``second`` takes too many rounds from there."""
+    first = rule("first", "Add(x, y)", "Add(y, x)")
+    second = rule("second", "Neg(Add(x, y))", "Neg(Add(y, x))")
+    third = rule("third", "Neg(Neg(Add(x, y)))", "Neg(Neg(Add(y, x)))")
+    rests = {"first": "third", "second": "first"}
+
+    def follows(asked: Rule, kept: Sequence[Rule], paying: Container[str]) -> bool:
+        return rests.get(asked.id) in {r.id for r in kept}
+
+    monkeypatch.setattr(minimise, "_follows", follows)
+    assert {r.id for r in minimised([first, second, third])} == {"second", "third"}
+
+
+def test_every_rule_that_is_dropped_is_derived() -> None:
+    rules = [r for r in load_library().admitted if r.family == "gather" and len(r.lhs) == 1][:24]
+    assert len(rules) == 24
+    doubled = [*rules, *(parse_like(r) for r in rules)]
+    kept = minimised(doubled)
+    assert 0 < len(kept) <= len(rules)
+    moves = moves_of(kept)
+    assert all(derived(r, moves) is not None for r in doubled)
+
+
+def parse_like(given: Rule) -> Rule:
+    """The same rule turned round, under another name."""
+    return Rule(f"{given.id}-turned", given.forall, given.where, given.rhs, given.lhs, given.origin, given.family)
