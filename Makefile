@@ -42,13 +42,14 @@ corpus-gate: $(READY)     ## modelled costs of tiny models of every family again
 	@$(BIN)/superopt corpus compare
 
 corpus-compare: $(READY)  ## the same for the whole corpus at full size: 10 minutes where its regions were searched before
-	@$(BIN)/superopt corpus compare corpus --baseline corpus/baselines/full.json
+	@$(BIN)/superopt corpus compare corpus --baseline corpus/baselines/full.json --resume build/corpus
 
 corpus-update: $(READY)   ## record the baseline of corpus-gate
 	@$(BIN)/superopt corpus update
 
-corpus-update-full: $(READY)  ## record the baseline of corpus-compare
-	@$(BIN)/superopt corpus update corpus --baseline corpus/baselines/full.json --target profile:cpu-epyc-2core
+corpus-update-full: $(READY)  ## record the baseline of corpus-compare; at most 15 minutes a call, run again to go on
+	@$(BIN)/superopt corpus update corpus --baseline corpus/baselines/full.json --target profile:cpu-epyc-2core \
+		--resume build/corpus --total-limit 840
 
 patterns: $(READY)        ## which patterns of other tools our rules find: docs/patterns.md
 	@$(BIN)/python corpus/patterns.py

@@ -43,6 +43,8 @@ Threshold = Annotated[
 ]
 Total = Annotated[float | None, typer.Option(min=0, help="the same for the geometric mean over all models")]
 BisectLimit = Annotated[float | None, typer.Option(metavar="S", min=0, help="seconds for finding culprits")]
+Resume = Annotated[Path | None, typer.Option(metavar="FOLDER", help="keep each model's row, and go on from them")]
+TotalLimit = Annotated[float | None, typer.Option(metavar="S", min=0, help="begin no further model after this")]
 Recorded = Annotated[Path | None, typer.Option("--run", metavar="FILE", help="a run that `corpus run --json` wrote")]
 
 
@@ -53,6 +55,8 @@ def run_command(
     baseline: Baseline = None,
     time_limit: TimeLimit = None,
     workers: Workers = None,
+    resume: Resume = None,
+    total_limit: TotalLimit = None,
     dim: Dims = None,
     seed: Seed = None,
     rules: Rules = None,
@@ -72,7 +76,8 @@ def run_command(
     from superopt.report.corpus import Comparison
 
     settings = _settings(
-        models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, sizes=dim, seed=seed,
+        models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, resume=resume,
+        total_limit=total_limit, sizes=dim, seed=seed,
         rules=rules, disable=disable, measure=measure, no_check=no_check,
     )  # fmt: skip
     with Progress() as progress:
@@ -96,6 +101,8 @@ def compare(
     time_limit: TimeLimit = None,
     bisect_limit: BisectLimit = None,
     workers: Workers = None,
+    resume: Resume = None,
+    total_limit: TotalLimit = None,
     dim: Dims = None,
     seed: Seed = None,
     rules: Rules = None,
@@ -114,7 +121,8 @@ def compare(
     from superopt.pipeline.gate import judge, read_run, run_corpus
 
     settings = _settings(
-        models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, sizes=dim, seed=seed,
+        models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, resume=resume,
+        total_limit=total_limit, sizes=dim, seed=seed,
         rules=rules, disable=disable, measure=measure, no_check=no_check, threshold=threshold,
         total_threshold=total_threshold, bisect_limit=bisect_limit,
     )  # fmt: skip
@@ -134,6 +142,8 @@ def update(
     recorded: Recorded = None,
     time_limit: TimeLimit = None,
     workers: Workers = None,
+    resume: Resume = None,
+    total_limit: TotalLimit = None,
     dim: Dims = None,
     seed: Seed = None,
     rules: Rules = None,
@@ -147,7 +157,8 @@ def update(
     from superopt.pipeline.gate import judge, read_run, run_corpus, updated, write_run
 
     settings = _settings(
-        models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, sizes=dim, seed=seed,
+        models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, resume=resume,
+        total_limit=total_limit, sizes=dim, seed=seed,
         rules=rules, disable=disable, no_check=no_check,
     )  # fmt: skip
     if settings.baseline is None:

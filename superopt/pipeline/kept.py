@@ -13,7 +13,7 @@ from superopt.formats.files import replace_file
 
 __all__ = ["Kept", "code_digest", "file_digest"]
 
-_DECISIVE = ("search", "cost", "ops", "ir", "rules", "pipeline")  # packages that figures depend on
+_DECISIVE = ("search", "cost", "ops", "ir", "formats", "runtime", "verifier", "rules", "pipeline")  # for the figures
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Kept:
             row = json.loads(place.read_text(encoding="utf-8"))
         except ValueError:
             return None
-        same = isinstance(row, dict) and (row.get("stamp"), row.get("digest")) == (self.stamp, file_digest(model))
+        same = isinstance(row, dict) and (row.get("stamp"), row.get("file")) == (self.stamp, file_digest(model))
         return row if same else None
 
     def put(self, model: Path, row: dict[str, Any]) -> dict[str, Any]:
         """Keep a model's row; returns it with what it depends on."""
-        made = {"model": model.stem, "stamp": self.stamp, "digest": file_digest(model), **row}
+        made = {"model": model.stem, **row, "stamp": self.stamp, "file": file_digest(model)}
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             replace_file(self._place(model), json.dumps(made, indent=1).encode(), force=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -377,6 +378,19 @@ def test_a_worker_that_dies_takes_only_its_model(corpus: Corpus, monkeypatch: py
 
 def _dies(channel: object) -> None:
     raise SystemExit(9)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_run_that_was_cut_short_goes_on(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, workers: str) -> None:
+    monkeypatch.setattr(optimise, "load_library", load_library)  # which the workers have
+    given = ("--resume", "kept", "--workers", workers)
+    corpus.run("run", *given, "--total-limit", "0", code=7)
+    corpus.run("run", *given, "--json", "first.json")
+    judging = sys.modules["superopt.pipeline.gate.judge"]
+    monkeypatch.setattr(judging, "run_all", lambda todo, **_: pytest.fail("all was done") if todo else ())
+    corpus.run("run", *given, "--json", "second.json")
+    first, second = (json.loads((corpus.folder / f"{n}.json").read_text()) for n in ("first", "second"))
+    assert first["models"] == second["models"]
 
 
 def test_workers_and_this_process_find_the_same(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from superopt.report.corpus import CorpusRun, Row
 from superopt.report.corpus.model import FORMAT
 from superopt.report.model import CheckFailure
 
-__all__ = ["read_run", "run_data", "updated", "write_run"]
+__all__ = ["read_run", "row_data", "row_from_data", "run_data", "updated", "write_run"]
 
 _MOST_BYTES = 64 << 20
 _KEPT = 200  # entries of a model's history
@@ -26,12 +26,13 @@ def run_data(run: CorpusRun) -> dict[str, Any]:
         "format": FORMAT, "version": 1, "target": run.target, "profile": run.profile, "device": run.device,
         "revision": run.revision, "date": run.date, "superopt": run.version,
         "library": dict(sorted(run.library.items())), "texts": dict(sorted(run.texts.items())),
-        "models": {r.model: _row_data(r) for r in sorted(run.rows, key=lambda r: r.model)},
+        "models": {r.model: row_data(r) for r in sorted(run.rows, key=lambda r: r.model)},
         "history": {m: list(entries) for m, entries in sorted(run.history.items())},
     }  # fmt: skip
 
 
-def _row_data(row: Row) -> dict[str, Any]:
+def row_data(row: Row) -> dict[str, Any]:
+    """A model's row as JSON data."""
     data: dict[str, Any] = {
         "digest": row.digest, "status": row.status, "before_us": round(row.before_us, 3),
         "after_us": round(row.after_us, 3), "measured_share": round(row.measured_share, 4), "nodes": list(row.nodes),
@@ -103,12 +104,13 @@ def _run(data: Mapping[str, Any]) -> CorpusRun:
         revision=str(data["revision"]), date=str(data["date"]), version=str(data["superopt"]),
         library={str(k): str(v) for k, v in data["library"].items()},
         texts={str(k): dict(v) for k, v in data["texts"].items()},
-        rows=tuple(_row(str(model), row) for model, row in data["models"].items()),
+        rows=tuple(row_from_data(str(model), row) for model, row in data["models"].items()),
         history={str(m): tuple(dict(e) for e in entries) for m, entries in data.get("history", {}).items()},
     )  # fmt: skip
 
 
-def _row(model: str, data: Mapping[str, Any]) -> Row:
+def row_from_data(model: str, data: Mapping[str, Any]) -> Row:
+    """The row that :func:`row_data` wrote."""
     before, after = data["nodes"]
     measured = data.get("measured")
     return Row(

@@ -12,13 +12,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 from superopt.cost import load_profile
-from superopt.ir.errors import UsageError
-from superopt.pipeline.gate.baseline import read_run
+from superopt.ir.errors import ResourceLimit, UsageError
+from superopt.pipeline.gate.baseline import read_run, row_data, row_from_data
 from superopt.pipeline.gate.culprit import why_slower, why_wrong
 from superopt.pipeline.gate.laboratory import Laboratory
 from superopt.pipeline.gate.one import Task
 from superopt.pipeline.gate.settings import CorpusSettings, models_of
 from superopt.pipeline.gate.workers import run_all
+from superopt.pipeline.kept import Kept, code_digest
 from superopt.pipeline.optimise import Progress, quiet, select_rules
 from superopt.report.corpus import Comparison, CorpusRun, Culprit, Finding, Row
 from superopt.report.corpus.model import geometric_mean
@@ -36,6 +37,7 @@ def run_corpus(settings: CorpusSettings, *, progress: Progress = quiet) -> Corpu
 
     Raises:
         UsageError: there is no such model, target or profile.
+        ResourceLimit: time was up before the last model; what is done is kept where ``settings.resume`` says.
     """
     target = target_of(settings)
     tasks = tasks_of(models_of(settings), settings, target)
@@ -43,14 +45,40 @@ def run_corpus(settings: CorpusSettings, *, progress: Progress = quiet) -> Corpu
     header: Mapping[str, object] = {}
     if target.startswith("profile:"):
         header = load_profile(target.removeprefix("profile:")).header
-    rows = run_all(list(tasks.values()), workers=settings.workers, progress=progress)
+    library = {r.id: _digest(r) for r in rules}
+    rows = _rows(tasks, settings, f"{target} {header.get('sha256', '')} {sorted(library.items())}", progress)
     used = {rule for row in rows for rule in (*row.rules, *(r for f in row.failures for r in f.rules))}
     return CorpusRun(
         target=target, profile=str(header.get("sha256", ""))[:16], device=str(header.get("device", "this machine")),
         revision=_revision(settings.root), date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        version=version("superopt"), library={r.id: _digest(r) for r in rules},
+        version=version("superopt"), library=library,
         texts={r.id: format_rule(r) for r in rules if r.id in used}, rows=rows,
     )  # fmt: skip
+
+
+def _rows(
+    tasks: Mapping[str, Task], settings: CorpusSettings, given: str, progress: Progress
+) -> tuple[Row, ...]:  # fmt: skip
+    """Rows of all tasks, those of an earlier run included that was cut short."""
+    deadline = time.monotonic() + settings.total_limit
+    text = f"{code_digest()} {given} {settings.options('')!r}"
+    kept = Kept(settings.resume, hashlib.sha256(text.encode()).hexdigest()[:16])
+    known = {name: row_from_data(name, row) for name, task in tasks.items() if (row := kept.get(task.path)) is not None}
+    todo = [task for name, task in tasks.items() if name not in known]
+
+    def done(row: Row) -> None:
+        if not row.error:
+            kept.put(tasks[row.model].path, row_data(row))
+
+    made = run_all(todo, workers=settings.workers, deadline=deadline, done=done, progress=progress)
+    known |= {row.model: row for row in made}
+    left = [name for name in tasks if name not in known]
+    if left:
+        raise ResourceLimit(
+            f"time was up with {len(left)} of {len(tasks)} models to do",
+            hint="run it again with the same --resume folder",
+        )
+    return tuple(known[name] for name in tasks)
 
 
 def target_of(settings: CorpusSettings) -> str:

@@ -34,6 +34,8 @@ class CorpusSettings:
         sizes: what symbolic dimensions are costed at.
         measure: also time each result against its input; advisory.
         check: check each result against the float64 reference.
+        resume: folder of the models that are done, so that a run that was cut short goes on; ``None`` keeps none.
+        total_limit: seconds after which a run begins no further model.
         rules, disable: a library besides the built-in one; rules or families that are not used.
     """
 
@@ -54,6 +56,8 @@ class CorpusSettings:
     check: bool = True
     rules: Path | None = None
     disable: tuple[str, ...] = ()
+    resume: Path | None = None
+    total_limit: float = float("inf")
 
     def options(self, target: str) -> Options:
         """How every model of the run is optimised."""
@@ -77,7 +81,7 @@ class CorpusSettings:
         Raises:
             UsageError: a key is unknown or its value has the wrong type.
         """
-        known = {f.name for f in fields(CorpusSettings)} - {"root", "partial"}
+        known = {f.name for f in fields(CorpusSettings)} - {"root", "partial", "resume", "total_limit"}
         made: dict[str, Any] = {}
         for key, value in table.items():
             name = {"profile": "target", "dims": "sizes"}.get(key, key)

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -92,35 +92,53 @@ class _Pool:
         return Row(model, error=why, exit_code=ResourceLimit.exit_code)
 
 
-def run_all(tasks: Sequence[Task], *, workers: int = 0, progress: Progress = quiet) -> tuple[Row, ...]:
-    """The rows of all tasks, in their order.
+def run_all(
+    tasks: Sequence[Task],
+    *,
+    workers: int = 0,
+    deadline: float = float("inf"),
+    done: Callable[[Row], None] | None = None,
+    progress: Progress = quiet,
+) -> tuple[Row, ...]:
+    """The rows of the tasks, in their order.
 
     Args:
         tasks: models of different names.
         workers: processes at once; 0 takes one a core, 1 works in this process.
+        deadline: on the monotonic clock; no model is begun after it, so that rows may be missing.
+        done: called with each row as soon as it is there.
         progress: called with (models done, models in all, those under way).
     """
     workers = workers or os.cpu_count() or 1
     rows: dict[str, Row] = {}
     if workers == 1 or len(tasks) == 1:
         for task in tasks:
+            if time.monotonic() >= deadline:
+                break
             progress(len(rows), len(tasks), task.model)
-            rows[task.model] = row_of(task)
-        return tuple(rows[t.model] for t in tasks)
+            _keep([row_of(task)], rows, done)
+        return tuple(rows[t.model] for t in tasks if t.model in rows)
     pending = sorted(((_need(t), t) for t in tasks), key=lambda p: (p[0], p[1].model))
     pool = _Pool(workers)
     try:
-        while len(rows) < len(tasks):
-            while pending and pool.takes(pending[-1][0]):
+        while pool.busy or (pending and time.monotonic() < deadline):
+            while pending and time.monotonic() < deadline and pool.takes(pending[-1][0]):
                 need, task = pending.pop()  # the largest first: a long last one would run alone
                 pool.give(task, need)
             names = ", ".join(Path(w.task.model).stem for w in pool.busy if w.task is not None)
             progress(len(rows), len(tasks), names)
-            rows.update((row.model, row) for row in pool.finished())
+            _keep(pool.finished(), rows, done)
     finally:
         for worker in pool.workers:
             _end(worker)
-    return tuple(rows[t.model] for t in tasks)
+    return tuple(rows[t.model] for t in tasks if t.model in rows)
+
+
+def _keep(found: Sequence[Row], rows: dict[str, Row], done: Callable[[Row], None] | None) -> None:
+    for row in found:
+        rows[row.model] = row
+        if done is not None:
+            done(row)
 
 
 def _need(task: Task) -> int:
