@@ -231,7 +231,7 @@ async def _multipart(chunks: AsyncIterator[bytes], boundary: bytes | str, blobs:
 def _kept(form: _Form) -> Upload:
     upload = form.upload
     graph, weights = form.spools.get("graph"), form.spools.get("weights")
-    if graph is None or (graph.size == 0 and "example" in upload.fields):
+    if graph is None or (graph.size == 0 and not upload.filename and "example" in upload.fields):
         return upload  # the caller says whether a graph is needed
     upload.media = _recognised(graph.head, graph.size, must_be_json=False)
     upload.model, upload.size = graph.keep(), graph.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import time
 from dataclasses import asdict
 
@@ -20,6 +21,7 @@ from superopt.server.service import Service, of
 __all__ = ["router"]
 
 router = APIRouter(tags=["service"])
+_ROOM = 1 << 18  # bytes that a small job leaves on the disk
 _PUBLIC = (
     "sync_body", "body", "body_idle", "body_seconds", "sync_seconds", "wait", "search_seconds", "most_search_seconds",
     "job_seconds", "job_memory", "result", "per_minute", "active", "queued", "retention", "streams",
@@ -51,6 +53,8 @@ async def readyz(request: Request) -> Response:
         raise Problem(503, "unavailable", "the database does not answer", retry_after=2) from None
     if not os.access(service.blobs.incoming, os.W_OK):
         raise Problem(503, "unavailable", "the data folder cannot be written", retry_after=10)
+    if shutil.disk_usage(service.blobs.incoming).free < _ROOM:
+        raise Problem(503, "unavailable", "the data folder's disk is full", retry_after=10)
     return JSONResponse({"status": "ok"})
 
 

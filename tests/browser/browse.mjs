@@ -83,6 +83,18 @@ const scenarios = {
     await page.dispatchEvent("#drop", "drop", { dataTransfer: data });
     assert.match(await page.textContent("#chosen"), /dropped\.json/);
     assert.equal(await page.$eval("#graph", (input) => input.files[0].name), "dropped.json");
+    const several = (names) => page.evaluateHandle((all) => {
+      const transfer = new DataTransfer();
+      for (const name of all) transfer.items.add(new File(["{}"], name));
+      return transfer;
+    }, names);
+    await page.dispatchEvent("#drop", "drop", { dataTransfer: await several(["a.onnx", "b.onnx"]) });
+    assert.match(await page.textContent("#problem"), /One model at a time.*a\.onnx, b\.onnx/s);
+    assert.equal(await page.$eval("#graph", (input) => input.files[0].name), "dropped.json");
+    await page.dispatchEvent("#drop", "drop", { dataTransfer: await several(["m.json", "m.safetensors"]) });
+    assert.ok(await page.isHidden("#problem"));
+    assert.match(await page.textContent("#chosen"), /m\.json/);
+    assert.equal(await page.$eval("input[name=weights]", (input) => input.files[0].name), "m.safetensors");
   },
 
   /** What is wrong is said where it happened, and nothing that was filled in is lost. */
@@ -96,6 +108,10 @@ const scenarios = {
     assert.equal(await page.inputValue("input[name=disable]"), "no-such-rule");
     await keep(page, "problem");
     await page.fill("input[name=disable]", "");
+    await page.setInputFiles("#graph", { name: "none.onnx", mimeType: "application/octet-stream", buffer: Buffer.alloc(0) });
+    await page.click("button.primary");
+    await page.waitForSelector("#problem:not([hidden])");
+    assert.match(await page.textContent("#problem"), /the model is empty/);
     await page.setInputFiles("#graph", { name: "bad.onnx", mimeType: "application/octet-stream", buffer: Buffer.from("garbage") });
     await page.click("button.primary");
     await page.waitForURL(/\/jobs\//);

@@ -119,7 +119,7 @@ def facts(built: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
         target = f"profile:{profile_names()[0]}" if profile_names() else "cpu"  # recorded costs: the same result always
         answers = {name: live.post(body, GRAPH, time_limit=20, target=target) for name, body in sent.items()}
         for answer in answers.values():
-            until(lambda answer=answer: live.state(answer) == "succeeded", 300)
+            until(lambda answer=answer: live.succeeded(answer), 300)
         answers["long"] = live.post((TINY / "nasnet_a.json").read_bytes(), GRAPH, time_limit=300)
         jobs = {name: answer.json()["id"] for name, answer in answers.items()}
         path = folder / "facts.json"

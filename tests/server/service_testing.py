@@ -82,6 +82,12 @@ class Live:
     def state(self, response: httpx.Response) -> str:
         return str(self.http.get(response.headers["location"]).json()["state"])
 
+    def succeeded(self, response: httpx.Response) -> bool:
+        """Whether a job has ended well; fails at once, with its problem, where it ended otherwise."""
+        job = self.http.get(response.headers["location"]).json()
+        assert job["state"] in ("queued", "running", "succeeded"), job
+        return bool(job["state"] == "succeeded")
+
     def worker_pids(self) -> list[int]:
         """Processes that the server started, without their children."""
         found: list[int] = []

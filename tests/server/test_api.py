@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import uuid
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from service_testing import GRAPH, TINY, files_below, tiny
@@ -214,12 +216,15 @@ def test_every_operation_is_documented(client: TestClient) -> None:
     assert {r.split('"')[0] for r in references} <= set(document["components"]["schemas"])
 
 
-def test_health_and_metrics(client: TestClient) -> None:
+def test_health_and_metrics(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     assert client.get("/livez").json() == client.get("/readyz").json() == {"status": "ok"}
     client.post("/v1/jobs", content=tiny(), headers=JSON)
     text = client.get("/metrics").text
     assert 'superopt_jobs{state="queued"} 1' in text
     assert 'superopt_http_requests_total{method="POST",route="/v1/jobs",status="202"} 1' in text
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+        assert "disk is full" in str(problem(client.get("/readyz"), 503, "unavailable"))
 
 
 def test_security_headers_everywhere(client: TestClient) -> None:

@@ -1,4 +1,4 @@
-/** The form: drop a file, see how far its upload is, and read what is wrong without losing what was filled in. */
+/** The form: drop files, see how far the upload is, and read what is wrong without losing what was filled in. */
 
 import { isProblem, showProblem } from "./dom";
 
@@ -10,30 +10,51 @@ export function wake(place: HTMLElement): void {
   const problem = document.getElementById("problem")!;
   const most = Number(form.dataset["most"]);
 
+  const weights = form.querySelector<HTMLInputElement>("input[name=weights]")!;
+
+  const fits = () => {
+    const total = [file, weights].reduce((sum, input) => sum + (input.files?.[0]?.size ?? 0), 0);
+    if (total > most) showProblem(problem, { title: "This is too large", detail: `It has ${size(total)}; the limit is ${size(most)}.` });
+    return total <= most;
+  };
   const say = () => {
     const picked = file.files?.[0];
     chosen.textContent = picked ? `${picked.name}, ${size(picked.size)}` : "";
-    if (picked && picked.size > most) {
-      showProblem(problem, { title: "The file is too large", detail: `It has ${size(picked.size)}; the limit is ${size(most)}.` });
-    }
     if (picked && example) example.value = "";
+    problem.hidden = true;
+    fits();
   };
   file.addEventListener("change", say);
+  weights.addEventListener("change", say);
   example?.addEventListener("change", () => {
     if (example.value) file.value = "";
     say();
   });
   receiveDrops(document.getElementById("drop")!, (files) => {
-    file.files = files;
+    const isWeights = (one: File) => /\.safetensors$/i.test(one.name);
+    const kinds: [HTMLInputElement, File[]][] = [[file, files.filter((one) => !isWeights(one))], [weights, files.filter(isWeights)]];
+    const many = kinds.map(([, some]) => some).find((some) => some.length > 1);
+    if (many) {
+      const names = many.map((one) => one.name).join(", ");
+      showProblem(problem, { title: "One model at a time", detail: `${names}: drop one model, and its .safetensors file if it has one.` });
+      return;
+    }
+    for (const [input, some] of kinds) if (some[0]) input.files = listOf(some[0]);
     say();
   });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    send(form, problem);
+    if (fits()) send(form, problem);
   });
 }
 
-function receiveDrops(zone: HTMLElement, take: (files: FileList) => void): void {
+function listOf(one: File): FileList {
+  const transfer = new DataTransfer();
+  transfer.items.add(one);
+  return transfer.files;
+}
+
+function receiveDrops(zone: HTMLElement, take: (files: File[]) => void): void {
   for (const kind of ["dragover", "drop"]) {
     document.addEventListener(kind, (event) => event.preventDefault()); // a file beside the zone must not be opened
   }
@@ -41,7 +62,7 @@ function receiveDrops(zone: HTMLElement, take: (files: FileList) => void): void 
   zone.addEventListener("dragleave", () => zone.classList.remove("over"));
   zone.addEventListener("drop", (event) => {
     zone.classList.remove("over");
-    if (event.dataTransfer && event.dataTransfer.files.length > 0) take(event.dataTransfer.files);
+    if (event.dataTransfer && event.dataTransfer.files.length > 0) take(Array.from(event.dataTransfer.files));
   });
 }
 
