@@ -25,7 +25,9 @@ from superopt.cost.trial import application_graph, feeds_for
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.cuda.device import CudaDriver
-from superopt.runtime.cuda.session import Driver, Session
+from superopt.runtime.cuda.race import Clocked, race_sessions
+from superopt.runtime.cuda.session import Session
+from superopt.runtime.race import RaceResult
 
 __all__ = ["CudaDevice", "Timed", "slope"]
 
@@ -37,18 +39,12 @@ _COPIES = 64  # most sets of buffers
 _GEMM, _COPY = 4096, 1 << 26  # rows of the sentinels' product; elements of what they copy (256 MiB)
 
 
-class Timed(Driver, Protocol):
+class Timed(Clocked, Protocol):
     """A driver with a clock, whose memory can be given back."""
-
-    def elapsed(self, body: Callable[[], None]) -> float:
-        """Microseconds that a body's launches take on the device."""
-        ...
 
     def held(self) -> int: ...
 
     def release(self, mark: int) -> None: ...
-
-    def facts(self) -> Mapping[str, str | int]: ...
 
 
 class CudaDevice:
@@ -94,6 +90,29 @@ class CudaDevice:
             warm, spread = slope(self.driver, session, around[:1])
             cold, _ = (warm, 0.0) if len(around) == 1 else slope(self.driver, session, around)
             return Timing(warm * 1e3, max(warm, cold) * 1e3, spread)
+        finally:
+            self.driver.release(mark)
+
+    def race(
+        self,
+        graphs: Sequence[Graph],
+        feeds: Mapping[str, np.ndarray],
+        sizes: Mapping[str, int] | None = None,
+        *,
+        rounds: int = 15,
+        time_limit: float = 30.0,
+    ) -> RaceResult:
+        """Whole graphs against each other on the same inputs, interleaved; the first is what ratios are taken to.
+
+        Raises:
+            Unsupported: the backend does not run one of them; names the node.
+        """
+        mark = self.driver.held()
+        try:
+            sessions = [Session(graph, self.driver, sizes) for graph in graphs]
+            for session in sessions:
+                session.run(feeds)
+            return race_sessions(sessions, self.driver, rounds=rounds, time_limit=time_limit)
         finally:
             self.driver.release(mark)
 

@@ -319,7 +319,7 @@ class _Attempt:
         Without ``measure``, a changed model is raced briefly on a target that is this machine, if it is not too large.
         """
         options, wanted = self.options, self.options.measure
-        confirms = options.target == "cpu" and after is not self.graph and self._weights() <= LARGE
+        confirms = options.target in ("cpu", "cuda") and after is not self.graph and self._weights() <= LARGE
         if not (wanted or confirms):
             return None
         self.progress(0, None, "measuring")
@@ -328,7 +328,7 @@ class _Attempt:
             return measure(
                 self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads,
                 rounds=_ROUNDS if wanted else _CONFIRMING, burst=3 if wanted else 1,
-                time_limit=30.0 if wanted or left is None else left,
+                time_limit=30.0 if wanted or left is None else left, device=getattr(self.costs, "device", None),
             )  # fmt: skip
         except (Unsupported, InvalidModel, ResourceLimit) as error:
             notes.append(f"the models could not be timed whole: {error}")

@@ -1,24 +1,33 @@
-"""Two whole models side by side on this machine."""
+"""Two whole models side by side on this machine's processor, or on the device that they were optimised for."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from superopt import formats, report
 from superopt.ir.graph import Graph
 from superopt.runtime.limits import refuse_unbounded
-from superopt.runtime.race import Clock, race
+from superopt.runtime.race import Clock, RaceResult, race
 from superopt.verifier.differential import make_inputs
 
-__all__ = ["LARGE", "measure"]
+__all__ = ["LARGE", "Racing", "measure"]
 
 LARGE = 1 << 30  # bytes of weights above which a model is handled through files and place by place, to bound memory
 _ROUNDS = 15
+
+
+class Racing(Protocol):
+    """A device that times whole graphs by itself: :class:`superopt.cost.cuda.CudaDevice`."""
+
+    def race(
+        self, graphs: Sequence[Graph], feeds: Mapping[str, np.ndarray[Any, Any]], sizes: Mapping[str, int] | None, *,
+        rounds: int, time_limit: float,
+    ) -> RaceResult: ...  # fmt: skip
 
 
 def measure(
@@ -31,22 +40,29 @@ def measure(
     burst: int = 3,
     threads: int = 1,
     time_limit: float = 30.0,
+    device: Racing | None = None,
 ) -> report.Measured:
-    """Time two graphs side by side under ONNX Runtime with all its own optimisations.
+    """Time two graphs side by side under ONNX Runtime with all its own optimisations, or on another device.
 
     With one thread the clock is the thread's CPU time, which other load on the machine does not disturb.
 
     Raises:
         ResourceLimit: running them would take too long or too much memory. InvalidModel, Unsupported: ONNX Runtime
-            cannot run them.
+            cannot run them. Unsupported: the other device cannot.
     """
     clock: Clock = "cpu" if threads == 1 else "wall"
     for graph in (before, after):
         refuse_unbounded(graph, sizes)
     feeds: Mapping[str, np.ndarray[Any, Any]] = make_inputs(before, seed, "normal", sizes=sizes)
+    if device is not None:
+        return _measured(device.race((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
     with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
         models = [_runnable(graph, Path(folder) / f"{i}.onnx") for i, graph in enumerate((before, after))]
         result = race(models, feeds, rounds=rounds, burst=burst, threads=threads, clock=clock, time_limit=time_limit)
+    return _measured(result)
+
+
+def _measured(result: RaceResult) -> report.Measured:
     return report.Measured(
         result.ms[0], result.ms[1], result.ratios[1], result.rounds, result.spread[1], dict(result.circumstances)
     )

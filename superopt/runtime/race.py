@@ -25,7 +25,7 @@ from superopt.ir.errors import Unsupported, UsageError
 from superopt.runtime.limits import stopped_after
 from superopt.runtime.ort import RAISED, InferenceSession, make_session, run, to_value, translated
 
-__all__ = ["Bound", "Clock", "RaceResult", "bind", "circumstances", "cpu_name", "race", "race_bound"]
+__all__ = ["Bound", "Clock", "RaceResult", "bind", "circumstances", "cpu_name", "race", "race_bound", "result_of"]
 
 Clock = Literal["wall", "cpu"]
 _SHORTEST_BURST = 500_000  # ns: a burst of very short runs is lengthened to this, so that a minimum means something
@@ -205,7 +205,7 @@ def race_bound(
         shuffle(order)
         taken = {i: _least(bound[i].step, lengths[i], now) / 1e6 for i in order}
         samples.append(tuple(taken[i] for i in range(len(bound))))
-    return _result(samples, min(lengths) * len(samples), circumstances(threads, clock))
+    return result_of(samples, min(lengths) * len(samples), circumstances(threads, clock))
 
 
 def _burst_length(step: Callable[[], object], burst: int) -> int:
@@ -224,7 +224,8 @@ def _least(step: Callable[[], object], count: int, now: Callable[[], int]) -> in
     return max(least, 1)
 
 
-def _result(samples: list[tuple[float, ...]], runs: int, where: Mapping[str, str | int | float]) -> RaceResult:
+def result_of(samples: Sequence[tuple[float, ...]], runs: int, where: Mapping[str, str | int | float]) -> RaceResult:
+    """What samples say: a row a round, a column a model, milliseconds."""
     table = np.array(samples)
     ratios = table / table[:, :1]
     quarter, middle, three = np.quantile(ratios, [0.25, 0.5, 0.75], axis=0)

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from superopt import optimize
+from superopt.cost import target
 from superopt.cost.cuda import CudaDevice, slope
 from superopt.cost.on_device import OnDevice
 from superopt.cost.profile import Store
@@ -18,11 +20,14 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.errors import BackendUnavailable, Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.ir.types import DType, TensorType
+from superopt.pipeline import optimise
+from superopt.rules import Library
 from superopt.runtime.cuda.library import Call
 from superopt.runtime.cuda.plan import Launch, Step
 from superopt.runtime.cuda.probe import Probe, cupy, probe
 from superopt.runtime.cuda.session import Session
 from superopt.runtime.reference import run
+from superopt.search import SearchResult
 
 
 class Recorder:
@@ -201,3 +206,55 @@ def test_costs_on_a_device_are_measured_once_and_kept(tmp_path: Path) -> None:
     refused = model.application("Sigmoid", {}, [kind], [kind], after="Relu")
     assert refused.us < first.us  # fused into its producer: what it adds is nearly nothing
     assert model.application("Reshape", {"shape": (4096,)}, [kind], [TensorType(DType.FLOAT32, (4096,))]).us == 0
+
+
+def multiplied(times: int) -> Graph:
+    """A Relu after so many products with the unit matrix."""
+    builder = GraphBuilder("multiplied")
+    x = builder.input("x", "float32", (16, 64))
+    for _ in range(times):
+        x = builder.op("MatMul", x, np.eye(64, dtype=np.float32))
+    builder.output(builder.op("Relu", x), "y")
+    return builder.build()
+
+
+def test_whole_graphs_race_on_the_device() -> None:
+    driver = Recorder()
+    held = driver.held()
+    two, one = multiplied(2), perceptron()
+    result = CudaDevice(driver=driver).race([two, two], {"x": np.ones((16, 64), np.float32)}, rounds=4)
+    assert result.ratios == (pytest.approx(1.0), pytest.approx(1.0))
+    assert result.rounds == 4
+    assert driver.held() == held, "a race gives its memory back"
+    steps = len(Session(one, Recorder()).plan.steps)
+    alone = CudaDevice(driver=driver).race([one], {"x": np.ones((4, 8), np.float32)}, rounds=3)
+    assert alone.ms[0] == pytest.approx(3e-3 * steps, rel=0.02)  # 3 µs a launch, and hardly anything for the events
+    assert alone.circumstances["clock"] == "events"
+
+
+def test_a_race_that_cannot_be_planned_names_the_node() -> None:
+    builder = GraphBuilder("odd")
+    x = builder.input("x", "float32", (4, 8))
+    builder.output(builder.op("NonZero", x), "y")
+    with pytest.raises(Unsupported, match="NonZero"):
+        CudaDevice(driver=Recorder()).race([builder.build()], {"x": np.ones((4, 8), np.float32)})
+
+
+@pytest.mark.parametrize(("before", "after", "better"), [(4, 0, True), (0, 4, False)])
+def test_optimising_for_cuda_races_on_the_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: int, after: int, better: bool
+) -> None:
+    """What the search found (here: a graph with another number of products) has to win on the device."""
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path))
+    monkeypatch.setattr(CudaDevice, "peaks", {"flops_per_s": 1e12, "bytes_per_s": 1e12})
+    monkeypatch.setattr(target, "CudaDevice", lambda: CudaDevice(driver=Recorder()))
+    monkeypatch.setattr(optimise, "load_library", lambda *_: Library({}, {}))
+    monkeypatch.setattr(optimise, "search", lambda *_, **__: SearchResult(multiplied(after)))
+    graph = multiplied(before)
+    result = optimize(graph, target="cuda", time_limit=60.0)
+    measured = result.report.measured
+    assert measured is not None, result.report.notes
+    assert measured.circumstances["device"] == "recorder"
+    assert (result.graph is not graph) == better
+    assert measured.ratio == pytest.approx(1 / 5 if better else 1.0, rel=0.05)
+    assert better == (result.report.cost.after_us < result.report.cost.before_us)

@@ -117,6 +117,10 @@ class Session:
         for step in self.plan.steps:
             self.driver.step(step, self.pointers(step, addresses))
 
+    def again(self) -> None:
+        """The steps of one inference, at the session's own addresses, for a capture of several."""
+        self.launch(self._addresses)
+
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """One inference: outputs by name, at their own element types.
 
