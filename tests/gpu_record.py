@@ -2,7 +2,8 @@
 
 1. the tests marked ``gpu``;
 2. the profile: what optimising the corpus asks for, timed (``superopt profile --target cuda``);
-3. whole models, original and optimised under that profile: predicted by the sum of parts, and measured.
+3. whole models, original and optimised under that profile: predicted by the sum of parts, and measured, in one race;
+4. the same models by PyTorch's ``torch.compile(mode="max-autotune")`` and by XLA, at equal precision, where installed.
 
 The log (``docs/gpu-YYYY-MM-DD.md``, with the revision) and the profile are to be committed. Each call keeps to its time
 limit; call it again until it says that it is complete.
@@ -21,6 +22,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests import gpu_peers  # noqa: E402
+
 STATE = ROOT / "build" / "gpu"
 WHOLE = (
     "resnet50", "mobileone_s0", "repvgg_a0", "bert_2", "gpt2_last", "linear_attention", "segformer", "lora", "nasrnn",
@@ -54,8 +59,9 @@ def main(arguments: Sequence[str]) -> int:
     profile = ROOT / "superopt" / "cost" / "profiles" / f"{options.name}.jsonl.gz"
     complete = _profiled(profile, deadline)
     rows = _whole(profile, deadline) if complete else []
+    _peers(rows, deadline)
     _log(options.name, found.device, profile, rows)
-    finished = complete and len(rows) == len(WHOLE)
+    finished = complete and len(rows) == len(WHOLE) and all(set(gpu_peers.PEERS) <= set(r["peers"]) for r in rows)
     print("complete" if finished else "call it again: it goes on where it stopped")
     return 0
 
@@ -81,6 +87,7 @@ def _whole(profile: Path, deadline: float) -> list[dict[str, Any]]:
     from superopt import formats
     from superopt.cost import RecordedProfile, graph_cost, read_profile
     from superopt.cost.cuda import CudaDevice
+    from superopt.cost.trial import feeds_for
     from superopt.ir.errors import SuperoptError
 
     kept = STATE / "whole.json"
@@ -90,13 +97,15 @@ def _whole(profile: Path, deadline: float) -> list[dict[str, Any]]:
     for name in WHOLE:
         if time.monotonic() > deadline - 20 or any(r["model"] == name for r in rows):
             continue
-        row: dict[str, Any] = {"model": name}
+        row: dict[str, Any] = {"model": name, "peers": {}}
         try:
             graph = formats.load(ROOT / "corpus" / f"{name}.json")
             result = superopt.optimize(graph, target=f"profile:{profile}", time_limit=20, check=False)
             for side, each in (("before", graph), ("after", result.graph)):
                 row[f"{side}_predicted_us"] = graph_cost(each, costs).us
-                row[f"{side}_measured_us"] = device.time_graph(each).ns / 1e3
+            raced = device.race((graph, result.graph), feeds_for(graph), time_limit=10.0)
+            row |= {"before_measured_us": 1e3 * raced.ms[0], "after_measured_us": 1e3 * raced.ms[1]}
+            row |= {"ratio": raced.ratios[1], "spread": raced.spread[1]}
         except SuperoptError as error:
             row["failure"] = str(error)
         rows.append(row)
@@ -105,24 +114,57 @@ def _whole(profile: Path, deadline: float) -> list[dict[str, Any]]:
     return rows
 
 
+def _peers(rows: list[dict[str, Any]], deadline: float) -> None:
+    """What the peers take for the same models; one that fails, or is not installed, is said so."""
+    from superopt import formats
+    from superopt.cost.trial import feeds_for
+
+    for row in rows:
+        for peer in gpu_peers.PEERS:
+            if peer in row["peers"] or time.monotonic() > deadline - 90:
+                continue
+            if lacking := gpu_peers.missing(peer):
+                row["peers"][peer] = {"failure": f"not installed: {lacking}"}
+                continue
+            graph = formats.load(ROOT / "corpus" / f"{row['model']}.json")
+            try:
+                row["peers"][peer] = gpu_peers.time_peer(peer, graph, feeds_for(graph, integer=0))
+            except Exception as error:  # whatever another tool raises is its result, and must not end the recording
+                row["peers"][peer] = {"failure": f"{type(error).__name__}: {str(error).strip()[:200]}"}
+            (STATE / "whole.json").write_text(json.dumps(rows, indent=1))
+            print(json.dumps({row["model"]: {peer: row["peers"][peer]}}))
+
+
+def _cell(row: dict[str, Any], peer: str) -> str:
+    """A peer's microseconds, or why there are none."""
+    found = row["peers"].get(peer)
+    if found is None:
+        return "to do"
+    return f"{found['us']:.1f}" if "us" in found else found["failure"].replace("|", "/").splitlines()[0]
+
+
 def _log(name: str, device: str, profile: Path, rows: Sequence[dict[str, Any]]) -> None:
     """The dated log that is committed."""
     revision = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    peers = " | ".join(gpu_peers.PEERS)
     good = [r for r in rows if "failure" not in r]
     errors = [abs(r[f"{s}_predicted_us"] / r[f"{s}_measured_us"] - 1) for r in good for s in ("before", "after")]
     lines = [
         f"# {device}, {time.strftime('%Y-%m-%d', time.gmtime())}, revision {revision or 'unknown'}", "",
         f"Profile: `{profile.relative_to(ROOT)}`. Command: `make gpu-record`.", "",
-        "| model | predicted, µs | measured, µs | optimised: predicted | measured | ratio |",
-        "|---|---|---|---|---|---|",
+        "Measured: whole models in CUDA graphs, original and optimised interleaved. Float32 throughout, no TF32.",
+        "",
+        f"| model | predicted, µs | measured, µs | optimised: predicted | measured | ratio | {peers} |",
+        "|---" * (6 + len(gpu_peers.PEERS)) + "|",
     ]  # fmt: skip
     for row in rows:
         if "failure" in row:
-            lines.append(f"| {row['model']} | {row['failure']} | | | | |")
+            lines.append(f"| {row['model']} | {row['failure']} |" + " |" * (4 + len(gpu_peers.PEERS)))
             continue
         cells = [row[f"{s}_{k}_us"] for s in ("before", "after") for k in ("predicted", "measured")]
-        ratio = row["after_measured_us"] / row["before_measured_us"]
-        lines.append(f"| {row['model']} | {' | '.join(f'{c:.1f}' for c in cells)} | {ratio:.3f} |")
+        others = " | ".join(_cell(row, peer) for peer in gpu_peers.PEERS)
+        figures = " | ".join(f"{c:.1f}" for c in cells)
+        lines.append(f"| {row['model']} | {figures} | {row['ratio']:.3f} ± {row['spread']:.3f} | {others} |")
     if errors:
         lines += [
             "",

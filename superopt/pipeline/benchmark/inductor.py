@@ -15,7 +15,7 @@ import numpy as np
 
 from superopt.ir.errors import Unsupported
 
-__all__ = ["MARK", "compiled"]
+__all__ = ["MARK", "compiled", "older"]
 
 MARK = "inductor:"  # in front of a path: this candidate is the model at the path, run by inductor
 _OPSET = 16  # the newest that onnx2torch 1.5 knows most operators of
@@ -23,7 +23,7 @@ Feeds = Mapping[str, np.ndarray[Any, Any]]
 Step = Callable[[Feeds], list[np.ndarray[Any, Any]]]
 
 
-def _older(path: Path) -> Any:
+def older(path: Path) -> Any:
     """The model at an opset that onnx2torch knows, as far as ONNX's own converter gets it there."""
     onnx: Any = importlib.import_module("onnx")
     converter: Any = importlib.import_module("onnx.version_converter")
@@ -43,7 +43,7 @@ def compiled(path: Path, feeds: Feeds) -> Step:
     convert: Any = importlib.import_module("onnx2torch").convert
     torch.set_num_threads(1)
     try:
-        module = convert(_older(path)).eval()
+        module = convert(older(path)).eval()
         function = torch.compile(module)
         fixed = [torch.from_numpy(np.ascontiguousarray(a)) for a in feeds.values()]
 
