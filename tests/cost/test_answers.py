@@ -1,0 +1,76 @@
+"""One piece asks devices: within a budget, once a key, and predicts the rest from what it has."""
+
+from __future__ import annotations
+
+import pytest
+
+from superopt.cost import Store
+from superopt.cost.answers import Answers, refused
+from superopt.cost.measure import Timing
+from superopt.cost.predictor import Predictor
+from superopt.cost.record import Estimate, Key, Record, key_of
+from superopt.ir.errors import Unsupported
+from superopt.ir.types import DType, TensorType
+from superopt.ops.record import NotCovered
+
+
+def key(size: int) -> Key:
+    return key_of("Relu", {}, (TensorType(DType.FLOAT32, (size,)),))
+
+
+def timed() -> Timing:
+    return Timing(1000.0, 2000.0, 0.01)
+
+
+def refusing() -> Timing:
+    raise Unsupported("no kernel")
+
+
+def inseparable() -> Timing:
+    raise NotCovered("it cannot be written alone")
+
+
+def test_a_key_is_measured_once_and_kept() -> None:
+    answers = Answers(Store.of(()))
+    first = answers.get(key(1), timed, (1, 8))
+    assert first is not None
+    assert answers.get(key(1), lambda: pytest.fail("it is known"), (1, 8)) == first
+    assert answers.measured == 1
+
+
+def test_what_is_refused_failed_and_what_cannot_stand_alone_did_not() -> None:
+    answers = Answers(Store.of(()))
+    asked = []
+
+    def once(how):
+        def time_it() -> Timing:
+            asked.append(how)
+            return how()
+
+        return time_it
+
+    for _ in range(3):
+        assert answers.get(key(1), once(refusing), (1, 8)) is None
+        assert answers.get(key(2), once(inseparable), (1, 8)) is None
+    assert asked == [refusing, inseparable], "neither is tried again"
+    assert answers.failed(key(1))
+    assert not answers.failed(key(2))
+    assert refused(Estimate(2.0, "interpolated")).us > 1000
+
+
+def test_without_time_nothing_is_measured_but_what_is_known_is_told() -> None:
+    known = Record(key(1), 1.0, 1.0)
+    answers = Answers(Store.of([known]), time_limit=0.0)
+    assert answers.get(key(1), lambda: pytest.fail("no time"), (1, 8)) == known
+    assert answers.get(key(2), lambda: pytest.fail("no time"), (1, 8)) is None
+
+
+def test_the_predictor_is_fitted_now_and_then_not_with_every_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = []
+    real = Predictor.fit
+    monkeypatch.setattr(Predictor, "fit", staticmethod(lambda *given: fits.append(1) or real(*given)))
+    answers = Answers(Store.of(()))
+    for size in range(1, 130):
+        answers.get(key(size), timed, (size, 8 * size))
+        answers.predict("Relu", (size, 8 * size), key(size))
+    assert len(fits) == 3
