@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import reduce
 
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ir.terms import App, Project, Term, Var
@@ -66,7 +67,9 @@ class Composer:
         meanings: the meaning of each application.
         shapes: the shape of each tensor variable.
         booleans: tensor variables whose elements are 0 or 1.
+        unroll: reductions over a constant number of places, up to this many, are written out place by place.
         reads: positions that were promised to be inside, with what was known there.
+        extents: constant extents of reductions that were met.
         promises: positions that depend on data, each promised to be inside an axis of a size.
     """
 
@@ -74,7 +77,9 @@ class Composer:
     meanings: Mapping[App, Meaning]
     shapes: Mapping[str, tuple[Dim, ...]]
     booleans: frozenset[str] = frozenset()
+    unroll: int = 0
     reads: list[Unbounded] = field(default_factory=list)
+    extents: set[int] = field(default_factory=set)
     promises: list[tuple[Value, Dim]] = field(default_factory=list)
     _memo: dict[tuple[Term, tuple[Dim, ...], tuple[Condition, ...]], Value] = field(default_factory=dict)
     _scope: tuple[Condition, ...] = ()  # ranges and conditions in force where the value is read
@@ -186,6 +191,12 @@ class Composer:
         return add(*parts)
 
     def _reduce(self, kind: str, variable: str, extent: Dim, body: Scalar, names: Mapping[str, Dim], app: App) -> Value:
+        if isinstance(extent, int) and kind in ("sum", "max"):
+            self.extents.add(extent)
+        if isinstance(extent, int) and 1 < extent <= self.unroll and kind in ("sum", "max"):
+            parts = [self.scalar(body, {**names, variable: place}, app) for place in range(extent)]
+            if not any(map(has_infinity, parts)):
+                return self.algebra.tidy(add(*parts)) if kind == "sum" else reduce(self._larger, parts)
         name = fresh()
         span = [ge(sym(name)), normal_condition(ge(extent - 1 - sym(name)))]
         if extent == 0:
@@ -197,6 +208,9 @@ class Composer:
                 raise CannotProve("a sum of infinite constants")
             return self.algebra.tidy(guarded(value, span, (name,)))
         return reduced(self.algebra, kind, name, frozenset(span), value)
+
+    def _larger(self, a: Value, b: Value) -> Value:
+        return self.algebra.apply("max", [a, b])
 
     def _read(self, node: Read, names: Mapping[str, Dim], app: App) -> Value:
         source = app.args[node.operand]

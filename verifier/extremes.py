@@ -26,6 +26,7 @@ from superopt.verifier.normal import (
     atom_value,
     constant,
     dimensions,
+    free,
     fresh,
     merge_factors,
     mul,
@@ -36,6 +37,8 @@ from superopt.verifier.normal import (
 from superopt.verifier.simplify import coefficient_of, exact_quotient, guarded, simplify_monomial
 
 __all__ = ["reduced"]
+
+_MOST_PAIRS = 16  # of ends, where a variable of a maximum is projected out of its guards
 
 
 def reduced(algebra: Algebra, kind: str, name: str, span: frozenset[Condition], body: Value) -> Value:
@@ -85,7 +88,37 @@ def _simplified(algebra: Algebra, kind: str, branch: Branch) -> list[Branch]:
     made = [_branch_of(m) for m in simplify_monomial(_carrier(branch), algebra.facts, counting=False)]
     if kind != "max":
         return made
-    return [_without_unused(algebra, _merged_windows(algebra, b)) for b in made]
+    return [_without_unused(algebra, _overlapped(algebra, _merged_windows(algebra, b))) for b in made]
+
+
+def _overlapped(algebra: Algebra, branch: Branch) -> Branch:
+    """Where the value depends on ``a + b`` alone, that sum is the variable: windows of windows, with any guards."""
+    for low, high in permutations(branch.bound, 2):
+        if _stride(list(dimensions(branch.value)), low, high) != 1:
+            continue
+        name = fresh()
+        binding: dict[str, Dim] = {low: sym(name) - sym(high)}
+        moved = frozenset(normal_condition(Condition(g.kind, substitute(g.size, binding))) for g in branch.guards)
+        value, guards = replace(branch.value, binding), _projected(moved, high)
+        if guards is not None and high not in free(value):
+            bound = (*(n for n in branch.bound if n not in (low, high)), name)
+            return _overlapped(algebra, Branch(bound, guards, value))
+    return branch
+
+
+def _projected(guards: frozenset[Condition], name: str) -> frozenset[Condition] | None:
+    """The guards under which some integer for ``name`` satisfies all (Fourier, Motzkin: exact for coefficients ±1)."""
+    own = [g for g in guards if name in symbols(g.size)]
+    ends: dict[Dim, list[Dim]] = {1: [], -1: []}
+    for g in own:
+        c = coefficient_of(g.size, name)
+        if g.kind != "ge" or c not in (1, -1):
+            return None
+        ends[c].append(g.size - c * sym(name))
+    if len(ends[1]) * len(ends[-1]) > _MOST_PAIRS:
+        return None
+    made = {normal_condition(ge(low + high)) for low in ends[1] for high in ends[-1]}
+    return guards.difference(own) | {g for g in made if not g.known}
 
 
 def _merged_windows(algebra: Algebra, branch: Branch) -> Branch:
@@ -169,6 +202,9 @@ def made_of(algebra: Algebra, kind: str, branches: list[Branch]) -> Value:
     """The reduction over branches, with what does not depend on the range taken out of it."""
     branches = [s for b in branches for f in _flat(kind, b) for s in _simplified(algebra, kind, f)]
     if kind == "max":
+        capped = _capped(algebra, branches[0]) if len(branches) == 1 else None
+        if capped is not None:
+            return algebra.apply("min", [made_of(algebra, kind, [capped[0]]), capped[1]])
         branches = [u for b in branches for u in _unfolded(algebra, b)]
     for b in branches:
         for guard in sorted(b.guards, key=str):
@@ -288,6 +324,20 @@ def _unfolded(algebra: Algebra, branch: Branch) -> list[Branch]:
             made = [Branch(branch.bound, branch.guards, v) for v in (low, high)]
             return [u for b in made for u in _unfolded(algebra, b)]
     return [branch]
+
+
+def _capped(algebra: Algebra, branch: Branch) -> tuple[Branch, Value] | None:
+    """``max(min(w, k)) = min(max(w), k)`` where ``k`` is fixed, over a range that is inhabited: ``w`` and ``k``."""
+    bound = set(branch.bound)
+    for m in branch.value:
+        factor = m.factors[0][0] if len(m.factors) == 1 and m.factors[0][1] == 1 else None
+        plain = not m.bound and not m.guards and m.coefficient < 0 and bool(m.free & bound)
+        if plain and isinstance(factor, Apply) and factor.function == "ramp":
+            uncapped = tuple(o for o in branch.value if o is not m)
+            cap = algebra.tidy(add(uncapped, scale(factor.args[0], m.coefficient)))
+            if not free(cap) & bound and algebra.inhabited(branch.bound, branch.guards):
+                return Branch(branch.bound, branch.guards, uncapped), cap
+    return None
 
 
 def _sealed_branch(branch: Branch) -> Branch:

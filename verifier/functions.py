@@ -246,6 +246,11 @@ class Algebra(Order):
                 return scale(
                     add(self.exponential(first), scale(other, -1 if function == "sinh" else 1)), Fraction(1, 2)
                 )
+            case "floor":
+                whole = tuple(m for m in first if m.key == ONE[0].key and m.coefficient.denominator == 1)
+                return add(whole, self.opaque("floor", [tuple(m for m in first if m not in whole)]))
+            case "ceil":
+                return scale(self._unguarded("floor", [scale(first, -1)]), -1)
             case "log":
                 return self.logarithm(first)
             case "pow":

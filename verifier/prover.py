@@ -31,6 +31,8 @@ from superopt.verifier.verdict import ProvedAllSizes, Unknown
 
 __all__ = ["Derivation", "Proof", "prove", "prove_with_steps"]
 
+_UNROLLED = 4  # places of a reduction that are written out where the sums themselves were not matched
+
 
 @dataclass(frozen=True)
 class Derivation:
@@ -145,34 +147,37 @@ def _prove_output(
         _common_digits(a, b, size)
         for a, b, size in zip(_axes(context, left), _axes(context, right), context.shape(left), strict=True)
     ]
+    for unroll in (0, _UNROLLED):
+        attempt, digits = _finest(context, left, right, digits, budget, unroll)
+        attempt.check_reads()
+        attempt.check_positions(rule)
+        nonzero = attempt.check_domain(rule)
+        matcher = Matcher(attempt.algebra)
+        shown = matcher.zero(add(attempt.left, scale(attempt.right, -1)))
+        extents = tuple(tuple(d) for d in digits)
+        made = Derivation(
+            left, right, attempt.facts, attempt.left, attempt.right, tuple(matcher.steps), extents, context.parts,
+            facts.established,
+        )  # fmt: skip
+        if shown:
+            proof.goals.append(made)
+            return nonzero
+        if not attempt.unrollable:
+            break
+    raise CannotProve("the sides were not shown to be equal")
+
+
+def _finest(
+    context: Context, left: Term, right: Term, digits: list[list[Dim]], budget: Budget, unroll: int
+) -> tuple[_Attempt, list[list[Dim]]]:
+    """Both sides' element at an index in the digits in which they are read, and those digits."""
+    attempt = _Attempt.of(context, left, right, digits, budget, unroll)
     for _ in range(5):
-        attempt = _Attempt.of(context, left, right, digits, budget)
         finer = attempt.refined(digits)
         if finer is None:
             break
-        digits = finer
-    attempt.check_reads()
-    attempt.check_positions(rule)
-    nonzero = attempt.check_domain(rule)
-    difference = add(attempt.left, scale(attempt.right, -1))
-    matcher = Matcher(attempt.algebra)
-    shown = matcher.zero(difference)
-    proof.goals.append(
-        Derivation(
-            left,
-            right,
-            attempt.facts,
-            attempt.left,
-            attempt.right,
-            tuple(matcher.steps),
-            tuple(tuple(d) for d in digits),
-            context.parts,
-            facts.established,
-        )
-    )
-    if not shown:
-        raise CannotProve("the sides were not shown to be equal")
-    return nonzero
+        attempt, digits = _Attempt.of(context, left, right, finer, budget, unroll), finer
+    return attempt, digits
 
 
 def _axes(context: Context, term: Term) -> list[Axis]:
@@ -218,9 +223,12 @@ class _Attempt:
     binding: Mapping[str, Dim]
     left_domain: dict[tuple[str, str], Value]
     right_domain: dict[tuple[str, str], Value]
+    unrollable: bool
 
     @staticmethod
-    def of(context: Context, left: Term, right: Term, digits: Sequence[Sequence[Dim]], budget: Budget) -> _Attempt:
+    def of(
+        context: Context, left: Term, right: Term, digits: Sequence[Sequence[Dim]], budget: Budget, unroll: int
+    ) -> _Attempt:
         index: list[Dim] = []
         hypotheses = list(context.hypotheses)
         for axis, extents in enumerate(digits):
@@ -235,23 +243,16 @@ class _Attempt:
         facts = Facts(tuple(hypotheses), context.least, budget)
         algebra = Algebra(facts, context.reals, context.naturals)
         shapes = {n: t.shape or () for n, t in context.variables.items()}
-        first = Composer(algebra, context.meanings, shapes, context.booleans)
+        first = Composer(algebra, context.meanings, shapes, context.booleans, unroll)
         one = first.element(left, tuple(index))
         domain, algebra.domain = algebra.domain, {}
-        second = Composer(algebra, context.meanings, shapes, context.booleans)
+        second = Composer(algebra, context.meanings, shapes, context.booleans, unroll)
         two = second.element(right, tuple(index))
+        unrollable = any(1 < n <= _UNROLLED for n in first.extents | second.extents)
         return _Attempt(
-            facts,
-            algebra,
-            one,
-            two,
-            second.reads,
-            first.promises,
-            second.promises,
-            context.binding,
-            domain,
-            algebra.domain,
-        )
+            facts, algebra, one, two, second.reads, first.promises, second.promises, context.binding, domain,
+            algebra.domain, unrollable,
+        )  # fmt: skip
 
     def check_reads(self) -> None:
         """The right side reads inside its inputs wherever its meanings promise it.
@@ -304,7 +305,7 @@ class _Attempt:
                         if coefficient_of(atom.numerator, f"o{axis}.{place}") != 1:
                             continue
                         quotient = exact_quotient(extent, atom.denominator)
-                        if quotient is None or symbols(atom.denominator) - self.facts.least.keys():
+                        if quotient in (None, 1) or symbols(atom.denominator) - self.facts.least.keys():
                             continue
                         made = [list(e) for e in digits]
                         made[axis][place : place + 1] = [quotient, atom.denominator]

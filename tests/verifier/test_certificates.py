@@ -16,13 +16,16 @@ import pytest
 from typer.testing import CliRunner
 
 from superopt import cli
+from superopt.ir.poly import sym
 from superopt.rules import Rule, load_library, parse_rule
 from superopt.rules.typing import meaning_digest
 from superopt.verifier import ProvedAllSizes, Unknown
+from superopt.verifier.arith import ge
 from superopt.verifier.certificate import certificate_of, certify
 from superopt.verifier.certify_library import certify_all
 from superopt.verifier.checker import CertificateResult, check_certificate, script_of, seal
 from superopt.verifier.checker_values import Rejected
+from superopt.verifier.smtlib import script, unsatisfiable
 
 ROOT = Path(__file__).parents[2]
 
@@ -269,3 +272,14 @@ def test_commands(tmp_path: Path) -> None:
     (tmp_path / "download").write_text(shown.stdout.replace('"c": "1"', '"c": "2"', 1))
     refused = runner.invoke(cli.app, ["rules", "check-certificate", str(tmp_path / "download")])
     assert getattr(refused.exception, "exit_code", refused.exit_code) == 5
+
+
+def test_a_goal_with_products_says_what_follows_by_one_multiplication() -> None:
+    """``i < z`` and ``v < c`` leave no room for ``c·i + v ≥ c·z``; cvc5 times out on such goals without the product."""
+    c, i, z, v = map(sym, "cizv")
+    given = [ge(c - 1), ge(i), ge(z - 1 - i), ge(v), ge(c - 1 - v)]
+    text = script([[g] for g in [*given, ge(c * i + v - c * z)]])
+    assert text.count("(assert") > len(given) + 1
+    assert {answer for _, answer in unsatisfiable(text)} == {"unsat"}
+    possible = script([[g] for g in [*given, ge(c * i + v - c * z + 1)]])
+    assert {answer for _, answer in unsatisfiable(possible)} == {"sat"}, "what is added follows"

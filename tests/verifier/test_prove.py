@@ -112,3 +112,30 @@ def test_the_time_limit_holds() -> None:
     case = next(c for c in cases.FALSE if c[0] == "convs compose padded")
     verdict = prove(cases.rule_of(case), time_limit=0.2)
     assert isinstance(verdict, Unknown)
+
+
+SIGNAL = {"x": "f[n, c, l]"}
+WINDOWS = "MaxPool(MaxPool(x, kernel_shape=[3], pads=[1, 1]), kernel_shape=[3], pads=[1, 1])"
+
+
+@pytest.mark.parametrize(
+    ("forall", "lhs", "rhs", "true"),
+    [
+        (SIGNAL, WINDOWS, "MaxPool(x, kernel_shape=[5], pads=[2, 2])", True),
+        (SIGNAL, WINDOWS, "MaxPool(x, kernel_shape=[5], pads=[1, 3])", False),
+        ({"x": "f[n, c, l + 1]", "k": "f[o, c, 2]"}, "Conv(x, k)",
+         "Add(Conv(Slice(x, [0], [l], [2]), Slice(k, [0], [1], [2])),"
+         " Conv(Slice(x, [1], [l+1], [2]), Slice(k, [1], [2], [2])))", True),
+        ({"x": "f[n, c, l + 1]", "k": "f[o, c, 2]"}, "Conv(x, k)",
+         "Add(Conv(Slice(x, [0], [l], [2]), Slice(k, [1], [2], [2])),"
+         " Conv(Slice(x, [1], [l+1], [2]), Slice(k, [0], [1], [2])))", False),
+        ({"x": "f[b, n]"}, "ReduceMax(Clip(x, -1.0, 6.0), axes=[1])", "Clip(ReduceMax(x, axes=[1]), -1.0, 6.0)", True),
+        ({"x": "f[b, n]"}, "ReduceMin(Clip(x, -1.0, 6.0), axes=[1])", "Clip(ReduceMax(x, axes=[1]), -1.0, 6.0)", False),
+        ({"x": "f[n]"}, "Ceil(Add(x, 2.0))", "Sub(2.0, Floor(Neg(x)))", True),
+        ({"x": "f[n]"}, "Floor(Add(x, 0.5))", "Add(Floor(x), 0.5)", False),
+    ],
+)  # fmt: skip
+def test_windows_of_windows_few_places_caps_and_floors(forall: dict[str, str], lhs: str, rhs: str, true: bool) -> None:
+    rule = _rule(forall, lhs, rhs)
+    assert isinstance(prove(rule, time_limit=10.0 if true else 0.3), ProvedAllSizes) == true
+    assert isinstance(exact_test(rule), Refuted) != true
