@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Protocol, cast
 
 from superopt.cost.fusion import Backend
 from superopt.cost.model import work_of
+from superopt.cost.peaks import Peaks
 from superopt.cost.predictor import Predictor
 from superopt.cost.profile import Store
 from superopt.cost.record import Estimate, key_of
@@ -78,6 +80,16 @@ class Pricer:
         known = getattr(costs, "predictor", None)  # a recorded profile's own, which knows the device's ceilings
         fitted = self._store.records if self._store is not None else ()
         self._predictor = known if isinstance(known, Predictor) else Predictor.fit(fitted)
+
+    @cached_property
+    def far_byte_us(self) -> float:
+        """Microseconds to read a byte from memory rather than from the last cache, which held it a moment ago."""
+        peaks = getattr(self.costs, "peaks", None)
+        known = peaks() if peaks is not None else None
+        if not isinstance(known, Peaks):
+            return self.byte_us
+        near = known.cache_bytes_per_second
+        return max(0.0, 1e6 / known.bytes_per_second - (1e6 / near if near else 0.0))
 
     def describe(self, graph: EGraph, node: ENode) -> Application:
         """An e-node without its graph: operator, attributes, argument types and which of them are constant."""

@@ -29,6 +29,7 @@ from superopt.search.regions import cut, level_order
 from superopt.search.replay import Names, replay
 from superopt.search.result import AppliedRule, Progress, SearchOptions, SearchResult
 from superopt.search.saturate import Limits, Moves
+from superopt.search.weights import Weights
 
 __all__ = ["resident", "search"]
 
@@ -115,6 +116,7 @@ class _Run:
         chosen = [r for r in rules if _wanted(r, options)]
         self.program = program_of(graph, infer(graph))
         self.steps = self.program.steps
+        self.rules = chosen
         self.prepared: Prepared = prepare(chosen, self.program, self.deadline)
         self.names = Names(self.program)
         self.pricer = Pricer(self._context(), graph.opset, options.sizes, self.deadline)
@@ -140,17 +142,46 @@ class _Run:
     # -- phases --------------------------------------------------------------------------------------------------
 
     def phases(self) -> None:
-        """Directed moves over long distances; then cut, optimise every distinct region, replace; then take stock."""
+        """Merge what is far apart, then what is close together; where that pays, the other way round as well.
+
+        A merge of siblings all over the model can stand in the way of one of neighbours (the gates of a cell, or all
+        steps of one gate?), and which of the two is better depends on sizes.
+        """
         self._keep()
         moves = self.prepared.moves
         self._directed("merging", sibling_regions, Moves((), moves.groups), Limits().rounds)
+        merged = self.program.steps is not self.steps
+        self._closer()
+        if merged and not self._over():
+            self._other_way_round()
+        self._take_stock()
+
+    def _closer(self, *, merging: bool = False) -> None:
+        """From moves that are few and mostly right to all moves everywhere."""
+        self.prepared = prepare(self.rules, self.program, self.deadline)  # merging has made parts of new numbers
+        moves = self.prepared.moves
         sinking = tuple(p for p in moves.patterns if _selects(p))
         self._directed("selecting early", selection_regions, Moves(sinking), _STEPS)
         self._shorten()
+        if merging:
+            self._directed("merging", sibling_regions, Moves((), moves.groups), Limits().rounds)
         self._keep()
         self._windows()
         self._keep()
-        self._take_stock()
+
+    def _other_way_round(self) -> None:
+        """Once more from the input, merging what is far apart last; the cheaper of the two results stands."""
+        program, totals, stages = self.program, self.totals, self.stages
+        (self.program, start), first = stages[0], stages[-1:]
+        self.totals = copy.deepcopy(start)
+        self.stages = [stages[0], *first]
+        try:
+            self._closer(merging=True)
+        finally:
+            found = self.totals
+            if found.before - found.gain >= totals.before - totals.gain or not found.before:
+                self.program, self.totals, self.stages = program, totals, stages
+            self.totals.e_nodes = found.e_nodes + totals.e_nodes
 
     def _directed(
         self, what: str, cover: Callable[[Program], list[list[int]]], moves: Moves, rounds: int
@@ -265,6 +296,7 @@ class _Run:
                 alike.setdefault(region.signature, []).append(region)
         ordered = sorted(alike.items(), key=lambda item: -len(item[1]) * item[1][0].running)
         replacements: list[tuple[Region, Plan]] = []
+        weights = Weights(self.program)
         self.totals.regions = max(self.totals.regions, len(regions))
         try:
             for done, (signature, group) in enumerate(ordered):
@@ -280,10 +312,8 @@ class _Run:
                 if first:
                     self.totals.before += found.before * len(group)
                 if found.plan is not None:
-                    for member in group:
-                        plan = self._in_place(member, found.plan)
-                        if plan.gain > 0 and self._affordable(plan):
-                            replacements.append((member, plan))
+                    placed = [(member, self._in_place(member, found.plan)) for member in group]
+                    replacements += self._worthwhile([p for p in placed if p[1].gain > 0], weights)
         finally:
             if replacements:
                 self._replace(replacements)
@@ -306,15 +336,23 @@ class _Run:
                 lost += self.pricer.fused(before, reader, program) - self.pricer.fused(after, reader, program)
         return replace(plan, after=plan.after + lost) if lost > 0 else plan
 
-    def _affordable(self, plan: Plan) -> bool:
-        """Whether the new weights still fit the budget; they are counted if so."""
-        if self.totals.grown + plan.grown > self.budget and plan.grown > 0:
-            self.totals.missed[f"{_named(plan)} would save {plan.gain:.1f} µs, but the weights would grow too much"] = (
-                None
-            )
-            return False
-        self.totals.grown += plan.grown
-        return True
+    def _worthwhile(self, placed: Sequence[tuple[Region, Plan]], weights: Weights) -> Sequence[tuple[Region, Plan]]:
+        """These replacements, unless the new weights cost more than they save, or do not fit the budget."""
+        if not placed:
+            return placed
+        grown = weights.grown(placed)
+        lost = max(0, grown) * self.pricer.far_byte_us / len(placed)
+        plan = placed[0][1]
+        why = ""
+        if grown > 0 and self.totals.grown + grown > self.budget:
+            why = "the weights would grow too much"
+        elif lost >= max(p.gain for _, p in placed):
+            why = f"{grown >> 10} KiB more of weights would be read"
+        if why:
+            self.totals.missed[f"{_named(plan)} would save {plan.gain:.1f} µs, but {why}"] = None
+            return []
+        self.totals.grown += grown
+        return [(r, replace(p, after=p.after + lost)) for r, p in placed if p.gain > lost]
 
     def _replace(self, replacements: Sequence[tuple[Region, Plan]]) -> None:
         self.program = replay(self.program, replacements, self.names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.cost.model import work_of
+from superopt.cost.peaks import Peaks
 from superopt.cost.record import Estimate
 
 
@@ -29,3 +30,6 @@ class Roofline:
 
     def fusable(self, producer, consumer, *, constant_others=True):
         return self.backend.fusable(producer, consumer, constant_others=constant_others)
+
+    def peaks(self):
+        return Peaks("roofline", 20e9, 10e9, 40e9, 8 << 20)
