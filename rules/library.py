@@ -16,8 +16,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from superopt.ir.collecting import rarely_collected
 from superopt.ir.errors import UsageError, printable
 from superopt.rules.grammar import format_rule, parse_rule
+from superopt.rules.kept import kept_rules
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import meaning_digest
@@ -223,7 +225,9 @@ def _built_in() -> Library:
     stamp = tuple((str(f), f.stat().st_mtime_ns, f.stat().st_size) for f in files if f.exists())
     if stamp not in _loaded:
         _loaded.clear()
-        _loaded[stamp] = _load(BUILT_IN)
+        with rarely_collected():
+            rules = kept_rules(files[:-1], lambda: _load(BUILT_IN).rules)
+        _loaded[stamp] = Library(rules, read_verdicts(BUILT_IN / PROOFS))
     return _loaded[stamp]
 
 

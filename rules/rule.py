@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -138,6 +139,12 @@ class Rule:
 
     def __hash__(self) -> int:
         return hash((self.id, self.lhs, self.rhs))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of all that the rule says: equal for equal rules, in every process."""
+        parts = (self.id, self.family, tuple(self.forall.items()), self.where, self.lhs, self.rhs)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorScheme]:

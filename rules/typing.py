@@ -19,8 +19,19 @@ from superopt.rules.rule import CLASSES, Rule, TensorScheme, TypeScheme
 from superopt.rules.scanner import RuleError
 from superopt.rules.spelling import from_front
 
-__all__ = ["LEADS", "RuleTypes", "complete", "instances", "meaning_digest", "operator_of", "type_terms", "types_of"]
+__all__ = [
+    "DIGEST",
+    "LEADS",
+    "RuleTypes",
+    "complete",
+    "instances",
+    "meaning_digest",
+    "operator_of",
+    "type_terms",
+    "types_of",
+]
 
+DIGEST = "known_digest"  # where a rule that was kept has its digest
 LEADS = (0, 1, 2)  # numbers of leading axes that ``...`` is written out to by default
 
 
@@ -190,15 +201,21 @@ def _output_types(
         raise type(error)(f"{term.op}: {error}") from error
 
 
-@lru_cache(maxsize=8192)
 def meaning_digest(rule: Rule) -> str:
     """SHA-256 over the rule's canonical text and what its operators mean at the rule's own symbolic types.
 
-    It changes when the rule changes, or the meaning of an operator as far as this rule depends on it.
+    It changes when the rule changes, or the meaning of an operator as far as this rule depends on it. The library
+    keeps it with its rules for as long as neither its files nor superopt's code change (:mod:`superopt.rules.kept`).
 
     Raises:
         RuleError: the rule is not well-formed.
     """
+    known = rule.__dict__.get(DIGEST)
+    return known if isinstance(known, str) else _meaning_digest(rule)
+
+
+@lru_cache(maxsize=8192)
+def _meaning_digest(rule: Rule) -> str:
     smallest = canonical(rule)
     digest = hashlib.sha256(rule_text(smallest).encode())
     for instance in instances(smallest):

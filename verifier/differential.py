@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from superopt.formats.onnx_writer import save_onnx, to_onnx_bytes
-from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, Unsupported, UsageError
+from superopt.ir.errors import InvalidModel, OutOfTime, ResourceLimit, SuperoptError, Unsupported, UsageError
 from superopt.ir.graph import Graph, OpaqueAttribute
 from superopt.ir.types import TensorType
 from superopt.runtime import reference
@@ -34,7 +34,7 @@ __all__ = ["FACTOR", "MARGIN", "CheckResult", "check", "check_regions", "make_in
 
 LARGE = 2**30  # bytes of weights from which a model goes to ONNX Runtime through a file
 _COPIES = 3.0  # memory of a check: the original's values, and the reference's, twice as wide
-_LONGEST_RUN = 15.0  # seconds of one run; the reference is not interrupted
+_LONGEST_RUN = 15.0  # seconds of one run
 _RANDOM = ("RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "Dropout")
 
 Arrays = dict[str, np.ndarray]
@@ -72,6 +72,7 @@ def check(
     seed: int = 0,
     trials: int = 3,
     time_limit: float | None = None,
+    patience: float | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> CheckResult:
     """Compare a model with its rewritten form.
@@ -81,18 +82,20 @@ def check(
         after: the result; inputs and outputs must be the same in name, order and type.
         seed: of all random choices.
         trials: inputs to try: standard normal, edge values, uniform, and again with other seeds.
-        time_limit: seconds after which no further trial is begun (one is always made).
+        time_limit: seconds after which no further trial is begun (one is always made, if ``patience`` lets it).
+        patience: seconds after which the check is given up, with the verdict "skipped".
         sizes: symbolic dimensions that are fixed; the others get small sizes, different in each trial.
     """
     difference = signature_difference(before, after)
     if difference is not None:
         return CheckResult("failed", culprit_output=difference[0], reason=difference[1])
     deadline = None if time_limit is None else time.monotonic() + time_limit
+    give_up = float("inf") if patience is None else time.monotonic() + patience
     try:
         for graph in (before, after):
             refuse_unbounded(graph, sizes, copies=_COPIES)
         with bounded_memory():
-            return _checked(before, after, seed, trials, deadline, sizes or {})
+            return _checked(before, after, seed, trials, deadline, sizes or {}, give_up)
     except ResourceLimit as error:
         return CheckResult("skipped", reason=str(error))
     except MemoryError:
@@ -113,10 +116,12 @@ def check_regions(
     for position, (before, after) in enumerate(pairs):
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         if left == 0.0:
-            return replace(total, reason=f"the time ran out after {position} regions")
-        found = check(before, after, seed=seed + position, trials=trials, time_limit=left)
+            return replace(total, verdict="skipped", reason=f"the time ran out after {position} regions")
+        found = check(before, after, seed=seed + position, trials=trials, time_limit=left, patience=left)
         if found.verdict == "failed":
             return replace(found, reason=f"region {position}: {found.reason}")
+        if found.verdict == "skipped" and deadline is not None and time.monotonic() > deadline:
+            return replace(found, reason=f"the time ran out in region {position}")
         if found.verdict == "skipped":
             total = replace(total, reason=f"region {position} was skipped: {found.reason}")
             continue
@@ -149,13 +154,14 @@ class _Trial:
 
 
 def _checked(
-    before: Graph, after: Graph, seed: int, trials: int, deadline: float | None, sizes: Mapping[str, int]
-) -> CheckResult:
-    ran, refusal, erratic = _original(before, seed, trials, deadline, sizes)
+    before: Graph, after: Graph, seed: int, trials: int, deadline: float | None, sizes: Mapping[str, int],
+    give_up: float,
+) -> CheckResult:  # fmt: skip
+    ran, refusal, erratic = _original(before, seed, trials, deadline, sizes, give_up)
     names = [v.name for v in before.outputs if v.name not in erratic]
     if not names:
         return CheckResult("skipped", reason="every output is random: it differs from run to run")
-    results = _result(after, ran) if refusal is None else None
+    results = _result(after, ran, give_up) if refusal is None else None
     if isinstance(results, CheckResult):
         return results
     types = {v.name: v.type for v in before.outputs}
@@ -165,10 +171,14 @@ def _checked(
     for number, trial in enumerate(ran):
         if number and deadline is not None and time.monotonic() > deadline:
             break
-        exact, why = _reference(before, trial, names)
+        exact, why = _reference(before, trial, names, give_up)
         if why is not None and why not in notes:
             notes.append(why)
-        new = results[number] if results is not None else reference.run(after, trial.feeds, outputs=names)
+        new = (
+            results[number]
+            if results is not None
+            else reference.run(after, trial.feeds, outputs=names, deadline=give_up)
+        )
         for name in names:
             dtype = kind.dtype if isinstance(kind := types[name], TensorType) else None
             old = None if trial.original is None else trial.original[name]
@@ -181,7 +191,7 @@ def _checked(
 
 
 def _original(
-    before: Graph, seed: int, trials: int, deadline: float | None, sizes: Mapping[str, int]
+    before: Graph, seed: int, trials: int, deadline: float | None, sizes: Mapping[str, int], give_up: float
 ) -> tuple[list[_Trial], str | None, set[str]]:
     """Inputs that the original accepts with its outputs, why ONNX Runtime refuses it if so, and its random outputs."""
     fed_types(before)
@@ -202,7 +212,7 @@ def _original(
                     original = (
                         None
                         if isinstance(session, SuperoptError)
-                        else run_session(session, feeds, time_limit=_LONGEST_RUN)
+                        else run_session(session, feeds, time_limit=_longest(give_up))
                     )
                     break
                 except (InvalidModel, UsageError) as error:
@@ -211,12 +221,25 @@ def _original(
                         raise Unsupported(f"ONNX Runtime refuses every input that was tried: {error.what}") from error
             ran.append(_Trial(feeds, dict(sizes), original))
             if original is not None and not number and _is_random(before):
-                again = run_session(session, feeds, time_limit=_LONGEST_RUN)  # type: ignore[arg-type]
+                again = run_session(session, feeds, time_limit=_longest(give_up))  # type: ignore[arg-type]
                 erratic = {n for n, a in original.items() if not equal(a, again[n])}
     return ran, refusal, erratic
 
 
-def _result(after: Graph, ran: Sequence[_Trial]) -> list[Arrays] | CheckResult:
+def _longest(give_up: float) -> float:
+    """Seconds that the next run may take.
+
+    Raises:
+        OutOfTime: there is no time for it.
+    """
+    left = give_up - time.monotonic()
+    if left <= 0:
+        raise OutOfTime("the time ran out during the check")
+    return min(_LONGEST_RUN, left)
+
+
+def _result(after: Graph, ran: Sequence[_Trial], give_up: float) -> list[Arrays] | CheckResult:
+    _longest(give_up)
     with _Session(after) as session:
         if isinstance(session, SuperoptError):
             return CheckResult(
@@ -225,7 +248,7 @@ def _result(after: Graph, ran: Sequence[_Trial]) -> list[Arrays] | CheckResult:
         results = []
         for trial in ran:
             try:
-                results.append(run_session(session, trial.feeds, time_limit=_LONGEST_RUN))
+                results.append(run_session(session, trial.feeds, time_limit=_longest(give_up)))
             except (InvalidModel, UsageError) as error:
                 return CheckResult(
                     "failed", len(results), reason=f"the result fails where the original runs: {error.what}"
@@ -233,10 +256,12 @@ def _result(after: Graph, ran: Sequence[_Trial]) -> list[Arrays] | CheckResult:
         return results
 
 
-def _reference(before: Graph, trial: _Trial, names: Sequence[str]) -> tuple[Arrays | None, str | None]:
+def _reference(before: Graph, trial: _Trial, names: Sequence[str], give_up: float) -> tuple[Arrays | None, str | None]:
     """The float64 outputs, or why there are none."""
     try:
-        return reference.run(before, trial.feeds, outputs=names, sizes=trial.sizes), None
+        return reference.run(before, trial.feeds, outputs=names, sizes=trial.sizes, deadline=give_up), None
+    except OutOfTime:
+        raise
     except (Unsupported, ResourceLimit) as error:
         if trial.original is None:
             raise Unsupported(f"neither ONNX Runtime nor the reference can run the model: {error.what}") from error

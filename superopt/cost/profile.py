@@ -27,6 +27,7 @@ from typing import IO, Any
 
 from superopt.cost.record import Record
 from superopt.ir.errors import InvalidModel, UsageError, printable
+from superopt.ir.kept import cache_directory
 
 __all__ = ["Profile", "Store", "cache_directory", "load_profile", "profile_names", "read_profile", "write_profile"]
 
@@ -45,15 +46,6 @@ class Profile:
 
     header: Mapping[str, Any]
     records: Mapping[str, Record] = field(default_factory=dict)
-
-
-def cache_directory() -> Path:
-    """Where measurements are kept: ``$SUPEROPT_CACHE``, ``$XDG_CACHE_HOME/superopt`` or ``~/.cache/superopt``."""
-    own = os.environ.get("SUPEROPT_CACHE")
-    if own:
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "superopt"
 
 
 def _lines(records: Iterable[Record]) -> list[str]:

@@ -7,7 +7,8 @@
     ├── NotEquivalent             exit 5   two models differ, or a rewrite failed its check
     ├── Regression                exit 6   a cost went over its threshold
     ├── ResourceLimit             exit 7   a limit was reached before there was a result
-    │   └── BackendUnavailable    exit 7   the device or library that was asked for is not here
+    │   ├── BackendUnavailable    exit 7   the device or library that was asked for is not here
+    │   └── OutOfTime             exit 7   the time limit came before the end of a part that must be whole
     └── Interrupted               exit 130 Ctrl-C before there was a result
 
 An error says where, what, and what next. ``str(error)`` is the whole message.
@@ -20,6 +21,7 @@ __all__ = [
     "Interrupted",
     "InvalidModel",
     "NotEquivalent",
+    "OutOfTime",
     "Regression",
     "ResourceLimit",
     "SuperoptError",
@@ -86,6 +88,10 @@ class ResourceLimit(SuperoptError):
 
 
 class BackendUnavailable(ResourceLimit):
+    pass
+
+
+class OutOfTime(ResourceLimit):
     pass
 
 

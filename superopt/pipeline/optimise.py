@@ -36,7 +36,10 @@ Model = "str | Path | bytes | onnx.ModelProto | Graph"
 _NOISE = 1.005  # a result that the final race puts above this share of the input's time is not returned
 _ROUNDS = 15
 _CONFIRMING = 7  # rounds of the final race when its figures were not asked for
-_FLOPS, _BYTES = 5e9, 3e8  # FLOPs and bytes of weights a second that the final check and race get through, at worst
+_FLOPS, _BYTES = 1e10, 3e8  # FLOPs and bytes of weights a second that the final check gets through, at worst
+_RESERVED = 0.6  # share of the time limit, at most, that is kept for the check, which comes before everything else
+_GRACE = 0.1  # share of the time limit by which a check that has begun may go over it
+_RACE = 0.7  # a race takes about this much of what the check took
 _PEAKS_TAKE = 4.0  # seconds that measuring the device's ceilings may take, which is done once a machine
 _MEASURING = 0.5  # share of the time limit that measuring operators may take; the rest is predicted
 
@@ -174,7 +177,8 @@ def _refuse_opaque(graph: Graph, typing: Typing) -> None:
 class _Attempt:
     """One optimisation in progress: ``run`` goes straight through.
 
-    ``failures`` are checks that failed on the way, ``remarks`` what the report has to say about memory.
+    ``failures`` are checks that failed on the way, ``remarks`` what the report has to say about memory, and
+    ``checked_for`` the seconds that the last check took.
     """
 
     graph: Graph
@@ -186,6 +190,7 @@ class _Attempt:
     deadline: float
     failures: list[report.CheckFailure] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    checked_for: float = 0.0
     bound: MemoryBound | None = None
 
     def __post_init__(self) -> None:
@@ -224,7 +229,8 @@ class _Attempt:
         raced, its modelled cost has the last word: a result that is not below the input's is not returned.
         """
         model = self.costs
-        if self._left() <= 0.0 and isinstance(model, costs.MeasuredCpu):
+        graphs = 1 if found.graph is self.graph else 2
+        if self._left() < graphs * self._weights() / _BYTES + 0.1 and isinstance(model, costs.MeasuredCpu):
             model = model.recording()  # by our own operators: ONNX Runtime's form of the graph takes it time to make
         before = costs.graph_cost(self.graph, model, self.typing, sizes=self.options.sizes)
         if found.graph is self.graph:
@@ -272,16 +278,24 @@ class _Attempt:
         return None if self.deadline == float("inf") else self._left()
 
     def _reserve(self) -> float:
-        """Seconds that checking, racing and reporting a result will need, so that the search stops in time for them."""
+        """Seconds that checking and reporting a result will need, so that the search stops in time for them."""
         done = costs.graph_work(self.graph, self.typing, self.options.sizes)
-        return float(0.4 + done["flops"] / _FLOPS + self._weights() / _BYTES)
+        needed = float(0.4 + done["flops"] / _FLOPS + 2 * self._weights() / _BYTES)
+        return min(needed, _RESERVED * (self.options.time_limit or float("inf")))
+
+    def _patience(self) -> float | None:
+        """Seconds after which a check is given up; ``None`` without a time limit."""
+        limit = self._limit()
+        return None if limit is None else limit + _GRACE * (self.options.time_limit or 0.0)
 
     def _settle(self, found: SearchResult, notes: list[str]) -> tuple[SearchResult, CheckResult]:
         """Check a rewritten graph; when it fails, leave out the rule at fault and search again, else fall back."""
         if not self.options.check:
             return found, _skipped("switched off")
         self.progress(0, None, "checking")
+        start = time.monotonic()
         checked = self._check(found.graph)
+        self.checked_for = time.monotonic() - start
         if checked.verdict == "passed":
             return found, checked
         if checked.verdict == "skipped":
@@ -290,6 +304,8 @@ class _Attempt:
         first_reason = checked.reason
         rules = self.library.admitted
         for applied in sorted(found.applied, key=lambda a: -a.count):
+            if self._left() <= 0.0:
+                break
             fewer = tuple(r for r in rules if r.id != applied.rule)
             again = self._search(fewer)
             checked = self._check(again.graph) if again.graph is not self.graph else _UNCHANGED
@@ -305,11 +321,12 @@ class _Attempt:
         """The whole model where it can run; else, or where it is too big to be run, every rewritten place by itself."""
         whole = _skipped(f"the model's weights are more than {LARGE >> 20} MiB")
         if self._weights() <= min(LARGE, self.options.memory_limit or LARGE):
-            whole = check(self.graph, after, seed=self.options.seed, sizes=self.options.sizes, time_limit=self._limit())
+            whole = check(self.graph, after, seed=self.options.seed, sizes=self.options.sizes,
+                          time_limit=self._limit(), patience=self._patience())  # fmt: skip
             if whole.verdict != "skipped":
                 return whole
         regions = changed_regions(self.graph, after, self.typing.types)
-        pieces = check_regions(regions, seed=self.options.seed)
+        pieces = check_regions(regions, seed=self.options.seed, time_limit=self._patience())
         why = f"checked place by place, because {whole.reason}"
         return replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)
 
@@ -322,8 +339,11 @@ class _Attempt:
         confirms = options.target in ("cpu", "cuda") and after is not self.graph and self._weights() <= LARGE
         if not (wanted or confirms):
             return None
-        self.progress(0, None, "measuring")
         left = self._limit()
+        if left is not None and not wanted and left < _RACE * self.checked_for:
+            notes.append("there was no time left to time the models whole: their modelled costs decide")
+            return None
+        self.progress(0, None, "measuring")
         try:
             return measure(
                 self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from superopt.ir.errors import ResourceLimit, Unsupported, UsageError, printable
+from superopt.ir.errors import OutOfTime, ResourceLimit, Unsupported, UsageError, printable
 from superopt.ir.graph import Graph, Node, label
 from superopt.ir.poly import Poly, substitute
 from superopt.ir.terms import AttributeValue
@@ -123,6 +124,7 @@ def run(
     *,
     outputs: Sequence[str] | None = None,
     sizes: Mapping[str, int] | None = None,
+    deadline: float = float("inf"),
 ) -> dict[str, np.ndarray]:
     """Run a graph in float64, from the meanings; nodes without one run in ONNX Runtime at their own types.
 
@@ -133,6 +135,7 @@ def run(
         feeds: an array per input; one for a weight overrides it, and gives a shape-only weight its values.
         outputs: names of the wanted values (any, not only outputs); all outputs by default.
         sizes: symbolic dimensions that the feeds do not bind.
+        deadline: ``time.monotonic`` value after which no further node is run.
 
     Returns:
         Reals in float64, everything else at its own type.
@@ -140,6 +143,7 @@ def run(
     Raises:
         UsageError: an input is missing.
         Unsupported: a node has no meaning and ONNX Runtime cannot run it; names the node.
+        OutOfTime: the deadline has passed.
     """
     wanted = list(outputs) if outputs is not None else [v.name for v in graph.outputs]
     bound = dict(sizes or {})
@@ -154,6 +158,8 @@ def run(
     for name in wanted:
         uses[name] = uses.get(name, 0) + 1
     for position in needed:
+        if time.monotonic() > deadline:
+            raise OutOfTime("the time ran out while the reference ran")
         node = graph.nodes[position]
         state.step(position, {o for o in node.outputs if o in uses})
         for name in set(node.reads):

@@ -69,8 +69,7 @@ def costs_digest(costs: object) -> str | None:
 def _rules_digest(rules: tuple[Rule, ...]) -> str:
     digest = hashlib.sha256()
     for rule in rules:
-        parts = (rule.id, rule.family, tuple(rule.forall.items()), rule.where, rule.lhs, rule.rhs)
-        digest.update(repr(parts).encode())
+        digest.update(rule.fingerprint.encode())
     return digest.hexdigest()
 
 

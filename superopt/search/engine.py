@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from superopt.ir.collecting import rarely_collected
 from superopt.ir.graph import Graph
 from superopt.ir.terms import App
 from superopt.ops import REGISTRY
@@ -53,6 +54,7 @@ _TIE = 1.01  # times that differ by less than this share are equal: the simpler 
 _SHOWN = 20  # near misses and places that are reported
 
 
+@rarely_collected()
 def search(
     graph: Graph,
     rules: Sequence[Rule],

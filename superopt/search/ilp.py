@@ -18,9 +18,10 @@ from superopt.search.prune import reduced, requirements
 
 __all__ = ["Solution", "solve"]
 
-_CUT_ROUNDS = 8
+_CUT_ROUNDS = 2  # a program with more cycles takes seconds, and gains less than measurements resolve
+_CUT = 100  # candidates up to which cycles are cut at all
 _NODES = 10  # of the branch-and-bound tree: unlike the clock, the same on every machine
-_CANDIDATES = 250  # that are left: beyond, the solver takes seconds and hardly ever improves on the local search
+_CANDIDATES = 200  # that are left: beyond, the solver takes seconds and hardly ever improves on the local search
 _GAP = 5e-4  # relative gap at which a program counts as optimal: far below what measurements resolve
 
 
@@ -91,7 +92,7 @@ def solve(problem: Problem, incumbent: Choice, seconds: float, seed: int = 0) ->
         cycles = _cycles(problem, choice)
         if not cycles and optimal:
             return replace(best, optimal=True, gap=0.0)
-        if not cycles or time.monotonic() > deadline:
+        if not cycles or len(x) > _CUT or time.monotonic() > deadline:
             return replace(best, optimal=False, gap=gap)
         for cycle in cycles:
             _cut(model, problem, x, cycle)

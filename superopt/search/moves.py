@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
+from superopt.ir.collecting import rarely_collected
+from superopt.ir.kept import code_digest, keep, kept
 from superopt.ir.terms import App, Project, Term, Var, children, postorder
 from superopt.ops import REGISTRY
+from superopt.rules.kept import CLASSES
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import instances
@@ -18,6 +21,7 @@ from superopt.search.match import Pattern, compile_side
 from superopt.search.merge import GroupMove, group_move, lift
 from superopt.search.program import Program
 from superopt.search.saturate import Moves
+from superopt.search.trie import Apply, Further, Select, Typed
 
 __all__ = ["Prepared", "prepare", "shortens"]
 
@@ -48,20 +52,114 @@ def prepare(rules: Sequence[Rule], program: Program, deadline: float = float("in
         program: what they will be applied to.
         deadline: ``time.monotonic`` value after which no more rules are taken.
     """
-    parts = _parts(program)
-    patterns: list[Pattern] = []
+    known = [r for r in rules if r.operators <= REGISTRY.keys()]
+    with rarely_collected():
+        prepared = _of_all(tuple(known), deadline)
+        lifted = [_lifted(prepared, count, deadline) for count in _parts(program)]
+    patterns: list[_Side] = []
+    for number, side in enumerate(prepared.sides):
+        patterns.append(side)
+        patterns += [parts[number] for parts in lifted if number in parts]
+    shortening = tuple(s.pattern for s in patterns if s.shortens)
+    return Prepared(
+        Moves(tuple(s.pattern for s in patterns), prepared.groups), prepared.adjacent, Moves(shortening)
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """A side of an instance of a rule, and whether fewer operators run on the other."""
+
+    pattern: Pattern
+    backward: bool
+    shortens: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _All:
+    """What rules are prepared to, whatever the program. ``digest``: of the rules; empty where time ran out."""
+
+    digest: str
+    sides: tuple[_Side, ...]
+    groups: tuple[GroupMove, ...]
+    adjacent: frozenset[tuple[str, str]]
+
+
+_CLASSES: tuple[type, ...] = (*CLASSES, _All, _Side, Apply, Further, GroupMove, Pattern, Select, Typed)
+_FOLDER = "moves"
+_MOST_FILES = 24  # of some megabytes
+_WORTH = 200  # rules from which it takes longer to prepare them than to read a file
+_ALIVE = 16  # rule sets, and numbers of parts, that the process keeps
+_alive: dict[str, _All | dict[int, _Side]] = {}
+
+
+def _remembered(name: str, value: _All | dict[int, _Side]) -> None:
+    while len(_alive) >= _ALIVE:
+        _alive.pop(next(iter(_alive)), None)
+    _alive[name] = value
+
+
+def _of_all(rules: tuple[Rule, ...], deadline: float) -> _All:
+    """The sides of all rules: from this process, from an earlier one, or made now."""
+    digest = hashlib.sha256(code_digest("search", "rules", "ops", "ir").encode())
+    for rule in rules:
+        digest.update(rule.fingerprint.encode())
+    name = digest.hexdigest()
+    found = _alive.get(name)
+    if found is None and len(rules) >= _WORTH:
+        found = kept(_FOLDER, name, _CLASSES)  # type: ignore[assignment]
+    if not isinstance(found, _All):
+        found = _made(name, rules, deadline)
+        if found.digest and len(rules) >= _WORTH:
+            keep(_FOLDER, name, found, _MOST_FILES)
+    if found.digest:
+        _remembered(name, found)
+    return found
+
+
+def _made(name: str, rules: Sequence[Rule], deadline: float) -> _All:
+    sides: list[_Side] = []
     groups: list[GroupMove] = []
     adjacent: set[tuple[str, str]] = set()
     for rule in rules:
         if time.monotonic() > deadline:
+            name = ""
             break
-        if not rule.operators <= set(REGISTRY):
-            continue
         adjacent |= _adjacent(rule)
-        for instance in _plain(_Same(rule)):
-            _add(instance, parts, patterns, groups)
-    shortening = Moves(tuple(p for p in patterns if shortens(p)))
-    return Prepared(Moves(tuple(patterns), tuple(groups)), frozenset(adjacent), shortening)
+        for instance in _plain(rule):
+            _add(instance, sides, groups)
+    return _All(name, tuple(sides), tuple(groups), frozenset(adjacent))
+
+
+def _lifted(prepared: _All, count: int, deadline: float) -> dict[int, _Side]:
+    """By the number of the side: what it is for so many parts instead of two, where it is about parts."""
+    name = f"{prepared.digest}-{count}"
+    found: object = _alive.get(name)
+    if found is None and prepared.digest and len(prepared.sides) >= _WORTH:
+        found = kept(_FOLDER, name, _CLASSES)
+    if isinstance(found, dict):
+        _remembered(name, found)
+        return found
+    made: dict[int, _Side] = {}
+    for number, side in enumerate(prepared.sides):
+        if time.monotonic() > deadline:
+            return made
+        rule = side.pattern.rule
+        if rule.operators & {"Concat", "Split"}:
+            lifted = lift(rule, count, backward=side.backward)
+            if lifted is not None:
+                made[number] = _side(lifted, lifted.lhs, lifted.rhs, side.backward, side.pattern.first_round)
+    if prepared.digest:
+        _remembered(name, made)
+        if len(prepared.sides) >= _WORTH:
+            keep(_FOLDER, name, made, _MOST_FILES)
+    return made
+
+
+def _side(rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...], backward: bool, apart: bool) -> _Side:
+    pattern = compile_side(rule, source, target, first_round=apart)
+    _ = pattern.identity  # kept with the pattern
+    return _Side(pattern, backward, shortens(pattern))
 
 
 def shortens(pattern: Pattern) -> bool:
@@ -97,24 +195,10 @@ def _flow(roots: Sequence[Term], data: frozenset[str]) -> int:
     return count
 
 
-@dataclass(frozen=True, eq=False)
-class _Same:
-    """A rule as a key: the very object, which a library keeps for as long as the process lives."""
-
-    rule: Rule
-
-    def __hash__(self) -> int:
-        return id(self.rule)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.rule is self.rule
-
-
-@lru_cache(maxsize=1 << 14)
-def _plain(key: _Same) -> tuple[Rule, ...]:
+def _plain(rule: Rule) -> tuple[Rule, ...]:
     """What the rule is at each number of leading axes; nothing where it is not well-formed."""
     try:
-        return tuple(_explicit(instance) for instance in instances(key.rule))
+        return tuple(_explicit(instance) for instance in instances(rule))
     except RuleError:
         return ()
 
@@ -122,7 +206,7 @@ def _plain(key: _Same) -> tuple[Rule, ...]:
 def _parts(program: Program) -> list[int]:
     """The numbers of parts, other than two, that Concat and Split most often have: rules are lifted to these.
 
-    Each costs a second or two of preparing for a library of 1,500 rules, and DenseNet-121 has fourteen of them.
+    Each costs a second or two of preparing for a library of 1,500 rules the first time, and DenseNet-121 has fourteen.
     """
     found = Counter(len(s.args) for s in program.steps if s.op == "Concat")
     found += Counter(len(s.outputs) for s in program.steps if s.op == "Split")
@@ -130,7 +214,7 @@ def _parts(program: Program) -> list[int]:
     return sorted(counts[:_MOST_COUNTS])
 
 
-def _add(rule: Rule, parts: Sequence[int], patterns: list[Pattern], groups: list[GroupMove]) -> None:
+def _add(rule: Rule, sides: list[_Side], groups: list[GroupMove]) -> None:
     for backward in (False, True):
         source, target = (rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)
         usable = rule.backward if backward else rule.forward
@@ -141,12 +225,7 @@ def _add(rule: Rule, parts: Sequence[int], patterns: list[Pattern], groups: list
             groups.append(group)
             continue
         apart = len(source) > 1 and _is_split(source) and not _is_split(target)
-        patterns.append(compile_side(rule, source, target, first_round=apart))
-        if rule.operators & {"Concat", "Split"}:
-            for count in parts:
-                lifted = lift(rule, count, backward=backward)
-                if lifted is not None:
-                    patterns.append(compile_side(lifted, lifted.lhs, lifted.rhs, first_round=apart))
+        sides.append(_side(rule, source, target, backward, apart))
 
 
 def _is_split(roots: Sequence[Term]) -> bool:

@@ -89,6 +89,12 @@ def _distinct(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
     return tuple({p.identity: p for p in reversed(patterns)}.values())[::-1]
 
 
+@lru_cache(maxsize=16)
+def _numbers(patterns: tuple[Pattern, ...]) -> Mapping[Pattern, int]:
+    """The place of each pattern."""
+    return {p: i for i, p in enumerate(patterns)}
+
+
 class _Search:
     """Finds new occurrences round by round; which patterns are banned is its state."""
 
@@ -96,10 +102,9 @@ class _Search:
         self.graph, self.limits, self.seen = graph, limits, seen
         patterns = _distinct(moves.patterns)
         self.one, self.several = _net(patterns, False), _net(patterns, True)
-        self.states = {
-            p: _Backoff(limits.matches if p.growth <= 0 else limits.matches // _GROWING, i)
-            for i, p in enumerate(patterns)
-        }
+        self.numbers = _numbers(patterns)
+        self.states: dict[Pattern, _Backoff] = {}  # of those found so far: most never are
+        self.quarantined: Container[str] = ()
         self.found: list[tuple[int, int, Pattern, Match, int]] = []
         self.mode = _SHARED
         self.number = 0
@@ -118,14 +123,14 @@ class _Search:
         Raises:
             _OutOfTimeError: the deadline has passed.
         """
-        self.found, self.number, banned = [], number, False
+        self.found, self.number, self.quarantined, banned = [], number, quarantined, False
         alone: list[Pattern] = []
         for pattern, state in self.states.items():
             state.found, state.mode = 0, _SHARED
             if state.until > number:
                 banned = state.behind = True
                 state.mode = _OFF
-            elif pattern.rule.id in quarantined or (pattern.first_round and number > 0):
+            elif self._is_out(pattern):
                 state.mode = _OFF
             elif levels is not None and state.behind and len(pattern.roots) == 1:
                 state.mode = _ALONE
@@ -141,8 +146,18 @@ class _Search:
         self.found.sort(key=lambda f: f[:2])
         return [(pattern, match, detour) for _, _, pattern, match, detour in self.found], banned
 
+    def _is_out(self, pattern: Pattern) -> bool:
+        return pattern.rule.id in self.quarantined or (pattern.first_round and self.number > 0)
+
+    def _met(self, pattern: Pattern) -> _Backoff:
+        """The state of a pattern that is found for the first time."""
+        most = self.limits.matches if pattern.growth <= 0 else self.limits.matches // _GROWING
+        out = self._is_out(pattern)
+        made = _Backoff(most, self.numbers[pattern], behind=out, mode=_OFF if out else _SHARED)
+        return self.states.setdefault(pattern, made)
+
     def _hit(self, pattern: Pattern, slots: list[int], registers: list[AttributeValue]) -> None:
-        state = self.states[pattern]
+        state = self.states.get(pattern) or self._met(pattern)
         if state.mode != self.mode:
             return
         self.asked += 1
@@ -229,11 +244,15 @@ def _distances(graph: EGraph, most: int) -> dict[int, int]:
 
 def _merge_groups(graph: EGraph, moves: Moves, limits: Limits, seen: set[tuple[object, ...]], outcome: Outcome) -> None:
     for group in moves.groups:
+        if not group.one.operators <= graph.by_op.keys():
+            continue
         if _out_of(graph, limits, outcome):
             break
-        for why, roots, targets, match in list(group.proposals(graph, seen)):
+        proposed = list(group.proposals(graph, seen))
+        for why, roots, targets, match in proposed:
             _apply(graph, why, roots, targets, match, outcome)
-        graph.rebuild()
+        if proposed:
+            graph.rebuild()
 
 
 def _out_of(graph: EGraph, limits: Limits, outcome: Outcome) -> bool:

@@ -116,14 +116,36 @@ class _Shape(Generic[P]):
 
     args: tuple[tuple[int, bool, str], ...]
     steps: dict[Apply, _Place[P]] = field(default_factory=dict)
-    table: dict[int, tuple[_Fit[P], ...]] = field(default_factory=dict)
 
-    def learn(self, number: int, attributes: tuple[tuple[str, AttributeValue], ...]) -> tuple[_Fit[P], ...]:
-        if len(self.table) >= _REMEMBERED:
-            self.table.clear()
+    def __post_init__(self) -> None:
+        given = [(place, *arg) for place, arg in enumerate(self.args, 1)]
+        self.inside = tuple((place, op) for place, _, _, op in given if op)
+        self.fresh = tuple((place, slot) for place, slot, fresh, _ in given if fresh and slot != ABSENT)
+        self.known = tuple((place, slot) for place, slot, fresh, _ in given if not fresh and slot != ABSENT)
+        self.absent = tuple(place for place, slot, _, _ in given if slot == ABSENT)
+        self.length = len(self.args) + 1
+
+    def fits(self, attributes: tuple[tuple[str, AttributeValue], ...]) -> tuple[_Fit[P], ...]:
+        """Where an application with these attributes leads."""
         given = dict(attributes)
         made = (_fit(place, _attribute_values(step, given), step.known) for step, place in self.steps.items())
-        found = self.table[number] = tuple(f for f in made if f is not None)
+        return tuple(f for f in made if f is not None)
+
+
+@dataclass(eq=False)
+class _Shapes(Generic[P]):
+    """Applications of one operator in one slot. ``table``: number of a head → what fits its attributes."""
+
+    by_args: dict[tuple[tuple[int, bool, str], ...], _Shape[P]] = field(default_factory=dict)
+    table: dict[int, tuple[tuple[_Shape[P], tuple[_Fit[P], ...]], ...]] = field(default_factory=dict)
+
+    def learn(
+        self, number: int, attributes: tuple[tuple[str, AttributeValue], ...]
+    ) -> tuple[tuple[_Shape[P], tuple[_Fit[P], ...]], ...]:
+        if len(self.table) >= _REMEMBERED:
+            self.table.clear()
+        made = ((shape, shape.fits(attributes)) for shape in self.by_args.values())
+        found = self.table[number] = tuple((shape, fits) for shape, fits in made if fits)
         return found
 
 
@@ -134,7 +156,7 @@ class _Place(Generic[P]):
     depth: int = 0
     ends: list[P] = field(default_factory=list)
     kinds: dict[int, _Kinds[P]] = field(default_factory=dict)  # by slot
-    shapes: dict[tuple[int, str], dict[tuple[tuple[int, bool, str], ...], _Shape[P]]] = field(default_factory=dict)
+    shapes: dict[tuple[int, str], _Shapes[P]] = field(default_factory=dict)
     selects: dict[Select, _Place[P]] = field(default_factory=dict)
     further: dict[Further, _Place[P]] = field(default_factory=dict)
 
@@ -146,10 +168,12 @@ class _Place(Generic[P]):
                 kinds = self.kinds[step.slot] = _Kinds(step.slot)
             return _below(kinds.steps, step)
         if isinstance(step, Apply):
-            shapes = self.shapes.setdefault((step.slot, step.op), {})
-            shape = shapes.get(step.args)
+            shapes = self.shapes.get((step.slot, step.op))
+            if shapes is None:
+                shapes = self.shapes[step.slot, step.op] = _Shapes()
+            shape = shapes.by_args.get(step.args)
             if shape is None:
-                shape = shapes[step.args] = _Shape(step.args)
+                shape = shapes.by_args[step.args] = _Shape(step.args)
             return _below(shape.steps, step)
         return _below(self.selects, step) if isinstance(step, Select) else _below(self.further, step)
 
@@ -258,45 +282,43 @@ class _Walk(Generic[P]):
                     registers[register] = value
                 self.at(fit.place)
 
-    def _applied(self, node: ENode, shapes: Mapping[tuple[tuple[int, bool, str], ...], _Shape[P]]) -> None:
+    def _applied(self, node: ENode, shapes: _Shapes[P]) -> None:
         head = self.graph.heads[node[0]]
-        number = head.number
-        for shape in shapes.values():
-            fits = shape.table.get(number)
-            if fits is None:
-                fits = shape.learn(number, head.attributes)
-            if not fits:
-                continue
-            if self._bind(shape.args, node, 1, 2):
-                self._follow(fits)
-            if head.commutative and len(node) == 3 and node[1] != node[2] and self._bind(shape.args, node, 2, 1):
-                self._follow(fits)
+        found = shapes.table.get(head.number)
+        if found is None:
+            found = shapes.learn(head.number, head.attributes)
+        if not found:
+            return
+        self._bound(node, found)
+        if head.commutative and len(node) == 3 and node[1] != node[2]:
+            self._bound((node[0], node[2], node[1]), found)
 
-    def _bind(self, wanted: tuple[tuple[int, bool, str], ...], node: ENode, first: int, second: int) -> bool:
-        """Put the arguments of an e-node into slots, the first two in this order; False if they do not fit."""
+    def _bound(self, node: ENode, found: tuple[tuple[_Shape[P], tuple[_Fit[P], ...]], ...]) -> None:
+        """Put the arguments of an e-node into slots, for each shape that they have, and go on."""
         slots, classes, count = self.slots, self.graph.classes, len(node)
-        if count != len(wanted) + 1:
-            if any(a != ABSENT for a in node[len(wanted) + 1 :]):
-                return False
-            if count < len(wanted) + 1:
-                return False  # patterns end with an argument that is given
-        position = 1
-        for slot, fresh, op in wanted:
-            arg = node[first if position == 1 else second if position == 2 else position]
-            position += 1
-            if slot == ABSENT or arg == ABSENT:
-                if slot != arg:
-                    return False
-                continue
-            if fresh:
-                slots[slot] = arg
-            elif slots[slot] != arg:
-                return False
-            if op:
-                index = classes[arg].by_op
-                if op not in (self.graph.ops_of(arg) if index is None else index):
-                    return False
-        return True
+        inside = [
+            () if arg == ABSENT else self.graph.ops_of(arg) if (index := classes[arg].by_op) is None else index
+            for arg in node[1:]
+        ]
+        for shape, fits in found:
+            if count < shape.length:
+                continue  # patterns end with an argument that is given
+            for place, op in shape.inside:
+                if op not in inside[place - 1]:
+                    break
+            else:
+                for place, slot in shape.fresh:
+                    arg = slots[slot] = node[place]
+                    if arg == ABSENT:
+                        break
+                else:
+                    for place, slot in shape.known:
+                        if slots[slot] != node[place]:
+                            break
+                    else:
+                        if (shape.absent or count > shape.length) and not _is_absent(node, shape):
+                            continue
+                        self._follow(fits)
 
     def _selected(self, place: _Place[P]) -> None:
         for step, below in place.selects.items():
@@ -326,6 +348,11 @@ class _Walk(Generic[P]):
                         above[graph.find(parent)] = None
             level = list(above)
         return level
+
+
+def _is_absent(node: ENode, shape: _Shape[P]) -> bool:
+    """Whether the e-node has no arguments where the pattern has none."""
+    return all(node[i] == ABSENT for i in shape.absent) and all(a == ABSENT for a in node[shape.length :])
 
 
 def _registers(spec: Spec) -> list[int]:

@@ -1,0 +1,112 @@
+"""What takes seconds to make and is the same every time, kept in the user's cache folder between runs.
+
+A file is named by a digest of everything its contents follow from, so that it is never out of date: when something
+changes, the name does. It appears whole or not at all, and is read only if its checksum holds, if nobody but the user
+could have written it, and if it consists of nothing but the classes that the caller names: reading runs no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import stat
+import sys
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from superopt.ir.collecting import rarely_collected
+
+__all__ = ["cache_directory", "code_digest", "keep", "kept"]
+
+_FORMAT = b"superopt.kept/1 "
+_LARGEST = 256 << 20  # bytes of a file that is read
+
+
+def cache_directory() -> Path:
+    """Where measurements are kept: ``$SUPEROPT_CACHE``, ``$XDG_CACHE_HOME/superopt`` or ``~/.cache/superopt``."""
+    own = os.environ.get("SUPEROPT_CACHE")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "superopt"
+
+
+@lru_cache(maxsize=8)
+def code_digest(*packages: str) -> str:
+    """SHA-256 of the sources of packages of superopt, and of the Python that runs them."""
+    root = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256(sys.version.encode())
+    for package in packages:
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(f"\n{package}/{path.name}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+class _Reader(pickle.Unpickler):
+    """Makes values of the named classes and of Python's own containers, and nothing else."""
+
+    def __init__(self, payload: bytes, classes: Iterable[type]) -> None:
+        super().__init__(io.BytesIO(payload))
+        self._classes = {(c.__module__, c.__qualname__): c for c in classes}
+
+    def find_class(self, module: str, name: str) -> type:
+        found = self._classes.get((module, name))
+        if found is None:
+            raise pickle.UnpicklingError(f"{module}.{name} does not belong here")
+        return found
+
+
+def kept(folder: str, name: str, classes: Iterable[type]) -> object | None:
+    """What was kept under a name, or ``None``: not there, damaged, or not only the user's to write.
+
+    Args:
+        folder: a folder of the cache.
+        name: a digest of what the contents follow from.
+        classes: of the values that may be in it.
+    """
+    path = cache_directory() / folder / name
+    try:
+        for place in (path.parent, path):
+            facts = place.stat()
+            if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or (hasattr(os, "getuid") and facts.st_uid != os.getuid()):
+                return None
+        if path.stat().st_size > _LARGEST:
+            return None
+        head, _, payload = path.read_bytes().partition(b"\n")
+        if head != _FORMAT + hashlib.sha256(payload).hexdigest().encode():
+            return None
+        with rarely_collected():
+            value: object = _Reader(payload, classes).load()
+        os.utime(path)  # used: not among the first to go
+    except (OSError, pickle.UnpicklingError, ValueError, TypeError, AttributeError, EOFError, IndexError, KeyError):
+        return None  # it is made again
+    return value
+
+
+def keep(folder: str, name: str, value: object, most: int) -> None:
+    """Keep a value for the next run; nothing happens where the folder cannot be written.
+
+    Args:
+        folder: a folder of the cache.
+        name: see :func:`kept`.
+        value: of classes that :func:`kept` will be told.
+        most: files that the folder holds at most; those that were not used for longest go.
+    """
+    payload = pickle.dumps(value, protocol=5)
+    place = cache_directory() / folder
+    partial = place / f".{name}.{os.getpid()}"
+    try:
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        place.chmod(0o700)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_FORMAT + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
+        partial.replace(place / name)
+        old = sorted(place.iterdir(), key=lambda p: p.stat().st_mtime_ns, reverse=True)[most:]
+        for path in old:
+            path.unlink(missing_ok=True)
+    except OSError:
+        return  # a full or read-only disk costs time in the next run, nothing else
