@@ -1,0 +1,107 @@
+"""What is kept between runs: the same as what is made, and never taken from a file that is not to be trusted."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import pickle
+from pathlib import Path
+
+import pytest
+from rules_for_tests import rules
+
+from superopt.ir.collecting import rarely_collected
+from superopt.ir.kept import keep, kept
+from superopt.ir.terms import App, Var
+from superopt.rules.kept import CLASSES, kept_rules
+from superopt.rules.library import write_rules
+from superopt.rules.typing import DIGEST, meaning_digest
+from superopt.search import moves
+
+TERM = App("Relu", (Var("x"),))
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_what_is_kept_comes_back(cache):
+    keep("terms", "one", [TERM], 2)
+    assert kept("terms", "one", (App, Var)) == [TERM]
+    assert kept("terms", "two", (App, Var)) is None
+
+
+def test_the_least_used_files_go(cache):
+    for name in "abcd":
+        keep("terms", name, [], 2)
+    assert len(list((cache / "terms").iterdir())) == 2
+
+
+@pytest.mark.parametrize("spoil", ["cut", "flip", "open to others"])
+def test_a_file_that_is_damaged_or_open_to_others_is_not_read(cache, spoil):
+    keep("terms", "one", [TERM], 2)
+    path = cache / "terms" / "one"
+    data = path.read_bytes()
+    if spoil == "cut":
+        path.write_bytes(data[:-3])
+    elif spoil == "flip":
+        path.write_bytes(data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])
+    else:
+        path.chmod(0o666)
+    assert kept("terms", "one", (App, Var)) is None
+
+
+def test_reading_makes_only_the_classes_that_were_named(cache):
+    keep("terms", "one", [TERM], 2)
+    assert kept("terms", "one", (Var,)) is None
+    payload = pickle.dumps(Path("x"))  # a class that nobody named, with a valid checksum
+    head = b"superopt.kept/1 " + hashlib.sha256(payload).hexdigest().encode() + b"\n"
+    (cache / "terms" / "one").write_bytes(head + payload)
+    assert kept("terms", "one", (App, Var)) is None
+
+
+def test_kept_rules_are_those_of_the_files_as_they_are(cache, tmp_path):
+    own = {r.id: r for r in rules()[:6]}
+    path = tmp_path / "own.toml"
+    write_rules(path, own.values())
+    asked: list[int] = []
+
+    def read():
+        asked.append(1)
+        return own
+
+    first, again = kept_rules([path], read), kept_rules([path], read)
+    assert asked == [1]
+    assert first == again
+    fresh = {i: meaning_digest(r.__class__(*(getattr(r, f) for f in r.__dataclass_fields__))) for i, r in own.items()}
+    assert {i: r.__dict__[DIGEST] for i, r in again.items()} == fresh
+    path.write_text(path.read_text() + "\n# another file\n")
+    kept_rules([path], read)
+    assert asked == [1, 1]
+    assert set(map(type, again.values())) <= set(CLASSES)
+
+
+def test_moves_that_were_kept_are_those_that_are_made(cache, monkeypatch):
+    monkeypatch.setattr(moves, "_WORTH", 1)
+    some = tuple(rules())
+    monkeypatch.setattr(moves, "_alive", {})
+    made = moves._of_all(some, float("inf"))
+    lifted = moves._lifted(made, 3, float("inf"))
+    assert len(list((cache / "moves").iterdir())) == 2
+    monkeypatch.setattr(moves, "_alive", {})
+    monkeypatch.setattr(moves, "_made", None)  # not called
+    read = moves._of_all(some, float("inf"))
+    assert [s.pattern.identity for s in read.sides] == [s.pattern.identity for s in made.sides]
+    assert [s.shortens for s in read.sides] == [s.shortens for s in made.sides]
+    assert read.adjacent == made.adjacent
+    again = moves._lifted(read, 3, float("inf"))
+    assert {n: s.pattern.identity for n, s in again.items()} == {n: s.pattern.identity for n, s in lifted.items()}
+
+
+def test_the_collector_is_as_it_was_afterwards():
+    before = gc.get_threshold()
+    with rarely_collected(), rarely_collected():
+        assert gc.get_threshold()[0] >= before[0]
+    assert gc.get_threshold() == before
