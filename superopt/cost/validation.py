@@ -91,7 +91,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Repetition:
-    """A model profiled twice from nothing: seconds of each, and how much the two runs differ.
+    """A model profiled twice from nothing: seconds of each (by the clock, and of CPU), and how much the two differ.
 
     ``median_difference`` is the median over records of |second ÷ first − 1|, ``on_ratios`` the same once both runs are
     divided by their overall level: what a comparison of two graphs sees.
@@ -102,6 +102,7 @@ class Repetition:
     seconds: tuple[float, float]
     median_difference: float
     on_ratios: float
+    cpu_seconds: tuple[float, float] = (0.0, 0.0)
 
 
 def validate(
@@ -201,19 +202,20 @@ def repeat(
 ) -> Repetition:
     """Profile a model twice from nothing: ONNX Runtime's nodes of it and its own operators."""
     runs: list[dict[str, float]] = []
-    seconds = []
+    seconds, cpu = [], []
     with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
         for number in range(2):
             store = Store(f"run-{number}", {}, Path(folder))
-            started = time.monotonic()
+            started, used = time.monotonic(), time.process_time()
             costs = make(store)
             for model in (costs, costs.recording()):
                 graph_cost(graph, model, sizes=sizes)
             seconds.append(time.monotonic() - started)
+            cpu.append(time.process_time() - used)
             runs.append({r.key.text: r.ns_cold for r in store.records})
     ratios = [runs[1][k] / ns for k, ns in runs[0].items() if k in runs[1] and ns > 0]
     level = statistics.median(ratios) if ratios else 1.0
     return Repetition(
         name, len(ratios), (seconds[0], seconds[1]), statistics.median(abs(r - 1) for r in ratios) if ratios else 0.0,
-        statistics.median(abs(r / level - 1) for r in ratios) if ratios else 0.0,
+        statistics.median(abs(r / level - 1) for r in ratios) if ratios else 0.0, (cpu[0], cpu[1]),
     )  # fmt: skip

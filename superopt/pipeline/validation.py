@@ -27,7 +27,7 @@ __all__ = ["Validation", "repeat_profile", "validate_costs"]
 Aim = Literal["least time", "fewest operators", "fewest FLOPs"]
 _AIMS: tuple[Aim, ...] = ("least time", "fewest operators", "fewest FLOPs")
 _LEAST_CHANGE = 0.03
-_SEARCH = 12.0  # seconds of one search
+_SEARCH = 15.0  # seconds of one search
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,10 @@ def _pair(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def show_repetition(console: Console, data: Mapping[str, Any]) -> None:
     """What two cold profilings of a model took and how they differ (``superopt bench --cold``)."""
-    first, second = data["seconds"]
+    (first, second), (one, two) = data["seconds"], data["cpu_seconds"]
     console.print(
         f"[bold]{escape(printable(data['name']))}[/bold] profiled twice from nothing: {data['records']} measurements "
-        f"in {first:.1f} s and {second:.1f} s; the runs differ by {data['median_difference']:.1%} (median), "
+        f"in {first:.1f} s and {second:.1f} s ({one:.1f} s and {two:.1f} s of CPU); "
+        f"the runs differ by {data['median_difference']:.1%} (median), "
         f"{data['on_ratios']:.1%} on ratios"
     )

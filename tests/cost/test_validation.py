@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from superopt import formats
 from superopt.cost import (
     Direction,
     MeasuredCpu,
@@ -21,7 +22,7 @@ from superopt.cost.record import key_of
 from superopt.cost.trial import sample
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.pipeline import validate_costs
+from superopt.pipeline import validate_costs, validation
 from superopt.pipeline.validation import Validation
 
 
@@ -101,11 +102,13 @@ def test_two_profiles_from_nothing_are_compared(tmp_path):
     found = repeat("stack", stack(2), lambda store: MeasuredCpu(store=store))
     assert found.records > 0
     assert min(found.seconds) > 0
+    assert min(found.cpu_seconds) > 0
     assert 0 <= found.on_ratios < 2
 
 
 def test_the_whole_trial_on_a_small_model(monkeypatch, tmp_path):
     monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path))
+    monkeypatch.setattr(validation, "_SEARCH", 300.0)  # however busy the machine is
     found = validate_costs([stack(6), tmp_path / "missing.onnx"], rounds=3)
     data = found.json()
     assert data["summary"]["models"] == 1
@@ -113,3 +116,16 @@ def test_the_whole_trial_on_a_small_model(monkeypatch, tmp_path):
     assert all(p["predicted"] > 0 for p in data["pairs"])
     assert [bool(m["failure"]) for m in data["models"]] == [False, True]
     assert Validation((), (), held_out([])).json()["summary"]["direction_right"] is None
+
+
+def test_a_trial_that_was_cut_short_goes_on(monkeypatch, tmp_path):
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "stack.json"
+    formats.save(stack(2), path)
+    given = {"pairs": False, "rounds": 2, "keep": tmp_path / "kept"}
+    assert validate_costs([path], **given, total_limit=0.0).left_out == ("stack",)
+    first = validate_costs([path], **given)
+    monkeypatch.setattr(validation, "_row", lambda *_: pytest.fail("it was done"))
+    again = validate_costs([path], **given)
+    assert again.predictions == first.predictions
+    assert again.left_out == ()
