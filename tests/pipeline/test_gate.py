@@ -27,6 +27,7 @@ from superopt.pipeline.gate.culprit import minimal
 from superopt.pipeline.gate.laboratory import Laboratory
 from superopt.pipeline.gate.one import Task
 from superopt.pipeline.optimise import Options
+from superopt.report.corpus import Culprit
 from superopt.rules import Library, Rule, load_library, parse_rule
 from superopt.search import SearchOptions, search
 
@@ -454,3 +455,8 @@ def test_the_profile_of_these_tests_is_one(tmp_path: Path) -> None:
     found = read_profile(profile(tmp_path / "p.gz"))
     assert isinstance(found, Profile)
     assert len(found.records) == 5 * len(OPERATORS)
+
+
+def test_a_culprit_that_was_not_narrowed_down_is_one_readable_line() -> None:
+    assert str(Culprit("rule added", ("a", "b"), "")) == "rule added: a, b"
+    assert str(Culprit("rule added", tuple(f"r{i}" for i in range(200)), "")).endswith("r7 and 192 more")

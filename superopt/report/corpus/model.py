@@ -14,6 +14,8 @@ FORMAT = "superopt.corpus"
 Operators = Mapping[str, tuple[int, float]]  # nodes and microseconds by operator
 Kind = Literal["wrong", "failed", "regression", "total", "missing", "new", "improved"]
 
+_SHOWN = 8  # names of a culprit in a line of text: where time was up before it was narrowed down, there may be hundreds
+
 
 def geometric_mean(ratios: Iterable[float]) -> float:
     """Of positive numbers; 1 for none."""
@@ -99,7 +101,10 @@ class Culprit:
     evidence: str
 
     def __str__(self) -> str:
-        return f"{self.kind}: {', '.join(self.names)}" if self.names else self.kind
+        if not self.names:
+            return self.kind
+        more = len(self.names) - _SHOWN
+        return f"{self.kind}: {', '.join(self.names[:_SHOWN])}" + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)
