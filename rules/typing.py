@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 DIGEST = "known_digest"  # where a rule that was kept has its digest
+_SHIPPED = {name: REGISTRY[name] for name in REGISTRY}  # the records that digests kept on disk speak about
 LEADS = (0, 1, 2)  # numbers of leading axes that ``...`` is written out to by default
 
 
@@ -205,13 +206,16 @@ def meaning_digest(rule: Rule) -> str:
     """SHA-256 over the rule's canonical text and what its operators mean at the rule's own symbolic types.
 
     It changes when the rule changes, or the meaning of an operator as far as this rule depends on it. The library
-    keeps it with its rules for as long as neither its files nor superopt's code change (:mod:`superopt.rules.kept`).
+    keeps it with its rules for as long as neither its files nor superopt's code change (:mod:`superopt.rules.kept`);
+    an operator that was replaced in this process since then is read anew.
 
     Raises:
         RuleError: the rule is not well-formed.
     """
     known = rule.__dict__.get(DIGEST)
-    return known if isinstance(known, str) else _meaning_digest(rule)
+    if isinstance(known, str) and all(REGISTRY.get(op) is _SHIPPED.get(op) for op in rule.operators):
+        return known
+    return _meaning_digest(rule)
 
 
 @lru_cache(maxsize=8192)

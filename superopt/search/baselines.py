@@ -26,7 +26,6 @@ from superopt.search.emit import emit
 from superopt.search.extract import NODE_US, cost_of, problem_of, used_classes
 from superopt.search.lower import Lowered, Region, lower, region_of
 from superopt.search.match import Match, Pattern, bound
-from superopt.search.merge import independent
 from superopt.search.moves import Prepared, prepare
 from superopt.search.optimise import incumbent_of
 from superopt.search.plan import Plan, plan_of
@@ -34,6 +33,7 @@ from superopt.search.program import Program, program_of
 from superopt.search.recipe import instantiate
 from superopt.search.regions import segments
 from superopt.search.replay import Names, replay
+from superopt.search.siblings import independent, siblings
 from superopt.search.trie import Trie
 
 __all__ = ["ALPHA", "Baseline", "best_first", "greedy", "modelled"]
@@ -229,8 +229,8 @@ class _Net:
         self.trie.walk(graph, keep)
         for pattern, match in found:
             yield pattern.rule.id, match.roots, pattern.target, match
-        for group in self.groups:
-            yield from group.proposals(graph, set())
+        for group, places in zip(self.groups, siblings(graph, self.groups), strict=True):
+            yield from group.proposals(graph, places, set())
 
 
 def modelled(graph: Graph, costs: Costs, sizes: Mapping[str, int] | None = None) -> float:

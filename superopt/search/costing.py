@@ -23,9 +23,8 @@ from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
 from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
-from superopt.search.program import Program, Step
 
-__all__ = ["BYTE_US", "FORBIDDEN", "Costs", "Pricer"]
+__all__ = ["BYTE_US", "FORBIDDEN", "Application", "Costs", "Pricer"]
 
 BYTE_US = 2e-7  # µs per byte of new weights: 5 MB weigh as much as a microsecond, enough to break ties
 FORBIDDEN = float("inf")  # the cost of what cannot be written at the model's opset
@@ -190,13 +189,12 @@ class Pricer:
         alone = self._known.get(what)
         return max(0.0, alone.us - self._savings[key]) if alone is not None else 0.0
 
-    def fused(self, producer: str, step: Step, program: Program) -> float:
-        """Microseconds that the backend saves by running a step of a program as one with its only moving operand."""
-        if not producer or producer == step.op or step.op not in REGISTRY:
+    def fused(self, producer: str, what: Application) -> float:
+        """Microseconds that the backend saves by running an application as one with what makes its moving operand."""
+        if not producer or producer == what[0] or what[0] not in REGISTRY:
             return 0.0
-        types = tuple(None if a is None else self.static(program.types[a]) for a in step.args)
-        fixed = tuple(a is not None and a in program.constant for a in step.args)
-        what = (step.op, step.attributes, types, fixed)
+        op, attributes, types, fixed = what
+        what = (op, attributes, tuple(None if t is None else self.static(t) for t in types), fixed)
         if what not in self._known:
             self._known[what] = self._ask(what, now=False)
         saving = self._known[what].us - self._saving(producer, what)

@@ -15,6 +15,7 @@ from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
 from superopt.rules.rule import Rule
+from superopt.search.borders import fusions
 from superopt.search.cache import RegionCache
 from superopt.search.cones import SELECTIONS, selection_regions, sibling_regions
 from superopt.search.confirm import program_graph, region_graph, timer_of, whole_timer
@@ -51,6 +52,7 @@ _WHOLE_SHARE = 0.15  # of the time limit, at most, for that
 _LOSS = 1.01  # a model measured to take more than this share of the time is not returned
 _NOISY = 1.05  # of a region whose model says that it only gets simpler, a time this much longer is noise
 _TIE = 1.01  # times that differ by less than this share are equal: the simpler model is taken
+_FEW_BYTES = 1 << 16  # of new weights, which stay in a core's own cache
 _SHOWN = 20  # near misses and places that are reported
 
 
@@ -326,16 +328,8 @@ class _Run:
             self.progress(done, total, what)
 
     def _in_place(self, region: Region, plan: Plan) -> Plan:
-        """The plan with what it costs where the only reader of an output, outside, was run as one with its maker."""
-        program, lost = self.program, 0.0
-        for output, (piece, _) in zip(region.outputs, plan.results, strict=True):
-            readers = program.readers.get(output, ())
-            if len(readers) != 1 or output in program.pinned or not program.steps[readers[0]].op:
-                continue
-            reader = program.steps[readers[0]]
-            before, after = program.steps[program.maker[output]].op, plan.pieces[piece].op if piece >= 0 else ""
-            if before != after:
-                lost += self.pricer.fused(before, reader, program) - self.pricer.fused(after, reader, program)
+        """The plan with what is lost where the backend ran something outside and something inside as one."""
+        lost = sum(max(0.0, before - after) for before, after in fusions(self.program, region, plan, self.pricer.fused))
         return replace(plan, after=plan.after + lost) if lost > 0 else plan
 
     def _worthwhile(self, placed: Sequence[tuple[Region, Plan]], weights: Weights) -> Sequence[tuple[Region, Plan]]:
@@ -343,12 +337,12 @@ class _Run:
         if not placed:
             return placed
         grown = weights.grown(placed)
-        lost = max(0, grown) * self.pricer.far_byte_us / len(placed)
+        lost = grown * self.pricer.far_byte_us / len(placed) if grown > _FEW_BYTES else 0.0
         plan = placed[0][1]
         why = ""
         if grown > 0 and self.totals.grown + grown > self.budget:
             why = "the weights would grow too much"
-        elif lost >= max(p.gain for _, p in placed):
+        elif lost > 0 and lost >= max(p.gain for _, p in placed):
             why = f"{grown >> 10} KiB more of weights would be read"
         if why:
             self.totals.missed[f"{_named(plan)} would save {plan.gain:.1f} µs, but {why}"] = None

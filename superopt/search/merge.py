@@ -1,44 +1,35 @@
-"""n-ary merges: siblings that share an operand become one operator in one move.
+"""Lifting: a rule whose sides are made of two copies, written for k copies, with ``Concat`` and ``Split`` of k parts.
 
-A rule such as ``MatMul(x, a), MatMul(x, c) = Split(MatMul(x, Concat(a, c)))`` applied pair by pair makes thousands of
-e-nodes for six siblings. Its two left sides are copies of each other, so it is *lifted*: written for k copies, with
-``Concat`` and ``Split`` of k parts, and applied to whole groups. Rules about ``Concat`` and ``Split`` of two parts are
-lifted in the same way to the numbers of parts that a graph has.
+Merges are applied to whole groups in this form (:mod:`superopt.search.siblings`); rules about ``Concat`` and ``Split``
+of two parts are lifted to the numbers of parts that a graph has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from superopt.ir.poly import Dim, Poly, atoms, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
 from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme, TypeScheme, attribute_symbols, term_symbols
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import types_of
-from superopt.search.egraph import EGraph
-from superopt.search.match import Match, Pattern, compile_side, matches
 
-__all__ = ["GroupMove", "group_move", "independent", "lift"]
-
-_RUNS = 6  # up to this many siblings, every contiguous run (by size) is offered; beyond it, whole groups only
-_WIDEST = 64
-Proposal = tuple[str, tuple[int, ...], tuple[Term, ...], Match]
+__all__ = ["NotLiftableError", "copy_name", "correspondence", "lift", "names_of"]
 
 
-class _NotLiftableError(Exception):
+class NotLiftableError(Exception):
     """The rule's two copies do not correspond."""
 
 
-def _correspondence(rule: Rule, source: tuple[Term, ...]) -> dict[str, str]:
+def correspondence(rule: Rule, source: tuple[Term, ...]) -> dict[str, str]:
     """Names of the first copy → names of the second: from two roots, or from a ``Concat`` of two, or a ``Split``."""
     pairs: list[tuple[Term, Term]] = []
     mapping: dict[str, str] = {}
     if len(source) == 2:
         pairs.append((source[0], source[1]))
     elif len(source) != 1:
-        raise _NotLiftableError
+        raise NotLiftableError
     for term in postorder(*source):
         if isinstance(term, App) and term.op == "Concat" and len(term.args) == 2:
             first, second = term.args
@@ -56,32 +47,32 @@ def _correspondence(rule: Rule, source: tuple[Term, ...]) -> dict[str, str]:
             _relate(a.name, b.name, mapping)
             left, right = rule.tensors[a.name], rule.tensors[b.name]
             if (left.dtype, left.lead, len(left.shape)) != (right.dtype, right.lead, len(right.shape)):
-                raise _NotLiftableError
+                raise NotLiftableError
             for p, q in zip(left.shape, right.shape, strict=True):
                 _relate_values(p, q, mapping)
         elif isinstance(a, App) and isinstance(b, App) and a.op == b.op and len(a.args) == len(b.args):
             for p2, q2 in zip(a.args, b.args, strict=True):
                 if (p2 is None) != (q2 is None):
-                    raise _NotLiftableError
+                    raise NotLiftableError
                 if p2 is not None and q2 is not None:
                     pairs.append((p2, q2))
             if [n for n, _ in a.attributes] != [n for n, _ in b.attributes]:
-                raise _NotLiftableError
+                raise NotLiftableError
             for (_, v), (_, w) in zip(a.attributes, b.attributes, strict=True):
                 _relate_values(v, w, mapping)
         elif not (
             isinstance(a, Project) and isinstance(b, Project) and a.term == b.term and (a.index, b.index) == (0, 1)
         ):
-            raise _NotLiftableError
+            raise NotLiftableError
     proper = {a: b for a, b in mapping.items() if a != b}
     if not proper or set(proper) & set(proper.values()):
-        raise _NotLiftableError
+        raise NotLiftableError
     return proper
 
 
 def _relate(a: str, b: str, mapping: dict[str, str]) -> None:
     if mapping.setdefault(a, b) != b or (a != b and any(p != a and q == b for p, q in mapping.items())):
-        raise _NotLiftableError
+        raise NotLiftableError
 
 
 def _relate_values(a: AttributeValue, b: AttributeValue, mapping: dict[str, str]) -> None:
@@ -92,18 +83,18 @@ def _relate_values(a: AttributeValue, b: AttributeValue, mapping: dict[str, str]
         (first, *rest), (second, *others) = sorted(symbols(a)), sorted(symbols(b))
         if rest or others:
             if a != b:
-                raise _NotLiftableError
+                raise NotLiftableError
             for name in symbols(a):
                 _relate(name, name, mapping)
             return
         if substitute(a, {first: sym(second)}) != b:
-            raise _NotLiftableError
+            raise NotLiftableError
         _relate(first, second, mapping)
     elif a != b:
-        raise _NotLiftableError
+        raise NotLiftableError
 
 
-def _copy(name: str, number: int) -> str:
+def copy_name(name: str, number: int) -> str:
     return name if number == 0 else f"{name}@{number}"
 
 
@@ -123,7 +114,7 @@ class _Lift:
             return tuple(self.renamed(v, number) for v in value)
         if not isinstance(value, Poly):
             return value
-        return substitute(value, {n: sym(_copy(n, number)) for n in self.names})
+        return substitute(value, {n: sym(copy_name(n, number)) for n in self.names})
 
     def mirrored(self, value: AttributeValue) -> AttributeValue:
         if isinstance(value, tuple):
@@ -144,10 +135,10 @@ class _Lift:
             part = Poly.make({monomial: coefficient})
             used = symbols(part)
             if any(not isinstance(a, str) for a in atoms(part)) and used & self.both:
-                raise _NotLiftableError
+                raise NotLiftableError
             first, second = bool(used & self.names.keys()), bool(used & set(self.names.values()))
             if first and second:
-                raise _NotLiftableError
+                raise NotLiftableError
             if first:
                 mirror = mirror + part
                 for j in range(self.count):
@@ -159,7 +150,7 @@ class _Lift:
             else:
                 total = total + part
         if mirror != 0:
-            raise _NotLiftableError
+            raise NotLiftableError
         return total
 
     def terms(self, roots: Sequence[Term]) -> tuple[Term, ...]:
@@ -173,9 +164,9 @@ class _Lift:
         made: dict[Term, Term] = {}
         for term in postorder(root):
             if isinstance(term, Var):
-                made[term] = Var(_copy(term.name, number)) if term.name in self.names else term
+                made[term] = Var(copy_name(term.name, number)) if term.name in self.names else term
             elif isinstance(term, Project):
-                shared = _names((term,)) & set(self.names.values())
+                shared = names_of((term,)) & set(self.names.values())
                 made[term] = (
                     Project(_application(self.joint(term.term)), number)
                     if shared or term.term.op == "Split"
@@ -190,7 +181,7 @@ class _Lift:
         """A term that all copies share."""
         made: dict[Term, Term] = {}
         for term in postorder(root):
-            if not _names((term,)) & self.both:
+            if not names_of((term,)) & self.both:
                 made[term] = term
             elif isinstance(term, App):
                 if term.op == "Concat" and len(term.args) == 2:
@@ -199,13 +190,13 @@ class _Lift:
                     args = tuple(None if a is None else made[a] for a in term.args)
                     made[term] = App(term.op, args, tuple((k, self.value(v)) for k, v in term.attributes))
         if root not in made:
-            raise _NotLiftableError
+            raise NotLiftableError
         return made[root]
 
     def _concat(self, term: App) -> App:
         first, second = term.args
         if first is None or second is None or self._mirror(first) != second:
-            raise _NotLiftableError
+            raise NotLiftableError
         args = tuple(self.single(first, j) for j in range(self.count))
         return App("Concat", args, tuple((k, self.value(v)) for k, v in term.attributes))
 
@@ -230,7 +221,7 @@ class _Lift:
         """
         first, second = _application(parts).args
         if first is None or second is None or self._first_of(whole) != self._first_of(first):
-            raise _NotLiftableError
+            raise NotLiftableError
         template = self._unmirrored(second)
         found = self.single(first, 0)
         for number in range(1, self.count):
@@ -262,16 +253,16 @@ class _Lift:
         for term in postorder(root):
             if isinstance(term, Var):
                 if term.name in self.names:
-                    raise _NotLiftableError
+                    raise NotLiftableError
                 made[term] = Var(back.get(term.name, term.name))
             elif isinstance(term, Project):
                 if term.term.op == "Split" and term.index != 1:
-                    raise _NotLiftableError
+                    raise NotLiftableError
                 made[term] = Project(_application(made[term.term]), 0 if term.term.op == "Split" else term.index)
             else:
                 args = tuple(None if a is None else made[a] for a in term.args)
                 if term.op != "Split" and any(_value_names(v) & self.both for _, v in term.attributes):
-                    raise _NotLiftableError
+                    raise NotLiftableError
                 made[term] = App(term.op, args, term.attributes)
         return made[root]
 
@@ -279,7 +270,7 @@ class _Lift:
 def _other_side(lifted: _Lift, source: Sequence[Term], target: Sequence[Term]) -> tuple[Term, ...]:
     try:
         return lifted.terms(target)
-    except _NotLiftableError:
+    except NotLiftableError:
         if not _is_sum(source, target):
             raise
         return (lifted.total(source[0], target[0]),)
@@ -297,7 +288,7 @@ def _unmirrored(part: Dim, names: Mapping[str, str]) -> Dim:
 
 def _application(term: Term) -> App:
     if not isinstance(term, App):
-        raise _NotLiftableError
+        raise NotLiftableError
     return term
 
 
@@ -305,7 +296,7 @@ def _value_names(value: AttributeValue) -> set[str]:
     return term_symbols((App("", (), (("", value),)),))
 
 
-def _names(roots: tuple[Term, ...]) -> set[str]:
+def names_of(roots: tuple[Term, ...]) -> set[str]:
     return term_symbols(roots) | {t.name for t in postorder(*roots) if isinstance(t, Var)}
 
 
@@ -313,7 +304,7 @@ def lift(rule: Rule, count: int, *, backward: bool = False) -> Rule | None:
     """The rule for ``count`` copies instead of two, or ``None`` if its sides are not made of two copies."""
     source, target = (rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)
     try:
-        names = _correspondence(rule, source)
+        names = correspondence(rule, source)
         lifted = _Lift(names, count)
         forall: dict[str, TypeScheme] = {}
         for name, scheme in rule.forall.items():
@@ -322,15 +313,15 @@ def lift(rule: Rule, count: int, *, backward: bool = False) -> Rule | None:
                 continue
             copies = range(count) if set(atoms_of) & names.keys() else range(1)
             for j in copies:
-                forall[_copy(name, j)] = _copied_scheme(lifted, scheme, j)
+                forall[copy_name(name, j)] = _copied_scheme(lifted, scheme, j)
         guards = tuple(g for guard in rule.where for g in _copied_guards(lifted, guard))
         left = lifted.terms(source)
         right = _other_side(lifted, source, target)
         made = replace(rule, forall=forall, where=guards, lhs=left, rhs=right)
-    except _NotLiftableError:
+    except NotLiftableError:
         return None
     known = set(forall) | set(made.attribute_atoms) | set(made.sizes)
-    return made if _names((*left, *right)) <= known and _well_typed(rule, made) else None
+    return made if names_of((*left, *right)) <= known and _well_typed(rule, made) else None
 
 
 def _well_typed(rule: Rule, made: Rule) -> bool:
@@ -350,11 +341,6 @@ def _well_typed(rule: Rule, made: Rule) -> bool:
     return after.lhs == after.rhs and equations[1] <= equations[0]
 
 
-@lru_cache(maxsize=4096)
-def _lifted(rule: Rule, count: int, backward: bool) -> Rule | None:
-    return lift(rule, count, backward=backward)
-
-
 def _copied_scheme(lifted: _Lift, scheme: TypeScheme, number: int) -> TypeScheme:
     if not isinstance(scheme, TensorScheme):
         return scheme
@@ -370,7 +356,7 @@ def _copied_scheme(lifted: _Lift, scheme: TypeScheme, number: int) -> TypeScheme
 def _copied_guards(lifted: _Lift, guard: Guard) -> Iterator[Guard]:
     used, second = guard.names, set(lifted.names.values())
     if used & second and used & lifted.names.keys():
-        raise _NotLiftableError
+        raise NotLiftableError
     if used & second:
         return
     for j in range(lifted.count if used & lifted.names.keys() else 1):
@@ -378,95 +364,3 @@ def _copied_guards(lifted: _Lift, guard: Guard) -> Iterator[Guard]:
         assert isinstance(left, int | Poly)
         assert isinstance(right, int | Poly)
         yield replace(guard, left=left, right=right)
-
-
-@dataclass(eq=False)
-class GroupMove:
-    """A two-root rule as a move on groups of siblings. ``names``: those of one sibling, not shared by all."""
-
-    rule: Rule
-    backward: bool
-    one: Pattern
-    names: frozenset[str]
-
-    def proposals(self, graph: EGraph, seen: set[tuple[object, ...]]) -> Iterator[Proposal]:
-        """Groups not proposed before: rule id, sibling classes, what they become, and the binding."""
-        groups: dict[tuple[object, ...], dict[int, Match]] = {}
-        given = {graph.find(c): known for c, known in graph.given.items()}
-        for match in matches(graph, self.one, 2000):
-            root = match.roots[0]
-            if root not in given or graph.constant(root):
-                continue  # only values of the input: merging alternatives of one value with each other gains nothing
-            shared = tuple((n, v) for n, v in {**match.tensors, **match.sizes}.items() if n not in self.names)
-            groups.setdefault(shared, {}).setdefault(root, match)
-        for found in groups.values():
-            for chosen in _subgroups(graph, list(found.items()), given):
-                roots = tuple(root for root, _ in chosen)
-                key = (id(self), roots)
-                if key in seen:
-                    continue
-                seen.add(key)
-                lifted = _lifted(self.rule, len(chosen), self.backward)
-                if lifted is not None:
-                    yield self.rule.id, roots, lifted.rhs, self._joined([m for _, m in chosen])
-
-    def _joined(self, found: Sequence[Match]) -> Match:
-        tensors: dict[str, int] = {}
-        sizes: dict[str, AttributeValue] = {}
-        for number, match in enumerate(found):
-            tensors.update((_copy(n, number) if n in self.names else n, c) for n, c in match.tensors.items())
-            sizes.update((_copy(n, number) if n in self.names else n, v) for n, v in match.sizes.items())
-        return Match(tuple(m.roots[0] for m in found), tensors, sizes)
-
-
-def group_move(rule: Rule, *, backward: bool = False) -> GroupMove | None:
-    """The rule as a group move, if a single sibling can be recognised alone and the rule lifts."""
-    source = rule.rhs if backward else rule.lhs
-    if len(source) != 2 or isinstance(source[0], Var | Project):
-        return None
-    try:
-        names = _correspondence(rule, source)
-    except _NotLiftableError:
-        return None
-    first = _names(source[:1])
-    if first & set(names.values()) or lift(rule, 3, backward=backward) is None:
-        return None
-    alone = replace(rule, where=tuple(g for g in rule.where if not g.names & set(names.values())))
-    return GroupMove(rule, backward, compile_side(alone, source[:1], ()), frozenset(names))
-
-
-def _subgroups(
-    graph: EGraph, members: list[tuple[int, Match]], given: Mapping[int, tuple[int, int]]
-) -> Iterator[list[tuple[int, Match]]]:
-    """Which siblings to merge: all that are independent, those alike in type, and of few every contiguous run."""
-    if len(members) < 2:
-        return
-    level: dict[int, list[tuple[int, Match]]] = {}
-    ordered = sorted(members, key=lambda m: (given[m[0]][0], str(graph.type(m[0])), m[0]))
-    for member in ordered:
-        level.setdefault(given[member[0]][0], []).append(member)
-    parts = [ordered] if len(level) > 1 and _independent([given[r][1] for r, _ in ordered]) else []
-    for part in [*parts, *level.values()]:
-        if not len(part) > 1 or not _independent([given[r][1] for r, _ in part]):
-            continue
-        yield from (part[i : i + _WIDEST] for i in range(0, len(part), _WIDEST) if len(part) - i > 1)
-        alike: dict[str, list[tuple[int, Match]]] = {}
-        for member in part:
-            alike.setdefault(str(graph.type(member[0])), []).append(member)
-        yield from (a for a in alike.values() if 1 < len(a) < len(part))
-        if len(part) <= _RUNS:
-            for width in range(2, len(part)):
-                for start in range(len(part) - width + 1):
-                    yield part[start : start + width]
-
-
-def independent(graph: EGraph, roots: Sequence[int]) -> bool:
-    """Whether the classes are values of the input, none of which depends on another in it."""
-    given = {graph.find(c): known for c, known in graph.given.items()}
-    return all(r in given for r in roots) and _independent([given[r][1] for r in roots])
-
-
-def _independent(masks: Sequence[int]) -> bool:
-    """No value depends on another: each mask holds the steps that a value is computed by, its own the last."""
-    own = [m.bit_length() - 1 for m in masks]
-    return not any(i != j and mask >> own[j] & 1 for i, mask in enumerate(masks) for j in range(len(own)))

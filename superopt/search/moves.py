@@ -18,9 +18,10 @@ from superopt.rules.scanner import RuleError
 from superopt.rules.typing import instances
 from superopt.search.egraph import is_multi
 from superopt.search.match import Pattern, compile_side
-from superopt.search.merge import GroupMove, group_move, lift
+from superopt.search.merge import lift
 from superopt.search.program import Program
 from superopt.search.saturate import Moves
+from superopt.search.siblings import GroupMove, group_move
 from superopt.search.trie import Apply, Further, Select, Typed
 
 __all__ = ["Prepared", "prepare", "shortens"]

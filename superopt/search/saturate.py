@@ -15,8 +15,8 @@ from superopt.ir.terms import AttributeValue, Term
 from superopt.ops.meaning import IllTyped
 from superopt.search.egraph import EGraph, TypeClashError
 from superopt.search.match import Match, Pattern, bound
-from superopt.search.merge import GroupMove, independent
 from superopt.search.recipe import instantiate
+from superopt.search.siblings import GroupMove, independent, siblings
 from superopt.search.trie import Trie
 
 _GROWING = 4  # sides that add operators get this much less of the matches
@@ -243,12 +243,13 @@ def _distances(graph: EGraph, most: int) -> dict[int, int]:
 
 
 def _merge_groups(graph: EGraph, moves: Moves, limits: Limits, seen: set[tuple[object, ...]], outcome: Outcome) -> None:
-    for group in moves.groups:
-        if not group.one.operators <= graph.by_op.keys():
+    groups = [g for g in moves.groups if g.one.operators <= graph.by_op.keys()]
+    for group, occurrences in zip(groups, siblings(graph, groups), strict=True):
+        if len(occurrences) < 2:
             continue
         if _out_of(graph, limits, outcome):
             break
-        proposed = list(group.proposals(graph, seen))
+        proposed = list(group.proposals(graph, occurrences, seen))
         for why, roots, targets, match in proposed:
             _apply(graph, why, roots, targets, match, outcome)
         if proposed:

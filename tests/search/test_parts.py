@@ -15,7 +15,8 @@ from superopt.search.egraph import EGraph, TypeClashError
 from superopt.search.extract import Candidate, Problem, cost_of, greedy, improve
 from superopt.search.ilp import solve
 from superopt.search.match import compile_side, matches
-from superopt.search.merge import group_move, lift
+from superopt.search.merge import lift
+from superopt.search.siblings import group_move
 
 
 def test_congruence_spreads_upwards():

@@ -14,7 +14,7 @@ from superopt.ops import REGISTRY
 from superopt.ops.meaning import call, tensor
 from superopt.rules import RuleError, load_library, parse_rule
 from superopt.rules.library import ADMISSIBLE, write_verdicts
-from superopt.rules.typing import meaning_digest
+from superopt.rules.typing import _meaning_digest, meaning_digest
 from superopt.verifier import ProvedAllSizes, Tested, Unknown
 from superopt.verifier.admission import admit, check, verify
 from superopt.verifier.store import prove_all
@@ -24,7 +24,7 @@ FALSE = TRUE.replace("Relu(Relu(x))", "Relu(Neg(x))")
 
 
 def _cleared() -> None:
-    for cached in (meaning_digest,):
+    for cached in (_meaning_digest,):
         cached.cache_clear()
 
 

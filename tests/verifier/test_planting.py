@@ -18,7 +18,7 @@ from superopt.ops.meaning import call, tensor
 from superopt.rules import Rule, RuleError, load_library, parse_rule
 from superopt.rules import library as stored
 from superopt.rules.library import PROOFS, parse_file, read_verdicts, write_verdicts
-from superopt.rules.typing import meaning_digest
+from superopt.rules.typing import _meaning_digest, meaning_digest
 from superopt.verifier import ProvedAllSizes, admission
 from superopt.verifier.admission import admit, verify
 from superopt.verifier.certificate import certificate_of
@@ -55,9 +55,9 @@ def wrong_neg(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Neg with the meaning of the identity."""
     wrong = replace(REGISTRY["Neg"], meaning=lambda x: tensor(x.shape, lambda *at: call("mul", x[at], 1)))
     monkeypatch.setitem(REGISTRY._records, "Neg", wrong)
-    meaning_digest.cache_clear()
+    _meaning_digest.cache_clear()
     yield
-    meaning_digest.cache_clear()
+    _meaning_digest.cache_clear()
 
 
 def _forge(folder: Path, text: str) -> None:
@@ -208,7 +208,7 @@ def test_a_certificate_from_a_wrong_meaning_is_of_no_use_elsewhere(
     assert isinstance(verdict, ProvedAllSizes), "the prover believes meanings"
     right = replace(REGISTRY["Neg"], meaning=lambda x: tensor(x.shape, lambda *at: call("mul", x[at], -1)))
     monkeypatch.setitem(REGISTRY._records, "Neg", right)
-    meaning_digest.cache_clear()
+    _meaning_digest.cache_clear()
     data = json.loads(text)
     (tmp_path / "c.json").write_text(text)
     assert "other meanings" in check_certificate(tmp_path / "c.json").reason
