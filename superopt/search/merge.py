@@ -220,21 +220,33 @@ class _Lift:
         (a mean of halves, say) the lifted form would be false.
         """
         first, second = _application(parts).args
-        if first is None or second is None or self._first_of(whole) != self._first_of(first):
+        if first is None or second is None:
             raise NotLiftableError
-        template = self._unmirrored(second)
+        later = self._unmirrored(second)
+        if self._copy_of(whole, 0) == self._copy_of(first, 0):
+            between = later
+        elif self._copy_of(whole, 1) == self._copy_of(second, 1):
+            between = first  # a bias, say, goes with the last: F(x, y) = G(x) + F(y), so F of more is G(x) + … + F(y)
+        else:
+            raise NotLiftableError
         found = self.single(first, 0)
         for number in range(1, self.count):
+            template = later if number == self.count - 1 else between
             found = App("Add", (found, self.single(template, number)), ())
         return found
 
-    def _first_of(self, root: Term) -> Term:
-        """The first copy in the place of both: of a ``Concat`` its first argument, of a ``Split`` the whole."""
+    def _copy_of(self, root: Term, index: int) -> Term:
+        """One copy (0 or 1) in the place of both: of a ``Concat`` that argument, of a ``Split`` the whole."""
         made: dict[Term, Term] = {}
         for term in postorder(root):
-            if isinstance(term, App) and term.op == "Concat" and len(term.args) == 2 and term.args[0] is not None:
-                made[term] = made[term.args[0]]
-            elif isinstance(term, Project) and term.term.op == "Split" and term.index == 0:
+            if (
+                isinstance(term, App)
+                and term.op == "Concat"
+                and len(term.args) == 2
+                and (own := term.args[index]) is not None
+            ):
+                made[term] = made[own]
+            elif isinstance(term, Project) and term.term.op == "Split" and term.index == index:
                 inner = term.term.args[0]
                 assert inner is not None
                 made[term] = made[inner]
