@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from superopt.search.lower import Region
-from superopt.search.plan import OUTSIDE, Plan
+from superopt.search.plan import OUTSIDE, Plan, Ref
 from superopt.search.program import Program
 
 __all__ = ["Weights"]
@@ -35,8 +35,9 @@ class Weights:
         """Bytes that are read more (or less, if negative) once all of these disjoint regions are replaced."""
         fresh: dict[Hashable, int] = {}
         read: set[Hashable] = set()
+        made: dict[Hashable, tuple[Hashable, ...]] = dict(self._made)
         for region, plan in replacements:
-            for key, size in self._reads(region, plan).items():
+            for key, size in self._reads(region, plan, made).items():
                 read.add(key)
                 if not (isinstance(key, str) and key in self._readers):
                     fresh[key] = size
@@ -44,28 +45,38 @@ class Weights:
         freed = [n for n, positions in self._readers.items() if n not in read and positions <= gone]
         return sum(fresh.values()) - sum(self._program.types[n].nbytes or 0 for n in freed)
 
-    def _reads(self, region: Region, plan: Plan) -> dict[Hashable, int]:
-        """The weights that the plan's running pieces read, with their bytes: a name, or what computes it."""
-        keys: list[tuple[Hashable, ...]] = []
+    def _reads(self, region: Region, plan: Plan, made: dict[Hashable, tuple[Hashable, ...]]) -> dict[Hashable, int]:
+        """The weights that the plan's running pieces read, by name or, if new, by a number; with their bytes.
+
+        Args:
+            region: what is replaced.
+            plan: by what.
+            made: computations on weights → their results; new ones are added. Flat: an operand is a name or a number.
+        """
+        keys: list[tuple[Hashable, ...]] = []  # of the results of each piece; none where it runs
         found: dict[Hashable, int] = {}
         for piece in plan.pieces:
             args: list[Hashable] = []
             for ref in piece.args:
-                if ref is None:
-                    args.append(None)
-                elif ref[0] != OUTSIDE:
-                    args.append(keys[ref[0]][ref[1]])
-                else:
-                    args.append(self._same(region.values[ref[1]]))
-                if ref is None or piece.constant:
-                    continue
-                if ref[0] != OUTSIDE and plan.pieces[ref[0]].constant:
-                    found[args[-1]] = plan.pieces[ref[0]].types[ref[1]].nbytes or 0
-                elif ref[0] == OUTSIDE and (name := region.values[ref[1]]) in region.constant:
-                    found[args[-1]] = region.types[name].nbytes or 0
-            what = (piece.op, piece.attributes, tuple(args))
-            keys.append(self._made.get(what) or tuple((what, i) for i in range(len(piece.types))))
+                key, size = self._weight(region, plan, ref, keys)
+                args.append(key)
+                if key is not None and not piece.constant:
+                    found[key] = size
+            new = tuple((len(made), i) for i in range(len(piece.types)))
+            keys.append(made.setdefault((piece.op, piece.attributes, tuple(args)), new) if piece.constant else ())
         return found
+
+    def _weight(
+        self, region: Region, plan: Plan, ref: Ref | None, keys: Sequence[tuple[Hashable, ...]]
+    ) -> tuple[Hashable, int]:
+        """The weight that a reference is to, and its bytes; ``None`` where it is to none."""
+        if ref is None:
+            return None, 0
+        piece, index = ref
+        if piece == OUTSIDE:
+            name = region.values[index]
+            return (self._same(name), region.types[name].nbytes or 0) if name in region.constant else (None, 0)
+        return (keys[piece][index], plan.pieces[piece].types[index].nbytes or 0) if keys[piece] else (None, 0)
 
     def _same(self, name: str) -> str:
         return self._program.same.get(name, name)
