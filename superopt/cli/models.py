@@ -223,6 +223,10 @@ def profile(
     extend: Annotated[bool, typer.Option("--extend", help="keep what FILE holds, and add to it")] = False,
     dim: Dims = None,
     listing: Annotated[bool, typer.Option("--list", help="show the profiles that ship with superopt")] = False,
+    dry_run: Annotated[
+        str | None,
+        typer.Option(metavar="PROFILE", help="measure nothing: how much of what optimising asks for does it hold?"),
+    ] = None,
     report_json: Json = None,
     force: Force = False,
 ) -> None:
@@ -243,17 +247,41 @@ def profile(
         if report_json != "-":
             show_profiles(out(), rows)
         return
+    given = [*(plan or []), *(more or [])]
+    if dry_run is not None:
+        _dry_run(given, dry_run, parse_dims(dim or []), report_json, force)
+        return
     if not extend:
         refuse_existing(output, force)
     with Progress() as progress:
         found = pipeline.profile(
-            [*(plan or []), *(more or [])], output, target=target, threads=threads, time_limit=time_limit,
+            given, output, target=target, threads=threads, time_limit=time_limit,
             workers=workers or os.cpu_count() or 1, extend=extend, sizes=parse_dims(dim or []), progress=progress,
         )  # fmt: skip
     data = recorded_data(str(output), found.header, found.summary())
     if report_json is not None:
         write_json(data, report_json, force)
     show_recorded(err(), data)
+
+
+def _dry_run(
+    models: list[str], name: str, sizes: dict[str, int], report_json: str | None, force: bool
+) -> None:  # fmt: skip
+    """How much of what optimising models asks for a recorded profile holds."""
+    from dataclasses import asdict
+
+    from superopt import pipeline
+    from superopt.report.profiles import coverage_data, show_coverage
+
+    if not models:
+        raise UsageError("nothing to plan", hint="name models: superopt profile --dry-run cpu-epyc-2core model.onnx")
+    with Progress() as progress:
+        found = pipeline.coverage(models, name, sizes=sizes, progress=progress)
+    data = coverage_data(name, [asdict(row) for row in found])
+    if report_json is not None:
+        write_json(data, report_json, force)
+    if report_json != "-":
+        show_coverage(out(), data)
 
 
 def schema() -> None:

@@ -29,7 +29,7 @@ from superopt.pipeline.optimise import Progress, load, quiet
 from superopt.rules import load_library
 from superopt.search import SearchOptions, search
 
-__all__ = ["Recorded", "profile"]
+__all__ = ["Coverage", "Recorded", "coverage", "profile"]
 
 _PLANS = 4  # searches of one model, at most: each measures what the last one wanted
 _SLICE = 90.0  # seconds of planning after which what is wanted so far is timed
@@ -68,6 +68,64 @@ class Recorded:
     def summary(self) -> dict[str, Any]:
         """The figures as JSON data, without the header."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "header"}
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of what optimising a model asks for a profile holds as measured; the rest it predicts.
+
+    Attributes:
+        asked: distinct applications that the search settled on or weighed, and those of the model and its result.
+        answered: of those, how many are measured.
+        before_us, after_us: modelled cost of the model and of what the search makes of it.
+        before_measured, after_measured: share of those costs that is measured.
+    """
+
+    name: str
+    asked: int
+    answered: int
+    before_us: float
+    after_us: float
+    before_measured: float
+    after_measured: float
+
+
+def coverage(
+    models: Sequence[str | Path | Graph],
+    profile: str,
+    *,
+    rules: Path | None = None,
+    sizes: Mapping[str, int] | None = None,
+    progress: Progress = quiet,
+) -> tuple[Coverage, ...]:
+    """Optimise models for a recorded profile without measuring anything: what does it know, and what does it guess?
+
+    Args:
+        models: models.
+        profile: its name, or its file.
+        rules: folder of a rule library used besides the built-in one.
+        sizes: what symbolic dimensions are costed at.
+        progress: called with (done, total, what).
+
+    Raises:
+        UsageError: there is no such profile. InvalidModel: it, or a model, is damaged.
+    """
+    known = costs.load_profile(profile)
+    backend = str(known.header["backend"])
+    state: _State = (tuple(known.records.values()), known.header, backend, rules, dict(sizes or {}))
+    rows = []
+    for position, model in enumerate(models):
+        name = model.name if isinstance(model, Graph) else str(model)
+        progress(position, len(models), name)
+        plan = _planning(state)
+        before, after = _plans(load(model), plan, rules, sizes or {}, _PATIENCE)
+        rows.append(
+            Coverage(
+                name, len(plan.asked), len(plan.asked) - len(plan.missing), before.us, after.us,
+                before.measured_share, after.measured_share,
+            )
+        )  # fmt: skip
+    return tuple(rows)
 
 
 def profile(
@@ -242,12 +300,18 @@ def _questions(
     source: str | Path | Graph, model: Planning, rules: Path | None, sizes: Mapping[str, int], seconds: float
 ) -> _Answer:
     """What searching a model asks for: everything, and what the cost model could not answer."""
-    graph = load(source)
-    costs.graph_cost(graph, model, sizes=sizes)
+    _plans(load(source), model, rules, sizes, seconds)
+    return list(model.asked.values()), list(model.missing.values())
+
+
+def _plans(
+    graph: Graph, model: Planning, rules: Path | None, sizes: Mapping[str, int], seconds: float
+) -> tuple[costs.GraphCost, costs.GraphCost]:
+    """Costs of a graph and of what the search makes of it; ``model`` notes what it was asked."""
+    before = costs.graph_cost(graph, model, sizes=sizes)
     limits = SearchOptions(time_limit=max(0.1, min(_PATIENCE, seconds)), sizes=sizes, confirm=False, cache=False)
     try:
         found = search(graph, load_library(rules).admitted, model, limits)
-        costs.graph_cost(found.graph, model, sizes=sizes)
-    except SuperoptError:
-        pass  # what was asked until then stands; the model cannot be optimised
-    return list(model.asked.values()), list(model.missing.values())
+        return before, costs.graph_cost(found.graph, model, sizes=sizes)
+    except SuperoptError:  # what was asked until then stands; the model cannot be optimised
+        return before, before

@@ -10,9 +10,11 @@ from rich.markup import escape
 
 from superopt import cost as costs
 from superopt.ir.errors import printable
-from superopt.report.terminal import count_text, table
+from superopt.report.terminal import count_text, table, time_text
 
-__all__ = ["profile_rows", "recorded_data", "show_profiles", "show_recorded"]
+__all__ = [
+    "coverage_data", "profile_rows", "recorded_data", "show_coverage", "show_profiles", "show_recorded",
+]  # fmt: skip
 
 
 def profile_rows() -> list[dict[str, Any]]:
@@ -70,3 +72,30 @@ def show_recorded(console: Console, data: Mapping[str, Any]) -> None:
         console.print(
             "not complete: the same command goes on where this one stopped (add --extend to keep its figures)"
         )
+
+
+def coverage_data(file: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How much of what optimising models asks for a profile holds, as JSON data."""
+    asked, answered = (sum(row[k] for row in rows) for k in ("asked", "answered"))
+    return {
+        "format": "superopt.coverage", "version": 1, "profile": file, "asked": asked, "answered": answered,
+        "models": [dict(row) for row in rows],
+    }  # fmt: skip
+
+
+def show_coverage(console: Console, data: Mapping[str, Any]) -> None:
+    """A line per model: questions of its optimisation, measured answers, and how much of its cost is measured."""
+    lines = [
+        (
+            printable(row["name"], 60), str(row["asked"]), str(row["answered"]), time_text(row["before_us"]),
+            f"{row['before_measured']:.0%}", time_text(row["after_us"]), f"{row['after_measured']:.0%}",
+        )
+        for row in data["models"]
+    ]  # fmt: skip
+    titles = ("model", "asked", "measured", "before", "of it measured", "after", "of it measured")
+    console.print(table(*titles, rows=lines, numeric=(1, 2, 3, 4, 5, 6)))
+    share = data["answered"] / data["asked"] if data["asked"] else 1.0
+    console.print(
+        f"{escape(printable(data['profile']))} holds {data['answered']} of the {data['asked']} answers that optimising "
+        f"these models asks for ({share:.1%}); the others are predicted"
+    )
