@@ -1,9 +1,12 @@
 """Recording a profile: questions timed in blocks between sentinels, kept as they come, written as one file.
 
-Drift: the device's sentinels are timed before and after every block. Where they differ by more than 3 % from their
-usual times, the machine was not itself: the block is timed once more, and of both times the smaller one is kept (noise
-only adds). What is then still off is counted in the header; where that is most of it, blocks are timed once only. An
-interrupted recording goes on from its ``.partial`` file, as long as the device is the same.
+Drift: the device's sentinels are timed before and after every block. Where one lies outside of its own usual scatter
+(Tukey's fences: a quarter of the readings and 1.5 interquartile ranges more) and is more than 3 % off, the machine was
+not itself: the block is timed once more, and of both times the smaller one is kept (noise only adds). A fixed 3 % alone
+called nearly every block off, because what passes through a cache that other machines of the host share varies by a
+third from one moment to the next, without drifting. What is then still off is counted in the header; where that is most
+of it, blocks are timed once only. An interrupted recording goes on from its ``.partial`` file, as long as the device is
+the same.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ __all__ = ["Recorder"]
 
 METHOD = 2  # of the timing harness: figures of different methods are not mixed in one file
 _BLOCK = 25  # questions between two looks at the sentinels
-_DRIFT = 0.03
+_DRIFT = 0.03  # a deviation from which it counts
+_FENCE = 1.5  # interquartile ranges beyond the quartiles, where a reading is no longer the usual scatter
+_LOOKS = 8  # before the first block, so that the usual scatter is known
 _TRIES = 4  # blocks that are timed again before it is judged whether that helps
 _SENTINEL, _NOTE = "sentinel", "note"  # lines of the partial file that are no measurements
 
@@ -54,9 +59,16 @@ class _Drift:
         return self.repeated >= _TRIES and 2 * self.drifted > self.repeated
 
     def off(self, *looks: Mapping[str, float]) -> bool:
-        """Whether a look differs from what is usual."""
-        usual = self.usual()
-        return any(abs(ns / usual[name] - 1) > _DRIFT for look in looks for name, ns in look.items())
+        """Whether a look has a reading beyond its sentinel's usual scatter."""
+        fences = {name: _fences(taken) for name, taken in self.readings.items()}
+        return any(not fences[name][0] <= ns <= fences[name][1] for look in looks for name, ns in look.items())
+
+
+def _fences(readings: Sequence[float]) -> tuple[float, float]:
+    """The least and the most that is usual."""
+    low, middle, high = _quartiles(readings)
+    room = _FENCE * (high - low)
+    return min(low - room, middle * (1 - _DRIFT)), max(high + room, middle * (1 + _DRIFT))
 
 
 class Recorder:
@@ -126,6 +138,8 @@ class Recorder:
         return done
 
     def _block(self, questions: Sequence[Question]) -> int:
+        while any(len(taken) < _LOOKS for taken in self._drift.readings.values()) or not self._drift.readings:
+            self._look()
         before = self._look()
         found = self._time(questions)
         self._drift.blocks += 1
@@ -190,5 +204,10 @@ def _least(a: Record, b: Record) -> Record:
 
 
 def _spread(readings: Sequence[float]) -> float:
+    low, middle, high = _quartiles(readings)
+    return (high - low) / middle
+
+
+def _quartiles(readings: Sequence[float]) -> tuple[float, float, float]:
     table = sorted(readings)
-    return (table[(3 * len(table)) // 4] - table[len(table) // 4]) / statistics.median(table)
+    return table[len(table) // 4], statistics.median(table), table[(3 * len(table)) // 4]

@@ -1,5 +1,6 @@
 """Recording a profile: what is asked is measured, nothing twice, drift is noticed, and a cut-short run goes on."""
 
+import itertools
 import json
 import time
 
@@ -143,6 +144,20 @@ def test_a_block_in_which_the_machine_drifted_is_timed_once_more(tmp_path):
     assert [device.timed.count(q.key.text) for q in questions(4, 8, 16, 32)] == [1, 1, 2, 2]
     said = recorder.write({}).header["sentinels"]
     assert (said["blocks"], said["repeated"], said["drifted"]) == (2, 1, 0)
+
+
+def test_a_sentinel_that_always_scatters_does_not_call_every_block_off(tmp_path):
+    """What passes through a cache that others share varies by a third; only what leaves that scatter is drift."""
+    device = Clockwork()
+    device.drift = itertools.cycle((1.0, 1.3, 1.05, 1.15, 0.95, 1.25))
+    recorder = Recorder(device, tmp_path / "p.jsonl.gz", forever())
+    recorder.measure(questions(*range(4, 204)))
+    said = recorder.write({}).header["sentinels"]
+    assert (said["blocks"], said["repeated"], said["drifted"]) == (8, 0, 0)
+    assert said["gemm"]["spread"] > 0.1
+    device.drift = iter((1.1, 2.0, 1.1))
+    recorder.measure(questions(300))
+    assert recorder.write({}).header["sentinels"]["repeated"] == 1
 
 
 def test_what_the_device_refuses_is_never_chosen(tmp_path):
