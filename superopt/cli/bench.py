@@ -53,6 +53,9 @@ def bench(
     ] = False,
     cold: Annotated[bool, typer.Option("--cold", help="instead, profile each model twice from nothing")] = False,
     pairs: Annotated[bool, typer.Option(help="with --cost: also rewrites, those that do not pay included")] = True,
+    blocks: Annotated[
+        int, typer.Option(metavar="N", min=0, help="with --cost: rewritten blocks of each model, besides the whole")
+    ] = 2,
     enable: Annotated[
         list[str] | None, typer.Option(metavar="RULE", help="with --cost: make rewrites with these only")
     ] = None,
@@ -70,7 +73,7 @@ def bench(
         refuse_existing(path, force)
     if validate or cold:
         console = err() if report_json == "-" else out()
-        options = (pairs, rounds, threads, dim, enable, resume, total_limit)
+        options = (pairs, blocks, rounds, threads, dim, enable, resume, total_limit)
         measured = _cold(models or [], threads, console) if cold else _validated(models or [], *options, console)
         if report_json is not None:
             write_json(measured, report_json, force=True)
@@ -105,8 +108,8 @@ def _run(
 
 
 def _validated(
-    models: list[Path], pairs: bool, rounds: int, threads: int, dim: list[str] | None, enable: list[str] | None,
-    keep: Path | None, total_limit: float | None, console: Console,
+    models: list[Path], pairs: bool, blocks: int, rounds: int, threads: int, dim: list[str] | None,
+    enable: list[str] | None, keep: Path | None, total_limit: float | None, console: Console,
 ) -> dict[str, Any]:  # fmt: skip
     """Modelled beside measured time."""
     from superopt import pipeline
@@ -115,7 +118,7 @@ def _validated(
     with Progress() as progress:
         options = pipeline.Options(sizes=parse_dims(dim or []), threads=threads, enable=tuple(enable or ()))
         found = pipeline.validate_costs(
-            models, options=options, pairs=pairs, rounds=rounds, keep=keep,
+            models, options=options, pairs=pairs, blocks=blocks, rounds=rounds, keep=keep,
             total_limit=float("inf") if total_limit is None else total_limit, progress=progress,
         )  # fmt: skip
     show_validation(console, found.json())

@@ -15,7 +15,7 @@ from superopt.ops.meaning import IllTyped
 from superopt.rules.rule import Rule, TensorScheme, TypeScheme
 from superopt.rules.typing import operator_of, type_terms, variable_types
 
-__all__ = ["any_rank", "leading"]
+__all__ = ["any_rank", "leading", "with_lead"]
 
 
 def any_rank(rule: Rule) -> Iterator[Rule]:
@@ -69,7 +69,7 @@ def leading(rule: Rule, theme: Theme) -> Iterator[Rule]:
         subsets += [frozenset({widest[0], *more}) for r in range(3) for more in combinations(widest[1:], r)]
     found = 0
     for chosen in dict.fromkeys(subsets):
-        made = _with_lead(rule, chosen)
+        made = with_lead(rule, chosen)
         if made is not None and well_typed(made):
             yield made
             found += 1
@@ -77,7 +77,7 @@ def leading(rule: Rule, theme: Theme) -> Iterator[Rule]:
                 return
 
 
-def _with_lead(rule: Rule, chosen: frozenset[str]) -> Rule | None:
+def with_lead(rule: Rule, chosen: frozenset[str]) -> Rule | None:
     try:
         types = type_terms((*rule.lhs, *rule.rhs), variable_types(rule))[0]
     except IllTyped:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from superopt.ir.disjoint import DisjointSets
 from superopt.ir.graph import Graph, Node, Value, attribute_key
 from superopt.ir.types import ValueType
 
-__all__ = ["GraphDiff", "changed_regions", "compare", "value_digests"]
+__all__ = ["GraphDiff", "changed_regions", "compare", "excerpt", "value_digests"]
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def changed_regions(a: Graph, b: Graph, types: Mapping[str, ValueType | None]) -
     for part_a, part_b in _pieces(changed_a, changed_b):
         made = {o for n in part_a for o in n.outputs if o} & {o for n in part_b for o in n.outputs if o}
         outputs = sorted(made)
-        inner_a, inner_b = _excerpt(a, part_a, outputs, types), _excerpt(b, part_b, outputs, types)
+        inner_a, inner_b = excerpt(a, part_a, outputs, types), excerpt(b, part_b, outputs, types)
         names = {v.name: v for v in (*inner_a.inputs, *inner_b.inputs)}
         inputs = tuple(names[k] for k in sorted(names))
         pairs.append((replace(inner_a, inputs=inputs), replace(inner_b, inputs=inputs)))
@@ -148,7 +148,17 @@ def _pieces(changed_a: list[Node], changed_b: list[Node]) -> list[tuple[list[Nod
     return list(groups.values())
 
 
-def _excerpt(graph: Graph, nodes: list[Node], outputs: list[str], types: Mapping[str, ValueType | None]) -> Graph:
+def excerpt(
+    graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], types: Mapping[str, ValueType | None]
+) -> Graph:
+    """Some nodes of a graph (in its order) as a graph: what they read and do not make is an input or a weight.
+
+    Args:
+        graph: where they are from.
+        nodes: no path between two of them may lead through another node.
+        outputs: names of values that they make.
+        types: types of the graph's values.
+    """
     made = {o for n in nodes for o in n.outputs}
     reads = dict.fromkeys(name for n in nodes for name in n.reads if name not in made)
     constants = graph.constants

@@ -2,10 +2,13 @@
 
 ``make bench-ablation`` compares the library with the sound rules of TASO's that are stated in our format, and with no
 rules at all (what is left is computing on constants). All share one cost model, one search and its limits; only the
-rules differ. Modelled costs are what the search minimises; ``measure`` also times each result beside its model.
+rules differ. As in :func:`superopt.optimize`, the modelled cost of the whole program has the last word: a result that
+is not below its model is not taken.
 
 With ``--json FILE`` the table is written after every model, and a model that stands there already, with the same
-rules and limits, is not searched again: a run that was stopped goes on.
+rules and limits, is not searched again: a run that was stopped goes on. Results are kept in ``--results DIR``, from
+where ``--measure`` races each model against its different results, in one process, interleaved; what was raced is not
+raced again.
 """
 
 from __future__ import annotations
@@ -14,54 +17,33 @@ import argparse
 import hashlib
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
-from multiprocessing import get_context
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from superopt import cost as costs
+from superopt import formats
+from superopt.formats.files import replace_file
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph
+from superopt.pipeline.kept import file_digest
 from superopt.pipeline.optimise import Progress, load, quiet
-from superopt.pipeline.racing import measure as timed
+from superopt.pipeline.racing import runnable
+from superopt.report.ablation import Outcome, data_of, document, outcomes_of, table
 from superopt.rules import Rule, load_library
 from superopt.rules.canonical import rule_text
+from superopt.runtime.race import race
 from superopt.search import SearchOptions, search
 from superopt.verifier.admission import admit
+from superopt.verifier.differential import make_inputs
 from superopt.verifier.prover import prove
 
-__all__ = ["Outcome", "ablate", "admitted", "document", "main"]
+__all__ = ["Ablation", "admitted", "main"]
 
 NONE = "no rules"
-_SAME = 1e-3  # modelled costs closer than this share are one: candidates of equal cost are told apart by noise
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One model with one library.
-
-    Attributes:
-        before_us, after_us: modelled cost of the model and of the result.
-        rules: rule → how often it was applied.
-        stopped: why the search ended.
-        ratio: measured time after ÷ before, if it was measured; 1 where the model was returned as it is.
-        failure: why there is no result.
-        key: digest of the model's file, the rules and the limits.
-    """
-
-    model: str
-    library: str
-    before_us: float = 0.0
-    after_us: float = 0.0
-    rules: Mapping[str, int] = field(default_factory=dict)
-    stopped: str = ""
-    seconds: float = 0.0
-    ratio: float | None = None
-    failure: str = ""
-    key: str = ""
+Source = str | Path | Graph
 
 
 def admitted(folder: Path | None) -> tuple[Rule, ...]:
@@ -75,157 +57,149 @@ def admitted(folder: Path | None) -> tuple[Rule, ...]:
     return admit(load_library(folder, built_in=False), prover=prove).admitted
 
 
-def ablate(
-    models: Sequence[str | Path | Graph], libraries: Mapping[str, tuple[Rule, ...]], *, target: str = "cpu",
-    time_limit: float = 30.0, measure: bool = False, sizes: Mapping[str, int] | None = None, workers: int = 1,
-    known: Mapping[str, Outcome] | None = None, progress: Progress = quiet,
-) -> Iterator[list[Outcome]]:  # fmt: skip
-    """Optimise every model with every library, and with no rules.
-
-    Args:
-        models: paths or graphs.
-        libraries: rules by name.
-        target: as for :func:`superopt.optimize`; on ``cpu`` operators that no profile knows are measured.
-        time_limit: seconds of each search.
-        measure: also time each result beside its model, with ONNX Runtime.
-        sizes: of symbolic dimensions.
-        workers: processes, each with models of its own.
-        known: outcomes by key, which are not searched for again.
-        progress: called with (done, total, what).
-
-    Yields:
-        The outcomes of one model, in the order of the libraries; with several workers, models as they are finished.
-    """
-    rows = partial(
-        _row, chosen={**libraries, NONE: ()}, target=target, time_limit=time_limit, measure=measure,
-        sizes=sizes or {}, known=known or {},
-    )  # fmt: skip
-    if workers <= 1:
-        for done, source in enumerate(models):
-            progress(done, len(models), _name(source))
-            yield rows(source)
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(rows, source): source for source in models}
-        for done, future in enumerate(as_completed(waiting), 1):
-            progress(done, len(models), _name(waiting[future]))
-            yield future.result()
-
-
-def _name(source: str | Path | Graph) -> str:
+def _name(source: Source) -> str:
     if isinstance(source, Graph):
         return source.name
     path = Path(source)
     return f"tiny/{path.stem}" if path.parent.name == "tiny" else path.stem
 
 
-def _row(
-    source: str | Path | Graph, *, chosen: Mapping[str, tuple[Rule, ...]], target: str, time_limit: float,
-    measure: bool, sizes: Mapping[str, int], known: Mapping[str, Outcome],
-) -> list[Outcome]:  # fmt: skip
-    """One model with each library."""
-    made: list[Outcome] = []
-    limits = SearchOptions(time_limit=time_limit, sizes=sizes, confirm=False)
-    contents = source.name.encode() if isinstance(source, Graph) else Path(source).read_bytes()
-    with costs.for_target(target, progress=quiet, sizes=sizes) as model_costs:
-        for library, rules in chosen.items():
-            told = [target, time_limit, measure, sorted(sizes.items()), sorted(map(rule_text, rules))]
-            key = hashlib.sha256(contents + json.dumps(told).encode()).hexdigest()
-            if key in known:
-                made.append(replace(known[key], library=library))
-                continue
-            outcome = Outcome(_name(source), library, key=key)
-            try:
-                graph = load(source)
-                found = search(graph, rules, model_costs, limits)
-            except SuperoptError as error:
-                made.append(replace(outcome, failure=str(error)))
-                continue
+@dataclass(frozen=True)
+class Ablation:
+    """Libraries to compare, and under which limits.
+
+    Attributes:
+        libraries: rules by name; no rules at all are compared as well.
+        target: as for :func:`superopt.optimize`; on ``cpu`` operators that no profile knows are measured.
+        time_limit: seconds of each search.
+        sizes: of symbolic dimensions.
+        results: where results are kept for a race; ``None`` keeps none.
+    """
+
+    libraries: Mapping[str, tuple[Rule, ...]]
+    target: str = "cpu"
+    time_limit: float = 30.0
+    sizes: Mapping[str, int] | None = None
+    results: Path | None = None
+
+    def search(
+        self, models: Sequence[Source], *, known: Mapping[str, Outcome] | None = None, progress: Progress = quiet
+    ) -> Iterator[list[Outcome]]:
+        """Optimise every model with every library, and with no rules.
+
+        Args:
+            models: paths or graphs.
+            known: outcomes by key, which are not searched for again.
+            progress: called with (done, total, what).
+
+        Yields:
+            The outcomes of one model, in the order of the libraries.
+        """
+        for done, source in enumerate(models):
+            progress(done, len(models), _name(source))
+            contents = source.name.encode() if isinstance(source, Graph) else Path(source).read_bytes()
+            row = []
+            with costs.for_target(self.target, progress=quiet, sizes=self.sizes or {}) as model_costs:
+                for library, rules in {**self.libraries, NONE: ()}.items():
+                    told = [
+                        self.target,
+                        self.time_limit,
+                        sorted((self.sizes or {}).items()),
+                        sorted(map(rule_text, rules)),
+                    ]
+                    key = hashlib.sha256(contents + json.dumps(told).encode()).hexdigest()
+                    found = (known or {}).get(key)
+                    if found is None or not self._kept(found):
+                        found = self._searched(source, Outcome(_name(source), library, key=key), rules, model_costs)
+                    row.append(replace(found, library=library))
+            yield row
+
+    def _told(self, rules: tuple[Rule, ...]) -> bytes:
+        """What an outcome follows from beside the model and the code."""
+        sizes = sorted((self.sizes or {}).items())
+        return json.dumps([self.target, self.time_limit, sizes, sorted(map(rule_text, rules))]).encode()
+
+    def _kept(self, outcome: Outcome) -> bool:
+        """Whether all that a race needs is there: the file of a result that has not been raced."""
+        return (
+            self.results is None or outcome.ratio is not None or outcome.after_us == outcome.before_us
+            or self._file(outcome).is_file()
+        )  # fmt: skip
+
+    def _file(self, outcome: Outcome) -> Path:
+        assert self.results is not None
+        return self.results / f"{outcome.key[:24]}.onnx"
+
+    def _searched(self, source: Source, outcome: Outcome, rules: tuple[Rule, ...], model: costs.CostModel) -> Outcome:
+        """One model with one library."""
+        sizes = self.sizes or {}
+        try:
+            graph = load(source)
+            limits = SearchOptions(time_limit=self.time_limit, sizes=sizes, confirm=False, cache=False)
+            found = search(graph, rules, model, limits)
             if not found.before_us:
-                made.append(replace(outcome, failure=f"not searched: {found.stopped}"))
-                continue
+                return replace(outcome, failure=f"not searched: {found.stopped}")
+            before = after = costs.graph_cost(graph, model, sizes=sizes).us
+            if found.graph is not graph:
+                after = costs.graph_cost(found.graph, model, sizes=sizes).us
+            better = after < before
             outcome = replace(
-                outcome, before_us=found.before_us, after_us=found.after_us, stopped=found.stopped,
-                rules={a.rule: a.count for a in found.applied}, seconds=found.seconds,
+                outcome, before_us=before, after_us=min(after, before), stopped=found.stopped, seconds=found.seconds,
+                rules={a.rule: a.count for a in found.applied} if better else {},
             )  # fmt: skip
-            made.append(_raced(outcome, graph, found.graph, sizes) if measure else outcome)
-    return made
+            if better and self.results is not None:
+                self.results.mkdir(parents=True, exist_ok=True)
+                formats.save(found.graph, self._file(outcome), force=True)
+        except SuperoptError as error:
+            return replace(outcome, failure=str(error))
+        return outcome
+
+    def measured(
+        self, source: Source, row: Sequence[Outcome], *, rounds: int = 15, time_limit: float = 6.0
+    ) -> tuple[list[Outcome], Mapping[str, Any]]:
+        """The outcomes of one model with measured ratios, and the circumstances.
+
+        Args:
+            source: the model.
+            row: its outcomes; results are read from ``results``, one and the same is raced once.
+            rounds: of the race; where the limit comes first, fewer.
+            time_limit: seconds of the race.
+        """
+        better = [o for o in row if not o.failure and o.after_us < o.before_us]
+        digests = {o.key: file_digest(self._file(o)) for o in better}
+        files = {digests[o.key]: self._file(o) for o in better}
+        places = {key: [*files].index(digest) + 1 for key, digest in digests.items()}
+        if not files:
+            return [o if o.failure else replace(o, ratio=1.0) for o in row], {}
+        try:
+            graph = load(source)
+            feeds = make_inputs(graph, 0, "normal", sizes=self.sizes or {})
+            models = [runnable(graph, self._file(better[0]).with_suffix(".before.onnx")), *files.values()]
+            result = race(models, feeds, rounds=rounds, threads=1, clock="cpu", time_limit=time_limit)
+        except SuperoptError as error:
+            return [replace(o, failure=f"not timed: {error}") for o in row], {}
+        made = []
+        for outcome in row:
+            place = places.get(outcome.key, 0)
+            made.append(outcome if outcome.failure else replace(
+                outcome, ratio=result.ratios[place], spread=result.spread[place], rounds=result.rounds,
+                before_ms=result.ms[0],
+            ))  # fmt: skip
+        return made, result.circumstances
 
 
-def _raced(outcome: Outcome, before: Graph, after: Graph, sizes: Mapping[str, int]) -> Outcome:
-    if after is before:
-        return replace(outcome, ratio=1.0)
-    try:
-        return replace(outcome, ratio=timed(before, after, sizes=sizes).ratio)
-    except SuperoptError as error:
-        return replace(outcome, failure=f"not timed: {error}")
-
-
-def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The table as JSON data: a row per model, a column per library; where the first library is not the best."""
-    names = list(dict.fromkeys(o.library for o in outcomes))
-    rows: dict[str, dict[str, Outcome]] = {}
-    for outcome in outcomes:
-        rows.setdefault(outcome.model, {})[outcome.library] = outcome
-    behind = [
-        m for m, row in rows.items()
-        if any(row[names[0]].after_us > o.after_us * (1 + _SAME) for o in row.values() if not o.failure)
-        or row[names[0]].failure
-    ]  # fmt: skip
-    return {
-        "format": "superopt.ablation", "version": 1, "libraries": names, "behind": behind,
-        "models": [
-            {"model": m, "outcomes": {n: {k: v for k, v in asdict(o).items() if k not in ("model", "library")}
-                                      for n, o in row.items()}}
-            for m, row in rows.items()
-        ],
-    }  # fmt: skip
-
-
-def _recorded(path: Path | None) -> dict[str, Outcome]:
-    """Outcomes of an earlier run by key; none where there is no such file."""
+def _recorded(path: Path | None) -> tuple[dict[str, Outcome], Mapping[str, Any]]:
+    """Outcomes of an earlier run by key, and its races' circumstances; none where there is no such file."""
     if path is None or not path.is_file():
-        return {}
+        return {}, {}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        names = {f.name for f in fields(Outcome)}
-        made = [
-            Outcome(row["model"], library, **{k: v for k, v in told.items() if k in names})
-            for row in data["models"] for library, told in row["outcomes"].items()
-        ]  # fmt: skip
+        return {o.key: o for o in outcomes_of(data) if o.key and not o.failure}, data["machine"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is no table of an ablation: {error!r}", hint="remove it, or name another") from error
-    return {o.key: o for o in made if o.key and not o.failure}
 
 
-def _replace(path: Path, data: Mapping[str, Any]) -> None:
-    """Written whole or not at all."""
-    written = path.with_name(f".{path.name}.part")
-    written.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    written.replace(path)
-
-
-def _table(data: Mapping[str, Any]) -> str:
-    """Modelled cost after ÷ before per library, and the measured ratio where there is one."""
-    names = data["libraries"]
-    width = max([len(r["model"]) for r in data["models"]] + [5])
-    lines = [f"{'model':{width}}  " + "  ".join(f"{n:>24}" for n in names)]
-    for row in data["models"]:
-        cells = []
-        for name in names:
-            o = row["outcomes"][name]
-            text = o["failure"][:22] if not o["before_us"] else f"{o['after_us'] / o['before_us']:.3f}"
-            cells.append(text + ("" if o["ratio"] is None else f" (measured {o['ratio']:.3f})"))
-        lines.append(f"{row['model']:{width}}  " + "  ".join(f"{c:>24}" for c in cells))
-    return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m superopt.pipeline.ablation MODEL... [--library NAME=DIR]``; exit code 6 where the first is behind.
-
-    Raises:
-        UsageError: a library is not written ``NAME=DIR``.
-    """
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m superopt.pipeline.ablation", description=__doc__)
     parser.add_argument("models", nargs="+", metavar="MODEL")
     parser.add_argument(
@@ -234,33 +208,93 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--target", default="profile:cpu-epyc-2core", help="or cpu")
     parser.add_argument("--time-limit", type=float, default=20.0, metavar="S", help="of each search")
-    parser.add_argument("--measure", action="store_true", help="also time each result beside its model")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes, each with models of its own")
+    parser.add_argument("--results", type=Path, default=Path("build/ablation"), metavar="DIR", help="of the searches")
+    parser.add_argument("--measure", action="store_true", help="afterwards, race each model and its different results")
+    parser.add_argument("--race-limit", type=float, default=6.0, metavar="S", help="of each race")
+    parser.add_argument("--total-limit", type=float, metavar="S", help="stop between models after so many seconds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="written after every model; what it holds is reused")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the table as a document")
+    return parser
+
+
+@dataclass
+class _Run:
+    """One call of the program: what is known by now, written after every model."""
+
+    given: argparse.Namespace
+    ablation: Ablation
+    known: dict[str, Outcome]
+    machine: Mapping[str, Any]
+
+    def run(self) -> tuple[dict[str, Any], bool]:
+        """The table, and whether all models are in it (and raced, if that was asked for)."""
+        start = time.monotonic()
+        rows: dict[str, list[Outcome]] = {}
+        sources = {_name(s): s for s in self.given.models}
+        for row in self.ablation.search(self.given.models, known=self.known, progress=_show):
+            rows[row[0].model] = row
+            self._write(rows)
+            if self._late(start) and len(rows) < len(sources):
+                return self._write(rows), False
+        for done, (name, row) in enumerate(rows.items() if self.given.measure else ()):
+            if all(o.ratio is not None or o.failure for o in row):
+                continue
+            if self._late(start):
+                return self._write(rows), False
+            _show(done, len(rows), f"racing {name}")
+            rows[name], machine = self.ablation.measured(sources[name], row, time_limit=self.given.race_limit)
+            self.machine = machine or self.machine
+            self._write(rows)
+        return self._write(rows), True
+
+    def _late(self, start: float) -> bool:
+        return self.given.total_limit is not None and time.monotonic() - start > self.given.total_limit
+
+    def _write(self, rows: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
+        settings = {
+            "target": self.ablation.target, "time_limit": self.ablation.time_limit,
+            "rules": {**{n: len(r) for n, r in self.ablation.libraries.items()}, NONE: 0},
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        }  # fmt: skip
+        names = {_name(s) for s in self.given.models}
+        waiting = [o for o in self.known.values() if o.model in names and o.model not in rows]
+        data = data_of([*(o for row in rows.values() for o in row), *waiting], settings, self.machine)
+        for path, text in ((self.given.json, json.dumps(data, indent=1) + "\n"), (self.given.markdown, document(data))):
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(path, text.encode(), force=True)
+        return data
+
+
+def _show(done: int, total: int | None, what: str) -> None:
+    print(f"{done}/{total} {what}", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``python -m superopt.pipeline.ablation MODEL... [--library NAME=DIR]``.
+
+    Returns:
+        6 where the first library is behind another, 7 where the time limit came first (call it again), else 0.
+
+    Raises:
+        UsageError: a library is not written ``NAME=DIR``, or the table to go on with is none.
+    """
+    given = _parser().parse_args(arguments)
+    known, machine = _recorded(given.json)
     libraries: dict[str, tuple[Rule, ...]] = {"discovered": admitted(None)}
     for text in given.library:
         name, found, folder = text.partition("=")
         if not found:
             raise UsageError(f"--library {text} is not NAME=DIR")
         libraries[name] = admitted(Path(folder) if folder else None)
-
-    def show(done: int, total: int | None, what: str) -> None:
-        print(f"{done}/{total} {what}", file=sys.stderr, flush=True)
-
-    outcomes: list[Outcome] = []
-    for row in ablate(
-        given.models, libraries, target=given.target, time_limit=given.time_limit, measure=given.measure,
-        workers=given.workers, known=_recorded(given.json), progress=show,
-    ):  # fmt: skip
-        outcomes += row
-        if given.json is not None:
-            given.json.parent.mkdir(parents=True, exist_ok=True)
-            _replace(given.json, document(sorted(outcomes, key=lambda o: o.model)))
-    data = document(sorted(outcomes, key=lambda o: o.model))
-    print(_table(data))
+    ablation = Ablation(libraries, given.target, given.time_limit, results=given.results)
+    data, whole = _Run(given, ablation, known, machine).run()
+    print(table(data))
     for model in data["behind"]:
         print(f"behind another library: {model}", file=sys.stderr)
+    if not whole:
+        print("the time limit came first: the same command goes on", file=sys.stderr)
+        return 7
     return 6 if data["behind"] else 0
 
 

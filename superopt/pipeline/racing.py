@@ -15,7 +15,7 @@ from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.race import Clock, RaceResult, race
 from superopt.verifier.differential import make_inputs
 
-__all__ = ["LARGE", "Racing", "measure"]
+__all__ = ["LARGE", "Racing", "measure", "runnable"]
 
 LARGE = 1 << 30  # bytes of weights above which a model is handled through files and place by place, to bound memory
 _ROUNDS = 15
@@ -57,7 +57,7 @@ def measure(
     if device is not None:
         return _measured(device.race((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
     with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
-        models = [_runnable(graph, Path(folder) / f"{i}.onnx") for i, graph in enumerate((before, after))]
+        models = [runnable(graph, Path(folder) / f"{i}.onnx") for i, graph in enumerate((before, after))]
         result = race(models, feeds, rounds=rounds, burst=burst, threads=threads, clock=clock, time_limit=time_limit)
     return _measured(result)
 
@@ -68,7 +68,7 @@ def _measured(result: RaceResult) -> report.Measured:
     )
 
 
-def _runnable(graph: Graph, path: Path) -> bytes | Path:
+def runnable(graph: Graph, path: Path) -> bytes | Path:
     """The model as ONNX Runtime takes it: bytes, or a file where they would not fit one message."""
     if sum(w.type.nbytes or 0 for w in graph.weights) <= LARGE:
         return formats.to_onnx_bytes(graph)

@@ -1,33 +1,32 @@
 """The costs put to the test on whole models: ``make bench-cost``.
 
-Before/after pairs come from the optimiser, and not only those that measured costs chose: it is also made to minimise
-operators and FLOPs, which merges, concatenates and enlarges whatever it can, so that losses are predicted, too.
+Before/after pairs come from the optimiser: what measured costs make of each whole model, and what bad costs make of
+blocks of it (:mod:`superopt.pipeline.pairs`), so that losses are predicted, too.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from superopt import cost as costs
-from superopt.cost.model import CostModel
-from superopt.cost.question import Question
-from superopt.cost.record import Estimate
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.pipeline.kept import Kept, code_digest
 from superopt.pipeline.optimise import Options, Progress, load, quiet, select_rules
+from superopt.pipeline.pairs import AIMS, rewrites
+from superopt.pipeline.pairs import blocks as cut
 from superopt.search import SearchOptions, search
 
 __all__ = ["Validation", "repeat_profile", "validate_costs"]
 
-Aim = Literal["least time", "fewest operators", "fewest FLOPs"]
-_AIMS: tuple[Aim, ...] = ("least time", "fewest operators", "fewest FLOPs")
 _LEAST_CHANGE = 0.03
-_SEARCH = 15.0  # seconds of one search
+_SEARCH = 15.0  # seconds of one search of a whole model
+_BLOCKS = 2  # of a model
+_RACE, _BLOCK_RACE = 10.0, 3.0  # seconds of a race of whole models, and of blocks
 
 
 @dataclass(frozen=True)
@@ -43,12 +42,15 @@ class Validation:
         """Everything as JSON data, with the summary."""
         good = sorted(abs(p.error) for p in self.predictions if not p.failure)
         right, counted = costs.right_share(self.directions, _LEAST_CHANGE)
+        beyond = [d for d in self.directions if d.counts(_LEAST_CHANGE)]
         return {
             "format": "superopt.cost-validation", "version": 1,
             "summary": {
                 "models": len(good), "median_error": good[len(good) // 2] if good else None,
                 "worst_error": good[-1] if good else None, "spearman": costs.spearman(self.predictions),
                 "pairs": len([d for d in self.directions if not d.failure]), "pairs_beyond": counted,
+                "pairs_right": sum(d.right for d in beyond), "pairs_faster": sum(d.measured < 1 for d in beyond),
+                "models_of_pairs": len({d.name.partition(",")[0] for d in beyond}),
                 "least_change": _LEAST_CHANGE, "direction_right": right if counted else None,
             },
             "models": [{**asdict(p), "error": p.error} for p in self.predictions],
@@ -57,28 +59,12 @@ class Validation:
         }  # fmt: skip
 
 
-class _Counting(CostModel):
-    """Costs without time: every application counts 1, or its FLOPs. What a tool without measurements would go by."""
-
-    cache_bytes = None
-
-    def __init__(self, aim: Aim, sizes: Mapping[str, int]) -> None:
-        super().__init__(sizes)
-        self.aim = aim
-
-    def _view(self) -> Estimate:
-        return Estimate(0.01, "measured")
-
-    def _lookup(self, question: Question) -> Estimate:
-        counted = 1.0 if self.aim == "fewest operators" else 0.01 + question.work[0] / 1e3
-        return Estimate(counted, "measured")
-
-
 def validate_costs(
     models: Sequence[str | Path | Graph],
     *,
     options: Options | None = None,
     pairs: bool = True,
+    blocks: int = _BLOCKS,
     rounds: int = 15,
     keep: Path | None = None,
     total_limit: float = float("inf"),
@@ -90,6 +76,7 @@ def validate_costs(
         models: paths or graphs.
         options: ``enable``, ``disable`` and ``rules`` say which rewrites pairs are made with; ``sizes``, ``threads``.
         pairs: whether rewrites are tested as well.
+        blocks: of each model, whose rewrites for other aims than time are tested.
         rounds: interleaved rounds of each race.
         keep: folder of the models that are done, so that another call goes on; ``None`` keeps none.
         total_limit: seconds after which no further model is begun.
@@ -97,7 +84,7 @@ def validate_costs(
     """
     options = options or Options()
     model = costs.MeasuredCpu(threads=options.threads, sizes=options.sizes, progress=progress)
-    kept = Kept(keep, f"{code_digest()[:16]} {pairs} {rounds} {options.threads} {sorted(options.enable)}")
+    kept = Kept(keep, f"{code_digest()[:16]} {pairs} {blocks} {rounds} {options.threads} {sorted(options.enable)}")
     predictions: list[costs.Prediction] = []
     directions: list[costs.Direction] = []
     left_out: list[str] = []
@@ -109,7 +96,7 @@ def validate_costs(
             left_out.append(name)
             continue
         if row is None:
-            row = _row(name, source, model, options, pairs, rounds, progress)
+            row = _row(name, source, model, options, blocks if pairs else None, rounds, progress)
             if not isinstance(source, Graph):
                 kept.put(Path(source), row)
         predictions.append(costs.Prediction(**row["prediction"]))
@@ -118,10 +105,10 @@ def validate_costs(
 
 
 def _row(
-    name: str, source: str | Path | Graph, model: costs.MeasuredCpu, options: Options, pairs: bool, rounds: int,
+    name: str, source: str | Path | Graph, model: costs.MeasuredCpu, options: Options, blocks: int | None, rounds: int,
     progress: Progress,
 ) -> dict[str, Any]:  # fmt: skip
-    """A model and its rewrites, as JSON data."""
+    """A model and its rewrites (none where ``blocks`` is ``None``), as JSON data."""
     try:
         graph = load(source)
     except SuperoptError as error:
@@ -129,25 +116,29 @@ def _row(
     progress(0, None, name)
     [prediction] = costs.validate([(name, graph)], model, sizes=options.sizes, rounds=rounds)
     found = [
-        asdict(costs.predict_change(name, aim, graph, after, model, sizes=options.sizes, rounds=rounds))
-        for aim, after in (_rewrites(graph, model, options, progress) if pairs else ())
+        asdict(
+            costs.predict_change(of, aim, before, after, model, sizes=options.sizes, rounds=rounds, time_limit=seconds)
+        )
+        for of, aim, before, after, seconds in (
+            () if blocks is None else _pairs(name, graph, model, options, blocks, progress)
+        )
     ]
     return {"prediction": asdict(prediction), "pairs": found}
 
 
-def _rewrites(
-    graph: Graph, model: costs.MeasuredCpu, options: Options, progress: Progress
-) -> Iterator[tuple[Aim, Graph]]:
-    """What the optimiser makes of a graph with each aim, unless it leaves the graph as it is."""
+def _pairs(
+    name: str, graph: Graph, model: costs.MeasuredCpu, options: Options, blocks: int, progress: Progress
+) -> Iterator[tuple[str, str, Graph, Graph, float]]:
+    """Name, aim, before, after, and seconds for the race: the whole model made fast, its blocks rewritten anyhow."""
     rules = select_rules(options).admitted
-    limits = SearchOptions(
-        time_limit=_SEARCH, seed=options.seed, sizes=options.sizes, confirm=False, fold_budget_bytes=1 << 30
-    )
-    for aim in _AIMS:
-        by: CostModel = model if aim == "least time" else _Counting(aim, options.sizes)
-        found = search(graph, rules, by, limits, progress=progress)
-        if found.graph is not graph:
-            yield aim, found.graph
+    limits = SearchOptions(time_limit=_SEARCH, seed=options.seed, sizes=options.sizes, confirm=False)
+    found = search(graph, rules, model, limits, progress=progress)
+    if found.graph is not graph:
+        yield name, "least time", graph, found.graph, _RACE
+    for number, block in enumerate(cut(graph, blocks, seed=options.seed, sizes=options.sizes), 1):
+        progress(number, blocks, f"{name}: rewriting blocks")
+        for aim, after in rewrites(block, rules, AIMS, seed=options.seed, sizes=options.sizes):
+            yield f"{name}, block {number}", aim, block, after, _BLOCK_RACE
 
 
 def repeat_profile(model: str | Path | Graph, *, threads: int = 1) -> costs.Repetition:

@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 from taso_rules import Untypable, stated
 
-from superopt.ir.terms import Var
 from superopt.rules import Rule
 from superopt.rules.canonical import text_digest
 from superopt.rules.library import write_rules
@@ -466,34 +465,11 @@ def generated(seed: int = 1) -> Found:
     return Found(tuple(sound), tuple(false), len(equal), len(few), len(chosen), left_out)
 
 
-SHIPPED = frozenset({"Concat", "MatMul", "Add", "Mul", "Conv", "Relu", "Split"})
-
-
-def shipped(rules: Sequence[Rule]) -> list[Rule]:
-    """Those of the kind that TASO ships: 3×3 convolutions, products, sums, concatenation, splitting, Relu; no scalars.
-
-    Its 133 rules are not at hand; these are all that its method finds over the operators that they mention, so more.
-    """
-    found = []
-    for rule in rules:
-        kernels = [n for n in rule.tensors if n[0] == "w" and len(rule.tensors[n].shape) == 4]
-        plain = len(kernels) < len(rule.tensors) and set(kernels) <= {"w4", "w5", "w6"} and "s0" not in rule.tensors
-        if (
-            plain
-            and rule.operators <= SHIPPED
-            and not (len(rule.lhs) == 2 and any(isinstance(t, Var) for t in rule.lhs))
-        ):
-            found.append(rule)
-    return found
-
-
 def main(folder: str) -> None:
-    """Write ``sound.toml`` to a folder, the false ones to ``false/false.toml``, those as shipped to ``shipped/``."""
+    """Write ``sound.toml`` to a folder, the false ones to ``false/false.toml``."""
     found = generated()
     heading = "Found as TASO's generator finds rules; written by tests/discovery/taso_generator.py, do not edit."
-    for name, rules in (
-        ("sound.toml", found.sound), ("false/false.toml", found.false), ("shipped/shipped.toml", shipped(found.sound)),
-    ):  # fmt: skip
+    for name, rules in (("sound.toml", found.sound), ("false/false.toml", found.false)):
         file = Path(folder) / name
         file.parent.mkdir(parents=True, exist_ok=True)
         write_rules(file, [_numbered(r, i) for i, r in enumerate(rules)], heading=heading)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import taso_generator
 from taso_generator import LEAVES, Generator, general, pairs, pruned
 from taso_rules import Untypable, stated
+from taso_shipped import axioms, shipped, strongest, widened
 
 from superopt.discovery.config import load_config
 from superopt.discovery.derive import derived, moves_of, parts_of
-from superopt.rules import Rule
+from superopt.rules import Rule, parse_rule
 from superopt.rules.library import BUILT_IN, parse_file
 from superopt.verifier.exact import test as exact
 from superopt.verifier.verdict import Refuted, Tested
@@ -88,3 +90,25 @@ def test_what_is_false_at_other_sizes_is_not_derived(library: tuple[Rule, ...]) 
     for rule in parse_file(LIST / "false" / "false.toml")[::EVERY]:
         assert isinstance(exact(rule), Refuted), rule.id
         assert not followed(rule, library), rule.id
+
+
+def test_shipped_rules_are_stated_as_widely_as_they_are_proved() -> None:
+    """Products of matrices hold with a batch in front of either side; of what is one step of others, nothing is left."""
+    rule = parse_rule(
+        {
+            "id": "r", "forall": {"a": "f[m, k]", "b": "f[k, n]", "c": "f[k, n]"},
+            "lhs": ["Add(MatMul(a, b), MatMul(a, c))"], "rhs": ["MatMul(a, Add(b, c))"],
+        }
+    )  # fmt: skip
+    leads = {frozenset(n for n, s in w.tensors.items() if s.lead) for w in widened(rule)}
+    assert {frozenset("abc"), frozenset("a"), frozenset("bc")} <= leads
+    special = replace(rule, id="s", lhs=rule.lhs[::-1])
+    assert {r.id.split("-")[0] for r in strongest([rule, special])} == {"r"}
+
+
+def test_the_shipped_list_is_of_the_recorded_one() -> None:
+    """What is compared in the ablation is made of the sound rules and of the axioms, and nothing else."""
+    recorded = parse_file(LIST / "shipped" / "shipped.toml")
+    sources = {r.id for r in shipped(parse_file(LIST / "sound.toml"))} | {r.id for r in axioms()}
+    assert {r.id for r in recorded} <= {f"{s}{end}" for s in sources for end in ("", *(f"-{i}" for i in range(1, 8)))}
+    assert all(isinstance(exact(r, trials=2), Tested) for r in recorded[::9])

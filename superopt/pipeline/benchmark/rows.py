@@ -22,6 +22,8 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from superopt import formats
 from superopt.ir.errors import SuperoptError, UsageError, printable
 from superopt.pipeline.benchmark.inductor import MARK
@@ -35,6 +37,8 @@ TOOLS = ("ort", "onnxsim", "onnxslim", "onnxscript", "onnxoptimizer", "inductor"
 _MODULES = {"onnxsim": "onnxsim", "onnxslim": "onnxslim", "onnxscript": "onnxscript", "onnxoptimizer": "onnxoptimizer"}
 _NEXT = "pip install 'superopt[bench]'"
 _GRACE = 10.0  # seconds that a process may take beyond the tool's own time: interpreter, imports, reading, writing
+_SITTINGS = 3  # processes that a race is spread over
+_LOADING = 120.0  # seconds that making the sessions of a race may take
 _JUDGING = 600.0  # seconds for judging all results of a model
 _SHOWN = 300  # characters of what a crashed tool said
 
@@ -46,7 +50,7 @@ class BenchOptions:
     Attributes:
         tools: whom to compare with; "ort" is the original once more, whose ratio shows the noise.
         time_limit: seconds that we may take for a model; peers may take ``peer_limit``.
-        race_limit: seconds that the race of a model may take; ``rounds``: at most so many.
+        race_limit: seconds that the race of a model may take; ``rounds``: at most so many, in several processes.
         keep: folder of the rows that are done; ``None`` keeps none.
         total_limit: seconds after which no further model is begun; another run with ``keep`` goes on from there.
     """
@@ -54,8 +58,8 @@ class BenchOptions:
     tools: tuple[str, ...] = ("ort",)
     time_limit: float = 45.0
     peer_limit: float = 120.0
-    race_limit: float = 12.0
-    rounds: int = 25
+    race_limit: float = 20.0
+    rounds: int = 60
     keep: Path | None = None
     total_limit: float = float("inf")
 
@@ -260,20 +264,34 @@ def _raced(model: _Model) -> dict[str, Any]:
         name: _candidate(model, name)
         for name, tool in model.tools.items() if tool["status"] == "ok"
     }  # fmt: skip
-    spec: dict[str, Any] = {
-        "source": str(model.source), "candidates": racing, "time_limit": model.options.race_limit,
-        "rounds": model.options.rounds,
-    }  # fmt: skip
-    found = _job(model, "race", spec, 10 * model.options.race_limit + 120.0)
-    if "times" not in found:  # somebody's model took the race down: ours against the original is what is left
-        spec["candidates"] = {n: p for n, p in racing.items() if n in ("original", "ort", "superopt")}
-        for name in racing.keys() - spec["candidates"].keys():
-            model.tools[name] |= {"status": "crash", "reason": f"the race failed: {found.get('reason', '')}"}
-        found = _job(model, "race", spec, 10 * model.options.race_limit + 120.0)
-    if "times" not in found:
-        return {"error": f"the race failed: {found.get('reason', '')}"}
-    for name, times in found["times"].items():
-        if name != "original":
-            model.tools[name] |= times
-    return {"before_ms": found["times"]["original"]["ms"], "rounds": found["rounds"],
-            "circumstances": found["circumstances"]}  # fmt: skip
+    found = _sittings(model, racing)
+    if "samples" not in found:  # somebody's model took the race down: ours against the original is what is left
+        left = {n: p for n, p in racing.items() if n in ("original", "ort", "superopt")}
+        for name in racing.keys() - left.keys():
+            model.tools[name] |= {"status": "crash", "reason": f"the race failed: {found['reason']}"}
+        found = _sittings(model, left)
+    if "samples" not in found:
+        return {"error": f"the race failed: {found['reason']}"}
+    before = np.array(found["samples"].pop("original"))
+    for name, times in found["samples"].items():
+        quarters = np.quantile(np.array(times) / before, [0.25, 0.5, 0.75])
+        model.tools[name] |= {
+            "ms": float(np.median(times)), "ratio": float(quarters[1]), "spread": float(quarters[2] - quarters[0]),
+        }  # fmt: skip
+    return {"before_ms": float(np.median(before)), "rounds": len(before), "circumstances": found["circumstances"]}
+
+
+def _sittings(model: _Model, candidates: Mapping[str, str]) -> dict[str, Any]:
+    """The race, in several processes, since what a process put where stays as it is: samples of all, or a reason."""
+    share = model.options.race_limit / _SITTINGS
+    joined: dict[str, Any] = {"samples": {name: [] for name in candidates}}
+    for seed in range(_SITTINGS):
+        spec = {"source": str(model.source), "candidates": candidates, "time_limit": share, "seed": seed,
+                "rounds": -(-model.options.rounds // _SITTINGS)}  # fmt: skip
+        found = _job(model, "race", spec, 10 * share + _LOADING)
+        if "samples" not in found:
+            return {"reason": found.get("reason", "")}
+        joined["circumstances"] = found["circumstances"]
+        for name, times in found["samples"].items():
+            joined["samples"][name] += times
+    return joined
