@@ -54,8 +54,9 @@ corpus-update-full: $(READY)  ## record the baseline of corpus-compare; at most 
 patterns: $(READY)        ## which patterns of other tools our rules find: docs/patterns.md
 	@$(BIN)/python corpus/patterns.py
 
-bench-ablation: $(READY)  ## modelled cost with our rules, with TASO's, and with none; goes on where it stopped
-	@$(BIN)/python -m superopt.pipeline.ablation corpus/tiny/*.json corpus/*.json --workers 2 --library taso=tests/discovery/taso/shipped --json build/bench-ablation.json
+bench-ablation: $(READY)  ## modelled and measured gains with our rules, with TASO's, and with none; goes on where it stopped
+	@$(BIN)/python -m superopt.pipeline.ablation corpus/*.json --time-limit 25 --race-limit 6 --total-limit 1440 --measure \
+		--library taso=tests/discovery/taso/shipped --json docs/ablation.json --markdown docs/ablation.md
 
 COSTED ?= bert_2 deep_linear densenet121 expand_conv googlenet gpt2_last linear_attention lora lstm mobilenet_v2 \
 	mobileone_s0 nasrnn resnet50 segformer siamese squeezenet swin_tiny unet

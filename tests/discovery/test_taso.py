@@ -93,7 +93,7 @@ def test_what_is_false_at_other_sizes_is_not_derived(library: tuple[Rule, ...]) 
 
 
 def test_shipped_rules_are_stated_as_widely_as_they_are_proved() -> None:
-    """Products of matrices hold with a batch in front of either side; of what is one step of others, nothing is left."""
+    """Products hold with a batch in front of either side; what is one step of others is left out."""
     rule = parse_rule(
         {
             "id": "r", "forall": {"a": "f[m, k]", "b": "f[k, n]", "c": "f[k, n]"},

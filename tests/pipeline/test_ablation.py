@@ -67,7 +67,8 @@ def test_a_table_that_was_written_is_gone_on_with(tmp_path: Path, capsys: pytest
     data = json.loads(made["table.json"].read_text())
     ours, none = outcomes_of(data)
     assert ours.after_us < ours.before_us
-    assert ours.ratio is not None and ours.rounds > 0 and ours.before_ms > 0
+    assert ours.ratio is not None
+    assert min(ours.rounds, ours.before_ms) > 0
     assert none.ratio == 1.0  # the model itself
     assert "Not measured" not in made["table.md"].read_text()
     for result in made["results"].iterdir():
@@ -97,9 +98,3 @@ def test_a_library_that_is_behind_is_named() -> None:
     assert "behind another on 1 of 2 models: m." in text
     assert "| m | **0.900** | 0.500 |" in text
     assert "| n | **0.500** | cannot be read |" in text
-
-
-def test_the_documented_ablation_is_the_recorded_one() -> None:
-    docs = Path(__file__).resolve().parents[2] / "docs"
-    data = json.loads((docs / "ablation.json").read_text(encoding="utf-8"))
-    assert (docs / "ablation.md").read_text(encoding="utf-8") == document(data)
