@@ -25,7 +25,7 @@ from superopt.rules.scanner import RuleError
 from superopt.rules.typing import meaning_digest
 
 __all__ = [
-    "ADMISSIBLE", "BUILT_IN", "ON_REQUEST", "PROOFS", "Library", "load_library", "parse_file", "parse_rows",
+    "ADMISSIBLE", "BUILT_IN", "PROOFS", "Library", "load_library", "parse_file", "parse_rows",
     "read_verdicts", "write_rules", "write_verdicts",
 ]  # fmt: skip
 
@@ -33,9 +33,6 @@ BUILT_IN = Path(__file__).parent
 PROOFS = "proofs.json"
 # The only verdict that lets a rule be used, built-in or the user's own: true in exact trials is not proved.
 ADMISSIBLE = frozenset({"proved_all_sizes"})
-# Families of equalities that open terms up (a BatchNormalization as a convolution, a sum as a product with ones): true,
-# and sometimes what is needed, but they make the search's graph grow fast.
-ON_REQUEST: frozenset[str] = frozenset()
 _MOST_BYTES = 16 * 2**20
 
 
@@ -93,15 +90,9 @@ class Library(Mapping[str, Rule]):
 
     @cached_property
     def admitted(self) -> tuple[Rule, ...]:
-        """What search may use: the chosen rules whose stored verdict is in :data:`ADMISSIBLE`.
-
-        Unless something is enabled by name, the families of :data:`ON_REQUEST` are left out.
-        """
-        return tuple(
-            self.rules[i] for i in self
-            if (i in self.chosen if self.chosen is not None else self.rules[i].family not in ON_REQUEST)
-            and self.verdict_name(i) in ADMISSIBLE
-        )  # fmt: skip
+        """What search may use: the chosen rules whose stored verdict is in :data:`ADMISSIBLE`."""
+        chosen = self if self.chosen is None else [i for i in self if i in self.chosen]
+        return tuple(self.rules[i] for i in chosen if self.verdict_name(i) in ADMISSIBLE)
 
     def select(self, *, enable: Sequence[str] = (), disable: Sequence[str] = ()) -> Library:
         """The library with some rules or families switched on (only these) or off.
@@ -109,8 +100,7 @@ class Library(Mapping[str, Rule]):
         Raises:
             UsageError: no rule or family has a name that was given; the closest name is suggested.
         """
-        usual = frozenset(i for i, r in self.rules.items() if r.family not in ON_REQUEST)
-        on = self._named(enable) if enable else usual
+        on = self._named(enable) if enable else frozenset(self)
         return replace(self, chosen=on - self._named(disable))
 
     def _named(self, names: Iterable[str]) -> frozenset[str]:
