@@ -18,6 +18,7 @@ from superopt.cost.validation import (
     Repetition,
     held_out,
     predict_change,
+    predict_changes,
     repeat,
     right_share,
     spearman,
@@ -29,6 +30,6 @@ __all__ = [
     "BACKENDS", "ONNX_RUNTIME_CPU", "Backend", "CostModel", "Direction", "Estimate", "Fusion", "GraphCost", "HeldOut",
     "Key", "MeasuredCpu", "Peaks", "Prediction", "Profile", "Record", "RecordedProfile", "Repetition", "Store", "Work",
     "device_of", "for_target", "graph_cost", "graph_work", "held_out", "load_profile", "node_work", "operator_rows",
-    "peaks_of_header", "predict_change", "profile_names", "read_profile", "repeat", "right_share", "roofline_data",
-    "spearman", "validate", "work", "write_profile",
+    "peaks_of_header", "predict_change", "predict_changes", "profile_names", "read_profile", "repeat", "right_share",
+    "roofline_data", "spearman", "validate", "work", "write_profile",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +26,8 @@ from superopt.ops.record import NotCovered
 from superopt.runtime.race import RaceResult, race
 
 __all__ = [
-    "Direction", "HeldOut", "Prediction", "Repetition", "held_out", "predict_change", "repeat", "right_share",
-    "spearman", "validate",
+    "Direction", "HeldOut", "Prediction", "Repetition", "held_out", "predict_change", "predict_changes", "repeat",
+    "right_share", "spearman", "validate",
 ]  # fmt: skip
 
 _HELD_OUT = 10  # one record in this many is held out
@@ -143,12 +143,49 @@ def predict_change(
     time_limit: float = 10.0,
 ) -> Direction:
     """Predict what a rewrite does to a model's time, and measure it, interleaved."""
-    try:
-        predicted = graph_cost(after, costs, sizes=sizes).us / graph_cost(before, costs, sizes=sizes).us
-        raced = _raced([before, after], costs, sizes or {}, rounds, time_limit)
-    except (SuperoptError, NotCovered) as error:
-        return Direction(name, how, 0.0, 0.0, failure=str(error))
-    return Direction(name, how, predicted, raced.ratios[1], raced.spread[1])
+    [found] = predict_changes(
+        name, [("", before), (how, after)], costs, sizes=sizes, rounds=rounds, time_limit=time_limit
+    )
+    return replace(found, how=how)
+
+
+def predict_changes(
+    name: str,
+    forms: Sequence[tuple[str, Graph]],
+    costs: MeasuredCpu,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    rounds: int = _ROUNDS,
+    time_limit: float = 10.0,
+) -> list[Direction]:
+    """The same for equal graphs in a row, each a rewrite of the one before it: all of them are timed interleaved.
+
+    Args:
+        name: of what they compute.
+        forms: how each came about, and the graph; one that cannot run gives a row that says why.
+        costs: predicts.
+        sizes: what symbolic dimensions are costed at.
+        rounds: of the race.
+        time_limit: seconds of the race.
+    """
+    failed: list[Direction] = []
+    able: list[tuple[str, Graph, float]] = []
+    for how, graph in forms:
+        try:
+            _raced([graph], costs, sizes or {}, 1, 0.0)
+            able.append((how, graph, graph_cost(graph, costs, sizes=sizes).us))
+        except (SuperoptError, NotCovered) as error:
+            failed.append(Direction(name, how, 0.0, 0.0, failure=str(error)))
+    if len(able) < 2:
+        return failed
+    raced = _raced([graph for _, graph, _ in able], costs, sizes or {}, rounds, time_limit)
+    table = np.array(raced.samples)
+    found = []
+    for at in range(1, len(able)):
+        low, middle, high = np.quantile(table[:, at] / table[:, at - 1], [0.25, 0.5, 0.75])
+        (first, _, before), (second, _, after) = able[at - 1 : at + 1]
+        found.append(Direction(name, f"{first} → {second}", after / before, float(middle), float(high - low)))
+    return found + failed
 
 
 def _raced(

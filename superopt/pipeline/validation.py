@@ -50,7 +50,7 @@ class Validation:
                 "worst_error": good[-1] if good else None, "spearman": costs.spearman(self.predictions),
                 "pairs": len([d for d in self.directions if not d.failure]), "pairs_beyond": counted,
                 "pairs_right": sum(d.right for d in beyond), "pairs_faster": sum(d.measured < 1 for d in beyond),
-                "models_of_pairs": len({d.name.partition(",")[0] for d in beyond}),
+                "models_of_pairs": len({d.name.partition("/")[0] for d in beyond}),
                 "least_change": _LEAST_CHANGE, "direction_right": right if counted else None,
             },
             "models": [{**asdict(p), "error": p.error} for p in self.predictions],
@@ -115,30 +115,29 @@ def _row(
         return {"prediction": asdict(costs.Prediction(name, 0.0, 0.0, 0.0, 0.0, failure=str(error))), "pairs": []}
     progress(0, None, name)
     [prediction] = costs.validate([(name, graph)], model, sizes=options.sizes, rounds=rounds)
-    found = [
-        asdict(
-            costs.predict_change(of, aim, before, after, model, sizes=options.sizes, rounds=rounds, time_limit=seconds)
-        )
-        for of, aim, before, after, seconds in (
-            () if blocks is None else _pairs(name, graph, model, options, blocks, progress)
-        )
-    ]
-    return {"prediction": asdict(prediction), "pairs": found}
+    found: list[costs.Direction] = []
+    if blocks is not None:
+        for of, forms, seconds in _forms(name, graph, model, options, blocks, progress):
+            found += costs.predict_changes(
+                of, forms, model, sizes=options.sizes, rounds=rounds, time_limit=seconds
+            )  # fmt: skip
+    return {"prediction": asdict(prediction), "pairs": [asdict(pair) for pair in found]}
 
 
-def _pairs(
+def _forms(
     name: str, graph: Graph, model: costs.MeasuredCpu, options: Options, blocks: int, progress: Progress
-) -> Iterator[tuple[str, str, Graph, Graph, float]]:
-    """Name, aim, before, after, and seconds for the race: the whole model made fast, its blocks rewritten anyhow."""
+) -> Iterator[tuple[str, list[tuple[str, Graph]], float]]:
+    """What is raced together: a name, forms of one graph with their aims, seconds; the model first, then its blocks."""
     rules = select_rules(options).admitted
     limits = SearchOptions(time_limit=_SEARCH, seed=options.seed, sizes=options.sizes, confirm=False)
     found = search(graph, rules, model, limits, progress=progress)
     if found.graph is not graph:
-        yield name, "least time", graph, found.graph, _RACE
+        yield name, [("model", graph), ("least time", found.graph)], _RACE
     for number, block in enumerate(cut(graph, blocks, seed=options.seed, sizes=options.sizes), 1):
         progress(number, blocks, f"{name}: rewriting blocks")
-        for aim, after in rewrites(block, rules, AIMS, seed=options.seed, sizes=options.sizes):
-            yield f"{name}, block {number}", aim, block, after, _BLOCK_RACE
+        rewritten = list(rewrites(block, rules, AIMS, seed=options.seed, sizes=options.sizes))
+        if rewritten:
+            yield f"{name}/{number}", [("block", block), *rewritten], _BLOCK_RACE * len(rewritten)
 
 
 def repeat_profile(model: str | Path | Graph, *, threads: int = 1) -> costs.Repetition:

@@ -32,8 +32,8 @@ def show_validation(console: Console, data: Mapping[str, Any]) -> None:
     if found["direction_right"] is not None:
         console.print(
             f"direction right in {found['pairs_right']} of {found['pairs_beyond']} pairs "
-            f"({found['direction_right']:.1%}) that measure more than {found['least_change']:.0%} faster ({found['pairs_faster']}) or slower, of "
-            f"{found['models_of_pairs']} models; {found['pairs']} were measured"
+            f"({found['direction_right']:.1%}) that measure more than {found['least_change']:.0%} faster "
+            f"({found['pairs_faster']}) or slower, of {found['models_of_pairs']} models; {found['pairs']} were measured"
         )
     if left := data.get("left_out"):
         console.print(f"left for another run: {escape(printable(', '.join(left), 400))}")
