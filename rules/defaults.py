@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from superopt.ir.poly import Dim, Poly
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, remade
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
@@ -69,9 +69,7 @@ def filled_in(rule: Rule, where: str) -> Rule:
             made[term] = term
             shapes[term] = None if scheme.lead else (scheme.shape,)
         elif isinstance(term, Project):
-            inner = made[term.term]
-            assert isinstance(inner, App)
-            made[term] = Project(inner, term.index)
+            made[term] = remade(term, made)
             outputs = shapes[term.term]
             shapes[term] = None if outputs is None or term.index >= len(outputs) else (outputs[term.index],)
         else:

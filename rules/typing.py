@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from superopt.ir.poly import Dim, Poly, substitute, sym
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, rebuilt
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, rebuilt, remade
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Condition, IllTyped, Meaning
@@ -164,17 +164,12 @@ def _at_rank(rule: Rule, lead: int, strict: bool) -> Rule:
     made: dict[Term, Term] = {}
     variables = variable_types(plain)
     for term in postorder(*rule.lhs, *rule.rhs):
-        if isinstance(term, Var):
-            made[term] = term
-        elif isinstance(term, Project):
-            inner = made[term.term]
-            assert isinstance(inner, App)
-            made[term] = Project(inner, term.index)
-        else:
-            args = tuple(None if a is None else made[a] for a in term.args)
-            rank = next((len(types[a][0].shape or ()) for a in args if a is not None and types[a]), 0)
+        values = None
+        if isinstance(term, App):
+            known = (types[made[a]] for a in term.args if a is not None)
+            rank = next((len(outputs[0].shape or ()) for outputs in known if outputs), 0)
             values = tuple((k, from_front(term.op, k, v, rank, front)) for k, v in term.attributes)
-            made[term] = App(term.op, args, values)
+        made[term] = remade(term, made, values)
         try:
             types[made[term]] = _output_types(made[term], types, variables)
         except IllTyped as error:

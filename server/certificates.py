@@ -7,7 +7,6 @@ process of its own; one at a time.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -17,6 +16,7 @@ import threading
 from pathlib import Path
 
 import superopt
+from superopt.ir.kept import code_digest
 from superopt.server.problems import Problem
 
 __all__ = ["Certificates"]
@@ -39,7 +39,7 @@ class Certificates:
     """The certificates of one service."""
 
     def __init__(self, folder: Path) -> None:
-        self._maker = _verifier()
+        self._maker = code_digest("verifier")[:16]  # the sources that make certificates and check them
         self._folder = folder / self._maker
         self._turn = threading.Lock()
 
@@ -96,10 +96,3 @@ class Certificates:
         except OSError:  # a full disk
             Path(name).unlink(missing_ok=True)
             raise
-
-
-def _verifier() -> str:
-    """A digest of the sources that make certificates and check them."""
-    folder = Path(superopt.__file__).parent / "verifier"
-    sources = (path.read_bytes() for path in sorted(folder.glob("*.py")))
-    return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16]

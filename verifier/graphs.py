@@ -17,7 +17,7 @@ import numpy as np
 
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph
-from superopt.ir.terms import App, Project, Term, Var, postorder, variables
+from superopt.ir.terms import App, Project, Term, Var, postorder, remade, variables
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Applied, Barrier, infer
 from superopt.rules import Rule, TensorScheme
@@ -321,19 +321,14 @@ def _renamed(term: Term, names: Mapping[str, str]) -> Term:
     """The term with variables renamed and element types left to the rule."""
     made: dict[Term, Term] = {}
     for t in postorder(term):
-        if isinstance(t, Var):
-            made[t] = Var(names[t.name])
-        elif isinstance(t, Project):
-            inner = made[t.term]
-            assert isinstance(inner, App)
-            made[t] = Project(inner, t.index)
-        else:
+        attributes = None
+        if isinstance(t, App):
             attributes = tuple(
                 (k, v)
                 for k, v in t.attributes
                 if not (k == "dtype" and v in ("float32", "float16", "bfloat16", "float64"))
             )
-            made[t] = App(t.op, tuple(None if x is None else made[x] for x in t.args), attributes)
+        made[t] = Var(names[t.name]) if isinstance(t, Var) else remade(t, made, attributes)
     return made[term]
 
 

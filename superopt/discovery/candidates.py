@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from superopt.discovery.config import Theme
 from superopt.ir.poly import Poly, symbols
-from superopt.ir.terms import App, Project, Term, Var, postorder, variables
+from superopt.ir.terms import App, Project, Term, Var, postorder, remade, variables
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import map_terms
 from superopt.rules.rule import AttributeScheme, Rule, TypeScheme, attribute_symbols, term_symbols
@@ -143,18 +143,11 @@ def tidied(rule: Rule) -> Rule:
         return min((place[n] for n in variables(term)), default=len(place)), str(term)
 
     for term in postorder(*rule.lhs, *rule.rhs):
-        if isinstance(term, App):
-            args = [None if a is None else made[a] for a in term.args]
-            present = [a for a in args if a is not None]
-            if operator_of(term).commutative and len(args) == len(present) == 2:
-                args = [*sorted(present, key=first)]
-            made[term] = App(term.op, tuple(args), term.attributes)
-        elif isinstance(term, Project):
-            inner = made[term.term]
-            assert isinstance(inner, App)
-            made[term] = Project(inner, term.index)
-        else:
-            made[term] = term
+        made[term] = fresh = remade(term, made)
+        if isinstance(fresh, App) and operator_of(fresh).commutative:
+            present = [a for a in fresh.args if a is not None]
+            if len(fresh.args) == len(present) == 2:
+                made[term] = replace(fresh, args=(*sorted(present, key=first),))
     return replace(rule, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
 
 

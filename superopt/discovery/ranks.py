@@ -9,7 +9,7 @@ from itertools import combinations
 from superopt.discovery.config import Theme
 from superopt.discovery.generalise import well_typed
 from superopt.ir.poly import sym
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, variables
+from superopt.ir.terms import App, AttributeValue, Term, Var, children, postorder, remade, variables
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import IllTyped
 from superopt.rules.rule import Rule, TensorScheme, TypeScheme
@@ -78,6 +78,7 @@ def leading(rule: Rule, theme: Theme) -> Iterator[Rule]:
 
 
 def with_lead(rule: Rule, chosen: frozenset[str]) -> Rule | None:
+    """The rule with ``...`` in front of the chosen variables, axes counted from the end; ``None`` if it has no types."""
     try:
         types = type_terms((*rule.lhs, *rule.rhs), variable_types(rule))[0]
     except IllTyped:
@@ -88,24 +89,14 @@ def with_lead(rule: Rule, chosen: frozenset[str]) -> Rule | None:
     made: dict[Term, Term] = {}
     wide: set[Term] = set()
     for term in postorder(*rule.lhs, *rule.rhs):
-        if isinstance(term, Var):
-            made[term] = term
-            if term.name in chosen:
-                wide.add(term)
-        elif isinstance(term, Project):
-            inner = made[term.term]
-            assert isinstance(inner, App)
-            made[term] = Project(inner, term.index)
-            if term.term in wide:
-                wide.add(term)
-        else:
+        values = None
+        if isinstance(term, App):
             first = next((a for a in term.args if a is not None), None)
-            values = term.attributes
             if first in wide:
                 values = tuple((k, _from_end(term, k, v, types[first])) for k, v in term.attributes)
-            if any(a in wide for a in term.args):
-                wide.add(term)
-            made[term] = App(term.op, tuple(None if a is None else made[a] for a in term.args), values)
+        if any(a in wide for a in children(term)) or (isinstance(term, Var) and term.name in chosen):
+            wide.add(term)
+        made[term] = remade(term, made, values)
     return replace(rule, forall=forall, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
 
 

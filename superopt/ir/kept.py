@@ -35,13 +35,19 @@ def cache_directory() -> Path:
 
 
 @lru_cache(maxsize=8)
-def code_digest(*packages: str) -> str:
-    """SHA-256 of the sources of packages of superopt, and of the Python that runs them."""
+def code_digest(*packages: str, data: tuple[str, ...] = ()) -> str:
+    """SHA-256 of the sources of packages of superopt, and of the Python that runs them.
+
+    Args:
+        packages: names of folders of superopt.
+        data: patterns of other files in them that decide what the code does: ``*.toml``.
+    """
     root = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256(sys.version.encode())
     for package in packages:
-        for path in sorted((root / package).rglob("*.py")):
-            digest.update(f"\n{package}/{path.name}\n".encode() + path.read_bytes())
+        folder = root / package
+        for path in sorted({p for pattern in ("*.py", *data) for p in folder.rglob(pattern)}):
+            digest.update(f"\n{package}/{path.relative_to(folder)}\n".encode() + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -8,7 +8,7 @@ variable (``sym("s")`` stands for a whole attribute, e.g. ``strides=s``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from superopt.ir.poly import Poly
 
 __all__ = [
     "App", "AttributeValue", "Project", "Term", "Var", "children", "format_term", "format_value", "postorder",
-    "rebuilt", "variables",
+    "rebuilt", "remade", "variables",
 ]  # fmt: skip
 
 AttributeValue = int | float | str | Poly | tuple["AttributeValue", ...]
@@ -133,14 +133,31 @@ def rebuilt(
     for term in postorder(*roots):
         if isinstance(term, Var):
             made[term] = leaf(term)
-        elif isinstance(term, Project):
-            inner = made[term.term]
-            assert isinstance(inner, App)
-            made[term] = Project(inner, term.index)
+        elif isinstance(term, App):
+            made[term] = remade(term, made, tuple((k, value(term, k, v)) for k, v in term.attributes))
         else:
-            args = tuple(None if a is None else made[a] for a in term.args)
-            made[term] = App(term.op, args, tuple((k, value(term, k, v)) for k, v in term.attributes))
+            made[term] = remade(term, made)
     return tuple(made[t] for t in roots)
+
+
+def remade(
+    term: Term, made: Mapping[Term, Term], attributes: tuple[tuple[str, AttributeValue], ...] | None = None
+) -> Term:
+    """One step of a walk in postorder: the term over what its operands were made into.
+
+    Args:
+        term: a variable stays what it is.
+        made: by operand.
+        attributes: of an application, if they are not to stay what they are.
+    """
+    if isinstance(term, Var):
+        return term
+    if isinstance(term, Project):
+        inner = made[term.term]
+        assert isinstance(inner, App)
+        return Project(inner, term.index)
+    args = tuple(None if a is None else made[a] for a in term.args)
+    return App(term.op, args, term.attributes if attributes is None else attributes)
 
 
 def variables(*roots: Term) -> tuple[str, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from superopt.formats.files import replace_file
+from superopt.ir import kept
 
 __all__ = ["Kept", "code_digest", "file_digest"]
 
@@ -57,13 +57,6 @@ def file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
-@lru_cache(maxsize=1)
 def code_digest() -> str:
     """Of the rules, and of superopt's own code as far as results and figures depend on it."""
-    root = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
-    for package in _DECISIVE:
-        for path in sorted((root / package).rglob("*")):
-            if path.suffix in (".py", ".toml") or path.name == "proofs.json":
-                digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return kept.code_digest(*_DECISIVE, data=("*.toml", "proofs.json"))

@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import get_ident
 
 from superopt.cost.profile import Profile, Store, cache_directory
+from superopt.ir.kept import code_digest
 from superopt.ops.record import Operator
 from superopt.rules.rule import Rule
 from superopt.search.lower import Region
@@ -25,24 +26,13 @@ from superopt.search.optimise import Found
 from superopt.search.result import SearchOptions
 from superopt.search.stored import BadDataError, found_as_data, found_from_data, problem_with
 
-__all__ = ["RegionCache", "code_digest", "costs_digest"]
+__all__ = ["RegionCache", "costs_digest"]
 
 FORMAT = "superopt.region/1"
 _MOST_BYTES = 128 << 20
 _KEPT_SHARE = 0.75  # of the most, after old entries were removed
-_PACKAGES = ("search", "cost", "rules", "ops", "ir")
+_PACKAGES = ("search", "cost", "rules", "ops", "ir")  # whose code results depend on
 _LARGEST = 16 << 20  # bytes of one entry that is read
-
-
-@lru_cache(maxsize=1)
-def code_digest() -> str:
-    """SHA-256 of the code that results depend on: another version of superopt has other results."""
-    root = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
-    for package in _PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
-            digest.update(f"\n{package}/{path.name}\n".encode() + path.read_bytes())
-    return digest.hexdigest()
 
 
 def costs_digest(costs: object) -> str | None:
@@ -103,8 +93,8 @@ class RegionCache:
         if not options.cache or costs_digest(costs) is None:
             return None
         settings = (
-            FORMAT, code_digest(), _rules_digest(tuple(rules)), sorted(opset.items()), sorted(options.sizes.items()),
-            options.node_limit, options.seed, options.confirm, options.least_gain,
+            FORMAT, code_digest(*_PACKAGES), _rules_digest(tuple(rules)), sorted(opset.items()),
+            sorted(options.sizes.items()), options.node_limit, options.seed, options.confirm, options.least_gain,
         )  # fmt: skip
         context = hashlib.sha256(repr(settings).encode()).hexdigest()
         return RegionCache(folder or cache_directory() / "regions", context, costs, operators)
