@@ -98,3 +98,9 @@ def test_a_library_that_is_behind_is_named() -> None:
     assert "behind another on 1 of 2 models: m." in text
     assert "| m | **0.900** | 0.500 |" in text
     assert "| n | **0.500** | cannot be read |" in text
+
+
+def test_the_documented_ablation_is_the_recorded_one() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    data = json.loads((docs / "ablation.json").read_text(encoding="utf-8"))
+    assert (docs / "ablation.md").read_text(encoding="utf-8") == document(data)
