@@ -32,6 +32,8 @@ __all__ = [
 
 _HELD_OUT = 10  # one record in this many is held out
 _ROUNDS = 15
+_SESSIONS = 3  # of a race for its direction: where a session's memory lies is good for 3 % either way
+_TWO_ERRORS = 2 * 1.2533 / 1.349  # of a median of normal draws, in interquartile ranges and roots of their number
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Direction:
-    """A model before and after a rewrite: predicted and measured time after ÷ before."""
+    """A model before and after a rewrite: predicted and measured time after ÷ before.
+
+    ``spread`` is the interquartile range of the rounds' ratios; ``doubt`` how far the median may be off (two standard
+    errors).
+    """
 
     name: str
     how: str
@@ -66,10 +72,11 @@ class Direction:
     measured: float
     spread: float = 0.0
     failure: str = ""
+    doubt: float = 0.0
 
     def counts(self, least: float) -> bool:
-        """Whether the measured change is large enough for its direction to mean something."""
-        return not self.failure and abs(self.measured - 1) > least
+        """Whether the measured change is large enough, and sure enough, for its direction to mean something."""
+        return not self.failure and abs(self.measured - 1) > max(least, self.doubt)
 
     @property
     def right(self) -> bool:
@@ -158,7 +165,8 @@ def predict_changes(
     rounds: int = _ROUNDS,
     time_limit: float = 10.0,
 ) -> list[Direction]:
-    """The same for equal graphs in a row, each a rewrite of the one before it: all of them are timed interleaved.
+    """The same for equal graphs in a row, each a rewrite of the one before it: all of them are timed interleaved, in a
+    few sessions one after the other.
 
     Args:
         name: of what they compute.
@@ -178,13 +186,18 @@ def predict_changes(
             failed.append(Direction(name, how, 0.0, 0.0, failure=str(error)))
     if len(able) < 2:
         return failed
-    raced = _raced([graph for _, graph, _ in able], costs, sizes or {}, rounds, time_limit)
-    table = np.array(raced.samples)
+    graphs = [graph for _, graph, _ in able]
+    each, seconds = -(-rounds // _SESSIONS), time_limit / _SESSIONS
+    races = [_raced(graphs, costs, sizes or {}, each, seconds) for _ in range(_SESSIONS)]
+    table = np.array([sample for raced in races for sample in raced.samples])
     found = []
     for at in range(1, len(able)):
         low, middle, high = np.quantile(table[:, at] / table[:, at - 1], [0.25, 0.5, 0.75])
         (first, _, before), (second, _, after) = able[at - 1 : at + 1]
-        found.append(Direction(name, f"{first} → {second}", after / before, float(middle), float(high - low)))
+        doubt = float(_TWO_ERRORS * (high - low) / math.sqrt(len(table)))
+        found.append(
+            Direction(name, f"{first} → {second}", after / before, float(middle), float(high - low), doubt=doubt)
+        )
     return found + failed
 
 

@@ -59,7 +59,7 @@ def _pair(row: Mapping[str, Any]) -> tuple[str, ...]:
     name = printable(row["name"], 40)
     if row["failure"]:
         return name, row["how"], "", "", printable(row["failure"], 60)
-    verdict = ("right" if row["right"] else "WRONG") if row["counts"] else "too small to count"
+    verdict = ("right" if row["right"] else "WRONG") if row["counts"] else "no clear change"
     return name, row["how"], f"x{row['predicted']:.3f}", f"x{row['measured']:.3f}", verdict
 
 
