@@ -293,6 +293,41 @@ def growth(
         show_growth(out(), run)
 
 
+@app.command()
+def gains(
+    folder: Annotated[Path | None, typer.Argument(help="what superopt discover wrote; the built-in library")] = None,
+    record: Annotated[bool, typer.Option("--record", help="price them anew, for a profile recorded since")] = False,
+    report_json: Json = None,
+) -> None:
+    """Show what each rule gains by itself, by the recorded profile at the sizes of discovery; the most first."""
+    from superopt.report.terminal import table, time_text
+    from superopt.rules.library import BUILT_IN
+
+    place = BUILT_IN if folder is None else folder
+    try:
+        found = _gains_anew(place) if record else json.loads((place / "gains.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{printable(str(place / 'gains.json'))} cannot be read: {error}") from error
+    if report_json is not None:
+        write_json(found, report_json, force=True)
+    if report_json == "-":
+        return
+    known = [(r["rhs_us"] / r["lhs_us"], i, r) for i, r in found.items() if r["lhs_us"] and r["rhs_us"] is not None]
+    cells = [
+        (i, time_text(r["lhs_us"]), time_text(r["rhs_us"]), f"x{ratio:.3f}", r["source"])
+        for ratio, i, r in sorted(known, key=lambda row: row[:2])
+    ]
+    out().print(table("rule", "left", "right", "right ÷ left", "source", rows=cells, numeric=(1, 2, 3)))
+    faster = sum(ratio < 0.999 for ratio, _, _ in known)
+    err().print(f"{len(found)} rules, {len(known)} priced, {faster} expected to be faster on the right")
+
+
+def _gains_anew(folder: Path) -> dict[str, dict[str, Any]]:
+    from superopt.discovery.gain import write_gains
+
+    return write_gains(folder)
+
+
 def discover(
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="rules/discovery.toml by default")] = None,
     profile: Annotated[

@@ -18,7 +18,7 @@ from superopt.discovery.candidates import n_ary
 from superopt.discovery.config import Config, Theme
 from superopt.discovery.derive import SHORTCUT
 from superopt.discovery.explore import Bounds, Explored, OutOfBounds, explore
-from superopt.discovery.gain import expected
+from superopt.discovery.gain import expected, gains
 from superopt.discovery.minimise import minimised
 from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.rules.canonical import rule_text, text_digest
@@ -207,17 +207,7 @@ def _write(
     write_verdicts(folder / "proofs.json", Library({r.id: r for r in rules}).with_verdicts(verdicts).store)
     _replace(folder / "near_misses.json", [m for e in explored for m in e.near_misses])
     _replace(folder / "undecided.json", [m for e in explored for m in e.undecided])
-    weights = {t.name: t for t in config.themes}
-    gains = {r.id: _gain(r, [t for t in weights.values() if t.family == r.family]) for r in rules}
-    _replace(folder / "gains.json", gains)
-
-
-def _gain(rule: Rule, themes: Sequence[Theme]) -> dict[str, object]:
-    weights = frozenset(n for n in rule.tensors if any(t.is_weight(n) for t in themes))
-    found = expected(rule, weights)
-    if found is None:
-        return {"lhs_us": None, "rhs_us": None, "source": "roofline"}
-    return {"lhs_us": round(found[0], 2), "rhs_us": round(found[1], 2), "source": "roofline"}
+    _replace(folder / "gains.json", gains(rules, config))
 
 
 def _proved_again(

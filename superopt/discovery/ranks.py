@@ -78,7 +78,7 @@ def leading(rule: Rule, theme: Theme) -> Iterator[Rule]:
 
 
 def with_lead(rule: Rule, chosen: frozenset[str]) -> Rule | None:
-    """The rule with ``...`` in front of the chosen variables, axes counted from the end; ``None`` if it has no types."""
+    """The rule with ``...`` in front of these variables, axes counted from the end; ``None`` if it has no types."""
     try:
         types = type_terms((*rule.lhs, *rule.rhs), variable_types(rule))[0]
     except IllTyped:
