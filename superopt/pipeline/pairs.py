@@ -35,7 +35,7 @@ _FLOPS_PER_US, _BYTES_PER_US, _NODE_US = 80e3, 15e3, 0.5  # of the rough estimat
 _SMALLEST, _LARGEST = 500.0, 20_000.0  # rough µs of a block
 _NODES = 6, 40  # of a block
 _TRIES = 12  # places at which a block is looked for
-_SEARCH = 8.0  # seconds of one search of a block
+_SEARCH = 60.0  # seconds of one search of a block, which takes two: results must not depend on the load
 
 
 def rough_us(flops: float, moved: float) -> float:
