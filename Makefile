@@ -58,6 +58,9 @@ bench-ablation: $(READY)  ## modelled and measured gains with our rules, with TA
 	@$(BIN)/python -m superopt.pipeline.ablation corpus/*.json --time-limit 25 --race-limit 6 --total-limit 1440 --measure \
 		--library taso=tests/discovery/taso/shipped --json docs/ablation.json --markdown docs/ablation.md
 
+bench-handmade: $(READY)  ## our result beside the same rewrite made by hand, where the corpus's sizes are not the prototype's
+	@$(BIN)/python corpus/handmade.py
+
 COSTED ?= bert_2 deep_linear densenet121 expand_conv googlenet gpt2_last linear_attention lora lstm mobilenet_v2 \
 	mobileone_s0 nasrnn resnet50 segformer siamese squeezenet swin_tiny unet
 bench-cost: export SUPEROPT_CACHE = build/bench-cost/cache

@@ -25,14 +25,14 @@ from superopt.cost.lowering import lowered, without_reorders
 from superopt.cost.record import Key, Record
 from superopt.cost.trial import feeds_for, with_values
 from superopt.ir.errors import InvalidModel, SuperoptError
-from superopt.ir.graph import Graph, Node, Value
+from superopt.ir.graph import Graph, Node, Value, attribute_key
 from superopt.ir.types import DType, TensorType
 from superopt.ops.record import NotCovered
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.ort import make_session
 from superopt.runtime.race import Bound, Clock, bind, race_bound
 
-__all__ = ["Meter", "Timing", "measure_graph", "measure_together"]
+__all__ = ["Meter", "Timing", "measure_graph", "measure_together", "told_apart"]
 
 _BLOCKED = frozenset({"Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"})
 _FLUSH_FROM = 32 << 10  # bytes from which it matters where they are read from
@@ -40,6 +40,9 @@ _WARM_NS = 4_000_000  # time spent on the warm figure, beyond the first runs
 _LONG_NS = 5_000_000  # a run from which repetitions are few: caches and interruptions matter less
 _FLUSHED_NS = 20_000_000  # time spent on each flushed figure, at most
 _NEAR_RUNS, _COLD_RUNS, _ROUNDS = 9, 5, 15
+_FEW_ROUNDS = 5  # after which graphs that are timed together may have been told apart
+_STANDARD_ERROR = 1.25 / 1.35  # of a median, in interquartile ranges over √n, for a normal distribution
+_CLEAR, _CLOSE = 4.0, 0.02  # so many standard errors, and so much more, tell two times apart
 _LARGEST = 96 << 20  # bytes of weights and inputs of a graph that is timed: ONNX Runtime and the twin hold six copies
 
 
@@ -200,38 +203,86 @@ def measure_together(
     """
     chosen = meter or Meter()
     deadline = time.monotonic() + time_limit
-    pairs = [_pair(g, chosen, sizes or {}) for g in graphs]
+    drawn = [_drawn(g) for g in graphs]
+    alike: dict[
+        tuple[str, ...], int
+    ] = {}  # what ONNX Runtime makes of a graph → the first graph of which it makes that
+    twins = [alike.setdefault(_computation(d[0]), i) if d else i for i, d in enumerate(drawn)]
+    pairs = {i: pair for i, d in enumerate(drawn) if d and twins[i] == i and (pair := _pair(*d, chosen, sizes or {}))}
     now = time.thread_time_ns if chosen.clock == "cpu" else time.perf_counter_ns
-    order = [i for i, pair in enumerate(pairs) if pair is not None]
+    order = list(pairs)
     taken: dict[int, list[int]] = {i: [] for i in order}
     shuffle = random.Random(0).shuffle
     size = last_level_bytes() if cold >= 0.5 else core_bytes()
-    for done in range(_ROUNDS):
-        if done and time.monotonic() > deadline:
+    for done in range(_ROUNDS if len(order) > 1 else 1):
+        if (done and time.monotonic() > deadline) or (done >= _FEW_ROUNDS and told_apart(list(taken.values()))):
             break
         shuffle(order)
         for i in order:
-            pair = pairs[i]
-            assert pair is not None
             evict(size)
-            pair[1].step()
+            pairs[i][1].step()
             start = now()
-            pair[0].step()
+            pairs[i][0].step()
             taken[i].append(now() - start)
     least = chosen.dispatch / 1e3
     base = chosen.overhead / 1e3
-    return [max(_quarter(taken[i]) / 1e3 - base, least) if i in taken else float("inf") for i in range(len(pairs))]
+    times = {i: max(_quarter(samples) / 1e3 - base, least) for i, samples in taken.items()}
+    return [times.get(twin, float("inf")) for twin in twins]
 
 
-def _pair(graph: Graph, meter: Meter, sizes: Mapping[str, int]) -> tuple[Bound, Bound] | None:
-    """A graph bound twice, on the same inputs; ``None`` when it cannot be run."""
+def told_apart(samples: Sequence[Sequence[float]]) -> bool:
+    """Whether more rounds would change nothing: every graph is clearly faster or slower than the first."""
+    table = np.array(samples, dtype=np.float64)
+    quarter, middle, three = np.quantile(table[1:] / table[0], [0.25, 0.5, 0.75], axis=1)
+    error = _STANDARD_ERROR * (three - quarter) / np.sqrt(table.shape[1])
+    return bool(np.all(np.abs(middle - 1.0) > _CLEAR * error + _CLOSE))
+
+
+def _computation(graph: Graph) -> tuple[str, ...]:
+    """What runs, however it is named and ordered: equal for graphs that differ in their floating-point weights only."""
+    makers = {output: node for node in graph.nodes for output in node.outputs if output}
+    weights = {w.name: w for w in graph.weights}
+    index = {"": "-", **{v.name: f"i{k} {v.type}" for k, v in enumerate(graph.inputs)}}
+    lines: list[str] = []
+    stack = [v.name for v in reversed(graph.outputs)]
+    while stack:
+        name = stack[-1]
+        node = makers.get(name)
+        missing = [n for n in node.reads if n not in index] if node is not None and name not in index else []
+        if missing:
+            stack += reversed(missing)
+            continue
+        stack.pop()
+        if name in index:
+            continue
+        place = f"v{len(lines)}"
+        if node is not None:
+            reads = ",".join(index[n] for n in (*node.inputs, *node.captures))
+            attributes = "; ".join(f"{k}={attribute_key(v)}" for k, v in sorted(node.attributes.items()))
+            lines.append(f"{node.domain}.{node.op}({reads})[{attributes}]")
+            index |= {output: f"{place}.{slot}" for slot, output in enumerate(node.outputs) if output}
+        else:
+            weight = weights[name]
+            known = weight.data is not None and not weight.type.dtype.is_float
+            lines.append(f"{weight.type} {weight.data.digest if known and weight.data is not None else ''}")
+            index[name] = place
+    return (*lines, *(index[v.name] for v in graph.outputs))
+
+
+def _drawn(graph: Graph) -> tuple[Graph, bool] | None:
+    """The graph as it is timed, and whether it is to be optimised; ``None`` when it is too large or cannot be run."""
     try:
         refuse_large(graph)
+        return prepared(graph)
+    except (SuperoptError, NotCovered):
+        return None
+
+
+def _pair(graph: Graph, optimise: bool, meter: Meter, sizes: Mapping[str, int]) -> tuple[Bound, Bound] | None:
+    """A graph bound twice, on the same inputs; ``None`` when it cannot be run."""
+    try:
         feeds = feeds_for(graph, sizes)
-        own, optimise = prepared(graph)
-        if own is not graph:
-            feeds = feeds_for(own, sizes)
-        content = formats.to_onnx_bytes(with_values(own))
+        content = formats.to_onnx_bytes(with_values(graph))
         first, second = (bind(make_session(content, threads=meter.threads, optimise=optimise), feeds) for _ in range(2))
         return first, second
     except (SuperoptError, NotCovered):

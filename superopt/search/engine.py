@@ -50,6 +50,7 @@ _TIMING = 0.6  # seconds to time a region before and after
 _WHOLE_TIMING = 4.0  # seconds to time the model as it was after several stages
 _WHOLE_SHARE = 0.15  # of the time limit, at most, for that
 _LOSS = 1.01  # a model measured to take more than this share of the time is not returned
+_SIMPLER = 1e-4  # share that a region gains at least when it takes the same time with fewer operators
 _NOISY = 1.05  # of a region whose model says that it only gets simpler, a time this much longer is noise
 _TIE = 1.01  # times that differ by less than this share are equal: the simpler model is taken
 _FEW_BYTES = 1 << 16  # of new weights, which stay in a core's own cache
@@ -424,7 +425,8 @@ class _Run:
         if before == float("inf"):
             return plans[0]
         best, us = min(zip(plans, after, strict=True), key=lambda p: p[1])
-        if us > before * (_NOISY if is_simpler(region, best) else 1 - self.options.least_gain):
+        simpler = is_simpler(region, best)
+        if us > before * (_NOISY if simpler else 1 - self.options.least_gain):
             change = (
                 "cannot run" if us == float("inf") else f"was measured to take {100 * us / before:.0f} % of the time"
             )
@@ -432,7 +434,7 @@ class _Run:
                 None
             )
             return None
-        return replace(best, after=best.before * min(1.0, us / before))
+        return replace(best, after=best.before * min(1.0 - _SIMPLER if simpler else 1.0, us / before))
 
     # -- the end -------------------------------------------------------------------------------------------------
 
