@@ -33,13 +33,15 @@ class Backend:
 
     ``absorbed`` names argument slots by operator: a constant there (the bias of a convolution) is added as results are
     written, so an application costs the same with and without it. Timed apart, the two would differ by noise, and a
-    BatchNormalization that the backend folds itself would look better unfolded.
+    BatchNormalization that the backend folds itself would look better unfolded. ``streamed`` is a rough figure: bytes a
+    microsecond that a fused consumer reads of its other arguments, and writes more than its producer would.
     """
 
     name: str
     fusions: tuple[Fusion, ...]
     views: frozenset[str]
     absorbed: Mapping[str, int] = field(default_factory=dict)
+    streamed: float = 20_000.0
 
     def as_run(
         self, op: str, types: Sequence[TensorType | None], fixed: Sequence[bool]
@@ -90,15 +92,35 @@ ONNX_RUNTIME_CPU = Backend(
 )
 
 _POINTWISE = " ".join(sorted(n for n, o in REGISTRY.items() if o.family in ("elementwise", "activation")))
+# These read their operand more than once, so that long work or a reduction would be done more than once inside them.
+_TWICE = "Celu Elu Gelu HardSwish LeakyRelu Mish PRelu Selu Shrink Softsign Swish ThresholdedRelu"
+_ONCE = " ".join(n for n in _POINTWISE.split() if n not in _TWICE.split())
+_MOVES = "DepthToSpace Slice SpaceToDepth Split Transpose Trilu"
+_GROWS = "Concat Expand Pad Tile"
 _ROWS = (
-    "BatchNormalization LayerNormalization LogSoftmax RMSNormalization ReduceMax ReduceMean ReduceMin ReduceSum Softmax"
+    "GroupNormalization InstanceNormalization LRN LayerNormalization LogSoftmax MeanVarianceNormalization "
+    "RMSNormalization Softmax"
 )
-# What :mod:`superopt.runtime.cuda.plan` does: a chain of elementwise operators, and what follows a row's reduction, is
-# one generated kernel; products and convolutions are the vendor's, with a convolution's bias inside.
+_REDUCES = (
+    "AveragePool CumSum GlobalAveragePool GlobalMaxPool MaxPool ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp "
+    "ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare"
+)
+_ONE_TO_ONE = " ".join(n for n in f"{_POINTWISE} BatchNormalization {_MOVES} {_GROWS} Resize".split() if n != "Celu")
+# What :mod:`superopt.runtime.cuda.plan` does (tests/cuda/test_fusions.py plans every pair): what is not a product or a
+# convolution is a generated kernel, and operators that work element by element or only move elements are computed in
+# the kernel that makes their operand. Two things are priced apart although they may become one kernel, so that a price
+# is never too low: an operator and the reduction that it goes into (there the producer disappears, and together they
+# are what the kernel costs at most), and a reduction and what moves its result (which depends on the sizes).
 SUPEROPT_CUDA = Backend(
     name="superopt-cuda",
-    fusions=(_fusion(f"{_POINTWISE} {_ROWS}", _POINTWISE, "any"),),
+    fusions=(
+        _fusion(f"{_ONE_TO_ONE} Gather", f"{_POINTWISE} BatchNormalization {_MOVES} Expand Pad Tile", "any"),
+        _fusion(_ONE_TO_ONE, "Concat", "any"),
+        _fusion("Celu", f"{_ONCE} BatchNormalization {_MOVES}", "any"),
+        _fusion(f"{_ROWS} {_REDUCES}", f"{_ONCE} BatchNormalization Trilu", "any"),
+    ),
     views=frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}),
     absorbed={"Conv": 2},
+    streamed=2e6,
 )
 BACKENDS: Mapping[str, Backend] = {b.name: b for b in (ONNX_RUNTIME_CPU, SUPEROPT_CUDA)}

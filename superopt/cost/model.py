@@ -26,7 +26,6 @@ __all__ = ["Application", "Attributes", "CostModel", "work_of"]
 
 Attributes = Mapping[str, AttributeValue] | Sequence[tuple[str, AttributeValue]]
 Application = tuple[str, Attributes, Sequence[TensorType | None], Sequence[bool]]  # op, attributes, types, constant
-_CACHED_BYTES_PER_US = 20_000.0
 _LEAST_SIGMA = 0.02  # two runs of one measurement differ by this much, however narrow either's own spread is
 _SIGMAS_PER_IQR = 1.35
 
@@ -89,7 +88,7 @@ class CostModel(ABC):
         except IllTyped:
             return 0.0
         alone = self.application(op, attributes, types, outs, fixed).us
-        return max(0.0, alone - self._fused(types, slot).us)
+        return max(0.0, alone - self._fused(types, outs, slot).us)
 
     def application(
         self,
@@ -132,7 +131,7 @@ class CostModel(ABC):
         if question.op in self.backend.views:
             return self._view()
         if after is not None and self._fuses(after, question.op, question.args, question.fixed, moving[0]):
-            return self._fused(question.args, moving[0])
+            return self._fused(question.args, question.outs, moving[0])
         return self._lookup(question)
 
     def _fuses(
@@ -142,10 +141,12 @@ class CostModel(ABC):
         rank = max((t.rank or 0 for t, _ in others), default=0)
         return self.fusable(producer, op, constant_others=all(c for _, c in others), rank=rank)
 
-    def _fused(self, types: Sequence[TensorType | None], slot: int) -> Estimate:
-        """A fused operator still reads its other arguments, which stream from the cache."""
-        extra = sum(t.nbytes or 0 for i, t in enumerate(types) if t is not None and i != slot)
-        return Estimate(extra / _CACHED_BYTES_PER_US, "free", 0.0)
+    def _fused(self, types: Sequence[TensorType | None], outs: Sequence[TensorType], slot: int) -> Estimate:
+        """A fused operator still reads its other arguments, and writes what is more than its producer would write."""
+        own = types[slot]
+        others = sum(t.nbytes or 0 for i, t in enumerate(types) if t is not None and i != slot)
+        more = max(0, sum(t.nbytes or 0 for t in outs) - (own.nbytes or 0 if own is not None else 0))
+        return Estimate((others + more) / self.backend.streamed, "free", 0.0)
 
     def _estimate(self, record: Record) -> Estimate:
         ns = record.ns + (record.ns_cold - record.ns) * self.cold
