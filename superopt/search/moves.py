@@ -19,6 +19,7 @@ from superopt.rules.typing import instances
 from superopt.search.egraph import is_multi
 from superopt.search.match import Pattern, compile_side
 from superopt.search.merge import lift
+from superopt.search.overflow import overflows
 from superopt.search.program import Program
 from superopt.search.saturate import Moves
 from superopt.search.siblings import GroupMove, group_move
@@ -127,8 +128,10 @@ def _made(name: str, rules: Sequence[Rule], deadline: float) -> _All:
             name = ""
             break
         adjacent |= _adjacent(rule)
-        for instance in _plain(rule):
-            _add(instance, sides, groups)
+        plain = _plain(rule)
+        safe = [_safe(plain[0], backward) for backward in (False, True)] if plain else []
+        for instance in plain:
+            _add(instance, sides, groups, safe)
     return _All(name, tuple(sides), tuple(groups), frozenset(adjacent))
 
 
@@ -215,11 +218,16 @@ def _parts(program: Program) -> list[int]:
     return sorted(counts[:_MOST_COUNTS])
 
 
-def _add(rule: Rule, sides: list[_Side], groups: list[GroupMove]) -> None:
+def _safe(rule: Rule, backward: bool) -> bool:
+    """Whether a direction keeps to the range of floating point; at other numbers of leading axes it is the same."""
+    return not overflows(rule, *((rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)))
+
+
+def _add(rule: Rule, sides: list[_Side], groups: list[GroupMove], safe: Sequence[bool]) -> None:
     for backward in (False, True):
         source, target = (rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)
         usable = rule.backward if backward else rule.forward
-        if not usable or any(isinstance(t, Var) for t in source):
+        if not usable or not safe[backward] or any(isinstance(t, Var) for t in source):
             continue
         group = group_move(rule, backward=backward) if len(source) == 2 else None
         if group is not None:
