@@ -202,7 +202,7 @@ class _Costing:
             best, by = 0.0, -1
             for need in dict.fromkeys(self._at(a, instead) for a in node[1:] if a != -1):
                 if need in chosen and reads.get(need) == 1 and need not in outside and need not in taken:
-                    us = self.pricer.saving(self.graph, chosen[need], node)
+                    us = self.pricer.saving(self.graph, self.graph.heads[chosen[need][0]].op, node)
                     best, by = (us, need) if us > best else (best, by)
             if by >= 0 and owner not in taken:
                 taken |= {owner, by}

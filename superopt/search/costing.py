@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, cast
 
@@ -55,6 +56,29 @@ class Costs(Protocol):
 Application = tuple[str, tuple[tuple[str, AttributeValue], ...], tuple[TensorType | None, ...], tuple[bool, ...]]
 
 
+_FREE = Estimate(0.0, "free")
+_UNKNOWN = Estimate(0.0, "roofline")
+_IMPOSSIBLE = Estimate(FORBIDDEN, "roofline")
+
+
+@dataclass(eq=False)
+class _Priced:
+    """An application and what it costs. ``after``: by producer, what of it is left when the backend fuses the two."""
+
+    what: Application
+    estimate: Estimate | None = None
+    guessed: bool = False
+    after: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Form:
+    """E-nodes of one head and argument types, whatever the graph."""
+
+    priced: _Priced
+    writable: bool | None = None
+
+
 class Pricer:
     """A cost model at one opset and choice of sizes, with a memory.
 
@@ -70,9 +94,8 @@ class Pricer:
         self.sizes = sizes
         self.deadline = deadline
         self.byte_us = BYTE_US  # of new weights; nothing where what only gets simpler is looked for
-        self._known: dict[Application, Estimate] = {}
-        self._guessed: set[Application] = set()
-        self._savings: dict[tuple[str, Application], float] = {}
+        self._known: dict[Application, _Priced] = {}
+        self._forms: dict[tuple[int, ...], _Form] = {}
         store = getattr(costs, "store", None)
         self._store = store if isinstance(store, Store) else None
         self.timed = getattr(costs, "graphs", None) is not None  # changed regions are timed whole before they count
@@ -90,31 +113,22 @@ class Pricer:
         near = known.cache_bytes_per_second
         return max(0.0, 1e6 / known.bytes_per_second - (1e6 / near if near else 0.0))
 
-    def describe(self, graph: EGraph, node: ENode) -> Application:
-        """An e-node without its graph: operator, attributes, argument types and which of them are constant."""
-        head = graph.heads[node[0]]
-        types = tuple(None if t is None else self.static(t) for t in graph.argument_types(node))
-        fixed = tuple(a != ABSENT and graph.constant(a) for a in node[1:])
-        return head.op, head.attributes, types, fixed
-
     def node(self, graph: EGraph, node: ENode, *, kept: bool = False) -> Estimate:
         """The cost of an e-node; leaves and projections are free.
 
         Args:
-            graph: where it is.
+            graph: where it is; rebuilt.
             node: the e-node.
             kept: the e-node is in the input, so it need not be written, and is measured at once; if nothing is known
                 of it, it counts 0.
         """
         if graph.heads[node[0]].op in (LEAF, PROJECT):
-            return Estimate(0.0, "free")
-        if not kept and not self._writable(graph, node):
-            return Estimate(FORBIDDEN, "roofline")
-        what = self.describe(graph, node)
-        if what not in self._known or (kept and what in self._guessed):
-            self._known[what] = self._ask(what, now=kept)
-        found = self._known[what]
-        return Estimate(0.0, "roofline") if kept and found.us == FORBIDDEN else found
+            return _FREE
+        form = self._form(graph, node)
+        if not kept and not self._writable(graph, node, form):
+            return _IMPOSSIBLE
+        found = self._estimate(form.priced, now=kept)
+        return _UNKNOWN if kept and found.us == FORBIDDEN else found
 
     def settle(self, graph: EGraph, nodes: Sequence[ENode]) -> bool:
         """Measure what was only predicted among the e-nodes; True if any cost changed."""
@@ -122,40 +136,60 @@ class Pricer:
         for node in nodes:
             if graph.heads[node[0]].op in (LEAF, PROJECT):
                 continue
-            what = self.describe(graph, node)
-            if what in self._guessed and time.monotonic() < self.deadline:
-                before = self._known[what].us
-                self._known[what] = self._ask(what, now=True)
-                changed |= abs(self._known[what].us - before) > 1e-3
+            priced = self._form(graph, node).priced
+            if priced.guessed and priced.estimate is not None and time.monotonic() < self.deadline:
+                before = priced.estimate.us
+                changed |= abs(self._estimate(priced, now=True).us - before) > 1e-3
         return changed
 
-    def _writable(self, graph: EGraph, node: ENode) -> bool:
-        """Whether the e-node has a node form at the model's opset."""
-        head = graph.heads[node[0]]
-        record = graph.operators[head.op]
-        if record.domain not in self.opsets:
-            return False
-        try:
-            record.write(dict(head.attributes), graph.argument_types(node), self.opsets[record.domain])
-        except NotCovered:
-            return False
-        return True
+    def _form(self, graph: EGraph, node: ENode) -> _Form:
+        """What is known of e-nodes of this head over arguments of these types, constant where these are."""
+        classes, head = graph.classes, graph.heads[node[0]]
+        key = (head.number, *[a if a == ABSENT else (g := classes[a]).kind << 1 | g.constant for a in node[1:]])
+        found = self._forms.get(key)
+        if found is None:
+            types = tuple(None if t is None else self.static(t) for t in graph.argument_types(node))
+            fixed = tuple(a != ABSENT and graph.constant(a) for a in node[1:])
+            found = self._forms[key] = _Form(self._priced((head.op, head.attributes, types, fixed)))
+        return found
 
-    def _ask(self, what: Application, *, now: bool) -> Estimate:
+    def _priced(self, what: Application) -> _Priced:
+        found = self._known.get(what)
+        if found is None:
+            found = self._known[what] = _Priced(what)
+        return found
+
+    def _estimate(self, priced: _Priced, *, now: bool) -> Estimate:
+        if priced.estimate is None or (now and priced.guessed):
+            priced.estimate, priced.guessed = self._ask(priced.what, now=now)
+        return priced.estimate
+
+    def _writable(self, graph: EGraph, node: ENode, form: _Form) -> bool:
+        """Whether the e-node has a node form at the model's opset."""
+        if form.writable is None:
+            head = graph.heads[node[0]]
+            record = graph.operators[head.op]
+            form.writable = record.domain in self.opsets
+            if form.writable:
+                try:
+                    record.write(dict(head.attributes), graph.argument_types(node), self.opsets[record.domain])
+                except NotCovered:
+                    form.writable = False
+        return form.writable
+
+    def _ask(self, what: Application, *, now: bool) -> tuple[Estimate, bool]:
+        """The estimate, and whether it is only a prediction."""
         op, attributes, types, fixed = what
         values = {k: self._value(v) for k, v in attributes}
         record = REGISTRY.get(op)
         try:
             outputs = record.apply(types, values)[1] if record is not None else ()
             if not now and self._store is not None and not self._stored(op, values, types, fixed):
-                self._guessed.add(what)
-                return self._predictor.predict(
-                    op, *self._work(op, values, types, outputs), key_of(op, values, types, fixed)
-                )
-            self._guessed.discard(what)
-            return self.costs.application(op, values, types, outputs, constant_args=fixed)
+                work = work_of(op, values, types, outputs)
+                return self._predictor.predict(op, *work, key_of(op, values, types, fixed)), True
+            return self.costs.application(op, values, types, outputs, constant_args=fixed), False
         except (NotCovered, IllTyped):
-            return Estimate(FORBIDDEN, "roofline")
+            return _IMPOSSIBLE, False
 
     def _stored(
         self, op: str, values: Mapping[str, AttributeValue], types: Sequence[TensorType | None], fixed: tuple[bool, ...]
@@ -171,36 +205,30 @@ class Pricer:
         backend = getattr(self.costs, "backend", None)
         return backend.views if isinstance(backend, Backend) else frozenset()
 
-    def _work(
-        self, op: str, values: Mapping[str, AttributeValue], types: Sequence[TensorType | None],
-        outputs: Sequence[TensorType],
-    ) -> tuple[int, int]:  # fmt: skip
-        return work_of(op, values, types, outputs)
-
-    def saving(self, graph: EGraph, producer: ENode, consumer: ENode) -> float:
-        """Microseconds that the backend saves by running the two as one kernel, the producer's only reader."""
-        first, second = graph.heads[producer[0]].op, graph.heads[consumer[0]].op
-        if first in (LEAF, PROJECT) or second in (LEAF, PROJECT) or first == second:
-            return 0.0  # two operators of one kind stay two, whatever the backend fuses around them
-        what = self.describe(graph, consumer)
-        key = (first, what)
-        if key not in self._savings:
-            self._savings[key] = self._saving(first, what)
-        alone = self._known.get(what)
-        return max(0.0, alone.us - self._savings[key]) if alone is not None else 0.0
+    def saving(self, graph: EGraph, producer: str, consumer: ENode) -> float:
+        """Microseconds that the backend saves by running an e-node as one with the operator whose only reader it is."""
+        return self._saved(producer, self._form(graph, consumer).priced)
 
     def fused(self, producer: str, what: Application) -> float:
         """Microseconds that the backend saves by running an application as one with what makes its moving operand."""
-        if not producer or producer == what[0] or what[0] not in REGISTRY:
-            return 0.0
         op, attributes, types, fixed = what
-        what = (op, attributes, tuple(None if t is None else self.static(t) for t in types), fixed)
-        if what not in self._known:
-            self._known[what] = self._ask(what, now=False)
-        saving = self._known[what].us - self._saving(producer, what)
-        return max(0.0, saving) if self._known[what].us != FORBIDDEN else 0.0
+        if op not in REGISTRY:
+            return 0.0
+        priced = self._priced((op, attributes, tuple(None if t is None else self.static(t) for t in types), fixed))
+        return self._saved(producer, priced)
 
-    def _saving(self, producer: str, what: Application) -> float:
+    def _saved(self, producer: str, consumer: _Priced) -> float:
+        if producer in ("", LEAF, PROJECT, consumer.what[0]):
+            return 0.0  # two operators of one kind stay two, whatever the backend fuses around them
+        alone = self._estimate(consumer, now=False).us
+        if alone == FORBIDDEN:
+            return 0.0
+        rest = consumer.after.get(producer)
+        if rest is None:
+            rest = consumer.after[producer] = self._rest(producer, consumer.what)
+        return max(0.0, alone - rest)
+
+    def _rest(self, producer: str, what: Application) -> float:
         """What the consumer still costs when it is fused; infinite where it is not."""
         op, attributes, types, fixed = what
         moving = sum(not f and t is not None for f, t in zip(fixed, types, strict=True))

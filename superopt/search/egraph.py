@@ -109,6 +109,8 @@ class EGraph:
         self.made_by: list[str] = []  # by birth id
         self.touched: set[int] = set()  # classes that gained e-nodes since the caller last cleared it
         self.version = 0  # counts unions and births: unchanged means saturated
+        self._typed: dict[tuple[int, ...], tuple[ClassType, bool, int] | str] = {}  # by head and types of arguments
+        self._places: tuple[int, dict[int, tuple[int, int]]] = (-1, {})
         self._head_ids: dict[tuple[str, Attributes], int] = {}
         self._parent: list[int] = []
         self._table: dict[ENode, int] = {}
@@ -196,16 +198,19 @@ class EGraph:
         self.by_op[op] = fresh
         return list(fresh)
 
-    def above(self, classes: set[int]) -> set[int]:
-        """These classes and those that read them."""
-        found = {self.find(c) for c in classes}
-        return found | {self.find(p) for c in found for _, p in self.classes[c].parents}
+    def places(self) -> Mapping[int, tuple[int, int]]:
+        """:attr:`given` by the classes of now."""
+        if self._places[0] != self.version:
+            self._places = self.version, {self.find(c): known for c, known in self.given.items()}
+        return self._places[1]
 
     # -- growing -------------------------------------------------------------------------------------------------
 
     def leaf(self, index: int, kind: TensorType, constant: bool) -> int:
         """The class of leaf number ``index``: a value from outside."""
-        return self._insert((self.head(LEAF, (("index", index),)),), kind, constant)
+        node = (self.head(LEAF, (("index", index),)),)
+        found = self._table.get(node)
+        return self._insert(node, kind, constant, _number(kind)) if found is None else self.find(found)
 
     def add(self, op: str, attributes: Attributes, args: tuple[int, ...]) -> int:
         """The class of an application, made if it is new. A tuple class for operators with several outputs.
@@ -217,15 +222,30 @@ class EGraph:
         found = self._table.get(node)
         if found is not None:
             return self.find(found)
+        classes = self.classes
+        key = (self.heads[node[0]].number, *[a if a == ABSENT else classes[a].kind for a in node[1:]])
+        typed = self._typed.get(key)
+        if typed is None:
+            typed = self._typed[key] = self._result(op, attributes, node)
+        if isinstance(typed, str):
+            raise IllTyped(typed)
+        kind, constant, number = typed
+        for arg in node[1:]:
+            constant = constant and (arg == ABSENT or classes[arg].constant)
+        return self._insert(node, kind, constant, number)
+
+    def _result(self, op: str, attributes: Attributes, node: ENode) -> tuple[ClassType, bool, int] | str:
+        """The type of an application, whether it is static, and its number; or why there is none."""
         operator = self.operators[op]
-        types = self.argument_types(node)
-        meaning, results = operator.apply(types, dict(attributes))
+        try:
+            meaning, results = operator.apply(self.argument_types(node), dict(attributes))
+        except IllTyped as error:
+            return str(error)
         for obligation in meaning.obligations:
             if obligation not in self.assumed and not _surely(obligation):
-                raise IllTyped(f"{op} needs {obligation}, which is not known")
+                return f"{op} needs {obligation}, which is not known"
         kind = results if is_multi(operator) else results[0]
-        constant = _static(kind) and all(self.constant(a) for a in node[1:])
-        return self._insert(node, kind, constant)
+        return kind, _static(kind), _number(kind)
 
     def project(self, tuple_class: int, index: int) -> int:
         """The class of output ``index`` of a tuple class.
@@ -241,27 +261,28 @@ class EGraph:
         kind = self.classes[root].type
         if not isinstance(kind, tuple) or not 0 <= index < len(kind):
             raise IllTyped(f"there is no output {index}")
-        return self._insert(node, kind[index], self.classes[root].constant)
+        return self._insert(node, kind[index], self.classes[root].constant, _number(kind[index]))
 
     def canonical(self, node: ENode) -> ENode:
         """The e-node over current classes; commutative operands sorted."""
-        args = [a if a == ABSENT else self.find(a) for a in node[1:]]
-        if self.heads[node[0]].commutative and len(args) == 2 and args[0] > args[1]:
-            args.reverse()
-        return (node[0], *args)
+        parent = self._parent
+        for arg in node[1:]:
+            if arg != ABSENT and parent[arg] != arg:
+                node = (node[0], *[a if a == ABSENT else self.find(a) for a in node[1:]])
+                break
+        if len(node) == 3 and node[1] > node[2] and self.heads[node[0]].commutative:
+            node = (node[0], node[2], node[1])
+        return node
 
-    def _insert(self, node: ENode, kind: ClassType, constant: bool) -> int:
-        found = self._table.get(node)
-        if found is not None:
-            return self.find(found)
+    def _insert(self, node: ENode, kind: ClassType, constant: bool, number: int) -> int:
         identity = len(self._parent)
         self._parent.append(identity)
         self._edges.append([])
         self._born.append(node)
         self.made_by.append(self.cause)
-        self.classes[identity] = EClass(identity, kind, constant, _number(kind), self.detour, {node: identity})
+        self.classes[identity] = EClass(identity, kind, constant, number, self.detour, {node: identity})
         self._table[node] = identity
-        for arg in set(node[1:]):
+        for arg in set(node[1:]) if len(node) > 2 else node[1:]:
             if arg != ABSENT:
                 self.classes[arg].parents.append((node, identity))
         self.by_op.setdefault(self.heads[node[0]].op, {})[identity] = None

@@ -154,11 +154,15 @@ def _savings(
     for consumer, candidate in enumerate(candidates):
         if graph.heads[candidate.node[0]].op in (LEAF, PROJECT):
             continue
+        saved: dict[str, float] = {}  # by the operator that makes the operand
         for owner in candidate.needs:
             if owner in roots or owner not in of:
                 continue
             for producer in of[owner]:
-                us = pricer.saving(graph, candidates[producer].node, candidate.node)
+                op = graph.heads[candidates[producer].node[0]].op
+                us = saved.get(op)
+                if us is None:
+                    us = saved[op] = pricer.saving(graph, op, candidate.node)
                 if us > 0:
                     limit = min(us, candidate.us + candidates[producer].us)
                     found.append(Saving(producer, consumer, limit))
@@ -168,27 +172,31 @@ def _savings(
 def used_classes(problem: Problem, choice: Choice) -> list[int] | None:
     """The classes a choice computes, operands first; ``None`` if it depends on itself or is incomplete."""
     order: list[int] = []
-    state: dict[int, int] = {}
-    stack: list[tuple[int, bool]] = [(r, False) for r in problem.roots]
+    done: dict[int, bool] = {}  # False: what it needs is still being looked at
+    candidates = problem.candidates
+    stack = list(problem.roots)  # classes; ~c: all that c needs is done
     while stack:
-        owner, expanded = stack.pop()
-        if expanded:
-            state[owner] = 2
-            order.append(owner)
+        owner = stack.pop()
+        if owner < 0:
+            done[~owner] = True
+            order.append(~owner)
             continue
-        if owner in state:
-            if state[owner] == 1:
-                return None
-            continue
-        if owner not in choice:
+        known = done.get(owner)
+        if known is not None:
+            if known:
+                continue
             return None
-        state[owner] = 1
-        stack.append((owner, True))
-        for need in problem.candidates[choice[owner]].needs:
-            if state.get(need) == 1:
+        index = choice.get(owner)
+        if index is None:
+            return None
+        done[owner] = False
+        stack.append(~owner)
+        for need in candidates[index].needs:
+            known = done.get(need)
+            if known is None:
+                stack.append(need)
+            elif not known:
                 return None
-            if need not in state:
-                stack.append((need, False))
     return order
 
 
@@ -198,16 +206,19 @@ def cost_of(problem: Problem, choice: Choice) -> float:
     if used is None:
         return float("inf")
     total = 0.0
+    candidates, pairs = problem.candidates, problem.pairs
+    fused = [i for o in used if (i := choice[o]) in pairs]
     reads: dict[int, int] = {}
     for owner in used:
-        candidate = problem.candidates[choice[owner]]
+        candidate = candidates[choice[owner]]
         total += candidate.us
-        for need in candidate.needs:
-            reads[need] = reads.get(need, 0) + 1
+        if fused:
+            for need in candidate.needs:
+                reads[need] = reads.get(need, 0) + 1
     taken: set[int] = set()
-    for owner in used if problem.savings else ():
+    for consumer in fused:
         best: Saving | None = None
-        for saving in problem.pairs.get(choice[owner], ()):
+        for saving in pairs[consumer]:
             producer = problem.candidates[saving.producer].owner
             if choice.get(producer) == saving.producer and reads.get(producer) == 1 and saving.producer not in taken:
                 best = saving if best is None or saving.us > best.us else best

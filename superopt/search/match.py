@@ -7,10 +7,10 @@ and guards are checked once everything is bound; the answer depends on the bound
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import cast
+from typing import NamedTuple, cast
 
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, children, postorder
@@ -20,7 +20,7 @@ from superopt.rules.solve import solve
 from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph
 from superopt.search.trie import Apply, Further, Select, Spec, Step, Trie, Typed
 
-__all__ = ["Match", "Pattern", "bound", "compile_side", "evaluate", "matches"]
+__all__ = ["Match", "Pattern", "bound", "compile_side", "evaluate", "match_of"]
 
 Check = tuple[Poly, int]  # an expression, and the register of the value it must have
 Sizes = Mapping[str, AttributeValue]
@@ -33,8 +33,7 @@ _REMEMBERED = 4096
 _UNSEEN: Sizes = {}
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """Where a side occurs: classes of its roots and tensor variables, and values of sizes and attributes."""
 
     roots: tuple[int, ...]
@@ -298,32 +297,14 @@ def _atom(value: Poly) -> str | None:
     return None
 
 
-def matches(graph: EGraph, pattern: Pattern, limit: int, within: Container[int] | None = None) -> Iterator[Match]:
-    """Occurrences of a pattern that are not constant, at most ``limit``. The graph must be rebuilt.
-
-    Args:
-        graph: where to look.
-        pattern: a compiled side.
-        limit: most occurrences.
-        within: classes that the first root may be; all by default.
-    """
-    if any(op not in graph.by_op for op in pattern.operators):
-        return
-    found: list[Match] = []
-
-    def keep(_: Pattern, slots: Sequence[int], registers: Sequence[AttributeValue]) -> None:
-        if len(found) < limit and (within is None or slots[0] in within):
-            match = bound(graph, pattern, slots, registers)
-            if match is not None:
-                found.append(match)
-
-    pattern.trie.walk(graph, keep)
-    yield from found
-
-
 def bound(graph: EGraph, pattern: Pattern, slots: Sequence[int], registers: Sequence[AttributeValue]) -> Match | None:
     """The match that slots and registers hold, if the rule's sizes, ranges and guards allow it."""
-    sizes = pattern.sizes(tuple([registers[r] for r in pattern.registers]))
+    return match_of(graph, pattern, slots, tuple([registers[r] for r in pattern.registers]))
+
+
+def match_of(graph: EGraph, pattern: Pattern, slots: Sequence[int], values: tuple[AttributeValue, ...]) -> Match | None:
+    """The match that slots and the values of the pattern's registers make, if sizes, ranges and guards allow it."""
+    sizes = pattern.sizes(values)
     if sizes is None:
         return None
     tensors = {n: slots[s] for n, s in pattern.tensor_slots.items()}

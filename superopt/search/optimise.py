@@ -15,6 +15,7 @@ from superopt.search.extract import Choice, Problem, cost_of, improve, problem_o
 from superopt.search.ilp import solve
 from superopt.search.lower import Lowered, Region, lower
 from superopt.search.plan import Plan, plan_of
+from superopt.search.prune import reduced
 from superopt.search.saturate import Limits, Moves, Outcome, saturate
 
 __all__ = ["Found", "is_simpler", "optimise"]
@@ -167,6 +168,7 @@ def _extract(
 
 
 def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> tuple[Choice, float]:
+    problem = reduced(problem, incumbent, cost_of(problem, incumbent))
     start = improve(problem, incumbent, deadline=time.monotonic() + seconds) if seconds > 0 else incumbent
     if len(problem.candidates) > _ILP_CANDIDATES:
         return start, 1.0

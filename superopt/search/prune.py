@@ -117,10 +117,11 @@ class _Pruning:
         """For each class the classes that every program computing it computes, itself included."""
         everything = (1 << len(self.owners)) - 1
         required = [everything] * len(self.owners)
+        backwards = list(enumerate(self.owners))[::-1]  # mostly operands first: it settles sooner
         changed = True
         while changed:
             changed = False
-            for number, owner in enumerate(self.owners):
+            for number, owner in backwards:
                 common = everything
                 for index in self.left[owner]:
                     below = 0

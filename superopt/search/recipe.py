@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
-from superopt.search.egraph import ABSENT, Attributes, EGraph
+from superopt.search.egraph import ABSENT, Attributes, EGraph, is_multi
 from superopt.search.match import Match, evaluate
 
 __all__ = ["Recipe", "instantiate", "recipe_of"]
@@ -25,11 +26,13 @@ class Recipe:
         rest: for each other term, its own number, the application (``None`` for a projection), numbers of the operands
             (:data:`ABSENT`: none), and the output that a projection selects.
         roots: numbers of the terms that are wanted.
+        tuples: numbers of applications with several outputs, of which the first is meant where they stand as a value.
     """
 
     variables: tuple[str, ...]
     rest: tuple[tuple[App | None, tuple[int, ...], int], ...]
     roots: tuple[int, ...]
+    tuples: frozenset[int]
     _known: dict[int, tuple[Mapping[str, AttributeValue], tuple[Attributes, ...]]] = field(default_factory=dict)
 
     def attributes(self, graph: EGraph, sizes: Mapping[str, AttributeValue]) -> tuple[Attributes, ...]:
@@ -65,7 +68,10 @@ def recipe_of(targets: tuple[Term, ...]) -> Recipe:
         else:
             continue
         number[term] = len(number)
-    return Recipe(tuple(v.name for v in variables), tuple(rest), tuple(number[t] for t in targets))
+    tuples = frozenset(
+        n for t, n in number.items() if isinstance(t, App) and t.op in REGISTRY and is_multi(REGISTRY[t.op])
+    )
+    return Recipe(tuple(v.name for v in variables), tuple(rest), tuple(number[t] for t in targets), tuples)
 
 
 def instantiate(graph: EGraph, targets: Sequence[Term], match: Match) -> list[int]:
@@ -80,9 +86,11 @@ def instantiate(graph: EGraph, targets: Sequence[Term], match: Match) -> list[in
     for (app, numbers, index), values in zip(recipe.rest, attributes, strict=True):
         if app is None:
             classes.append(graph.project(classes[numbers[0]], index))
-        else:
-            args = tuple([ABSENT if n == ABSENT else _single(graph, classes[n]) for n in numbers])
-            classes.append(graph.add(app.op, values, args))
+            continue
+        args = tuple([
+            ABSENT if n == ABSENT else _single(graph, classes[n]) if n in recipe.tuples else classes[n] for n in numbers
+        ])  # fmt: skip
+        classes.append(graph.add(app.op, values, args))
     return [_single(graph, classes[n]) for n in recipe.roots]
 
 

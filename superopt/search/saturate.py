@@ -7,14 +7,15 @@ rule cannot starve the others. A rule that asks to unite different types is wron
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import itemgetter
 
 from superopt.ir.terms import AttributeValue, Term
 from superopt.ops.meaning import IllTyped
 from superopt.search.egraph import EGraph, TypeClashError
-from superopt.search.match import Match, Pattern, bound
+from superopt.search.match import Match, Pattern, match_of
 from superopt.search.recipe import instantiate
 from superopt.search.siblings import GroupMove, independent, siblings
 from superopt.search.trie import Trie
@@ -67,6 +68,7 @@ class _OutOfTimeError(Exception):
 class _Backoff:
     limit: int
     number: int  # of the pattern: what is found is applied in the patterns' order
+    places: Callable[[Sequence[int]], object]  # what is in the slots of roots and variables
     bans: int = 0
     until: int = 0
     behind: bool = True  # has not seen all of the graph as it was in the last round
@@ -78,9 +80,19 @@ _OFF, _SHARED, _ALONE = 0, 1, 2
 
 
 @lru_cache(maxsize=16)
-def _net(patterns: tuple[Pattern, ...], several: bool) -> Trie[Pattern]:
-    """The net of the patterns with one root, or of those with several."""
-    return Trie([(p, p.steps, p.depth) for p in patterns if (len(p.roots) > 1) == several])
+def _nets(patterns: tuple[Pattern, ...]) -> tuple[Trie[Pattern], Trie[Pattern], Trie[Pattern]]:
+    """The nets of the patterns with one root, of those with several, and of those with several for the first round.
+
+    Several roots are looked for everywhere in every round, which most of such patterns need only once.
+    """
+    one, several, first = (
+        Trie([(p, p.steps, p.depth) for p in chosen]) for chosen in (
+            [p for p in patterns if len(p.roots) == 1],
+            [p for p in patterns if len(p.roots) > 1 and not p.first_round],
+            [p for p in patterns if len(p.roots) > 1 and p.first_round],
+        )
+    )  # fmt: skip
+    return one, several, first
 
 
 @lru_cache(maxsize=16)
@@ -101,7 +113,7 @@ class _Search:
     def __init__(self, graph: EGraph, moves: Moves, limits: Limits, seen: set[tuple[object, ...]]) -> None:
         self.graph, self.limits, self.seen = graph, limits, seen
         patterns = _distinct(moves.patterns)
-        self.one, self.several = _net(patterns, False), _net(patterns, True)
+        self.one, self.several, self.first = _nets(patterns)
         self.numbers = _numbers(patterns)
         self.states: dict[Pattern, _Backoff] = {}  # of those found so far: most never are
         self.quarantined: Container[str] = ()
@@ -137,11 +149,14 @@ class _Search:
                 alone.append(pattern)
             if state.mode != _OFF:
                 state.behind = False
-        for mode, net, near in (
-            (_SHARED, self.one, levels), (_SHARED, self.several, None), *((_ALONE, p.trie, None) for p in alone),
-        ):  # fmt: skip
-            self.mode = mode
-            net.walk(self.graph, self._hit, near)
+        self.mode = _SHARED
+        self.one.walk(self.graph, self._hit, levels)
+        places = dict.fromkeys(self.graph.places(), 0)  # several roots count only where all are the input's
+        for net in (self.several, self.first) if number == 0 else (self.several,):
+            net.walk(self.graph, self._hit, places, places)
+        self.mode = _ALONE
+        for pattern in alone:
+            pattern.trie.walk(self.graph, self._hit)
         banned |= any(s.until > number for s in self.states.values())
         self.found.sort(key=lambda f: f[:2])
         return [(pattern, match, detour) for _, _, pattern, match, detour in self.found], banned
@@ -153,7 +168,9 @@ class _Search:
         """The state of a pattern that is found for the first time."""
         most = self.limits.matches if pattern.growth <= 0 else self.limits.matches // _GROWING
         out = self._is_out(pattern)
-        made = _Backoff(most, self.numbers[pattern], behind=out, mode=_OFF if out else _SHARED)
+        made = _Backoff(
+            most, self.numbers[pattern], itemgetter(*pattern.places), behind=out, mode=_OFF if out else _SHARED
+        )
         return self.states.setdefault(pattern, made)
 
     def _hit(self, pattern: Pattern, slots: list[int], registers: list[AttributeValue]) -> None:
@@ -163,23 +180,20 @@ class _Search:
         self.asked += 1
         if self.asked & 255 == 0 and time.monotonic() > self.limits.deadline:
             raise _OutOfTimeError
-        key = (state.number, *[slots[i] for i in pattern.places], *[registers[i] for i in pattern.registers])
+        values = tuple([registers[r] for r in pattern.registers])
+        key = (state.number, state.places(slots), values)
         if key in self.seen:
             return
         classes = self.graph.classes
         before, after, apart = pattern.runtime(tuple([classes[slots[i]].constant for i in pattern.slots]))
-        if after > before and apart:
-            return  # it would take constants apart to make more work at run time
-        detour = max([classes[slots[i]].detour for i in range(pattern.width)])
-        if after > before:
-            if detour > self.limits.detours:
-                return
-            detour += 1
-        match = bound(self.graph, pattern, slots, registers)
+        if after > before and (apart or self._detour(pattern, slots) > self.limits.detours):
+            return  # it would take constants apart to make more work at run time, or is such a move itself
+        match = match_of(self.graph, pattern, slots, values)
         if match is None or (len(match.roots) > 1 and not independent(self.graph, match.roots)):
             if match is None and not pattern.bounded:
                 self.seen.add(key)  # the numbers say no, and always will
             return
+        detour = self._detour(pattern, slots) + (after > before)
         self.seen.add(key)
         self.found.append((pattern.growth, state.number, pattern, match, detour))
         state.found += 1
@@ -187,6 +201,11 @@ class _Search:
             state.bans += 1
             state.until = self.number + 1 + state.bans
             state.behind, state.mode = True, _OFF
+
+    def _detour(self, pattern: Pattern, slots: Sequence[int]) -> int:
+        """The longest detour that leads to what the pattern reads."""
+        classes = self.graph.classes
+        return max([classes[c].detour for c in slots[: pattern.width]])
 
 
 def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:

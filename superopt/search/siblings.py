@@ -51,7 +51,7 @@ class GroupMove:
             seen: what was proposed before; is added to.
         """
         groups: dict[tuple[object, ...], dict[int, Match]] = {}
-        given = {graph.find(c): known for c, known in graph.given.items()}
+        given = graph.places()
         for match in occurrences:
             tensors = {n: graph.find(c) for n, c in match.tensors.items()}
             root = graph.find(match.roots[0])
@@ -83,7 +83,7 @@ def siblings(graph: EGraph, groups: Sequence[GroupMove]) -> list[list[Match]]:
     Only values of the input that run: merging alternatives of one value with each other gains nothing.
     """
     found: list[list[Match]] = [[] for _ in groups]
-    places = {graph.find(c): 0 for c in graph.given if not graph.constant(c)}
+    places = {c: 0 for c in graph.places() if not graph.constant(c)}
 
     def keep(number: int, slots: Sequence[int], registers: Sequence[AttributeValue]) -> None:
         if len(found[number]) < _OCCURRENCES:
@@ -143,7 +143,7 @@ def _subgroups(
 
 def independent(graph: EGraph, roots: Sequence[int]) -> bool:
     """Whether the classes are values of the input, none of which depends on another in it."""
-    given = {graph.find(c): known for c, known in graph.given.items()}
+    given = graph.places()
     return all(r in given for r in roots) and _independent([given[r][1] for r in roots])
 
 

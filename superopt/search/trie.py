@@ -9,7 +9,7 @@ point of the tree is looked up at once, in a table that grows as types and attri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -133,20 +133,33 @@ class _Shape(Generic[P]):
 
 
 @dataclass(eq=False)
+class _Alike(Generic[P]):
+    """Shapes that ask the same of the classes of arguments, with what fits. ``depth``: of the deepest pattern below."""
+
+    inside: tuple[tuple[int, str], ...]
+    shapes: list[tuple[_Shape[P], tuple[_Fit[P], ...]]] = field(default_factory=list)
+    depth: int = 0
+
+
+@dataclass(eq=False)
 class _Shapes(Generic[P]):
     """Applications of one operator in one slot. ``table``: number of a head → what fits its attributes."""
 
     by_args: dict[tuple[tuple[int, bool, str], ...], _Shape[P]] = field(default_factory=dict)
-    table: dict[int, tuple[tuple[_Shape[P], tuple[_Fit[P], ...]], ...]] = field(default_factory=dict)
+    table: dict[int, tuple[_Alike[P], ...]] = field(default_factory=dict)
 
-    def learn(
-        self, number: int, attributes: tuple[tuple[str, AttributeValue], ...]
-    ) -> tuple[tuple[_Shape[P], tuple[_Fit[P], ...]], ...]:
+    def learn(self, number: int, attributes: tuple[tuple[str, AttributeValue], ...]) -> tuple[_Alike[P], ...]:
         if len(self.table) >= _REMEMBERED:
             self.table.clear()
-        made = ((shape, shape.fits(attributes)) for shape in self.by_args.values())
-        found = self.table[number] = tuple((shape, fits) for shape, fits in made if fits)
-        return found
+        alike: dict[tuple[tuple[int, str], ...], _Alike[P]] = {}
+        for shape in self.by_args.values():
+            fits = shape.fits(attributes)
+            if fits:
+                found = alike.setdefault(shape.inside, _Alike(shape.inside))
+                found.shapes.append((shape, fits))
+                found.depth = max(found.depth, *(f.place.depth for f in fits))
+        self.table[number] = made = tuple(alike.values())
+        return made
 
 
 @dataclass(eq=False)
@@ -219,7 +232,7 @@ class Trie(Generic[P]):
 
     def walk(
         self, graph: EGraph, found: Callable[[P, list[int], list[AttributeValue]], None],
-        levels: Mapping[int, int] | None = None,
+        levels: Mapping[int, int] | None = None, roots: Container[int] | None = None,
     ) -> None:  # fmt: skip
         """Call ``found`` with each occurrence of each pattern: the slots and registers, valid during the call.
 
@@ -228,8 +241,9 @@ class Trie(Generic[P]):
             found: what to do.
             levels: class → how many levels of operators a pattern needs at least to be matched there; classes that are
                 missing are left out. ``None``: every pattern everywhere.
+            roots: classes that further roots may be; ``None``: any.
         """
-        run = _Walk(graph, found, self.slots, self.registers)
+        run = _Walk(graph, found, self.slots, self.registers, roots)
         for op, place in self.roots.items():
             for identity in graph.having(op):
                 if graph.classes[identity].constant:
@@ -245,11 +259,13 @@ class _Walk(Generic[P]):
     """One walk over a graph."""
 
     def __init__(
-        self, graph: EGraph, found: Callable[[P, list[int], list[AttributeValue]], None], slots: int, registers: int
-    ) -> None:
-        self.graph, self.found, self.level = graph, found, 0
+        self, graph: EGraph, found: Callable[[P, list[int], list[AttributeValue]], None], slots: int, registers: int,
+        roots: Container[int] | None,
+    ) -> None:  # fmt: skip
+        self.graph, self.found, self.roots, self.level = graph, found, roots, 0
         self.slots = [ABSENT] * slots
         self.registers: list[AttributeValue] = [0] * registers
+        self.ancestors: dict[tuple[int, tuple[str, ...]], list[int]] = {}  # of a class along a path
 
     def at(self, place: _Place[P]) -> None:
         """Match all that is below a place; recursion follows the patterns' sizes, not the graph's."""
@@ -261,9 +277,10 @@ class _Walk(Generic[P]):
                 group = classes[self.slots[kinds.slot]]
                 fits = kinds.table.get(group.kind)
                 self._follow(kinds.learn(group.kind, group.type) if fits is None else fits)
-        for (slot, op), shapes in place.shapes.items():
-            for node in self.graph.with_op(self.slots[slot], op):
-                self._applied(node, shapes)
+        if place.shapes:
+            for (slot, op), shapes in place.shapes.items():
+                for node in self.graph.with_op(self.slots[slot], op):
+                    self._applied(node, shapes)
         if place.selects:
             self._selected(place)
         if place.further:
@@ -293,32 +310,34 @@ class _Walk(Generic[P]):
         if head.commutative and len(node) == 3 and node[1] != node[2]:
             self._bound((node[0], node[2], node[1]), found)
 
-    def _bound(self, node: ENode, found: tuple[tuple[_Shape[P], tuple[_Fit[P], ...]], ...]) -> None:
+    def _bound(self, node: ENode, found: tuple[_Alike[P], ...]) -> None:
         """Put the arguments of an e-node into slots, for each shape that they have, and go on."""
-        slots, classes, count = self.slots, self.graph.classes, len(node)
-        inside = [
-            () if arg == ABSENT else self.graph.ops_of(arg) if (index := classes[arg].by_op) is None else index
-            for arg in node[1:]
-        ]
-        for shape, fits in found:
-            if count < shape.length:
-                continue  # patterns end with an argument that is given
-            for place, op in shape.inside:
-                if op not in inside[place - 1]:
+        slots, classes, count, level = self.slots, self.graph.classes, len(node), self.level
+        for alike in found:
+            if alike.depth < level:
+                continue
+            for place, op in alike.inside:
+                if place >= count or (arg := node[place]) == ABSENT:
+                    break
+                index = classes[arg].by_op
+                if op not in (self.graph.ops_of(arg) if index is None else index):
                     break
             else:
-                for place, slot in shape.fresh:
-                    arg = slots[slot] = node[place]
-                    if arg == ABSENT:
-                        break
-                else:
-                    for place, slot in shape.known:
-                        if slots[slot] != node[place]:
+                for shape, fits in alike.shapes:
+                    if count < shape.length:
+                        continue  # patterns end with an argument that is given
+                    for place, slot in shape.fresh:
+                        arg = slots[slot] = node[place]
+                        if arg == ABSENT:
                             break
                     else:
-                        if (shape.absent or count > shape.length) and not _is_absent(node, shape):
-                            continue
-                        self._follow(fits)
+                        for place, slot in shape.known:
+                            if slots[slot] != node[place]:
+                                break
+                        else:
+                            if (shape.absent or count > shape.length) and not _is_absent(node, shape):
+                                continue
+                            self._follow(fits)
 
     def _selected(self, place: _Place[P]) -> None:
         for step, below in place.selects.items():
@@ -335,19 +354,24 @@ class _Walk(Generic[P]):
         for step, below in place.further.items():
             known = step.anchor != ABSENT
             for identity in self._ancestors(step) if known else self.graph.having(step.op):
-                self.slots[step.slot] = identity
-                self.at(below)
+                if self.roots is None or identity in self.roots:
+                    self.slots[step.slot] = identity
+                    self.at(below)
 
     def _ancestors(self, step: Further) -> list[int]:
-        graph, level = self.graph, [self.slots[step.anchor]]
-        for op in step.path:
-            above: dict[int, None] = {}
-            for member in level:
-                for node, parent in graph.classes[member].parents:
-                    if graph.heads[node[0]].op == op:
-                        above[graph.find(parent)] = None
-            level = list(above)
-        return level
+        key = self.slots[step.anchor], step.path
+        found = self.ancestors.get(key)
+        if found is None:
+            graph, found = self.graph, [key[0]]
+            for op in step.path:
+                above: dict[int, None] = {}
+                for member in found:
+                    for node, parent in graph.classes[member].parents:
+                        if graph.heads[node[0]].op == op:
+                            above[graph.find(parent)] = None
+                found = list(above)
+            self.ancestors[key] = found
+        return found
 
 
 def _is_absent(node: ENode, shape: _Shape[P]) -> bool:

@@ -14,7 +14,7 @@ from superopt.ops.meaning import IllTyped
 from superopt.search.egraph import EGraph, TypeClashError
 from superopt.search.extract import Candidate, Problem, cost_of, greedy, improve
 from superopt.search.ilp import solve
-from superopt.search.match import compile_side, matches
+from superopt.search.match import Match, bound, compile_side
 from superopt.search.merge import lift
 from superopt.search.siblings import group_move
 
@@ -63,7 +63,14 @@ def test_matching_binds_sizes_and_checks_repeats():
     other = graph.leaf(3, f32(2, 3), False)
     graph.add("Add", (), (graph.add("MatMul", (), (x, a)), graph.add("MatMul", (), (x, c))))
     graph.add("Add", (), (graph.add("MatMul", (), (x, a)), graph.add("MatMul", (), (other, c))))
-    found = list(matches(graph, compile_side(rule, rule.lhs, rule.rhs), 100))
+    found: list[Match] = []
+
+    def keep(pattern, slots, registers):
+        match = bound(graph, pattern, slots, registers)
+        if match is not None:
+            found.append(match)
+
+    compile_side(rule, rule.lhs, rule.rhs).trie.walk(graph, keep)
     assert {(m.tensors["x"], m.sizes["b"], m.sizes["m"]) for m in found} == {(x, 2, 5)}
     assert len(found) == 2  # a and c either way round
 
