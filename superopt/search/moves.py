@@ -46,17 +46,20 @@ class Prepared:
     shortening: Moves = field(default_factory=Moves)
 
 
-def prepare(rules: Sequence[Rule], program: Program, deadline: float = float("inf")) -> Prepared:
+def prepare(
+    rules: Sequence[Rule], program: Program, deadline: float = float("inf"), *, bounded: bool = True
+) -> Prepared:
     """The moves for a program. A rule with an operator that superopt does not know is left out.
 
     Args:
         rules: in the order of preference.
         program: what they will be applied to.
         deadline: ``time.monotonic`` value after which no more rules are taken.
+        bounded: leave out directions in which a rule overflows, which only matters to who runs the result.
     """
     known = [r for r in rules if r.operators <= REGISTRY.keys()]
     with rarely_collected():
-        prepared = _of_all(tuple(known), deadline)
+        prepared = _of_all(tuple(known), deadline, bounded)
         lifted = [_lifted(prepared, count, deadline) for count in _parts(program)]
     patterns: list[_Side] = []
     for number, side in enumerate(prepared.sides):
@@ -101,17 +104,17 @@ def _remembered(name: str, value: _All | dict[int, _Side]) -> None:
     _alive[name] = value
 
 
-def _of_all(rules: tuple[Rule, ...], deadline: float) -> _All:
+def _of_all(rules: tuple[Rule, ...], deadline: float, bounded: bool) -> _All:
     """The sides of all rules: from this process, from an earlier one, or made now."""
     digest = hashlib.sha256(code_digest("search", "rules", "ops", "ir").encode())
     for rule in rules:
         digest.update(rule.fingerprint.encode())
-    name = digest.hexdigest()
+    name = digest.hexdigest() if bounded else f"{digest.hexdigest()}-unbounded"
     found = _alive.get(name)
     if found is None and len(rules) >= _WORTH:
         found = kept(_FOLDER, name, _CLASSES)  # type: ignore[assignment]
     if not isinstance(found, _All):
-        found = _made(name, rules, deadline)
+        found = _made(name, rules, deadline, bounded)
         if found.digest and len(rules) >= _WORTH:
             keep(_FOLDER, name, found, _MOST_FILES)
     if found.digest:
@@ -119,7 +122,7 @@ def _of_all(rules: tuple[Rule, ...], deadline: float) -> _All:
     return found
 
 
-def _made(name: str, rules: Sequence[Rule], deadline: float) -> _All:
+def _made(name: str, rules: Sequence[Rule], deadline: float, bounded: bool) -> _All:
     sides: list[_Side] = []
     groups: list[GroupMove] = []
     adjacent: set[tuple[str, str]] = set()
@@ -129,7 +132,7 @@ def _made(name: str, rules: Sequence[Rule], deadline: float) -> _All:
             break
         adjacent |= _adjacent(rule)
         plain = _plain(rule)
-        safe = [_safe(plain[0], backward) for backward in (False, True)] if plain else []
+        safe = [not bounded or _safe(plain[0], backward) for backward in (False, True)] if plain else []
         for instance in plain:
             _add(instance, sides, groups, safe)
     return _All(name, tuple(sides), tuple(groups), frozenset(adjacent))
