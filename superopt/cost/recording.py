@@ -94,7 +94,8 @@ class Recorder:
             if self.store.get(record.key.text) is None:
                 self.store.add(record)
         self.measured = 0
-        self.refused: set[str] = set()
+        self.refused: set[str] = set()  # by the device, which cannot run it
+        self.alone: set[str] = set()  # what cannot be timed alone (too large, say): it is predicted
         self._drift = _Drift()
         for record in self.store.records:
             if record.key.op == _SENTINEL:
@@ -104,6 +105,11 @@ class Recorder:
     def records(self) -> tuple[Record, ...]:
         """Everything recorded so far."""
         return tuple(r for r in self.store.records if r.key.op not in (_SENTINEL, _NOTE))
+
+    @property
+    def untimed(self) -> set[str]:
+        """Keys that need not be tried again."""
+        return self.refused | self.alone
 
     def costs(self, sizes: Mapping[str, int] | None = None) -> Planning:
         """A cost model from what is recorded so far, which notes what it lacks."""
@@ -125,7 +131,7 @@ class Recorder:
     def measure(self, questions: Iterable[Question]) -> int:
         """Time the questions that have no record, until time is up; how many were timed."""
         keys = {self.device.key(q).text: q for q in questions}
-        left = [(k, q) for k, q in sorted(keys.items()) if self.store.get(k) is None and k not in self.refused]
+        left = [(k, q) for k, q in sorted(keys.items()) if self.store.get(k) is None and k not in self.untimed]
         random.Random(0).shuffle(left)  # so that drift is not a family's
         done = 0
         for start in range(0, len(left), _BLOCK):
@@ -167,7 +173,9 @@ class Recorder:
             key = self.device.key(question)
             try:
                 found[key.text] = self.device.time(question).record(key, *question.work)
-            except (SuperoptError, NotCovered):
+            except NotCovered:
+                self.alone.add(key.text)
+            except SuperoptError:
                 self.refused.add(key.text)
         return found
 

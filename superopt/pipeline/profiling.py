@@ -111,7 +111,7 @@ def coverage(
         UsageError: there is no such profile. InvalidModel: it, or a model, is damaged.
     """
     known = costs.load_profile(profile)
-    backend = str(known.header["backend"])
+    backend = str(known.header.get("backend", costs.ONNX_RUNTIME_CPU.name))
     state: _State = (tuple(known.records.values()), known.header, backend, rules, dict(sizes or {}))
     rows = []
     for position, model in enumerate(models):
@@ -216,7 +216,7 @@ class _Recording:
         deadline = now + min(_SLICE, _PLANNING * max(0.0, self.recorder.deadline - now))
         state = (self.recorder.records, self.recorder.facts, self.recorder.device.backend.name, self.rules, self.sizes)
         for position, (model, (asked, missing)) in enumerate(self._searches(models, state, deadline)):
-            possible = [q for q in missing if self.recorder.device.key(q).text not in self.recorder.refused]
+            possible = [q for q in missing if self.recorder.device.key(q).text not in self.recorder.untimed]
             self.asked.update((q.key.question, q) for q in asked)
             wanted.update((q.key.question, q) for q in possible)
             name = self._name(model)

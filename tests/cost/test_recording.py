@@ -17,7 +17,8 @@ from superopt.cost.trial import sample
 from superopt.ir.errors import BackendUnavailable, InvalidModel, UsageError
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.pipeline import optimize, profile
+from superopt.ops.record import NotCovered
+from superopt.pipeline import coverage, optimize, profile
 
 
 def f(*shape):
@@ -53,6 +54,8 @@ class Clockwork:
         self.timed.append(question.key.text)
         if question.op == "Cos":
             raise InvalidModel("no such kernel")
+        if question.op == "Sin":
+            raise NotCovered("too large to be timed alone")
         flops, moved = question.work
         ns = 1000.0 + flops / 50 + moved / 10
         return Timing(ns, 2 * ns, 0.01)
@@ -169,6 +172,18 @@ def test_what_the_device_refuses_is_never_chosen(tmp_path):
     assert refused.source == "roofline"
 
 
+def test_what_cannot_be_timed_alone_is_predicted_like_anything_else(tmp_path):
+    """The output layer of a language model is too large to be timed; it runs all the same."""
+    device = Clockwork()
+    recorder = Recorder(device, tmp_path / "p.jsonl.gz", forever())
+    recorder.measure(questions(64) + questions(64, op="Sin"))
+    recorder.measure(questions(64, op="Sin"))
+    assert sum('"Sin"' in text for text in device.timed) == 1
+    model = RecordedProfile(recorder.write({}))
+    predicted = model.application("Sin", {}, (f(64),), (f(64),))
+    assert predicted.us < 10 * model.application("Relu", {}, (f(64),), (f(64),)).us
+
+
 def test_the_same_measurements_give_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -191,6 +206,19 @@ def test_the_optimiser_finds_all_it_asks_for_in_the_profile(tmp_path, clockwork)
     result = optimize(perceptron(), target=f"profile:{tmp_path / 'p.jsonl.gz'}", time_limit=None)
     assert result.report.status == "improved"  # two products of weights are one
     assert result.report.cost.measured_share == 1.0
+
+
+def test_how_much_of_what_is_asked_a_profile_holds(tmp_path, clockwork):
+    out = tmp_path / "p.jsonl.gz"
+    profile([perceptron()], out, time_limit=0.0)
+    [nothing] = coverage([perceptron()], str(out))
+    assert (nothing.answered, nothing.before_measured) == (0, 0.0)
+    profile([perceptron()], out)
+    [everything] = coverage([perceptron()], str(out))
+    assert everything.answered == everything.asked > 2
+    assert (everything.before_measured, everything.after_measured) == (1.0, 1.0)
+    assert everything.after_us < everything.before_us
+    assert clockwork.timed.count(clockwork.timed[0]) == 1  # and nothing was measured for it
 
 
 def test_a_recorded_profile_is_a_plan(tmp_path, clockwork):
