@@ -153,23 +153,24 @@ class _Run:
         steps of one gate?), and which of the two is better depends on sizes.
         """
         self._keep()
-        moves = self.prepared.moves
-        self._directed("merging", sibling_regions, Moves((), moves.groups), Limits().rounds)
+        self._merge()
         merged = self.program.steps is not self.steps
         self._closer()
         if merged and not self._over():
             self._other_way_round()
         self._take_stock()
 
+    def _merge(self) -> None:
+        self._directed("merging", sibling_regions, Moves((), self.prepared.moves.groups), Limits().rounds)
+
     def _closer(self, *, merging: bool = False) -> None:
         """From moves that are few and mostly right to all moves everywhere."""
         self.prepared = prepare(self.rules, self.program, self.deadline)  # merging has made parts of new numbers
-        moves = self.prepared.moves
-        sinking = tuple(p for p in moves.patterns if _selects(p))
+        sinking = tuple(p for p in self.prepared.moves.patterns if _selects(p))
         self._directed("selecting early", selection_regions, Moves(sinking), _STEPS)
         self._shorten()
         if merging:
-            self._directed("merging", sibling_regions, Moves((), moves.groups), Limits().rounds)
+            self._merge()
         self._keep()
         self._windows()
         self._keep()
