@@ -131,7 +131,7 @@ def _prediction(
     try:
         found = graph_cost(graph, costs, sizes=sizes)
         seconds = time.monotonic() - started
-        raced = _raced([graph], costs, sizes, rounds, time_limit)
+        raced = _raced([_written(graph)], feeds_for(graph, sizes, integer=0), costs, rounds, time_limit)
     except (SuperoptError, NotCovered) as error:
         return Prediction(name, 0.0, 0.0, 0.0, time.monotonic() - started, failure=str(error))
     low, middle, high = np.quantile([s[0] for s in raced.samples], [0.25, 0.5, 0.75])
@@ -177,18 +177,19 @@ def predict_changes(
         time_limit: seconds of the race.
     """
     failed: list[Direction] = []
-    able: list[tuple[str, Graph, float]] = []
+    able: list[tuple[str, bytes, float]] = []
     for how, graph in forms:
         try:
-            _raced([graph], costs, sizes or {}, 1, 0.0)
-            able.append((how, graph, graph_cost(graph, costs, sizes=sizes).us))
+            content, feeds = _written(graph), feeds_for(graph, sizes, integer=0)
+            _raced([content], feeds, costs, 1, 0.0)
+            able.append((how, content, graph_cost(graph, costs, sizes=sizes).us))
         except (SuperoptError, NotCovered) as error:
             failed.append(Direction(name, how, 0.0, 0.0, failure=str(error)))
     if len(able) < 2:
         return failed
-    graphs = [graph for _, graph, _ in able]
+    contents = [content for _, content, _ in able]
     each, seconds = -(-rounds // _SESSIONS), time_limit / _SESSIONS
-    races = [_raced(graphs, costs, sizes or {}, each, seconds) for _ in range(_SESSIONS)]
+    races = [_raced(contents, feeds, costs, each, seconds) for _ in range(_SESSIONS)]
     table = np.array([sample for raced in races for sample in raced.samples])
     found = []
     for at in range(1, len(able)):
@@ -201,13 +202,15 @@ def predict_changes(
     return found + failed
 
 
+def _written(graph: Graph) -> bytes:
+    return formats.to_onnx_bytes(with_values(graph))
+
+
 def _raced(
-    graphs: Sequence[Graph], costs: MeasuredCpu, sizes: Mapping[str, int], rounds: int, seconds: float
+    contents: Sequence[bytes], feeds: Mapping[str, np.ndarray], costs: MeasuredCpu, rounds: int, seconds: float
 ) -> RaceResult:
-    feeds = feeds_for(graphs[0], sizes, integer=0)
-    models = [formats.to_onnx_bytes(with_values(g)) for g in graphs]
     meter = costs.meter
-    return race(models, feeds, rounds=rounds, threads=meter.threads, time_limit=seconds, clock=meter.clock)
+    return race(contents, feeds, rounds=rounds, threads=meter.threads, time_limit=seconds, clock=meter.clock)
 
 
 def spearman(rows: Sequence[Prediction]) -> float:

@@ -26,7 +26,7 @@ __all__ = ["Validation", "repeat_profile", "validate_costs"]
 _LEAST_CHANGE = 0.03
 _SEARCH = 15.0  # seconds of one search of a whole model
 _BLOCKS = 2  # of a model
-_RACE, _BLOCK_RACE = 10.0, 3.0  # seconds of a race of whole models, and of blocks
+_RACE, _BLOCK_RACE = 6.0, 1.5  # seconds of a race of whole models, and of blocks for each of their forms
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _row(
     except SuperoptError as error:
         return {"prediction": asdict(costs.Prediction(name, 0.0, 0.0, 0.0, 0.0, failure=str(error))), "pairs": []}
     progress(0, None, name)
-    [prediction] = costs.validate([(name, graph)], model, sizes=options.sizes, rounds=rounds)
+    [prediction] = costs.validate([(name, graph)], model, sizes=options.sizes, rounds=rounds, time_limit=_RACE)
     found: list[costs.Direction] = []
     if blocks is not None:
         for of, forms, seconds in _forms(name, graph, model, options, blocks, progress):

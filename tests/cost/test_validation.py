@@ -13,6 +13,7 @@ from superopt.cost import (
     Store,
     held_out,
     predict_change,
+    predict_changes,
     repeat,
     right_share,
     spearman,
@@ -73,6 +74,22 @@ def test_only_changes_beyond_the_noise_have_a_direction():
     assert right_share([]) == (1.0, 0)
 
 
+def test_a_change_within_its_own_doubt_has_no_direction():
+    clear, doubtful = (Direction("a", "", 1.1, 0.95, doubt=d) for d in (0.01, 0.06))
+    assert right_share([clear, doubtful]) == (0.0, 1)
+
+
+def test_forms_in_a_row_are_raced_together_and_one_that_cannot_run_says_why(cpu):
+    forms = [("twelve", stack(12)), ("odd", broken()), ("three", stack(3)), ("six", stack(6))]
+    less, more, odd = predict_changes("stack", forms, cpu, rounds=6)
+    assert [less.how, more.how, odd.how] == ["twelve → three", "three → six", "odd"]
+    assert less.measured < 0.8
+    assert more.measured > 1.2
+    assert less.right
+    assert more.right
+    assert odd.failure
+
+
 def test_rank_correlation_is_of_ranks():
     rows = [Prediction(str(i), us, us**3, 1.0, 0.0) for i, us in enumerate((1.0, 5.0, 2.0, 9.0))]
     assert spearman(rows) == pytest.approx(1.0)
@@ -112,7 +129,8 @@ def test_the_whole_trial_on_a_small_model(monkeypatch, tmp_path):
     found = validate_costs([stack(6), tmp_path / "missing.onnx"], rounds=3)
     data = found.json()
     assert data["summary"]["models"] == 1
-    assert {p["how"] for p in data["pairs"]} >= {"fewest operators"}
+    assert {p["how"] for p in data["pairs"]} >= {"model → least time", "block → fewest operators"}
+    assert data["summary"]["models_of_pairs"] == 1
     assert all(p["predicted"] > 0 for p in data["pairs"])
     assert [bool(m["failure"]) for m in data["models"]] == [False, True]
     assert Validation((), (), held_out([])).json()["summary"]["direction_right"] is None
