@@ -4,8 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check format web browser bench bench-growth bench-cost bench-ablation profile-record certify gpu-record \
-	conformance corpus clean corpus-gate corpus-compare corpus-update corpus-update-full patterns
+.PHONY: demo test check format web browser bench bench-growth bench-cost bench-ablation profile-plan profile-record certify \
+	gpu-record conformance corpus clean corpus-gate corpus-compare corpus-update corpus-update-full patterns
 
 demo: $(READY)            ## optimise two real models and print before/after
 	@$(BIN)/superopt optimize corpus/resnet50.json --measure
@@ -70,8 +70,13 @@ bench-cost: $(READY)      ## modelled against measured time, from measurements o
 	@$(BIN)/superopt bench --cold corpus/resnet50.json
 
 PROFILE ?= superopt/cost/profiles/cpu-epyc-2core.jsonl.gz
-profile-record: $(READY)  ## record PROFILE on this machine for the corpus; at most 12 minutes, run it again to go on
-	@$(BIN)/superopt profile corpus/tiny/*.json corpus/*.json --out $(PROFILE) --time-limit 690 -f
+PLAN    ?= build/profile-plan.jsonl.gz
+profile-plan: $(READY)    ## find out what PROFILE lacks for the corpus: a plan for profile-record, on any machine, however busy; run it again to go on
+	@test -f $(PLAN) || { mkdir -p $(dir $(PLAN)) && cp $(PROFILE) $(PLAN); }
+	@$(BIN)/superopt profile corpus/tiny/*.json corpus/*.json --out $(PLAN) --extend --time-limit 690 -f
+
+profile-record: $(READY)  ## record PROFILE on this quiet machine for the corpus, first what is planned; at most 12 minutes, run it again to go on
+	@$(BIN)/superopt profile $(wildcard $(PLAN)) corpus/tiny/*.json corpus/*.json --out $(PROFILE) --time-limit 690 -f
 
 bench-growth: $(READY)    ## search time and memory against layers, nodes and rules
 	@$(BIN)/python tests/search/growth.py
