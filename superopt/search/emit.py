@@ -9,7 +9,7 @@ import numpy as np
 
 from superopt.ir.graph import Graph, Node, Weight, constant
 from superopt.ops.record import Operator
-from superopt.search.fold import foldable, folded
+from superopt.search.fold import FoldedData, foldable, folded
 from superopt.search.program import Program, Step
 from superopt.search.replay import Names
 
@@ -105,14 +105,15 @@ def _fold(program: Program, budget: int) -> tuple[list[Weight], int]:
 def _shared(weights: Sequence[Weight], program: Program) -> tuple[list[Weight], dict[str, str], int]:
     """One weight for equal computations on equal weights: those kept, what stands for the others, and bytes saved.
 
-    Regions that repeat (the steps of an unrolled LSTM) each fold the same weights.
+    Regions that repeat (the steps of an unrolled LSTM) each fold the same weights. Large weights are told apart by
+    name: reading all of a model to find two that are equal takes longer than much of the search.
     """
     first: dict[tuple[object, str], Weight] = {}
     alike: dict[str, str] = {}
     saved = 0
     for weight in weights:
-        assert weight.data is not None, "a folded weight has elements"
-        kept = first.setdefault((weight.type, weight.data.digest), weight)
+        assert isinstance(weight.data, FoldedData), "a folded weight is computed from others"
+        kept = first.setdefault((weight.type, weight.data.described(program.same)), weight)
         if kept is not weight and weight.name not in program.outputs:
             alike[weight.name] = kept.name
             saved += weight.type.nbytes or 0

@@ -17,6 +17,7 @@ from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
 __all__ = ["Choice", "Problem", "Saving", "constant_forms", "cost_of", "improve", "problem_of"]
 
 NODE_US = 1e-7  # µs per operator that runs, whatever it costs: of equally fast programs the smallest is taken
+_CLEAR = 1e-6  # µs by which a lower bound must exceed a cost, so that rounding decides nothing
 Choice = dict[int, int]  # class → index of the chosen candidate
 
 
@@ -260,20 +261,73 @@ def improve(problem: Problem, start: Choice, rounds: int = 4, deadline: float = 
     best, cost = dict(start), cost_of(problem, start)
     cheapest = greedy(problem)
     complete = {**cheapest, **best}
+    standing = _Standing(problem, complete)
     for _ in range(rounds):
         improved = False
         for number, move in enumerate(_moves(problem, complete)):
             if number & 31 == 31 and time.monotonic() > deadline:
                 rounds = 0
                 break
+            if standing.least(move) > cost + _CLEAR:
+                continue
             trial = {**complete, **move}
             price = cost_of(problem, trial)
             if price < cost - 1e-9:
                 complete, cost, improved = trial, price, True
+                standing = _Standing(problem, complete)
         if not improved or rounds == 0:
             break
     used = used_classes(problem, complete)
     return {c: complete[c] for c in used} if used is not None else best
+
+
+class _Standing:
+    """How often each class is read in a program: what a change costs at least is told from what it adds and drops."""
+
+    def __init__(self, problem: Problem, choice: Choice) -> None:
+        self.problem, self.choice = problem, choice
+        self.fusable = {c: max(s.us for s in pairs) for c, pairs in problem.pairs.items()} if problem.pairs else {}
+        used = used_classes(problem, choice) or []
+        self.reads = dict.fromkeys(used, 0)
+        for root in problem.roots:
+            self.reads[root] = self.reads.get(root, 0) + 1
+        self.us = 0.0
+        for owner in used:
+            self.us += self._alone(choice[owner])
+            for need in problem.candidates[choice[owner]].needs:
+                self.reads[need] += 1
+
+    def _alone(self, index: int) -> float:
+        """Microseconds of a candidate with all that could be saved by fusing it."""
+        return self.problem.candidates[index].us - self.fusable.get(index, 0.0)
+
+    def least(self, move: Choice) -> float:
+        """Microseconds that the program costs at least after a move; exact where nothing could be fused."""
+        candidates, reads = self.problem.candidates, self.reads
+        us, change = self.us, dict[int, int]()
+        switched = [o for o in move if o in reads]
+        added = list[int]()
+        for owner in switched:
+            us += self._alone(move[owner]) - self._alone(self.choice[owner])
+            added += candidates[move[owner]].needs
+        while added:
+            owner = added.pop()
+            change[owner] = change.get(owner, 0) + 1
+            if owner not in reads and change[owner] == 1:
+                index = move.get(owner, self.choice.get(owner, -1))
+                if index < 0:
+                    return float("inf")
+                us += self._alone(index)
+                added += candidates[index].needs
+        dropped = [n for o in switched for n in candidates[self.choice[o]].needs]
+        while dropped:
+            owner = dropped.pop()
+            change[owner] = change.get(owner, 0) - 1
+            if reads.get(owner, 0) + change[owner] == 0:
+                index = move.get(owner, self.choice[owner])
+                us -= self._alone(index)
+                dropped += candidates[index].needs
+        return us
 
 
 def _moves(problem: Problem, choice: Choice) -> list[Choice]:

@@ -44,7 +44,11 @@ class FoldedData:
     @cached_property
     def digest(self) -> str:
         """Equal for equal computations on equal weights."""
-        key: dict[str, str] = {n: f"{self.types[n]} {d.digest}" for n, d in self.sources.items()}
+        return self.described({n: d.digest for n, d in self.sources.items()})
+
+    def described(self, sources: Mapping[str, str]) -> str:
+        """Equal for equal computations on weights that are called equal."""
+        key: dict[str, str] = {n: f"{self.types[n]} {sources.get(n, n)}" for n in self.sources}
         for step in self.steps:
             args = ",".join("-" if a is None else key[a] for a in step.args)
             text = hashlib.sha256(f"{step.op}({args}){step.attributes!r}".encode()).hexdigest()

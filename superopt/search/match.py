@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple, cast
 
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, children, postorder
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, children, postorder, rebuilt
 from superopt.ops import REGISTRY
 from superopt.rules.rule import AttributeScheme, Guard, Rule
 from superopt.rules.solve import solve
@@ -84,21 +84,15 @@ class Pattern:
         def put(value: AttributeValue) -> AttributeValue:
             return _substituted(value, sizes)
 
-        made: dict[Term, Term] = {}
-        for term in postorder(*self.target):
-            if isinstance(term, Var):
-                made[term] = Var(f"${self.tensor_slots[term.name]}" if term.name in self.tensor_slots else term.name)
-            elif isinstance(term, Project):
-                made[term] = Project(cast(App, made[term.term]), term.index)
-            else:
-                args = tuple(None if a is None else made[a] for a in term.args)
-                made[term] = App(term.op, args, tuple((k, put(v)) for k, v in term.attributes))
+        def leaf(term: Var) -> Term:
+            return Var(f"${self.tensor_slots[term.name]}") if term.name in self.tensor_slots else term
+
+        targets = rebuilt(self.target, lambda _, __, value: put(value), leaf)
         guards = frozenset((put(g.left), g.relation, put(g.right)) for g in self.rule.where)
         atoms, tensors = self.rule.attribute_atoms, self.rule.tensors
         ranges = frozenset((put(sym(n)), s.kind, s.relation, s.bound) for n, s in atoms.items() if n in sizes)
         below = tuple((s, put(b)) for n, s in self.tensor_slots.items() if (b := tensors[n].below) is not None)
         checks = tuple((put(w), r) for w, r in self.checks)
-        targets = tuple(made[t] for t in self.target)
         return self.steps, self.roots, targets, guards, ranges, below, checks, self.first_round
 
     @property

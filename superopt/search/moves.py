@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from superopt.ir.collecting import rarely_collected
 from superopt.ir.kept import code_digest, keep, kept
@@ -96,12 +97,31 @@ _MOST_FILES = 24  # of some megabytes
 _WORTH = 200  # rules from which it takes longer to prepare them than to read a file
 _ALIVE = 16  # rule sets, and numbers of parts, that the process keeps
 _alive: dict[str, _All | dict[int, _Side]] = {}
+K = TypeVar("K", _All, dict[int, _Side])
 
 
-def _remembered(name: str, value: _All | dict[int, _Side]) -> None:
+def _once(name: str, kind: type[K], many: bool, make: Callable[[], tuple[K, bool]]) -> K:
+    """What stands under a name: in this process, in the file of an earlier one, or made now, and kept if it is whole.
+
+    Args:
+        name: of all that it follows from.
+        kind: what it is.
+        many: it takes longer to make than to read.
+        make: gives it, and whether it is whole.
+    """
+    found: object = _alive.get(name)
+    if found is None and many:
+        found = kept(_FOLDER, name, _CLASSES)
+    if not isinstance(found, kind):
+        found, whole = make()
+        if not whole:
+            return found
+        if many:
+            keep(_FOLDER, name, found, _MOST_FILES)
     while len(_alive) >= _ALIVE:
         _alive.pop(next(iter(_alive)), None)
-    _alive[name] = value
+    _alive[name] = found
+    return found
 
 
 def _of_all(rules: tuple[Rule, ...], deadline: float, bounded: bool) -> _All:
@@ -110,16 +130,12 @@ def _of_all(rules: tuple[Rule, ...], deadline: float, bounded: bool) -> _All:
     for rule in rules:
         digest.update(rule.fingerprint.encode())
     name = digest.hexdigest() if bounded else f"{digest.hexdigest()}-unbounded"
-    found = _alive.get(name)
-    if found is None and len(rules) >= _WORTH:
-        found = kept(_FOLDER, name, _CLASSES)  # type: ignore[assignment]
-    if not isinstance(found, _All):
-        found = _made(name, rules, deadline, bounded)
-        if found.digest and len(rules) >= _WORTH:
-            keep(_FOLDER, name, found, _MOST_FILES)
-    if found.digest:
-        _remembered(name, found)
-    return found
+
+    def make() -> tuple[_All, bool]:
+        made = _made(name, rules, deadline, bounded)
+        return made, bool(made.digest)
+
+    return _once(name, _All, len(rules) >= _WORTH, make)
 
 
 def _made(name: str, rules: Sequence[Rule], deadline: float, bounded: bool) -> _All:
@@ -140,27 +156,21 @@ def _made(name: str, rules: Sequence[Rule], deadline: float, bounded: bool) -> _
 
 def _lifted(prepared: _All, count: int, deadline: float) -> dict[int, _Side]:
     """By the number of the side: what it is for so many parts instead of two, where it is about parts."""
-    name = f"{prepared.digest}-{count}"
-    found: object = _alive.get(name)
-    if found is None and prepared.digest and len(prepared.sides) >= _WORTH:
-        found = kept(_FOLDER, name, _CLASSES)
-    if isinstance(found, dict):
-        _remembered(name, found)
-        return found
-    made: dict[int, _Side] = {}
-    for number, side in enumerate(prepared.sides):
-        if time.monotonic() > deadline:
-            return made
-        rule = side.pattern.rule
-        if rule.operators & {"Concat", "Split"}:
-            lifted = lift(rule, count, backward=side.backward)
-            if lifted is not None:
-                made[number] = _side(lifted, lifted.lhs, lifted.rhs, side.backward, side.pattern.first_round)
-    if prepared.digest:
-        _remembered(name, made)
-        if len(prepared.sides) >= _WORTH:
-            keep(_FOLDER, name, made, _MOST_FILES)
-    return made
+
+    def make() -> tuple[dict[int, _Side], bool]:
+        made: dict[int, _Side] = {}
+        for number, side in enumerate(prepared.sides):
+            if time.monotonic() > deadline:
+                return made, False
+            rule = side.pattern.rule
+            if rule.operators & {"Concat", "Split"}:
+                lifted = lift(rule, count, backward=side.backward)
+                if lifted is not None:
+                    made[number] = _side(lifted, lifted.lhs, lifted.rhs, side.backward, side.pattern.first_round)
+        return made, bool(prepared.digest)
+
+    many = bool(prepared.digest) and len(prepared.sides) >= _WORTH
+    return _once(f"{prepared.digest}-{count}", dict, many, make)
 
 
 def _side(rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...], backward: bool, apart: bool) -> _Side:
