@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ Model = "str | Path | bytes | onnx.ModelProto | Graph"
 
 _NOISE = 1.005  # a result that the final race puts above this share of the input's time is not returned
 _ROUNDS = 15
-_CONFIRMING = 7  # rounds of the final race when its figures were not asked for
+_CONFIRMING, _DOUBTFUL = 7, 31  # rounds of the final race when its figures were not asked for, and if they leave doubt
 _FLOPS, _BYTES = 1e10, 3e8  # FLOPs and bytes of weights a second that the final check gets through, at worst
 _RESERVED = 0.6  # share of the time limit, at most, that is kept for the check, which comes before everything else
 _GRACE = 0.1  # share of the time limit by which a check that has begun may go over it
@@ -226,7 +227,7 @@ class _Attempt:
         """The whole programs' costs before and after; the same one twice where the input is what to return.
 
         The search adds up regions, each in its own surroundings; what counts is the program. Where the two were not
-        raced, its modelled cost has the last word: a result that is not below the input's is not returned.
+        raced, or the race left doubt, its modelled cost has the last word: what is not below the input's is not taken.
         """
         model = self.costs
         graphs = 1 if found.graph is self.graph else 2
@@ -237,10 +238,11 @@ class _Attempt:
             return before, before
         after = costs.graph_cost(found.graph, model, sizes=self.options.sizes)
         same_time = after.us == before.us and len(found.graph.nodes) < len(self.graph.nodes)
-        if measured is None and not (after.us < before.us or same_time):
+        faster = measured is not None and measured.ratio < 1.0 and not measured.doubtful
+        if not (after.us < before.us or same_time or faster):
             notes.append(
                 f"the rewritten graph is modelled at {after.us:.1f} µs as a whole, the input at {before.us:.1f} µs, "
-                "so the input is returned"
+                f"{'' if measured is None else 'and timing them left doubt, '}so the input is returned"
             )
             return before, before
         return before, after
@@ -344,12 +346,14 @@ class _Attempt:
             notes.append("there was no time left to time the models whole: their modelled costs decide")
             return None
         self.progress(0, None, "measuring")
+        run = partial(measure, self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads,
+                      burst=3 if wanted else 1, device=getattr(self.costs, "device", None))  # fmt: skip
         try:
-            return measure(
-                self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads,
-                rounds=_ROUNDS if wanted else _CONFIRMING, burst=3 if wanted else 1,
-                time_limit=30.0 if wanted or left is None else left, device=getattr(self.costs, "device", None),
-            )  # fmt: skip
+            found = run(rounds=_ROUNDS if wanted else _CONFIRMING, time_limit=30.0 if wanted or left is None else left)
+            left = self._left()
+            if found.doubtful and not wanted and left > 0.0:
+                found = run(rounds=_DOUBTFUL, time_limit=min(left, 30.0))
+            return found
         except (Unsupported, InvalidModel, ResourceLimit) as error:
             notes.append(f"the models could not be timed whole: {error}")
             return None

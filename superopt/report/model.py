@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -34,6 +35,11 @@ class Measured:
     runs: int
     spread: float = 0.0
     circumstances: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the ratio is within two standard errors of 1; the spread is the rounds' interquartile range."""
+        return abs(self.ratio - 1.0) < 2.0 * (1.25 / 1.35) * self.spread / math.sqrt(max(self.runs, 1))
 
 
 @dataclass(frozen=True)

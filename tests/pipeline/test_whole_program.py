@@ -10,6 +10,7 @@ from superopt import optimize
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
 from superopt.pipeline import optimise
+from superopt.report import Measured
 from superopt.search import SearchResult
 
 KIND = TensorType(DType.FLOAT32, (64, 64))
@@ -46,3 +47,22 @@ def test_what_costs_less_is_returned_with_both_figures(monkeypatch: pytest.Monke
     assert result.report.status == "improved"
     assert len(result.graph.nodes) == 1
     assert 0 < result.report.cost.after_us < result.report.cost.before_us
+
+
+@pytest.mark.parametrize(("ratio", "spread", "taken"), [(0.99, 0.06, False), (0.9, 0.06, True)])
+def test_what_is_modelled_slower_needs_a_race_without_doubt(
+    monkeypatch: pytest.MonkeyPatch, ratio: float, spread: float, taken: bool
+) -> None:
+    rounds = []
+
+    def measure(*_: object, **settings: Any) -> Measured:
+        rounds.append(settings["rounds"])
+        return Measured(1.0, ratio, ratio, settings["rounds"], spread)
+
+    graph, longer = chain(1), chain(3)
+    found_by_search(monkeypatch, longer)
+    monkeypatch.setattr(optimise, "measure", measure)
+    result = optimize(graph, target="cpu")
+    assert result.graph is (longer if taken else graph)
+    assert rounds == ([7] if taken else [7, 31])  # a race that left doubt is run longer
+    assert any("left doubt" in n for n in result.report.notes) is not taken
