@@ -9,7 +9,7 @@ from functools import partial
 from superopt.cost.answers import Answers, Progress, refused
 from superopt.cost.cache import last_level_bytes
 from superopt.cost.kernel import Kernel
-from superopt.cost.measure import Meter, Timing, measure_graph, measure_together
+from superopt.cost.measure import METHOD, Meter, Timing, measure_graph, measure_together
 from superopt.cost.model import CostModel
 from superopt.cost.peaks import PEAK_QUESTIONS, Peaks, peaks_of_header, peaks_of_times
 from superopt.cost.profile import Store
@@ -115,7 +115,7 @@ class MeasuredCpu(CostModel):
 
 
 def device_store(threads: int = 1) -> Store:
-    """The user's profile of this machine: one file per device, ONNX Runtime version and number of threads."""
+    """The user's profile of this machine: one file per device, ONNX Runtime version, threads and method of timing."""
     facts = circumstances(threads, "cpu" if threads == 1 else "wall")
     header = {k: facts[k] for k in ("device", "cores", "threads", "clock", "runtime")}
-    return Store(f"cpu-{cpu_name()}-{facts['cores']}-{facts['runtime']}-t{threads}", header)
+    return Store(f"cpu-{cpu_name()}-{facts['cores']}-{facts['runtime']}-t{threads}-m{METHOD}", header)

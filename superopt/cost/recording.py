@@ -23,6 +23,7 @@ from typing import Any
 
 from superopt.cost.answers import Progress
 from superopt.cost.device import Device
+from superopt.cost.measure import METHOD
 from superopt.cost.planning import Planning
 from superopt.cost.profile import Profile, Store, write_profile
 from superopt.cost.question import Question
@@ -32,7 +33,6 @@ from superopt.ops.record import NotCovered
 
 __all__ = ["Recorder"]
 
-METHOD = 2  # of the timing harness: figures of different methods are not mixed in one file
 _BLOCK = 25  # questions between two looks at the sentinels
 _DRIFT = 0.03  # a deviation from which it counts
 _FENCE = 1.5  # interquartile ranges beyond the quartiles, where a reading is no longer the usual scatter
