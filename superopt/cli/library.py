@@ -252,13 +252,18 @@ def export(
 
 @app.command()
 def derive(
-    file: Annotated[Path, typer.Argument(help="a TOML file of rules")], rules: Rules = None, report_json: Json = None
+    file: Annotated[Path, typer.Argument(help="a TOML file of rules")],
+    rules: Rules = None,
+    alone: Annotated[bool, typer.Option("--alone", help="by the rules of --rules alone, no built-in ones")] = False,
+    report_json: Json = None,
 ) -> None:
     """Say which rules of FILE follow from the library, and by which of its rules. Exit code 0 either way."""
     from superopt.discovery import derive as look
     from superopt.rules import load_library
 
-    found = look(file, load_library(rules))
+    if alone and rules is None:
+        raise UsageError("--alone leaves no rules to derive by", hint="name a library with --rules DIR")
+    found = look(file, load_library(rules, built_in=not alone))
     if report_json is not None:
         chains = {rule_id: dict(chain) for rule_id, chain in found.chains.items()}
         data = {"format": "superopt.coverage", "version": 1, "derived": chains, "missing": dict(found.missing)}
