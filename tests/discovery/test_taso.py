@@ -21,7 +21,7 @@ from superopt.verifier.exact import test as exact
 from superopt.verifier.verdict import Refuted, Tested
 
 LIST = Path(__file__).parent / "taso"
-EVERY = 41  # of the list: all of it is `superopt rules derive tests/discovery/taso/sound.toml --rules …`
+EVERY = 7  # of the list: all of it is `superopt rules derive …/sound.toml --rules rules/discovered/taso --alone`
 
 
 def matmul(a: object, b: object) -> tuple[object, ...]:
@@ -73,11 +73,14 @@ def followed(rule: Rule, library: tuple[Rule, ...]) -> bool:
     return any(derived(rule, moves_of(some, parts_of(rule))) is not None for some in (near, library))
 
 
-@pytest.mark.skipif(not (LIST / "sound.toml").exists(), reason="the list is not written yet")
+# Rules over inputs that the library does not derive, of all 1,201 (docs/discovery.md says what they are).
+NOT_DERIVED = {f"taso-{n:04}" for n in (19, 39, 105, 416, 417, 422, 423, 537, 538)}
+
+
 def test_what_tasos_method_finds_is_derived(library: tuple[Rule, ...]) -> None:
     rules = parse_file(LIST / "sound.toml")[::EVERY]
-    missing = [f"{r.lhs[0]} = {r.rhs[0]}" for r in rules if not _of_kernels(r) and not followed(r, library)]
-    assert len(missing) <= len(rules) // 20, missing
+    missing = {r.id for r in rules if not _of_kernels(r) and not followed(r, library)}
+    assert missing <= NOT_DERIVED
 
 
 def _of_kernels(rule: Rule) -> bool:
