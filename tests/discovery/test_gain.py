@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from superopt.cli import app
 from superopt.cost import RecordedProfile, load_profile
 from superopt.discovery.gain import PROFILE, expected, priced, write_gains
 from superopt.ir.errors import UsageError
@@ -62,3 +65,29 @@ def test_every_shipped_rule_is_priced_by_the_profile(tmp_path: Path) -> None:
     made = write_gains(tmp_path)
     assert set(made) == {r.id for r in load_library().families["gemm"]}
     assert json.loads((tmp_path / "gains.json").read_text()) == made
+
+
+def test_gains_are_listed_the_most_first(tmp_path: Path) -> None:
+    for name in ("run.json", "gemm.toml"):
+        shutil.copy(BUILT_IN / name, tmp_path)
+    missing = CliRunner().invoke(app, ["rules", "gains", str(tmp_path)])
+    assert isinstance(missing.exception, UsageError)
+    made = CliRunner().invoke(app, ["rules", "gains", str(tmp_path), "--record", "--json", "-"])
+    assert made.exit_code == 0, made.output
+    assert set(json.loads(made.stdout)) == {r.id for r in load_library().families["gemm"]}
+    shown = CliRunner().invoke(app, ["rules", "gains", str(tmp_path)])
+    ratios = [float(t) for t in re.findall(r"x(\d+\.\d{3})", shown.stdout)]
+    assert ratios == sorted(ratios)
+    assert ratios
+
+
+def test_a_library_alone_derives_what_it_derives() -> None:
+    """Without the built-in rules the small library knows no normalisation, with them every row is derived."""
+    tour = str(Path(__file__).parents[2] / "docs" / "tour.toml")
+    taso = str(BUILT_IN / "discovered" / "taso")
+    alone = CliRunner().invoke(app, ["rules", "derive", tour, "--rules", taso, "--alone", "--json", "-"])
+    found = json.loads(alone.stdout)
+    assert "QKV, three-way" in found["derived"]
+    assert "Conv + BatchNormalization" in found["missing"]
+    none = CliRunner().invoke(app, ["rules", "derive", tour, "--alone"])
+    assert isinstance(none.exception, UsageError)
