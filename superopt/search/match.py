@@ -6,14 +6,15 @@ and guards are checked once everything is bound; the answer depends on the bound
 
 from __future__ import annotations
 
+import hashlib
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple, cast
 
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, children, postorder, rebuilt
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, children, format_term, postorder, rebuilt
 from superopt.ops import REGISTRY
 from superopt.rules.rule import AttributeScheme, Guard, Rule
 from superopt.rules.solve import solve
@@ -77,8 +78,8 @@ class Pattern:
         self._trie: Trie[Pattern] | None = None
 
     @cached_property
-    def identity(self) -> Hashable:
-        """Equal for patterns that find and make the same under the same conditions, whatever their names."""
+    def identity(self) -> bytes:
+        """Equal for patterns that find and make the same under the same conditions, whatever their names: a digest."""
         sizes: dict[str, Dim] = {n: sym(f"${r}") for n, r in self.names.items()}
 
         def put(value: AttributeValue) -> AttributeValue:
@@ -88,12 +89,14 @@ class Pattern:
             return Var(f"${self.tensor_slots[term.name]}") if term.name in self.tensor_slots else term
 
         targets = rebuilt(self.target, lambda _, __, value: put(value), leaf)
-        guards = frozenset((put(g.left), g.relation, put(g.right)) for g in self.rule.where)
+        guards = sorted(f"{put(g.left)} {g.relation} {put(g.right)}" for g in self.rule.where)
         atoms, tensors = self.rule.attribute_atoms, self.rule.tensors
-        ranges = frozenset((put(sym(n)), s.kind, s.relation, s.bound) for n, s in atoms.items() if n in sizes)
-        below = tuple((s, put(b)) for n, s in self.tensor_slots.items() if (b := tensors[n].below) is not None)
-        checks = tuple((put(w), r) for w, r in self.checks)
-        return self.steps, self.roots, targets, guards, ranges, below, checks, self.first_round
+        ranges = sorted(f"{put(sym(n))} {s.kind} {s.relation} {s.bound}" for n, s in atoms.items() if n in sizes)
+        below = [(s, str(put(b))) for n, s in self.tensor_slots.items() if (b := tensors[n].below) is not None]
+        checks = [(str(put(w)), r) for w, r in self.checks]
+        makes = [format_term(t) for t in targets]
+        text = repr((self.steps, self.roots, makes, guards, ranges, below, checks, self.first_round))
+        return hashlib.sha256(text.encode()).digest()
 
     @property
     def trie(self) -> Trie[Pattern]:

@@ -204,19 +204,29 @@ class Trie(Generic[P]):
     def __init__(self, patterns: Iterable[tuple[P, Sequence[Step], int]]) -> None:
         """Args: patterns, each with its steps and its depth in levels of operators."""
         self.roots: dict[str, _Place[P]] = {}
+        self.waiting: dict[
+            str, list[tuple[P, Sequence[Step], int]]
+        ] = {}  # by the root's operator, till a graph has one
         self.slots = self.registers = 1
         self.depth = 0
         for pattern, steps, depth in patterns:
             first = steps[0]
             op = first.op if isinstance(first, Apply) else PROJECT
-            place = self.roots.setdefault(op, _Place())
+            self.roots.setdefault(op, _Place())
+            self.waiting.setdefault(op, []).append((pattern, steps, depth))
+            self.depth = max(self.depth, depth)
+
+    def _grow(self, op: str) -> None:
+        """Write the patterns of a root's operator into the tree."""
+        root = self.roots[op]
+        for pattern, steps, depth in self.waiting.pop(op):
+            place = root
             place.depth = max(place.depth, depth)
             for step in steps:
                 place = place.next(step)
                 place.depth = max(place.depth, depth)
                 self._make_room(step)
             place.ends.append(pattern)
-            self.depth = max(self.depth, depth)
 
     def _make_room(self, step: Step) -> None:
         numbers, registers = [step.slot], [0]
@@ -243,6 +253,8 @@ class Trie(Generic[P]):
                 missing are left out. ``None``: every pattern everywhere.
             roots: classes that further roots may be; ``None``: any.
         """
+        for op in [o for o in self.waiting if o in graph.by_op]:
+            self._grow(op)
         run = _Walk(graph, found, self.slots, self.registers, roots)
         for op, place in self.roots.items():
             for identity in graph.having(op):
