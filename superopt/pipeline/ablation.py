@@ -161,7 +161,8 @@ class Ablation:
 
         Args:
             source: the model.
-            row: its outcomes; results are read from ``results``, one and the same is raced once.
+            row: its outcomes; results are read from ``results``, one and the same is raced once. A result that is the
+                model itself is raced as a second copy: how far that is from 1 is the noise.
             rounds: of the race; where the limit comes first, fewer.
             time_limit: seconds of the race.
         """
@@ -174,13 +175,14 @@ class Ablation:
         try:
             graph = load(source)
             feeds = make_inputs(graph, 0, "normal", sizes=self.sizes or {})
-            models = [runnable(graph, self._file(better[0]).with_suffix(".before.onnx")), *files.values()]
+            model = runnable(graph, self._file(better[0]).with_suffix(".before.onnx"))
+            models = [model, *files.values(), model]
             result = race(models, feeds, rounds=rounds, threads=1, clock="cpu", time_limit=time_limit)
         except SuperoptError as error:
             return [replace(o, failure=f"not timed: {error}") for o in row], {}
         made = []
         for outcome in row:
-            place = places.get(outcome.key, 0)
+            place = places.get(outcome.key, len(models) - 1)
             made.append(outcome if outcome.failure else replace(
                 outcome, ratio=result.ratios[place], spread=result.spread[place], rounds=result.rounds,
                 before_ms=result.ms[0],
@@ -194,7 +196,7 @@ def _recorded(path: Path | None) -> tuple[dict[str, Outcome], Mapping[str, Any]]
         return {}, {}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return {o.key: o for o in outcomes_of(data) if o.key and not o.failure}, data["machine"]
+        return {o.key: o for o in outcomes_of(data) if o.key and o.before_us}, data["machine"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is no table of an ablation: {error!r}", hint="remove it, or name another") from error
 

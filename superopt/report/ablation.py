@@ -26,7 +26,7 @@ class Outcome:
         stopped: why the search ended; ``seconds`` it took.
         ratio: measured time after ÷ before, if it was measured, and its ``spread`` over ``rounds``.
         before_ms: measured time of the model.
-        failure: why there is no result.
+        failure: why there is no result (``before_us`` is 0), or why it was not measured.
         key: digest of the model's file, the rules and the limits.
     """
 
@@ -76,7 +76,7 @@ def data_of(outcomes: Sequence[Outcome], settings: Mapping[str, Any], machine: M
 def _behind(row: Sequence[Outcome]) -> bool:
     """Whether the first library has no result, or one that costs more than another library's."""
     first = row[0]
-    return bool(first.failure) or any(first.after_us > o.after_us * (1 + _SAME) for o in row if not o.failure)
+    return not first.before_us or any(first.after_us > o.after_us * (1 + _SAME) for o in row if o.before_us)
 
 
 def outcomes_of(data: Any) -> list[Outcome]:
@@ -167,8 +167,8 @@ def _raced_how(data: Mapping[str, Any]) -> str:
     return (
         f"In brackets the measured time after ÷ before: {machine['runtime']} with all its own optimisations, "
         f"{machine['device']}, {machine['cores']} cores, one thread (its CPU time), the model and its different "
-        f"results in one process, interleaved, {machine['date'][:10]}; results that are the model itself are 1 without "
-        "a race."
+        f"results in one process, interleaved, {machine['date'][:10]}. A result that is the model itself is a second "
+        "copy of it, and how far that is from 1 is the noise; where no library changes a model, it is 1 without a race."
     )
 
 
