@@ -61,8 +61,8 @@ bench-ablation: $(READY)  ## modelled and measured gains with our rules, with TA
 bench-handmade: $(READY)  ## our result beside the same rewrite made by hand, where the corpus's sizes are not the prototype's
 	@$(BIN)/python corpus/handmade.py
 
-COSTED ?= bert_2 deep_linear densenet121 expand_conv googlenet gpt2_last linear_attention lora lstm mobilenet_v2 \
-	mobileone_s0 nasrnn resnet50 segformer siamese squeezenet swin_tiny unet
+COSTED ?= bert_2 deep_linear expand_conv googlenet gpt2_last linear_attention lora lstm mobilenet_v2 mobileone_s0 nasrnn \
+	resnet18 resnet50 segformer shufflenet_v2 siamese squeezenet swin_tiny unet
 bench-cost: export SUPEROPT_CACHE = build/bench-cost/cache
 bench-cost: $(READY)      ## modelled against measured time, from measurements of its own; at most 13 minutes a call, run again to go on
 	@$(BIN)/superopt bench --cost $(COSTED:%=corpus/%.json) --total-limit 720 --resume build/bench-cost \
