@@ -13,6 +13,7 @@ from superopt.ir.collecting import rarely_collected
 from superopt.ir.kept import code_digest, keep, kept
 from superopt.ir.terms import App, Project, Term, Var, children, postorder
 from superopt.ops import REGISTRY
+from superopt.rules.generality import independent
 from superopt.rules.kept import CLASSES
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
@@ -142,7 +143,7 @@ def _made(name: str, rules: Sequence[Rule], deadline: float, bounded: bool) -> _
     sides: list[_Side] = []
     groups: list[GroupMove] = []
     adjacent: set[tuple[str, str]] = set()
-    for rule in rules:
+    for rule in independent(rules):
         if time.monotonic() > deadline:
             name = ""
             break
