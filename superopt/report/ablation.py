@@ -12,7 +12,7 @@ from superopt.report.corpus.model import geometric_mean
 __all__ = ["Outcome", "data_of", "document", "outcomes_of", "table"]
 
 FORMAT = "superopt.ablation"
-_SAME = 1e-3  # modelled costs closer than this share are one: candidates of equal cost are told apart by rounding
+_SAME = 2e-3  # modelled costs closer than this share are one: half of what the profile's own sentinel scatters by
 _DIFFERENT = 0.005  # least difference of modelled ratios that puts a model among those where rules matter
 
 
@@ -149,7 +149,8 @@ def document(data: Mapping[str, Any]) -> str:
         "finds over the operators of those it ships, stated as widely as they are proved (docs/discovery.md).", "",
         _raced_how(data), "",
         f"The {names[0]} library is behind another on {len(behind)} of {len(rows)} models"
-        + (f": {', '.join(behind)}." if behind else "."), "",
+        + (f": {', '.join(behind)}" if behind else "")
+        + f" (costs within {100 * _SAME:g} % of each other are one).", "",
         *head,
         f"| **geometric mean** | {' | '.join(_means(rows, i) for i in range(len(names)))} | | |",
     ]  # fmt: skip
