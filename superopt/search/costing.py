@@ -207,6 +207,8 @@ class Pricer:
 
     def saving(self, graph: EGraph, producer: str, consumer: ENode) -> float:
         """Microseconds that the backend saves by running an e-node as one with the operator whose only reader it is."""
+        if graph.heads[consumer[0]].op in (LEAF, PROJECT):  # which do not run
+            return 0.0
         return self._saved(producer, self._form(graph, consumer).priced)
 
     def fused(self, producer: str, what: Application) -> float:

@@ -56,3 +56,13 @@ def test_barriers_stay():
 
 def op_reading(node, name):
     return replace(node, inputs=(name, *node.inputs[1:]))
+
+
+def test_operators_with_several_outputs_are_priced() -> None:
+    """Three products merged into one that is split: a part of it is no operator, and fuses with nothing."""
+    model = qkv(3)
+    ours = search(model, rules("qkv"), Roofline(), SearchOptions(cache=False)).graph
+    for baseline in (greedy, best_first):
+        assert modelled(baseline(ours, rules("qkv", "relu-split"), Roofline(), 5.0).graph, Roofline()) <= modelled(
+            ours, Roofline()
+        )
