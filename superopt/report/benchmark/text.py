@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +13,8 @@ from superopt.report.benchmark.summary import LOSS, Summary, cell, names, ordere
 from superopt.report.terminal import table
 
 __all__ = ["document", "show"]
+
+_CLEAR = 0.03  # a change of time by more than this share is one
 
 
 def show(console: Console, data: Mapping[str, Any]) -> None:
@@ -64,9 +66,10 @@ def document(data: Mapping[str, Any]) -> str:
         f"Python {machine['python']}, {data['date']}.", "",
         f"Every tool ran with its defaults in a process of its own (at most {settings['peer_limit']:.0f} s; superopt "
         f"{settings['time_limit']:.0f} s). All results of a model were judged against a float64 reference, and what "
-        "was right was timed in one process, interleaved in random order, inputs and outputs bound once: medians over "
-        f"at most {settings['rounds']} rounds of per-round ratios. `ort` is the original once more: how far it is from "
-        "1 is the noise of this table.", "",
+        "was right was timed side by side in one process and, loaded in another order, in two more: interleaved in "
+        f"random order, inputs and outputs bound once, medians of per-round ratios over at most {settings['rounds']} "
+        "rounds, of slow models 9. `ort` is the original once more: how far it is from 1 is the noise of this table.",
+        "",
         "| tool | version | models | geometric mean | with failures as 1 | best | worst | slower than "
         f"{LOSS} | wrong | crashed | timed out | median s a model |",
         "|---|---|--:|--:|--:|---|---|--:|--:|--:|--:|--:|",
@@ -86,12 +89,24 @@ def document(data: Mapping[str, Any]) -> str:
         )
     if left := _left_out(data):
         lines += ["", f"{left}."]
+    lines += _direction(data["rows"])
     shown = [s.tool for s in found if not s.missing]
     lines += ["", "## Models", "", f"| model | before | {' | '.join(shown)} | ± | s | rules that superopt applied |"]
     lines.append("|---|--:|" + "--:|" * len(shown) + "--:|--:|---|")
     lines += [_row(row, shown) for row in ordered(data["rows"])]
     lines += _failures(data)
     return "\n".join(lines) + "\n"
+
+
+def _direction(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How often the modelled cost of superopt's result said which way the time would go, where it went somewhere."""
+    ours = [row["tools"]["superopt"] for row in rows if "tools" in row]
+    clear = [t for t in ours if abs(t.get("ratio", 1.0) - 1.0) > _CLEAR and "modelled" in t]
+    right = sum((t["ratio"] < 1.0) == (t["modelled"] < 1.0) for t in clear)
+    if not clear:
+        return []
+    changed = f"Of {len(clear)} models whose time superopt changed by more than {100 * _CLEAR:.0f} %"
+    return ["", f"{changed}, the modelled cost said which way for {right}."]
 
 
 def _row(row: Mapping[str, Any], shown: list[str]) -> str:
