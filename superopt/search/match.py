@@ -115,7 +115,7 @@ class Pattern:
         if found is None:
             fixed = frozenset(n for n, c in zip(self.tensor_slots, constant, strict=True) if c)
             before, after = _running(self.source, fixed), _running(self.target, fixed)
-            apps = sum(isinstance(t, App) for t in postorder(*self.source))
+            apps = sum(isinstance(t, App) and bool(t.args) for t in postorder(*self.source))  # no literal constants
             found = self._runtime[constant] = (before, after, apps - before)
         return found
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from graphs import assert_equivalent, f32, graph, linear_stack, op, qkv, siamese, weight
 from roofline import Roofline
 from rules_for_tests import rules
 
-from superopt.ir.graph import Node, OpaqueAttribute
+from superopt.ir.graph import Node, OpaqueAttribute, constant
 from superopt.ir.poly import sym
+from superopt.rules.grammar import parse_rule
 from superopt.search import SearchOptions, search
 
 
@@ -183,10 +185,6 @@ def test_rules_can_be_switched_off():
 
 
 def test_weights_of_one_value_match_constants_in_rules():
-    import numpy as np
-
-    from superopt.ir.graph import constant
-
     model = graph(
         {"x": f32(3, 4)}, ["y"], [constant("one", np.float32(1.0).reshape(()))],
         [op("Mul", "h", "x", "one"), op("Relu", "y", "h")],
@@ -225,3 +223,18 @@ def test_a_fused_consumer_is_not_broken_off():
     result = search(model, rules(), Roofline())
     assert result.before_us == pytest.approx(Roofline().application(
         "MatMul", {}, [f32(4, 16), f32(16, 16)], [f32(4, 16)], constant_args=(False, True)).us)  # fmt: skip
+
+
+def test_a_literal_is_no_constant_that_was_taken_apart():
+    """``x³`` becomes two products where Pow is dear: its exponent is written in the rule, nothing is computed anew."""
+
+    class Dear(Roofline):
+        def application(self, op, *args, **kwargs):
+            found = super().application(op, *args, **kwargs)
+            return replace(found, us=found.us + 100.0) if op == "Pow" else found
+
+    three = constant("three", np.float32(3.0).reshape(()))
+    model = graph({"x": f32(3, 4)}, ["y"], [three], [op("Pow", "y", "x", "three")])
+    cube = parse_rule({"id": "cube", "forall": {"x": "f[m, n]"}, "lhs": ["Mul(Mul(x, x), x)"], "rhs": ["Pow(x, 3.0)"]})
+    result = search(model, [cube], Dear(), SearchOptions(cache=False))
+    assert ops(result.graph) == ["Mul", "Mul"]
