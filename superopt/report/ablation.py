@@ -12,7 +12,7 @@ from superopt.report.corpus.model import geometric_mean
 __all__ = ["Outcome", "data_of", "document", "outcomes_of", "table"]
 
 FORMAT = "superopt.ablation"
-_SAME = 2e-3  # modelled costs closer than this share are one: half of what the profile's own sentinel scatters by
+_SAME = 1e-3  # modelled costs closer than this share are one: candidates of equal cost are told apart by rounding
 _DIFFERENT = 0.005  # least difference of modelled ratios that puts a model among those where rules matter
 
 
@@ -75,8 +75,18 @@ def data_of(outcomes: Sequence[Outcome], settings: Mapping[str, Any], machine: M
 
 def _behind(row: Sequence[Outcome]) -> bool:
     """Whether the first library has no result, or one that costs more than another library's."""
-    first = row[0]
-    return not first.before_us or any(first.after_us > o.after_us * (1 + _SAME) for o in row if o.before_us)
+    return not row[0].before_us or _above(row) > _SAME
+
+
+def _above(row: Sequence[Outcome]) -> float:
+    """By which share the first library's result costs more than the cheapest."""
+    least, own = min(o.after_us for o in row if o.before_us), row[0].after_us
+    return own / least - 1.0 if least else float("inf") if own else 0.0
+
+
+def _named(row: Sequence[Outcome]) -> str:
+    """A model on which the first library is behind, and by how much."""
+    return f"{row[0].model} (by {100 * _above(row):.2g} %)" if row[0].before_us else row[0].model
 
 
 def outcomes_of(data: Any) -> list[Outcome]:
@@ -133,7 +143,7 @@ def _means(rows: Sequence[Sequence[Outcome]], column: int) -> str:
 def document(data: Mapping[str, Any]) -> str:
     """The Markdown document."""
     rows, names, settings = _rows(data), data["libraries"], data["settings"]
-    behind = data["behind"]
+    behind = [_named(r) for r in rows if r[0].model in data["behind"]]
     counts = ", ".join(f"{n}: {c:,} rules" for n, c in settings["rules"].items())
     head = (
         f"| model | {' | '.join(names)} | why searches stopped | rules of the {names[0]} library applied |",
@@ -150,7 +160,7 @@ def document(data: Mapping[str, Any]) -> str:
         _raced_how(data), "",
         f"The {names[0]} library is behind another on {len(behind)} of {len(rows)} models"
         + (f": {', '.join(behind)}" if behind else "")
-        + f" (costs within {100 * _SAME:g} % of each other are one).", "",
+        + f"; costs within {100 * _SAME:g} % of each other are one.", "",
         *head,
         f"| **geometric mean** | {' | '.join(_means(rows, i) for i in range(len(names)))} | | |",
     ]  # fmt: skip

@@ -96,7 +96,7 @@ def test_a_library_that_is_behind_is_named() -> None:
     data = data_of(outcomes, {"rules": {"a": 3, "b": 2}, "time_limit": 5, "target": "t", "date": "d"}, {})
     assert data["behind"] == ["m"]
     text = document(data)
-    assert "behind another on 1 of 2 models: m (costs within 0.2 % of each other are one)." in text
+    assert "behind another on 1 of 2 models: m (by 80 %); costs within 0.1 % of each other are one." in text
     assert "| m | **0.900** | 0.500 |" in text
     assert "| n | **0.500** | cannot be read |" in text
 
