@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -77,6 +78,9 @@ def bench(
         measured = _cold(models or [], threads, console) if cold else _validated(models or [], *options, console)
         if report_json is not None:
             write_json(measured, report_json, force=True)
+        if measured.get("interrupted"):
+            gc.freeze()  # the end of the process would look through all that the search made, for seconds
+            raise typer.Exit(130)
         return
     data = _recorded(recorded) if recorded is not None else _run(
         models, vs, (time_limit, peer_limit, race_limit), rounds, resume, total_limit

@@ -24,10 +24,11 @@ from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, structural_hash
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Applied, Typing, infer
+from superopt.pipeline.optimise import Progress, quiet
 from superopt.rules import Rule
 from superopt.search import SearchOptions, search
 
-__all__ = ["AIMS", "Estimated", "blocks", "rewrites", "rough_us"]
+__all__ = ["AIMS", "Estimated", "blocks", "rewrites", "rough_us", "searched"]
 
 AIMS = ("fewest operators", "fewest FLOPs", "chance 1", "chance 2", "chance 3")
 _FACTOR = 1.0  # standard deviation of the logarithm of a random factor: forms 7 times as slow are chosen now and then
@@ -121,6 +122,20 @@ def _feedable(kind: object) -> bool:
     return isinstance(kind, TensorType) and kind.shape is not None and kind.dtype.is_float
 
 
+def searched(
+    graph: Graph, rules: Sequence[Rule], costs: CostModel, limits: SearchOptions, progress: Progress = quiet
+) -> Graph:
+    """What the search makes of a graph.
+
+    Raises:
+        KeyboardInterrupt: as the search was told, for which that means its best so far; here nothing comes after it.
+    """
+    found = search(graph, rules, costs, limits, progress=progress)
+    if found.stopped == "interrupted":
+        raise KeyboardInterrupt
+    return found.graph
+
+
 def rewrites(
     graph: Graph, rules: Sequence[Rule], aims: Sequence[str], *, seed: int = 0, sizes: Mapping[str, int] | None = None
 ) -> Iterator[tuple[str, Graph]]:
@@ -131,7 +146,7 @@ def rewrites(
     seen = {structural_hash(graph, values=False)}
     for aim in aims:
         try:
-            found = search(graph, rules, Estimated(aim, sizes), limits).graph
+            found = searched(graph, rules, Estimated(aim, sizes), limits)
         except SuperoptError:
             continue  # no pair: what cannot be rewritten says nothing about costs
         digest = structural_hash(found, values=False)

@@ -17,9 +17,9 @@ from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.pipeline.kept import Kept, code_digest
 from superopt.pipeline.optimise import Options, Progress, load, quiet, select_rules
-from superopt.pipeline.pairs import AIMS, rewrites
+from superopt.pipeline.pairs import AIMS, rewrites, searched
 from superopt.pipeline.pairs import blocks as cut
-from superopt.search import SearchOptions, search
+from superopt.search import SearchOptions
 
 __all__ = ["Validation", "repeat_profile", "validate_costs"]
 
@@ -31,12 +31,16 @@ _RACE, _BLOCK_RACE = 6.0, 1.5  # seconds of a race of whole models, and of block
 
 @dataclass(frozen=True)
 class Validation:
-    """How good the costs are: per model, per rewrite, and on records that were held out."""
+    """How good the costs are: per model, per rewrite, and on records that were held out.
+
+    ``left_out`` are the models that there was no time for; ``interrupted`` says whether it was Ctrl-C that ended it.
+    """
 
     predictions: tuple[costs.Prediction, ...]
     directions: tuple[costs.Direction, ...]
     held_out: costs.HeldOut
     left_out: tuple[str, ...] = ()
+    interrupted: bool = False
 
     def json(self) -> dict[str, Any]:
         """Everything as JSON data, with the summary."""
@@ -55,7 +59,7 @@ class Validation:
             },
             "models": [{**asdict(p), "error": p.error} for p in self.predictions],
             "pairs": [{**asdict(d), "right": d.right, "counts": d.counts(_LEAST_CHANGE)} for d in self.directions],
-            "held_out": asdict(self.held_out), "left_out": list(self.left_out),
+            "held_out": asdict(self.held_out), "left_out": list(self.left_out), "interrupted": self.interrupted,
         }  # fmt: skip
 
 
@@ -81,6 +85,8 @@ def validate_costs(
         keep: folder of the models that are done, so that another call goes on; ``None`` keeps none.
         total_limit: seconds after which no further model is begun.
         progress: called before each measurement.
+
+    Ctrl-C ends it with the models that are done.
     """
     options = options or Options()
     model = costs.MeasuredCpu(threads=options.threads, sizes=options.sizes, progress=progress)
@@ -88,20 +94,27 @@ def validate_costs(
     predictions: list[costs.Prediction] = []
     directions: list[costs.Direction] = []
     left_out: list[str] = []
+    interrupted = False
     deadline = time.monotonic() + total_limit
     for source in models:
         name = source.name if isinstance(source, Graph) else Path(source).stem
         row = None if isinstance(source, Graph) else kept.get(Path(source))
-        if row is None and time.monotonic() >= deadline:
+        if row is None and (interrupted or time.monotonic() >= deadline):
             left_out.append(name)
             continue
         if row is None:
-            row = _row(name, source, model, options, blocks if pairs else None, rounds, progress)
+            try:
+                row = _row(name, source, model, options, blocks if pairs else None, rounds, progress)
+            except KeyboardInterrupt:
+                interrupted = True
+                left_out.append(name)
+                continue
             if not isinstance(source, Graph):
                 kept.put(Path(source), row)
         predictions.append(costs.Prediction(**row["prediction"]))
         directions += [costs.Direction(**pair) for pair in row["pairs"]]
-    return Validation(tuple(predictions), tuple(directions), costs.held_out(model.store.records), tuple(left_out))
+    held = costs.held_out(model.store.records)
+    return Validation(tuple(predictions), tuple(directions), held, tuple(left_out), interrupted)
 
 
 def _row(
@@ -130,9 +143,9 @@ def _forms(
     """What is raced together: a name, forms of one graph with their aims, seconds; the model first, then its blocks."""
     rules = select_rules(options).admitted
     limits = SearchOptions(time_limit=_SEARCH, seed=options.seed, sizes=options.sizes, confirm=False)
-    found = search(graph, rules, model, limits, progress=progress)
-    if found.graph is not graph:
-        yield name, [("model", graph), ("least time", found.graph)], _RACE
+    found = searched(graph, rules, model, limits, progress)
+    if found is not graph:
+        yield name, [("model", graph), ("least time", found)], _RACE
     for number, block in enumerate(cut(graph, blocks, seed=options.seed, sizes=options.sizes), 1):
         progress(number, blocks, f"{name}: rewriting blocks")
         rewritten = list(rewrites(block, rules, AIMS, seed=options.seed, sizes=options.sizes))

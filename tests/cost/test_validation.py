@@ -1,6 +1,7 @@
 """The costs on trial: rows, summary, direction, held-out records, two runs."""
 
 import random
+import signal
 
 import pytest
 
@@ -24,6 +25,7 @@ from superopt.cost.trial import sample
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.pipeline import validate_costs, validation
+from superopt.pipeline.pairs import Estimated
 from superopt.pipeline.validation import Validation
 
 
@@ -147,3 +149,33 @@ def test_a_trial_that_was_cut_short_goes_on(monkeypatch, tmp_path):
     again = validate_costs([path], **given)
     assert again.predictions == first.predictions
     assert again.left_out == ()
+
+
+@pytest.mark.parametrize("where", ["the search of a model", "the search of a block"])
+def test_ctrl_c_ends_the_trial_with_the_models_that_are_done(monkeypatch, tmp_path, where):
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "cache"))
+    paths = [tmp_path / f"{name}.json" for name in ("done", "stopped", "never")]
+    for path in paths:
+        formats.save(stack(2 if path.stem == "done" else 3), path)
+    at: list[str] = []
+
+    def note(_done, _of, what):
+        at.append(what)
+        if where == "the search of a model" and "stopped" in at and what.startswith("searching"):
+            signal.raise_signal(signal.SIGINT)
+
+    lookup = Estimated._lookup
+
+    def asked(self, question):
+        if where == "the search of a block" and "stopped" in at:
+            signal.raise_signal(signal.SIGINT)
+        return lookup(self, question)
+
+    monkeypatch.setattr(Estimated, "_lookup", asked)
+    given = {"rounds": 2, "keep": tmp_path / "kept"}
+    found = validate_costs(paths, **given, progress=note)
+    assert found.interrupted
+    assert found.left_out == ("stopped", "never")
+    assert [p.name for p in found.predictions] == ["done"]
+    assert found.json()["interrupted"]
+    assert [p.name for p in (tmp_path / "kept").iterdir()] == ["done.json"]
