@@ -8,19 +8,18 @@ an element and the root mean square of its tensor, so that cancellation to nearl
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 import numpy as np
 
 from superopt.ir.errors import SuperoptError
 from superopt.ir.poly import value_at
-from superopt.ir.terms import App, Project, Term, Var, postorder
-from superopt.ir.types import DType, TensorType
+from superopt.ir.types import DType
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import rule_text
+from superopt.rules.evaluation import evaluated
 from superopt.rules.rule import Rule
-from superopt.rules.typing import complete, instances, operator_of, types_of
-from superopt.runtime.reference import at_dtype, evaluate_application
+from superopt.rules.typing import instances, types_of
+from superopt.runtime.reference import at_dtype
 from superopt.verifier.exact import Trial, trial_at
 from superopt.verifier.sampling import draw
 
@@ -81,9 +80,10 @@ def _measure(
             given[name] = at_dtype(rng.standard_normal(shape) + 0.5, dtype)
         else:
             given[name] = rng.integers(0, trial.below[name], shape).astype(kind.dtype.numpy)
+    wide = {n: a.astype(np.float64) if trial.variables[n].dtype == DType.FLOAT32 else a for n, a in given.items()}
     for side, roots in zip(errors, (trial.lhs, trial.rhs), strict=True):
-        rounded = _evaluated(roots, given, trial, dtype)
-        exact = _evaluated(roots, given, trial, DType.FLOAT64)
+        rounded = evaluated(roots, given, dtype)
+        exact = evaluated(roots, wide, DType.FLOAT64)
         for got, want in zip(rounded, exact, strict=True):
             a, b = got.astype(np.float64).ravel(), want.astype(np.float64).ravel()
             fine = np.isfinite(a) & np.isfinite(b)
@@ -91,25 +91,3 @@ def _measure(
             nonzero = scale > 0
             _, exponent = np.frexp(scale[nonzero])
             side.append(np.abs(a - b)[fine][nonzero] / np.ldexp(1.0, exponent - 1 - _PRECISION[dtype]))
-
-
-def _evaluated(roots: Sequence[Term], given: dict[str, np.ndarray], trial: Trial, dtype: DType) -> list[np.ndarray]:
-    found: dict[Term, tuple[np.ndarray, ...]] = {}
-    for term in postorder(*roots):
-        if isinstance(term, Var):
-            array = given[term.name]
-            real = trial.variables[term.name].dtype == DType.FLOAT32
-            found[term] = (array.astype(dtype.numpy) if real else array,)
-        elif isinstance(term, Project):
-            found[term] = (found[term.term][term.index],)
-        else:
-            found[term] = _applied(term, found, dtype)
-    return [np.asarray(found[r][0]) for r in roots]
-
-
-def _applied(term: App, found: dict[Term, tuple[np.ndarray, ...]], dtype: DType) -> tuple[np.ndarray, ...]:
-    operands = [None if a is None else found[a][0] for a in term.args]
-    types = [None if o is None else TensorType(DType(str(o.dtype)), o.shape) for o in operands]
-    with np.errstate(all="ignore"):
-        made = evaluate_application(operator_of(term), complete(term, dtype), operands, types)
-    return tuple(np.asarray(m) for m in made)

@@ -149,9 +149,10 @@ def _made(name: str, rules: Sequence[Rule], deadline: float, bounded: bool) -> _
             break
         adjacent |= _adjacent(rule)
         plain = _plain(rule)
-        safe = [not bounded or _safe(plain[0], backward) for backward in (False, True)] if plain else []
+        directions = [b for b in (False, True) if _taken(plain, b, bounded)]
         for instance in plain:
-            _add(instance, sides, groups, safe)
+            for backward in directions:
+                _add(instance, backward, sides, groups)
     return _All(name, tuple(sides), tuple(groups), frozenset(adjacent))
 
 
@@ -232,23 +233,30 @@ def _parts(program: Program) -> list[int]:
     return sorted(counts[:_MOST_COUNTS])
 
 
-def _safe(rule: Rule, backward: bool) -> bool:
-    """Whether a direction keeps to the range of floating point; at other numbers of leading axes it is the same."""
-    return not overflows(rule, *((rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)))
+def _taken(plain: Sequence[Rule], backward: bool, bounded: bool) -> bool:
+    """Whether a direction is used at some number of leading axes, and keeps to the range of floating point if it must.
+
+    With other leading axes the elements are the same, so one instance tells.
+    """
+    return any(_usable(r, backward) for r in plain) and not (bounded and overflows(plain[0], backward=backward))
 
 
-def _add(rule: Rule, sides: list[_Side], groups: list[GroupMove], safe: Sequence[bool]) -> None:
-    for backward in (False, True):
-        source, target = (rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)
-        usable = rule.backward if backward else rule.forward
-        if not usable or not safe[backward] or any(isinstance(t, Var) for t in source):
-            continue
-        group = group_move(rule, backward=backward) if len(source) == 2 else None
-        if group is not None:
-            groups.append(group)
-            continue
-        apart = len(source) > 1 and _is_split(source) and not _is_split(target)
-        sides.append(_side(rule, source, target, backward, apart))
+def _usable(rule: Rule, backward: bool) -> bool:
+    """Whether the source side says what it is to be matched with, and binds all that the target side needs."""
+    source, binds = (rule.rhs, rule.backward) if backward else (rule.lhs, rule.forward)
+    return binds and not any(isinstance(t, Var) for t in source)
+
+
+def _add(rule: Rule, backward: bool, sides: list[_Side], groups: list[GroupMove]) -> None:
+    if not _usable(rule, backward):
+        return
+    source, target = (rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)
+    group = group_move(rule, backward=backward) if len(source) == 2 else None
+    if group is not None:
+        groups.append(group)
+        return
+    apart = len(source) > 1 and _is_split(source) and not _is_split(target)
+    sides.append(_side(rule, source, target, backward, apart))
 
 
 def _is_split(roots: Sequence[Term]) -> bool:

@@ -14,12 +14,12 @@ import numpy as np
 
 from superopt.ir.errors import SuperoptError
 from superopt.ir.poly import value_at
-from superopt.ir.terms import App, Project, Term, Var, postorder
-from superopt.ir.types import DType, TensorType
+from superopt.ir.terms import App, Term, postorder
+from superopt.ir.types import DType
 from superopt.ops.meaning import IllTyped
+from superopt.rules.evaluation import evaluated
 from superopt.rules.rule import CLASSES, Rule
-from superopt.rules.typing import at_sizes, complete, operator_of
-from superopt.runtime.reference import evaluate_application
+from superopt.rules.typing import at_sizes
 
 __all__ = ["overflows"]
 
@@ -30,7 +30,7 @@ _DRAWS = 18
 _SIZE, _REAL = 2, 0.5  # of every symbolic size or attribute
 
 
-def overflows(rule: Rule, source: Sequence[Term], target: Sequence[Term]) -> bool:
+def overflows(rule: Rule, *, backward: bool) -> bool:
     """Whether the target side is infinite or ``nan`` in float32 at elements at which the source side is finite.
 
     Only targets with more of the far-reaching operators than the source has are evaluated, at small sizes, at elements
@@ -39,21 +39,20 @@ def overflows(rule: Rule, source: Sequence[Term], target: Sequence[Term]) -> boo
 
     Args:
         rule: a plain rule (an instance, without ``...``).
-        source: the side that is there.
-        target: the side that would take its place.
+        backward: whether the right side is the source, the one that is there, and the left one would take its place.
     """
+    source, target = (rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)
     if _far(target) <= _far(source):
         return False
     sizes = dict.fromkeys((*rule.sizes, *rule.attribute_atoms), _SIZE)
     rng = np.random.default_rng(0)
     try:
-        sides = at_sizes(rule, sizes, dict.fromkeys(rule.attribute_atoms, _REAL))
-        left, right = sides if list(source) == list(rule.lhs) else sides[::-1]
+        left, right = at_sizes(rule, sizes, dict.fromkeys(rule.attribute_atoms, _REAL))
+        source, target = (right, left) if backward else (left, right)
         for number in range(_DRAWS):
             given = _drawn(rule, sizes, number, rng)
-            with np.errstate(all="ignore"):
-                if _finite(left, given) and not _finite(right, given):
-                    return True
+            if _finite(source, given) and not _finite(target, given):
+                return True
     except (SuperoptError, IllTyped, ArithmeticError):
         return False
     return False
@@ -79,14 +78,4 @@ def _drawn(rule: Rule, sizes: Mapping[str, int], number: int, rng: np.random.Gen
 
 def _finite(roots: Sequence[Term], given: Mapping[str, np.ndarray]) -> bool:
     """Whether all elements of the roots are, where every operator's result is rounded to float32."""
-    found: dict[Term, tuple[np.ndarray | None, ...]] = {}
-    for term in postorder(*roots):
-        if isinstance(term, Var):
-            found[term] = (given[term.name],)
-        elif isinstance(term, Project):
-            found[term] = (found[term.term][term.index],)
-        else:
-            arrays = [None if a is None else found[a][0] for a in term.args]
-            types = [None if a is None else TensorType(DType.of(a.dtype), a.shape) for a in arrays]
-            found[term] = evaluate_application(operator_of(term), complete(term), arrays, types)
-    return all(np.isfinite(np.asarray(found[r][0])).all() for r in roots)
+    return all(np.isfinite(array).all() for array in evaluated(roots, given))

@@ -35,7 +35,7 @@ def rule(text: str):
 @pytest.mark.parametrize(("text", "expected"), CASES.items())
 def test_which_directions_overflow(text: str, expected: tuple[bool, bool]) -> None:
     plain = instances(rule(text))[0]
-    assert (overflows(plain, plain.lhs, plain.rhs), overflows(plain, plain.rhs, plain.lhs)) == expected
+    assert (overflows(plain, backward=False), overflows(plain, backward=True)) == expected
 
 
 class Dear(Roofline):
