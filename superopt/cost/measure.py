@@ -33,6 +33,7 @@ from superopt.ops.record import NotCovered
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.ort import make_session
 from superopt.runtime.race import Bound, Clock, bind, race_bound
+from superopt.runtime.spread import median_error
 
 __all__ = ["METHOD", "Meter", "Timing", "measure_graph", "measure_together", "told_apart"]
 
@@ -45,7 +46,6 @@ _FLUSHED_NS = 20_000_000  # time spent on each flushed figure, at most
 _NEAR_RUNS, _COLD_RUNS, _ROUNDS = 9, 5, 15
 _AGREED, _AGAIN = 0.03, 3  # how far the flushed figure may lie above the least run; how often the runs, at most
 _FEW_ROUNDS = 5  # after which graphs that are timed together may have been told apart
-_STANDARD_ERROR = 1.25 / 1.35  # of a median, in interquartile ranges over √n, for a normal distribution
 _CLEAR, _CLOSE = 4.0, 0.02  # so many standard errors, and so much more, tell two times apart
 _SELF_EVICTING = 4  # times the core's cache: weights that push themselves out of it from one run to the next
 _LARGEST = 96 << 20  # bytes of weights and inputs of a graph that is timed: ONNX Runtime and the twin hold six copies
@@ -246,7 +246,7 @@ def told_apart(samples: Sequence[Sequence[float]]) -> bool:
     """Whether more rounds would change nothing: every graph is clearly faster or slower than the first."""
     table = np.array(samples, dtype=np.float64)
     quarter, middle, three = np.quantile(table[1:] / table[0], [0.25, 0.5, 0.75], axis=1)
-    error = _STANDARD_ERROR * (three - quarter) / np.sqrt(table.shape[1])
+    error = median_error(table.shape[1]) * (three - quarter)
     return bool(np.all(np.abs(middle - 1.0) > _CLEAR * error + _CLOSE))
 
 

@@ -21,13 +21,13 @@ from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
+from superopt.runtime.spread import IQR_OF_NORMAL
 
 __all__ = ["Application", "Attributes", "CostModel", "work_of"]
 
 Attributes = Mapping[str, AttributeValue] | Sequence[tuple[str, AttributeValue]]
 Application = tuple[str, Attributes, Sequence[TensorType | None], Sequence[bool]]  # op, attributes, types, constant
 _LEAST_SIGMA = 0.02  # two runs of one measurement differ by this much, however narrow either's own spread is
-_SIGMAS_PER_IQR = 1.35
 
 
 class CostModel(ABC):
@@ -150,4 +150,4 @@ class CostModel(ABC):
 
     def _estimate(self, record: Record) -> Estimate:
         ns = record.ns + (record.ns_cold - record.ns) * self.cold
-        return Estimate(ns / 1e3, "measured", max(record.iqr / _SIGMAS_PER_IQR, _LEAST_SIGMA))
+        return Estimate(ns / 1e3, "measured", max(record.iqr / IQR_OF_NORMAL, _LEAST_SIGMA))

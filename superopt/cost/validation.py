@@ -24,6 +24,7 @@ from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.ops.record import NotCovered
 from superopt.runtime.race import RaceResult, race
+from superopt.runtime.spread import median_error
 
 __all__ = [
     "Direction", "HeldOut", "Prediction", "Repetition", "held_out", "predict_change", "predict_changes", "repeat",
@@ -33,7 +34,6 @@ __all__ = [
 _HELD_OUT = 10  # one record in this many is held out
 _ROUNDS = 15
 _SESSIONS = 3  # of a race for its direction: where a session's memory lies is good for 3 % either way
-_TWO_ERRORS = 2 * 1.2533 / 1.349  # of a median of normal draws, in interquartile ranges and roots of their number
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def predict_changes(
     for at in range(1, len(able)):
         low, middle, high = np.quantile(table[:, at] / table[:, at - 1], [0.25, 0.5, 0.75])
         (first, _, before), (second, _, after) = able[at - 1 : at + 1]
-        doubt = float(_TWO_ERRORS * (high - low) / math.sqrt(len(table)))
+        doubt = float(2 * median_error(len(table)) * (high - low))
         found.append(
             Direction(name, f"{first} → {second}", after / before, float(middle), float(high - low), doubt=doubt)
         )

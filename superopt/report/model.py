@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from superopt.ir.graph import Graph
+from superopt.runtime.spread import median_error
 
 __all__ = [
     "Applied", "Check", "CheckFailure", "Cost", "Measured", "Nodes", "Opaque", "Report", "Search", "Verification",
@@ -39,7 +39,7 @@ class Measured:
     @property
     def doubtful(self) -> bool:
         """Whether the ratio is within two standard errors of 1; the spread is the rounds' interquartile range."""
-        return abs(self.ratio - 1.0) < 2.0 * (1.25 / 1.35) * self.spread / math.sqrt(max(self.runs, 1))
+        return abs(self.ratio - 1.0) < 2.0 * median_error(self.runs) * self.spread
 
 
 @dataclass(frozen=True)
