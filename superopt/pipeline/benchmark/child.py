@@ -172,7 +172,7 @@ def _bound(path: str, feeds: Arrays) -> Bound:
 
 
 def _race(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Times of all candidates, interleaved, in one sitting: milliseconds of each in every round.
+    """Times of all candidates, interleaved, in one sitting: a row of milliseconds, in their order, for every round.
 
     The sessions are made in an order drawn by the sitting's seed: where in memory the weights of a session lie takes or
     gives some percent, and it depends on what was there before.
@@ -185,13 +185,12 @@ def _race(spec: Mapping[str, Any]) -> dict[str, Any]:
     made = {name: _bound(paths[name], feeds) for name in order}
     bound = [made[name] for name in names]
     run = partial(race_bound, bound, burst=1 if _once(bound[0].step) > _SLOW else 3, threads=1, clock="cpu")
-    samples = run(rounds=spec["rounds"], time_limit=spec["time_limit"], seed=spec["seed"]).samples
+    found = run(rounds=spec["rounds"], time_limit=spec["time_limit"], seed=spec["seed"])
+    samples, runs = found.samples, found.runs
     if len(samples) < _FEWEST:
-        samples += run(rounds=_FEWEST - len(samples), time_limit=_PATIENCE * spec["time_limit"]).samples
-    return {
-        "circumstances": circumstances(1, "cpu"),
-        "samples": {name: [s[i] for s in samples] for i, name in enumerate(names)},
-    }
+        more = run(rounds=_FEWEST - len(samples), time_limit=_PATIENCE * spec["time_limit"])
+        samples, runs = samples + more.samples, runs + more.runs
+    return {"samples": samples, "runs": runs, "circumstances": circumstances(1, "cpu")}
 
 
 def _once(step: Callable[[], object]) -> float:

@@ -22,14 +22,13 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from superopt import formats
 from superopt.ir.errors import SuperoptError, UsageError, printable
 from superopt.pipeline.benchmark.inductor import MARK
 from superopt.pipeline.kept import Kept, code_digest
 from superopt.pipeline.optimise import Progress, quiet
 from superopt.rules import load_library
+from superopt.runtime.race import RaceResult, result_of
 
 __all__ = ["BenchOptions", "TOOLS", "bench"]
 
@@ -40,6 +39,7 @@ _GRACE = 10.0  # seconds that a process may take beyond the tool's own time: int
 _SITTINGS = 3  # processes that a race is spread over
 _LOADING = 120.0  # seconds that making the sessions of a race may take
 _JUDGING = 600.0  # seconds for judging all results of a model
+_OURS = frozenset({"original", "ort", "superopt"})  # races where another's model takes the race down
 _SHOWN = 300  # characters of what a crashed tool said
 
 
@@ -259,39 +259,37 @@ def _judge(model: _Model, candidates: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _raced(model: _Model) -> dict[str, Any]:
+    """Times of all that is right, in the tools' answers, and the race's circumstances; or why there are none."""
     racing = {"original": str(model.source)}
     racing |= {
         name: _candidate(model, name)
         for name, tool in model.tools.items() if tool["status"] == "ok"
     }  # fmt: skip
     found = _sittings(model, racing)
-    if "samples" not in found:  # somebody's model took the race down: ours against the original is what is left
-        left = {n: p for n, p in racing.items() if n in ("original", "ort", "superopt")}
-        for name in racing.keys() - left.keys():
-            model.tools[name] |= {"status": "crash", "reason": f"the race failed: {found['reason']}"}
-        found = _sittings(model, left)
-    if "samples" not in found:
-        return {"error": f"the race failed: {found['reason']}"}
-    before = np.array(found["samples"].pop("original"))
-    for name, times in found["samples"].items():
-        quarters = np.quantile(np.array(times) / before, [0.25, 0.5, 0.75])
-        model.tools[name] |= {
-            "ms": float(np.median(times)), "ratio": float(quarters[1]), "spread": float(quarters[2] - quarters[0]),
-        }  # fmt: skip
-    return {"before_ms": float(np.median(before)), "rounds": len(before), "circumstances": found["circumstances"]}
+    if isinstance(found, str):  # somebody's model took the race down: ours against the original is what is left
+        for name in racing.keys() - _OURS:
+            model.tools[name] |= {"status": "crash", "reason": f"the race failed: {found}"}
+        racing = {n: p for n, p in racing.items() if n in _OURS}
+        found = _sittings(model, racing)
+    if isinstance(found, str):
+        return {"error": f"the race failed: {found}"}
+    for place, name in enumerate(racing):
+        if name != "original":
+            model.tools[name] |= {"ms": found.ms[place], "ratio": found.ratios[place], "spread": found.spread[place]}
+    return {"before_ms": found.ms[0], "rounds": found.rounds, "circumstances": found.circumstances}
 
 
-def _sittings(model: _Model, candidates: Mapping[str, str]) -> dict[str, Any]:
-    """The race, in several processes, since what a process put where stays as it is: samples of all, or a reason."""
+def _sittings(model: _Model, candidates: Mapping[str, str]) -> RaceResult | str:
+    """The race, in several processes, since what a process put where stays as it is; or why there was none."""
     share = model.options.race_limit / _SITTINGS
-    joined: dict[str, Any] = {"samples": {name: [] for name in candidates}}
+    samples: list[tuple[float, ...]] = []
+    runs, found = 0, {}
     for seed in range(_SITTINGS):
         spec = {"source": str(model.source), "candidates": candidates, "time_limit": share, "seed": seed,
                 "rounds": -(-model.options.rounds // _SITTINGS)}  # fmt: skip
         found = _job(model, "race", spec, 10 * share + _LOADING)
         if "samples" not in found:
-            return {"reason": found.get("reason", "")}
-        joined["circumstances"] = found["circumstances"]
-        for name, times in found["samples"].items():
-            joined["samples"][name] += times
-    return joined
+            return str(found.get("reason", ""))
+        samples += map(tuple, found["samples"])
+        runs += found["runs"]
+    return result_of(samples, runs, found["circumstances"])
