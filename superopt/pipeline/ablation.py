@@ -101,13 +101,7 @@ class Ablation:
             row = []
             with costs.for_target(self.target, progress=quiet, sizes=self.sizes or {}) as model_costs:
                 for library, rules in {**self.libraries, NONE: ()}.items():
-                    told = [
-                        self.target,
-                        self.time_limit,
-                        sorted((self.sizes or {}).items()),
-                        sorted(map(rule_text, rules)),
-                    ]
-                    key = hashlib.sha256(contents + json.dumps(told).encode()).hexdigest()
+                    key = hashlib.sha256(contents + self._told(rules)).hexdigest()
                     found = (known or {}).get(key)
                     if found is None or not self._kept(found):
                         found = self._searched(source, Outcome(_name(source), library, key=key), rules, model_costs)
