@@ -13,7 +13,7 @@ from math import gcd
 
 import z3
 
-from superopt.ir.poly import Dim, Monomial, Poly, Quotient, atoms, substitute, sym, symbols
+from superopt.ir.poly import Atom, Dim, Monomial, Poly, Quotient, atoms, mapped, substitute, sym, symbols
 from superopt.ops.meaning import Condition
 from superopt.verifier.budget import Budget, OutOfTimeError
 
@@ -351,19 +351,15 @@ class _Translation:
 
     def _flat(self, size: Dim) -> Dim:
         """Quotients replaced by names."""
-        if isinstance(size, int):
-            return size
-        total: Dim = 0
-        for monomial, coefficient in size.terms:
-            product: Dim = coefficient
-            for atom in monomial:
-                if isinstance(atom, Quotient):
-                    self._flat(atom.numerator)
-                    self._flat(atom.denominator)
-                    atom = self._quotients.setdefault(atom, f"?q{len(self._quotients)}")
-                product = product * sym(atom)
-            total = total + product
-        return total
+
+        def named(atom: Atom) -> Dim:
+            if isinstance(atom, Quotient):
+                self._flat(atom.numerator)
+                self._flat(atom.denominator)
+                atom = self._quotients.setdefault(atom, f"?q{len(self._quotients)}")
+            return sym(atom)
+
+        return mapped(size, named)
 
     def _term(self, size: Dim) -> z3.ArithRef:
         parts: list[z3.ArithRef] = []

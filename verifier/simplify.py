@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from superopt.ir.poly import Dim, Poly, Quotient, atoms, substitute, sym, symbols
+from superopt.ir.poly import Atom, Dim, Poly, Quotient, atoms, mapped, substitute, sym, symbols
 from superopt.ops.meaning import Condition
 from superopt.verifier.arith import Facts, ge, normal_condition
 from superopt.verifier.normal import (
@@ -222,19 +222,15 @@ def _multiples(m: Monomial, facts: Facts) -> list[Monomial] | None:
 
 def _without(size: Dim, quotient: Quotient, value: Dim = 0) -> Dim:
     """The dimension with a quotient replaced by a value."""
-    total: Dim = 0
-    for monomial, coefficient in size.terms if isinstance(size, Poly) else (((), size),):
-        product: Dim = coefficient
-        for atom in monomial:
-            if atom == quotient:
-                product = product * value
-            elif isinstance(atom, Quotient):
-                n, d = (_without(part, quotient, value) for part in (atom.numerator, atom.denominator))
-                product = product * (n // d)
-            else:
-                product = product * sym(atom)
-        total = total + product
-    return total
+
+    def put(atom: Atom) -> Dim:
+        if atom == quotient:
+            return value
+        if isinstance(atom, str):
+            return sym(atom)
+        return _without(atom.numerator, quotient, value) // _without(atom.denominator, quotient, value)
+
+    return mapped(size, put)
 
 
 def _split(m: Monomial, name: str, divisor: Dim) -> list[Monomial]:

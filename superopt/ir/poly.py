@@ -15,11 +15,11 @@ floor((n - 3) / k) + 2
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["Atom", "Dim", "Poly", "Quotient", "atoms", "substitute", "sym", "symbols", "value_at"]
+__all__ = ["Atom", "Dim", "Poly", "Quotient", "atoms", "mapped", "substitute", "sym", "symbols", "value_at"]
 
 
 @dataclass(frozen=True)
@@ -236,16 +236,24 @@ def symbols(value: Dim) -> frozenset[str]:
 
 def substitute(value: Dim, binding: Mapping[str, Dim]) -> Dim:
     """Replace names by dimensions and normalise again; names not bound stay."""
+
+    def put(atom: Atom) -> Dim:
+        if isinstance(atom, str):
+            return binding[atom] if atom in binding else sym(atom)
+        return substitute(atom.numerator, binding) // substitute(atom.denominator, binding)
+
+    return mapped(value, put)
+
+
+def mapped(value: Dim, change: Callable[[Atom], Dim]) -> Dim:
+    """Replace every atom, a name or a quotient as a whole, by what ``change`` makes of it, and normalise again."""
     if isinstance(value, int):
         return value
     total: Dim = 0
     for monomial, coefficient in value.terms:
         product: Dim = coefficient
         for atom in monomial:
-            if isinstance(atom, str):
-                product = product * binding.get(atom, sym(atom))
-            else:
-                product = product * (substitute(atom.numerator, binding) // substitute(atom.denominator, binding))
+            product = product * change(atom)
         total = total + product
     return total
 

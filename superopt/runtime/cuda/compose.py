@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import count
 from math import prod
 
-from superopt.ir.poly import Dim, Quotient, substitute, sym
+from superopt.ir.poly import Dim, Quotient, mapped, substitute, sym
 from superopt.ops.meaning import (
     Call,
     Comprehension,
@@ -248,15 +248,7 @@ def _quotient(atom: Quotient, ranges: Mapping[str, tuple[int, int]]) -> tuple[fl
 
 def divided(size: Dim, ranges: Mapping[str, tuple[int, int]]) -> Dim:
     """The index expression without the floor divisions whose value the ranges decide."""
-    if isinstance(size, int):
-        return size
-    total: Dim = 0
-    for monomial, coefficient in size.terms:
-        product: Dim = coefficient
-        for atom in monomial:
-            product = product * (sym(atom) if isinstance(atom, str) else _divided(atom, ranges))
-        total = total + product
-    return total
+    return mapped(size, lambda atom: sym(atom) if isinstance(atom, str) else _divided(atom, ranges))
 
 
 def _divided(atom: Quotient, ranges: Mapping[str, tuple[int, int]]) -> Dim:
