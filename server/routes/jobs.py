@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter
@@ -21,7 +21,7 @@ from superopt.server.routes.documents import describe, ended, send_file, send_re
 from superopt.server.service import Service, of
 from superopt.server.store import FINAL
 
-__all__ = ["router", "submit"]
+__all__ = ["enqueue", "router", "submit"]
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
@@ -57,13 +57,7 @@ async def submit(request: Request, *, job_id: str | None = None, key: str | None
     """Receive a model, enqueue it, and wait for it as long as the client prefers."""
     service = of(request)
     limits = service.settings.limits
-    caller = await service.caller(request)
-    options = read_options(request.query_params.getlist, limits, service.catalogue)
-    upload = await receive(request, service.blobs, limits, limits.body)
-    if not upload.model:
-        raise Problem(422, "invalid-model", "the form has no part named graph")
-    what = service.submission(upload, options, caller, job_id=job_id, key=key)
-    job = await service.enqueue(what)
+    job = await enqueue(request, limits.body, job_id=job_id, key=key)
     headers = {"Location": f"/v1/jobs/{job['id']}"}
     wait = _WAIT.search(request.headers.get("prefer", ""))
     if wait and job["state"] not in FINAL:
@@ -72,6 +66,30 @@ async def submit(request: Request, *, job_id: str | None = None, key: str | None
         await service.watcher.finished(job["id"], seconds)
         job = await service.job(job["id"])
     return JSONResponse(describe(job), 200 if job["state"] in FINAL else 202, headers)
+
+
+async def enqueue(
+    request: Request, most: int, *, job_id: str | None = None, key: str | None = None
+) -> Mapping[str, Any]:
+    """The job of a request whose body is a model and whose query has the options.
+
+    Args:
+        request: of whoever may submit.
+        most: bytes of the body.
+        job_id: the client's own.
+        key: under which the same request again finds the same job.
+
+    Raises:
+        Problem: the caller, the options or the body are refused.
+    """
+    service = of(request)
+    limits = service.settings.limits
+    caller = await service.caller(request)
+    options = read_options(request.query_params.getlist, limits, service.catalogue)
+    upload = await receive(request, service.blobs, limits, most)
+    if not upload.model:
+        raise Problem(422, "invalid-model", "the form has no part named graph")
+    return await service.enqueue(service.submission(upload, options, caller, job_id=job_id, key=key))
 
 
 @router.get("/{job_id}", responses=doc.JOB, summary="Look at a job")

@@ -10,10 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from superopt.server import openapi as doc
-from superopt.server.body import receive
-from superopt.server.parameters import read_options
-from superopt.server.problems import Problem
 from superopt.server.routes.documents import describe, send_result
+from superopt.server.routes.jobs import enqueue
 from superopt.server.service import Service, of
 from superopt.server.store import FINAL
 
@@ -31,12 +29,7 @@ async def post_optimize(request: Request) -> Response:
     """
     service = of(request)
     limits = service.settings.limits
-    caller = await service.caller(request)
-    options = read_options(request.query_params.getlist, limits, service.catalogue)
-    upload = await receive(request, service.blobs, limits, limits.sync_body)
-    if not upload.model:
-        raise Problem(422, "invalid-model", "the form has no part named graph")
-    job = await service.enqueue(service.submission(upload, options, caller))
+    job = await enqueue(request, limits.sync_body)
     if job["state"] in FINAL:
         return await send_result(service, job, request)
     finished = await _wait(service, request, job["id"], limits.sync_seconds)
