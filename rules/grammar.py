@@ -22,7 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from superopt.ir.poly import Dim, Poly, Quotient, sym
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, variables
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, variables
+from superopt.ir.terms import format_term as term_text
+from superopt.ir.terms import format_value as value_text
 from superopt.ops import REGISTRY
 from superopt.rules.defaults import as_scalar, filled_in, positional
 from superopt.rules.rule import (
@@ -414,30 +416,21 @@ def format_value(value: AttributeValue, vectors: Mapping[tuple[AttributeValue, .
         return vectors.get(value) or f"[{', '.join(format_value(v, vectors) for v in value)}]"
     if value == "...":
         return "..."
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return format_dim(value) if isinstance(value, int | Poly) else repr(value)
+    return format_dim(value) if isinstance(value, int | Poly) else value_text(value)
 
 
 def format_term(term: Term, forall: Mapping[str, TypeScheme] | None = None) -> str:
-    """A term as :func:`parse_term` reads it with the same ``forall``; iterative."""
+    """A term as :func:`parse_term` reads it with the same ``forall``; a constant of rank 0 is its number."""
     vectors: dict[tuple[AttributeValue, ...], str] = {
         tuple(sym(a) for a in attribute_symbols(n, s)): n
         for n, s in (forall or {}).items() if isinstance(s, AttributeScheme) and s.length is not None
     }  # fmt: skip
-    text: dict[Term, str] = {}
-    for sub in postorder(term):
-        if isinstance(sub, Var):
-            text[sub] = sub.name
-        elif isinstance(sub, Project):
-            text[sub] = f"{text[sub.term]}[{sub.index}]"
-        elif (value := scalar_value(sub)) is not None and (forall is not None or not isinstance(value, Poly)):
-            text[sub] = format_value(value, vectors)
-        else:
-            parts = ["_" if a is None else text[a] for a in sub.args]
-            parts += [f"{k}={format_value(v, vectors)}" for k, v in sub.attributes]
-            text[sub] = f"{sub.op}({', '.join(parts)})"
-    return text[term]
+
+    def number(app: App) -> str | None:
+        value = scalar_value(app)
+        return None if value is None or (forall is None and isinstance(value, Poly)) else format_value(value, vectors)
+
+    return term_text(term, lambda value: format_value(value, vectors), number)
 
 
 def format_rule(rule: Rule) -> dict[str, object]:

@@ -174,16 +174,28 @@ def format_value(value: AttributeValue) -> str:
     return repr(value)
 
 
-def format_term(term: Term) -> str:
-    """``Op(args, attribute=value)[output]``; an absent optional argument is ``_``. Parsed by ``superopt.rules``."""
+def format_term(
+    term: Term,
+    value: Callable[[AttributeValue], str] = format_value,
+    short: Callable[[App], str | None] = lambda app: None,
+) -> str:
+    """``Op(args, attribute=value)[output]``; an absent optional argument is ``_``. Parsed by ``superopt.rules``.
+
+    Args:
+        term: any term.
+        value: the text of an attribute's value.
+        short: the text of an application that has one of its own.
+    """
     text: dict[Term, str] = {}
     for sub in postorder(term):
         if isinstance(sub, Var):
             text[sub] = sub.name
         elif isinstance(sub, Project):
             text[sub] = f"{text[sub.term]}[{sub.index}]"
+        elif (own := short(sub)) is not None:
+            text[sub] = own
         else:
             parts = ["_" if a is None else text[a] for a in sub.args]
-            parts += [f"{k}={format_value(v)}" for k, v in sub.attributes]
+            parts += [f"{k}={value(v)}" for k, v in sub.attributes]
             text[sub] = f"{sub.op}({', '.join(parts)})"
     return text[term]
