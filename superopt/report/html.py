@@ -124,8 +124,8 @@ def _circumstances(report: Report) -> str:
     lines = [
         f"Check {c.verdict}: {c.trials} trials against the {c.reference} reference, max abs error "
         f"{c.max_abs_error:.2e}, max rel error {c.max_rel_error:.2e}. {c.reason}",
-        f"Search: {s.seconds:.1f} s, {s.regions} regions ({s.distinct_regions} distinct), {s.e_nodes} e-nodes, "
-        f"stopped: {s.stopped}. Target: {report.target}.",
+        f"Search: {s.seconds:.1f} s, {s.regions} regions at a time, {s.distinct_regions} different in all, "
+        f"{s.e_nodes} e-nodes, stopped: {s.stopped}. Target: {report.target}.",
         *(f"Carried through untouched: {o.count} {printable(o.op)} ({printable(o.reason)})" for o in report.opaque),
         *report.notes,
     ]

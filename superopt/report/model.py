@@ -119,7 +119,10 @@ class Applied:
 
 @dataclass(frozen=True)
 class Search:
-    """What the search did; ``stopped`` is "saturated", "time", "nodes" or "interrupted"."""
+    """What the search did; ``stopped`` is "saturated", "time", "nodes", "memory" or "interrupted".
+
+    The model is cut into regions several times: at most ``regions`` at a time, ``distinct_regions`` different ones.
+    """
 
     seconds: float
     regions: int

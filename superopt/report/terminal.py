@@ -93,8 +93,8 @@ def show_report(console: Console, name: str, report: Report) -> None:
         )
     search = report.search
     console.print(
-        f"search {search.seconds:.1f} s, {search.regions} regions ({search.distinct_regions} distinct), "
-        f"{search.e_nodes} e-nodes, stopped: {search.stopped}"
+        f"search {search.seconds:.1f} s, {search.regions} regions at a time, {search.distinct_regions} different in "
+        f"all, {search.e_nodes} e-nodes, stopped: {search.stopped}"
     )
     if report.opaque:
         parts = [f"{o.count} {printable(o.op)} ({printable(o.reason)})" for o in report.opaque[:8]]
