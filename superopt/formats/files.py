@@ -75,7 +75,10 @@ def read_plain(path: Path, limit: int) -> bytes:
                 f"is {size} bytes long; the limit for this kind of file is {limit}",
                 hint="keep the weights of a large model in a file beside it (ONNX external data, or safetensors)",
             )
-        return file.read(limit + 1)
+        try:
+            return file.read(limit + 1)
+        except OSError as error:
+            raise InvalidModel(f"cannot be read: {_reason(error)}") from error
 
 
 def open_inside(directory: Path, location: str) -> MappedFile:

@@ -27,6 +27,10 @@ _FOREIGN = (
     (re.compile(rb"(?s).{4}ORTM"), "an ONNX Runtime .ort model"),
     (re.compile(rb"(?s).{6}\0\0\{"), "a safetensors file, which holds weights and no graph"),
     (re.compile(rb"BZh|\xfd7zXZ|\x28\xb5\x2f\xfd"), "compressed"),
+    (re.compile(rb"version https://git-lfs"), "a Git LFS pointer (`git lfs pull` fetches the file)"),
+    (re.compile(rb"(?i)\s*<(?:!doctype|html)"), "a web page (a download that went wrong?)"),
+    (re.compile(rb"\s*<\s*ir_version|\s*ir_version:"), "ONNX's text form"),
+    (re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[|null\s*$)"), "JSON, but no object"),
 )
 _NEXT = "superopt reads ONNX models and its own JSON graphs"
 
