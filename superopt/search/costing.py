@@ -17,6 +17,7 @@ from superopt.cost.peaks import Peaks
 from superopt.cost.predictor import Predictor
 from superopt.cost.profile import Store
 from superopt.cost.record import Estimate, key_of
+from superopt.ir.graph import Graph
 from superopt.ir.poly import Dim, Poly, substitute, symbols
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
@@ -25,7 +26,7 @@ from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
 from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
 
-__all__ = ["BYTE_US", "FORBIDDEN", "Application", "Costs", "Pricer"]
+__all__ = ["BYTE_US", "FORBIDDEN", "Application", "Costs", "Pricer", "in_context"]
 
 BYTE_US = 2e-7  # µs per byte of new weights: 5 MB weigh as much as a microsecond, enough to break ties
 FORBIDDEN = float("inf")  # the cost of what cannot be written at the model's opset
@@ -51,6 +52,15 @@ class Costs(Protocol):
     def fusable(self, producer: str, consumer: str, *, constant_others: bool = True) -> bool:
         """Whether the consumer is nearly free when it alone reads the producer's result."""
         ...
+
+
+def in_context(costs: Costs, graph: Graph) -> Costs:
+    """The cost model for parts of a graph of this size: are its weights still in cache when they are read?"""
+    place = getattr(costs, "in_context", None)
+    if place is None:
+        return costs
+    found: Costs = place(sum(w.type.nbytes or 0 for w in graph.weights))
+    return found
 
 
 Application = tuple[str, tuple[tuple[str, AttributeValue], ...], tuple[TensorType | None, ...], tuple[bool, ...]]

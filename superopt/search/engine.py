@@ -19,7 +19,7 @@ from superopt.search.borders import fusions
 from superopt.search.cache import RegionCache
 from superopt.search.cones import SELECTIONS, selection_regions, sibling_regions
 from superopt.search.confirm import program_graph, region_graph, timer_of, whole_timer
-from superopt.search.costing import BYTE_US, Costs, Pricer
+from superopt.search.costing import BYTE_US, Costs, Pricer, in_context
 from superopt.search.emit import emit
 from superopt.search.lower import Region, region_of
 from superopt.search.match import Pattern
@@ -124,7 +124,7 @@ class _Run:
         self.rules = chosen
         self.prepared: Prepared = prepare(chosen, self.program, self.deadline)
         self.names = Names(self.program)
-        self.pricer = Pricer(self._context(), graph.opset, options.sizes, self.deadline)
+        self.pricer = Pricer(in_context(costs, graph), graph.opset, options.sizes, self.deadline)
         self.timer = timer_of(costs) if options.confirm else None
         self.cache = RegionCache.of(chosen, self.pricer.costs, graph.opset, options, REGISTRY)
         self.memo: dict[tuple[str, Hashable], Found] = {}  # by what may be done (if not everything) and signature
@@ -135,14 +135,6 @@ class _Run:
         weights = sum(w.type.nbytes or 0 for w in graph.weights)
         budget = options.fold_budget_bytes
         self.budget = weights // 10 + (64 << 20) if budget is None else budget
-
-    def _context(self) -> Costs:
-        """The cost model for parts of a graph of this size: are its weights still in cache when they are read?"""
-        in_context = getattr(self.costs, "in_context", None)
-        if in_context is None:
-            return self.costs
-        found: Costs = in_context(sum(w.type.nbytes or 0 for w in self.graph.weights))
-        return found
 
     # -- phases --------------------------------------------------------------------------------------------------
 
@@ -222,7 +214,7 @@ class _Run:
             order = level_order(self.program) if level else list(self.program.running)
             window = min(self.options.window, _WINDOWS[min(number // 2, len(_WINDOWS) - 1)])
             regions, cuts = cut(self.program, order, self.prepared.adjacent, window, avoid, self.costs.fusable)
-            avoid = cuts if number % 4 < 2 else frozenset()
+            avoid = cuts
             gained = self.totals.gain
             what = f"searching, phase {number + 1}"
             self._phase([region_of(self.program, r) for r in regions], what, first=number == 0)

@@ -2,13 +2,14 @@
 
 Regions are runs of an order of the running steps, so each is convex. A cut costs the values that cross it, more where
 it separates readers of one value (siblings that could merge) or two operators that stand one above the other in a rule;
-the cheapest cuts are found by dynamic programming. Different phases use different orders and avoid each other's cuts.
+the cheapest cuts are found by dynamic programming. What repeats (the layers of a transformer) is cut alike in every
+repetition, so that it is searched once. Different phases use different orders and avoid each other's cuts.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import pairwise
 
 from superopt.search.program import Program
@@ -20,6 +21,10 @@ _SEVERED_SIBLINGS = 2.0
 _SEVERED_MATCH = 1.5
 _SEVERED_FUSION = 100.0  # the backend runs both as one: apart, a change of one could undo that unseen
 _REPEATED = 3.0  # cutting again where an earlier phase cut
+_ALIKE = 6  # steps in a row that are alike at two places: maybe a repetition
+_PERIODS = 12  # distances between such places that are looked at, the most frequent ones
+_TIMES = 2  # that something repeats at least, to be cut alike
+_ANCHORS = 6  # places of a period at which cutting may begin, the cheapest ones
 
 
 def level_order(program: Program) -> list[int]:
@@ -62,7 +67,7 @@ def cut(
     cuts: set[str] = set()
     for run in segments(program, order):
         price = _cut_prices(program, run, adjacent, avoid, fused)
-        bounds = _cheapest(price, window)
+        bounds = _bounds(price, window, _repetitions([_kind(program, p) for p in run]))
         for start, end in pairwise(bounds):
             regions.append(sorted(run[start:end]))
             if end < len(run):
@@ -123,6 +128,71 @@ def _shared_inputs(program: Program, run: Sequence[int], place: dict[int, int], 
     for name, start in first.items():
         if 0 < last[name] - start < WINDOW:
             between(start, last[name], _SEVERED_SIBLINGS)
+
+
+def _kind(program: Program, position: int) -> Hashable:
+    """What a step is, wherever it stands."""
+    step = program.steps[position]
+    return step.op, step.attributes, tuple(program.types.get(o) for o in step.outputs)
+
+
+def _repetitions(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
+    """Disjoint stretches ``[start, end)`` in which everything comes again after ``period`` places, in order."""
+    names: dict[Hashable, int] = {}
+    row = [names.setdefault(k, len(names)) for k in kinds]
+    last: dict[tuple[int, ...], int] = {}
+    distances: Counter[int] = Counter()
+    for i in range(len(row) - _ALIKE + 1):
+        alike = tuple(row[i : i + _ALIKE])
+        if alike in last:
+            distances[i - last[alike]] += 1
+        last[alike] = i
+    found: list[tuple[int, int, int]] = []
+    for period, _ in distances.most_common(_PERIODS):
+        start = 0
+        for i in range(len(row) - period + 1):
+            if i == len(row) - period or row[i] != row[i + period]:
+                if i + period - start >= _TIMES * period:
+                    found.append((start, i + period, period))
+                start = i + 1
+    chosen: list[tuple[int, int, int]] = []
+    for start, end, period in sorted(found, key=lambda r: (r[0] - r[1], r[2])):
+        if all(end <= s or start >= e for s, e, _ in chosen):
+            chosen.append((start, end, period))
+    return sorted(chosen)
+
+
+def _bounds(price: Sequence[float], window: int, repetitions: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Bounds of regions of at most ``window``: as cheap as can be, and the same in all repetitions."""
+    fixed = [0]
+    for start, end, period in repetitions:
+        if end - start > window:
+            fixed += _alike(price, window, start, end, period)
+    fixed.append(len(price) - 1)
+    bounds = [0]
+    for first, last in pairwise(fixed):
+        bounds += [first + b for b in _cheapest(price[first : last + 1], window)[1:]]
+    return bounds
+
+
+def _alike(price: Sequence[float], window: int, start: int, end: int, period: int) -> list[int]:
+    """The cheapest cuts of a stretch that come again after one period, or after as many as fit into a window."""
+    middle = start + (end - start) // period // 2 * period
+    best, chosen = float("inf"), list[int]()
+    for times in range(1, max(1, window // period) + 1):
+        unit = times * period
+        if end - start < _TIMES * unit:
+            break
+        origin = min(middle, end - unit - period)
+        for anchor in sorted(range(origin, origin + period), key=lambda i: price[i])[:_ANCHORS]:
+            inner = [anchor + b for b in _cheapest(price[anchor : anchor + unit + 1], window)]
+            mean = sum(price[i] for i in inner[:-1]) / times
+            if mean < best - 1e-9:
+                back = (anchor - start) // unit
+                steps = range(-back, (end - anchor) // unit + 1)
+                best = mean
+                chosen = [i for k in steps for b in inner[:-1] if start <= (i := b + k * unit) <= end]
+    return [i for i in dict.fromkeys(chosen) if 0 < i < len(price) - 1]
 
 
 def _cheapest(price: Sequence[float], window: int) -> list[int]:
