@@ -1,4 +1,4 @@
-"""The measured cache hierarchy, as far as costs need it: reading weights cold, and knowing when they are."""
+"""The measured cache hierarchy, as far as costs need it: its sizes, and reading weights cold."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["cold_share", "core_bytes", "evict", "last_level_bytes"]
+__all__ = ["core_bytes", "evict", "last_level_bytes"]
 
-_ALONE = 0.375  # share of the last-level cache that a model can count on
 _ASSUMED = 32 << 20  # bytes, where the system does not say
 
 
@@ -37,21 +36,6 @@ def _sizes() -> list[int]:
         if scale and text[:-1].isdigit():
             found.append(int(text[:-1]) * scale)
     return found
-
-
-def cold_share(working_set: int, cache_bytes: int | None = None) -> float:
-    """Share of the weights that an inference finds outside the cache, for a model that reads this many bytes.
-
-    A cyclic pass over more bytes than a least-recently-used cache holds misses on all of them, and over much less hits
-    on all. The ramp between begins below the whole cache, because other cores use it too (NasRNN's 17 MB in 32 MiB
-    measure about a quarter cold on a busy machine).
-
-    Args:
-        working_set: bytes read by one inference.
-        cache_bytes: size of the last-level cache, of this machine by default.
-    """
-    cache = cache_bytes or last_level_bytes()
-    return min(1.0, max(0.0, (working_set / cache - _ALONE) / (1 - _ALONE)))
 
 
 @lru_cache(maxsize=2)

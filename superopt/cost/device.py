@@ -17,6 +17,7 @@ from superopt.cost.fusion import ONNX_RUNTIME_CPU, Backend
 from superopt.cost.measure import Meter, Timing, measure_graph
 from superopt.cost.peaks import peaks_of_times
 from superopt.cost.question import Question
+from superopt.cost.ramp import fitted, pass_ns, probed_bytes
 from superopt.cost.record import Key
 from superopt.cost.trial import application_graph, feeds_for, with_values
 from superopt.ir.graph import Graph, Node, Value, Weight
@@ -42,7 +43,8 @@ class Device(Protocol):
 
     def facts(self) -> dict[str, Any]:
         """The header's part about the device: ``device``, ``runtime`` and other versions, ``backend``, ``precision``,
-        ``layout``, ``cache_bytes``, ``dispatch_ns``, ``peaks`` (``flops_per_s``, ``bytes_per_s``, as measured)."""
+        ``layout``, ``cache_bytes``, ``cache_ramp`` (:class:`superopt.cost.ramp.Ramp`; may be absent), ``dispatch_ns``,
+        ``peaks`` (``flops_per_s``, ``bytes_per_s``, as measured)."""
         ...
 
     def key(self, question: Question) -> Key:
@@ -72,10 +74,13 @@ class CpuDevice:
 
     def facts(self) -> dict[str, Any]:
         found = circumstances(self.meter.threads, self.meter.clock)
+        cache = last_level_bytes()
+        ramp = fitted({size: pass_ns(size, self.meter.clock) for size in probed_bytes(cache)}, cache)
         return {
             **{k: found[k] for k in ("device", "cores", "threads", "clock", "runtime")},
             "backend": self.backend.name, "precision": "ieee", "layout": "plain",
-            "cache_bytes": last_level_bytes(), "dispatch_ns": round(self.meter.dispatch, 1),
+            "cache_bytes": cache, "cache_ramp": [round(ramp.start), round(ramp.full)],
+            "dispatch_ns": round(self.meter.dispatch, 1),
             "peaks": peaks_of_times(lambda q: min(self.time(q).ns for _ in range(_PEAK_RUNS))),
         }  # fmt: skip
 

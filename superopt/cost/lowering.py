@@ -19,7 +19,7 @@ from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.runtime.ort import element_type, make_session
 from superopt.runtime.race import bind
 
-__all__ = ["NCHWC", "block_size", "distinct", "distinct_bytes", "known_types", "lowered", "without_reorders"]
+__all__ = ["NCHWC", "block_size", "distinct", "known_types", "lowered", "without_reorders"]
 
 NCHWC = "com.microsoft.nchwc"  # ONNX Runtime's blocked layout for convolutions, inside which it keeps activations
 
@@ -56,13 +56,6 @@ def distinct(weights: Iterable[Weight]) -> dict[str, str]:
                 mark = zlib.adler32(np.ascontiguousarray(data.numpy()).data)
             found[weight.name] = first.setdefault(mark, weight.name)
     return found
-
-
-def distinct_bytes(weights: Iterable[Weight]) -> int:
-    """Bytes of weights, equal ones counted once."""
-    kept = tuple(weights)
-    firsts = set(distinct(kept).values())
-    return sum(w.type.nbytes or 0 for w in kept if w.name in firsts)
 
 
 def without_reorders(graph: Graph) -> Graph:

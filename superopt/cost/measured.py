@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from superopt.cost.answers import Answers, Progress, refused
 from superopt.cost.cache import last_level_bytes
@@ -14,6 +15,7 @@ from superopt.cost.model import CostModel
 from superopt.cost.peaks import PEAK_QUESTIONS, Peaks, peaks_of_header, peaks_of_times
 from superopt.cost.profile import Store
 from superopt.cost.question import Question
+from superopt.cost.ramp import Ramp, fitted, pass_ns, probed_bytes, usual
 from superopt.cost.record import Estimate, Key
 from superopt.cost.trial import application_graph
 from superopt.ir.graph import Graph, structural_hash
@@ -51,6 +53,23 @@ class MeasuredCpu(CostModel):
     @property
     def cache_bytes(self) -> int:
         return last_level_bytes()
+
+    @cached_property
+    def ramp(self) -> Ramp:
+        sizes = probed_bytes(self.cache_bytes)
+        found = {size: self.answers.get(_pass_key(size), partial(self._pass, size), (0, size)) for size in sizes}
+        times = {size: record.ns for size, record in found.items() if record is not None}
+        return fitted(times, self.cache_bytes) if len(times) == len(sizes) else usual(self.cache_bytes)
+
+    def _pass(self, size: int) -> Timing:
+        ns = pass_ns(size, self.meter.clock)
+        return Timing(ns, ns, 0.0)
+
+    def _cold_share(self, working_set: int) -> float:
+        probed = probed_bytes(self.cache_bytes)
+        if not probed or probed[0] < working_set < probed[-1]:
+            return super()._cold_share(working_set)
+        return float(working_set >= probed[-1])  # wherever the ramp is: small models need not wait for it
 
     def recording(self) -> MeasuredCpu:
         """The same model, made to cost graphs by their own operators, as a recorded profile will."""
@@ -112,6 +131,10 @@ class MeasuredCpu(CostModel):
 
     def _time(self, question: Question) -> Timing:
         return measure_graph(application_graph(question), self.meter)
+
+
+def _pass_key(size: int) -> Key:
+    return Key("cache", json.dumps({"bytes": size}), "", ())
 
 
 def device_store(threads: int = 1) -> Store:

@@ -11,11 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from superopt.cost.cache import cold_share
 from superopt.cost.fusion import ONNX_RUNTIME_CPU, Backend
 from superopt.cost.peaks import Peaks
-from superopt.cost.question import Question, work_of
-from superopt.cost.record import FREE, Estimate, Record
+from superopt.cost.question import Question, fixed_bytes, work_of
+from superopt.cost.ramp import Ramp, usual
+from superopt.cost.record import FREE, Estimate, Key, Record
 from superopt.cost.trial import at_sizes, value_at_sizes
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
@@ -49,6 +49,11 @@ class CostModel(ABC):
     def cache_bytes(self) -> int | None:
         """Size of the device's last cache; ``None`` where it is not known, so that weights count as cold."""
 
+    @property
+    def ramp(self) -> Ramp | None:
+        """How much an inference may read until its weights are found cold; ``None``: they always are."""
+        return None if self.cache_bytes is None else usual(self.cache_bytes)
+
     @abstractmethod
     def _view(self) -> Estimate:
         """What an operator costs that only renames memory."""
@@ -63,10 +68,15 @@ class CostModel(ABC):
 
     def in_context(self, working_set: int) -> Self:
         """The same model for parts of a graph that reads this many bytes an inference: are its weights cached?"""
+        cold = self._cold_share(working_set)
         other = copy.copy(self)  # shares what is known of the device
-        other.cold = 1.0 if self.cache_bytes is None else cold_share(working_set, self.cache_bytes)
+        other.cold = cold
         other._memo = {}
         return other
+
+    def _cold_share(self, working_set: int) -> float:
+        ramp = self.ramp
+        return 1.0 if ramp is None else ramp.share(working_set)
 
     def fusable(self, producer: str, consumer: str, *, constant_others: bool = True, rank: int = 0) -> bool:
         """Whether the consumer is nearly free when it alone reads the producer's result."""
@@ -149,5 +159,13 @@ class CostModel(ABC):
         return Estimate((others + more) / self.backend.streamed, "free", 0.0)
 
     def _estimate(self, record: Record) -> Estimate:
-        ns = record.ns + (record.ns_cold - record.ns) * self.cold
+        ns = record.ns + (record.ns_cold - record.ns) * self._colder(record.key)
         return Estimate(ns / 1e3, "measured", max(record.iqr / IQR_OF_NORMAL, _LEAST_SIGMA))
+
+    def _colder(self, key: Key) -> float:
+        """How much of the way from the warm time to the cold one: weights that are too large for the cache by
+        themselves are partly cold in the warm time already."""
+        if self.cold in (0.0, 1.0):
+            return self.cold
+        own = self._cold_share(fixed_bytes(key))
+        return max(0.0, (self.cold - own) / (1.0 - own)) if own < 1.0 else 1.0

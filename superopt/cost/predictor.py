@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from superopt.cost.record import Estimate, Key, Record
+from superopt.cost.record import APART, Estimate, Key, Record
 
 __all__ = ["Ceilings", "Predictor", "ceilings_of"]
 
@@ -77,7 +77,7 @@ class Predictor:
         ceiling = ceilings or Ceilings()
         grouped: dict[str, list[Record]] = defaultdict(list)
         for record in sorted(records, key=lambda r: r.key.text):
-            if record.ns_cold > 0 and record.key.op != "graph":
+            if record.ns_cold > 0 and record.key.op not in APART:
                 grouped[record.key.op].append(record)
         efficiency = {
             op: math.exp(median(math.log(r.ns_cold / _roof(ceiling, r.flops, r.bytes, 1.0)) for r in group))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from superopt.cost.record import Key, key_of
@@ -20,7 +20,7 @@ from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
 from superopt.ops.work import flops
 
-__all__ = ["Question", "question_of", "work_of"]
+__all__ = ["Question", "fixed_bytes", "question_of", "work_of"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,13 @@ def question_of(key: Key) -> Question:
     if found.key.question != key.question:
         raise NotCovered(f"the key of {key.op} does not say all of what was measured")
     return found
+
+
+@lru_cache(maxsize=1 << 14)
+def fixed_bytes(key: Key) -> int:
+    """Bytes of the constant arguments of what a key names."""
+    types = (_type(shape.partition("=")[0]) for shape in key.shapes if shape.startswith("!"))
+    return sum(t.nbytes or 0 for t in types if t is not None)
 
 
 def _value(data: Any) -> AttributeValue:

@@ -14,7 +14,9 @@ from typing import Any, Literal
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 
-__all__ = ["Estimate", "Key", "Record", "Source", "key_of"]
+__all__ = ["APART", "Estimate", "Key", "Record", "Source", "key_of"]
+
+APART = frozenset({"graph", "cache"})  # what is filed under these is no operator's time: nothing is predicted from it
 
 Source = Literal["measured", "interpolated", "roofline", "free"]
 
@@ -36,7 +38,8 @@ class Key:
     """What was measured. ``shapes`` are argument types, ``"!"`` in front of a constant one, ``""`` for an absent one.
 
     Attributes:
-        op: operator name; ``domain.Name`` outside ONNX's own domain; ``"graph"`` for a whole small graph.
+        op: operator name; ``domain.Name`` outside ONNX's own domain; ``"graph"`` for a whole small graph, ``"cache"``
+            for a pass over memory.
         attrs: attributes as canonical JSON text.
         dtype: element type of the first argument that is present.
         precision: arithmetic policy ("ieee", or "tf32" on CUDA).

@@ -12,6 +12,7 @@ from superopt.cost.peaks import Peaks, peaks_of_header
 from superopt.cost.predictor import Predictor, ceilings_of
 from superopt.cost.profile import Profile
 from superopt.cost.question import Question
+from superopt.cost.ramp import Ramp
 from superopt.cost.record import Estimate, Record
 
 __all__ = ["RecordedProfile"]
@@ -45,6 +46,18 @@ class RecordedProfile(CostModel):
     def cache_bytes(self) -> int | None:
         limit = self.profile.header.get("cache_bytes")
         return int(limit) if isinstance(limit, int) else None
+
+    @property
+    def ramp(self) -> Ramp | None:
+        held = self.profile.header.get("cache_ramp")
+        if (
+            isinstance(held, list)
+            and len(held) == 2
+            and all(isinstance(b, int | float) for b in held)
+            and held[0] < held[1]
+        ):
+            return Ramp(*held)
+        return super().ramp
 
     def peaks(self) -> Peaks | None:
         return peaks_of_header(self.profile.header)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.cost.kernel import Kernel, kernels_of
-from superopt.cost.lowering import distinct, distinct_bytes, known_types, lowered
+from superopt.cost.lowering import distinct, known_types, lowered
 from superopt.cost.measured import MeasuredCpu
 from superopt.cost.model import CostModel, work_of
 from superopt.cost.record import FREE, Estimate
@@ -95,7 +96,7 @@ def graph_cost(
         parts = _as_the_runtime_runs_it(graph, model, sizes or {}, done.peak_activation_bytes)
         base = model.overhead_us()
     if parts is None:
-        parts = list(facts.applications(_Reuse(model, done.weight_bytes + done.peak_activation_bytes)))
+        parts = list(facts.applications(model, done.peak_activation_bytes))
     total = sum(part[2].us for part in parts)
     sure = sum(part[2].us for part in parts if part[2].source in ("measured", "free"))
     return GraphCost(
@@ -132,7 +133,8 @@ def _as_the_runtime_runs_it(
 ) -> list[_Part] | None:
     """Costs of ONNX Runtime's own nodes; ``None`` when it cannot run the graph on made-up inputs.
 
-    How cold the weights are is judged by what ONNX Runtime holds of them, which is one copy of equal ones.
+    How cold the weights are is judged by what ONNX Runtime holds of them: one copy of equal ones, for each kind of
+    operator that packs them.
     """
     try:
         refuse_unbounded(graph, sizes)
@@ -144,12 +146,13 @@ def _as_the_runtime_runs_it(
             types = known_types(own, feeds_for(graph, sizes, integer=0))
     except (SuperoptError, NotCovered):
         return None
-    reuse = _Reuse(model, distinct_bytes(own.weights) + activations)
     same = distinct(own.weights)
+    copy_of = model.backend.copy_of
+    copies = [{copy_of(same[n], m.op): types[n].nbytes or 0 for n in m.inputs if n in same} for m in own.nodes]
+    reuse = _Reuse(model, _bytes_of(copies) + activations)
     parts: list[_Part] = []
-    for part in kernels_of(own, types):
+    for part, held in zip(kernels_of(own, types), copies, strict=True):
         if isinstance(part, Kernel):
-            held = {same[n]: types[n].nbytes or 0 for n in part.node.inputs if n in same}
             context = reuse.at(held, part.moved - sum(held.values()))
             assert isinstance(context, MeasuredCpu)
             parts.append((part.node.name, part.node.op, context.kernel(part), (part.flops, part.moved)))
@@ -270,12 +273,12 @@ class _Facts:
                 name, attributes = (known.operator.name, known.attributes) if known else ("", {})
                 yield node, *work_of(name, attributes, args, outs)
 
-    def applications(self, reuse: _Reuse) -> Iterator[_Part]:
+    def applications(self, model: CostModel, activations: int) -> Iterator[_Part]:
         """Costs of the graph's own nodes, fused where the backend fuses."""
-        readers = {name: len(nodes) for name, nodes in self.graph.consumers.items()}
-        for value in self.graph.outputs:
-            readers[value.name] = readers.get(value.name, 0) + 1
-        for node, known in zip(self.graph.nodes, self.typing.nodes, strict=True):
+        makers = self._makers(model)
+        copies = self._copies(model, makers)
+        reuse = _Reuse(model, _bytes_of(copies) + activations)
+        for place, (node, known) in enumerate(zip(self.graph.nodes, self.typing.nodes, strict=True)):
             if all(n in self.static for n in node.reads):
                 yield node.name, node.op, FREE, (0, 0)
                 continue
@@ -288,13 +291,62 @@ class _Facts:
                 continue
             fixed = tuple(n is not None and n in self.static for n in known.args)
             moving = [n for n in known.args if n is not None and n not in self.static]
-            held = {n: self._bytes(n) for n in node.reads if n in self.static}
             made = 0 if node.op in _VIEWS else sum(map(self._bytes, (*moving, *filter(None, node.outputs))))
-            model = reuse.at(held, made)
-            makers = [self.graph.producer[n].op for n in moving if n in self.graph.producer and readers[n] == 1]
-            after = next((m for m in makers if model.fusable(m, node.op, constant_others=len(moving) == 1)), None)
-            estimate = model.application(
-                known.operator.name, known.attributes, args, outs, constant_args=fixed, after=after
-            )
+            estimate = reuse.at(copies[place], made).application(
+                known.operator.name, known.attributes, args, outs, constant_args=fixed,
+                after=makers[place].op if place in makers else None,
+            )  # fmt: skip
             done = (0, 0) if node.op in _VIEWS else work_of(known.operator.name, known.attributes, args, outs)
             yield node.name, node.op, estimate, done
+
+    def _makers(self, model: CostModel) -> dict[int, Node]:
+        """For nodes (by position) that the backend runs within the kernel that makes their argument: what makes it."""
+        readers = {name: len(nodes) for name, nodes in self.graph.consumers.items()}
+        for value in self.graph.outputs:
+            readers[value.name] = readers.get(value.name, 0) + 1
+        found: dict[int, Node] = {}
+        for place, (node, known) in enumerate(zip(self.graph.nodes, self.typing.nodes, strict=True)):
+            if not isinstance(known, Applied):
+                continue
+            given = [n for n in known.args if n is not None]
+            moving = [n for n in given if n not in self.static]
+            others = [self.types.get(n) for n in given if n in self.static]
+            rank = max((t.rank or 0 for t in others if t is not None), default=0)
+            for producer in (self.graph.producer[n] for n in moving if n in self.graph.producer and readers[n] == 1):
+                if model.fusable(producer.op, node.op, constant_others=len(moving) == 1, rank=rank):
+                    found[place] = producer
+                    break
+        return found
+
+    def _copies(self, model: CostModel, makers: Mapping[int, Node]) -> list[dict[str, int]]:
+        """For each node the weights that it reads, by what the backend holds of them, and their bytes."""
+        kernel = {id(node): node.op for node in self.graph.nodes}
+        root = {id(node): id(node) for node in self.graph.nodes}
+        for place, maker in makers.items():
+            node = self.graph.nodes[place]
+            within = root[id(node)] = root[id(maker)]
+            kernel[within] = model.backend.fused(kernel[within], node.op)
+        same = self._same()
+        return [
+            {
+                model.backend.copy_of(same.get(n, n), kernel[root[id(node)]]): self._bytes(n)
+                for n in node.reads
+                if n in self.static and not all(r in self.static for r in node.reads)
+            }
+            for node in self.graph.nodes
+        ]
+
+    def _same(self) -> dict[str, str]:
+        """For each weight the first that equals it."""
+        alike = Counter(w.type for w in self.graph.weights)
+        first: dict[object, str] = {}
+        found = {}
+        for weight in self.graph.weights:
+            known = weight.data is not None and alike[weight.type] > 1
+            mark = (weight.type, weight.data.digest) if known and weight.data is not None else weight.name
+            found[weight.name] = first.setdefault(mark, weight.name)
+        return found
+
+
+def _bytes_of(copies: Iterable[Mapping[str, int]]) -> int:
+    return sum({name: size for held in copies for name, size in held.items()}.values())

@@ -5,7 +5,8 @@ import pytest
 
 from superopt import formats
 from superopt.cost import ONNX_RUNTIME_CPU
-from superopt.cost.lowering import distinct_bytes, lowered
+from superopt.cost.fusion import SUPEROPT_CUDA
+from superopt.cost.lowering import distinct, lowered
 from superopt.cost.trial import sample
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
@@ -74,8 +75,20 @@ def test_a_lowered_graph_is_a_graph_again():
 def test_equal_weights_are_held_once():
     ones, again, other = (constant(n, np.full((4, 4), v, np.float32)) for n, v in (("a", 1), ("b", 1), ("c", 2)))
     text = constant("t", np.array(["x", "y"], dtype=object))
-    assert distinct_bytes([ones, again]) == 64
-    assert distinct_bytes([ones, again, other]) == 128
-    assert distinct_bytes([ones, Weight("w", ones.type, None)]) == 128  # unknown elements may differ
-    assert distinct_bytes([]) == 0
-    assert distinct_bytes([text, text]) >= 0
+    assert distinct([ones, again, other]) == {"a": "a", "b": "a", "c": "c"}
+    assert distinct([ones, Weight("w", ones.type, None)]) == {"a": "a", "w": "w"}  # unknown elements may differ
+    assert distinct([]) == {}
+    assert distinct([text, text])
+
+
+def test_kernels_of_one_name_share_a_packed_weight():
+    runtime = ONNX_RUNTIME_CPU
+    assert runtime.copy_of("w", "MatMul") == runtime.copy_of("w", "MatMul") != runtime.copy_of("w", "Gemm")
+    assert runtime.copy_of("w", "Add") == runtime.copy_of("w", "Mul") == "w"
+    assert SUPEROPT_CUDA.copy_of("w", "MatMul") == "w"
+
+
+@pytest.mark.parametrize(("producer", "consumer"), [("MatMul", "Add"), ("Gemm", "Relu"), ("Gemm", "Tanh")])
+def test_a_fused_kernel_has_the_name_that_the_table_gives(producer, consumer):
+    [kernel] = lowered(chain(producer, consumer)).nodes
+    assert kernel.op == ONNX_RUNTIME_CPU.fused(producer, consumer)

@@ -113,11 +113,11 @@ def test_what_the_runtime_cannot_run_is_dear_but_finite(cpu):
 
 def test_context_decides_between_warm_and_cold(tmp_path):
     key = key_of("MatMul", {}, MATMUL[2], MATMUL[4])
-    profile = Profile({"cache_bytes": 1000, "dispatch_ns": 200.0}, {key.text: Record(key, 1000.0, 3000.0)})
+    profile = Profile({"cache_bytes": 100_000, "dispatch_ns": 200.0}, {key.text: Record(key, 1000.0, 3000.0)})
     model = RecordedProfile(profile)
     assert model.application(*MATMUL).us == 3.0
-    assert model.in_context(100).application(*MATMUL).us == 1.0
-    assert 1.0 < model.in_context(700).application(*MATMUL).us < 3.0
+    assert model.in_context(10_000).application(*MATMUL).us == 1.0
+    assert 1.0 < model.in_context(70_000).application(*MATMUL).us < 3.0
     assert model.in_context(10**9).application(*MATMUL).us == 3.0
 
 

@@ -1,0 +1,92 @@
+"""How much a model may read in an inference until it finds its weights outside the last cache.
+
+A model that runs again and again finds its weights in the last cache or not, by how much it reads in between. The size
+of the cache does not say how much that may be: other cores, and on a rented machine other tenants, use it as well;
+pages of 4 KiB lie in it by chance, so that some of its sets overflow early; and what it replaces first is not what was
+used longest ago. So it is measured, with a chain of products that reads so many bytes of weights: on a shared EPYC of
+32 MiB they begin to come from memory at 13 MiB and all do at 26.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from superopt import formats
+from superopt.cost.trial import feeds_for
+from superopt.ir.graph import Graph, Node, Value, constant
+from superopt.ir.types import DType, TensorType
+from superopt.runtime.ort import make_session
+from superopt.runtime.race import Clock, bind, race_bound
+
+__all__ = ["Ramp", "fitted", "pass_ns", "probed_bytes", "usual"]
+
+_START, _FULL = 0.375, 1.0  # of the last cache: the ramp where none was measured
+_PROBED = (4, 6, 7, 8, 9, 10, 11, 12, 14, 16, 24)  # sixteenths of the last cache: the first fits, the last does not
+_LARGEST = 192 << 20  # bytes that are probed at most, of which ONNX Runtime and its making hold four copies
+_STEP = 32  # of a cache's size: how finely a ramp is fitted
+_WIDTH = 512  # rows and columns of the products: 1 MiB each
+_ROUNDS, _BURST = 3, 12  # runs in which the cache settles; the least of them counts
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """What an inference finds outside the cache: nothing if it reads ``start`` bytes or less, all from ``full`` on."""
+
+    start: float
+    full: float
+
+    def share(self, working_set: float) -> float:
+        """Share of the weights that comes from memory, for a model that reads this many bytes an inference."""
+        return min(1.0, max(0.0, (working_set - self.start) / (self.full - self.start)))
+
+
+def usual(cache_bytes: int) -> Ramp:
+    """The ramp of a cache of this size where none was measured."""
+    return Ramp(_START * cache_bytes, _FULL * cache_bytes)
+
+
+def probed_bytes(cache_bytes: int) -> tuple[int, ...]:
+    """Sizes at which the ramp is measured; none for a cache that is too large for that."""
+    found = tuple(cache_bytes * n // 16 for n in _PROBED)
+    return found if found[-1] <= _LARGEST else ()
+
+
+def pass_ns(size: int, clock: Clock = "cpu") -> float:
+    """Nanoseconds of a chain of products that reads weights of this many bytes, run again and again."""
+    content = formats.to_onnx_bytes(_chain(max(1, round(size / (4 * _WIDTH**2)))))
+    bound = bind(make_session(content, threads=1), feeds_for(_chain(1)))
+    raced = race_bound([bound], rounds=_ROUNDS, burst=_BURST, threads=1, clock=clock)
+    return 1e6 * median(sample[0] for sample in raced.samples)
+
+
+def _chain(length: int) -> Graph:
+    drawn = np.random.default_rng(0).random((_WIDTH, _WIDTH), dtype=np.float32) / _WIDTH
+    row = TensorType(DType.FLOAT32, (1, _WIDTH))
+    names = ["x", *(f"v{i}" for i in range(length))]
+    weights = tuple(constant(f"w{i}", drawn + np.float32(i * 1e-6)) for i in range(length))  # equal ones would be one
+    nodes = tuple(Node(f"n{i}", "MatMul", (names[i], f"w{i}"), (names[i + 1],)) for i in range(length))
+    return Graph("chain", (Value("x", row),), (Value(names[-1], row),), weights, nodes, {"": 21})
+
+
+def fitted(times: Mapping[int, float], cache_bytes: int) -> Ramp:
+    """The ramp that fits best (least squares of shares).
+
+    Args:
+        times: nanoseconds by bytes (:func:`pass_ns`), the least of which the cache holds, and the most not.
+        cache_bytes: size of the last cache.
+    """
+    if not times:
+        return usual(cache_bytes)
+    sizes = np.array(sorted(times), dtype=np.float64)
+    speeds = np.array([times[size] for size in sorted(times)]) / sizes
+    near, far = float(speeds.min()), float(speeds[-1])
+    if far <= 1.1 * near:  # no cache to be seen
+        return usual(cache_bytes)
+    shares = np.clip((speeds - near) / (far - near), 0.0, 1.0)
+    ends = np.arange(_STEP * _PROBED[0] // 16, _STEP * _PROBED[-1] // 16 + 1) * cache_bytes / _STEP
+    ramps = [Ramp(float(a), float(b)) for i, a in enumerate(ends) for b in ends[i + 1 :]]
+    return min(ramps, key=lambda r: sum((r.share(s) - t) ** 2 for s, t in zip(sizes, shares, strict=True)))

@@ -1,0 +1,159 @@
+"""How much of what is read again and again comes from memory, and that costs go by it."""
+
+import numpy as np
+import pytest
+
+from superopt import cost as costs
+from superopt.cost import MeasuredCpu, Profile, Record, RecordedProfile, Store, graph_cost, validation
+from superopt.cost.device import CpuDevice
+from superopt.cost.question import fixed_bytes
+from superopt.cost.ramp import Ramp, fitted, pass_ns, probed_bytes, usual
+from superopt.cost.record import Key, key_of
+from superopt.ir.graph import Graph, Node, Value, constant
+from superopt.ir.types import DType, TensorType
+
+MIB = 1 << 20
+
+
+def f(*shape):
+    return TensorType(DType.FLOAT32, shape)
+
+
+def made(ramp, size, near=0.01, far=0.04):
+    return {n: n * (near + ramp.share(n) * (far - near)) for n in probed_bytes(size)}
+
+
+@pytest.mark.parametrize(("start", "full"), [(12, 32), (8, 20), (14, 26), (28, 36)])
+def test_the_ramp_is_found_again_in_passes_over_memory(start, full):
+    found = fitted(made(Ramp(start * MIB, full * MIB), 32 * MIB), 32 * MIB)
+    assert found.start / MIB == pytest.approx(start, abs=2)
+    assert found.full / MIB == pytest.approx(full, abs=3)
+
+
+def test_without_a_cache_to_be_seen_the_ramp_is_the_usual_one():
+    flat = {n: 0.01 * n for n in probed_bytes(32 * MIB)}
+    assert fitted(flat, 32 * MIB) == usual(32 * MIB)
+
+
+def test_one_slow_reading_of_what_fits_does_not_move_the_ramp_far():
+    times = made(Ramp(14 * MIB, 26 * MIB), 32 * MIB)
+    times[min(times)] *= 1.5  # another process came in between
+    found = fitted(times, 32 * MIB)
+    assert found.start / MIB == pytest.approx(14, abs=4)
+    assert found.full / MIB == pytest.approx(26, abs=4)
+
+
+def test_reading_more_takes_longer():
+    assert 0 < pass_ns(1 << 20) < pass_ns(1 << 23)
+
+
+def test_the_ramp_is_measured_once_and_kept(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("superopt.cost.measured.pass_ns", lambda size, _: asked.append(size) or 0.01 * size)
+    first = MeasuredCpu(store=Store("test", {}, tmp_path))
+    assert first.in_context(1).cold == 0.0
+    assert first.in_context(1 << 40).cold == 1.0
+    assert asked == []  # clear without it
+    assert 0.0 < first.in_context(first.cache_bytes * 3 // 4).cold < 1.0
+    assert asked == list(probed_bytes(first.cache_bytes))
+    again = MeasuredCpu(store=Store("test", {}, tmp_path))
+    assert again.ramp == first.ramp
+    assert len(asked) == len(probed_bytes(first.cache_bytes))
+    assert costs.held_out(again.store.records).records == 0  # no operator's time is predicted from these
+    idle = MeasuredCpu(store=Store("idle", {}, tmp_path), time_limit=0.0)
+    assert idle.ramp == usual(idle.cache_bytes)
+
+
+def test_a_recording_says_how_much_the_cache_holds(monkeypatch):
+    monkeypatch.setattr("superopt.cost.device.pass_ns", lambda size, _: 0.01 * size)
+    facts = CpuDevice().facts()
+    ramp = usual(facts["cache_bytes"])
+    assert facts["cache_ramp"] == [ramp.start, ramp.full]
+
+
+MATMUL = ("MatMul", {}, (f(1, 256), f(256, 1024)), (f(1, 1024),), (False, True))  # 1 MiB of weights
+KEY = key_of("MatMul", {}, MATMUL[2], MATMUL[4])
+
+
+def recorded(**header):
+    return RecordedProfile(Profile({"cache_bytes": 32 * MIB, **header}, {KEY.text: Record(KEY, 1000.0, 3000.0)}))
+
+
+def test_a_recorded_ramp_decides_between_warm_and_cold():
+    narrow = recorded(cache_ramp=[8 * MIB, 16 * MIB])
+    assert narrow.in_context(8 * MIB).application(*MATMUL).us == 1.0
+    assert narrow.in_context(12 * MIB).application(*MATMUL).us == 2.0
+    assert narrow.in_context(16 * MIB).application(*MATMUL).us == 3.0
+    assert recorded().ramp == recorded(cache_ramp="?").ramp == recorded(cache_ramp=[2, 1]).ramp == usual(32 * MIB)
+
+
+def test_weights_too_large_for_the_cache_by_themselves_are_cold_in_their_warm_time_already():
+    assert fixed_bytes(KEY) == MIB
+    alone = recorded(cache_ramp=[0, 4 * MIB])  # a quarter of the weight is cold whenever it is read
+    assert alone.in_context(MIB).application(*MATMUL).us == 1.0
+    assert alone.in_context(5 * MIB // 2).application(*MATMUL).us == pytest.approx(2.0)
+    assert alone.in_context(4 * MIB).application(*MATMUL).us == 3.0
+
+
+def test_bytes_of_constants_are_read_off_a_key():
+    shapes = ("float32[2,3]", "!float32[3,4]", "!int64[2]=[3, 4]", "", "!float32[]=0.5")
+    assert fixed_bytes(Key("Op", "{}", "float32", shapes)) == 48 + 16 + 4
+
+
+def twice(first, second, activation=""):
+    """One matrix that two operators multiply with."""
+    ops = {
+        "MatMul": lambda x, y, n: [Node(n, "MatMul", (x, "w"), (y,))],
+        "Gemm": lambda x, y, n: [Node(n, "Gemm", (x, "w", "b"), (y,))],
+        "MatMul+Add": lambda x, y, n: [
+            Node(n, "MatMul", (x, "w"), (f"{y}m",)), Node(f"{n}a", "Add", (f"{y}m", "b"), (y,)),
+        ],
+        "Gemm+Relu": lambda x, y, n: [
+            Node(n, "Gemm", (x, "w", "b"), (f"{y}g",)), Node(f"{n}r", "Relu", (f"{y}g",), (y,)),
+        ],
+    }  # fmt: skip
+    nodes = (*ops[first]("x", "h", "first"), *ops[second]("h", "y", "second"))
+    weights = (constant("w", np.ones((64, 64), np.float32)), constant("b", np.ones(64, np.float32)))
+    return Graph("twice", (Value("x", f(1, 64)),), (Value("y", f(1, 64)),), weights, nodes, {"": 21})
+
+
+class Seen(RecordedProfile):
+    """Notes how much is said to be read in an inference."""
+
+    def __init__(self):
+        super().__init__(Profile({"cache_bytes": 1 << 30}, {}))
+        self.sets = []
+
+    def in_context(self, working_set):
+        self.sets.append(working_set)
+        return super().in_context(working_set)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "copies"),
+    [
+        ("MatMul", "MatMul", 1), ("Gemm", "Gemm", 1), ("MatMul", "Gemm", 2), ("MatMul+Add", "Gemm", 1),
+        ("MatMul+Add", "MatMul", 2), ("Gemm", "Gemm+Relu", 2), ("Gemm+Relu", "Gemm+Relu", 1),
+    ],
+)  # fmt: skip
+def test_a_weight_counts_once_for_each_kind_of_kernel_that_packs_it(first, second, copies):
+    seen = Seen()
+    graph_cost(twice(first, second), seen)
+    assert max(seen.sets) // (64 * 64 * 4) == copies
+
+
+def test_models_are_raced_in_bursts_in_which_caches_settle(monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr(validation, "race", lambda *_, burst, **__: given.append(burst))
+    for run_us in (100.0, 10_000.0, 1e6, float("inf")):
+        validation._raced([b""], {}, MeasuredCpu(store=Store("test", {}, tmp_path)), 1, 1.0, run_us)
+    assert given == [10, 5, 3, 3]
+
+
+def test_the_probe_reads_memory_that_a_cache_of_the_said_size_holds_and_does_not():
+    sizes = probed_bytes(32 * MIB)
+    assert sizes[0] <= 8 * MIB
+    assert sizes[-1] >= 48 * MIB
+    assert list(sizes) == sorted(set(sizes))
+    assert probed_bytes(1 << 30) == ()  # sessions of gigabytes are not made just for that
+    assert fitted({}, 1 << 30) == usual(1 << 30)
