@@ -79,7 +79,7 @@ class CpuDevice:
         return {
             **{k: found[k] for k in ("device", "cores", "threads", "clock", "runtime")},
             "backend": self.backend.name, "precision": "ieee", "layout": "plain",
-            "cache_bytes": cache, "cache_ramp": [round(ramp.start), round(ramp.full)],
+            "cache_bytes": cache, "cache_ramp": [[round(size), round(share, 4)] for size, share in ramp.points],
             "dispatch_ns": round(self.meter.dispatch, 1),
             "peaks": peaks_of_times(lambda q: min(self.time(q).ns for _ in range(_PEAK_RUNS))),
         }  # fmt: skip

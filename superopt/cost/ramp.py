@@ -4,7 +4,7 @@ A model that runs again and again finds its weights in the last cache or not, by
 of the cache does not say how much that may be: other cores, and on a rented machine other tenants, use it as well;
 pages of 4 KiB lie in it by chance, so that some of its sets overflow early; and what it replaces first is not what was
 used longest ago. So it is measured, with a chain of products that reads so many bytes of weights: on a shared EPYC of
-32 MiB they begin to come from memory at 13 MiB and all do at 26.
+32 MiB an eighth of them comes from memory at 14 MiB, half at 19 and all at 28.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -22,31 +23,42 @@ from superopt.ir.types import DType, TensorType
 from superopt.runtime.ort import make_session
 from superopt.runtime.race import Clock, bind, race_bound
 
-__all__ = ["Ramp", "fitted", "pass_ns", "probed_bytes", "usual"]
+__all__ = ["Ramp", "fitted", "pass_ns", "probed_bytes", "ramp_of_header", "usual"]
 
 _START, _FULL = 0.375, 1.0  # of the last cache: the ramp where none was measured
-_PROBED = (4, 6, 7, 8, 9, 10, 11, 12, 14, 16, 24)  # sixteenths of the last cache: the first fits, the last does not
+_PROBED = (4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 24)  # sixteenths of the last cache: the first fits, the last does not
 _LARGEST = 192 << 20  # bytes that are probed at most, of which ONNX Runtime and its making hold four copies
-_STEP = 32  # of a cache's size: how finely a ramp is fitted
 _WIDTH = 512  # rows and columns of the products: 1 MiB each
 _ROUNDS, _BURST = 3, 12  # runs in which the cache settles; the least of them counts
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """What an inference finds outside the cache: nothing if it reads ``start`` bytes or less, all from ``full`` on."""
+    """What share of its weights an inference finds outside the cache, by the bytes that it reads: points of a line.
 
-    start: float
-    full: float
+    Attributes:
+        points: (bytes, share), rising; below the first and beyond the last their shares hold.
+    """
+
+    points: tuple[tuple[float, float], ...]
 
     def share(self, working_set: float) -> float:
         """Share of the weights that comes from memory, for a model that reads this many bytes an inference."""
-        return min(1.0, max(0.0, (working_set - self.start) / (self.full - self.start)))
+        sizes, shares = zip(*self.points, strict=True)
+        return float(np.interp(working_set, sizes, shares))
 
 
 def usual(cache_bytes: int) -> Ramp:
     """The ramp of a cache of this size where none was measured."""
-    return Ramp(_START * cache_bytes, _FULL * cache_bytes)
+    return Ramp(((_START * cache_bytes, 0.0), (_FULL * cache_bytes, 1.0)))
+
+
+def ramp_of_header(header: Mapping[str, Any]) -> Ramp | None:
+    """The ramp that a profile's header holds (``cache_ramp``: pairs of bytes and share), or ``None``."""
+    held = header.get("cache_ramp")
+    pairs = [p for p in held if isinstance(p, list) and len(p) == 2] if isinstance(held, list) else []
+    points = tuple((float(b), float(s)) for b, s in pairs if isinstance(b, int | float) and isinstance(s, int | float))
+    return Ramp(points) if points and list(points) == sorted(points) else None
 
 
 def probed_bytes(cache_bytes: int) -> tuple[int, ...]:
@@ -73,7 +85,7 @@ def _chain(length: int) -> Graph:
 
 
 def fitted(times: Mapping[int, float], cache_bytes: int) -> Ramp:
-    """The ramp that fits best (least squares of shares).
+    """The ramp that passes show: the rising line that is nearest (least squares) to their shares.
 
     Args:
         times: nanoseconds by bytes (:func:`pass_ns`), the least of which the cache holds, and the most not.
@@ -81,12 +93,16 @@ def fitted(times: Mapping[int, float], cache_bytes: int) -> Ramp:
     """
     if not times:
         return usual(cache_bytes)
-    sizes = np.array(sorted(times), dtype=np.float64)
-    speeds = np.array([times[size] for size in sorted(times)]) / sizes
-    near, far = float(speeds.min()), float(speeds[-1])
+    speeds = {size: times[size] / size for size in sorted(times)}
+    near, far = min(speeds.values()), speeds[max(speeds)]
     if far <= 1.1 * near:  # no cache to be seen
         return usual(cache_bytes)
-    shares = np.clip((speeds - near) / (far - near), 0.0, 1.0)
-    ends = np.arange(_STEP * _PROBED[0] // 16, _STEP * _PROBED[-1] // 16 + 1) * cache_bytes / _STEP
-    ramps = [Ramp(float(a), float(b)) for i, a in enumerate(ends) for b in ends[i + 1 :]]
-    return min(ramps, key=lambda r: sum((r.share(s) - t) ** 2 for s, t in zip(sizes, shares, strict=True)))
+    level: list[tuple[float, int]] = []  # shares, and how many neighbours they are the mean of: pooled where they fall
+    for speed in speeds.values():
+        share, count = min((speed - near) / (far - near), 1.0), 1
+        while level and level[-1][0] > share:
+            before, many = level.pop()
+            share, count = (before * many + share * count) / (many + count), many + count
+        level.append((share, count))
+    shares = [share for share, count in level for _ in range(count)]
+    return Ramp(((min(speeds), 0.0), *list(zip(speeds, shares, strict=True))[1:-1], (max(speeds), 1.0)))

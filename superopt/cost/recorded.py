@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 
 from superopt.cost.answers import refused
 from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU
@@ -12,7 +13,7 @@ from superopt.cost.peaks import Peaks, peaks_of_header
 from superopt.cost.predictor import Predictor, ceilings_of
 from superopt.cost.profile import Profile
 from superopt.cost.question import Question
-from superopt.cost.ramp import Ramp
+from superopt.cost.ramp import Ramp, ramp_of_header
 from superopt.cost.record import Estimate, Record
 
 __all__ = ["RecordedProfile"]
@@ -47,17 +48,9 @@ class RecordedProfile(CostModel):
         limit = self.profile.header.get("cache_bytes")
         return int(limit) if isinstance(limit, int) else None
 
-    @property
+    @cached_property
     def ramp(self) -> Ramp | None:
-        held = self.profile.header.get("cache_ramp")
-        if (
-            isinstance(held, list)
-            and len(held) == 2
-            and all(isinstance(b, int | float) for b in held)
-            and held[0] < held[1]
-        ):
-            return Ramp(*held)
-        return super().ramp
+        return ramp_of_header(self.profile.header) or super().ramp
 
     def peaks(self) -> Peaks | None:
         return peaks_of_header(self.profile.header)
