@@ -31,6 +31,7 @@ class _Commands(TyperGroup):
     """Lets Ctrl-C reach :func:`main`, which knows the exit code; the framework would exit with 1."""
 
     def invoke(self, ctx: Any) -> Any:
+        early.done()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -69,6 +70,7 @@ app.command()(library.discover)
 
 def main() -> None:
     """Entry point: run a command and exit with its code; an expected failure is one line on stderr."""
+    early.begin()
     try:
         app(standalone_mode=True)
     except BrokenPipeError:
@@ -87,6 +89,8 @@ def main() -> None:
         if os.environ.get("SUPEROPT_DEBUG"):
             raise
         _fail(f"internal error: {type(error).__name__}: {error}; please report it (SUPEROPT_DEBUG=1 shows where)", 1)
+    finally:
+        early.done()
 
 
 def _fail(message: str, code: int) -> None:

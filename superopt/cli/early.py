@@ -1,7 +1,8 @@
-"""Ctrl-C while the command's imports still run: one line and exit code 130, not a traceback out of some module.
+"""Ctrl-C before a command is at work: one line and exit code 130, not a traceback out of some module.
 
-Importing this module takes the signal over where Python's own handler stands; :func:`done` gives it back. What comes
-before the first import of superopt is Python's own start, which cannot be helped.
+Importing this module takes the signal over where Python's own handler stands; :func:`done` gives it back. So does
+:func:`begin` once more, while the arguments are read. What comes before the first import of superopt is Python's own
+start, which cannot be helped.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 
-__all__ = ["done"]
+__all__ = ["begin", "done"]
 
 
 def _quit(*_: object) -> None:
@@ -17,20 +18,19 @@ def _quit(*_: object) -> None:
     os._exit(130)
 
 
-def _take_over() -> bool:
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return False
-    try:
-        signal.signal(signal.SIGINT, _quit)
-    except ValueError:  # not the main thread: no signal arrives here
-        return False
-    return True
-
-
-_taken = _take_over()
+def begin() -> None:
+    """Take the signal over, if nobody else has."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        try:
+            signal.signal(signal.SIGINT, _quit)
+        except ValueError:
+            return  # not the main thread: no signal arrives here
 
 
 def done() -> None:
     """Give the signal back to Python's own handler."""
-    if _taken and signal.getsignal(signal.SIGINT) is _quit:
+    if signal.getsignal(signal.SIGINT) is _quit:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+begin()

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from superopt.ir.errors import UsageError, printable
+from superopt.ir.errors import SuperoptError, UsageError, printable
 
 __all__ = [
     "Dims", "Force", "Input", "Json", "Model", "Progress", "Target", "Threads", "err", "out", "parse_bytes",
@@ -103,7 +103,10 @@ def parse_bytes(text: str | None) -> int | None:
 
 
 class Input:
-    """The path of a model argument; standard input is kept in a private file for as long as it is needed."""
+    """The path of a model argument; standard input is kept in a private file for as long as it is needed.
+
+    Errors do not name that file: what is wrong is wrong with the standard input.
+    """
 
     def __init__(self, argument: str) -> None:
         self.argument = argument
@@ -113,13 +116,21 @@ class Input:
         if self.argument != "-":
             return Path(self.argument)
         self.folder = tempfile.TemporaryDirectory(prefix="superopt-")
-        path = Path(self.folder.name) / "stdin"
+        path = self._file(self.folder.name)
         path.write_bytes(sys.stdin.buffer.read())
         return path
 
-    def __exit__(self, *_: object) -> None:
-        if self.folder is not None:
-            self.folder.cleanup()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.folder is None:
+            return
+        self.folder.cleanup()
+        if isinstance(error, SuperoptError):
+            where = error.where.replace(str(self._file(self.folder.name)), "standard input")
+            raise type(error)(error.what, where=where, hint=error.hint) from error
+
+    @staticmethod
+    def _file(folder: str) -> Path:
+        return Path(folder) / "stdin"
 
 
 class Progress:

@@ -216,6 +216,27 @@ def test_settings_file_gives_defaults_and_flags_win(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["status"] == "improved"
 
 
+def test_what_is_wrong_with_the_standard_input_is_said_of_it() -> None:
+    done = run("inspect", "-", stdin=b"")
+    assert (done.returncode, done.stderr.splitlines()) == (
+        3, [b"superopt: standard input: is empty; superopt reads ONNX models and its own JSON graphs"]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("after", [0.0, 0.02])
+def test_ctrl_c_while_the_arguments_are_read_is_one_line(after: float) -> None:
+    """The child says when its imports are done; what is in them is taken care of in the same way."""
+    script = "import sys; from superopt.cli import main; print('up', flush=True); main()"
+    command = [sys.executable, "-c", script, "optimize", str(TINY / "bert.json"), "--json", "-"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"up\n"
+    time.sleep(after)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=120)
+    assert (child.returncode, out, err) == (130, b"", b"superopt: interrupted; nothing was written\n")
+
+
 def test_interrupt_leaves_no_file(tmp_path: Path) -> None:
     target = tmp_path / "o.onnx"
     source = TINY / "bert.json"
