@@ -195,6 +195,8 @@ def load_library(directory: Path | str | None = None, *, built_in: bool = True) 
 
 def _load(path: Path) -> Library:
     files = sorted(path.glob("*.toml")) if path.is_dir() else [path]
+    if not files:
+        raise RuleError("no rules in the folder: it has no *.toml file", where=str(path))
     rules: dict[str, Rule] = {}
     for file in files:
         if file.name == "discovery.toml" and path == BUILT_IN:

@@ -85,6 +85,9 @@ def test_files_that_are_not_libraries(tmp_path: Path, text: str, expected: str) 
 def test_a_missing_folder_and_a_binary_file(tmp_path: Path) -> None:
     with pytest.raises(RuleError, match="no such folder"):
         load_library(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RuleError, match=r"no \*\.toml file"):
+        load_library(tmp_path / "empty")
     (tmp_path / "b.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RuleError, match="cannot be read"):
         load_library(tmp_path)
