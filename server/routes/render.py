@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from starlette.responses import HTMLResponse, Response
 
 from superopt.ir.errors import printable
-from superopt.report.terminal import bytes_text, count_text, time_text
+from superopt.report.quantities import bytes_text, count_text, time_text
 
 __all__ = ["VERDICTS", "built", "page"]
 

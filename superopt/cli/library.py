@@ -305,7 +305,8 @@ def gains(
     report_json: Json = None,
 ) -> None:
     """Show what each rule gains by itself, by the recorded profile at the sizes of discovery; the most first."""
-    from superopt.report.terminal import table, time_text
+    from superopt.report.quantities import time_text
+    from superopt.report.terminal import table
     from superopt.rules.library import BUILT_IN
 
     place = BUILT_IN if folder is None else folder

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from superopt import cost as costs
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing, infer
+from superopt.report.quantities import bytes_text
 from superopt.rules import Rule
 from superopt.search import SearchResult
 
@@ -55,13 +56,15 @@ class MemoryBound:
             if used is None:
                 break
             notes.append(
-                f"a result needed {_mib(over)} of weights and activations, more than {_mib(self.most)}; "
+                f"a result needed {bytes_text(over)} of weights and activations, more than {bytes_text(self.most)}; "
                 f"rule {used.rule} was left out"
             )
             rules = tuple(r for r in rules if r.id != used.rule)
             found = search(rules)
         if found.graph is not before and needed(found.graph, None, sizes) > self.most:
-            notes.append(f"nothing better was found that needs at most {_mib(self.most)}, so the input is returned")
+            notes.append(
+                f"nothing better was found that needs at most {bytes_text(self.most)}, so the input is returned"
+            )
             return replace(found, graph=before, applied=())
         return found
 
@@ -81,8 +84,8 @@ def memory_bound(graph: Graph, typing: Typing, limit: int, sizes: Mapping[str, i
     if own <= limit:
         return MemoryBound(limit, min(usual, limit - own))
     note = (
-        f"the input itself needs {_mib(own)} of weights and activations, more than the limit of {_mib(limit)}; results "
-        "that need more than the input were not considered"
+        f"the input itself needs {bytes_text(own)} of weights and activations, more than the limit of "
+        f"{bytes_text(limit)}; results that need more than the input were not considered"
     )
     return MemoryBound(own, 0, note)
 
@@ -91,7 +94,3 @@ def needed(graph: Graph, typing: Typing | None, sizes: Mapping[str, int]) -> int
     """Bytes of weights that are present at inference, and of the activations that are alive at once."""
     done = costs.work(graph, typing or infer(graph, sizes), sizes)
     return done.weight_bytes + done.peak_activation_bytes
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"

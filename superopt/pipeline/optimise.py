@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 from superopt import cost as costs
 from superopt import formats, report
 from superopt.ir.diff import changed_regions
-from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
+from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, printable
 from superopt.ir.graph import Graph
+from superopt.ir.poly import symbols
+from superopt.ir.types import TensorType
 from superopt.ops.infer import Barrier, Typing, infer
 from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.racing import LARGE, measure
+from superopt.report.quantities import bytes_text
 from superopt.rules import Library, Rule, load_library
 from superopt.runtime.limits import refuse_unbounded
 from superopt.search import SearchOptions, SearchResult, search
@@ -41,6 +44,7 @@ _FLOPS, _BYTES = 1e10, 3e8  # FLOPs and bytes of weights a second that the final
 _RESERVED = 0.6  # share of the time limit, at most, that is kept for the check, which comes before everything else
 _GRACE = 0.1  # share of the time limit by which a check that has begun may go over it
 _RACE = 0.7  # a race takes about this much of what the check took
+_IMPATIENT = 3.0  # seconds for checking and timing what there is when the search was interrupted, if they take less
 _PEAKS_TAKE = 4.0  # seconds that measuring the device's ceilings may take, which is done once a machine
 _MEASURING = 0.5  # share of the time limit that measuring operators may take; the rest is predicted
 
@@ -198,10 +202,13 @@ class _Attempt:
         if self.options.memory_limit is not None:
             self.bound = memory_bound(self.graph, self.typing, self.options.memory_limit, self.options.sizes)
             self.remarks += [self.bound.note] if self.bound.note else []
+        self.remarks += _unknown_sizes(self.graph, self.options.sizes)
 
     def run(self) -> Result:
         notes: list[str] = []
         found = self._search(self.library.admitted)
+        if found.stopped == "interrupted":
+            self.deadline = min(self.deadline, time.monotonic() + max(_IMPATIENT, self._reserve()))
         after, checked = found.graph, _UNCHANGED
         if found.graph is not self.graph:
             found, checked = self._settle(found, notes)
@@ -321,8 +328,9 @@ class _Attempt:
 
     def _check(self, after: Graph) -> CheckResult:
         """The whole model where it can run; else, or where it is too big to be run, every rewritten place by itself."""
-        whole = _skipped(f"the model's weights are more than {LARGE >> 20} MiB")
-        if self._weights() <= min(LARGE, self.options.memory_limit or LARGE):
+        most = min(LARGE, self.options.memory_limit or LARGE)
+        whole = _skipped(f"the model's weights are more than {bytes_text(most)}")
+        if self._weights() <= most:
             whole = check(self.graph, after, seed=self.options.seed, sizes=self.options.sizes,
                           time_limit=self._limit(), patience=self._patience())  # fmt: skip
             if whole.verdict != "skipped":
@@ -399,6 +407,16 @@ class _Attempt:
             check_failures=tuple(self.failures),
             roofline=costs.roofline_data(before, after, model.peaks() if self._left() > _PEAKS_TAKE else None),
         )  # fmt: skip
+
+
+def _unknown_sizes(graph: Graph, sizes: Mapping[str, int]) -> list[str]:
+    """What has to be said of sizes that are given for dimensions which no value of the model has."""
+    kinds = [t for t in graph.declared.values() if isinstance(t, TensorType)]
+    known = dict.fromkeys(n for t in kinds for d in t.shape or () for n in sorted(symbols(d)))
+    has = f"its symbolic ones are {printable(', '.join(known), 200)}" if known else "all of its sizes are fixed"
+    return [
+        f"the model has no dimension {printable(n)!r} to cost at {sizes[n]}: {has}" for n in sizes if n not in known
+    ]
 
 
 def _failure(reason: str, found: SearchResult, left_out: str = "") -> report.CheckFailure:

@@ -7,9 +7,9 @@ from html import escape
 
 from superopt.ir.errors import printable
 from superopt.report.model import Report
+from superopt.report.quantities import bytes_text, count_text, time_text
 from superopt.report.roofline import STYLE as PLOT_STYLE
 from superopt.report.roofline import roofline
-from superopt.report.terminal import bytes_text, count_text, time_text
 
 __all__ = ["render"]
 
@@ -124,7 +124,7 @@ def _circumstances(report: Report) -> str:
     lines = [
         f"Check {c.verdict}: {c.trials} trials against the {c.reference} reference, max abs error "
         f"{c.max_abs_error:.2e}, max rel error {c.max_rel_error:.2e}. {c.reason}",
-        f"Search: {s.seconds:.1f} s, {s.regions} regions at a time, {s.distinct_regions} different in all, "
+        f"Search: {s.seconds:.1f} s, {s.regions} regions at a time, {s.distinct_regions} different ones searched, "
         f"{s.e_nodes} e-nodes, stopped: {s.stopped}. Target: {report.target}.",
         *(f"Carried through untouched: {o.count} {printable(o.op)} ({printable(o.reason)})" for o in report.opaque),
         *report.notes,

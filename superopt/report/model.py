@@ -121,7 +121,8 @@ class Applied:
 class Search:
     """What the search did; ``stopped`` is "saturated", "time", "nodes", "memory" or "interrupted".
 
-    The model is cut into regions several times: at most ``regions`` at a time, ``distinct_regions`` different ones.
+    The model is cut into regions several times: at most ``regions`` at a time, and
+    ``distinct_regions`` different ones are searched with all rules.
     """
 
     seconds: float

@@ -10,7 +10,8 @@ from rich.markup import escape
 
 from superopt import cost as costs
 from superopt.ir.errors import printable
-from superopt.report.terminal import count_text, table, time_text
+from superopt.report.quantities import count_text, time_text
+from superopt.report.terminal import table
 
 __all__ = [
     "coverage_data", "profile_rows", "recorded_data", "show_coverage", "show_profiles", "show_recorded",

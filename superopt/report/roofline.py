@@ -13,7 +13,7 @@ from html import escape
 from typing import Any
 
 from superopt.ir.errors import printable
-from superopt.report.terminal import count_text, time_text
+from superopt.report.quantities import count_text, time_text
 
 __all__ = ["STYLE", "roofline"]
 

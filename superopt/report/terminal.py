@@ -11,8 +11,9 @@ from rich.table import Table
 
 from superopt.ir.errors import printable
 from superopt.report.model import Report, Work
+from superopt.report.quantities import bytes_text, count_text, time_text
 
-__all__ = ["bytes_text", "count_text", "show_explanation", "show_report", "table", "time_text"]
+__all__ = ["show_explanation", "show_report", "table"]
 
 
 def table(*headers: str, rows: Iterable[tuple[str, ...]], numeric: tuple[int, ...] = ()) -> Table:
@@ -23,33 +24,6 @@ def table(*headers: str, rows: Iterable[tuple[str, ...]], numeric: tuple[int, ..
     for row in rows:
         made.add_row(*(escape(cell) for cell in row))
     return made
-
-
-def time_text(microseconds: float) -> str:
-    """``12.3 ms``, ``850 µs`` …"""
-    if microseconds >= 1e6:
-        return f"{microseconds / 1e6:.2f} s"
-    return f"{microseconds / 1e3:.2f} ms" if microseconds >= 1e3 else f"{microseconds:.1f} µs"
-
-
-def count_text(value: float | None, unit: str = "") -> str:
-    """``4.1 G`` …; a dash for what is not known."""
-    if value is None:
-        return "–"
-    for scale, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= scale:
-            return f"{value / scale:.2f} {letter}{unit}"
-    return f"{value:g} {unit}".rstrip()
-
-
-def bytes_text(value: float | None) -> str:
-    """``97.5 MiB`` …; a dash for what is not known."""
-    if value is None:
-        return "–"
-    for scale, letter in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if abs(value) >= scale:
-            return f"{value / scale:.1f} {letter}"
-    return f"{value:g} B"
 
 
 def show_report(console: Console, name: str, report: Report) -> None:
@@ -70,7 +44,7 @@ def show_report(console: Console, name: str, report: Report) -> None:
     ]  # fmt: skip
     if report.measured is not None:
         m = report.measured
-        rows.append(("measured", f"{m.before_ms:.2f} ms", f"{m.after_ms:.2f} ms",
+        rows.append(("measured", time_text(1e3 * m.before_ms), time_text(1e3 * m.after_ms),
                      f"x{m.ratio:.3f} (±{m.spread:.3f}, {m.runs} interleaved rounds, {report.target})"))  # fmt: skip
     console.print(table("", "before", "after", "", rows=rows, numeric=(1, 2)))
     changed = _changed_operators(report)
@@ -93,8 +67,8 @@ def show_report(console: Console, name: str, report: Report) -> None:
         )
     search = report.search
     console.print(
-        f"search {search.seconds:.1f} s, {search.regions} regions at a time, {search.distinct_regions} different in "
-        f"all, {search.e_nodes} e-nodes, stopped: {search.stopped}"
+        f"search {search.seconds:.1f} s, {search.regions} regions at a time, {search.distinct_regions} different ones "
+        f"searched, {search.e_nodes} e-nodes, stopped: {search.stopped}"
     )
     if report.opaque:
         parts = [f"{o.count} {printable(o.op)} ({printable(o.reason)})" for o in report.opaque[:8]]

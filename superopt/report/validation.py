@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from superopt.ir.errors import printable
-from superopt.report.terminal import table, time_text
+from superopt.report.quantities import time_text
+from superopt.report.terminal import table
 
 __all__ = ["show_repetition", "show_validation"]
 

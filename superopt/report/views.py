@@ -13,7 +13,8 @@ from superopt.ir.diff import GraphDiff
 from superopt.ir.errors import printable
 from superopt.ir.graph import Graph, Node
 from superopt.report.model import ordered
-from superopt.report.terminal import bytes_text, count_text, table, time_text
+from superopt.report.quantities import bytes_text, count_text, time_text
+from superopt.report.terminal import table
 from superopt.verifier.graphs import GraphVerdict
 
 __all__ = [

@@ -117,6 +117,37 @@ def test_interrupting_the_search_gives_the_best_so_far(monkeypatch: pytest.Monke
     assert result.report.search.stopped == "interrupted"
 
 
+def test_after_an_interrupt_little_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = []
+
+    class Attempt(optimise._Attempt):
+        def _race(self, *args: object) -> None:
+            left.append(self._left())
+
+    monkeypatch.setattr(optimise, "_Attempt", Attempt)
+    monkeypatch.setattr(optimise, "search", lambda given, *args, **kwargs: SearchResult(given, stopped="interrupted"))
+    superopt.optimize(branches(), time_limit=None)
+    superopt.optimize(branches(), time_limit=0.5)
+    assert left[0] <= 3.0
+    assert left[1] <= 0.5
+
+
+def test_a_size_that_no_dimension_has_is_noted() -> None:
+    given = branches()
+    assert superopt.optimize(given, sizes={"q": 8}, time_limit=0.0).report.notes[0] == (
+        "the model has no dimension 'q' to cost at 8: all of its sizes are fixed"
+    )
+    builder = GraphBuilder("symbolic")
+    builder.output(builder.op("Relu", builder.input("x", "float32", ["rows", 4])), "y")
+    said = superopt.optimize(builder.build(), sizes={"rows": 2, "row": 8}, time_limit=0.0).report.notes[0]
+    assert said == "the model has no dimension 'row' to cost at 8: its symbolic ones are rows"
+
+
+def test_a_memory_limit_below_the_input_is_said_in_its_units() -> None:
+    report = superopt.optimize(branches(), memory_limit=10).report
+    assert "KiB of weights and activations, more than the limit of 10 B; " in report.notes[0]
+
+
 def test_reports_are_json_with_stable_keys() -> None:
     data = superopt.optimize(branches(), measure=True).report.json()
     assert data["format"] == "superopt.report"

@@ -9,7 +9,8 @@ from rich.markup import escape
 
 from superopt.ir.errors import printable
 from superopt.report.corpus.model import Comparison, Finding, Row
-from superopt.report.terminal import table, time_text
+from superopt.report.quantities import time_text
+from superopt.report.terminal import table
 
 __all__ = ["headline", "markdown", "show"]
 
