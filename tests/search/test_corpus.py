@@ -9,7 +9,7 @@ import pytest
 from graphs import assert_equivalent, f32, graph, op, weight
 from roofline import Roofline
 
-from superopt import formats
+from superopt import cost, formats
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.rules import load_library
@@ -114,3 +114,16 @@ def test_siblings_that_wait_for_each_other_are_not_all_merged(library):
     assert len(regions) <= 1
     result = search(model, library, Roofline(200.0), SearchOptions(time_limit=10.0, cache=False, enable=("matmul",)))
     assert_equivalent(model, result.graph)
+
+
+def test_whether_parallel_convolutions_merge_is_the_device_s_choice(library) -> None:
+    """They do where starting a kernel is dear beside the work, and not on the CPU of the shipped profile."""
+    wide = {"sha256": "wide", "backend": "superopt-cuda", "peaks": {"flops_per_s": 6e13, "bytes_per_s": 4.3e12}}
+    gpu, cpu = cost.RecordedProfile(cost.Profile(wide, {})), cost.RecordedProfile(cost.load_profile("cpu-epyc-2core"))
+    model = formats.load(TINY.parent / "googlenet.json")
+    options = SearchOptions(time_limit=120.0, cache=False, confirm=False, least_gain=0.0)
+    before, on_gpu, on_cpu = (
+        sum(n.op == "Conv" for n in g.nodes)
+        for g in (model, *(search(model, library, c, options).graph for c in (gpu, cpu)))
+    )
+    assert on_gpu < on_cpu <= before
