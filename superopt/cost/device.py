@@ -6,7 +6,6 @@ fusions, and everything above (planning, recording, the profile's format, the pr
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Protocol
@@ -91,7 +90,7 @@ class CpuDevice:
         return measure_graph(application_graph(question), self.meter)
 
     def sentinels(self) -> Mapping[str, float]:
-        now = time.thread_time_ns if self.meter.clock == "cpu" else time.perf_counter_ns
+        now = self.meter.now
         found = {}
         for name, bound in self._fixed.items():
             taken = []

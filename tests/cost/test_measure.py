@@ -21,6 +21,7 @@ def test_weights_that_leave_the_core_by_themselves_are_not_pushed_out_of_the_las
     """A twin with as many weights of its own would do that: what is warm in a model would be timed cold."""
     flushed = []
     monkeypatch.setattr(measure, "_after", lambda size, *_: flushed.append(size) or 1e9)
+    monkeypatch.setattr(Meter, "flushed", (0.0, 0.0))
     Meter().time(product(int(share * core_bytes()) // 2048))
     assert flushed == [*([core_bytes()] if near else []), last_level_bytes()]
 
@@ -48,3 +49,21 @@ def test_runs_go_on_while_they_disagree(monkeypatch, times, runs, found):
     bound, twin = Step(clock, times), Step(clock, [7])
     assert measure._after(1, 5, bound, twin, lambda: clock[0]) == found
     assert bound.count == twin.count == runs
+
+
+def test_what_a_flush_costs_a_run_without_weights_is_not_the_weights(monkeypatch):
+    graph, taken = product(256), {core_bytes(): 9e8, last_level_bytes(): 10e8}
+    monkeypatch.setattr(measure, "_after", lambda size, *_: taken[size])
+    meter = Meter()
+    base = meter.overhead
+    monkeypatch.setattr(Meter, "flushed", (2e8, 5e8))
+    found = meter.time(graph)
+    assert found.ns == found.ns_cold == pytest.approx(7e8 - base)  # the cold time is never below the warm one
+    monkeypatch.setattr(Meter, "flushed", (2e8, 2.5e8))
+    assert meter.time(graph).ns_cold == pytest.approx(7.5e8 - base)
+
+
+def test_a_flush_costs_a_run_more_than_nothing():
+    near, far = Meter().flushed
+    assert 0.0 <= near <= far
+    assert far > 0.0
