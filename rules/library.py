@@ -184,13 +184,18 @@ def load_library(directory: Path | str | None = None, *, built_in: bool = True) 
     if not path.exists():
         raise RuleError("no such folder or file", where=str(path))
     own = _load(path)
-    clash = sorted(i for i in own if i in library and own[i] != replace(library[i], family=own[i].family))
+    clash = sorted(i for i in own if i in library and not _same(own[i], library[i]))
     if clash:
         raise RuleError(
             f"the rule id {clash[0]!r} is taken by a built-in rule", where=str(path), hint="give it another"
         )
     # what a file says of itself is not evidence: only the built-in store is trusted, the rest is checked again
     return Library({**own.rules, **library.rules}, library.store)
+
+
+def _same(own: Rule, other: Rule) -> bool:
+    """Whether two rules say the same, wherever they were found and in whichever file they stand."""
+    return own == replace(other, family=own.family, origin=own.origin)
 
 
 def _load(path: Path) -> Library:

@@ -12,6 +12,7 @@ from superopt.cli import early  # first of all: Ctrl-C during the other imports
 import errno
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,6 +72,7 @@ app.command()(library.discover)
 def main() -> None:
     """Entry point: run a command and exit with its code; an expected failure is one line on stderr."""
     early.begin()
+    warnings.showwarning = _warn
     try:
         app(standalone_mode=True)
     except BrokenPipeError:
@@ -93,7 +95,16 @@ def main() -> None:
         early.done()
 
 
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning as a line, like an error: the place in the code says nothing to who runs a command."""
+    _say(f"warning: {message}")
+
+
 def _fail(message: str, code: int) -> None:
+    _say(message)
+    sys.exit(code)
+
+
+def _say(message: str) -> None:
     lines = message.splitlines() or [""]
     print("superopt: " + "\n  ".join(printable(line, 2000) for line in lines), file=sys.stderr)
-    sys.exit(code)

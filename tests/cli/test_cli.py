@@ -216,6 +216,15 @@ def test_settings_file_gives_defaults_and_flags_win(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["status"] == "improved"
 
 
+def test_a_cache_that_cannot_be_written_is_a_warning_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run("cost", str(TINY / "deep_linear.json"), SUPEROPT_CACHE=str(tmp_path / "file"))
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert lines
+    assert all(line.startswith(b"superopt: warning: ") for line in lines)
+
+
 def test_what_is_wrong_with_the_standard_input_is_said_of_it() -> None:
     done = run("inspect", "-", stdin=b"")
     assert (done.returncode, done.stderr.splitlines()) == (
@@ -226,7 +235,7 @@ def test_what_is_wrong_with_the_standard_input_is_said_of_it() -> None:
 @pytest.mark.parametrize("after", [0.0, 0.02])
 def test_ctrl_c_while_the_arguments_are_read_is_one_line(after: float) -> None:
     """The child says when its imports are done; what is in them is taken care of in the same way."""
-    script = "import sys; from superopt.cli import main; print('up', flush=True); main()"
+    script = "from superopt.cli import early, main; early.begin(); print('up', flush=True); main()"
     command = [sys.executable, "-c", script, "optimize", str(TINY / "bert.json"), "--json", "-"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None

@@ -1,5 +1,6 @@
 """The library on disk: rules are well-formed and have admissible verdicts; files that are not libraries say why."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,15 @@ def test_a_users_rules_have_no_verdict_even_if_their_folder_claims_one(tmp_path:
     write_verdicts(tmp_path / PROOFS, claimed.store)
     assert "mine" in load_library(tmp_path)
     assert "mine" not in {r.id for r in load_library(tmp_path).admitted}
+
+
+def test_what_discovery_finds_again_is_no_clash(tmp_path: Path) -> None:
+    """Another run says another origin, and may put the rule into another file."""
+    first = next(iter(LIBRARY.values()))
+    write_rules(tmp_path / "again.toml", [replace(first, origin="discovered (config 0)")])
+    again = load_library(tmp_path)
+    assert (set(again), again[first.id]) == (set(LIBRARY), first)
+    assert len(again.admitted) == len(LIBRARY.admitted)
 
 
 def test_a_user_cannot_take_a_built_in_id(tmp_path: Path) -> None:
