@@ -2,11 +2,12 @@
 
 Before each run the core's own cache (*warm*: weights come from the shared last-level cache, as in a small model) or all
 caches (*cold*: weights come from memory, as in a large one) are flushed. Then a twin session, the same graph with its
-own weights and outputs, runs untimed, which brings back code and inputs only. Merely repeating an operator keeps its
-weights in the core's cache: sums of such times were 21 % low for BERT and 30 % for NasRNN. A graph that fits the first
-level is timed by the median over bursts of a burst's minimum; so is the warm time of one whose weights are much larger
-than the core's cache: they leave it by themselves, and a twin's would push them out of the last level, too (10 MB of
-merged gates came out three times as slow as they run in a cell).
+own weights, runs untimed, which brings back code, inputs, and the outputs' memory (in a model that of activations which
+were read a moment ago). Merely repeating an operator keeps its weights in the core's cache: sums of such times were
+21 % low for BERT and 30 % for NasRNN. A graph that fits the first level is timed by the median over bursts of a burst's
+minimum; so is the warm time of one whose weights are much larger than the core's cache: they leave it by themselves,
+and a twin's would push them out of the last level, too (10 MB of merged gates came out three times as slow as they run
+in a cell).
 All are less what ONNX Runtime takes to run a graph without nodes, and after a flush that is more: what a session holds
 beside its weights is no longer in the cache, either (0.6 µs more after the core's, 18 µs after all: MobileOne, of 150
 small kernels, came out 13 % high).
@@ -17,6 +18,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,9 +49,11 @@ _LONG_NS = 5_000_000  # a run from which repetitions are few: caches and interru
 _FLUSHED_NS = 20_000_000  # time spent on each flushed figure, at most
 _NEAR_RUNS, _COLD_RUNS, _ROUNDS = 9, 5, 15
 _AGREED, _AGAIN = 0.03, 3  # how far the flushed figure may lie above the least run; how often the runs, at most
+_NEAR_AGAIN = 9  # the same for the core's cache, which is flushed in no time
 _FEW_ROUNDS = 5  # after which graphs that are timed together may have been told apart
 _CLEAR, _CLOSE = 4.0, 0.02  # so many standard errors, and so much more, tell two times apart
 _SELF_EVICTING = 4  # times the core's cache: weights that push themselves out of it from one run to the next
+_SUMMAND = 3  # argument of a convolution of ONNX Runtime's own
 _LARGEST = 96 << 20  # bytes of weights and inputs of a graph that is timed: ONNX Runtime and the twin hold six copies
 
 
@@ -91,10 +95,11 @@ class Meter:
     def flushed(self) -> tuple[float, float]:
         """Nanoseconds that it costs more after the core's cache was flushed, and after all were."""
         content, feeds = formats.to_onnx_bytes(with_values(_chain(1))), {"x": np.ones(1, np.float32)}
-        bound, twin = (bind(make_session(content, threads=self.threads, optimise=False), feeds) for _ in range(2))
+        bound = bind(make_session(content, threads=self.threads, optimise=False), feeds)
+        twin = bind(make_session(content, threads=self.threads, optimise=False), feeds, like=bound)
 
         def after(size: int) -> float:
-            return statistics.median(_after(size, _NEAR_RUNS, bound, twin, self.now) for _ in range(3))
+            return statistics.median(_after(size, _NEAR_RUNS, bound, twin, self.now, _NEAR_AGAIN) for _ in range(3))
 
         near = max(after(core_bytes()) - self._chains[0], 0.0)
         return near, max(after(last_level_bytes()) - self._chains[0], near)
@@ -133,8 +138,8 @@ class Meter:
         return Timing(warm, max(raw.ns_cold - self.overhead, warm), raw.iqr)
 
     def _raw(self, graph: Graph, feeds: Mapping[str, np.ndarray], *, optimise: bool) -> Timing:
-        content = formats.to_onnx_bytes(with_values(graph))
-        bound = bind(make_session(content, threads=self.threads, optimise=optimise), feeds)
+        content, over = formats.to_onnx_bytes(with_values(graph)), _written_over(graph)
+        bound = bind(make_session(content, threads=self.threads, optimise=optimise), feeds, over=over)
         start = time.perf_counter_ns()
         bound.step()
         once = max(time.perf_counter_ns() - start, 1)
@@ -148,11 +153,11 @@ class Meter:
         weights = sum(w.type.nbytes or 0 for w in graph.weights)
         if weights + sum(a.nbytes for a in feeds.values()) < _FLUSH_FROM:
             return Timing(warm, warm, spread)
-        twin = bind(make_session(content, threads=self.threads, optimise=optimise), feeds)
+        twin = bind(make_session(content, threads=self.threads, optimise=optimise), feeds, like=bound)
         few = max(2, _FLUSHED_NS // once)
         near = warm
         if not _leaves_the_core(graph):
-            taken = _after(core_bytes(), min(few, _NEAR_RUNS), bound, twin, self.now)
+            taken = _after(core_bytes(), min(few, _NEAR_RUNS), bound, twin, self.now, _NEAR_AGAIN)
             near = max(taken - self.flushed[0], warm)
         if not _FLUSH_FROM <= weights < 2 * last_level_bytes():  # larger weights evict themselves
             return Timing(near, near, spread)
@@ -173,10 +178,12 @@ def refuse_large(graph: Graph) -> None:
         raise NotCovered(f"{held >> 20} MiB are too much to be timed alone")
 
 
-def _after(size: int, runs: int, bound: Bound, twin: Bound, now: Callable[[], int]) -> float:
+def _after(
+    size: int, runs: int, bound: Bound, twin: Bound, now: Callable[[], int], again: int = _AGAIN
+) -> float:  # fmt: skip
     """The lower quartile of flushed runs; while that is still far above the least of them, as many are run again."""
     taken: list[int] = []
-    while len(taken) < _AGAIN * runs:
+    while len(taken) < again * runs:
         for _ in range(runs):
             evict(size)
             twin.step()
@@ -314,13 +321,25 @@ def _leaves_the_core(graph: Graph) -> bool:
     return sum(w.type.nbytes or 0 for w in graph.weights) >= _SELF_EVICTING * core_bytes()
 
 
+def _written_over(graph: Graph) -> dict[str, str]:
+    """Outputs that ONNX Runtime computes in the memory of an input: a convolution's, where it takes in a residual sum.
+
+    It then adds to what is there; alone, it would first copy the sum to where its output is.
+    """
+    fed, made = {v.name for v in graph.inputs}, {v.name for v in graph.outputs}
+    convolutions = [n for n in graph.nodes if n.op in ("Conv", "FusedConv") and len(n.inputs) > _SUMMAND]
+    found = {n.outputs[0]: n.inputs[_SUMMAND] for n in convolutions}
+    read = Counter(name for n in graph.nodes for name in n.inputs)
+    return {o: i for o, i in found.items() if o in made and i in fed and read[i] == 1 and not graph.consumers.get(o)}
+
+
 def _pair(graph: Graph, optimise: bool, meter: Meter, sizes: Mapping[str, int]) -> tuple[Bound, Bound] | None:
     """A graph bound twice, on the same inputs; ``None`` when it cannot be run."""
     try:
         feeds = feeds_for(graph, sizes)
         content = formats.to_onnx_bytes(with_values(graph))
-        first, second = (bind(make_session(content, threads=meter.threads, optimise=optimise), feeds) for _ in range(2))
-        return first, second
+        first = bind(make_session(content, threads=meter.threads, optimise=optimise), feeds, over=_written_over(graph))
+        return first, bind(make_session(content, threads=meter.threads, optimise=optimise), feeds, like=first)
     except (SuperoptError, NotCovered):
         return None
 

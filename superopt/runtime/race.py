@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -70,8 +71,20 @@ class Bound:
     keep: tuple[Any, ...]  # owners of the bound memory
 
 
-def bind(session: InferenceSession, feeds: Mapping[str, np.ndarray]) -> Bound:
+def bind(
+    session: InferenceSession,
+    feeds: Mapping[str, np.ndarray],
+    *,
+    like: Bound | None = None,
+    over: Mapping[str, str] = MappingProxyType({}),
+) -> Bound:
     """Bind inputs, and outputs where they are tensors, to memory that lives as long as the result.
+
+    Args:
+        session: the model.
+        feeds: its inputs.
+        like: the same model, bound before, whose outputs' memory is written to as well.
+        over: outputs that are written over an input of the same size, by name.
 
     Raises:
         UsageError, InvalidModel, ResourceLimit: as :func:`superopt.runtime.ort.run` does; the model has run once on
@@ -85,7 +98,7 @@ def bind(session: InferenceSession, feeds: Mapping[str, np.ndarray]) -> Bound:
     except Unsupported:  # strings and sequences cannot be bound, but they can be run
         run(session, feeds, time_limit=_LONGEST_RUN)
         return Bound(session, lambda: run(session, feeds), list, (feeds,))
-    steps = _Steps(session, values)
+    steps = _Steps(session, values, like.outputs() if like is not None else [], over)
     with translated("", running=True):
         steps.prepare()
     return Bound(session, steps.run, lambda: steps.made, (steps,))
@@ -94,9 +107,12 @@ def bind(session: InferenceSession, feeds: Mapping[str, np.ndarray]) -> Bound:
 class _Steps:
     """Runs of one session on fixed inputs. Outputs keep their memory too, unless their shapes turn out to change."""
 
-    def __init__(self, session: InferenceSession, inputs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, session: InferenceSession, inputs: Mapping[str, Any], given: Sequence[Any], over: Mapping[str, str]
+    ) -> None:
         self._session: Any = session  # ONNX Runtime leaves the methods used here untyped
         self._inputs = inputs
+        self._given, self._over = given, over
         self._outputs = [o.name for o in session.get_outputs()]
         self._binding: Any = None
         self._fixed = False
@@ -109,7 +125,12 @@ class _Steps:
             self._run_fresh(options)
         if not all(v.is_tensor() and v.data_type() != "tensor(string)" for v in self.made):
             return
-        self.made = [OrtValue.ortvalue_from_shape_and_type(list(v.shape()), v.element_type()) for v in self.made]
+        self.made = list(self._given) or [
+            self._inputs[self._over[name]]
+            if name in self._over
+            else OrtValue.ortvalue_from_shape_and_type(list(v.shape()), v.element_type())
+            for name, v in zip(self._outputs, self.made, strict=True)
+        ]
         self._binding = self._with_inputs()
         for name, value in zip(self._outputs, self.made, strict=True):
             self._binding.bind_ortvalue_output(name, value)

@@ -1,14 +1,21 @@
 """The harness: what is flushed before a run, and how often it is run."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
+from superopt import formats
 from superopt.cost import measure
 from superopt.cost.cache import core_bytes, last_level_bytes
 from superopt.cost.measure import Meter
 from superopt.cost.question import question_of
 from superopt.cost.record import key_of
 from superopt.cost.trial import application_graph
+from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.types import DType, TensorType
+from superopt.runtime.ort import make_session
+from superopt.runtime.race import bind
 
 
 def product(columns):
@@ -67,3 +74,36 @@ def test_a_flush_costs_a_run_more_than_nothing():
     near, far = Meter().flushed
     assert 0.0 <= near <= far
     assert far > 0.0
+
+
+def test_a_residual_sum_is_added_to_where_it_is_and_the_twin_shares_outputs():
+    kind, weights = TensorType(DType.FLOAT32, (1, 16, 8, 8)), TensorType(DType.FLOAT32, (16, 16, 1, 1))
+    node = Node("c", "Conv", ("x", "w", "", "sum"), ("y",), {}, "com.microsoft.nchwc")
+    small = Graph("g", (Value("x", kind), Value("sum", kind)), (Value("y", kind),), (Weight("w", weights, None),),
+                  (node,), {"": 21, "com.microsoft.nchwc": 1})  # fmt: skip
+    assert measure._written_over(small) == {"y": "sum"}
+    again = replace(small, nodes=(node, Node("r", "Relu", ("sum",), ("z",))))
+    assert measure._written_over(again) == {}  # somebody else reads the sum
+    assert measure._written_over(product(16)) == {}
+    assert Meter().time(small, optimise=False).ns > 0
+
+
+def test_outputs_may_lie_in_given_memory():
+    graph = application_graph(question_of(key_of("Relu", {}, [TensorType(DType.FLOAT32, (4,))], (False,))))
+    [source], [target] = graph.inputs, graph.outputs
+    feeds = {source.name: np.array([-1, 2, -3, 4], np.float32)}
+    session = make_session(formats.to_onnx_bytes(graph), threads=1)
+    first = bind(session, feeds)
+    second = bind(make_session(formats.to_onnx_bytes(graph), threads=1), feeds, like=first)
+    assert [v.data_ptr() for v in second.outputs()] == [v.data_ptr() for v in first.outputs()]
+    in_place = bind(session, {source.name: feeds[source.name].copy()}, over={target.name: source.name})
+    in_place.step()
+    np.testing.assert_array_equal(in_place.outputs()[0].numpy(), [0, 2, 0, 4])
+
+
+def test_a_power_is_timed_as_the_square_it_nearly_always_is():
+    kinds = [TensorType(DType.FLOAT32, (2, 8)), TensorType(DType.FLOAT32, ())]
+    graph = application_graph(question_of(key_of("Pow", {}, kinds, (False, True))))
+    assert [w.data.numpy().tolist() for w in graph.weights] == [2.0]
+    fed = application_graph(question_of(key_of("Pow", {}, kinds, (False, False))))
+    assert fed.weights == ()
