@@ -83,7 +83,7 @@ def _handle_problems(app: FastAPI) -> None:
     async def _validation(request: Request, error: RequestValidationError) -> Response:
         places = [{"parameter": str(e["loc"][-1]), "detail": str(e["msg"])} for e in error.errors()]
         text = "; ".join(f"{p['parameter']}: {p['detail']}" for p in places)
-        return Problem(422, "invalid-parameter", text, errors=places).response()
+        return Problem(400, "invalid-parameter", text, errors=places).response()
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:

@@ -136,7 +136,7 @@ def test_unknown_things(client: TestClient) -> None:
     problem(client.delete(nobody), 404, "not-found")
     problem(client.patch("/v1/jobs"), 405, "method-not-allowed")
     assert client.patch(nobody).headers["allow"] == "DELETE, GET, PUT"
-    problem(client.get("/v1/rules?limit=x"), 422, "invalid-parameter")
+    problem(client.get("/v1/rules?limit=x"), 400, "invalid-parameter")
 
 
 def test_quota(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_rule_is_tried(client: TestClient) -> None:
         assert found == client.get(f"/v1/rules/{rule_id}/trial?seed=5").json()
         assert "Both sides agree" in client.get(f"/rules/{rule_id}?seed=5").text
     problem(client.get("/v1/rules/none/trial"), 404, "not-found")
-    problem(client.get(f"/v1/rules/{ANY}/trial?seed=-1"), 422, "invalid-parameter")
+    problem(client.get(f"/v1/rules/{ANY}/trial?seed=-1"), 400, "invalid-parameter")
     assert client.get(f"/rules/{ANY}?seed=x").status_code == 400
 
 
@@ -313,7 +313,7 @@ def test_kept_answers_are_what_the_route_says(client: TestClient) -> None:
     assert client.get("/v1/rules?family=conv&limit=4", headers=tag).status_code == 200  # asked for with a tag first
     assert client.get("/v1/rules?family=conv&limit=4").json()["rules"][:3] == first.json()["rules"]
     for _ in range(2):
-        problem(client.get("/v1/rules?limit=0"), 422, "invalid-parameter")
+        problem(client.get("/v1/rules?limit=0"), 400, "invalid-parameter")
         problem(client.get("/v1/rules/none"), 404, "not-found")
     refused = client.get("/v1/rules", headers={"Accept-Encoding": "gzip;q=0"})
     assert "content-encoding" not in refused.headers
