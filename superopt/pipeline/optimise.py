@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from superopt import cost as costs
 from superopt import formats, report
 from superopt.ir.diff import changed_regions
-from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, printable
+from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError, printable
 from superopt.ir.graph import Graph
 from superopt.ir.poly import symbols
 from superopt.ir.types import TensorType
@@ -97,13 +97,19 @@ class Result:
 
 
 def load(model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph:
-    """A graph from a path, ONNX or JSON bytes, an ONNX proto, or a graph as it is."""
+    """A graph from a path, ONNX or JSON bytes, an ONNX proto, or a graph as it is.
+
+    Raises:
+        UsageError: it is none of these. InvalidModel, ResourceLimit: as :func:`superopt.formats.load` does.
+    """
     if isinstance(model, Graph):
         return model
     if isinstance(model, bytes):
         return formats.from_bytes(model)
     if isinstance(model, str | Path):
         return formats.load(Path(model))
+    if type(model).__name__ != "ModelProto":  # not imported for this: it may be onnx's or a copy of it
+        raise UsageError(f"{type(model).__name__} is no model", hint="a path, bytes, an ONNX ModelProto, or a Graph")
     return formats.from_onnx(model)
 
 

@@ -120,10 +120,9 @@ def _rules(report: Report) -> str:
 
 
 def _circumstances(report: Report) -> str:
-    c, s = report.check, report.search
+    s = report.search
     lines = [
-        f"Check {c.verdict}: {c.trials} trials against the {c.reference} reference, max abs error "
-        f"{c.max_abs_error:.2e}, max rel error {c.max_rel_error:.2e}. {c.reason}",
+        f"Check {report.check.text}.",
         f"Search: {s.seconds:.1f} s, {s.regions} regions at a time, {s.distinct_regions} different ones searched, "
         f"{s.e_nodes} e-nodes, stopped: {s.stopped}. Target: {report.target}.",
         *(f"Carried through untouched: {o.count} {printable(o.op)} ({printable(o.reason)})" for o in report.opaque),

@@ -53,6 +53,15 @@ class Check:
     reference: str
     reason: str = ""
 
+    @property
+    def text(self) -> str:
+        """In words: the verdict, the errors where something ran, and the reason."""
+        errors = (
+            f": {self.trials} trials against the {self.reference} reference, max abs error {self.max_abs_error:.2e}, "
+            f"max rel error {self.max_rel_error:.2e}"
+        )
+        return f"{self.verdict}{errors if self.trials else ''}" + (f" ({self.reason})" if self.reason else "")
+
 
 @dataclass(frozen=True)
 class CheckFailure:

@@ -53,13 +53,7 @@ def show_report(console: Console, name: str, report: Report) -> None:
     if report.rules_applied:
         rules = [(a.rule, str(a.count), a.verdict) for a in report.rules_applied]
         console.print(table("rule", "times", "verdict", rows=rules, numeric=(1,)))
-    check = report.check
-    errors = (
-        f": {check.trials} trials against the {check.reference} reference, max abs error {check.max_abs_error:.2e}, "
-        f"max rel error {check.max_rel_error:.2e}"
-    )
-    why = f" ({escape(check.reason)})" if check.reason else ""
-    console.print(f"check {check.verdict}{errors if check.trials else ''}{why}")
+    console.print(f"check {escape(report.check.text)}")
     if report.verification is not None:
         v = report.verification
         console.print(

@@ -7,7 +7,7 @@ import pytest
 
 import superopt
 from superopt.frontend import GraphBuilder
-from superopt.ir.errors import Unsupported
+from superopt.ir.errors import Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.pipeline import optimise
 from superopt.report import Measured
@@ -97,6 +97,11 @@ def test_a_large_model_is_checked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
 def test_strict_refuses_what_is_not_understood() -> None:
     with pytest.raises(Unsupported, match="Mystery"):
         superopt.optimize(branches("Mystery", "com.example"), strict=True)
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(UsageError, match="int is no model; a path, bytes"):
+        superopt.optimize(42)  # type: ignore[arg-type]
 
 
 def test_without_time_the_input_comes_back() -> None:
