@@ -109,7 +109,8 @@ def check_regions(
 ) -> CheckResult:
     """Check a model too large to run whole, region by region: the same check on pairs of subgraphs.
 
-    Stops at the first that fails. Errors are the largest of any region; it is skipped when every region was.
+    Stops at the first that fails or cannot be checked: then the whole is not checked either. Errors are the largest of
+    any region.
     """
     deadline = None if time_limit is None else time.monotonic() + time_limit
     total = CheckResult("skipped", reason="no region was checked")
@@ -123,14 +124,12 @@ def check_regions(
         if found.verdict == "skipped" and deadline is not None and time.monotonic() > deadline:
             return replace(found, reason=f"the time ran out in region {position}")
         if found.verdict == "skipped":
-            total = replace(total, reason=f"region {position} was skipped: {found.reason}")
-            continue
+            return replace(found, reason=f"region {position} was skipped: {found.reason}")
         total = CheckResult(
             "passed", total.trials + found.trials, max(total.max_abs_error, found.max_abs_error),
             max(total.max_rel_error, found.max_rel_error),
             "original" if "original" in (found.reference, total.reference) else "float64",
             max(total.baseline_error, found.baseline_error),
-            reason=total.reason if total.verdict == "passed" else "",
         )  # fmt: skip
     return total
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from superopt.ir.disjoint import DisjointSets
 from superopt.ir.graph import Graph, Node, Value, attribute_key
-from superopt.ir.types import ValueType
+from superopt.ir.types import TensorType, ValueType
 
 __all__ = ["GraphDiff", "changed_regions", "compare", "excerpt", "value_digests"]
 
@@ -106,7 +106,8 @@ def changed_regions(a: Graph, b: Graph, types: Mapping[str, ValueType | None]) -
     A node is unchanged when the other graph has the same node: outputs, operator, inputs and attributes. The changed
     nodes fall into pieces, cut wherever both graphs have a value of one name: a piece reads such values as inputs, and
     those it makes that are read elsewhere are its outputs. If every pair is equal, so are the graphs (by induction
-    along the order of the nodes); the pieces stay small, however much was changed.
+    along the order of the nodes); the pieces stay small, however much was changed. Integers are taken along with what
+    computes them, down to the tensors whose shapes they come from: as inputs of their own they would be free of them.
 
     Args:
         a: the graph before.
@@ -120,7 +121,10 @@ def changed_regions(a: Graph, b: Graph, types: Mapping[str, ValueType | None]) -
     for part_a, part_b in _pieces(changed_a, changed_b):
         made = {o for n in part_a for o in n.outputs if o} & {o for n in part_b for o in n.outputs if o}
         outputs = sorted(made)
-        inner_a, inner_b = excerpt(a, part_a, outputs, types), excerpt(b, part_b, outputs, types)
+        inner_a, inner_b = (
+            excerpt(g, _with_sizes(g, part, other, types), outputs, types)
+            for g, part, other in ((a, part_a, b), (b, part_b, a))
+        )
         names = {v.name: v for v in (*inner_a.inputs, *inner_b.inputs)}
         inputs = tuple(names[k] for k in sorted(names))
         pairs.append((replace(inner_a, inputs=inputs), replace(inner_b, inputs=inputs)))
@@ -146,6 +150,24 @@ def _pieces(changed_a: list[Node], changed_b: list[Node]) -> list[tuple[list[Nod
     for position, (node, anchor) in enumerate(zip(both, anchors, strict=True)):
         groups.setdefault(sets.find(anchor), ([], []))[position >= len(changed_a)].append(node)
     return list(groups.values())
+
+
+def _with_sizes(
+    graph: Graph, part: Sequence[Node], other: Graph, types: Mapping[str, ValueType | None]
+) -> list[Node]:  # fmt: skip
+    """A piece with the nodes that compute the integers it reads, in the order of the graph."""
+    taken = {id(n) for n in part}
+    stack = [name for n in part for name in n.reads]
+    while stack:
+        name = stack.pop()
+        node = graph.producer.get(name)
+        if node is None or id(node) in taken:
+            continue
+        kind = types.get(name)
+        if name not in other.producer or (isinstance(kind, TensorType) and kind.dtype.is_integer):
+            taken.add(id(node))
+            stack.extend(node.reads)
+    return [n for n in graph.nodes if id(n) in taken]
 
 
 def excerpt(

@@ -9,6 +9,7 @@ import numpy as np
 from superopt.ir.diff import changed_regions, compare
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
+from superopt.verifier.differential import check_regions
 
 KIND = TensorType(DType.FLOAT32, (2, 2))
 
@@ -46,6 +47,17 @@ def test_regions_are_cut_at_values_that_both_graphs_have() -> None:
         assert left.outputs == right.outputs
         left.checked()
         right.checked()
+
+
+def test_sizes_come_with_the_tensors_whose_shapes_they_are() -> None:
+    """As free integers, two values that are one shape would be told apart; and no Reshape could be run on them."""
+    sizes = TensorType(DType.INT64, (2,))
+    a = chain(("Shape", ("x",), "s"), ("Shape", ("x",), "t"), ("Relu", ("x",), "r"), ("Reshape", ("r", "t"), "y"))
+    b = chain(("Shape", ("x",), "s"), ("Relu", ("x",), "r"), ("Reshape", ("r", "s"), "y"))
+    ((left, right),) = changed_regions(a, b, {**dict.fromkeys("xry", KIND), "s": sizes, "t": sizes})
+    assert [v.name for v in left.inputs] == ["r", "x"] == [v.name for v in right.inputs]
+    assert [n.op for n in left.checked().nodes] == ["Shape", "Reshape"] == [n.op for n in right.checked().nodes]
+    assert check_regions([(left, right)]).verdict == "passed"
 
 
 def test_a_piece_takes_its_weights_along() -> None:
