@@ -152,7 +152,7 @@ def table(found: Sequence[Found]) -> str:
     missed = [f for f in found if not f.reached]
     lines += ["", "## Missed", "", "| pattern | known to | before | what came out | why |", "|---|---|---|---|---|"]
     for f in missed:
-        why = f.pattern.why or "no rule in the library leads there"
+        why = f.pattern.why or "the search does not get there with these rules"
         lines.append(f"| {f.pattern.name} | {f.pattern.tools} | {f.before} | {f.after} | {why} |")
     return "\n".join(lines) + "\n"
 
