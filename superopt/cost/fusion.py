@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from superopt.cost.patterns import ONNX_RUNTIME_PATTERNS, Pattern
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 
@@ -37,7 +38,8 @@ class Backend:
     written, so an application costs the same with and without it. Timed apart, the two would differ by noise, and a
     BatchNormalization that the backend folds itself would look better unfolded. ``streamed`` is a rough figure: bytes a
     microsecond that a fused consumer reads of its other arguments, and writes more than its producer would. ``packing``
-    are kernels that read a packed copy of a weight, which only kernels of the same name share.
+    are kernels that read a packed copy of a weight, which only kernels of the same name share. ``patterns`` are groups
+    of more than two, or known by more than their names, that run as one kernel.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Backend:
     absorbed: Mapping[str, int] = field(default_factory=dict)
     streamed: float = 20_000.0
     packing: frozenset[str] = frozenset()
+    patterns: tuple[Pattern, ...] = ()
 
     def copy_of(self, weight: str, kernel: str) -> str:
         """Names what a kernel reads of a weight: the weight itself, or its packed copy."""
@@ -102,6 +105,7 @@ ONNX_RUNTIME_CPU = Backend(
     ),
     views=frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}),
     absorbed={"Conv": 2, "ConvTranspose": 2},
+    patterns=ONNX_RUNTIME_PATTERNS,
     # Sixteen products with eight matrices of 1 MiB take 14 µs each as MatMul, or as Gemm, and 30 µs where eight are
     # MatMul and eight are Gemm: as long as with sixteen matrices.
     packing=frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul"}),

@@ -1,0 +1,135 @@
+"""Groups of operators that ONNX Runtime runs as one kernel, checked against what ONNX Runtime does."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from superopt.cost import ONNX_RUNTIME_CPU, Profile, Record, RecordedProfile, graph_cost
+from superopt.cost.fusion import SUPEROPT_CUDA
+from superopt.cost.lowering import lowered
+from superopt.cost.patterns import ONNX_RUNTIME_PATTERNS, groups
+from superopt.cost.record import key_of
+from superopt.ir.graph import Graph, Node, Value, constant
+from superopt.ir.types import DType, TensorType
+
+X = TensorType(DType.FLOAT32, (2, 8, 16))
+ROW, WIDE = np.ones(16, np.float32), np.ones((16, 4), np.float32)
+
+
+def graph(nodes, outputs=("y",), z=X, **values):
+    weights = tuple(constant(k, np.array(v, np.float32)) for k, v in values.items())
+    made = tuple(
+        Node(f"n{i}", op, tuple(reads.split()), (out,), attributes)
+        for i, (op, reads, out, attributes) in enumerate(nodes)
+    )
+    return Graph(
+        "g", (Value("x", X), Value("z", z)), tuple(Value(o, None) for o in outputs), weights, made, {"": 17}
+    )  # fmt: skip
+
+
+def erf(first, c, **more):
+    return [(first, "x c", "a", {}), ("Erf", "a", "b", {}), ("Add", "b one", "d", {})], {"c": c, "one": 1.0, **more}
+
+
+def square(of="x", how="Pow"):
+    first = ("Pow", f"{of} two", "p", {}) if how == "Pow" else ("Mul", f"{of} {of}", "p", {})
+    return [first, ("ReduceMean", "p", "m", {"axes": (-1,)}), ("Add", "m e", "v", {}), ("Sqrt", "v", "s", {})]
+
+
+def centred():
+    return [("ReduceMean", "x", "mu", {"axes": (-1,)}), ("Sub", "x mu", "t", {})]
+
+
+TWICE = (0, 2, 1)
+DIV, DIV_C = erf("Div", 2**0.5, h=0.5)
+MUL, MUL_C = erf("Mul", 0.5**0.5, h=0.5)
+RMS = {"two": 2.0, "e": 1e-6, "g": ROW}
+FUSED = {
+    "gelu": (graph([*DIV, ("Mul", "x d", "e", {}), ("Mul", "e h", "y", {})], **DIV_C), "Gelu"),
+    "gelu, the half first": (graph([*DIV, ("Mul", "x h", "e", {}), ("Mul", "e d", "y", {})], **DIV_C), "Gelu"),
+    "gelu, factors swapped": (graph([*DIV, ("Mul", "d x", "e", {}), ("Mul", "h e", "y", {})], **DIV_C), "Gelu"),
+    "silu": (graph([("Sigmoid", "x", "a", {}), ("Mul", "x a", "y", {})]), "QuickGelu"),
+    "quick gelu": (
+        graph([("Mul", "x c", "s", {}), ("Sigmoid", "s", "a", {}), ("Mul", "a x", "y", {})], c=1.702), "QuickGelu",
+    ),
+    "root mean square": (
+        graph([*square(), ("Div", "x s", "d", {}), ("Mul", "d g", "y", {})], **RMS), "SimplifiedLayerNormalization",
+    ),
+    "root mean square, its inverse": (
+        graph([*square(), ("Div", "one s", "r", {}), ("Mul", "x r", "d", {}), ("Mul", "d g", "y", {})], one=1.0, **RMS),
+        "SimplifiedLayerNormalization",
+    ),
+    "layer normalisation": (
+        graph([*centred(), *square("t"), ("Div", "t s", "d", {}), ("Mul", "d g", "q", {}), ("Add", "q b", "y", {})],
+              b=ROW, **RMS), "LayerNormalization",
+    ),
+    "sum and normalisation": (
+        graph([("Add", "x z", "a", {}), ("LayerNormalization", "a g b", "y", {"axis": -1})], g=ROW, b=ROW),
+        "SkipLayerNormalization",
+    ),
+    "transposed": (graph([("Transpose", "x", "t", {"perm": TWICE}), ("MatMul", "t z", "y", {})]), "FusedMatMul"),
+    "both transposed": (
+        graph([("Transpose", "x", "t", {"perm": TWICE}), ("Transpose", "z", "u", {"perm": TWICE}),
+               ("MatMul", "t u", "y", {})], z=TensorType(DType.FLOAT32, (2, 4, 8))), "FusedMatMul",
+    ),
+    "scaled": (graph([("Mul", "x c", "s", {}), ("MatMul", "s w", "y", {})], c=2.0, w=WIDE), "FusedMatMul"),
+    "divided": (graph([("Div", "x c", "s", {}), ("MatMul", "s w", "y", {})], c=2.0, w=WIDE), "FusedMatMul"),
+}  # fmt: skip
+APART = {
+    "gelu by a factor": graph([*MUL, ("Mul", "x d", "e", {}), ("Mul", "e h", "y", {})], **MUL_C),
+    "gelu, the half inside": graph([*DIV, ("Mul", "d h", "e", {}), ("Mul", "x e", "y", {})], **DIV_C),
+    "gelu of another root": graph(
+        [*DIV, ("Mul", "x d", "e", {}), ("Mul", "e h", "y", {})], **{**DIV_C, "c": 1.7}
+    ),
+    "gelu whose sum is wanted": graph(
+        [*DIV, ("Mul", "x d", "e", {}), ("Mul", "e h", "y", {})], ("y", "d"), **DIV_C
+    ),
+    "root mean square by a product": graph(
+        [*square(how="Mul"), ("Div", "x s", "d", {}), ("Mul", "d g", "y", {})], **RMS
+    ),
+    "root mean square by a reciprocal": graph(
+        [*square(), ("Reciprocal", "s", "r", {}), ("Mul", "x r", "d", {}), ("Mul", "d g", "y", {})], **RMS
+    ),
+    "sigmoid of a quotient": graph(
+        [("Div", "x c", "s", {}), ("Sigmoid", "s", "a", {}), ("Mul", "a x", "y", {})], c=1.702
+    ),
+    "sigmoid of something else": graph([("Sigmoid", "z", "a", {}), ("Mul", "x a", "y", {})]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_onnx_runtime_runs_the_group_as_one_kernel(name):
+    case, kernel = FUSED[name]
+    assert [n.op for n in lowered(case).nodes] == [kernel]
+    [group] = groups(case, ONNX_RUNTIME_PATTERNS)
+    assert Counter(n.name for n in group) == Counter(n.name for n in case.nodes)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_onnx_runtime_does_not_fuse_is_no_group(name):
+    case = APART[name]
+    assert len(lowered(case).nodes) > 1
+    assert all(len(g) < 3 for g in groups(case, ONNX_RUNTIME_PATTERNS))
+    assert len(lowered(case).nodes) == len(case.nodes) - sum(len(g) - 1 for g in groups(case, ONNX_RUNTIME_PATTERNS))
+
+
+def test_a_backend_without_patterns_has_no_groups():
+    assert groups(FUSED["gelu"][0], SUPEROPT_CUDA.patterns) == ()
+    assert ONNX_RUNTIME_CPU.patterns
+
+
+def test_a_group_costs_what_its_dearest_operator_does_and_breaking_it_up_is_no_gain():
+    whole, _ = FUSED["gelu"]
+    broken = graph(
+        [("Erf", "x", "b", {}), ("Add", "b one", "d", {}), ("Mul", "x d", "e", {}), ("Mul", "e h", "y", {})],
+        one=1.0, h=0.5,
+    )  # fmt: skip
+    scalar = TensorType(DType.FLOAT32, ())
+    keys = {op: key_of(op, {}, (X, scalar), (False, True)) for op in ("Div", "Add", "Mul")}
+    keys |= {"Erf": key_of("Erf", {}, (X,)), "product": key_of("Mul", {}, (X, X), (False, False))}
+    times = {"Div": 20e3, "Add": 10e3, "Mul": 10e3, "Erf": 50e3, "product": 10e3}
+    profile = Profile({"dispatch_ns": 200.0}, {k.text: Record(k, times[n], times[n]) for n, k in keys.items()})
+    model = RecordedProfile(profile)
+    assert graph_cost(whole, model).us == pytest.approx(50.0)
+    assert graph_cost(broken, model).us == pytest.approx(80.0)
