@@ -33,7 +33,7 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
 
 
 def test_the_front_door() -> None:
-    result = superopt.optimize(branches())
+    result = superopt.optimize(branches(), time_limit=None)
     assert result.report.status == "improved"
     assert result.report.check.verdict == "passed"
     assert sum(n.op == "MatMul" for n in result.graph.nodes) == 1
@@ -52,7 +52,7 @@ def test_a_wrong_rule_is_found_and_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     )
     monkeypatch.setattr(Library, "admitted", property(lambda self: (wrong,)))
     graph = branches()
-    result = superopt.optimize(graph)
+    result = superopt.optimize(graph, time_limit=None)
     assert result.graph is graph
     assert any("planted" in note or "failed the check" in note for note in result.report.notes)
     assert result.report.status == "unchanged"
@@ -63,7 +63,7 @@ def test_what_cannot_be_checked_is_not_returned(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(optimise, "check", lambda *args, **kwargs: skipped)
     monkeypatch.setattr(optimise, "check_regions", lambda *args, **kwargs: skipped)
     graph = branches()
-    result = superopt.optimize(graph)
+    result = superopt.optimize(graph, time_limit=None)
     assert result.graph is graph
     assert any("could not be checked" in note for note in result.report.notes)
 
@@ -71,7 +71,7 @@ def test_what_cannot_be_checked_is_not_returned(monkeypatch: pytest.MonkeyPatch)
 def test_a_result_that_measures_slower_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimise, "measure", lambda *args, **kwargs: Measured(1.0, 1.1, 1.1, 7))
     graph = branches()
-    result = superopt.optimize(graph)
+    result = superopt.optimize(graph, time_limit=None)
     assert result.graph is graph
     assert result.report.measured is not None
     assert result.report.measured.ratio == 1.0
@@ -79,7 +79,7 @@ def test_a_result_that_measures_slower_is_not_returned(monkeypatch: pytest.Monke
 
 
 def test_an_unknown_operator_is_kept_and_the_rest_is_checked_in_pieces() -> None:
-    result = superopt.optimize(branches("Mystery", "com.example"))
+    result = superopt.optimize(branches("Mystery", "com.example"), time_limit=None)
     assert [n.op for n in result.graph.nodes if n.domain] == ["Mystery"]
     assert result.report.opaque[0].op == "com.example.Mystery"
     assert result.report.status == "improved"
@@ -89,7 +89,7 @@ def test_an_unknown_operator_is_kept_and_the_rest_is_checked_in_pieces() -> None
 
 def test_a_large_model_is_checked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimise, "LARGE", 1000)
-    result = superopt.optimize(branches())
+    result = superopt.optimize(branches(), time_limit=None)
     assert result.report.status == "improved"
     assert "place by place" in result.report.check.reason
 
@@ -154,7 +154,7 @@ def test_a_memory_limit_below_the_input_is_said_in_its_units() -> None:
 
 
 def test_reports_are_json_with_stable_keys() -> None:
-    data = superopt.optimize(branches(), measure=True).report.json()
+    data = superopt.optimize(branches(), measure=True, time_limit=None).report.json()
     assert data["format"] == "superopt.report"
     assert {
         "status", "target", "cost", "measured", "check", "nodes", "operators", "work", "rules_applied", "search",
@@ -166,7 +166,7 @@ def test_reports_are_json_with_stable_keys() -> None:
 
 def test_the_result_is_the_same_function() -> None:
     graph = branches()
-    result = superopt.optimize(graph)
+    result = superopt.optimize(graph, time_limit=None)
     feeds = {"x": np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)}
     assert np.allclose(run(graph, feeds)["y"], run(result.graph, feeds)["y"], atol=1e-4)
     assert (graph.inputs, graph.outputs) == (result.graph.inputs, result.graph.outputs)
