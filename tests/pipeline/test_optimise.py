@@ -29,7 +29,7 @@ def branches(operator: str = "Add", domain: str = "") -> Graph:
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path_factory.getbasetemp() / "cache-of-test-optimise"))
 
 
 def test_the_front_door() -> None:
