@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from superopt.cli import bench, corpus, library, models, service
-from superopt.cli.shell import settings
+from superopt.cli.settings import defaults, settings_file
 from superopt.ir.errors import Interrupted, ResourceLimit, SuperoptError, printable
 
 early.done()
@@ -58,7 +58,9 @@ def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
 ) -> None:
-    context.default_map = settings(Path.cwd())
+    file, table = settings_file(Path.cwd())
+    if file is not None:
+        context.default_map = defaults(table, getattr(context.command, "commands", {}), str(file))
 
 
 for _command in (*models.COMMANDS, *service.COMMANDS):

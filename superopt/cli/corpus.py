@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from superopt.cli.shell import Dims, Json, Progress, err, out, parse_dims, settings_file, write_json, write_text
+from superopt.cli.settings import settings_file
+from superopt.cli.shell import Dims, Json, Progress, err, out, parse_dims, write_json, write_text
 from superopt.ir.errors import UsageError
 
 if TYPE_CHECKING:

@@ -1,11 +1,10 @@
-"""What the commands share: consoles, settings files, arguments, safe files, progress."""
+"""What the commands share: consoles, arguments, safe files, progress."""
 
 from __future__ import annotations
 
 import json
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from superopt.ir.errors import SuperoptError, UsageError, printable
 
 __all__ = [
     "Dims", "Force", "Input", "Json", "Model", "Progress", "Target", "Threads", "err", "out", "parse_bytes",
-    "parse_dims", "refuse_existing", "save", "settings", "settings_file", "write_json", "write_text",
+    "parse_dims", "refuse_existing", "save", "write_json", "write_text",
 ]  # fmt: skip
 
 Model = Annotated[str, typer.Argument(help="an ONNX model or a superopt JSON graph; - reads standard input")]
@@ -38,34 +37,6 @@ def out() -> Console:
 def err() -> Console:
     """The console for everything that is not data."""
     return Console(file=sys.stderr, soft_wrap=not sys.stderr.isatty(), highlight=False)
-
-
-def settings(folder: Path) -> dict[str, Any]:
-    """Defaults for options: what :func:`settings_file` holds."""
-    return settings_file(folder)[1]
-
-
-def settings_file(folder: Path) -> tuple[Path | None, dict[str, Any]]:
-    """The nearest ``superopt.toml``, or pyproject.toml with ``[tool.superopt]``, and what it says.
-
-    A table per command: ``[optimize] time_limit = 30``. Flags and ``SUPEROPT_*`` variables win.
-
-    Raises:
-        UsageError: the file cannot be read as TOML.
-    """
-    for place in (folder, *folder.parents):
-        for name in ("superopt.toml", "pyproject.toml"):
-            path = place / name
-            if not path.is_file():
-                continue
-            try:
-                data = tomllib.loads(path.read_text(encoding="utf-8"))
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise UsageError(f"is not valid TOML ({error})", where=str(path)) from None
-            found = data if name == "superopt.toml" else data.get("tool", {}).get("superopt")
-            if found is not None:
-                return path, dict(found)
-    return None, {}
 
 
 def parse_dims(items: list[str]) -> dict[str, int]:

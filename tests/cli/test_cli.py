@@ -216,6 +216,29 @@ def test_settings_file_gives_defaults_and_flags_win(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["status"] == "improved"
 
 
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("[optimize]\ntime_limt = 3\n", b"[optimize]: there is no setting 'time_limt'; did you mean time_limit?"),
+        ("[optimise]\ntime_limit = 3\n", b"superopt.toml: there is no command 'optimise'; did you mean optimize?"),
+        ("[rules.list]\nfamly = 'conv'\n", b"[rules], [list]: there is no setting 'famly'; did you mean family?"),
+        ("optimize = 3\n", b"superopt.toml: optimize is no table of settings; write [optimize] above its settings"),
+    ],
+)
+def test_settings_that_nothing_reads_are_refused(table: str, said: bytes, tmp_path: Path) -> None:
+    (tmp_path / "superopt.toml").write_text(table)
+    done = subprocess.run([sys.executable, "-m", "superopt.cli", "schema"], capture_output=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert said in done.stderr
+
+
+def test_settings_are_named_as_flags_are(tmp_path: Path) -> None:
+    (tmp_path / "superopt.toml").write_text('[optimize]\nverify = "nothing"\n')
+    command = [sys.executable, "-m", "superopt.cli", "optimize", str(foldable(tmp_path / "m.onnx"))]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path)
+    assert done.stderr == b"superopt: --verify 'nothing' is neither test nor certify\n"
+
+
 def test_a_cache_that_cannot_be_written_is_a_warning_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = run("cost", str(TINY / "deep_linear.json"), SUPEROPT_CACHE=str(tmp_path / "file"))
