@@ -144,7 +144,7 @@ class Meter:
         bound.step()
         once = max(time.perf_counter_ns() - start, 1)
         result = race_bound(
-            [bound], rounds=max(2, min(25, _WARM_NS // (3 * once))), burst=3 if once < _LONG_NS else 1,
+            [bound], rounds=max(3, min(25, _WARM_NS // (3 * once))), burst=3 if once < _LONG_NS else 1,
             threads=self.threads, clock=self.clock, time_limit=0.5,
         )  # fmt: skip
         table = sorted(s[0] * 1e6 for s in result.samples)
@@ -155,10 +155,10 @@ class Meter:
             return Timing(warm, warm, spread)
         twin = bind(make_session(content, threads=self.threads, optimise=optimise), feeds, like=bound)
         few = max(2, _FLUSHED_NS // once)
-        near = warm
+        near = table[len(table) // 4]  # noise only adds, as in the flushed runs
         if not _leaves_the_core(graph):
             taken = _after(core_bytes(), min(few, _NEAR_RUNS), bound, twin, self.now, _NEAR_AGAIN)
-            near = max(taken - self.flushed[0], warm)
+            near = max(taken - self.flushed[0], table[0])
         if not _FLUSH_FROM <= weights < 2 * last_level_bytes():  # larger weights evict themselves
             return Timing(near, near, spread)
         taken = _after(last_level_bytes(), min(few, _COLD_RUNS), bound, twin, self.now)
