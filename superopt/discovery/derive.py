@@ -41,6 +41,8 @@ _RESHAPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", 
 ARITHMETIC = "(arithmetic)"  # why two constants of equal value are one class
 ROUNDS = 5
 NODES = 2500
+DRAWS = 24  # of sizes and attributes, of which the most different are taken
+PATIENT = 600  # where windows have to fit, few draws do; no more than DRAWS where one of those did
 SHORTCUT = "shortcut"  # origin of a rule that pays, and that others derive in more than QUICK_ROUNDS rounds only
 QUICK_ROUNDS = 2
 
@@ -201,10 +203,13 @@ class Universe:
         return self.values[identity]
 
 
-def derived(rule: Rule, moves: Moves, *, rounds: int = ROUNDS, nodes: int = NODES) -> Mapping[str, int] | None:
+def derived(
+    rule: Rule, moves: Moves, *, rounds: int = ROUNDS, nodes: int = NODES, draws: int = DRAWS
+) -> Mapping[str, int] | None:
     """Which rules derive a rule and how often each is used; ``None`` if saturation does not bring its sides together.
 
-    A rule with ``...`` is looked at with one leading axis and with none.
+    A rule with ``...`` is looked at with one leading axis and with none. Discovery keeps a rule for which no sizes turn
+    up in :data:`DRAWS` draws; who asks about one rule may draw more often.
     """
     used: dict[str, int] = {}
     try:
@@ -212,7 +217,7 @@ def derived(rule: Rule, moves: Moves, *, rounds: int = ROUNDS, nodes: int = NODE
     except RuleError:
         return None
     for instance in plain:
-        point = _distinct_point(instance)
+        point = _distinct_point(instance, draws)
         if point is None:
             return None
         universe = Universe(instance, point)
@@ -238,11 +243,13 @@ def derived(rule: Rule, moves: Moves, *, rounds: int = ROUNDS, nodes: int = NODE
 
 
 @lru_cache(maxsize=65536)
-def _distinct_point(instance: Rule) -> Point | None:
+def _distinct_point(instance: Rule, draws: int = DRAWS) -> Point | None:
     """Sizes at which the rule's left side is well-formed, as different from each other and from 1 as were drawn."""
     rng = np.random.default_rng(11)
     best: tuple[int, Point] | None = None
-    for attempt in range(24):
+    for attempt in range(draws):
+        if attempt >= DRAWS and best is not None:
+            break
         point = draw(instance, 0, rng, (), 6 + attempt % 5)
         if point is None:
             return None
@@ -271,9 +278,9 @@ def derive(rules_file: Path | str, library: Library | Iterable[Rule]) -> Coverag
             continue
         parts = parts_of(rule)
         near = [r for r in rules if r.operators <= rule.operators]
-        chain = derived(rule, moves_of(near, parts)) if near else None
+        chain = derived(rule, moves_of(near, parts), draws=PATIENT) if near else None
         if chain is None:  # over operators of its own first, which is quick
-            chain = derived(rule, moves_of(rules, parts))
+            chain = derived(rule, moves_of(rules, parts), draws=PATIENT)
         if chain is None:
             missing[rule.id] = "saturation by the library does not bring the sides together"
         else:

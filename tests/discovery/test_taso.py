@@ -14,7 +14,7 @@ from taso_rules import Untypable, stated
 from taso_shipped import axioms, shipped, strongest, widened
 
 from superopt.discovery.config import load_config
-from superopt.discovery.derive import derived, moves_of, parts_of
+from superopt.discovery.derive import derive, derived, moves_of, parts_of
 from superopt.rules import Rule, parse_rule
 from superopt.rules.library import BUILT_IN, parse_file
 from superopt.verifier.exact import test as exact
@@ -85,6 +85,12 @@ def test_what_tasos_method_finds_is_derived(library: tuple[Rule, ...]) -> None:
 def test_what_takes_rules_about_kernels_is_derived(library: tuple[Rule, ...], name: str) -> None:
     (rule,) = (r for r in parse_file(LIST / "sound.toml") if r.id == f"taso-{name}")
     assert followed(rule, library)
+
+
+def test_rules_about_windows_are_derived_by_themselves(library: tuple[Rule, ...]) -> None:
+    """Few draws of sizes, strides and dilations let a window fit: asking goes on until one does."""
+    found = derive(BUILT_IN / "discovered" / "taso" / "pooling.toml", library)
+    assert not found.missing
 
 
 @pytest.mark.skipif(not (LIST / "false" / "false.toml").exists(), reason="the list is not written yet")
