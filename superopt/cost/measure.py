@@ -39,7 +39,7 @@ from superopt.runtime.ort import make_session
 from superopt.runtime.race import Bound, Clock, bind, race_bound
 from superopt.runtime.spread import median_error
 
-__all__ = ["METHOD", "Meter", "Timing", "measure_graph", "measure_together", "told_apart"]
+__all__ = ["METHOD", "SUMMAND", "Meter", "Timing", "measure_graph", "measure_together", "told_apart"]
 
 METHOD = 4  # of timing: figures of different methods are not mixed in one file
 _BLOCKED = frozenset({"Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"})
@@ -53,7 +53,7 @@ _NEAR_AGAIN = 9  # the same for the core's cache, which is flushed in no time
 _FEW_ROUNDS = 5  # after which graphs that are timed together may have been told apart
 _CLEAR, _CLOSE = 4.0, 0.02  # so many standard errors, and so much more, tell two times apart
 _SELF_EVICTING = 4  # times the core's cache: weights that push themselves out of it from one run to the next
-_SUMMAND = 3  # argument of a convolution of ONNX Runtime's own
+SUMMAND = 3  # argument of a convolution of ONNX Runtime's own
 _LARGEST = 96 << 20  # bytes of weights and inputs of a graph that is timed: ONNX Runtime and the twin hold six copies
 
 
@@ -327,8 +327,8 @@ def _written_over(graph: Graph) -> dict[str, str]:
     It then adds to what is there; alone, it would first copy the sum to where its output is.
     """
     fed, made = {v.name for v in graph.inputs}, {v.name for v in graph.outputs}
-    convolutions = [n for n in graph.nodes if n.op in ("Conv", "FusedConv") and len(n.inputs) > _SUMMAND]
-    found = {n.outputs[0]: n.inputs[_SUMMAND] for n in convolutions}
+    convolutions = [n for n in graph.nodes if n.op in ("Conv", "FusedConv") and len(n.inputs) > SUMMAND]
+    found = {n.outputs[0]: n.inputs[SUMMAND] for n in convolutions}
     read = Counter(name for n in graph.nodes for name in n.inputs)
     return {o: i for o, i in found.items() if o in made and i in fed and read[i] == 1 and not graph.consumers.get(o)}
 

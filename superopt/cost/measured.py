@@ -65,10 +65,10 @@ class MeasuredCpu(CostModel):
         ns = pass_ns(size, self.meter.clock)
         return Timing(ns, ns, 0.0)
 
-    def _cold_share(self, working_set: int) -> float:
+    def cold_share(self, working_set: int) -> float:
         probed = probed_bytes(self.cache_bytes)
         if not probed or probed[0] < working_set < probed[-1]:
-            return super()._cold_share(working_set)
+            return super().cold_share(working_set)
         return float(working_set >= probed[-1])  # wherever the ramp is: small models need not wait for it
 
     def recording(self) -> MeasuredCpu:

@@ -68,13 +68,14 @@ class CostModel(ABC):
 
     def in_context(self, working_set: int) -> Self:
         """The same model for parts of a graph that reads this many bytes an inference: are its weights cached?"""
-        cold = self._cold_share(working_set)
+        cold = self.cold_share(working_set)
         other = copy.copy(self)  # shares what is known of the device
         other.cold = cold
         other._memo = {}
         return other
 
-    def _cold_share(self, working_set: int) -> float:
+    def cold_share(self, working_set: int) -> float:
+        """Share of the weights that comes from memory, for a model that reads this many bytes an inference."""
         ramp = self.ramp
         return 1.0 if ramp is None else ramp.share(working_set)
 
@@ -167,5 +168,5 @@ class CostModel(ABC):
         themselves are partly cold in the warm time already."""
         if self.cold in (0.0, 1.0):
             return self.cold
-        own = self._cold_share(fixed_bytes(key))
+        own = self.cold_share(fixed_bytes(key))
         return max(0.0, (self.cold - own) / (1.0 - own)) if own < 1.0 else 1.0

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from superopt.cost.cache import core_bytes
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.cost.kernel import Kernel, kernels_of
 from superopt.cost.lowering import distinct, known_types, lowered
+from superopt.cost.measure import SUMMAND
 from superopt.cost.measured import MeasuredCpu
 from superopt.cost.model import CostModel, work_of
 from superopt.cost.patterns import groups
 from superopt.cost.record import FREE, Estimate
+from superopt.cost.residence import Activations, Weights
 from superopt.cost.trial import at_sizes, feeds_for
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node
 from superopt.ir.types import OpaqueType, TensorType
+from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.runtime.limits import refuse_unbounded
@@ -26,6 +30,7 @@ __all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "node_work", "work"]
 
 _LOWERABLE = 1 << 29  # bytes of weights above which a graph is not handed to ONNX Runtime just to be costed
 _VIEWS = ONNX_RUNTIME_CPU.views  # what only renames memory, on every backend
+_IN_PLACE = frozenset({"elementwise", "activation"})  # families whose result may take an operand's memory
 _UNKNOWN = Estimate(1.0, "roofline", 1.0)  # a node of unknown types: unmeasured is not zero
 
 
@@ -150,52 +155,53 @@ def _as_the_runtime_runs_it(
     same = distinct(own.weights)
     copy_of = model.backend.copy_of
     copies = [{copy_of(same[n], m.op): types[n].nbytes or 0 for n in m.inputs if n in same} for m in own.nodes]
-    reuse = _Reuse(model, _bytes_of(copies) + activations)
+    working_set = _bytes_of(copies) + activations
+    reuse, longer = Weights(model, working_set), _activations(own, types, model, working_set)
     parts: list[_Part] = []
     for part, held in zip(kernels_of(own, types), copies, strict=True):
         if isinstance(part, Kernel):
             context = reuse.at(held, part.moved - sum(held.values()))
             assert isinstance(context, MeasuredCpu)
-            parts.append((part.node.name, part.node.op, context.kernel(part), (part.flops, part.moved)))
+            alone = context.kernel(part)
+            estimate = replace(alone, us=alone.us + longer(part.node, sum(held.values())))
+            parts.append((part.node.name, part.node.op, estimate, (part.flops, part.moved)))
         else:
             parts.append((part.name, part.op, _UNKNOWN, (0, 0)))
     return parts
 
 
-class _Reuse:
-    """Cost models for the nodes of a graph in order: how cold are the weights that each reads?
+def _activations(
+    graph: Graph, types: Mapping[str, TensorType], model: MeasuredCpu, working_set: int
+) -> Callable[[Node, int], float]:
+    """How much longer the next node of a lowered graph takes than alone, given the bytes of its weights, in order."""
+    peaks = model.peaks()
+    root: dict[str, str] = {}
+    reads: Counter[str] = Counter()
+    for node in graph.nodes:
+        if _renames(node, graph):
+            root[node.outputs[0]] = root.get(node.inputs[0], node.inputs[0])
+        else:
+            reads.update({root.get(n, n) for n in node.reads if n not in graph.constants})
+    reads.update(root.get(v.name, v.name) for v in graph.outputs)
+    if peaks is None:  # no time was left to measure them
+        return lambda *_: 0.0
+    memory = Activations(peaks, model.cold_share, core_bytes(), working_set, dict(reads))
 
-    An inference that touches more than the cache holds finds a weight cold that it reads once. A weight that it reads
-    again (a recurrent cell, unrolled) is as warm as what was touched in between is small: to a least-recently-used
-    cache that is its working set.
-    """
+    def longer(node: Node, weights: int) -> float:
+        if _renames(node, graph):
+            return 0.0
+        names = dict.fromkeys(root.get(n, n) for n in node.reads if n not in graph.constants)
+        fed, made = ([(n, types[n].nbytes or 0) for n in v if n in types] for v in (names, node.outputs))
+        known = REGISTRY.get(node.op) if not node.domain else None
+        summed = "Conv" in node.op and len(node.inputs) > SUMMAND
+        in_place = summed or (known is not None and known.family in _IN_PLACE)
+        return memory.longer_us(fed, made, weights, in_place=in_place)
 
-    _STEPS = 32  # contexts in a cache's size: each has answers of its own
+    return longer
 
-    def __init__(self, model: CostModel, working_set: int) -> None:
-        self.model, self.working_set = model, working_set
-        self._touched = 0
-        self._read: dict[str, int] = {}
-        self._contexts: dict[int, CostModel] = {}
 
-    def at(self, weights: Mapping[str, int], moved: int) -> CostModel:
-        """The model for the next node.
-
-        Args:
-            weights: bytes of the weights that it reads, by what makes two the same.
-            moved: bytes of the activations that it touches.
-        """
-        total = sum(weights.values())
-        since = sum(n * min(self._touched - self._read.get(w, -self.working_set), self.working_set)
-                    for w, n in weights.items())  # fmt: skip
-        self._read.update(dict.fromkeys(weights, self._touched))  # the cache must hold the weight itself, too
-        self._touched += total + moved
-        step = max(1, (self.model.cache_bytes or 1) // self._STEPS)
-        distance = self.working_set if total == 0 else -(-(since // total) // step) * step
-        distance = min(distance, self.working_set)
-        if distance not in self._contexts:
-            self._contexts[distance] = self.model.in_context(distance)
-        return self._contexts[distance]
+def _renames(node: Node, graph: Graph) -> bool:
+    return node.op in _VIEWS and not node.domain and bool(node.inputs) and node.inputs[0] not in graph.constants
 
 
 class _Facts:
@@ -278,7 +284,7 @@ class _Facts:
         """Costs of the graph's own nodes, fused where the backend fuses."""
         makers = self._makers(model)
         copies = self._copies(model, makers)
-        reuse = _Reuse(model, _bytes_of(copies) + activations)
+        reuse = Weights(model, _bytes_of(copies) + activations)
         for place, (node, known) in enumerate(zip(self.graph.nodes, self.typing.nodes, strict=True)):
             if all(n in self.static for n in node.reads):
                 yield node.name, node.op, FREE, (0, 0)
