@@ -316,8 +316,8 @@ class _Facts:
         for group in groups(self.graph, model.backend.patterns):
             members = sorted((place[id(node)] for node in group), key=lambda i: parts[i][2].us)
             for i in members[:-1]:
-                name, op, estimate, done = parts[i]
-                found[i] = (name, op, replace(estimate, us=0.0), done)
+                name, op, _, done = parts[i]
+                found[i] = (name, op, FREE, done)
         return found
 
     def _makers(self, model: CostModel) -> dict[int, Node]:
