@@ -157,7 +157,7 @@ class Meter:
         else:
             taken = _after(core_bytes(), min(few, _NEAR_RUNS), bound, twin, self.now, _NEAR_AGAIN)
             near = max(taken - self.flushed[0], table[0])
-        if not _FLUSH_FROM <= weights < 2 * last_level_bytes():  # larger weights evict themselves
+        if weights < _FLUSH_FROM:
             return Timing(near, near, spread)
         taken = _after(last_level_bytes(), min(few, _COLD_RUNS), bound, twin, self.now)
         return Timing(near, max(taken - self.flushed[1], near), spread)
