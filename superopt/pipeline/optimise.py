@@ -188,8 +188,8 @@ def _refuse_opaque(graph: Graph, typing: Typing) -> None:
 class _Attempt:
     """One optimisation in progress: ``run`` goes straight through.
 
-    ``failures`` are checks that failed on the way, ``remarks`` what the report has to say about memory, and
-    ``checked_for`` the seconds that the last check took.
+    ``failures`` are checks that failed on the way, ``remarks`` what the report has to say about memory and sizes,
+    ``checked_for`` the seconds that the last check took, ``interrupted`` whether the last race was.
     """
 
     graph: Graph
@@ -202,6 +202,7 @@ class _Attempt:
     failures: list[report.CheckFailure] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     checked_for: float = 0.0
+    interrupted: bool = False
     bound: MemoryBound | None = None
 
     def __post_init__(self) -> None:
@@ -230,7 +231,9 @@ class _Attempt:
         before_cost, after_cost = self._modelled(found, measured, notes)
         if after_cost is before_cost and after is not self.graph:
             found, after = replace(found, graph=self.graph, applied=()), self.graph
-        verification = self._certified(after) if self.options.certify else None
+        if self.interrupted:
+            found = replace(found, stopped="interrupted")
+        verification = self._certified(after) if self.options.certify and not self.interrupted else None
         made = self._report(found, checked, measured, notes, before_cost, after_cost)
         return Result(after, self.graph, replace(made, verification=verification))
 
@@ -370,6 +373,10 @@ class _Attempt:
             return found
         except (Unsupported, InvalidModel, ResourceLimit) as error:
             notes.append(f"the models could not be timed whole: {error}")
+            return None
+        except KeyboardInterrupt:  # the result is found and checked
+            notes.append("timing the models whole was interrupted: their modelled costs decide")
+            self.deadline, self.interrupted = time.monotonic(), True
             return None
 
     def _weights(self) -> int:

@@ -122,6 +122,17 @@ def test_interrupting_the_search_gives_the_best_so_far(monkeypatch: pytest.Monke
     assert result.report.search.stopped == "interrupted"
 
 
+def test_a_result_that_was_checked_survives_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object, **kwargs: object) -> Measured:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(optimise, "measure", interrupted)
+    result = superopt.optimize(branches(), time_limit=None)
+    assert result.report.check.verdict == "passed"
+    assert (result.report.status, result.report.search.stopped) == ("improved", "interrupted")
+    assert "timing the models whole was interrupted" in result.report.notes[-1]
+
+
 def test_after_an_interrupt_little_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     left = []
 
