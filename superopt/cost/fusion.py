@@ -62,10 +62,14 @@ class Backend:
     def as_run(
         self, op: str, types: Sequence[TensorType | None], fixed: Sequence[bool]
     ) -> tuple[tuple[TensorType | None, ...], tuple[bool, ...]]:
-        """Argument types, and which are constants, without what the backend absorbs."""
+        """Argument types, and which are constants: without what the backend absorbs, and where operands may change
+        places, which takes no other time, in one order: constants last, else the larger first."""
         slot = self.absorbed.get(op)
         if slot is not None and len(types) == slot + 1 and len(fixed) == slot + 1 and fixed[slot]:
             return tuple(types[:slot]), tuple(fixed[:slot])
+        if len(types) == len(fixed) == 2 and op in REGISTRY and REGISTRY[op].commutative:
+            pairs = sorted(zip(types, fixed, strict=True), key=lambda p: (p[1], -_elements(p[0]), str(p[0])))
+            return tuple(t for t, _ in pairs), tuple(f for _, f in pairs)
         return tuple(types), tuple(fixed)
 
     def fusable(self, producer: str, consumer: str, *, constant_others: bool = True, rank: int = 0) -> bool:
@@ -84,6 +88,11 @@ class Backend:
             and rank <= f.rank
             for f in self.fusions
         )
+
+
+def _elements(kind: TensorType | None) -> int:
+    count = kind.elements if kind is not None else 0
+    return count if isinstance(count, int) else 0
 
 
 def _fusion(producers: str, consumers: str, other: Other = "none", rank: int = 99, becomes: str = "") -> Fusion:

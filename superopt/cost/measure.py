@@ -160,6 +160,8 @@ class Meter:
         if weights < _FLUSH_FROM:
             return Timing(near, near, spread)
         taken = _after(last_level_bytes(), min(few, _COLD_RUNS), bound, twin, self.now)
+        if _leaves_the_core(graph):
+            taken = (taken + _after(last_level_bytes(), min(few, _COLD_RUNS), twin, bound, self.now)) / 2
         return Timing(near, max(taken - self.flushed[1], near), spread)
 
     def _repeated(self, bound: Bound, once: int) -> list[float]:

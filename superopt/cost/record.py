@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
+from superopt.ops import REGISTRY
 
 __all__ = ["APART", "Estimate", "Key", "Record", "Source", "key_of"]
 
@@ -64,8 +65,9 @@ class Key:
 
     @cached_property
     def question(self) -> tuple[str, str, str, tuple[str, ...]]:
-        """What was asked, whatever engine, precision and layout answered."""
-        return self.op, self.attrs, self.dtype, self.shapes
+        """What was asked, whatever engine, precision and layout answered, and in whatever order operands stood."""
+        turned = len(self.shapes) == 2 and self.op in REGISTRY and REGISTRY[self.op].commutative
+        return self.op, self.attrs, self.dtype, tuple(sorted(self.shapes)) if turned else self.shapes
 
 
 @dataclass(frozen=True)
