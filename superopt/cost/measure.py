@@ -152,8 +152,9 @@ class Meter:
         twin = bind(make_session(content, threads=self.threads, optimise=optimise), feeds, like=bound)
         few = max(2, _FLUSHED_NS // once)
         if _leaves_the_core(graph):
-            # How much stays in the last cache is up to the pages that a session was given: 240 to 440 µs for 16 MB.
-            near = statistics.fmean(t[len(t) // 4] for t in (table, self._repeated(twin, once)))
+            # How much stays in the last cache is up to the pages that a session was given: 240 to 440 µs for 16 MB,
+            # which would tell apart what is equal.
+            near = min(t[len(t) // 4] for t in (table, self._repeated(twin, once)))
         else:
             taken = _after(core_bytes(), min(few, _NEAR_RUNS), bound, twin, self.now, _NEAR_AGAIN)
             near = max(taken - self.flushed[0], table[0])
