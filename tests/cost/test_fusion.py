@@ -7,6 +7,7 @@ from superopt import formats
 from superopt.cost import ONNX_RUNTIME_CPU
 from superopt.cost.fusion import SUPEROPT_CUDA
 from superopt.cost.lowering import distinct, lowered
+from superopt.cost.record import key_of
 from superopt.cost.trial import sample
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
@@ -92,3 +93,13 @@ def test_kernels_of_one_name_share_a_packed_weight():
 def test_a_fused_kernel_has_the_name_that_the_table_gives(producer, consumer):
     [kernel] = lowered(chain(producer, consumer)).nodes
     assert kernel.op == ONNX_RUNTIME_CPU.fused(producer, consumer)
+
+
+def test_operands_that_may_change_places_are_one_question() -> None:
+    vector, image = TensorType(DType.FLOAT32, (32,)), TensorType(DType.FLOAT32, (8, 16, 32))
+    for first, second in (((image, vector), (False, True)), ((vector, image), (True, False))):
+        assert ONNX_RUNTIME_CPU.as_run("Mul", first, second) == ((image, vector), (False, True))
+        assert ONNX_RUNTIME_CPU.as_run("Sub", first, second) == (first, second)
+    turned = [key_of("Mul", {}, args, fixed).question for args, fixed in (
+        ((image, vector), (False, True)), ((vector, image), (True, False)))]  # fmt: skip
+    assert turned[0] == turned[1]

@@ -10,10 +10,14 @@ from graphs import assert_equivalent, f32, graph, linear_stack, op, qkv, siamese
 from roofline import Roofline
 from rules_for_tests import rules
 
+from superopt import cost
+from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Node, OpaqueAttribute, constant
 from superopt.ir.poly import sym
+from superopt.rules import load_library
 from superopt.rules.grammar import parse_rule
 from superopt.search import SearchOptions, search
+from superopt.search.baselines import modelled
 
 
 def ops(model):
@@ -238,3 +242,15 @@ def test_a_literal_is_no_constant_that_was_taken_apart():
     cube = parse_rule({"id": "cube", "forall": {"x": "f[m, n]"}, "lhs": ["Mul(Mul(x, x), x)"], "rhs": ["Pow(x, 3.0)"]})
     result = search(model, [cube], Dear(), SearchOptions(cache=False))
     assert ops(result.graph) == ["Mul", "Mul"]
+
+
+def test_a_gain_is_counted_once_whatever_the_order_of_operands() -> None:
+    """A weight before or behind a value is one product; priced as two, each phase gained by turning it around."""
+    builder = GraphBuilder("turned")
+    x = builder.op("Relu", builder.input("x", "float32", (8, 16, 32)))
+    builder.output(builder.op("Div", x, builder.constant(np.array(2.0, np.float32))), "y")
+    costs = cost.RecordedProfile(cost.load_profile("cpu-epyc-2core"))
+    options = SearchOptions(cache=False, confirm=False, least_gain=0.0, time_limit=120.0)
+    found = search(builder.build(), load_library().admitted, costs, options)
+    assert found.after_us == pytest.approx(modelled(found.graph, costs), rel=1e-3)
+    assert 0.2 * found.before_us < found.after_us <= found.before_us
