@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -50,10 +49,8 @@ def distinct(weights: Iterable[Weight]) -> dict[str, str]:
     for group in alike.values():
         first: dict[object, str] = {}
         for weight in group:
-            data = weight.data
-            mark: object = weight.name
-            if data is not None and len(group) > 1:
-                mark = zlib.adler32(np.ascontiguousarray(data.numpy()).data)
+            known = weight.data is not None and len(group) > 1
+            mark: object = weight.data.digest if known and weight.data is not None else weight.name
             found[weight.name] = first.setdefault(mark, weight.name)
     return found
 

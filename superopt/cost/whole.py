@@ -347,7 +347,7 @@ class _Facts:
             node = self.graph.nodes[place]
             within = root[id(node)] = root[id(maker)]
             kernel[within] = model.backend.fused(kernel[within], node.op)
-        same = self._same()
+        same = distinct(self.graph.weights)
         return [
             {
                 model.backend.copy_of(same.get(n, n), kernel[root[id(node)]]): self._bytes(n)
@@ -356,17 +356,6 @@ class _Facts:
             }
             for node in self.graph.nodes
         ]
-
-    def _same(self) -> dict[str, str]:
-        """For each weight the first that equals it."""
-        alike = Counter(w.type for w in self.graph.weights)
-        first: dict[object, str] = {}
-        found = {}
-        for weight in self.graph.weights:
-            known = weight.data is not None and alike[weight.type] > 1
-            mark = (weight.type, weight.data.digest) if known and weight.data is not None else weight.name
-            found[weight.name] = first.setdefault(mark, weight.name)
-        return found
 
 
 def _bytes_of(copies: Iterable[Mapping[str, int]]) -> int:
