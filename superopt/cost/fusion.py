@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from superopt.cost.patterns import ONNX_RUNTIME_PATTERNS, Pattern
+from superopt.cost.record import interchangeable
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 
@@ -63,11 +64,11 @@ class Backend:
         self, op: str, types: Sequence[TensorType | None], fixed: Sequence[bool]
     ) -> tuple[tuple[TensorType | None, ...], tuple[bool, ...]]:
         """Argument types, and which are constants: without what the backend absorbs, and where operands may change
-        places, which takes no other time, in one order: constants last, else the larger first."""
+        places, in one order: constants last, else the larger first."""
         slot = self.absorbed.get(op)
         if slot is not None and len(types) == slot + 1 and len(fixed) == slot + 1 and fixed[slot]:
             return tuple(types[:slot]), tuple(fixed[:slot])
-        if len(types) == len(fixed) == 2 and op in REGISTRY and REGISTRY[op].commutative:
+        if len(types) == len(fixed) and interchangeable(op, len(types)):
             pairs = sorted(zip(types, fixed, strict=True), key=lambda p: (p[1], -_elements(p[0]), str(p[0])))
             return tuple(t for t, _ in pairs), tuple(f for _, f in pairs)
         return tuple(types), tuple(fixed)

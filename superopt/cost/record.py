@@ -15,11 +15,16 @@ from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 
-__all__ = ["APART", "Estimate", "Key", "Record", "Source", "key_of"]
+__all__ = ["APART", "Estimate", "Key", "Record", "Source", "interchangeable", "key_of"]
 
 APART = frozenset({"graph", "cache"})  # what is filed under these is no operator's time: nothing is predicted from it
 
 Source = Literal["measured", "interpolated", "roofline", "free"]
+
+
+def interchangeable(op: str, count: int) -> bool:
+    """Whether an operator's so many operands may change places, which takes no other time."""
+    return count == 2 and op in REGISTRY and REGISTRY[op].commutative
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,8 @@ class Key:
     @cached_property
     def question(self) -> tuple[str, str, str, tuple[str, ...]]:
         """What was asked, whatever engine, precision and layout answered, and in whatever order operands stood."""
-        turned = len(self.shapes) == 2 and self.op in REGISTRY and REGISTRY[self.op].commutative
-        return self.op, self.attrs, self.dtype, tuple(sorted(self.shapes)) if turned else self.shapes
+        shapes = tuple(sorted(self.shapes)) if interchangeable(self.op, len(self.shapes)) else self.shapes
+        return self.op, self.attrs, self.dtype, shapes
 
 
 @dataclass(frozen=True)
