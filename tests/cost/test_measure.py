@@ -58,6 +58,28 @@ def test_runs_go_on_while_they_disagree(monkeypatch, times, runs, found):
     assert bound.count == twin.count == runs
 
 
+@pytest.mark.parametrize(
+    ("medians", "once", "moments", "found"),
+    [
+        ([2000, 400, 401], 2_000, 3, 400),  # a busy moment, then two that agree
+        ([400, 404], 2_000, 2, 400),
+        ([1000, 900, 800, 700, 600, 500, 400], 2_000, 7, 400),  # never the same: all of them, and the least
+        ([9e6], 10_000_000, 1, 9e6),  # long enough to be one
+    ],
+)
+def test_what_is_short_is_timed_until_two_moments_agree(monkeypatch, medians, once, moments, found):
+    """One small operator in ten came out 1.5 µs high, all of whose runs lay in one fifth of a millisecond."""
+    seen = []
+
+    def moment(self, bound, once):
+        seen.append(medians[min(len(seen), len(medians) - 1)])
+        return [seen[-1]]
+
+    monkeypatch.setattr(Meter, "_moment", moment)
+    assert Meter()._repeated(None, once) == [found]
+    assert len(seen) == moments
+
+
 def test_what_a_flush_costs_a_run_without_weights_is_not_the_weights(monkeypatch):
     graph, taken = product(256), {core_bytes(): 9e8, last_level_bytes(): 10e8}
     monkeypatch.setattr(measure, "_after", lambda size, *_: taken[size])
