@@ -19,7 +19,7 @@ from superopt.ops.record import NotCovered
 __all__ = ["Answers", "Progress", "refused"]
 
 Progress = Callable[[int, int | None, str], None]
-_REFIT = 64  # new records after which the predictor is fitted again
+_REFIT = 1.25  # growth of the store after which the predictor is fitted again: the first records say the most
 _CANNOT_RUN = 1e3  # a form that a device refuses is costed at this many times its prediction: finite, never chosen
 
 
@@ -84,11 +84,11 @@ class Answers:
         """Whether the device refused what the key names."""
         return key.text in self._failed
 
-    def predict(self, op: str, work: tuple[int, int], key: Key) -> Estimate:
+    def predict(self, op: str, work: tuple[int, int], key: Key, cold: float) -> Estimate:
         """What is not measured, from what is; fitted again as records come in."""
-        if self._fitted is None or len(self.store) >= self._fitted[0] + _REFIT:
+        if self._fitted is None or len(self.store) > _REFIT * self._fitted[0]:
             self._fitted = (len(self.store), Predictor.fit(self.store.records, self._ceilings))
-        return self._fitted[1].predict(op, *work, key)
+        return self._fitted[1].predict(op, *work, key, cold)
 
 
 def refused(prediction: Estimate) -> Estimate:

@@ -89,7 +89,7 @@ class MeasuredCpu(CostModel):
         work = (kernel.flops, kernel.moved)
         record = self.answers.get(kernel.key, lambda: self.meter.time(kernel.graph, optimise=False), work)
         if record is None:  # refused alone or not, ONNX Runtime runs its own node
-            return self.answers.predict(kernel.key.op, work, kernel.key)
+            return self.predicted(kernel.key.op, work, kernel.key)
         return self._estimate(record)
 
     def graph(self, graph: Graph) -> Estimate:
@@ -119,6 +119,10 @@ class MeasuredCpu(CostModel):
             }
         )
 
+    def predicted(self, op: str, work: tuple[int, int], key: Key) -> Estimate:
+        """What is expected of an application that was not measured: its operator, FLOPs and bytes, and key."""
+        return self.answers.predict(op, work, key, self.colder(key))
+
     def _view(self) -> Estimate:
         return Estimate(self.meter.dispatch / 1e3, "measured", 0.1)
 
@@ -126,7 +130,7 @@ class MeasuredCpu(CostModel):
         record = self.answers.get(question.key, partial(self._time, question), question.work)
         if record is not None:
             return self._estimate(record)
-        found = self.answers.predict(question.op, question.work, question.key)
+        found = self.predicted(question.op, question.work, question.key)
         return refused(found) if self.answers.failed(question.key) else found  # our own form of the operator
 
     def _time(self, question: Question) -> Timing:

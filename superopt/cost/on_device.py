@@ -12,7 +12,7 @@ from superopt.cost.peaks import Peaks, peaks_of_header
 from superopt.cost.predictor import ceilings_of
 from superopt.cost.profile import Store
 from superopt.cost.question import Question
-from superopt.cost.record import Estimate
+from superopt.cost.record import Estimate, Key
 
 __all__ = ["OnDevice"]
 
@@ -53,6 +53,10 @@ class OnDevice(CostModel):
     def peaks(self) -> Peaks | None:
         return peaks_of_header(self.facts)
 
+    def predicted(self, op: str, work: tuple[int, int], key: Key) -> Estimate:
+        """What is expected of an application that was not measured: its operator, FLOPs and bytes, and key."""
+        return self.answers.predict(op, work, key, self.colder(key))
+
     def _view(self) -> Estimate:
         return Estimate(float(self.facts["dispatch_ns"]) / 1e3, "measured", 0.1)
 
@@ -61,5 +65,5 @@ class OnDevice(CostModel):
         record = self.answers.get(key, partial(self.device.time, question), question.work)
         if record is not None:
             return self._estimate(record)
-        found = self.answers.predict(question.op, question.work, question.key)
+        found = self.predicted(question.op, question.work, question.key)
         return refused(found) if self.answers.failed(key) else found

@@ -2,7 +2,8 @@
 
 ``roof = t0 + max(F / P, B / W) / eta`` with F FLOPs and B bytes, P and W the device's ceilings and ``eta`` the
 operator's efficiency, fitted on log time. The result is multiplied by ``exp(Σ wᵢ ln(nsᵢ / roofᵢ))`` over the nearest
-records, clamped to [1/4, 4]. Near means like work, attributes, ranks, weights and innermost sizes.
+records, clamped to [1/4, 4]. Near means like work, attributes, ranks, weights and innermost sizes. Both are fitted
+twice: to cold times with the bandwidth of memory, and to warm ones with that of the last cache.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import median
@@ -24,7 +25,8 @@ from superopt.cost.record import APART, Estimate, Key, Record
 __all__ = ["Ceilings", "Predictor", "ceilings_of"]
 
 _NEIGHBOURS = 4
-_NEAR = 1.5  # in units of e-folds of FLOPs and bytes: beyond, a neighbour says nothing about this size
+_NEAR = 1.5  # in units of e-folds of FLOPs and bytes: beyond, a neighbour counts only where there is none within
+_FAR = 3.5  # beyond, it says nothing about this size
 _CANDIDATES = 32  # nearest by work, among which attributes and shapes decide
 _ATTRIBUTE, _RANK, _FIXED, _SIZE = 0.5, 0.5, 0.5, 0.15  # how far apart unlike records are, in e-folds of work
 _LEAST_SIGMA, _SIGMA_PER_STEP = 0.08, 0.25
@@ -33,11 +35,13 @@ _CLAMP = math.log(4.0)  # 2 left tiny operators, far from the roofline, 1 % wors
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the device could do at best: FLOP/ns, bytes/ns, and nanoseconds that any operator costs."""
+    """What the device could do at best: FLOP/ns, bytes/ns from memory and from its last cache, and nanoseconds that any
+    operator costs."""
 
     flops_per_ns: float = 60.0
     bytes_per_ns: float = 12.0
     least_ns: float = 350.0
+    cached_bytes_per_ns: float = 50.0
 
 
 def ceilings_of(header: Mapping[str, Any]) -> Ceilings:
@@ -45,12 +49,18 @@ def ceilings_of(header: Mapping[str, Any]) -> Ceilings:
     usual, peaks = Ceilings(), header.get("peaks")
     if not isinstance(peaks, Mapping):
         return usual
-    flops, moved = peaks.get("flops_per_s"), peaks.get("bytes_per_s")
-    return Ceilings(
-        flops / 1e9 if isinstance(flops, int | float) and flops > 0 else usual.flops_per_ns,
-        moved / 1e9 if isinstance(moved, int | float) and moved > 0 else usual.bytes_per_ns,
-        usual.least_ns,
-    )
+
+    def found(name: str, otherwise: float) -> float:
+        value = peaks.get(name)
+        return value / 1e9 if isinstance(value, int | float) and value > 0 else otherwise
+
+    memory = found("bytes_per_s", usual.bytes_per_ns)
+    cache = max(memory, found("cache_bytes_per_s", memory))
+    return Ceilings(found("flops_per_s", usual.flops_per_ns), memory, usual.least_ns, cache)
+
+
+_Pair = tuple[float, float]  # for cold weights, and for warm ones
+_ONE: _Pair = (1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class _Family:
     """Records of one operator: work on logarithmic axes, time against the roofline, and what else tells them apart."""
 
     work: np.ndarray  # (records, 2): ln FLOPs, ln bytes
-    residuals: tuple[float, ...]  # ln(ns / roof)
+    residuals: tuple[_Pair, ...]  # ln(ns / roof)
     traits: tuple[_Traits, ...]
 
 
@@ -68,33 +78,30 @@ class Predictor:
 
     ceilings: Ceilings
     _families: dict[str, _Family] = field(repr=False)
-    _efficiency: dict[str, float] = field(repr=False)
-    _any: float = 1.0
+    _efficiency: dict[str, _Pair] = field(repr=False)
+    _any: _Pair = _ONE
 
     @staticmethod
     def fit(records: Iterable[Record], ceilings: Ceilings | None = None) -> Predictor:
-        """Fit efficiencies to records (cold times: what a model larger than the cache sees)."""
+        """Fit efficiencies to records."""
         ceiling = ceilings or Ceilings()
         grouped: dict[str, list[Record]] = defaultdict(list)
         for record in sorted(records, key=lambda r: r.key.text):
             if record.ns_cold > 0 and record.key.op not in APART:
                 grouped[record.key.op].append(record)
-        efficiency = {
-            op: math.exp(median(math.log(r.ns_cold / _roof(ceiling, r.flops, r.bytes, 1.0)) for r in group))
-            for op, group in grouped.items()
-        }
-        families = {
-            op: _Family(
+        efficiency: dict[str, _Pair] = {}
+        families: dict[str, _Family] = {}
+        for op, group in grouped.items():
+            slow = efficiency[op] = _each(lambda t: math.exp(median(t)), *(_residual(r, ceiling, _ONE) for r in group))
+            families[op] = _Family(
                 np.array([(math.log1p(r.flops), math.log1p(r.bytes)) for r in group]),
-                tuple(math.log(r.ns_cold / _roof(ceiling, r.flops, r.bytes, efficiency[op])) for r in group),
+                tuple(_residual(r, ceiling, slow) for r in group),
                 tuple(_traits(r.key) for r in group),
             )
-            for op, group in grouped.items()
-        }
-        overall = median(efficiency.values()) if efficiency else 1.0
+        overall = _each(median, *efficiency.values()) if efficiency else _ONE
         return Predictor(ceiling, families, efficiency, overall)
 
-    def predict(self, op: str, flops: float, moved: float, key: Key | None = None) -> Estimate:
+    def predict(self, op: str, flops: float, moved: float, key: Key | None = None, cold: float = 1.0) -> Estimate:
         """The cost of an operator that does ``flops`` operations and moves ``moved`` bytes.
 
         Args:
@@ -102,9 +109,11 @@ class Predictor:
             flops: operations.
             moved: bytes.
             key: what would be measured, so that records of like attributes and shapes count as nearer.
+            cold: share of its weights that comes from memory.
         """
-        roof = _roof(self.ceilings, flops, moved, self._efficiency.get(op, self._any))
-        near = self._near(op, math.log1p(flops), math.log1p(moved), key)
+        slow = self._efficiency.get(op, self._any)
+        roof = _blend(_roofs(self.ceilings, flops, moved, slow), cold)
+        near = self._near(op, math.log1p(flops), math.log1p(moved), key, cold)
         if not near:
             return Estimate(roof / 1e3, "roofline", 0.5 if op in self._efficiency else 1.0)
         weights = [1.0 / (d + 0.05) for d, _ in near]
@@ -114,7 +123,9 @@ class Predictor:
         sigma = math.sqrt(variance + (_LEAST_SIGMA + _SIGMA_PER_STEP * near[0][0]) ** 2)
         return Estimate(roof * math.exp(min(max(shift, -_CLAMP), _CLAMP)) / 1e3, "interpolated", sigma)
 
-    def _near(self, op: str, flops: float, moved: float, key: Key | None) -> list[tuple[float, float]]:
+    def _near(
+        self, op: str, flops: float, moved: float, key: Key | None, cold: float
+    ) -> list[tuple[float, float]]:  # fmt: skip
         """(distance, ln(ns / roof)) of the nearest records of the operator."""
         family = self._families.get(op)
         if family is None:
@@ -122,10 +133,11 @@ class Predictor:
         distances = np.hypot(family.work[:, 0] - flops, family.work[:, 1] - moved)
         first = np.argsort(distances, kind="stable")[: _NEIGHBOURS if key is None else _CANDIDATES]
         own = None if key is None else _traits(key)
+        reach = _NEAR if distances[first[0]] <= _NEAR else _FAR
         found = [
-            (float(distances[i]) + (own.unlike(family.traits[i]) if own else 0.0), family.residuals[i])
+            (float(distances[i]) + (own.unlike(family.traits[i]) if own else 0.0), _blend(family.residuals[i], cold))
             for i in map(int, first)
-            if distances[i] <= _NEAR
+            if distances[i] <= reach
         ]
         return sorted(found)[:_NEIGHBOURS]
 
@@ -174,5 +186,25 @@ def _differ(a: Any, b: Any) -> float:
     return 1.0
 
 
-def _roof(ceilings: Ceilings, flops: float, moved: float, slowdown: float) -> float:
-    return ceilings.least_ns + slowdown * max(flops / ceilings.flops_per_ns, moved / ceilings.bytes_per_ns, 1.0)
+def _each(combine: Callable[[Sequence[float]], float], *pairs: _Pair) -> _Pair:
+    """Cold values combined, and warm ones."""
+    return combine([cold for cold, _ in pairs]), combine([warm for _, warm in pairs])
+
+
+def _blend(pair: _Pair, cold: float) -> float:
+    return pair[1] + (pair[0] - pair[1]) * cold
+
+
+def _residual(record: Record, ceilings: Ceilings, slow: _Pair) -> _Pair:
+    """ln(ns / roof) of a record."""
+    cold, warm = _roofs(ceilings, record.flops, record.bytes, slow)
+    return math.log(record.ns_cold / cold), math.log((record.ns or record.ns_cold) / warm)
+
+
+def _roofs(ceilings: Ceilings, flops: float, moved: float, slow: _Pair) -> _Pair:
+    """Nanoseconds with weights from memory, and with weights from the last cache."""
+    work = max(flops / ceilings.flops_per_ns, 1.0)
+    return (
+        ceilings.least_ns + slow[0] * max(work, moved / ceilings.bytes_per_ns),
+        ceilings.least_ns + slow[1] * max(work, moved / ceilings.cached_bytes_per_ns),
+    )

@@ -14,7 +14,7 @@ from superopt.cost.predictor import Predictor, ceilings_of
 from superopt.cost.profile import Profile
 from superopt.cost.question import Question
 from superopt.cost.ramp import Ramp, ramp_of_header
-from superopt.cost.record import Estimate, Record
+from superopt.cost.record import Estimate, Key, Record
 
 __all__ = ["RecordedProfile"]
 
@@ -55,6 +55,10 @@ class RecordedProfile(CostModel):
     def peaks(self) -> Peaks | None:
         return peaks_of_header(self.profile.header)
 
+    def predicted(self, op: str, work: tuple[int, int], key: Key) -> Estimate:
+        """What is expected of an application that was not measured: its operator, FLOPs and bytes, and key."""
+        return self.predictor.predict(op, *work, key, self.colder(key))
+
     def _view(self) -> Estimate:
         return Estimate(float(self.profile.header.get("dispatch_ns", _DISPATCH_NS)) / 1e3, "measured", 0.1)
 
@@ -62,7 +66,7 @@ class RecordedProfile(CostModel):
         record = self._answers.get(question.key.question)
         if record is not None:
             return self._estimate(record)
-        found = self.predictor.predict(question.op, *question.work, question.key)
+        found = self.predicted(question.op, question.work, question.key)
         return refused(found) if question.key.question in self._refused else found
 
 

@@ -6,7 +6,7 @@ The search's own demands on a cost model are :class:`Costs`; a model may also ti
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, cast
@@ -14,9 +14,8 @@ from typing import Protocol, cast
 from superopt.cost.fusion import Backend
 from superopt.cost.model import work_of
 from superopt.cost.peaks import Peaks
-from superopt.cost.predictor import Predictor
 from superopt.cost.profile import Store
-from superopt.cost.record import Estimate, key_of
+from superopt.cost.record import Estimate, Key, key_of
 from superopt.ir.graph import Graph
 from superopt.ir.poly import Dim, Poly, substitute, symbols
 from superopt.ir.terms import AttributeValue
@@ -108,13 +107,16 @@ class Pricer:
         self._forms: dict[tuple[int, ...], _Form] = {}
         store = getattr(costs, "store", None)
         self._store = store if isinstance(store, Store) else None
+        self._predicted: Callable[[str, tuple[int, int], Key], Estimate] | None = getattr(costs, "predicted", None)
         self.timed = getattr(costs, "graphs", None) is not None  # changed regions are timed whole before they count
-        known = getattr(costs, "predictor", None)  # a recorded profile's own, which knows the device's ceilings
-        fitted = self._store.records if self._store is not None else ()
-        self._predictor = known if isinstance(known, Predictor) else Predictor.fit(fitted)
+
+    def reading_us(self, read: int) -> float:
+        """Microseconds that an inference which reads so many bytes of weights waits for those that come from memory."""
+        share: Callable[[int], float] | None = getattr(self.costs, "cold_share", None)
+        return read * self._far_byte_us * (1.0 if share is None else share(read))
 
     @cached_property
-    def far_byte_us(self) -> float:
+    def _far_byte_us(self) -> float:
         """Microseconds to read a byte from memory rather than from the last cache, which held it a moment ago."""
         peaks = getattr(self.costs, "peaks", None)
         known = peaks() if peaks is not None else None
@@ -194,9 +196,9 @@ class Pricer:
         record = REGISTRY.get(op)
         try:
             outputs = record.apply(types, values)[1] if record is not None else ()
-            if not now and self._store is not None and not self._stored(op, values, types, fixed):
+            if not now and self._predicted is not None and not self._stored(op, values, types, fixed):
                 work = work_of(op, values, types, outputs)
-                return self._predictor.predict(op, *work, key_of(op, values, types, fixed)), True
+                return self._predicted(op, work, key_of(op, values, types, fixed)), True
             return self.costs.application(op, values, types, outputs, constant_args=fixed), False
         except (NotCovered, IllTyped):
             return _IMPOSSIBLE, False

@@ -63,3 +63,33 @@ def test_nothing_measured_still_predicts_something_positive():
     assert found.us > 0
     assert found.source == "roofline"
     assert model.predict("Conv", 0, 0).us > 0
+
+
+def cached(a, op="MatMul"):
+    """A product of one row, whose weights come from memory at 10 bytes/ns and from the cache at 40."""
+    size = 2**a
+    key = Key(op, "{}", "float32", (f"float32[1, {size}]", f"!float32[{size}, {size}]"))
+    moved = 4 * size * (size + 2)
+    return Record(key, 500.0 + moved / 40.0, 500.0 + moved / 10.0, 0.0, 0, 2 * size * size, moved)
+
+
+def test_warm_weights_are_predicted_from_the_cache_and_cold_ones_from_memory():
+    ceilings = Ceilings(50.0, 10.0, 500.0, 40.0)
+    model = Predictor.fit([cached(a) for a in (6, 7, 8)], ceilings)
+    for a in (9, 10, 11):  # larger than anything measured, the last beyond any neighbour
+        want = cached(a)
+        warm, half, cold = (
+            model.predict("MatMul", want.flops, want.bytes, want.key, cold=share).us * 1e3 for share in (0.0, 0.5, 1.0)
+        )
+        assert abs(warm / want.ns - 1) < 0.05
+        assert abs(cold / want.ns_cold - 1) < 0.05
+        assert warm < half < cold
+
+
+def test_a_far_neighbour_counts_only_where_there_is_no_near_one():
+    near, far = Record(Key("Relu", "{}", "float32", ("a",)), 1e4, 1e4, 0.0, 0, 1 << 18, 1 << 18), []
+    for bits in (15, 16):
+        far.append(Record(Key("Relu", "{}", "float32", (f"{bits}",)), 4e4, 4e4, 0.0, 0, 1 << bits, 1 << bits))
+    alone, with_near = Predictor.fit(far, CEILINGS), Predictor.fit([near, *far], CEILINGS)
+    assert alone.predict("Relu", 1 << 18, 1 << 18).source == "interpolated"
+    assert with_near.predict("Relu", 1 << 18, 1 << 18).us < alone.predict("Relu", 1 << 18, 1 << 18).us
