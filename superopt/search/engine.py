@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from superopt.ir.collecting import rarely_collected
@@ -24,6 +25,7 @@ from superopt.search.emit import emit
 from superopt.search.lower import Region, region_of
 from superopt.search.match import Pattern
 from superopt.search.moves import Prepared, prepare
+from superopt.search.offers import Offers
 from superopt.search.optimise import Found, is_simpler, optimise
 from superopt.search.plan import Plan
 from superopt.search.program import Program, program_of
@@ -51,10 +53,13 @@ _WHOLE_TIMING = 4.0  # seconds to time the model as it was after several stages
 _WHOLE_SHARE = 0.15  # of the time limit, at most, for that
 _LOSS = 1.01  # a model measured to take more than this share of the time is not returned
 _SIMPLER = 1e-4  # share that a region gains at least when it takes the same time with fewer operators
+_LUCK = 2.0  # times the modelled gain that a measured one counts at most: beyond, where its weights lie was timed
 _NOISY = 1.05  # of a region whose model says that it only gets simpler, a time this much longer is noise
 _TIE = 1.01  # times that differ by less than this share are equal: the simpler model is taken
-_FEW_BYTES = 1 << 16  # of new weights, which stay in a core's own cache
+_NEAR = "near"  # the kind of moves that only make sense together: regions are not timed, but the whole model is
 _SHOWN = 20  # near misses and places that are reported
+
+_Key = tuple[str, tuple[int, ...], Hashable]  # kind of moves (empty: all), the parts they are for, signature
 
 
 @rarely_collected()
@@ -127,7 +132,7 @@ class _Run:
         self.pricer = Pricer(in_context(costs, graph), graph.opset, options.sizes, self.deadline)
         self.timer = timer_of(costs) if options.confirm else None
         self.cache = RegionCache.of(chosen, self.pricer.costs, graph.opset, options, REGISTRY)
-        self.memo: dict[tuple[str, Hashable], Found] = {}  # by what may be done (if not everything) and signature
+        self.memo: dict[_Key, Found] = {}
         self.totals = _Totals()
         self.stages: list[tuple[Program, _Totals]] = []  # what stood after the stages that changed something
         self.stopped = "saturated"
@@ -139,7 +144,7 @@ class _Run:
     # -- phases --------------------------------------------------------------------------------------------------
 
     def phases(self) -> None:
-        """Merge what is far apart, then what is close together; where that pays, the other way round as well.
+        """Merge what is far apart, then what is close together; where that pays, in other orders as well.
 
         A merge of siblings all over the model can stand in the way of one of neighbours (the gates of a cell, or all
         steps of one gate?), and which of the two is better depends on sizes.
@@ -148,33 +153,44 @@ class _Run:
         self._merge()
         merged = self.program.steps is not self.steps
         self._closer()
-        if merged and not self._over():
-            self._other_way_round()
+        for way in (partial(self._closer, merging=True), self._gates_first) if merged else ():
+            if not self._over():
+                self._another(way)
         self._take_stock()
 
     def _merge(self) -> None:
         self._directed("merging", sibling_regions, Moves((), self.prepared.moves.groups), Limits().rounds)
 
     def _closer(self, *, merging: bool = False) -> None:
-        """From moves that are few and mostly right to all moves everywhere."""
-        self.prepared = prepare(self.rules, self.program, self.deadline)  # merging has made parts of new numbers
+        """From moves that are few and mostly right to all moves everywhere; what is far apart is merged on the way."""
+        self._prepare()
         sinking = tuple(p for p in self.prepared.moves.patterns if _selects(p))
         self._directed("selecting early", selection_regions, Moves(sinking), _STEPS)
         self._shorten()
         if merging:
             self._merge()
         self._keep()
-        self._windows()
+        self._windows("searching")
         self._keep()
 
-    def _other_way_round(self) -> None:
-        """Once more from the input, merging what is far apart last; the cheaper of the two results stands."""
+    def _prepare(self, *, grouped: bool = False) -> None:
+        """The moves for the parts that there are by now."""
+        self.prepared = prepare(self.rules, self.program, self.deadline, grouped=grouped)
+
+    def _gates_first(self) -> None:
+        """What reads the same data is merged before what is far apart, and everything else comes after."""
+        self._windows("merging nearby", near=True)
+        self._merge()
+        self._closer(merging=True)
+
+    def _another(self, way: Callable[[], None]) -> None:
+        """Once more from the input, another way; the cheaper of the two results stands."""
         program, totals, stages = self.program, self.totals, self.stages
         (self.program, start), first = stages[0], stages[-1:]
         self.totals = copy.deepcopy(start)
         self.stages = [stages[0], *first]
         try:
-            self._closer(merging=True)
+            way()
         finally:
             found = self.totals
             if found.before - found.gain >= totals.before - totals.gain or not found.before:
@@ -189,7 +205,7 @@ class _Run:
             return
         for _ in range(_DIRECTED):
             regions = [region_of(self.program, r) for r in cover(self.program)]
-            if self._over() or not self._phase(regions, what, moves, rounds):
+            if self._over() or not self._phase(regions, what, moves, rounds, kind=what):
                 return
 
     def _shorten(self) -> None:
@@ -200,24 +216,27 @@ class _Run:
             regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[1], fused=self.costs.fusable)
             chosen = [region_of(self.program, r) for r in regions]
             self.pricer.byte_us = 0.0  # old weights go as new ones come; a plan that grows needs a gain as ever
-            improved = self._phase(chosen, "shortening", self.prepared.shortening)
+            improved = self._phase(chosen, "shortening", self.prepared.shortening, kind="shortening")
             self.pricer.byte_us = BYTE_US
             quiet = 0 if improved else quiet + 1
             if self._over() or quiet > 1:
                 return
 
-    def _windows(self) -> None:
-        """Every rule, on windows with different cuts, until nothing improves."""
+    def _windows(self, what: str, *, near: bool = False) -> None:
+        """Every rule (or all but far merges), on windows with different cuts, until nothing improves."""
         quiet, avoid = 0, frozenset[str]()
         for number in range(_PHASES):
             level = number % 2 == 1
             order = level_order(self.program) if level else list(self.program.running)
-            window = min(self.options.window, _WINDOWS[min(number // 2, len(_WINDOWS) - 1)])
+            window = min(self.options.window, _WINDOWS[-1 if near else min(number // 2, len(_WINDOWS) - 1)])
             regions, cuts = cut(self.program, order, self.prepared.adjacent, window, avoid, self.costs.fusable)
             avoid = cuts
             gained = self.totals.gain
-            what = f"searching, phase {number + 1}"
-            self._phase([region_of(self.program, r) for r in regions], what, first=number == 0)
+            if near:
+                self._prepare(grouped=True)
+            chosen = [region_of(self.program, r) for r in regions]
+            kind, moves = (_NEAR, self.prepared.near) if near else ("", None)
+            self._phase(chosen, f"{what}, phase {number + 1}", moves, first=number == 0, kind=kind)
             improved = self.totals.gain - gained > _LITTLE * self.totals.before
             quiet = 0 if improved else quiet + 1
             widest = window == self.options.window
@@ -248,14 +267,17 @@ class _Run:
         seconds = min(_WHOLE_TIMING, max(0.0, self.end - time.monotonic()) / 2)
         if seconds < _TIMING:
             return
-        ratios = self.whole([g for g in drawn if g is not None], seconds)
+        ratios = self.whole([drawn[0], *(g for g in drawn if g is not None)], seconds)
         if ratios is None:  # too much to load so often: was it worth it at all?
             kept = [kept[0], kept[-1]]
-            ratios = self.whole([g for i in kept if (g := drawn[i]) is not None], 2 * seconds)
+            ratios = self.whole([drawn[0], *(g for i in kept if (g := drawn[i]) is not None)], 2 * seconds)
         if ratios is None:
             return
+        _, copied, *others = ratios
+        ratios = [copied, *others]
         least = min(ratios)
-        best = max(i for i, r in zip(kept, ratios, strict=True) if r <= least * _TIE)
+        tie = max(_TIE, copied, 1 / copied)  # two sessions of one model differ by where their weights lie
+        best = max(i for i, r in zip(kept, ratios, strict=True) if r <= least * tie)
         measured = dict(zip(kept, ratios, strict=True))
         if measured[best] > _LOSS or best != len(self.stages) - 1:
             last = max(kept)
@@ -275,7 +297,7 @@ class _Run:
 
     def _phase(
         self, regions: Sequence[Region], what: str, moves: Moves | None = None, rounds: int = Limits().rounds,
-        *, first: bool = False,
+        *, first: bool = False, kind: str = "",
     ) -> bool:  # fmt: skip
         """Optimise the distinct regions, most frequent first; True if the program improved.
 
@@ -285,6 +307,7 @@ class _Run:
             moves: what may be done, if not everything.
             rounds: of saturation.
             first: the regions are all of the program, and what they cost is what the model costs.
+            kind: of moves, if not everything: regions alike are searched once for each.
         """
         if first:
             self.totals.before = self.totals.gain
@@ -293,15 +316,14 @@ class _Run:
             if region.outputs:
                 alike.setdefault(region.signature, []).append(region)
         ordered = sorted(alike.items(), key=lambda item: -len(item[1]) * item[1][0].running)
-        replacements: list[tuple[Region, Plan]] = []
-        weights = Weights(self.program)
+        offers = Offers(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
         self.totals.regions = max(self.totals.regions, len(regions))
         try:
             for done, (signature, group) in enumerate(ordered):
                 if self._over():
                     break
                 self._tell(done, len(ordered), what)
-                key = (what if moves is not None else "", signature)
+                key = (kind, self.prepared.parts, signature)
                 if key not in self.memo:
                     share = max(_PHASE_NODES // len(ordered), _FEWEST + 3 * len(group[0].steps))
                     self.nodes = min(self.options.node_limit, share)
@@ -310,12 +332,10 @@ class _Run:
                 if first:
                     self.totals.before += found.before * len(group)
                 if found.plan is not None:
-                    placed = [(member, self._in_place(member, found.plan)) for member in group]
-                    replacements += self._worthwhile([p for p in placed if p[1].gain > 0], weights)
+                    offers.add([(member, self._in_place(member, found.plan)) for member in group])
         finally:
-            if replacements:
-                self._replace(replacements)
-        return bool(replacements)
+            self._replace(offers)
+        return bool(offers.taken)
 
     def _tell(self, done: int, total: int | None, what: str) -> None:
         if self.progress is not None:
@@ -326,27 +346,16 @@ class _Run:
         lost = sum(max(0.0, before - after) for before, after in fusions(self.program, region, plan, self.pricer.fused))
         return replace(plan, after=plan.after + lost) if lost > 0 else plan
 
-    def _worthwhile(self, placed: Sequence[tuple[Region, Plan]], weights: Weights) -> Sequence[tuple[Region, Plan]]:
-        """These replacements, unless the new weights cost more than they save, or do not fit the budget."""
-        if not placed:
-            return placed
-        grown = weights.grown(placed)
-        lost = grown * self.pricer.far_byte_us / len(placed) if grown > _FEW_BYTES else 0.0
-        plan = placed[0][1]
-        why = ""
-        if grown > 0 and self.totals.grown + grown > self.budget:
-            why = "the weights would grow too much"
-        elif lost > 0 and lost >= max(p.gain for _, p in placed):
-            why = f"{grown >> 10} KiB more of weights would be read"
-        if why:
+    def _replace(self, offers: Offers) -> None:
+        offers.settle()
+        for placed, why in offers.refused:
+            plan = placed[0][1]
             self.totals.missed[f"{_named(plan)} would save {plan.gain:.1f} µs, but {why}"] = None
-            return []
-        self.totals.grown += grown
-        return [(r, replace(p, after=p.after + lost)) for r, p in placed if p.gain > lost]
-
-    def _replace(self, replacements: Sequence[tuple[Region, Plan]]) -> None:
-        self.program = replay(self.program, replacements, self.names)
-        for region, plan in replacements:
+        if not offers.taken:
+            return
+        self.totals.grown += offers.grown
+        self.program = replay(self.program, offers.taken, self.names)
+        for region, plan in offers.taken:
             self.totals.gain += plan.gain
             for rule, count in plan.rules.items():
                 entry = self.totals.used.setdefault(rule, [0, 0.0])
@@ -356,11 +365,11 @@ class _Run:
 
     # -- one region ----------------------------------------------------------------------------------------------
 
-    def _found(self, key: Hashable, region: Region, left: int, moves: Moves | None, rounds: int) -> Found:
+    def _found(self, key: _Key, region: Region, left: int, moves: Moves | None, rounds: int) -> Found:
         """What an earlier run found, else what this one does."""
 
         def search() -> Found:
-            return self._optimise(region, left, moves, rounds)
+            return self._optimise(region, left, moves, rounds, timed=key[0] != _NEAR)
 
         if self.cache is None:
             return search()
@@ -381,12 +390,12 @@ class _Run:
         if found.stopped == "nodes":
             self.stopped = "nodes"
 
-    def _optimise(self, region: Region, left: int, moves: Moves | None, rounds: int) -> Found:
+    def _optimise(self, region: Region, left: int, moves: Moves | None, rounds: int, *, timed: bool) -> Found:
         found = self._search(region, moves or self.prepared.moves, left, rounds)
         plan = found.plan
         if found.missed:
             self.totals.missed[f"{region.outputs[0]}: {found.missed}"] = None
-        if plan is None or self.timer is None:
+        if plan is None or self.timer is None or not timed:
             return found
         plans = [plan]
         if (
@@ -427,7 +436,8 @@ class _Run:
                 None
             )
             return None
-        return replace(best, after=best.before * min(1.0 - _SIMPLER if simpler else 1.0, us / before))
+        saved = min(best.before * (1.0 - us / before), _LUCK * best.gain)
+        return replace(best, after=best.before - max(saved, best.before * _SIMPLER if simpler else 0.0))
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -454,7 +464,7 @@ class _Run:
         return SearchResult(
             graph=emitted.graph if emitted is not None else self.graph, applied=tuple(applied),
             before_us=before, after_us=before - totals.gain, regions=totals.regions,
-            distinct_regions=sum(not what for what, _ in self.memo), e_nodes=totals.e_nodes, stopped=self.stopped,
+            distinct_regions=sum(not kind for kind, *_ in self.memo), e_nodes=totals.e_nodes, stopped=self.stopped,
             seconds=time.monotonic() - self.start, gap=totals.gap, near_misses=tuple(totals.missed)[:_SHOWN],
             notes=notes, quarantined=dict(totals.quarantined),
         )  # fmt: skip

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 from superopt.ir.collecting import rarely_collected
@@ -20,7 +21,7 @@ from superopt.rules.scanner import RuleError
 from superopt.rules.typing import instances
 from superopt.search.egraph import is_multi
 from superopt.search.match import Pattern, compile_side
-from superopt.search.merge import lift
+from superopt.search.merge import lift, names_of
 from superopt.search.overflow import overflows
 from superopt.search.program import Program
 from superopt.search.saturate import Moves
@@ -30,6 +31,7 @@ from superopt.search.trie import Apply, Further, Select, Typed
 __all__ = ["Prepared", "prepare", "shortens"]
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormalization", "LayerNormalization"})
+_PARTS = frozenset({"Concat", "Split"})
 _MOST_PARTS = 16  # a Concat or Split of more parts than this gets no rules of its own
 _MOST_COUNTS = 3  # different numbers of parts that rules are lifted to
 
@@ -39,18 +41,30 @@ class Prepared:
     """Moves, and the pairs (operator, operator that reads it) that occur in rules: where not to cut.
 
     Attributes:
+        moves: all of them.
+        adjacent: the pairs.
         shortening: the moves after which fewer operators run, if weights are where weights usually are: few of them
             apply, each is likely to be a gain, and none makes the graph explode.
+        parts: the numbers of parts, other than two, that the moves are for.
     """
 
     moves: Moves
     adjacent: frozenset[tuple[str, str]]
     shortening: Moves = field(default_factory=Moves)
+    parts: tuple[int, ...] = ()
+
+    @cached_property
+    def near(self) -> Moves:
+        """Merges of what reads the same data (the gates of a cell), and what puts parts together again: no merges of
+        different data that one weight sees, which stand steps apart."""
+        groups = tuple(g for g in self.moves.groups if not _shares_weight(g))
+        return Moves(tuple(p for p in self.shortening.patterns if _joins(p)), groups)
 
 
 def prepare(
-    rules: Sequence[Rule], program: Program, deadline: float = float("inf"), *, bounded: bool = True
-) -> Prepared:
+    rules: Sequence[Rule], program: Program, deadline: float = float("inf"), *, bounded: bool = True,
+    grouped: bool = False,
+) -> Prepared:  # fmt: skip
     """The moves for a program. A rule with an operator that superopt does not know is left out.
 
     Args:
@@ -58,18 +72,20 @@ def prepare(
         program: what they will be applied to.
         deadline: ``time.monotonic`` value after which no more rules are taken.
         bounded: leave out directions in which a rule overflows, which only matters to who runs the result.
+        grouped: also for the numbers of parts that merging all products of one value would make.
     """
     known = [r for r in rules if r.operators <= REGISTRY.keys()]
+    parts = _parts(program, grouped)
     with rarely_collected():
         prepared = _of_all(tuple(known), deadline, bounded)
-        lifted = [_lifted(prepared, count, deadline) for count in _parts(program)]
+        lifted = [_lifted(prepared, count, deadline) for count in parts]
     patterns: list[_Side] = []
     for number, side in enumerate(prepared.sides):
         patterns.append(side)
         patterns += [parts[number] for parts in lifted if number in parts]
     shortening = tuple(s.pattern for s in patterns if s.shortens)
     return Prepared(
-        Moves(tuple(s.pattern for s in patterns), prepared.groups), prepared.adjacent, Moves(shortening)
+        Moves(tuple(s.pattern for s in patterns), prepared.groups), prepared.adjacent, Moves(shortening), tuple(parts)
     )  # fmt: skip
 
 
@@ -165,7 +181,7 @@ def _lifted(prepared: _All, count: int, deadline: float) -> dict[int, _Side]:
             if time.monotonic() > deadline:
                 return made, False
             rule = side.pattern.rule
-            if rule.operators & {"Concat", "Split"}:
+            if rule.operators & _PARTS:
                 lifted = lift(rule, count, backward=side.backward)
                 if lifted is not None:
                     made[number] = _side(lifted, lifted.lhs, lifted.rhs, side.backward, side.pattern.first_round)
@@ -222,13 +238,32 @@ def _plain(rule: Rule) -> tuple[Rule, ...]:
         return ()
 
 
-def _parts(program: Program) -> list[int]:
+def _shares_weight(group: GroupMove) -> bool:
+    """Whether siblings differ in what flows, and share what it is multiplied with."""
+    source = group.one.source
+    data = _data(source)
+    return bool(data & group.names) and any(
+        isinstance(t, Var) and t.name not in data and t.name not in group.names for t in postorder(*source)
+    )
+
+
+def _joins(pattern: Pattern) -> bool:
+    """Whether the pattern is about parts, and does not make a whole of unrelated data."""
+    data = _data(pattern.target)
+    whole = (t for t in postorder(*pattern.target) if isinstance(t, App) and t.op == "Concat")
+    return bool(pattern.rule.operators & _PARTS) and not any(names_of((t,)) & data for t in whole)
+
+
+def _parts(program: Program, grouped: bool) -> list[int]:
     """The numbers of parts, other than two, that Concat and Split most often have: rules are lifted to these.
 
     Each costs a second or two of preparing for a library of 1,500 rules the first time, and DenseNet-121 has fourteen.
     """
     found = Counter(len(s.args) for s in program.steps if s.op == "Concat")
     found += Counter(len(s.outputs) for s in program.steps if s.op == "Split")
+    if grouped:
+        products = Counter(s.args[0] for s in program.steps if s.op in _WEIGHTED and not program.is_constant(s))
+        found += Counter(products.values())
     counts = sorted((c for c in found if 2 < c <= _MOST_PARTS), key=lambda c: (-found[c], c))
     return sorted(counts[:_MOST_COUNTS])
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from superopt.ir.terms import AttributeValue, Project, Term, Var
 from superopt.rules.rule import Rule
-from superopt.search.egraph import EGraph
+from superopt.search.egraph import PROJECT, EGraph
 from superopt.search.match import Match, Pattern, bound, compile_side
 from superopt.search.merge import NotLiftableError, copy_name, correspondence, lift, names_of
 from superopt.search.trie import Trie
@@ -123,7 +123,7 @@ def _subgroups(
     if len(members) < 2:
         return
     level: dict[int, list[tuple[int, Match]]] = {}
-    ordered = sorted(members, key=lambda m: (given[m[0]][0], str(graph.type(m[0])), m[0]))
+    ordered = sorted(members, key=lambda m: (given[m[0]][0], str(graph.type(m[0])), _part(graph, m[1]), m[0]))
     for member in ordered:
         level.setdefault(given[member[0]][0], []).append(member)
     parts = [ordered] if len(level) > 1 and _independent([given[r][1] for r, _ in ordered]) else []
@@ -139,6 +139,15 @@ def _subgroups(
             for width in range(2, len(part)):
                 for start in range(len(part) - width + 1):
                     yield part[start : start + width]
+
+
+def _part(graph: EGraph, match: Match) -> int:
+    """Which part of a value a sibling reads: in the order of the parts, their ``Concat`` is the value again."""
+    for name in sorted(match.tensors):
+        parts = [graph.heads[node[0]].index for node in graph.with_op(match.tensors[name], PROJECT)]
+        if parts:
+            return min(parts)
+    return 0
 
 
 def independent(graph: EGraph, roots: Sequence[int]) -> bool:

@@ -7,6 +7,7 @@ reading the two, an inference now reads them all, and a cache that held the old 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 
 from superopt.search.lower import Region
 from superopt.search.plan import OUTSIDE, Plan, Ref
@@ -30,6 +31,11 @@ class Weights:
             if program.is_constant(step):
                 args = tuple(None if a is None else self._same(a) for a in step.args)
                 self._made.setdefault((step.op, step.attributes, args), step.outputs)
+
+    @cached_property
+    def bytes(self) -> int:
+        """What the running steps read."""
+        return sum(self._program.types[n].nbytes or 0 for n in self._readers)
 
     def grown(self, replacements: Sequence[tuple[Region, Plan]]) -> int:
         """Bytes that are read more (or less, if negative) once all of these disjoint regions are replaced."""

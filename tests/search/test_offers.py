@@ -1,0 +1,97 @@
+"""Plans that are worth their new weights only together."""
+
+from __future__ import annotations
+
+from graphs import assert_equivalent, f32, graph, op, weight
+from roofline import Roofline
+from rules_for_tests import rules
+
+from superopt.frontend import GraphBuilder
+from superopt.ir.graph import Graph
+from superopt.ops import REGISTRY
+from superopt.ops.infer import infer
+from superopt.rules import load_library
+from superopt.search import SearchOptions, search
+from superopt.search.costing import Pricer
+from superopt.search.lower import region_of
+from superopt.search.moves import prepare
+from superopt.search.offers import Offers, Placed
+from superopt.search.optimise import optimise
+from superopt.search.program import program_of
+from superopt.search.saturate import Limits
+from superopt.search.weights import Weights
+
+PART = 4 * 256 * 64 * 4  # bytes of the four weights that two regions share
+
+
+def shared() -> tuple[Weights, list[Placed]]:
+    """Two regions that read the same four weights, and a plan for each that merges them into one."""
+    weights = [weight(f"w{i}", 256, 64) for i in range(4)]
+    nodes = [op("MatMul", f"{i}{w}", i, f"w{w}") for i in "xy" for w in range(4)]
+    model = graph({"x": f32(4, 256), "y": f32(3, 256)}, [n.outputs[0] for n in nodes], weights, nodes)
+    program = program_of(model, infer(model))
+    pricer = Pricer(Roofline(), model.opset, {})
+    moves = prepare(rules("qkv"), program).moves
+    placed = []
+    for part in (range(4), range(4, 8)):
+        region = region_of(program, part)
+        plan = optimise(region, moves, REGISTRY, pricer, Limits(), 0.0, 0).plan
+        assert plan is not None
+        placed.append((region, plan))
+    return Weights(program), placed
+
+
+def test_what_is_not_worth_its_weights_alone_is_taken_with_the_rest():
+    weights, placed = shared()
+    offers = Offers(weights, lambda read: float(read), 1 << 30)
+    for one in placed:
+        offers.add([one])
+    assert not offers.taken
+    assert [why for _, why in offers.refused] == [f"{PART >> 10} KiB more of weights would be read"] * 2
+    offers.settle()
+    assert len(offers.taken) == 2
+    assert not offers.refused
+    assert offers.grown == 0
+    assert [p.after for _, p in offers.taken] == [p.after for _, p in placed]
+
+
+def test_one_alone_stays_refused_and_one_that_does_not_fit_the_budget_too():
+    weights, placed = shared()
+    for offers in (Offers(weights, lambda read: float(read), 1 << 30), Offers(weights, lambda _: 0.0, PART - 1)):
+        offers.add(placed[:1])
+        offers.settle()
+        assert not offers.taken
+        assert len(offers.refused) == 1
+
+
+def test_weights_that_the_cache_holds_anyway_cost_nothing():
+    weights, placed = shared()
+    offers = Offers(weights, lambda read: max(0.0, read - 2.0 * PART), 1 << 30)
+    offers.add(placed[:1])
+    assert len(offers.taken) == 1
+    assert offers.grown == PART
+
+
+def cell(steps: int, gates: int, width: int) -> Graph:
+    """A recurrent cell, unrolled, from a constant state: in its first step half of the products are constants."""
+    b = GraphBuilder("cell")
+    parts = [tuple(b.weight(f"{n}{g}", (width, width), scale=0.1) for n in "wu") for g in range(gates)]
+    biases = [b.weight(f"b{g}", (width,), scale=0.1) for g in range(gates)]
+    state = b.weight("start", (1, width), scale=0.5)
+    for t in range(steps):
+        x = b.input(f"x{t}", "float32", (1, width))
+        sums = [(x @ w + state @ u + bias).sigmoid() for (w, u), bias in zip(parts, biases, strict=True)]
+        state = sums[0]
+        for other in sums[1:]:
+            state = state * other
+    b.output(state, "y", shape=(1, width))
+    return b.build()
+
+
+def test_the_gates_of_all_steps_become_one_product_and_the_inputs_of_all_steps_one_more():
+    model = cell(8, 8, 64)
+    library = load_library().admitted
+    found = search(model, library, Roofline(), SearchOptions(cache=False, confirm=False, time_limit=120.0))
+    products = [n for n in found.graph.nodes if n.op in ("MatMul", "Gemm")]
+    assert len(products) == 8  # one for the inputs of all steps, and one for the state of each but the first
+    assert_equivalent(model, found.graph)
