@@ -254,7 +254,8 @@ class _Attempt:
         if found.graph is self.graph:
             return before, before
         after = costs.graph_cost(found.graph, model, sizes=self.options.sizes)
-        as_fast = measured is not None and measured.ratio <= 1.0 and after.us <= before.us * _AGREE
+        level = measured is not None and (measured.ratio <= 1.0 or measured.doubtful)
+        as_fast = level and after.us <= before.us * _AGREE
         same_time = (after.us == before.us or as_fast) and len(found.graph.nodes) < len(self.graph.nodes)
         faster = measured is not None and measured.ratio < 1.0 and not measured.doubtful
         if not (after.us < before.us or same_time or faster):

@@ -185,9 +185,17 @@ def test_the_result_is_the_same_function() -> None:
     assert (graph.inputs, graph.outputs) == (result.graph.inputs, result.graph.outputs)
 
 
-@pytest.mark.parametrize(("share", "status"), [(1.001, "improved"), (1.01, "unchanged")])
+@pytest.mark.parametrize(
+    ("share", "ratio", "spread", "status"),
+    [
+        (1.001, 0.999, 0.05, "improved"),
+        (1.001, 1.002, 0.05, "improved"),  # the race cannot tell
+        (1.001, 1.004, 1e-5, "unchanged"),  # it can
+        (1.01, 0.999, 0.05, "unchanged"),
+    ],
+)
 def test_a_smaller_graph_that_raced_as_fast_is_taken(
-    monkeypatch: pytest.MonkeyPatch, share: float, status: str
+    monkeypatch: pytest.MonkeyPatch, share: float, ratio: float, spread: float, status: str
 ) -> None:
     """Sums of measured parts agree to a thousandth or two; a doubtful race decides no more than that."""
     asked = []
@@ -198,5 +206,5 @@ def test_a_smaller_graph_that_raced_as_fast_is_taken(
 
     real = optimise.costs.graph_cost
     monkeypatch.setattr(optimise.costs, "graph_cost", priced)
-    monkeypatch.setattr(optimise, "measure", lambda *args, **kwargs: Measured(1.0, 0.999, 0.999, 7, 0.05))
+    monkeypatch.setattr(optimise, "measure", lambda *args, **kwargs: Measured(1.0, ratio, ratio, 7, spread))
     assert superopt.optimize(branches(), time_limit=None).report.status == status
