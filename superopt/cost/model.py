@@ -28,7 +28,7 @@ __all__ = ["Application", "Attributes", "CostModel", "work_of"]
 Attributes = Mapping[str, AttributeValue] | Sequence[tuple[str, AttributeValue]]
 Application = tuple[str, Attributes, Sequence[TensorType | None], Sequence[bool]]  # op, attributes, types, constant
 _LEAST_SIGMA = 0.02  # two runs of one measurement differ by this much, however narrow either's own spread is
-_LEAST_SIGMA_NS = 40.0  # and by so many nanoseconds (the median of 75 small operators, timed in four sessions)
+_LEAST_SIGMA_NS = 20.0  # and by so many nanoseconds (operators below a microsecond, timed in four sessions)
 
 
 class CostModel(ABC):

@@ -30,6 +30,7 @@ _FAR = 3.5  # beyond, it says nothing about this size
 _CANDIDATES = 32  # nearest by work, among which attributes and shapes decide
 _ATTRIBUTE, _RANK, _FIXED, _SIZE = 0.5, 0.5, 0.5, 0.15  # how far apart unlike records are, in e-folds of work
 _LEAST_SIGMA, _SIGMA_PER_STEP = 0.08, 0.25
+_FITTED_SIGMA = 0.5  # of a roofline fitted to the operator: a far neighbour does not make it worse
 _CLAMP = math.log(4.0)  # 2 left tiny operators, far from the roofline, 1 % worse on records held out
 
 
@@ -115,12 +116,12 @@ class Predictor:
         roof = _blend(_roofs(self.ceilings, flops, moved, slow), cold)
         near = self._near(op, math.log1p(flops), math.log1p(moved), key, cold)
         if not near:
-            return Estimate(roof / 1e3, "roofline", 0.5 if op in self._efficiency else 1.0)
+            return Estimate(roof / 1e3, "roofline", _FITTED_SIGMA if op in self._efficiency else 1.0)
         weights = [1.0 / (d + 0.05) for d, _ in near]
         total = sum(weights)
         shift = sum(w * r for w, (_, r) in zip(weights, near, strict=True)) / total
         variance = sum(w * (r - shift) ** 2 for w, (_, r) in zip(weights, near, strict=True)) / total
-        sigma = math.sqrt(variance + (_LEAST_SIGMA + _SIGMA_PER_STEP * near[0][0]) ** 2)
+        sigma = min(_FITTED_SIGMA, math.sqrt(variance + (_LEAST_SIGMA + _SIGMA_PER_STEP * near[0][0]) ** 2))
         return Estimate(roof * math.exp(min(max(shift, -_CLAMP), _CLAMP)) / 1e3, "interpolated", sigma)
 
     def _near(

@@ -24,7 +24,7 @@ _ILP_CANDIDATES = 4000  # beyond, local search alone
 _NONE = Moves()
 _SETTLING = 6  # extractions, each measuring what the last one wanted
 _OWN_CAP = 0.25  # of a prediction's error, what it does not share with other predictions for its operator, at most
-_TINY_US = 1.0  # below, an error is mostly that of timing, which no other operator shares
+_TINY_US = 1.0  # below, the error of a measurement is mostly that of timing, which no other operator shares
 _SIGMA_CAP = 0.05  # predictions' errors are shared by both sides of a comparison; more than this is not noise
 
 
@@ -221,7 +221,8 @@ def _noise(lowered: Lowered, problem: Problem, before: Choice, after: Choice, pr
         estimate = pricer.node(lowered.graph, node, kept=True)
         known = estimate.source in ("measured", "free")
         guessed |= not known
-        cap = 1.0 if estimate.us < _TINY_US else _SIGMA_CAP if known or pricer.timed else _OWN_CAP
+        cap = _SIGMA_CAP if known or pricer.timed else _OWN_CAP
+        cap = 1.0 if known and estimate.us < _TINY_US else cap
         total += (estimate.us * min(estimate.sigma, cap)) ** 2
         op = lowered.graph.heads[node[0]].op
         more, sigma = change.get(op, (0.0, 0.0))
