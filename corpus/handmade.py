@@ -21,6 +21,7 @@ if str(ROOT) not in sys.path:
 import numpy as np  # noqa: E402
 
 from superopt import formats, optimize  # noqa: E402
+from superopt.frontend import GraphBuilder, Tensor  # noqa: E402
 from superopt.ir.graph import ArrayData, Graph, Node, Weight  # noqa: E402
 from superopt.ir.types import TensorType  # noqa: E402
 from superopt.runtime.race import race  # noqa: E402
@@ -61,6 +62,52 @@ def batched(graph: Graph) -> Graph:
     return replace(graph, nodes=(batch, *tower, halves, *rest))
 
 
+def lstm(graph: Graph) -> Graph:
+    """One product for the inputs of all steps, and one a step for the state, with all gates side by side."""
+    b = GraphBuilder(graph.name)
+    known = {w.name.rpartition("/")[2]: _elements(w) for w in graph.weights}
+    inputs = _inputs_at_once(b, graph, np.concatenate([known[f"W_{g}"] for g in "ifgo"], 1))
+    inputs = inputs + b.constant(np.concatenate([known[f"b_{g}"] for g in "ifgo"]))
+    recurrent = b.constant(np.concatenate([known[f"U_{g}"] for g in "ifgo"], 1))
+    state, cell = b.constant(known["h_0"]), b.constant(known["c_0"])
+    for output, step in zip(graph.outputs, inputs.split([1] * len(graph.outputs), 0), strict=True):
+        i, f, g, o = (step + state @ recurrent).split([known["h_0"].shape[1]] * 4, 1)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        state = o.sigmoid() * cell.tanh()
+        b.output(state, output.name)
+    return b.build()
+
+
+def nasrnn(graph: Graph) -> Graph:
+    """The same for the eight gates of NasRNN."""
+    b = GraphBuilder(graph.name)
+    known = {w.name: _elements(w) for w in graph.weights}
+    inputs = _inputs_at_once(b, graph, np.concatenate([known[f"W_{k}"] for k in range(8)], 1))
+    recurrent = b.constant(np.concatenate([known[f"U_{k}"] for k in range(8)], 1))
+    state, width = b.constant(known["initial_state"]), known["initial_state"].shape[1]
+    for step in inputs.split([1] * len(graph.inputs), 0):
+        g = (step + state @ recurrent).split([width] * 8, 1)
+        summed = (g[1].sigmoid() + g[2].tanh()).sigmoid() + (g[4].sigmoid() * g[5].tanh()).tanh()
+        product = (g[0].relu() + g[3].sigmoid()).tanh() * (g[6].sigmoid() * g[7].relu()).tanh()
+        state = (summed.tanh() * product.tanh()).tanh()
+    b.output(state, graph.outputs[0].name)
+    return b.build()
+
+
+def _inputs_at_once(b: GraphBuilder, graph: Graph, weight: np.ndarray) -> Tensor:
+    values = [
+        b.input(v.name, "float32", v.type.shape)
+        for v in graph.inputs
+        if isinstance(v.type, TensorType) and v.type.shape is not None
+    ]
+    return b.op("Concat", *values, axis=0) @ b.constant(weight)
+
+
+def _elements(weight: Weight) -> np.ndarray:
+    assert weight.data is not None
+    return np.asarray(weight.data.numpy())
+
+
 def _tower(graph: Graph, source: str) -> list[Node]:
     """The nodes that compute on one input and weights alone."""
     known = {w.name for w in graph.weights} | {source}
@@ -83,6 +130,8 @@ def _weight(name: str, values: np.ndarray, like: Weight) -> Weight:
 BY_HAND: dict[str, Callable[[Graph], Graph]] = {
     "siamese": batched,
     "resnext50": lambda graph: widened(graph, 16),
+    "lstm": lstm,
+    "nasrnn": nasrnn,
 }
 
 
