@@ -261,20 +261,19 @@ class _Run:
             return
         self._tell(0, None, "timing the whole model")
         drawn = [program_graph(p, REGISTRY) for p, _ in self.stages]
-        if drawn[0] is None:
-            return
         kept = [i for i, g in enumerate(drawn) if g is not None]
         seconds = min(_WHOLE_TIMING, max(0.0, self.end - time.monotonic()) / 2)
-        if seconds < _TIMING:
+        if kept[:1] != [0] or seconds < _TIMING:
             return
-        ratios = self.whole([drawn[0], *(g for g in drawn if g is not None)], seconds)
-        if ratios is None:  # too much to load so often: was it worth it at all?
-            kept = [kept[0], kept[-1]]
-            ratios = self.whole([drawn[0], *(g for i in kept if (g := drawn[i]) is not None)], 2 * seconds)
+        graphs = [g for g in drawn if g is not None]
+        ratios, copied = self.whole([graphs[0], *graphs], seconds), 1.0
+        if ratios is not None:
+            copied, ratios = ratios[1], [1.0, *ratios[2:]]
+        else:  # too much to load so often: was it worth it at all?
+            kept = [0, kept[-1]]
+            ratios = self.whole([graphs[0], graphs[-1]], 2 * seconds)
         if ratios is None:
             return
-        _, copied, *others = ratios
-        ratios = [copied, *others]
         least = min(ratios)
         tie = max(_TIE, copied, 1 / copied)  # two sessions of one model differ by where their weights lie
         best = max(i for i, r in zip(kept, ratios, strict=True) if r <= least * tie)
