@@ -7,7 +7,7 @@ enough, because the first step's region is unlike the others, what shares weight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from superopt.search.lower import Region
@@ -30,6 +30,7 @@ class Offers:
         room: bytes that weights may grow by; what was taken uses it up.
         taken: what is worth it, with the cost of the new weights counted.
         refused: what is not, with the reason, so far.
+        grown: bytes by which weights grow with what was taken.
     """
 
     weights: Weights
@@ -53,12 +54,12 @@ class Offers:
 
     def settle(self) -> None:
         """Take those put aside that are worth it together."""
-        for group in _sharing([placed for placed, _ in self.refused]):
+        for read, group in _sharing([placed for placed, _ in self.refused]):
             if len(group) < 2:
                 continue
             placed = [p for i in group for p in self.refused[i][0]]
-            before = self.weights.grown(self.taken)
-            grown = self.weights.grown([*self.taken, *placed]) - before
+            before = [p for p in self.taken if not read.isdisjoint(p[0].constant)]
+            grown = self.weights.grown([*before, *placed]) - self.weights.grown(before)
             if not self._against(placed, grown):
                 self._take(placed, grown)
                 for i in group:
@@ -84,8 +85,8 @@ class Offers:
         self.taken += [(region, replace(plan, after=plan.after + lost)) for region, plan in placed]
 
 
-def _sharing(offers: Sequence[Sequence[Placed]]) -> Iterable[list[int]]:
-    """Numbers of offers that read a large weight in common, directly or through others."""
+def _sharing(offers: Sequence[Sequence[Placed]]) -> list[tuple[set[str], list[int]]]:
+    """Large weights that offers read in common, directly or through others, and the numbers of these offers."""
     groups: list[tuple[set[str], list[int]]] = []
     for number, placed in enumerate(offers):
         read = {n for r, _ in placed for n in r.constant if (r.types[n].nbytes or 0) >= _FEW_BYTES}
@@ -98,4 +99,4 @@ def _sharing(offers: Sequence[Sequence[Placed]]) -> Iterable[list[int]]:
             else:
                 apart.append((names, others))
         groups = [*apart, (read, members)]
-    return (members for _, members in groups)
+    return groups
