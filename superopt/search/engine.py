@@ -180,8 +180,9 @@ class _Run:
     def _gates_first(self) -> None:
         """What reads the same data is merged before what is far apart, and everything else comes after."""
         self._windows("merging nearby", near=True)
-        self._merge()
-        self._closer(merging=True)
+        if self.program.steps is not self.steps:  # else the other orders have done all this
+            self._merge()
+            self._closer(merging=True)
 
     def _another(self, way: Callable[[], None]) -> None:
         """Once more from the input, another way; the cheaper of the two results stands."""
