@@ -19,15 +19,15 @@ from superopt.rules.rule import Rule
 from superopt.search.borders import fusions
 from superopt.search.cache import RegionCache
 from superopt.search.cones import SELECTIONS, selection_regions, sibling_regions
-from superopt.search.confirm import program_graph, region_graph, timer_of, whole_timer
+from superopt.search.confirm import confirmed, fastest, program_graph, region_graph, timer_of, whole_timer
 from superopt.search.costing import BYTE_US, Costs, Pricer, in_context
 from superopt.search.emit import emit
 from superopt.search.lower import Region, region_of
 from superopt.search.match import Pattern
 from superopt.search.moves import Prepared, prepare
 from superopt.search.offers import Offers
-from superopt.search.optimise import Found, is_simpler, optimise
-from superopt.search.plan import Plan
+from superopt.search.optimise import Found, optimise
+from superopt.search.plan import Plan, named
 from superopt.search.program import Program, program_of
 from superopt.search.regions import cut, level_order
 from superopt.search.replay import Names, replay
@@ -51,11 +51,6 @@ _RESERVE = 0.1  # share of the time that is kept for writing the result
 _TIMING = 0.6  # seconds to time a region before and after
 _WHOLE_TIMING = 4.0  # seconds to time the model as it was after several stages
 _WHOLE_SHARE = 0.15  # of the time limit, at most, for that
-_LOSS = 1.01  # a model measured to take more than this share of the time is not returned
-_SIMPLER = 1e-4  # share that a region gains at least when it takes the same time with fewer operators
-_LUCK = 2.0  # times the modelled gain that a measured one counts at most: beyond, where its weights lie was timed
-_NOISY = 1.05  # of a region whose model says that it only gets simpler, a time this much longer is noise
-_TIE = 1.01  # times that differ by less than this share are equal: the simpler model is taken
 _NEAR = "near"  # the kind of moves that only make sense together: regions are not timed, but the whole model is
 _SHOWN = 20  # near misses and places that are reported
 
@@ -262,30 +257,14 @@ class _Run:
             return
         self._tell(0, None, "timing the whole model")
         drawn = [program_graph(p, REGISTRY) for p, _ in self.stages]
-        kept = [i for i, g in enumerate(drawn) if g is not None]
         seconds = min(_WHOLE_TIMING, max(0.0, self.end - time.monotonic()) / 2)
-        if kept[:1] != [0] or seconds < _TIMING:
-            return
-        graphs = [g for g in drawn if g is not None]
-        ratios, copied = self.whole([graphs[0], *graphs], seconds), 1.0
-        if ratios is not None:
-            copied, ratios = ratios[1], [1.0, *ratios[2:]]
-        else:  # too much to load so often: was it worth it at all?
-            kept = [0, kept[-1]]
-            ratios = self.whole([graphs[0], graphs[-1]], 2 * seconds)
-        if ratios is None:
-            return
-        least = min(ratios)
-        tie = max(_TIE, copied, 1 / copied)  # two sessions of one model differ by where their weights lie
-        best = max(i for i, r in zip(kept, ratios, strict=True) if r <= least * tie)
-        measured = dict(zip(kept, ratios, strict=True))
-        if measured[best] > _LOSS or best != len(self.stages) - 1:
-            last = max(kept)
+        found = fastest(self.whole, drawn, seconds) if seconds >= _TIMING else None
+        if found is not None and found.stage != len(self.stages) - 1:
             self.totals.missed[
-                f"the last stage was measured to take {100 * measured[last]:.1f} % of the model's time, "
-                f"an earlier one {100 * least:.1f} %"
+                f"the last stage was measured to take {100 * found.last:.1f} % of the model's time, "
+                f"an earlier one {100 * found.least:.1f} %"
             ] = None
-            self.program, totals = self.stages[best if measured[best] <= _LOSS else 0]
+            self.program, totals = self.stages[found.stage]
             self.totals = replace(totals, missed=self.totals.missed, regions=self.totals.regions)
 
     def _over(self) -> bool:
@@ -350,7 +329,7 @@ class _Run:
         offers.settle()
         for placed, why in offers.refused:
             plan = placed[0][1]
-            self.totals.missed[f"{_named(plan)} would save {plan.gain:.1f} µs, but {why}"] = None
+            self.totals.missed[f"{named(plan)} would save {plan.gain:.1f} µs, but {why}"] = None
         if not offers.taken:
             return
         self.totals.grown += offers.grown
@@ -423,21 +402,12 @@ class _Run:
         if self.timer is None or any(g is None for g in drawn) or self._over():
             return plans[0]
         seconds = min(_TIMING * len(drawn), max(0.05, (self.deadline - time.monotonic()) / 4))
-        before, *after = self.timer([g for g in drawn if g is not None], seconds)
-        if before == float("inf"):
-            return plans[0]
-        best, us = min(zip(plans, after, strict=True), key=lambda p: p[1])
-        simpler = is_simpler(region, best)
-        if us > before * (_NOISY if simpler else 1 - self.options.least_gain):
-            change = (
-                "cannot run" if us == float("inf") else f"was measured to take {100 * us / before:.0f} % of the time"
-            )
-            self.totals.missed[f"{region.outputs[0]}: {_named(best)} should save {best.gain:.1f} µs, but {change}"] = (
-                None
-            )
+        graphs = [g for g in drawn if g is not None]
+        found = confirmed(region, plans, graphs, self.timer, seconds, self.options.least_gain, again=not self._over())
+        if isinstance(found, str):
+            self.totals.missed[f"{region.outputs[0]}: {found}"] = None
             return None
-        saved = min(best.before * (1.0 - us / before), _LUCK * best.gain)
-        return replace(best, after=best.before - max(saved, best.before * _SIMPLER if simpler else 0.0))
+        return found
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -482,10 +452,6 @@ def _selects(pattern: Pattern) -> bool:
 def _wanted(rule: Rule, options: SearchOptions) -> bool:
     names = {rule.id, rule.family}
     return not names & set(options.disable) and (not options.enable or bool(names & set(options.enable)))
-
-
-def _named(plan: Plan) -> str:
-    return ", ".join(sorted(plan.rules)) or "evaluating constants"
 
 
 def resident() -> int:

@@ -11,7 +11,7 @@ from superopt.search.egraph import ABSENT, LEAF, PROJECT, Attributes, EGraph, EN
 from superopt.search.extract import Choice, Problem, constant_forms, used_classes
 from superopt.search.lower import Lowered, Region
 
-__all__ = ["Piece", "Plan", "Ref", "plan_of"]
+__all__ = ["Piece", "Plan", "Ref", "named", "plan_of"]
 
 OUTSIDE = -1
 Ref = tuple[int, int]  # (piece, output), or (OUTSIDE, number of a value of the region)
@@ -62,6 +62,11 @@ class Plan:
     def gain(self) -> float:
         """Microseconds saved."""
         return self.before - self.after
+
+
+def named(plan: Plan) -> str:
+    """A plan by its rules."""
+    return ", ".join(sorted(plan.rules)) or "evaluating constants"
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Whole models are timed after every stage of the search: which one is returned?"""
+"""What the search times whole: regions, when their parts say that a plan is faster, and the model after every stage."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from graphs import siamese
+from graphs import linear_stack, siamese
 from roofline import Roofline
 from rules_for_tests import rules
 
 from superopt.ir.graph import Graph
+from superopt.ops import REGISTRY
 from superopt.search import SearchOptions, engine
+from superopt.search.lower import region_of
+from superopt.search.optimise import optimise
+from superopt.search.saturate import Limits
 
 
 def stock_taken(
@@ -52,3 +56,34 @@ def test_the_last_stage_stands_unless_an_earlier_one_is_clearly_faster(monkeypat
     assert stage == kept
     assert bool(missed) == (kept != 3)
     assert asked == ([5, 2] if copied == 0.0 else [5])
+
+
+@pytest.mark.parametrize(
+    ("times", "asked", "kept"),
+    [
+        ([[100.0, 60.0]], 1, True),
+        ([[100.0, 110.0], [100.0, 70.0]], 2, True),  # once disturbed: both times count
+        ([[100.0, 110.0], [100.0, 110.0]], 2, False),
+        ([[100.0, float("inf")]], 1, False),  # it cannot run
+    ],
+)
+def test_a_region_that_is_not_faster_as_its_parts_said_is_timed_again(times, asked, kept):
+    class Timed(Roofline):
+        def __init__(self):
+            super().__init__()
+            self.left = list(times)
+
+        def graphs(self, graphs, *, time_limit):
+            assert len(graphs) == 2
+            return self.left.pop(0)
+
+    costs = Timed()
+    model = linear_stack(2)
+    run = engine._Run(model, rules("assoc"), costs, SearchOptions(cache=False), None, time.monotonic())
+    region = region_of(run.program, run.program.running)
+    plan = optimise(region, run.prepared.moves, REGISTRY, run.pricer, Limits(), 0.0, 0).plan
+    assert plan is not None
+    found = run._confirmed(region, [plan])
+    assert (found is not None) == kept
+    assert len(times) - len(costs.left) == asked
+    assert bool(run.totals.missed) != kept
