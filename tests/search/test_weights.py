@@ -42,3 +42,14 @@ def test_a_merged_weight_is_free_only_when_nobody_reads_its_parts():
     assert Weights(program).grown(both) == 0
     result = search(model, rules("qkv"), Roofline(), SearchOptions(cache=False))
     assert_equivalent(model, result.graph)
+
+
+def test_the_name_of_a_constant_that_is_gone_may_come_again_for_what_is_none():
+    """Best-first search of a siamese tower took a product for a constant, since one of its name had been there."""
+    nodes = [op("Relu", "r", "w"), op("Add", "s", "x", "r"), op("Neg", "y", "x")]
+    model = graph({"x": f32(4, 8)}, ["y"], [weight("w", 4, 8)], nodes)
+    program = program_of(model, infer(model))
+    assert {"r", "w"} <= program.constant
+    without = program.with_steps([s for s in program.steps if s.op == "Neg"], {}, ())
+    assert "w" in without.constant
+    assert "r" not in without.constant
