@@ -130,10 +130,11 @@ class Program:
         kept = [s for i, s in enumerate(steps) if i in needed]
         stand_ins = [Node("", s.op, s.reads, s.outputs) for s in kept]
         order = topological_order(stand_ins, {o: i for i, s in enumerate(kept) for o in s.outputs if o})
-        there = {o for s in kept for o in s.outputs} | self.graph.constants.keys()  # a name that is gone may come again
+        there = {o for s in kept for o in s.outputs}
+        gone = {o for s in self.steps for o in s.outputs} - there  # their names may come again for what is no constant
         return replace(
             self, steps=tuple(kept[i] for i in order), types={**self.types, **types},
-            constant=(self.constant | frozenset(constant)) & there,
+            constant=(self.constant - gone) | there.intersection(constant),
         )  # fmt: skip
 
 
