@@ -219,7 +219,7 @@ class _Run:
                 return
 
     def _windows(self, what: str, *, near: bool = False) -> None:
-        """Every rule (or all but far merges), on windows with different cuts, until nothing improves."""
+        """Every rule (or, near, only merges of neighbours), on windows with different cuts, until nothing improves."""
         quiet, avoid = 0, frozenset[str]()
         for number in range(_PHASES):
             level = number % 2 == 1

@@ -12,7 +12,7 @@ TINY = Path(__file__).resolve().parents[2] / "corpus" / "tiny"
 
 def test_runs_at_once_with_one_cache(tmp_path: Path) -> None:
     """Two of one model and one of another: the library, the moves and the regions are all being written."""
-    models = ("deep_linear", "deep_linear", "lora")
+    models = ("deep_linear", "deep_linear", "linear_attention")
     cache = tmp_path / "cache"
     started = [
         subprocess.Popen(
@@ -25,11 +25,11 @@ def test_runs_at_once_with_one_cache(tmp_path: Path) -> None:
         )
         for number, model in enumerate(models)
     ]  # fmt: skip
-    for process, model in zip(started, models, strict=True):
+    for process in started:
         out, err = process.communicate(timeout=600)
         assert process.returncode == 0, err.decode()
         assert b"Traceback" not in err
-        assert b"improved" in out + err or model != "deep_linear"
+        assert b"improved" in out + err
     assert (tmp_path / "0.onnx").read_bytes() == (tmp_path / "1.onnx").read_bytes()
     kept = [p for p in cache.rglob("*") if p.is_file()]
     assert {p.relative_to(cache).parts[0] for p in kept} >= {"library", "regions"}
