@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .PHONY: demo test check format web browser bench bench-growth bench-cost bench-ablation profile-plan profile-record certify \
-	gpu-record conformance corpus clean corpus-gate corpus-compare corpus-update corpus-update-full patterns
+	gpu-record conformance corpus clean corpus-gate corpus-compare corpus-update corpus-update-full patterns attack
 
 demo: $(READY)            ## optimise two real models and print before/after
 	@$(BIN)/superopt optimize corpus/resnet50.json --measure
@@ -55,7 +55,7 @@ patterns: $(READY)        ## which patterns of other tools our rules find: docs/
 	@$(BIN)/python corpus/patterns.py
 
 bench-ablation: $(READY)  ## modelled and measured gains with our rules, with TASO's, and with none; goes on where it stopped
-	@$(BIN)/python -m superopt.pipeline.ablation corpus/*.json --time-limit 25 --race-limit 6 --total-limit 1440 --measure \
+	@$(BIN)/python -m superopt.lab.ablation corpus/*.json --time-limit 25 --race-limit 6 --total-limit 1440 --measure \
 		--library taso=tests/discovery/taso/shipped --json docs/ablation.json --markdown docs/ablation.md
 
 bench-handmade: $(READY)  ## our result beside the same rewrite made by hand, where the corpus's sizes are not the prototype's
@@ -84,6 +84,9 @@ bench-growth: $(READY)    ## search time and memory against layers, nodes and ru
 conformance: $(READY)     ## the onnx package's own test models through convert and optimize; writes docs/conformance.md
 	@$(BIN)/python tests/conformance.py --optimize
 
+attack: $(READY)          ## 2,000 generated models against ONNX Runtime, optimisations off: build/attack.json (docs/attacks.md)
+	@$(BIN)/python tests/attack/run.py --models 2000 --workers 2 --out build/attack.json
+
 gpu-record: $(READY)      ## on a machine with a GPU: gpu tests, profile, whole models; resumable, 8 minutes a call
 	@$(BIN)/python tests/gpu_record.py
 
@@ -99,6 +102,7 @@ $(READY): pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade pip
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m superopt.search.compiled 2>/dev/null
 	@touch $(READY)
 
 clean:

@@ -26,6 +26,9 @@ def main() -> int:
     if os.environ.get("SUPEROPT_WITHOUT_PAGES", "") in ("", "0"):
         expected.add("superopt/server/static/app/app.js")
     missing = sorted(expected - set(names))
+    missing += [
+        f"superopt/compiled/{f}/" for f in ("library", "moves") if not any(f"/compiled/{f}/" in n for n in names)
+    ]
     if tops != {"superopt"}:
         print(f"the wheel has the top-level names {sorted(tops)}, not only superopt", file=sys.stderr)
         return 1

@@ -47,7 +47,10 @@ class Counting(CostModel):
     def __init__(self, flops: bool) -> None:
         super().__init__({}, Backend("counting", (), ONNX_RUNTIME_CPU.views))  # which fuses nothing by itself
         self.flops = flops
-        self.digest = f"counting {'FLOPs' if flops else 'operators'}"
+
+    @property
+    def digest(self) -> str:
+        return f"counting {'FLOPs' if self.flops else 'operators'}"
 
     def _view(self) -> Estimate:
         return Estimate(0.5 if not self.flops else 0.01, "measured")
@@ -87,7 +90,7 @@ def look(pattern: Pattern, rules: Sequence[Rule]) -> Found:
     graph = pattern.graph()
     best: Found | None = None
     for flops in (False, True):
-        found = search(graph, rules, Counting(flops), SearchOptions(time_limit=_SECONDS, confirm=False))
+        found = search(graph, rules, Counting(flops), SearchOptions(time_limit=_SECONDS))
         names = running(found.graph)
         verdict = check(graph, found.graph).verdict if found.graph is not graph else "passed"
         used = tuple(a.rule for a in found.applied if a.rule != "fold")

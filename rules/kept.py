@@ -13,6 +13,7 @@ from pathlib import Path
 from superopt.ir.kept import code_digest, keep, kept
 from superopt.ir.poly import Poly, Quotient
 from superopt.ir.terms import App, Project, Var
+from superopt.rules.floats import float_key
 from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import DIGEST, meaning_digest
@@ -42,7 +43,7 @@ def kept_rules(files: Sequence[Path], read: Callable[[], Mapping[str, Rule]]) ->
     try:
         for rule in rules.values():
             rule.__dict__[DIGEST] = meaning_digest(rule)
-            _ = rule.fingerprint, rule.operators, rule.forward, rule.backward  # kept with the rule
+            _ = rule.fingerprint, rule.operators, rule.forward, rule.backward, float_key(rule)  # kept with the rule
     except RuleError:
         return rules  # whoever asks for that rule's verdict is told
     if _digest(files) == name:  # else the files have changed meanwhile

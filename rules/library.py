@@ -18,6 +18,7 @@ from pathlib import Path
 
 from superopt.ir.collecting import rarely_collected
 from superopt.ir.errors import UsageError, printable
+from superopt.rules.floats import FLOATS, Directions, Floats, float_key, read_floats
 from superopt.rules.grammar import format_rule, parse_rule
 from superopt.rules.kept import kept_rules
 from superopt.rules.rule import Rule
@@ -44,11 +45,13 @@ class Library(Mapping[str, Rule]):
         rules: by id.
         store: verdicts as JSON data, by digest (:func:`superopt.rules.typing.meaning_digest`).
         chosen: ids that ``--enable`` and ``--disable`` leave, ``None`` for all.
+        float_store: verdicts in floating point, by key (:func:`superopt.rules.floats.float_key`).
     """
 
     rules: Mapping[str, Rule]
     store: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     chosen: frozenset[str] | None = None
+    float_store: Mapping[str, Directions] = field(default_factory=dict)
 
     def __getitem__(self, rule_id: str) -> Rule:
         return self.rules[rule_id]
@@ -94,6 +97,14 @@ class Library(Mapping[str, Rule]):
         chosen = self if self.chosen is None else [i for i in self if i in self.chosen]
         return tuple(self.rules[i] for i in chosen if self.verdict_name(i) in ADMISSIBLE)
 
+    def floats(self, mode: str = "standard") -> Floats:
+        """The rules' verdicts in floating point, to be read in a mode of :data:`superopt.rules.floats.MODES`."""
+        return self._floats.setdefault(mode, Floats(self.float_store, mode))
+
+    @cached_property
+    def _floats(self) -> dict[str, Floats]:
+        return {}
+
     def select(self, *, enable: Sequence[str] = (), disable: Sequence[str] = ()) -> Library:
         """The library with some rules or families switched on (only these) or off.
 
@@ -120,6 +131,11 @@ class Library(Mapping[str, Rule]):
         """The library with verdicts (JSON data, by rule id) added to its store."""
         added = {self.digests[i]: {"id": i, **{k: v for k, v in d.items() if k != "id"}} for i, d in verdicts.items()}
         return replace(self, store={**self.store, **added})
+
+    def with_floats(self, verdicts: Mapping[str, Directions]) -> Library:
+        """The library with verdicts in floating point (by rule id) added."""
+        added = {float_key(self.rules[i]): v for i, v in verdicts.items()}
+        return replace(self, float_store={**self.float_store, **added})
 
 
 def parse_file(path: Path) -> tuple[Rule, ...]:
@@ -190,7 +206,7 @@ def load_library(directory: Path | str | None = None, *, built_in: bool = True) 
             f"the rule id {clash[0]!r} is taken by a built-in rule", where=str(path), hint="give it another"
         )
     # what a file says of itself is not evidence: only the built-in store is trusted, the rest is checked again
-    return Library({**own.rules, **library.rules}, library.store)
+    return Library({**own.rules, **library.rules}, library.store, float_store=library.float_store)
 
 
 def _same(own: Rule, other: Rule) -> bool:
@@ -218,13 +234,14 @@ _loaded: dict[tuple[tuple[str, int, int], ...], Library] = {}
 
 def _built_in() -> Library:
     """The built-in library, read once and again when a file changes."""
-    files = [*sorted(BUILT_IN.glob("*.toml")), BUILT_IN / PROOFS]
+    toml = sorted(BUILT_IN.glob("*.toml"))
+    files = [*toml, BUILT_IN / PROOFS, BUILT_IN / FLOATS]
     stamp = tuple((str(f), f.stat().st_mtime_ns, f.stat().st_size) for f in files if f.exists())
     if stamp not in _loaded:
         _loaded.clear()
         with rarely_collected():
-            rules = kept_rules(files[:-1], lambda: _load(BUILT_IN).rules)
-        _loaded[stamp] = Library(rules, read_verdicts(BUILT_IN / PROOFS))
+            rules = kept_rules(toml, lambda: _load(BUILT_IN).rules)
+        _loaded[stamp] = Library(rules, read_verdicts(BUILT_IN / PROOFS), float_store=read_floats(BUILT_IN / FLOATS))
     return _loaded[stamp]
 
 

@@ -18,6 +18,7 @@ from superopt.rules.canonical import canonical, rule_text
 from superopt.rules.rule import CLASSES, Rule, TensorScheme, TypeScheme
 from superopt.rules.scanner import RuleError
 from superopt.rules.spelling import from_front
+from superopt.rules.wellformed import obligations
 
 __all__ = [
     "DIGEST",
@@ -44,7 +45,8 @@ class RuleTypes:
         types: output types of each application, the type of each variable (a tuple of one), of each projection.
         meanings: the meaning of each application.
         lhs, rhs: types of the two sides' terms.
-        lhs_obligations, rhs_obligations: conditions on sizes under which each side is well-formed.
+        lhs_obligations, rhs_obligations: conditions on sizes under which each side is well-formed
+            (:mod:`superopt.rules.wellformed`).
     """
 
     types: Mapping[Term, tuple[TensorType, ...]]
@@ -127,12 +129,9 @@ def types_of(rule: Rule) -> RuleTypes:
     except IllTyped as error:
         raise RuleError(str(error), where=f'rule "{rule.id}"') from error
 
-    def obligations(side: tuple[Term, ...]) -> tuple[Condition, ...]:
-        return tuple(dict.fromkeys(o for t in postorder(*side) if isinstance(t, App) for o in meanings[t].obligations))
-
     return RuleTypes(
         types, meanings, tuple(types[t][0] for t in rule.lhs), tuple(types[t][0] for t in rule.rhs),
-        obligations(rule.lhs), obligations(rule.rhs),
+        obligations(rule.lhs, types, meanings), obligations(rule.rhs, types, meanings),
     )  # fmt: skip
 
 

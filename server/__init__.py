@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from superopt.ir.errors import UsageError
-from superopt.server.settings import Limits, Settings, default_data
+from superopt.server.settings import Door, Limits, Settings, default_data
 
-__all__ = ["Limits", "Settings", "default_data", "examples", "require", "serve", "work"]
+__all__ = ["Door", "Limits", "Settings", "default_data", "examples", "require", "serve", "work"]
 
-_NEEDED = ("fastapi", "uvicorn", "sqlalchemy", "jinja2", "python_multipart")
+_NEEDED = ("fastapi", "uvicorn", "httptools", "sqlalchemy", "jinja2", "python_multipart")
 
 
 def require() -> None:

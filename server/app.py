@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+from anyio import to_thread
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -31,6 +32,7 @@ __all__ = ["create_app"]
 
 log = logging.getLogger("superopt.serve")
 _HERE = Path(__file__).parent
+_THREADS = 8  # for the database: as many as its pool keeps; more only take the interpreter from one another
 _KINDS = {404: "not-found", 405: "method-not-allowed", 413: "too-large", 415: "unsupported-media-type"}
 
 
@@ -40,6 +42,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        to_thread.current_default_thread_limiter().total_tokens = _THREADS
         await run_in_threadpool(service.database.persist, service.database.migrate, 30.0)
         await service.watcher.start()
         yield

@@ -28,7 +28,6 @@ _MEDIA = {
 _WEIGHTS = "weights.safetensors"
 _FIELD = 4096  # bytes of a form field
 _FIELDS = 32
-_DRAIN = 4 << 20  # bytes of a refused body that are still read, so that the client gets to read the answer
 _JSON = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{")
 _SPACE = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*")
 _READS = (
@@ -66,14 +65,6 @@ async def receive(request: Request, blobs: Blobs, limits: Limits, most: int) -> 
     Raises:
         Problem: 408, 413, 415 or 422; nothing is kept then.
     """
-    try:
-        return await _receive(request, blobs, limits, most)
-    except Problem:
-        await _drain(request)
-        raise
-
-
-async def _receive(request: Request, blobs: Blobs, limits: Limits, most: int) -> Upload:
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise Problem(415, "unsupported-media-type", "encoded (compressed) bodies are not read",
                       headers={"Accept-Encoding": "identity"})  # fmt: skip
@@ -111,27 +102,12 @@ async def _chunks(request: Request, limits: Limits, most: int) -> AsyncIterator[
             raise ClientDisconnect
         chunk = message.get("body", b"")
         size += len(chunk)
-        request.state.read_whole = not message.get("more_body", False)
         if size > most:
             raise _too_large(most)
         if chunk:
             yield chunk
-        if request.state.read_whole:
+        if not message.get("more_body", False):
             return
-
-
-async def _drain(request: Request) -> None:
-    """Read on for a moment; a client that is still sending would otherwise see a reset instead of the answer."""
-    left = 0 if getattr(request.state, "read_whole", False) else _DRAIN
-    try:
-        async with asyncio.timeout(1.0):
-            while left > 0:
-                message = await request.receive()
-                left -= len(message.get("body", b""))
-                if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                    return
-    except TimeoutError:
-        return
 
 
 def _too_large(most: int) -> Problem:

@@ -12,6 +12,7 @@ from typing import Any
 from superopt import cost
 from superopt.ops import REGISTRY, Operator
 from superopt.rules import Library, Rule, format_rule, load_library
+from superopt.rules.floats import float_key
 
 __all__ = ["Catalogue"]
 
@@ -55,8 +56,18 @@ class Catalogue:
         certificate = f"/v1/rules/{rule_id}/certificate" if self.proved(rule_id) else None
         return {
             **self.entries[rule_id], "digest": self.library.digests[rule_id], "proof": proof,
+            "floats": self._floats(rule_id),
             "links": {"self": f"/v1/rules/{rule_id}", "page": f"/rules/{rule_id}", "certificate": certificate},
         }  # fmt: skip
+
+    def _floats(self, rule_id: str) -> list[dict[str, Any]]:
+        """Verdicts in floating point: of each direction in each element type, with the worst point found."""
+        found = self.library.float_store.get(float_key(self.library[rule_id]), {})
+        names = {"forward": "left to right", "backward": "right to left"}
+        return [
+            {"direction": names[way], "type": dtype, "sentence": verdict.sentence, **verdict.as_data()}
+            for way, by_type in found.items() for dtype, verdict in by_type.items()
+        ]  # fmt: skip
 
     def proved(self, rule_id: str) -> bool:
         """Whether a rule is proved for all sizes, so that there is a certificate of it."""

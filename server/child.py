@@ -172,7 +172,10 @@ def _write(result: Result, options: Options, most: int) -> dict[str, Any]:
 
     out = Path("out")
     weights = result.graph.weights
-    said: dict[str, Any] = {"status": result.report.status, "name": result.graph.name[:200]}
+    report = result.report
+    said: dict[str, Any] = {
+        "status": report.status, "name": result.graph.name[:200], "stopped": report.search.stopped,
+    }  # fmt: skip
     whole = sum(w.type.nbytes or 0 for w in weights)
     stored = sum(w.type.nbytes or 0 for w in weights if not isinstance(w.data, RandomData | None))
     without: dict[str, str] = {}

@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from networkx.utils import UnionFind
+
 from superopt.ir.diff import value_digests
-from superopt.ir.disjoint import DisjointSets
 from superopt.ir.errors import printable
 from superopt.ir.graph import Graph, Node, OpaqueAttribute, attribute_key
 from superopt.ops.infer import infer
@@ -128,7 +129,7 @@ class _Union:
 
     def _mark_regions(self, before: Graph, after: Graph) -> None:
         """Number the pieces of changed nodes that hang together by a value, or make the same one."""
-        sets: DisjointSets[int | str] = DisjointSets()  # nodes by number, values by name
+        sets: UnionFind[int | str] = UnionFind()  # nodes by number, values by name
         changed = {
             side: [(n, node) for n, node in zip(self._of[side], graph.nodes, strict=True)
                    if self.nodes[n]["side"] != BOTH]
@@ -139,11 +140,11 @@ class _Union:
             inner = made[side] - made[AFTER if side == BEFORE else BEFORE]
             for number, node in pieces:
                 for name in (*(o for o in node.outputs if o), *(r for r in node.reads if r in inner)):
-                    sets.join(number, name)
+                    sets.union(number, name)
         names: dict[int | str, int] = {}
         for number, facts in enumerate(self.nodes):
             if facts["side"] != BOTH:
-                facts["region"] = names.setdefault(sets.find(number), len(names))
+                facts["region"] = names.setdefault(sets[number], len(names))
 
     def regions(self) -> list[dict[str, Any]]:
         """Each region's nodes by side, and a key that equal-looking regions share."""

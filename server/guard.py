@@ -11,14 +11,14 @@ from superopt.server.problems import Problem
 from superopt.server.service import Service
 from superopt.server.settings import LOOPBACK
 
-__all__ = ["CSP", "Guard"]
+__all__ = ["CSP", "SECURITY", "Guard"]
 
 CSP = (
     "default-src 'none'; style-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'"
 )
-_HEADERS = [
+SECURITY = [
     (b"content-security-policy", CSP.encode()), (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"), (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -32,7 +32,7 @@ class Guard:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._local = service.settings.host in LOOPBACK
+        self._local = service.settings.private
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -41,7 +41,7 @@ class Guard:
 
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+                message["headers"] = [*message.get("headers", ()), *SECURITY]
                 self._count(scope, message["status"])
             await send(message)
 

@@ -59,6 +59,11 @@ SCHEMAS: dict[str, Any] = {
             "name": _NAME, "options": {"type": "object"}, "created": _TIME, "started": _TIME, "finished": _TIME,
             "attempt": {"type": "integer", "minimum": 0}, "cached": {"type": "boolean"},
             "cancelling": {"type": "boolean"}, "status": {"enum": ["improved", "unchanged", None]},
+            "stopped": {
+                "type": ["string", "null"],
+                "description": "why the search ended: time and interrupted mean that it was cut short; such a result "
+                "answers for no other job, and posting the model again searches on",
+            },
             "ahead": {"type": ["integer", "null"], "description": "queued jobs that come first"},
             "problem": {"anyOf": [{"$ref": "#/components/schemas/Problem"}, {"type": "null"}]},
             "links": {"type": "object", "additionalProperties": _NAME},

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from superopt import cost
@@ -13,7 +14,7 @@ from superopt.server.catalogue import Catalogue
 from superopt.server.problems import Problem
 from superopt.server.settings import Limits
 
-__all__ = ["DESCRIPTIONS", "read_options"]
+__all__ = ["DESCRIPTIONS", "read_options", "refuse_unknown"]
 
 _TARGET = re.compile(r"cpu|cuda|profile:[A-Za-z0-9_-]{1,80}")
 _DIM = re.compile(r"([^=\s]{1,80})=([0-9]{1,9})")
@@ -24,7 +25,8 @@ DESCRIPTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
                "what the result should be fast on: the server's CPU, or a recorded profile"),
     "time_limit": ({"type": "number", "minimum": 0}, "seconds for the search; /v1/limits has default and maximum"),
     "seed": ({"type": "integer", "minimum": 0, "maximum": 2**31 - 1, "default": 0},
-             "the search and the check are deterministic for a seed"),
+             "random choices of the search and of the check follow from it; what a search finds also depends on the "
+             "time it had and on times measured on the server, so the same request may get another graph"),
     "enable": ({"type": "array", "items": {"type": "string"}, "maxItems": _MANY}, "use only these rules or families"),
     "disable": ({"type": "array", "items": {"type": "string"}, "maxItems": _MANY}, "do without a rule or a family"),
     "dim": ({"type": "array", "items": {"type": "string", "pattern": r"^[^=\s]{1,80}=[1-9][0-9]{0,8}$"},
@@ -72,6 +74,22 @@ def read_options(given: Callable[[str], Sequence[str]], limits: Limits, catalogu
     except UsageError as error:
         raise _wrong("enable" if options["enable"] else "disable", str(error)) from None
     return options
+
+
+def refuse_unknown(names: Iterable[str]) -> None:
+    """Refuse a parameter that does not exist: its sender believes that it does something.
+
+    Raises:
+        Problem: 400, naming each and what may be meant.
+    """
+    unknown = sorted(set(names) - set(DESCRIPTIONS))
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], DESCRIPTIONS, 1, 0.5)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(DESCRIPTIONS)}"
+        raise Problem(
+            400, "invalid-parameter", f"{unknown[0][:80]}: there is no such parameter; {hint}",
+            errors=[{"parameter": name[:80], "detail": "there is no such parameter"} for name in unknown[:_MANY]],
+        )  # fmt: skip
 
 
 def _last(values: Sequence[str]) -> str:

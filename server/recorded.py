@@ -100,7 +100,7 @@ class Recorded:
     @cached_property
     def runs(self) -> list[Run]:
         """Recorded runs by target, those of the true models first."""
-        from superopt.pipeline.gate import read_run  # loads the engine, which an API process does not need otherwise
+        from superopt.lab.gate import read_run  # loads the engine, which an API process does not need otherwise
 
         made = []
         for path in self._files(_PLACES):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import math
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
+from anyio import CapacityLimiter, to_thread
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
@@ -21,6 +25,7 @@ from superopt.server.blobs import Blobs
 from superopt.server.body import Upload
 from superopt.server.catalogue import Catalogue
 from superopt.server.certificates import Certificates
+from superopt.server.connections import Connections
 from superopt.server.database import Database
 from superopt.server.evidence import Evidence
 from superopt.server.keys import ANYONE, Caller, Keys
@@ -33,8 +38,11 @@ from superopt.server.watch import Watcher
 
 __all__ = ["Service", "of"]
 
+_LOOK_AGAIN, _LOOKED = 0.25, 1.0  # seconds after which the database is asked again, and waited for
+_SLOW = 8  # trials and proofs that are made or waited for
 _TRIALS = 2  # rules that are tried at once
 _TRIAL_WAIT = 5.0  # seconds that one more waits for its turn
+T = TypeVar("T")
 _HEX = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -55,10 +63,48 @@ class Service:
         self.certificates = Certificates(self.settings.data / "certificates")
         self.evidence = Evidence(BUILT_IN)
         self.recorded = Recorded(self.settings.corpus)
+        self._looking: asyncio.Task[None] | None = None
+        self._looked = -math.inf  # when the database answered
+        self._own = CapacityLimiter(1)  # a thread that waits behind no request
+        self._slow = CapacityLimiter(_SLOW)
         self._trying = threading.BoundedSemaphore(_TRIALS)
-        self.streams = 0
+        self.connections = Connections(self.settings.door, self.settings.limits.body)
+        self.streams: Counter[str] = Counter()  # open event streams by client address
         self._refused: dict[str, tuple[float, Problem]] = {}  # by owner, and until when
         self.requests: dict[tuple[str, str, int], int] = {}  # (method, route, status) → count
+
+    async def look(self) -> None:
+        """Whether the database answers, or did so a moment ago. Who asks while another one looks shares that look.
+
+        Raises:
+            DBAPIError: it does not.
+        """
+        age = time.monotonic() - self._looked
+        if self._looking is None and age > _LOOK_AGAIN:
+            self._looking = asyncio.create_task(self._look())
+            self._looking.add_done_callback(lambda task: task.exception())  # somebody may be waiting for it, or nobody
+        if age > _LOOKED and self._looking is not None:
+            await asyncio.shield(self._looking)
+
+    async def _look(self) -> None:
+        try:
+            await to_thread.run_sync(self.store.look, limiter=self._own)
+            self._looked = time.monotonic()
+        except BaseException:
+            self._looked = -math.inf
+            raise
+        finally:
+            self._looking = None
+
+    async def slowly(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Do what takes seconds, or waits for it, in threads of its own: all else goes on beside it.
+
+        Raises:
+            Problem: 503 while too many wait; what the work raises.
+        """
+        if self._slow.borrowed_tokens >= _SLOW:
+            raise Problem(503, "unavailable", "too much of this is being done at once", retry_after=2)
+        return await to_thread.run_sync(work, *arguments, limiter=self._slow)
 
     @cached_property
     def version(self) -> str:

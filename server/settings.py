@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from superopt.ir.errors import UsageError
 
-__all__ = ["LOOPBACK", "Limits", "Settings", "default_data"]
+__all__ = ["LOOPBACK", "Door", "Limits", "Settings", "default_data"]
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 MIB, GIB = 1 << 20, 1 << 30
@@ -43,6 +46,7 @@ class Limits:
         grace: age at which a file that nothing refers to is removed.
         disk: bytes that finished jobs may keep; the oldest go first.
         streams: progress streams open at once.
+        streams_per_address: of them, those of one client address.
     """
 
     sync_body: int = MIB
@@ -65,6 +69,90 @@ class Limits:
     grace: float = 60.0
     disk: int = 20 * GIB
     streams: int = 200
+    streams_per_address: int = 100
+
+
+@dataclass(frozen=True)
+class Door:
+    """What a connection may take before its request is understood, and how slow it may be. Bytes and seconds.
+
+    Each can be set in the environment: ``SUPEROPT_`` and the name in capitals. What is answered: ``docs/service.md``.
+
+    Attributes:
+        header_bytes: request line and headers of one request together. 16 KiB is what Node.js and h11 take.
+        header_line: one header line. 8 KiB is what nginx and Apache take.
+        headers: how many header lines. 100 is what Apache and hyper take.
+        url_bytes: the request's target. RFC 9110 asks for 8,000 at least.
+        header_seconds: from connecting, or from the first byte of a later request, to the end of its headers.
+        idle_seconds: an open connection without a request, after its last answer.
+        connections: open at once. Each takes up to 30 KiB while it has said nothing wrong.
+        connections_per_address: of them, those of one client address (IPv6: one /64), and its requests in hand.
+        pipelined: requests that one connection may send before the first is answered.
+        body_rate: bytes a second that a body brings on average, once ``rate_grace`` is over. Kestrel asks for 240.
+        response_rate: bytes a second of an answer that its client takes.
+        rate_grace: seconds before a rate is judged.
+        linger_seconds: how long a refused client may read its answer while it still sends.
+        trusted_proxies: addresses or networks whose ``X-Forwarded-For`` is believed.
+    """
+
+    header_bytes: int = 16_384
+    header_line: int = 8_192
+    headers: int = 100
+    url_bytes: int = 8_192
+    header_seconds: float = 10.0
+    idle_seconds: float = 15.0
+    connections: int = 1000
+    connections_per_address: int = 256
+    pipelined: int = 8
+    body_rate: int = 240
+    response_rate: int = 240
+    rate_grace: float = 10.0
+    linger_seconds: float = 2.0
+    trusted_proxies: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.trusted_proxies:
+            try:
+                ipaddress.ip_network(name)
+            except ValueError:
+                raise UsageError(f"{name!r} is neither an address nor a network",
+                                 hint="a trusted proxy is written 10.0.0.5 or 10.0.0.0/24") from None  # fmt: skip
+
+    @classmethod
+    def variables(cls) -> Mapping[str, str]:
+        """Environment variable → name of the limit."""
+        return {f"SUPEROPT_{f.name.upper()}": f.name for f in fields(cls)}
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str], **given: Any) -> Door:
+        """The limits as the environment says; what is given otherwise wins.
+
+        Raises:
+            UsageError: a variable is not a positive number, or a proxy is no address.
+        """
+        found: dict[str, Any] = {}
+        for variable, name in cls.variables().items():
+            text = environment.get(variable, "").strip()
+            if not text or name in given:
+                continue
+            if name == "trusted_proxies":
+                found[name] = tuple(part.strip() for part in text.split(",") if part.strip())
+            else:
+                found[name] = _positive(variable, text, type(getattr(cls, name)))
+        return cls(**found, **given)
+
+
+def _positive(variable: str, text: str, kind: type) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = 0
+    if not 0 < value < 1e12:  # a NaN is refused as well
+        whole = "whole " if kind is int else ""
+        raise UsageError(
+            f"{variable} is {text!r}, which is no positive {whole}number", hint="docs/service.md lists them"
+        )
+    return value
 
 
 @dataclass(frozen=True)
@@ -79,6 +167,7 @@ class Settings:
         corpus: folder of example models for the pages, if it is there.
         lease: seconds after which a silent worker is taken for dead.
         poll: seconds between two looks at the job table.
+        limits, door: what requests and jobs may take, and what connections may.
     """
 
     data: Path
@@ -90,6 +179,12 @@ class Settings:
     lease: float = 15.0
     poll: float = 0.25
     limits: Limits = field(default_factory=Limits)
+    door: Door = field(default_factory=Door)
+
+    @property
+    def private(self) -> bool:
+        """Whether only this machine is served: no other one can connect, and no proxy speaks for others."""
+        return self.host in LOOPBACK and not self.door.trusted_proxies
 
     @property
     def url(self) -> str:

@@ -192,6 +192,11 @@ class Store:
             statement = sa.select(jobs.c.state, sa.func.count().label("jobs")).group_by(jobs.c.state)
             return {row.state: row.jobs for row in connection.execute(statement)}
 
+    def look(self) -> None:
+        """Read a row, to see whether that can be done."""
+        with self.database.read() as connection:
+            connection.execute(sa.select(jobs.c.id).limit(1)).first()
+
     # --- workers -----------------------------------------------------------------------------------------------
 
     def claim(self, worker: str, lease: float) -> Claim | None:

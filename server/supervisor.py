@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -18,7 +20,7 @@ from typing import Any
 
 import superopt
 from superopt.ir.errors import UsageError
-from superopt.server.settings import LOOPBACK, Limits, Settings
+from superopt.server.settings import Door, Limits, Settings
 
 __all__ = ["Workers", "die_with_parent", "from_json", "serve", "to_json"]
 
@@ -28,6 +30,8 @@ _START = "import sys; sys.path.append({root!r}); from superopt.server.worker imp
 _PR_SET_PDEATHSIG = 1
 _SWITCH = 0.0005  # seconds a thread may keep the interpreter: cheap answers do not queue behind the database's work
 _BACKLOG = 2048  # connections that may wait to be accepted
+_ACCEPTS = 64  # connections accepted between two looks at the network: libuv takes one for each handle of the socket
+_FILES = 256  # besides connections: the database, bodies that are received, results that are sent
 _PATIENCE = 8.0  # seconds that a worker may take to give its job back
 
 
@@ -40,7 +44,9 @@ def from_json(text: str) -> Settings:
     """The settings that :func:`to_json` wrote."""
     data: dict[str, Any] = json.loads(text)
     corpus = Path(data["corpus"]) if data["corpus"] else None
-    return Settings(**{**data, "data": Path(data["data"]), "corpus": corpus, "limits": Limits(**data["limits"])})
+    door = Door(**{**data["door"], "trusted_proxies": tuple(data["door"]["trusted_proxies"])})
+    limits = Limits(**data["limits"])
+    return Settings(**{**data, "data": Path(data["data"]), "corpus": corpus, "limits": limits, "door": door})
 
 
 def die_with_parent(parent: int) -> None:
@@ -114,8 +120,11 @@ def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> 
     import uvicorn
 
     from superopt.server.app import create_app
+    from superopt.server.connection import Connection
+    from superopt.server.transport import Reads
 
     _check(settings)
+    _make_room_for(settings.door.connections)
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again once it has shut down
         signal.signal(number, _leave)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
@@ -126,19 +135,23 @@ def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> 
         class Server(uvicorn.Server):
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
+                gc.collect()
+                gc.freeze()  # the library stays: looking through it again took 150 ms in which nothing was answered
                 if announce is not None and self.started:
                     name = f"[{settings.host}]" if ":" in settings.host else settings.host
                     announce(f"http://{name}:{place.getsockname()[1]}")
 
         app = create_app(settings)  # before the workers, which would take the processor from it
+        connections = app.state.service.connections
+        http: Any = lambda **uvicorn_gives: Reads(Connection(connections, **uvicorn_gives))  # noqa: E731
         server = Server(uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
-            timeout_keep_alive=15, timeout_graceful_shutdown=5, backlog=_BACKLOG,
+            app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, http=http, ws="none",
+            timeout_graceful_shutdown=5, backlog=_BACKLOG,
         ))  # fmt: skip
         workers = Workers(settings)
         workers.start()
         try:
-            server.run(sockets=[place])
+            server.run(sockets=[place, *(place.dup() for _ in range(_ACCEPTS - 1))])
         finally:
             workers.stop()
 
@@ -161,11 +174,29 @@ def _check(settings: Settings) -> None:
         raise UsageError(f"the database cannot be used: {str(getattr(error, 'orig', error)).splitlines()[0]}") from None
     finally:
         database.close()
-    if settings.host not in LOOPBACK and not protected:
+    if not settings.private and not protected:
+        others = "a trusted proxy speaks for" if settings.door.trusted_proxies else f"{settings.host} is open to"
         raise UsageError(
-            f"without an API key only this machine may be served, and {settings.host} is open to others",
+            f"without an API key only this machine may be served, and {others} others",
             hint=f"make a key: python -m superopt.server.keys --data {settings.data} add NAME",
         )
+
+
+def _make_room_for(connections: int) -> None:
+    """Let the process open as many files as its connections and jobs need.
+
+    Raises:
+        UsageError: it may not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + connections // 4 + _FILES  # a quarter may be closing
+    if resource.RLIM_INFINITY not in (soft, hard) and wanted > hard:
+        raise UsageError(
+            f"{connections} connections need {wanted} open files, and this process may have {hard}",
+            hint="raise the limit (ulimit -Hn), or set SUPEROPT_CONNECTIONS lower",
+        )
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _listening(settings: Settings) -> socket.socket:

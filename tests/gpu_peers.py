@@ -20,7 +20,7 @@ import numpy as np
 from superopt import formats
 from superopt.cost.trial import with_values
 from superopt.ir.graph import Graph
-from superopt.pipeline.benchmark.inductor import older
+from superopt.lab.benchmark.inductor import older
 
 __all__ = ["PEERS", "missing", "time_peer"]
 

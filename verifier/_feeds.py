@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -13,7 +14,7 @@ from superopt.ir.poly import Dim, symbols, value_at
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.limits import available
 
-__all__ = ["KINDS", "LEVELS", "choose_sizes", "fed_types", "make_inputs"]
+__all__ = ["KINDS", "LEVELS", "Domain", "choose_sizes", "domain_of", "fed_types", "make_inputs"]
 
 KINDS = ("normal", "edge", "uniform")
 LEVELS = 6  # ways to choose symbolic sizes, tried in order until the model accepts one
@@ -24,6 +25,16 @@ _SAME_VALUES = frozenset({
     "Split",
 })  # fmt: skip
 _INDEX_INPUT = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterElements": 1, "Scatter": 1, "ScatterND": 1}
+
+# Operands that sizes, positions or trip counts are read from: an arbitrary integer there is refused, or enormous.
+_SIZES = {
+    "Reshape": (1,), "Expand": (1,), "Tile": (1,), "ConstantOfShape": (0,), "Range": (0, 1, 2), "TopK": (1,),
+    "Pad": (1,), "Loop": (0,), "Resize": (3,), "Unsqueeze": (1,), "Squeeze": (1,), "OneHot": (1,), "Gather": (1,),
+    "GatherElements": (1,), "GatherND": (1,), "ScatterElements": (1,), "ScatterND": (1,), "Split": (1,),
+}  # fmt: skip
+_INTEGERS = frozenset({2, 3, 4, 5, 6, 7, 12, 13})  # ONNX's numbers of integer types
+# What comes out is no integer, or within bounds of its own, whatever goes in.
+_REALS = frozenset({"Mod", "Clip", "Shape", "Size", "Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual"})
 
 
 def fed_types(graph: Graph) -> dict[str, TensorType]:
@@ -135,6 +146,36 @@ def index_bound(graph: Graph, name: str) -> int | None:
             if node.op in _SAME_VALUES and node.inputs[0] == current:
                 waiting.extend(o for o in node.outputs if o)
     return min(bounds, default=None)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What an integer input may be: an index below ``stop``, something that sizes are made of (``small``), or any."""
+
+    stop: int | None = None
+    small: bool = False
+
+
+def domain_of(graph: Graph, name: str) -> Domain:
+    """The domain that the uses of an integer input allow, found by following it through whatever reads it."""
+    stop = index_bound(graph, name)
+    if stop is not None:
+        return Domain(stop)
+    seen: set[str] = set()
+    waiting = [name]
+    while waiting:
+        current = waiting.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        for node in graph.consumers.get(current, ()):
+            places = _SIZES.get(node.op, ())
+            if any(p < len(node.inputs) and node.inputs[p] == current for p in places):
+                return Domain(small=True)
+            real = node.op == "Cast" and node.attributes.get("to") not in _INTEGERS
+            if node.op not in _REALS and not real:
+                waiting.extend(o for o in node.outputs if o)
+    return Domain()
 
 
 def _bound(graph: Graph, node: Node, name: str) -> int | None:

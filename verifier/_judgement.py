@@ -1,8 +1,8 @@
-"""How far one output may be from the reference: see :mod:`superopt.verifier.differential`."""
+"""How far one output may be from the original's, by element: the bound of :mod:`superopt.verifier.differential`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -10,85 +10,303 @@ import numpy as np
 
 from superopt.ir.types import DType
 
-__all__ = ["FACTOR", "MARGIN", "Comparison", "compare", "equal"]
+__all__ = [
+    "FACTOR",
+    "MARGIN",
+    "ULPS",
+    "Comparison",
+    "Moves",
+    "agrees_with_reals",
+    "compare",
+    "equal",
+    "excess",
+    "scales",
+]
 
-FACTOR = 4.0  # how much larger than the original's error the result's may be
-MARGIN: Mapping[DType, float] = {DType.FLOAT64: 1024.0, DType.FLOAT32: 64.0, DType.FLOAT16: 8.0, DType.BFLOAT16: 4.0}
-ALONE = 8.0  # the tolerance grows by this where there is no reference
+FACTOR = 4.0  # how much further than the original moves by its own rounding the result may be
+ULPS: Mapping[DType, float] = {  # free distance, in epsilons of the element's scale: sums taken in another order
+    DType.FLOAT64: 32.0, DType.FLOAT32: 16.0, DType.FLOAT16: 4.0, DType.BFLOAT16: 2.0,
+}  # fmt: skip
+MARGIN: Mapping[DType, float] = {  # the same where the reals judge, over the largest magnitude of the output
+    DType.FLOAT64: 1024.0, DType.FLOAT32: 64.0, DType.FLOAT16: 8.0, DType.BFLOAT16: 4.0,
+}  # fmt: skip
+ALONE = 8.0  # that margin grows by this where the original cannot run
+_NARROW = 4.0  # free distance of types that are not listed (float8), in epsilons
+_SUBNORMALS = 4.0  # free distance in steps of the smallest subnormal
+_NEAR = 16.0  # an element's noise is that of its row or channel where that is at most this many times its own
+_JUMP = 2.0**6  # a move of more free distances is a jump (Floor, quantising, a branch): the reals say nothing there
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Errors of one output; ``problem`` says why it fails."""
+    """One output of the result beside the original's.
+
+    Attributes:
+        absolute, relative: largest difference, and its share of the output's largest magnitude.
+        baseline: largest move of the original by its own rounding, as such a share; 0 where it was not asked for.
+        differs: some element is further from the original's than the free distance.
+        problem: why it fails.
+        place: where it fails.
+    """
 
     absolute: float = 0.0
     relative: float = 0.0
     baseline: float = 0.0
+    differs: bool = False
     problem: str | None = None
+    place: tuple[int, ...] | None = None
 
 
-def compare(old: np.ndarray | None, new: np.ndarray, exact: np.ndarray | None, dtype: DType | None) -> Comparison:
-    """Judge an output of the result.
+@dataclass(frozen=True)
+class Moves:
+    """How an output of the original moved, by element: the outputs of its disturbed runs.
+
+    Attributes:
+        inputs: outputs with the inputs and small weights moved by a few units in the last place.
+        inside: outputs with every rounded intermediate moved so; empty where that cannot be run.
+        optimised: the output with the runtime's optimisations on, if asked for.
+        tiny: values are near the smallest numbers, where rounding is absolute: either kind's move counts.
+    """
+
+    inputs: Sequence[np.ndarray]
+    inside: Sequence[np.ndarray] = ()
+    optimised: np.ndarray | None = None
+    tiny: bool = False
+
+    def largest(self, old: np.ndarray) -> np.ndarray:
+        """By element: the smaller of the two kinds' largest moves, or the optimiser's where that is larger."""
+        kinds = [_farthest(old, k) for k in (self.inputs, self.inside) if k]
+        least = np.maximum if self.tiny else np.minimum
+        moved: np.ndarray = least.reduce(kinds) if kinds else np.zeros(old.shape)
+        if self.optimised is not None and self.optimised.shape == old.shape:
+            moved = np.maximum(moved, _distance(old, self.optimised))
+        return moved
+
+
+def compare(
+    old: np.ndarray, new: np.ndarray, dtype: DType | None, moves: Moves | None = None, *, mixed: bool = False,
+    exact: np.ndarray | None = None, full: np.ndarray | None = None,
+) -> Comparison:  # fmt: skip
+    """Judge an output of the result by the original's.
 
     Args:
-        old: what the original gave in ONNX Runtime, if it ran.
+        old: what the original gave in ONNX Runtime, its optimisations off.
         new: what the result gave.
-        exact: what the reference gave, if it ran. One of ``old`` and ``exact`` is there.
-        dtype: declared element type.
+        dtype: declared element type; the array's, where none is declared.
+        moves: how the original moves by its own rounding; without them only the free distance is allowed.
+        mixed: elements of one row differ in magnitude by design, so each is judged by itself alone.
+        exact: the reference's output, for elements where the original is not finite.
+        full: where the original is so near to overflow that the result may overflow, or may not where the original
+            did; nowhere by default.
     """
-    truth = exact if exact is not None else old
-    assert truth is not None
-    shape = (old if old is not None else truth).shape
-    if new.shape != shape:
-        return Comparison(problem=f"its shape was {shape} and is {new.shape}")
-    if dtype is None or not dtype.is_float or truth.shape != shape:
-        return _compare_exactly(old, new, truth)
-    alone = ALONE if exact is None or old is None else 1.0
-    judge, made = _real(truth), _real(new)
-    first = judge if old is None else _real(old)
-    odd = ~np.isfinite(judge if first is None else first)
-    same = (np.isnan(made) & np.isnan(judge if first is None else first)) | (
-        made == (judge if first is None else first)
-    )
-    rescued = odd & ~same & np.isfinite(judge) & np.isfinite(made)
-    wrong = (odd & ~same & ~rescued) | (~odd & ~np.isfinite(made))
+    if new.shape != old.shape:
+        return Comparison(np.inf, np.inf, differs=True, problem=f"its shape was {old.shape} and is {new.shape}")
+    dtype = dtype or element_type(old)
+    if dtype is None or not dtype.is_float:
+        return _discrete(old, new, moves)
+    first, made = old.astype(np.float64, copy=False), new.astype(np.float64, copy=False)
+    finite = np.isfinite(first)
+    wrong = _not_finite(first, made, dtype, exact, full)
     if wrong.any():
-        place = tuple(map(int, np.argwhere(wrong)[0]))
-        return Comparison(
-            np.inf, np.inf, 0.0, f"at {place} the original gives {first[place]} and the result {made[place]}"
-        )
-    usable = np.isfinite(judge) & np.isfinite(made)
-    scale = float(np.max(np.abs(judge), where=usable, initial=0.0))
-    error = _errors(made, judge, usable)
-    base = _errors(first, judge, usable & np.isfinite(first))
+        place = _first(wrong)
+        said = f"at {place} the original gives {first[place]} and the result {made[place]}"
+        return Comparison(np.inf, np.inf, differs=True, problem=said, place=place)
+    usable = finite & np.isfinite(made)
+    distance = np.abs(np.subtract(made, first, where=usable, out=np.zeros(first.shape)))
+    scale = float(np.max(np.abs(first), where=usable, initial=0.0)) or 1.0
+    free = _free(first, dtype, mixed)
+    worst = float(distance.max(initial=0.0))
+    beyond = distance > free
+    if not beyond.any():
+        return Comparison(worst, worst / scale)
+    moved = np.zeros(first.shape) if moves is None else moves.largest(old)
+    noise = _smoothed(moved, mixed)
+    over = beyond & ~(distance <= FACTOR * noise)
+    over = over if full is None else over & ~full
+    base = float(np.max(moved, where=np.isfinite(moved), initial=0.0)) / scale
+    if not over.any():
+        return Comparison(worst, worst / scale, base, True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        place = _first(np.where(over, distance / np.maximum(free, FACTOR * noise), 0.0))
+    said = (
+        f"at {place} the original gives {first[place]:.9g} and the result {made[place]:.9g}: an error of "
+        f"{distance[place]:.3g} where its own rounding explains {max(free[place], FACTOR * noise[place]):.3g}"
+    )
+    return Comparison(worst, worst / scale, base, True, said, place)
+
+
+def element_type(array: np.ndarray) -> DType | None:
+    """The element type of an array of reals."""
+    return DType.of(array.dtype) if array.dtype.kind == "f" or array.dtype == ml_dtypes.bfloat16 else None
+
+
+def excess(old: np.ndarray, new: np.ndarray, dtype: DType | None) -> float:
+    """The largest distance of an element in free distances; infinite where no distance can be told."""
+    if old.shape != new.shape:
+        return float("inf")
+    dtype = dtype or element_type(old)
+    if dtype is None or not dtype.is_float:
+        return 0.0 if equal(old, new) else float("inf")
+    first, made = old.astype(np.float64), new.astype(np.float64)
+    if not np.array_equal(np.isfinite(first), np.isfinite(made)):
+        return float("inf")
+    return float(np.max(_distance(first, made) / _free(first, dtype, False), initial=0.0))
+
+
+def _not_finite(
+    first: np.ndarray, made: np.ndarray, dtype: DType, exact: np.ndarray | None, full: np.ndarray | None
+) -> np.ndarray:
+    """Where NaNs and infinities are not what they may be."""
+    odd = ~np.isfinite(first)
+    same = (np.isnan(made) & np.isnan(first)) | (made == first)
+    wrong: np.ndarray = np.asarray((odd & ~same) | (~odd & ~np.isfinite(made)))
+    if not wrong.any():
+        return wrong
+    if exact is not None and exact.shape == first.shape:
+        truth = exact.astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            near = np.abs(made - truth) <= MARGIN.get(dtype, _NARROW) * _epsilon(dtype) * np.abs(truth)
+            over = np.abs(truth) > float(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]
+        right = np.isfinite(truth) & (near | (over & np.isinf(made) & (np.sign(made) == np.sign(truth))))
+        wrong &= ~(odd & right)
+    return wrong if full is None else np.asarray(wrong & ~full)
+
+
+def _free(first: np.ndarray, dtype: DType, mixed: bool) -> np.ndarray:
+    """The distance that needs no explanation: some epsilons of the element's scale, and of the smallest number."""
     limits = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
-    tolerance = MARGIN[dtype] * float(limits.eps) * scale * alone
-    tolerance = max(tolerance, float(limits.tiny))
-    allowed = max(FACTOR * base[0], tolerance), max(FACTOR * base[1], tolerance)
-    problem = None
-    if error[0] > allowed[0] or error[1] > allowed[1]:
-        problem = (
-            f"its error is {error[0]:.3g} (root mean square {error[1]:.3g}) where {allowed[0]:.3g} ({allowed[1]:.3g}) "
-            f"is allowed; values reach {scale:.3g}, the original's error is {base[0]:.3g}"
-        )
-    over = scale or 1.0
-    return Comparison(error[0], error[0] / over, base[0] / over, problem)
+    least = _SUBNORMALS * float(limits.smallest_subnormal)
+    with np.errstate(over="ignore"):
+        free: np.ndarray = ULPS.get(dtype, _NARROW) * _epsilon(dtype) * scales(first, mixed) + least
+    return free
 
 
-def _compare_exactly(old: np.ndarray | None, new: np.ndarray, truth: np.ndarray) -> Comparison:
-    if equal(new, truth if old is None else old):
+def _epsilon(dtype: DType) -> float:
+    return float(ml_dtypes.finfo(dtype.numpy).eps)  # type: ignore[no-untyped-call]
+
+
+def scales(values: np.ndarray, mixed: bool) -> np.ndarray:
+    """The magnitude that an element is measured by: its own, or its neighbours' where that is larger.
+
+    Its neighbours are those with which it shares an index along one axis (its row, its column, its channel); of these
+    groups the one with the smallest root mean square counts, so that no element hides behind another's size. In a
+    vector, and where magnitudes are ``mixed``, an element stands alone.
+    """
+    size = np.abs(np.where(np.isfinite(values), values, 0.0))
+    return size if mixed or size.ndim < 2 else np.asarray(np.maximum(size, _profile(size, 1)))
+
+
+def _profile(size: np.ndarray, least_members: int) -> np.ndarray:
+    """The least root mean square of the groups of so many members or more that an element is in."""
+    if size.size < 2:
+        return size
+    top = float(size.max()) or 1.0
+    squares = (size / top) ** 2
+    groups = []
+    for axis in range(size.ndim):
+        if size.size // size.shape[axis] < least_members:
+            continue
+        others = tuple(a for a in range(size.ndim) if a != axis)
+        groups.append(np.sqrt(squares.mean(axis=others, keepdims=True)) * top)
+    least = groups[0] if groups else np.sqrt(squares.mean()) * top
+    for group in groups[1:]:
+        least = np.minimum(least, group)
+    whole: np.ndarray = np.asarray(np.broadcast_to(least, size.shape))
+    return whole
+
+
+def _smoothed(moved: np.ndarray, mixed: bool) -> np.ndarray:
+    """An element's noise, at least that of its neighbours where they are alike: a few samples may miss its own.
+
+    In a vector, the neighbours are all of it.
+    """
+    if mixed:
+        return moved
+    finite = np.where(np.isfinite(moved), moved, 0.0)
+    return np.asarray(np.maximum(moved, np.minimum(_profile(finite, 2), _NEAR * finite)))
+
+
+def _farthest(old: np.ndarray, runs: Sequence[np.ndarray]) -> np.ndarray:
+    made = [_distance(old, r) if r.shape == old.shape else np.full(old.shape, np.inf) for r in runs]
+    return np.asarray(np.maximum.reduce(made))
+
+
+def _distance(old: np.ndarray, run: np.ndarray) -> np.ndarray:
+    """Difference by element: infinite where just one is finite, 0 where neither is."""
+    a, b = old.astype(np.float64), run.astype(np.float64)
+    fine, also = np.isfinite(a), np.isfinite(b)
+    gap = np.abs(np.subtract(a, b, where=fine & also, out=np.zeros(a.shape)))
+    return np.asarray(np.where(fine == also, gap, np.inf))
+
+
+def _discrete(old: np.ndarray, new: np.ndarray, moves: Moves | None) -> Comparison:
+    """Outputs that are not reals: equal, but for elements that the original's own rounding flips, and as far."""
+    if equal(old, new):
         return Comparison()
-    if new.dtype == object or truth.shape != new.shape:
-        return Comparison(np.inf, np.inf, 0.0, "its elements differ from the original's")
-    off = int(np.count_nonzero(new != truth))
-    base = 0 if old is None else int(np.count_nonzero(old != truth))
-    if off <= FACTOR * base:
-        return Comparison(baseline=base / max(truth.size, 1))
-    return Comparison(np.inf, np.inf, 0.0, f"{off} of {truth.size} elements differ (of the original's: {base})")
+    if new.dtype == object or old.dtype.kind not in "biu":
+        return Comparison(np.inf, np.inf, differs=True, problem="its elements differ from the original's")
+    distance = np.abs(new.astype(np.float64) - old.astype(np.float64))
+    moved = np.zeros(old.shape) if moves is None else moves.largest(old)
+    over = distance > FACTOR * moved
+    scale = float(np.abs(old.astype(np.float64)).max(initial=0.0)) or 1.0
+    worst, base = float(distance.max()), float(np.max(moved, where=np.isfinite(moved), initial=0.0)) / scale
+    if not over.any():
+        return Comparison(worst, worst / scale, base, True)
+    place, count = _first(over), int(np.count_nonzero(over))
+    said = f"{count} of {old.size} elements differ; at {place} the original gives {old[place]}, the result {new[place]}"
+    return Comparison(worst, worst / scale, base, True, said, place)
 
 
-def _real(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float64, copy=False)
+def agrees_with_reals(
+    old: np.ndarray | None, new: np.ndarray, exact: np.ndarray, dtype: DType | None, moves: Moves | None = None
+) -> Comparison:
+    """The second criterion: against a float64 reference, an error of at most ``FACTOR`` times the original's own.
+
+    For the largest error and for the root mean square; an error up to :data:`MARGIN` epsilons of the largest magnitude
+    is always allowed. Elements at which the original jumps, or moves by more than that, by its own rounding are left
+    out: flips of a quantisation downstream are no errors of what stands before it.
+
+    Args:
+        old: what the original gave, if ONNX Runtime runs it.
+        new: what the result gave.
+        exact: what the reference gave.
+        dtype: declared element type.
+        moves: how the original moves by its own rounding.
+    """
+    if exact.shape != new.shape:
+        return Comparison(np.inf, np.inf, problem=f"its shape is {new.shape} and the reference's {exact.shape}")
+    dtype = dtype or element_type(new)
+    if dtype is None or not dtype.is_float:
+        if old is not None or equal(new, exact):  # the original has judged
+            return Comparison()
+        return Comparison(np.inf, np.inf, problem="its elements differ from the reference's")
+    truth, made = exact.astype(np.float64, copy=False), new.astype(np.float64, copy=False)
+    usable = np.isfinite(truth) & np.isfinite(made)
+    if old is None and not np.array_equal(np.isfinite(truth), np.isfinite(made)):
+        return Comparison(np.inf, np.inf, problem="it is not finite where the reference is, or the other way round")
+    base = (0.0, 0.0)
+    if old is not None:
+        usable &= np.isfinite(old.astype(np.float64, copy=False))
+    scale = float(np.max(np.abs(truth), where=usable, initial=0.0))
+    tolerance = MARGIN.get(dtype, _NARROW) * _epsilon(dtype) * scale * (ALONE if old is None else 1.0)
+    tolerance = max(tolerance, float(ml_dtypes.finfo(dtype.numpy).tiny))  # type: ignore[no-untyped-call]
+    if old is not None:
+        first = old.astype(np.float64, copy=False)
+        if moves is not None:
+            moved = moves.largest(old)
+            usable &= (moved <= _JUMP * _free(first, dtype, False)) & (FACTOR * moved <= tolerance)
+        base = _errors(first, truth, usable)
+    error = _errors(made, truth, usable)
+    allowed = max(FACTOR * base[0], tolerance), max(FACTOR * base[1], tolerance)
+    over = scale or 1.0
+    found = Comparison(error[0], error[0] / over, base[0] / over)
+    if error[0] <= allowed[0] and error[1] <= allowed[1]:
+        return found
+    said = (
+        f"its error is {error[0]:.3g} (root mean square {error[1]:.3g}) where {allowed[0]:.3g} ({allowed[1]:.3g}) "
+        f"is allowed; values reach {scale:.3g}, the original's error is {base[0]:.3g}"
+    )
+    return Comparison(error[0], error[0] / over, base[0] / over, True, said)
 
 
 def _errors(a: np.ndarray, b: np.ndarray, usable: np.ndarray) -> tuple[float, float]:
@@ -96,10 +314,16 @@ def _errors(a: np.ndarray, b: np.ndarray, usable: np.ndarray) -> tuple[float, fl
     if not usable.any():
         return 0.0, 0.0
     difference = np.abs(a[usable] - b[usable])
-    return float(difference.max()), float(np.sqrt(np.mean(difference * difference)))
+    top = float(difference.max()) or 1.0
+    return float(difference.max()), float(np.sqrt(np.mean((difference / top) ** 2))) * top
+
+
+def _first(where: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(where)), where.shape))
 
 
 def equal(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays hold the same, NaNs included."""
     if a.dtype == object or b.dtype == object:
         return a.shape == b.shape and repr(a.tolist()) == repr(b.tolist())
     return bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f" and b.dtype.kind == "f"))

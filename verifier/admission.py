@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
+from superopt.ir.errors import SuperoptError
+from superopt.rules.floats import float_key
 from superopt.rules.library import ADMISSIBLE, BUILT_IN, PROOFS, Library, load_library, write_verdicts
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.verifier.counterexample import describe
 from superopt.verifier.exact import test
+from superopt.verifier.floating_record import settled
 from superopt.verifier.prover import prove
 from superopt.verifier.rounding import rounding_of
 from superopt.verifier.verdict import Refuted, Tested, Unknown, Verdict, kind_of, verdict_to_json
@@ -25,23 +30,40 @@ def check(rule: Rule, *, prover: Prover | None = None, seed: int = 0) -> Verdict
     """Exact testing, then a proof: the strongest verdict that stands. A refutation always wins.
 
     A rule that is proved from the meanings is also run by ONNX Runtime, which knows nothing of them: where its two
-    sides differ there, a meaning is wrong, and the rule is not admitted.
+    sides differ there, a meaning is wrong, and the rule is not admitted. A fault of the verifier is this rule's
+    verdict, and no other's.
+
+    Raises:
+        RuleError: the rule is not well-formed.
     """
+    try:
+        return _checked(rule, prover or prove, seed)
+    except SuperoptError:
+        raise
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        return Unknown(
+            f"internal error: {type(error).__name__}: {error} ({at.name}, {Path(at.filename).name}:{at.lineno}); a "
+            "fault of superopt's, not of the rule: please report it with the rule"
+        )
+
+
+def _checked(rule: Rule, prover: Prover, seed: int) -> Verdict:
     tested = test(rule, seed=seed)
     if isinstance(tested, Refuted):
         return tested
-    proved = (prover or prove)(rule)
+    proved = prover(rule)
     if kind_of(proved) in ADMISSIBLE:
         disagreement = runtime_disagrees(rule, seed=seed)
         return Unknown(disagreement) if disagreement else proved
-    weak = kind_of(proved) not in ("proved_bounded", "refuted")
+    weak = kind_of(proved) not in ("proved_bounded", "refuted") and not getattr(proved, "refused", False)
     if weak and isinstance(tested, Tested):
         return replace(tested, reason=getattr(proved, "reason", ""))
     return proved
 
 
 def admit(library: Library, *, prover: Prover | None = None, seed: int = 0) -> Library:
-    """The library with every rule that has no verdict checked.
+    """The library with every rule that has no verdict checked, over the reals and in floating point.
 
     Raises:
         RuleError: a rule is refuted (with its counterexample), or not proved.
@@ -65,7 +87,10 @@ def admit(library: Library, *, prover: Prover | None = None, seed: int = 0) -> L
                 where=f'rule "{rule_id}"', hint=f"optimise without it: --disable {rule_id}",
             )  # fmt: skip
         found[rule_id] = verdict_to_json(verdict)
-    return library.with_verdicts(found) if found else library
+    if not found:
+        return library
+    floats = {i: settled(library[i]) for i in found if float_key(library[i]) not in library.float_store}
+    return library.with_verdicts(found).with_floats(floats)
 
 
 def record_all(verdicts: Mapping[str, Verdict]) -> None:

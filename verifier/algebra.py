@@ -89,8 +89,8 @@ class PrimeField:
         self.odd = odd
 
     def random(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-        """Uniform elements; with ``odd`` small ones, so that some are equal and some 0."""
-        return self.integers(rng.integers(0, 3 if self.odd else _HALF, size=shape))
+        """Uniform elements; with ``odd`` small ones, so that some are equal, some opposite and some 0."""
+        return self.integers(rng.integers(*((-2, 3) if self.odd else (0, _HALF)), size=shape))
 
     def constant(self, value: Fraction | float) -> Array:
         if isinstance(value, float):

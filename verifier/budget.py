@@ -12,16 +12,26 @@ from functools import cached_property
 
 import z3
 
-__all__ = ["Budget", "OutOfTimeError"]
+__all__ = ["Budget", "OutOfTimeError", "StoppedError", "emergency"]
 
 RATE = 2_000  # units that take about a second
 RESOURCES = 300  # of Z3's own count: one unit
-_PATIENCE, _LEAST = 10.0, 60.0  # the emergency stop by the clock: so many times the nominal seconds, at least this
-_LONGEST_QUERY = 60_000  # milliseconds; a query ends by its count long before
+# The emergency stop by the clock: so many times the nominal seconds, at least this. No proof that was met came near it
+# on an idle machine (the slowest took 4 s), so a machine a hundred times slower still gives the same verdicts.
+_PATIENCE, _LEAST = 60.0, 600.0
 
 
 class OutOfTimeError(Exception):
     """The proof used up its budget."""
+
+
+class StoppedError(Exception):
+    """The clock ended the proof, not its counted work: no verdict, and none that another machine must share."""
+
+
+def emergency(seconds: float) -> float:
+    """After how long the clock ends a proof with the work of so many nominal seconds."""
+    return max(_PATIENCE * seconds, _LEAST)
 
 
 @dataclass
@@ -44,7 +54,7 @@ class Budget:
     @staticmethod
     def of(seconds: float) -> Budget:
         """As much as takes about so many seconds."""
-        return Budget(seconds * RATE, time.monotonic() + max(_PATIENCE * seconds, _LEAST))
+        return Budget(seconds * RATE, time.monotonic() + emergency(seconds))
 
     def spend(self, units: float = 1) -> None:
         """Count work.
@@ -53,8 +63,10 @@ class Budget:
             OutOfTimeError: nothing is left.
         """
         self.units -= units
-        if self.units < 0 or time.monotonic() > self.deadline:
+        if self.units < 0:
             raise OutOfTimeError
+        if time.monotonic() > self.deadline:
+            raise StoppedError
 
     def refuted(self, solver: z3.Solver, most: int) -> bool:
         """Whether Z3 shows that the assertions contradict each other, with at most this much of its own count.
@@ -62,13 +74,26 @@ class Budget:
         Raises:
             OutOfTimeError: nothing is left.
         """
+        return bool(self._asked(solver, most) == z3.unsat)
+
+    def model(self, solver: z3.Solver, most: int) -> z3.ModelRef | None:
+        """Values that satisfy the assertions, if Z3 finds some with at most this much of its own count.
+
+        Raises:
+            OutOfTimeError: nothing is left.
+        """
+        return solver.model() if self._asked(solver, most) == z3.sat else None
+
+    def _asked(self, solver: z3.Solver, most: int) -> z3.CheckSatResult:
+        """Z3's answer, bounded by its own count; the clock only ends a query that the count does not."""
         self.spend()
-        solver.set("timeout", _LONGEST_QUERY)
+        left = self.deadline - time.monotonic()
+        solver.set("timeout", int(1000 * min(max(left, 1.0), _LEAST)))
         solver.set("rlimit", int(min(most, max(1.0, self.units * RESOURCES))))
         before = _count(solver)
         found = solver.check()
         self.spend((_count(solver) - before) / RESOURCES)
-        return bool(found == z3.unsat)
+        return found
 
 
 def _count(solver: z3.Solver) -> int:

@@ -36,6 +36,7 @@ __all__ = ["certificate_of", "certify"]
 
 FORMAT = "superopt.certificate"
 _ORDERS = 720  # of bound variables that look alike
+_NOTHING: Mapping[str, Any] = {"contradictory": True}  # a case that no sizes satisfy
 
 
 def certificate_of(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAllSizes | Unknown, str]:
@@ -46,7 +47,7 @@ def certificate_of(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAllSi
     shown = {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
     data: dict[str, Any] = {
         "format": FORMAT, "version": 2, "id": rule.id, "digest": meaning_digest(rule), "rule": format_rule(rule),
-        "verdict": shown, "derivations": [_derivation(d) for d in proof.goals],
+        "verdict": shown, "derivations": [_NOTHING if d is None else _derivation(d) for d in proof.goals],
     }  # fmt: skip
     try:
         data["smt2"] = script_of(data)

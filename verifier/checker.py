@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import sha256
@@ -27,9 +27,13 @@ import z3
 from superopt.ir.errors import SuperoptError
 from superopt.ir.poly import Dim, substitute, sym, symbols
 from superopt.ops.meaning import Condition
-from superopt.rules import Rule, parse_rule
+from superopt.rules import Guard, Rule, parse_rule
+from superopt.rules.clamping import cases
+from superopt.rules.grammar import format_guard
 from superopt.rules.typing import instances, meaning_digest, types_of
+from superopt.rules.wellformed import positions, shown
 from superopt.verifier.checker_values import Bag, Rejected, Summand, conditions, points, read, replaced, size
+from superopt.verifier.sampling import draw
 from superopt.verifier.smtlib import script, solvers, unsatisfiable
 
 __all__ = ["CertificateResult", "check_certificate", "script_of", "seal"]
@@ -37,6 +41,7 @@ __all__ = ["CertificateResult", "check_certificate", "script_of", "seal"]
 Row = Mapping[str, Any]
 Conditions = frozenset[Condition]
 _BETWEEN = "\n(reset)\n"
+_SIZES = 80  # at which names are looked for that take one value only
 
 
 @dataclass(frozen=True)
@@ -79,13 +84,15 @@ def _check(data: Row, rng: np.random.Generator) -> CertificateResult:
     text = script_of(data)
     if text != data["smt2"]:
         raise Rejected("the SMT script does not state the goals that the derivations need")
-    met = sum(points(r, i, d, rng) for (r, i), d in zip(_outputs(rule), data["derivations"], strict=True))
+    todo = list(zip(_outputs(rule, data["derivations"]), data["derivations"], strict=True))
+    met = sum(points(r, place, d, rng) for (r, _, place), d in todo if place is not None)
+    _free(rule, data["derivations"])
     goals = text.split(_BETWEEN)[1:]
     for number, goal in enumerate(goals):
         for name, answer in unsatisfiable(goal):
             if answer != "unsat":
                 raise Rejected(f"goal {number} of the SMT script: {name} answers {answer}")
-    steps = sum(len(d["steps"]) for d in data["derivations"])
+    steps = sum(len(d["steps"]) for (_, _, place), d in todo if place is not None)
     return CertificateResult(True, "", len(goals), steps, met, {f"{n} {v}": len(goals) for n, v in solvers().items()})
 
 
@@ -94,8 +101,50 @@ def seal(data: Row) -> str:
     return sha256(json.dumps({k: v for k, v in data.items() if k != "seal"}, sort_keys=True).encode()).hexdigest()
 
 
-def _outputs(rule: Rule) -> list[tuple[Rule, int]]:
-    return [(r, i) for r in instances(rule) for i in range(len(r.lhs))]
+def _outputs(rule: Rule, rows: Sequence[Row]) -> list[tuple[Rule, Rule, int | None]]:
+    """What each derivation is of: a case of clamping, its instance, and a place among the outputs.
+
+    A case that is said to be contradictory has one row, without a place.
+
+    Raises:
+        Rejected: there are too few or too many rows.
+    """
+    found: list[tuple[Rule, Rule, int | None]] = []
+    for instance in instances(rule):
+        for case in cases(instance):
+            empty = len(found) < len(rows) and bool(rows[len(found)].get("contradictory"))
+            places: Iterable[int | None] = (None,) if empty else range(len(case.lhs))
+            found += [(case, instance, i) for i in places]
+    if len(found) != len(rows):
+        raise Rejected(f"{len(rows)} derivations for {len(found)} outputs")
+    return found
+
+
+def _free(rule: Rule, rows: Sequence[Row]) -> None:
+    """Reject a rule that holds at no sizes, or that forces one to a number which its types and ``where`` do not say."""
+    outputs = _outputs(rule, rows)
+    for instance in instances(rule):
+        open_ = list(dict.fromkeys(case for case, of, place in outputs if of == instance and place is not None))
+        stuck = set(_fixed(instance, [(c, types_of(c).lhs_obligations) for c in open_]))
+        forced = stuck - set(_fixed(instance, [(instance, ())])) if stuck else stuck
+        if not open_ or forced:
+            raise Rejected(f"the left side forces {', '.join(sorted(forced)) or 'every size'}")
+
+
+def _fixed(instance: Rule, cases_: Sequence[tuple[Rule, Sequence[Condition]]]) -> list[str]:
+    """Names that take one value, or none, at many random sizes at which one of the cases is well-formed."""
+    rng, values = np.random.default_rng(16), dict[str, set[int]]()
+    left = list(cases_)
+    for attempt in range(_SIZES if left else 0):
+        case, needs = left[attempt % len(left)]
+        point = draw(case, 0, rng, needs, 2 + attempt // 8)
+        for name, value in point.sizes.items() if point is not None else ():
+            values.setdefault(name, set()).add(value)
+        if values and all(len(v) > 1 for v in values.values()):
+            return []
+        if point is None and len(left) > 1:
+            left.remove((case, needs))
+    return [n for n, v in values.items() if len(v) < 2] if values else list(instance.sizes)
 
 
 # Goals: what must not be satisfiable. The checker derives them from the rule and the steps, whatever the prover asked.
@@ -109,12 +158,14 @@ def script_of(data: Row) -> str:
     Raises:
         Rejected: a derivation is not one of the rule, or its steps do not lead to nothing.
     """
-    outputs = _outputs(parse_rule(data["rule"]))
-    if len(outputs) != len(data["derivations"]):
-        raise Rejected(f"{len(data['derivations'])} derivations for {len(outputs)} outputs")
     texts: dict[str, None] = {}
-    for (rule, place), row in zip(outputs, data["derivations"], strict=True):
+    outputs = _outputs(parse_rule(data["rule"]), data["derivations"])
+    stated = {str(t) for t in data["verdict"]["derived"]}
+    for (rule, instance, place), row in zip(outputs, data["derivations"], strict=True):
         asked = _Goals(texts)
+        asked.derived(rule, rule.where[len(instance.where) :], stated, possible=place is not None)
+        if place is None:
+            continue
         asked.context(rule, place, row)
         state: Counter[Summand] = Counter()
         for side, sign in (("left", 1), ("right", -1)):
@@ -145,17 +196,46 @@ class _Goals:
     texts: dict[str, None]
     known: Conditions = frozenset()
 
-    def context(self, rule: Rule, place: int, row: Row) -> None:
-        """The rule gives what a derivation assumes, its facts, the right side's well-formedness and type."""
+    def derived(self, rule: Rule, added: Sequence[Guard], stated: Set[str], *, possible: bool) -> None:
+        """What the left side demands beyond types and guards is stated, or follows from what is.
+
+        Raises:
+            Rejected: positions that the left side reads are nowhere said to be inside its axes.
+        """
+        self.known = self.given(rule)
+        text = " and ".join(map(format_guard, added))
+        if not possible and f"not ({text})" not in stated:
+            self.refuted(self.known, [])
+            return
         types = types_of(rule)
-        known = [g.condition for g in rule.where] + list(types.lhs_obligations)
+        tail = f" where {text}" if added else ""
+        shown_ = {c for c in types.lhs_obligations if shown(c) in stated or shown(c) + tail in stated}
+        for c in types.lhs_obligations:
+            if possible and c not in shown_:
+                self.implied(c, frozenset(shown_))
+        for at in positions(rule, rule.lhs, types.types):
+            if at.below is not None and possible:
+                self.implied(Condition("ge", at.size - at.below), frozenset(shown_))
+            elif possible and not {text := str(at), text + tail} & stated:
+                raise Rejected(f"that the positions {at.text} are inside their axis is a hypothesis that is not stated")
+        if not possible:
+            self.refuted(self.known | frozenset(types.lhs_obligations), [])
+
+    def given(self, rule: Rule) -> Conditions:
+        """What the types and guards of a rule say."""
+        known = [g.condition for g in rule.where]
         known += [Condition("ge", d - 1) for s in rule.tensors.values() for d in s.shape]
         known += [Condition("ge", sym(n) - 1) for n in rule.sizes]
         for name, scheme in rule.attribute_atoms.items():
             if scheme.kind == "int" and scheme.relation:
                 kind, least = "ne" if scheme.relation == "!=" else "ge", scheme.bound + (scheme.relation == ">")
                 known.append(Condition(kind, sym(name) - least))
-        self.known = frozenset(known)
+        return frozenset(known)
+
+    def context(self, rule: Rule, place: int, row: Row) -> None:
+        """The rule gives what a derivation assumes, its facts, the right side's well-formedness and type."""
+        types = types_of(rule)
+        self.known = self.given(rule) | frozenset(types.lhs_obligations)
         for c in types.rhs_obligations:
             self.implied(c)
         left, right = types.lhs[place], types.rhs[place]

@@ -9,19 +9,21 @@ from dataclasses import dataclass
 import z3
 
 from superopt.ir.poly import Dim, Poly, Quotient, substitute, sym, symbols, value_at
-from superopt.ir.terms import App, Term, postorder
+from superopt.ir.terms import App, Term
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import Condition, Meaning
 from superopt.rules import Rule
 from superopt.rules.canonical import map_terms
 from superopt.rules.rule import AttributeScheme
 from superopt.rules.typing import type_terms, variable_types
+from superopt.rules.wellformed import obligations
 from superopt.verifier.arith import Facts, ge, normal_condition
 from superopt.verifier.simplify import coefficient_of
 
-__all__ = ["Context", "context_of", "satisfiable"]
+__all__ = ["Context", "context_of", "stated", "witnesses"]
 
 _TRIES = 300
+_RESOURCES = 3_000_000  # of Z3's own count, for sizes that satisfy a context
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Context:
         lhs, rhs: the sides' terms.
         types: output types of every term.
         meanings: the meaning of every application.
-        hypotheses: the guards and the left side's obligations.
+        hypotheses: the guards and the left side's obligations (:mod:`superopt.rules.wellformed`).
         needed: the right side's obligations.
         least: least values of sizes and attribute atoms.
         reals: real attribute atoms and their sign (2: positive, 0: any).
@@ -76,8 +78,8 @@ def context_of(rule: Rule) -> Context:
     for _ in range(12):
         variables = {n: _typed(t, binding) for n, t in variable_types(rule).items()}
         left, right = map_terms(rule.lhs, {}, binding), map_terms(rule.rhs, {}, binding)
-        _types, meanings = type_terms(left, variables)
-        own = [c for t in postorder(*left) if isinstance(t, App) for c in meanings[t].obligations]
+        types, meanings = type_terms(left, variables)
+        own = obligations(left, types, meanings)
         assumed = _conditions([*hypotheses, *own], binding)
         step = _solution(assumed, least, reals)
         if step is None:
@@ -92,9 +94,9 @@ def context_of(rule: Rule) -> Context:
         if lower is not None:
             hypotheses.append(ge(value - lower))
     all_types, all_meanings = type_terms((*left, *right), variables)
-    needed = [c for t in postorder(*right) if isinstance(t, App) for c in all_meanings[t].obligations]
+    needed = obligations(right, all_types, all_meanings)
     return Context(
-        left, right, all_types, all_meanings, variables, tuple(assumed), tuple(dict.fromkeys(needed)), least, reals,
+        left, right, all_types, all_meanings, variables, tuple(assumed), needed, least, reals,
         frozenset(n for n, s in rule.tensors.items() if s.dtype == "b"),
         frozenset(n for n, s in rule.tensors.items() if s.below is not None), binding, parts,
     )  # fmt: skip
@@ -174,33 +176,68 @@ def _multiple(size: Dim, least: Mapping[str, int]) -> tuple[str, Dim, dict[str, 
     return None
 
 
-def satisfiable(facts: Facts) -> bool:
-    """Whether some sizes satisfy the hypotheses: small random ones are tried, then Z3 is asked."""
-    names = sorted({n for c in facts.hypotheses for n in symbols(c.size)})
+def stated(rule: Rule) -> tuple[tuple[Condition, ...], Mapping[str, int]]:
+    """What a rule says of its sizes and attributes itself, by types and ``where``: conditions, and least values."""
+    least, hypotheses, _ = _ranges(rule)
+    found = _conditions([*hypotheses, *(g.condition for g in rule.where)], {})
+    return tuple(found), least
+
+
+def witnesses(context: Context, facts: Facts) -> dict[str, set[int]]:
+    """Values that each name of the rule takes at sizes that satisfy the hypotheses; empty where none were found.
+
+    Small random sizes are tried, then Z3 is asked for a second value of every name that took only one.
+    """
+    free = sorted({n for c in facts.hypotheses for n in symbols(c.size)})
+    others = sorted(context.least.keys() - {*free, *context.reals})
+    found: dict[str, set[int]] = {}
+
+    def take(values: Mapping[str, int]) -> None:
+        for name in free:
+            found.setdefault(name, set()).add(values[name])
+        for name in others:
+            found.setdefault(name, set()).update((context.least[name], context.least[name] + 1))
+        rest = dict.fromkeys(others, 2)
+        for name, value in context.binding.items():
+            try:
+                at = [value_at(value, {**values, **{n: context.least[n] + k for n in rest}}) for k in (0, 1)]
+            except (KeyError, ZeroDivisionError):
+                at = [0, 1]  # depends on what has no bound: any value
+            found.setdefault(name, set()).update(at)
+
     source = random.Random(7)
     for attempt in range(_TRIES):
         widest = 3 + attempt // 12
-        values = {}
-        for n in names:
-            low = facts.least.get(n, -2)
-            values[n] = low + source.choice((0, 0, 1, source.randrange(widest + 1)))
+        values = {n: facts.least.get(n, -2) + source.choice((0, 0, 1, source.randrange(widest + 1))) for n in free}
         if all(_holds(c, values) for c in facts.hypotheses):
-            return True
-    solver = z3.Solver()
-    solver.set("rlimit", 3_000_000)
-    for c in facts.hypotheses:
+            take(values)
+            if all(len(v) > 1 for v in found.values()):
+                return found
+    if not found and (model := _solved(facts, free, ())) is not None:
+        take(model)
+    for name in [n for n in free if len(found.get(n, ())) == 1]:
+        model = _solved(facts, free, (Condition("ne", sym(name) - min(found[name])),))
+        if model is not None:
+            take(model)
+    return found
+
+
+def _solved(facts: Facts, names: Sequence[str], more: Sequence[Condition]) -> dict[str, int] | None:
+    """Sizes that satisfy the hypotheses and more, by Z3; what it does not treat is checked of its answer."""
+    solver = z3.Solver(ctx=facts.budget.context)
+    for c in (*facts.hypotheses, *more):
         if any(isinstance(a, Quotient) for m, _ in (c.size.terms if isinstance(c.size, Poly) else ()) for a in m):
             continue
-        term = _polynomial(c.size)
+        term = _polynomial(c.size, facts.budget.context)
         solver.add(term >= 0 if c.kind == "ge" else term == 0 if c.kind == "eq" else term != 0)
     for n in names:
         if n in facts.least:
-            solver.add(z3.Int(n) >= facts.least[n])
-    if solver.check() != z3.sat:
-        return False
-    model = solver.model()
-    values = {n: model.eval(z3.Int(n), model_completion=True).as_long() for n in names}
-    return all(_holds(c, values) for c in facts.hypotheses)
+            solver.add(z3.Int(n, facts.budget.context) >= facts.least[n])
+    model = facts.budget.model(solver, _RESOURCES)
+    if model is None:
+        return None
+    values = {n: model.eval(z3.Int(n, facts.budget.context), model_completion=True).as_long() for n in names}
+    return values if all(_holds(c, values) for c in (*facts.hypotheses, *more)) else None
 
 
 def _holds(condition: Condition, values: Mapping[str, int]) -> bool:
@@ -211,8 +248,8 @@ def _holds(condition: Condition, values: Mapping[str, int]) -> bool:
     return size >= 0 if condition.kind == "ge" else (size == 0) == (condition.kind == "eq")
 
 
-def _polynomial(size: Dim) -> z3.ArithRef:
-    parts = [z3.IntVal(0)]
+def _polynomial(size: Dim, context: z3.Context) -> z3.ArithRef:
+    parts = [z3.IntVal(0, context)]
     for monomial, coefficient in size.terms if isinstance(size, Poly) else (((), size),):
-        parts.append(z3.Product(z3.IntVal(coefficient), *(z3.Int(str(a)) for a in monomial)))
+        parts.append(z3.Product(z3.IntVal(coefficient, context), *(z3.Int(str(a), context) for a in monomial)))
     return z3.Sum(*parts)

@@ -54,7 +54,7 @@ def _failure(instance: Rule, point: Point, rng: np.random.Generator) -> Failure 
         try:
             found = fails(instance, point, rng)
         except Unlucky:
-            return None
+            continue
         if found is not None:
             return found
     return None
@@ -167,7 +167,7 @@ def replay(data: Mapping[str, Any]) -> bool:
         if trial.ill_typed:
             return True
         if "elements" not in data:
-            return fails(instance, point, np.random.default_rng(0)) is not None
+            return _failure(instance, point, np.random.default_rng(0)) is not None
         algebra = algebra_for(trial, 0)
         values = {n: _elements(data["elements"][n], trial, n, algebra) for n in trial.variables}
     except (KeyError, TypeError, ValueError, AttributeError) as error:

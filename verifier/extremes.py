@@ -6,6 +6,7 @@ maximum is a maximum over guarded positions, and maxima of maxima are one maximu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import permutations
 
@@ -14,6 +15,7 @@ from superopt.ops.meaning import Condition
 from superopt.verifier.arith import ge, negated, normal_condition
 from superopt.verifier.factors import INFINITY, CannotProve, has_infinity, sealed
 from superopt.verifier.functions import Algebra
+from superopt.verifier.monotone import through_monotone
 from superopt.verifier.normal import (
     ONE,
     Apply,
@@ -202,6 +204,9 @@ def made_of(algebra: Algebra, kind: str, branches: list[Branch]) -> Value:
     """The reduction over branches, with what does not depend on the range taken out of it."""
     branches = [s for b in branches for f in _flat(kind, b) for s in _simplified(algebra, kind, f)]
     if kind == "max":
+        through = through_monotone(algebra, branches[0], _maximum(algebra)) if len(branches) == 1 else None
+        if through is not None:
+            return through
         capped = _capped(algebra, branches[0]) if len(branches) == 1 else None
         if capped is not None:
             return algebra.apply("min", [made_of(algebra, kind, [capped[0]]), capped[1]])
@@ -227,6 +232,10 @@ def made_of(algebra: Algebra, kind: str, branches: list[Branch]) -> Value:
     if len(branches) > 1:
         return atom_value(Extreme(kind, tuple(_sealed_branch(b) for b in branches)))
     return _taken_out(algebra, branches[0])
+
+
+def _maximum(algebra: Algebra) -> Callable[[Branch], Value]:
+    return lambda branch: made_of(algebra, "max", [branch])
 
 
 def _product(algebra: Algebra, branches: list[Branch]) -> Value:
@@ -300,6 +309,8 @@ def _taken_out(algebra: Algebra, branch: Branch) -> Value:
             if outer:
                 made = tuple(v.of(factors=merge_factors(v.factors, outer)) for v in made)
             return add(fixed, scale(made, scaled))
+        if m.coefficient < 0 and m.coefficient != -1:  # max(-c·v) = c·max(-v)
+            return add(fixed, scale(_inner(algebra, branch, (m.of(coefficient=Fraction(-1)),)), -m.coefficient))
     return add(fixed, _inner(algebra, branch, moving))
 
 
@@ -335,8 +346,9 @@ def _capped(algebra: Algebra, branch: Branch) -> tuple[Branch, Value] | None:
         if plain and isinstance(factor, Apply) and factor.function == "ramp":
             uncapped = tuple(o for o in branch.value if o is not m)
             cap = algebra.tidy(add(uncapped, scale(factor.args[0], m.coefficient)))
-            if not free(cap) & bound and algebra.inhabited(branch.bound, branch.guards):
-                return Branch(branch.bound, branch.guards, uncapped), cap
+            for moving, fixed in ((uncapped, cap), (cap, uncapped)):
+                if not free(fixed) & bound and algebra.inhabited(branch.bound, branch.guards):
+                    return Branch(branch.bound, branch.guards, moving), fixed
     return None
 
 

@@ -55,6 +55,7 @@ from superopt.verifier.normal import (
     text,
 )  # fmt: skip
 from superopt.verifier.order import Order
+from superopt.verifier.signs import absolute
 from superopt.verifier.simplify import guarded, simplified
 
 __all__ = ["Algebra", "CannotProve", "INFINITY", "has_infinity", "sealed"]
@@ -62,6 +63,26 @@ __all__ = ["Algebra", "CannotProve", "INFINITY", "has_infinity", "sealed"]
 _ODD = frozenset({"erf", "sin", "tan", "asin", "atan", "asinh", "atanh", "round"})
 _EVEN = frozenset({"cos"})
 _CASES = 200
+
+
+def is_whole(m: Monomial) -> bool:
+    """Whether a monomial is surely an integer."""
+    return m.coefficient.denominator == 1 and all(
+        p.denominator == 1 and p > 0 and (is_bit(f) or (isinstance(f, Apply) and _is_whole_valued(f)))
+        for f, p in m.factors
+    )
+
+
+def _is_whole_valued(f: Apply) -> bool:
+    return f.function in ("floor", "round", "positive", "zero") or (
+        f.function == "ramp" and all(map(is_whole, f.args[0]))
+    )
+
+
+def _divides(value: Value, m: Monomial) -> bool:
+    """Whether a monomial is divided by a value: by the factor that it is, or by it as a sum."""
+    factor = single_factor(value[0]) if len(value) == 1 else SumBase(value)
+    return factor is not None and any(f == factor and p <= -1 for f, p in m.factors)
 
 
 @dataclass
@@ -121,7 +142,10 @@ class Algebra(Order):
         extra: list[Value] = []
         kept: list[tuple[Factor, Fraction]] = []
         for f, p in m.factors:
-            if isinstance(f, Apply) and f.function == "sqrt" and abs(p) >= 2:
+            if isinstance(f, Apply) and f.function == "sqrt" and p == 1 and _divides(f.args[0], m):
+                extra.append(f.args[0])  # √v / v = 1 / √v
+                p -= 2
+            elif isinstance(f, Apply) and f.function == "sqrt" and abs(p) >= 2:
                 half = int(abs(p) // 2)
                 extra.append(self.power(f.args[0], half if p > 0 else -half))
                 p -= 2 * half if p > 0 else -2 * half
@@ -247,8 +271,9 @@ class Algebra(Order):
                     add(self.exponential(first), scale(other, -1 if function == "sinh" else 1)), Fraction(1, 2)
                 )
             case "floor":
-                whole = tuple(m for m in first if m.key == ONE[0].key and m.coefficient.denominator == 1)
-                return add(whole, self.opaque("floor", [tuple(m for m in first if m not in whole)]))
+                return self.floor(first)
+            case "round" if all(map(is_whole, first)):
+                return first
             case "ceil":
                 return scale(self._unguarded("floor", [scale(first, -1)]), -1)
             case "log":
@@ -256,6 +281,20 @@ class Algebra(Order):
             case "pow":
                 return self.pow(first, args[1])
         return self.opaque(function, args)
+
+    def floor(self, value: Value) -> Value:
+        """``⌊k + v⌋ = k + ⌊v⌋`` for a whole ``k``; ``⌊max(v, 0)⌋ = max(⌊v⌋, 0)``, and of ``min`` alike."""
+        whole = tuple(m for m in value if is_whole(m))
+        rest = tuple(m for m in value if not is_whole(m))
+        factor = single_factor(rest[0]) if len(rest) == 1 else None
+        if not rest:
+            return whole
+        if isinstance(factor, Apply) and factor.function == "ramp":
+            return add(whole, self.ramp(self.floor(factor.args[0])))
+        opposite = single_factor(rest[0].of(coefficient=-rest[0].coefficient)) if len(rest) == 1 else None
+        if isinstance(opposite, Apply) and opposite.function == "ramp":
+            return add(whole, scale(self.ramp(scale(self.floor(scale(opposite.args[0], -1)), -1)), -1))
+        return add(whole, self.opaque("floor", [rest]))
 
     def opaque(self, function: str, args: Sequence[Value]) -> Value:
         """The function as an atom; odd and even ones with an oriented argument."""
@@ -305,6 +344,10 @@ class Algebra(Order):
 
     def _demand(self, condition: str, factor: Factor) -> None:
         value = factor.value if isinstance(factor, SumBase) else atom_value(factor)
+        if isinstance(factor, Apply) and factor.function == "sqrt":
+            value = factor.args[0]  # a root is 0 where its radicand is
+        if (inner := absolute(value)) is not None:
+            value = inner  # so is an absolute value
         if self.sign(value) != 2:
             self._record(condition, value)
 
@@ -338,6 +381,8 @@ class Algebra(Order):
             if top is not None and bottom is not None:
                 return constant(Fraction(top, bottom))
         outside, inside = self._squares(value)
+        if inside == ONE:
+            return outside
         if self.sign(inside) < 1:
             self._record("nonnegative", inside)
         return mul(outside, atom_value(Apply("sqrt", (sealed(inside),))))
@@ -347,7 +392,11 @@ class Algebra(Order):
         content, _ = content_of(value)
         top, bottom = exact_root(abs(content.coefficient.numerator)), exact_root(content.coefficient.denominator)
         number = Fraction(top, bottom) if top is not None and bottom is not None else Fraction(1)
-        out = tuple((f, p / 2) for f, p in content.factors if p % 2 == 0 and self.sign(atom_value(f)) == 2)
+        out = tuple(
+            (f, p / 2)
+            for f, p in content.factors
+            if (p % 2 == 0 and self.sign(atom_value(f)) == 2) or (isinstance(f, Apply) and f.function == "exp")
+        )
         if number == 1 and not out:
             return ONE, value
         inverse = Monomial(1 / number**2, (), frozenset(), tuple((f, -2 * p) for f, p in out))
@@ -357,6 +406,11 @@ class Algebra(Order):
         """``log`` of a product of positive factors is a sum."""
         if value == ONE:
             return ZERO
+        if not value:
+            raise CannotProve("the logarithm of zero")
+        if len(value) == 1 and value[0].factors and all(p < 0 for _, p in value[0].factors) and not value[0].bound:
+            inverse = value[0].of(factors=tuple((f, -p) for f, p in value[0].factors))
+            return scale(self.logarithm((inverse.of(coefficient=1 / inverse.coefficient),)), -1)
         if len(value) == 1 and not value[0].bound and value[0].coefficient > 0:
             m = value[0]
             if all(

@@ -1,46 +1,38 @@
 """Are two models equal? Proved region by region where possible, else tested, else refuted with inputs that show it.
 
-Values of both models that are the same expression over inputs and weights are one *class*. What is left is aligned by
-running both models in float64 on random inputs: equal arrays suggest equal values, nothing more. Each suggestion is
-then a theorem over the aligned values it is computed from, with the weights as variables and the dimensions symbolic
-where the model's are, and the all-sizes prover decides it. What it does not decide counts as tested, not as proved.
+Values of both models that are the same expression over inputs and constants are one *class*; a constant is what ONNX
+Runtime computes it to be. Fused operators are written out (:mod:`superopt.verifier.fused`), folded constants put back
+as what they were computed from (:mod:`superopt.verifier.provenance`). What is left is aligned by running both models in
+float64 on random inputs: equal arrays suggest equal values, nothing more. Each suggestion is then a theorem over the
+aligned values it is computed from (:mod:`superopt.verifier.regions`), with the weights as variables and the dimensions
+symbolic where the model's are, and the all-sizes prover decides it. What it does not decide counts as tested.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
 from superopt.ir.errors import SuperoptError, UsageError
-from superopt.ir.graph import Graph
-from superopt.ir.terms import App, Project, Term, Var, postorder, remade, variables
-from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Applied, Barrier, infer
-from superopt.rules import Rule, TensorScheme
+from superopt.ir.graph import Graph, Node, Weight
+from superopt.ops.infer import infer
+from superopt.ops.record import NotCovered
 from superopt.verifier.apart import far_apart, witness
+from superopt.verifier.constants import Known, constants_of, contents_of, settled
 from superopt.verifier.differential import CheckResult, check, signature_difference
-from superopt.verifier.provenance import unfolded
-from superopt.verifier.prover import prove
-from superopt.verifier.sides import Side, aligned, digest_of, literal
-from superopt.verifier.verdict import ProvedAllSizes
+from superopt.verifier.expressions import deviation, evaluated, ulps, written
+from superopt.verifier.folds import irrational
+from superopt.verifier.fused import unfused
+from superopt.verifier.provenance import Unfolded, unfolded
+from superopt.verifier.regions import PROVED, ROUNDED, Region, Work
+from superopt.verifier.sides import Side, aligned
 
-__all__ = ["GraphVerdict", "Region", "certify_result", "verify"]
+__all__ = ["PROVED", "ROUNDED", "GraphVerdict", "Region", "certify_result", "verify"]
 
-_LARGEST = 400  # operators of one side of a region
-
-
-@dataclass(frozen=True)
-class Region:
-    """A value of the second model and how it is known to equal one of the first: "proved" or "tested", and why not."""
-
-    output: str
-    verdict: str
-    operators: int
-    reason: str = ""
+_PATIENCE = 60.0  # seconds after which no other inputs are tried against two models that were not proved equal
 
 
 @dataclass(frozen=True)
@@ -48,13 +40,16 @@ class GraphVerdict:
     """What is known of two models.
 
     Attributes:
-        verdict: "proved" (over the reals, from the aligned values on), "tested", "refuted" or "unknown".
+        verdict: "proved" (over the reals, from the inputs on, with the same constants), "proved up to rounding" (the
+            same, but for the rounding of constants that somebody folded), "tested", "refuted" or "unknown".
         same: nodes of the second model that are literally in the first.
         proved, tested: nodes of the second model in regions that were proved, or only tested.
         regions: what was not literally the same.
-        check: the run of both models against the float64 reference.
+        check: the run of both models in ONNX Runtime, with its power.
         feeds: inputs on which the models differ, when refuted.
         reason: in words.
+        folded: constants of the second model that the first one's explain.
+        max_ulp: how far those are from what they were computed from: whole units in the last place.
     """
 
     verdict: str
@@ -65,12 +60,23 @@ class GraphVerdict:
     check: CheckResult = field(default_factory=lambda: CheckResult("skipped"))
     feeds: Mapping[str, np.ndarray] = field(default_factory=dict)
     reason: str = ""
+    folded: int = 0
+    max_ulp: int = 0
 
     @property
     def proved_share(self) -> float:
         """The part of the second model's nodes that is the same or proved."""
         total = self.same + self.proved + self.tested
         return (self.same + self.proved) / total if total else 1.0
+
+    @property
+    def words(self) -> str:
+        """The verdict as it is said: with the rounding that a proof leaves, or the power of a test."""
+        if self.verdict == ROUNDED:
+            return f"proved up to the rounding of folded constants (max {self.max_ulp} ulp)"
+        if self.verdict == "tested" and self.check.power is not None and self.check.power.mutants:
+            return f"tested (power {self.check.power.share:.0%})"
+        return self.verdict
 
 
 def certify_result(
@@ -83,12 +89,13 @@ def certify_result(
     Raises:
         UsageError: inputs or outputs differ in names, order or types.
     """
-    return verify(before, after, seed=seed, time_limit=time_limit, total=total)
+    return verify(before, after, seed=seed, time_limit=time_limit, total=total, power="quick")
 
 
 def verify(
-    a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials: int = 3, total: float = float("inf")
-) -> GraphVerdict:
+    a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials: int = 3, total: float = float("inf"),
+    power: str = "thorough",
+) -> GraphVerdict:  # fmt: skip
     """Compare two models with the same signature.
 
     Args:
@@ -98,6 +105,7 @@ def verify(
         time_limit: seconds for the proof of one region.
         trials: inputs on which both are run against the reference.
         total: seconds for all proofs.
+        power: how many mutations of a result that is only tested are tried: "none", "quick" or "thorough".
 
     Raises:
         UsageError: their inputs or outputs differ in names, order or types.
@@ -108,229 +116,115 @@ def verify(
             f"the models have different signatures: {difference[1]}",
             hint="only models that take and give the same can be equal",
         )
-    opened = unfolded(a, b)
-    sides = (Side(a, infer(a)), Side(opened.graph, infer(opened.graph), opened.nodes))
-    classes: dict[str, str] = {}
-    for side in sides:
-        side.classify(classes)
-    known = set(sides[0].classes.values())
-    same = sum(all(sides[1].classes[o] in known for o in n.outputs if o) for n in b.nodes)
     ran = check(a, b, seed=seed, trials=trials)
+    first, second, found = _opened(a, b)
     if ran.verdict == "failed":
-        return GraphVerdict("refuted", same, check=ran, feeds=witness(a, b, seed), reason=ran.reason)
-    if same == len(b.nodes) and all(sides[0].classes[v.name] == sides[1].classes[v.name] for v in a.outputs):
-        return GraphVerdict("proved", same, check=ran, reason="every node is literally the same")
-    found = _by_regions(sides[0], sides[1], same, ran, seed, (time_limit, time.monotonic() + total))
-    if found.verdict != "proved" and (apart := far_apart(a, opened.graph, seed)) is not None:
-        return replace(found, verdict="refuted", feeds=apart[1], reason=apart[0])
-    count = sum(1 for w in b.weights if w.name in sides[1].folded)
-    if not count:
-        return found
-    note = f"{count} folded weights are, within rounding, what they were computed from"
-    return replace(found, reason=f"{found.reason}; {note}" if found.reason else note)
-
-
-def _by_regions(a: Side, b: Side, same: int, ran: CheckResult, seed: int, limits: tuple[float, float]) -> GraphVerdict:
-    """Align the values of ``b`` with values of ``a``, and prove each alignment from the ones before."""
+        same = {n: first.named[c] for n, c in second.classes.items() if c in first.named}
+        counts = _counted(Work(first, second, same, found, 0.0, 0.0), b.nodes)
+        return GraphVerdict("refuted", *counts, check=ran, feeds=ran.feeds or witness(a, b, seed), reason=ran.reason)
     try:
-        partners = aligned(a, b, seed)
+        partners = aligned(first, second, seed)
     except SuperoptError as error:
-        verdict = "tested" if ran.verdict == "passed" else "unknown"
-        return GraphVerdict(verdict, same, 0, len(b.running) - same, check=ran, reason=f"not aligned: {error}")
-    work = _Work(a, b, partners, *limits)
-    for node in b.running:
-        for output in node.outputs:
-            if output and work.congruent(output):
-                continue
-            if output in partners and b.classes[output] != a.classes[partners[output]]:
-                work.region(output)
-    for name in b.graph.weight:  # a folded constant: near to what the first model computes, not equal to it
-        if name in partners and b.classes[name] != a.classes[partners[name]]:
-            work.regions.append(Region(name, "tested", 0, "a folded constant, equal up to rounding"))
-    counted = work.covered()
-    known = set(a.classes.values())
-    new = [n for n in b.running if not all(b.classes[o] in known for o in n.outputs if o)]
-    proved = sum(1 for n in new if counted.get(n.outputs[0]) == "proved")
-    rest = len(new) - proved
-    missing = [
-        v.name for v in b.graph.outputs if partners.get(v.name) != v.name and b.classes[v.name] != a.classes[v.name]
-    ]
-    regions = tuple(work.regions)
-    if not missing and rest == 0 and all(r.verdict == "proved" for r in regions):
-        return GraphVerdict("proved", same, proved, 0, regions, ran)
-    if ran.verdict == "passed":
-        return GraphVerdict("tested", same, proved, rest, regions, ran, reason="some regions were tested, not proved")
-    return GraphVerdict("unknown", same, proved, rest, regions, ran, reason=ran.reason or "the models could not be run")
-
-
-@dataclass
-class _Work:
-    """Proofs of aligned values, each from the aligned values before it."""
-
-    a: Side
-    b: Side
-    partners: dict[str, str]
-    time_limit: float
-    deadline: float
-    regions: list[Region] = field(default_factory=list)
-    _memo: dict[str, tuple[bool, str]] = field(default_factory=dict)
-    _inside: dict[str, str] = field(default_factory=dict)
-
-    @cached_property
-    def outputs(self) -> frozenset[str]:
-        return frozenset(v.name for v in self.b.graph.outputs)
-
-    def congruent(self, output: str) -> bool:
-        """Whether a changed value is what some node of ``a`` computes, of aligned values: then it equals that.
-
-        It holds for any node, opaque ones too: equal arguments give equal results.
-        """
-        known = self.partners.get(output)
-        if known is not None and self.b.classes[output] == self.a.classes[known]:
-            return False  # literally the same
-        node, form, position = self.b.made[output]
-        reads = [n for n in (*(form.args if isinstance(form, Applied) else ()), *node.inputs, *node.captures) if n]
-        classes = {n: self.a.classes[self.partners[n]] if n in self.partners else self.b.classes[n] for n in reads}
-        found = self.a.named.get(digest_of(self.b.text(node, form, position, classes)))
-        if found is None or (output in self.outputs and self.a.classes[found] != self.a.classes[output]):
-            return False
-        self.partners[output] = found
-        self._note(output, "proved", [output], "")
-        return True
-
-    def region(self, output: str) -> None:
-        """Decide whether a value of ``b`` equals its partner, given that what it is computed from does."""
-        goal = self.partners[output]
+        partners, reason = {}, f"not aligned: {error}"
+    else:
         reason = ""
-        for near in (True, False):  # from the nearest aligned values, then from those that no region changed
-            leaf = (lambda n: n in self.partners) if near else self._unchanged
-            right, why, inside = self._term(self.b, output, lambda n, leaf=leaf: n != output and leaf(n))  # type: ignore[misc]
-            reason = reason or why
-            if right is None:
-                continue
-            names = {self.partners[n] for n in inside["leaves"]}
-            for cut in ((names | set(self.partners.values())) if near else names, names):
-                if goal in names:  # the value is computed from one that equals it already
-                    left: Term | None = self._leaf(goal)
-                else:
-                    left, why, _ = self._term(self.a, goal, _cut(goal, cut))
-                shown, why = self._proved(left, right) if left is not None else (False, why)
-                if shown:
-                    self._note(output, "proved", inside["nodes"] if near else [output], "")
-                    return
-                reason = reason or why
-        self._note(output, "tested", [output], reason)
-
-    def _unchanged(self, name: str) -> bool:
-        """Whether a value of ``b`` is literally one of ``a``, or a weight that is near to one."""
-        partner = self.partners.get(name)
-        return partner is not None and (name not in self.b.made or self.b.classes[name] == self.a.classes[partner])
-
-    def _note(self, output: str, verdict: str, nodes: Sequence[str], reason: str) -> None:
-        self.regions.append(Region(output, verdict, len(nodes), reason))
-        for name in nodes:
-            if self._inside.get(name) != "tested":
-                self._inside[name] = verdict
-
-    def covered(self) -> dict[str, str]:
-        """By first output of each node of ``b``: "proved" where every region that uses it was proved."""
-        return {self.b.made[n][0].outputs[0]: v for n, v in self._inside.items() if n in self.b.made}
-
-    def _term(
-        self, side: Side, root: str, leaf: Callable[[str], bool]
-    ) -> tuple[Term | None, str, dict[str, list[str]]]:
-        """The term of a value over leaves, named by ``a``'s values; ``None`` and a reason where there is none."""
-        terms: dict[str, Term] = {}
-        used: dict[str, list[str]] = {"leaves": [], "nodes": []}
-        stack = [(root, False)]
-        while stack:
-            name, expanded = stack.pop()
-            if name in terms:
-                continue
-            cut = leaf(name)
-            if cut or name not in side.made:
-                if not cut and side is self.b:
-                    number = literal(side, name)
-                    if number is None:
-                        return None, f"the value {name} is only in the second model", used
-                    terms[name] = number
-                    continue
-                used["leaves"].append(name)
-                terms[name] = self._leaf(self.partners[name] if side is self.b else name)
-                continue
-            node, form, position = side.made[name]
-            if isinstance(form, Barrier):
-                return None, f"{node.op} is opaque: {form.reason}", used
-            if not expanded:
-                stack.append((name, True))
-                stack += [(x, False) for x in form.args if x is not None]
-                continue
-            used["nodes"].append(name)
-            if len(used["nodes"]) > _LARGEST:
-                return None, f"the region has more than {_LARGEST} operators", used
-            app = App(
-                form.operator.name,
-                tuple(None if x is None else terms[x] for x in form.args),
-                tuple(sorted(form.attributes.items())),
-            )
-            terms[name] = (
-                app
-                if len(form.operator.outputs) == 1 and not form.operator.outputs[0].endswith("*")
-                else Project(app, position)
-            )
-        return terms[root], "", used
-
-    def _leaf(self, name: str) -> Term:
-        """A variable, or the numbers of a small weight."""
-        return literal(self.a, name) or Var(name)
-
-    def _proved(self, left: Term, right: Term) -> tuple[bool, str]:
-        """Whether two terms over ``a``'s values are equal at the values' types."""
-        renamed = {n: f"x{i}" for i, n in enumerate(variables(left, right))}
-        forall: dict[str, TensorScheme] = {}
-        for name, short in renamed.items():
-            kind = self.a.typing.types.get(name)
-            if not isinstance(kind, TensorType) or kind.shape is None:
-                return False, f"the type of {name} is not known"
-            letter = (
-                "f"
-                if kind.dtype.is_float
-                else "b"
-                if kind.dtype is DType.BOOL
-                else "i"
-                if kind.dtype is DType.INT64
-                else ""
-            )
-            if not letter:
-                return False, f"{name} is {kind.dtype}"
-            forall[short] = TensorScheme(letter, kind.shape)
-        sides = tuple(_renamed(t, renamed) for t in (left, right))
-        key = f"{sides[0]} = {sides[1]} for {forall}"
-        if key not in self._memo:
-            rule = Rule("region", forall, (), (sides[0],), (sides[1],))
-            seconds = min(self.time_limit, self.deadline - time.monotonic())
-            if seconds <= 0:
-                return False, "the time for proofs ran out"
-            verdict = prove(rule, time_limit=seconds)
-            shown = isinstance(verdict, ProvedAllSizes)
-            self._memo[key] = shown, "" if shown else getattr(verdict, "reason", "")
-        return self._memo[key]
+    work = Work(first, second, partners, found, time_limit, time.monotonic() + total)
+    work.run()
+    verdict = _judged(work, b.nodes, ran, reason)
+    if verdict.verdict in (PROVED, ROUNDED):
+        return verdict
+    apart = far_apart(first, second, seed, time.monotonic() + min(_PATIENCE, total))
+    if apart is not None:
+        return replace(verdict, verdict="refuted", feeds=apart[1], reason=apart[0])
+    if verdict.verdict == "tested" and power != "none":
+        return replace(verdict, check=check(a, b, seed=seed, trials=trials, power=power))
+    return verdict
 
 
-def _renamed(term: Term, names: Mapping[str, str]) -> Term:
-    """The term with variables renamed and element types left to the rule."""
-    made: dict[Term, Term] = {}
-    for t in postorder(term):
-        attributes = None
-        if isinstance(t, App):
-            attributes = tuple(
-                (k, v)
-                for k, v in t.attributes
-                if not (k == "dtype" and v in ("float32", "float16", "bfloat16", "float64"))
-            )
-        made[t] = Var(names[t.name]) if isinstance(t, Var) else remade(t, made, attributes)
-    return made[term]
+def _opened(a: Graph, b: Graph) -> tuple[Side, Side, dict[str, float]]:
+    """Both models with fused operators written out and folded constants put back, and how far each of those was off."""
+    a, b = settled(unfused(a)), settled(unfused(b))
+    typing = infer(a)
+    known = Known(a, typing, constants_of(a, typing))
+    found = unfolded(known, b, frozenset(contents_of(w) for w in known.weights.values()))
+    a, own = _decimals(a, b, found)
+    first, second = Side(a, own.values), Side(found.graph, found.values)
+    table: dict[str, str] = {}
+    for side in (first, second):
+        side.classify(table)
+    return first, second, {**own.ulps, **found.ulps}
 
 
-def _cut(goal: str, at: set[str]) -> Callable[[str], bool]:
-    return lambda name: name != goal and name in at
+def _decimals(a: Graph, b: Graph, found: Unfolded) -> tuple[Graph, Unfolded]:
+    """The first model with decimals that only it has, and that stand for irrational numbers, put back as those."""
+    theirs = {contents_of(w) for w in (*b.weights, *found.graph.weights)}
+    nodes: list[Node] = []
+    added: list[Weight] = []
+    off: dict[str, float] = {}
+    for weight in a.constants.values():
+        if weight.data is None or not weight.type.dtype.is_float or weight.type.elements != 1:
+            continue
+        array = np.asarray(weight.data.numpy())
+        term = irrational(float(array.reshape(-1)[0]), weight.type.dtype, array.shape)
+        if term is None or contents_of(weight) in theirs:
+            continue
+        try:
+            made, extra = written(term, weight.name, {}, a.opset.get("", 1))
+        except NotCovered:
+            continue
+        nodes += made
+        added += extra
+        off[weight.name] = deviation(array, weight.type.dtype, evaluated(term, {}))
+    weights = (*(w for w in a.weights if w.name not in off), *added)
+    graph = replace(a, nodes=(*nodes, *a.nodes), weights=weights).checked() if nodes else a
+    return graph, Unfolded(graph, frozenset(o for n in nodes for o in n.outputs if o), off, {})
+
+
+def _judged(work: Work, nodes: Sequence[Node], ran: CheckResult, reason: str) -> GraphVerdict:
+    """What the regions say of the whole."""
+    counts = _counted(work, nodes)
+    outputs = [v.name for v in work.b.graph.outputs]
+    whole = all(n in work.established and work.partners.get(n) == n for n in outputs)
+    folded = [n for n in work.ulps if n in work.b.opened]
+    off = ulps(max(work.ulps.values(), default=0.0))
+    notes = [reason] if reason else []
+    verdict = "unknown"
+    if whole:
+        verdict = ROUNDED if off else PROVED
+        if counts[0] == len(nodes):
+            notes.append("every node is literally the same")
+    elif ran.verdict == "passed":
+        verdict = "tested"
+        notes.append("some regions were tested, not proved")
+    else:
+        notes.append(ran.reason or "the models could not be run")
+    if folded:
+        notes.append(f"{len(folded)} folded constants are within {off} ulp of what they were computed from")
+    if len(folded) < len(work.ulps):
+        notes.append("decimals of the first model stand for the irrational numbers that the second computes with")
+    return GraphVerdict(
+        verdict, *counts, tuple(work.regions), ran, reason="; ".join(notes), folded=len(folded), max_ulp=off
+    )
+
+
+def _counted(work: Work, nodes: Sequence[Node]) -> tuple[int, int, int]:
+    """Nodes of the second model, as it was given, that are the same, proved, and only tested."""
+    readers: dict[str, list[int]] = {}
+    for position, node in enumerate(nodes):
+        for name in node.reads:
+            readers.setdefault(name, []).append(position)
+    state: dict[int, str] = {}
+    for position in range(len(nodes) - 1, -1, -1):
+        used = [o for o in nodes[position].outputs if o and (o in readers or o in work.outputs)]
+        words = {("same" if work.same(o) else work.covered(o)) for o in used or nodes[position].outputs if o}
+        if words == {"same"}:
+            state[position] = "same"
+        elif words <= {"same", PROVED, ROUNDED}:
+            state[position] = "proved"
+        elif None in words and "tested" not in words and not work.outputs.intersection(used):
+            after = [state[p] for o in used for p in readers[o]]  # it is inside of what its readers compute
+            state[position] = "tested" if "tested" in after else "proved"
+        else:
+            state[position] = "tested"
+    kinds = list(state.values())
+    return kinds.count("same"), kinds.count("proved"), kinds.count("tested")

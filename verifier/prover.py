@@ -7,24 +7,29 @@ its other side is not (division by zero, roots of negative numbers).
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from superopt.ir.poly import Dim, Poly, Quotient, substitute, sym, symbols
 from superopt.ir.terms import Term, Var
 from superopt.ops.meaning import Axis, Condition, IllTyped
 from superopt.rules import Rule, RuleError
+from superopt.rules.clamping import cases
+from superopt.rules.grammar import format_guard
 from superopt.rules.typing import LEADS, instances
+from superopt.rules.wellformed import shown
 from superopt.verifier.arith import Facts, ge, normal_condition
-from superopt.verifier.budget import Budget, OutOfTimeError
+from superopt.verifier.budget import Budget, OutOfTimeError, StoppedError
 from superopt.verifier.compose import Composer, Unbounded
-from superopt.verifier.context import Context, context_of, satisfiable
-from superopt.verifier.factors import CannotProve, dimension_of, is_selector
+from superopt.verifier.context import Context, context_of, stated, witnesses
+from superopt.verifier.factors import CannotProve, constant_of, dimension_of, is_selector
 from superopt.verifier.functions import Algebra
+from superopt.verifier.hypotheses import Refusal, derived, impossible, unforced
 from superopt.verifier.leading import one_axis
 from superopt.verifier.match_sums import Matcher, Step
-from superopt.verifier.normal import Apply, Element, Value, add, dimensions, free, scale, text
+from superopt.verifier.normal import Apply, Element, SumBase, Value, add, atom_value, dimensions, free, scale, text
 from superopt.verifier.simplify import coefficient_of, exact_quotient
 from superopt.verifier.structure import restart_names
 from superopt.verifier.verdict import ProvedAllSizes, Unknown
@@ -55,14 +60,23 @@ class Derivation:
 
 @dataclass
 class Proof:
-    """What a proof did, for certificates: one derivation per instance and output."""
+    """What a proof did, for certificates: one derivation per instance, case of clamping and output; ``None`` for all
+    of a case whose hypotheses contradict each other."""
 
-    goals: list[Derivation] = field(default_factory=list)
+    goals: list[Derivation | None] = field(default_factory=list)
+
+
+@dataclass
+class _Found:
+    """What a proof rests on: values that must not be 0, and derived preconditions; in the order in which they came."""
+
+    nonzero: dict[str, None] = field(default_factory=dict)
+    derived: dict[str, None] = field(default_factory=dict)
 
 
 class _Conditional(Exception):  # not a fault: the rule holds under more conditions than it states
     def __init__(self, conditions: Sequence[Condition]) -> None:
-        self.conditions = tuple(str(c) for c in conditions)
+        self.conditions = tuple(shown(c) for c in conditions)
         super().__init__("the right side is well-formed only where " + " and ".join(self.conditions))
 
 
@@ -83,36 +97,79 @@ def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAll
     budget = Budget.of(time_limit)
     restart_names()
     proof = Proof()
-    nonzero: dict[str, None] = {}
+    rests = _Found()
     try:
         for instance in instances(rule):
-            nonzero.update(dict.fromkeys(_prove_instance(instance, budget, proof)))
+            _prove_instance(instance, budget, proof, rests)
     except _Conditional as found:
         return Unknown(str(found), found.conditions, seconds=time.monotonic() - started), proof
     except CannotProve as found:
-        return Unknown(str(found), seconds=time.monotonic() - started), proof
+        refused = isinstance(found, Refusal)
+        return Unknown(str(found), refused=refused, seconds=time.monotonic() - started), proof
     except (IllTyped, RuleError) as found:
         return Unknown(f"not well-formed: {found}", seconds=time.monotonic() - started), proof
     except OutOfTimeError:
         return Unknown(f"no proof within the work of {time_limit:g} s", seconds=time.monotonic() - started), proof
+    except StoppedError:
+        reason = "stopped by the clock before its counted work was done: this machine is too slow or too busy"
+        return Unknown(reason, seconds=time.monotonic() - started), proof
     except RecursionError:
         return Unknown("the terms are nested too deeply", seconds=time.monotonic() - started), proof
-    steps = sum(len(g.steps) for g in proof.goals)
+    steps = sum(len(g.steps) for g in proof.goals if g is not None)
     verdict = ProvedAllSizes(
-        tuple(f"{g.left} {g.relation} {g.right}" for g in rule.where), tuple(nonzero), LEADS if rule.lead else (),
+        tuple(f"{g.left} {g.relation} {g.right}" for g in rule.where), tuple(rests.nonzero), tuple(rests.derived),
+        LEADS if rule.lead else (),
         "one axis" if rule.lead and one_axis(rule) else "", seconds=time.monotonic() - started, steps=steps,
     )  # fmt: skip
     return verdict, proof
 
 
-def _prove_instance(rule: Rule, budget: Budget, proof: Proof) -> list[str]:
-    """Prove a rule without ``...``; returns the values that must not be 0."""
-    context = context_of(rule)
-    facts = Facts(context.hypotheses, context.least, budget)
+def _prove_instance(instance: Rule, budget: Budget, proof: Proof, found: _Found) -> None:
+    """Prove a rule without ``...``, in every way in which its slices can be clamped.
+
+    Raises:
+        CannotProve: it was not shown, or the left side says more of sizes than the rule does.
+    """
+    values: dict[str, set[int]] = {}
+    possible: list[tuple[Rule, Context, Facts] | None] = []
+    demands: dict[str, list[str]] = {}
+    for case in cases(instance):
+        added = case.where[len(instance.where) :]
+        when = " and ".join(map(format_guard, added))
+        if added and impossible(*stated(case), budget):
+            possible.append(None)
+            continue
+        context = context_of(case)
+        facts = Facts(context.hypotheses, context.least, budget)
+        taken = witnesses(context, facts)
+        if not taken and context.hypotheses:
+            if not impossible(context.hypotheses, context.least, budget):
+                raise Refusal("no sizes were found that satisfy the rule's context")
+            if added:
+                found.derived[f"not ({when})"] = None
+            possible.append(None)
+            continue
+        for name, some in taken.items():
+            values.setdefault(name, set()).update(some)
+        demands[when] = derived(case, budget)
+        possible.append((case, context, facts))
+    if not any(possible):
+        raise Refusal("its hypotheses contradict each other: no sizes satisfy them")
+    always = set.intersection(*map(set, demands.values()))
+    for when, conditions in demands.items():
+        found.derived.update(dict.fromkeys(d if d in always else f"{d} where {when}" for d in conditions))
+    unforced(instance, values, budget)
+    for one in possible:
+        if one is None:
+            proof.goals.append(None)
+        else:
+            found.nonzero.update(dict.fromkeys(_prove_case(*one, budget, proof)))
+
+
+def _prove_case(case: Rule, context: Context, facts: Facts, budget: Budget, proof: Proof) -> list[str]:
+    """Prove a rule without ``...`` whose slices lie inside their axes; returns the values that must not be 0."""
     if any(symbols(c.size) & context.reals.keys() for c in (*context.hypotheses, *context.needed)):
         raise CannotProve("a precondition on a real attribute")
-    if not satisfiable(facts):
-        raise CannotProve("no sizes were found that satisfy the rule's context")
     if len(context.lhs) != len(context.rhs):
         raise CannotProve("the sides have different numbers of outputs")
     missing = [c for c in context.needed if not facts.implied(normal_condition(c))]
@@ -121,7 +178,7 @@ def _prove_instance(rule: Rule, budget: Budget, proof: Proof) -> list[str]:
     nonzero: list[str] = []
     for left, right in zip(context.lhs, context.rhs, strict=True):
         _same_type(context, facts, left, right)
-        nonzero += _prove_output(rule, context, facts, left, right, budget, proof)
+        nonzero += _prove_output(case, context, facts, left, right, budget, proof)
     return nonzero
 
 
@@ -250,19 +307,19 @@ class _Attempt:
         two = second.element(right, tuple(index))
         unrollable = any(1 < n <= _UNROLLED for n in first.extents | second.extents)
         return _Attempt(
-            facts, algebra, one, two, second.reads, first.promises, second.promises, context.binding, domain,
-            algebra.domain, unrollable,
+            facts, algebra, one, two, [*first.reads, *second.reads], first.promises, second.promises, context.binding,
+            domain, algebra.domain, unrollable,
         )  # fmt: skip
 
     def check_reads(self) -> None:
-        """The right side reads inside its inputs wherever its meanings promise it.
+        """Both sides read inside their inputs wherever their meanings promise it.
 
         Raises:
             CannotProve: that was not shown.
         """
         for read in dict.fromkeys(self.reads):
             if not self.facts.implied(read.condition, read.given):
-                raise CannotProve(f"a read of the right side is not shown to be inside its input: {read.condition}")
+                raise CannotProve(f"a read is not shown to be inside its input: {read.condition}")
 
     def check_positions(self, rule: Rule) -> None:
         """Positions that depend on data are inside the axes that the right side reads with them.
@@ -289,12 +346,30 @@ class _Attempt:
         Raises:
             CannotProve: that was not shown.
         """
-        left, right = self.left_domain.keys(), self.right_domain.keys()
-        extra = right - left if rule.forward or not rule.backward else left - right
+        left, right = self.left_domain, self.right_domain
+        for (kind, what), value in (*left.items(), *right.items()):
+            if (number := constant_of(value)) is not None and (number < 0 or (number == 0 and kind != "nonnegative")):
+                raise Refusal(f"one side is defined only where {readable(what)} is {kind}: nowhere")
+        given, asked = (left, right) if rule.forward or not rule.backward else (right, left)
+        extra = sorted(k for k in asked if k not in given and not self._is_defined(k[0], asked[k], given.keys()))
         if extra:
-            kind, shown = sorted(extra)[0]
-            raise CannotProve(f"one side is defined only where {shown} is {kind}")
-        return sorted({f"{shown} is {kind}" for kind, shown in (*left, *right)})
+            kind, shown = extra[0]
+            raise CannotProve(f"one side is defined only where {readable(shown)} is {kind}")
+        return sorted({f"{readable(shown)} is {kind}" for kind, shown in (*left, *right)})
+
+    def _is_defined(self, kind: str, value: Value, given: Set[tuple[str, str]]) -> bool:
+        """Whether a product is positive (not negative, not 0) because each of its factors is said to be."""
+        if len(value) != 1 or value[0].bound or value[0].guards or value[0].coefficient < 0:
+            return False
+        for factor, power in value[0].factors:
+            base = factor.value if isinstance(factor, SumBase) else atom_value(factor)
+            names: dict[str, Dim] = {n: sym("_") for n in free(base) if "~" in n or "." in n}
+            shown = text(base, names)
+            enough = ("positive",) if kind == "positive" else ("positive", kind)
+            even = power % 2 == 0 and kind == "nonnegative"
+            if not (even or self.algebra.sign(base) == 2 or any((k, shown) in given for k in enough)):
+                return False
+        return True
 
     def refined(self, digits: Sequence[Sequence[Dim]]) -> list[list[Dim]] | None:
         """Finer digits of an output axis, where an element is read at ``⌊(output index)/d⌋``."""
@@ -323,6 +398,11 @@ def chosen_from(value: Value) -> str | None:
     if len(rest) != 1 or not isinstance(rest[0], Element) or set(value[0].bound) != selected:
         return None
     return rest[0].tensor
+
+
+def readable(shown: str) -> str:
+    """A value's text for people: factors of 1 and the number of its bound variables, where that is 0, left out."""
+    return re.sub(r"(\d)\*0(?=[^\d.])", r"\1*", re.sub(r"(?<![\w/.])1\*0(?=[^\d.])", "", shown)).replace("+ -", "- ")
 
 
 def hidden_text(value: Value) -> str:

@@ -6,7 +6,8 @@ every window operator, and what that takes is carried back to the variables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 
 from superopt.ir.poly import Dim, Poly, symbols
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
@@ -18,13 +19,14 @@ _WINDOWS = frozenset({"Conv", "AveragePool", "MaxPool"})
 _WANTED = 3  # positions along an axis of a result
 _NOMINAL = 2  # of a stride, dilation or kernel that is a name
 _MOST = 40
+_FURTHEST = 20  # for the sake of rules of rank 3 and 4, whose tensors grow with every axis
 
 
 def reaches(rule: Rule) -> Mapping[str, int]:
     """For each size name on a spatial axis under a window: the size that lets every window move twice."""
     terms = list(postorder(*rule.lhs, *rule.rhs))
     if not any(isinstance(t, App) and t.op in _WINDOWS for t in terms):
-        return {}
+        return _past_cuts(rule, [t for t in terms if isinstance(t, App) and t.op == "Slice"])
     needs: dict[Term, int] = dict.fromkeys((*rule.lhs, *rule.rhs), _WANTED)
     found: dict[str, int] = {}
     for term in reversed(terms):
@@ -45,6 +47,22 @@ def reaches(rule: Rule) -> Mapping[str, int]:
     return {n: v for n, v in found.items() if v > _WANTED and n not in kernels}
 
 
+def _past_cuts(rule: Rule, slices: Sequence[App]) -> Mapping[str, int]:
+    """For each size name: one past the known positions and the steps of slices, where there is a step or a position."""
+    steps = positions = 1
+    for term in slices:
+        values = dict(term.attributes)
+        product = prod(abs(v) for v in _listed(values.get("steps")) if isinstance(v, int))
+        near = (abs(v) for n in ("starts", "ends") for v in _listed(values.get(n)) if isinstance(v, int))
+        steps, positions = steps * product, max(positions, *(v for v in near if v < _MOST), 0)
+    wanted = min(max(steps, positions) + 2, _FURTHEST)
+    return dict.fromkeys(rule.sizes, wanted) if wanted > _WANTED else {}
+
+
+def _listed(value: AttributeValue | None) -> tuple[AttributeValue | Dim, ...]:
+    return value if isinstance(value, tuple) else ()
+
+
 def _backwards(app: App, rule: Rule, need: int) -> int:
     """What an operator's first argument must span for its result to span ``need``."""
     if app.op not in _WINDOWS:
@@ -58,8 +76,8 @@ def _backwards(app: App, rule: Rule, need: int) -> int:
 
 
 def _largest(value: AttributeValue | None, default: int) -> int:
-    parts: tuple[AttributeValue | Dim, ...] = value if isinstance(value, tuple) else ()
-    return max((p if isinstance(p, int) else _NOMINAL for p in parts if isinstance(p, int | Poly)), default=default)
+    sizes = (p if isinstance(p, int) else _NOMINAL for p in _listed(value) if isinstance(p, int | Poly))
+    return max(sizes, default=default)
 
 
 def _kernel_names(rule: Rule) -> set[str]:

@@ -8,54 +8,73 @@ from functools import cached_property
 
 import numpy as np
 
-from superopt.ir.graph import Graph, Node, OpaqueAttribute, Weight
+from superopt.formats.onnx_reader import functions_of
+from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Weight
 from superopt.ir.poly import Dim
 from superopt.ir.terms import App, Term
-from superopt.ops.infer import Applied, Barrier, Typing
+from superopt.ir.types import DType, TensorType
+from superopt.ops.infer import Applied, Barrier, infer
+from superopt.ops.schemas import schema_defaults
 from superopt.runtime import reference
+from superopt.verifier.constants import RANDOM, constants_of, contents_of
 from superopt.verifier.differential import make_inputs
 
 __all__ = ["Side", "aligned", "digest_of", "literal"]
 
 _SMALL = 8  # elements up to which a weight's values take part in a proof
 _TOLERANCE = 1e-5  # relative, of what is worth trying to prove equal
-_RANDOM = frozenset(
-    {"RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "RandomNormalLike", "RandomUniformLike"}
-)
 
 
 class Side:
-    """One model: its canonical nodes, and a class for each value."""
+    """One model: its canonical nodes, and a class for each value.
 
-    def __init__(self, graph: Graph, typing: Typing, weights: frozenset[str] = frozenset()) -> None:
+    Args:
+        graph: a checked graph, its fused operators written out.
+        opened: values that were put back as the expressions of folded weights: no nodes of the model itself.
+    """
+
+    def __init__(self, graph: Graph, opened: frozenset[str] = frozenset()) -> None:
         self.graph = graph
-        self.running = tuple(n for n in graph.nodes if n.name not in weights)
-        self.folded = frozenset(o for n in graph.nodes if n.name in weights for o in n.outputs if o)
-        self.typing = typing
+        self.opened = opened
+        self.typing = infer(graph)
+        self.running = tuple(n for n in graph.nodes if not opened.intersection(n.outputs))
+        self.computed = constants_of(graph, self.typing, opened)
         self.classes: dict[str, str] = {}
+        self.aliases: dict[str, str] = {}  # what a computed constant's class would be by its operator
         self.made: dict[str, tuple[Node, Applied | Barrier, int]] = {}
-        for node, form in zip(graph.nodes, typing.nodes, strict=True):
+        for node, form in zip(graph.nodes, self.typing.nodes, strict=True):
             for position, output in enumerate(node.outputs):
                 if output:
                     self.made[output] = (node, form, position)
 
     def classify(self, table: dict[str, str]) -> None:
-        """Name each value by what it is: an input, a weight's contents, or an operator on classes."""
+        """Name each value by what it is: an input, a constant's contents, or an operator on classes."""
         for value in self.graph.inputs:
             self.classes[value.name] = f"input {value.name}"
         for name, weight in self.graph.weight.items():
             if name not in self.classes:
-                self.classes[name] = f"weight {_contents(weight)}"
+                self.classes[name] = contents_of(weight)
         for node, form in zip(self.graph.nodes, self.typing.nodes, strict=True):
             for position, output in enumerate(node.outputs):
                 if output:
                     text = self.text(node, form, position, self.classes)
-                    self.classes[output] = table.setdefault(text, digest_of(text))
+                    array = self.computed.arrays.get(output)
+                    named = digest_of(text)
+                    if array is not None:
+                        held = f"weight {array_type(array)} {ArrayData(array).digest}"
+                        self.aliases[named] = named = held
+                    self.classes[output] = table.setdefault(text, named)
 
     @cached_property
     def named(self) -> Mapping[str, str]:
         """The first value of each class."""
         return {c: n for n, c in reversed(self.classes.items())}
+
+    @cached_property
+    def functions(self) -> str:
+        """A name for the model's own functions, which a node of another domain may call."""
+        found = functions_of(self.graph)
+        return digest_of(repr(found)) if found else ""
 
     def text(self, node: Node, form: Applied | Barrier, position: int, classes: Mapping[str, str]) -> str:
         """What an output of a node is: its operator on classes."""
@@ -63,31 +82,42 @@ class Side:
             args = ", ".join("_" if a is None else classes[a] for a in form.args)
             attributes = ", ".join(f"{k}={v!r}" for k, v in sorted(form.attributes.items()))
             return f"{form.operator.name}({args}; {attributes})[{position}]"
-        if node.op in _RANDOM:
+        if node.op in RANDOM:
             return f"random {node.outputs[0]}[{position}]"
         reads = ", ".join(classes[r] if r else "_" for r in (*node.inputs, *node.captures))
-        return f"{node.domain}:{node.op}({reads}; {_attributes(node)})[{position}]"
+        version = self.graph.opset.get(node.domain, 0)
+        if node.domain:
+            return f"{node.domain}:{node.op}@{version}{self.functions}({reads}; {_attributes(node, {})})[{position}]"
+        attributes = _attributes(node, schema_defaults(node.op, version))
+        return f"{node.op}@{version}({reads}; {attributes})[{position}]"
 
-    def constant(self, name: str) -> bool:
-        """Whether a value is a weight."""
-        return name in self.graph.weight and name not in self.made
+    def differing(self, sources: frozenset[str]) -> frozenset[str]:
+        """Values that depend on these."""
+        found = set(sources)
+        for node in self.graph.nodes:
+            if found.intersection(node.reads):
+                found.update(o for o in node.outputs if o)
+        return frozenset(found)
 
 
 def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _contents(weight: Weight) -> str:
-    return f"{weight.type} {weight.name if weight.data is None else weight.data.digest}"
+def array_type(array: np.ndarray) -> TensorType:
+    return TensorType(DType.of(array.dtype), tuple(map(int, array.shape)))
 
 
-def _attributes(node: Node) -> str:
+def _attributes(node: Node, defaults: Mapping[str, object]) -> str:
+    """What a node states beyond its operator's defaults."""
     shown = []
     for key, value in sorted(node.attributes.items()):
+        if key in defaults and type(value) is type(defaults[key]) and value == defaults[key]:
+            continue
         if isinstance(value, OpaqueAttribute):
             shown.append(f"{key}={hashlib.sha256(value.payload).hexdigest()}")
         else:
-            shown.append(f"{key}={_contents(value) if isinstance(value, Weight) else repr(value)}")
+            shown.append(f"{key}={contents_of(value) if isinstance(value, Weight) else repr(value)}")
     return ", ".join(shown)
 
 
@@ -102,7 +132,7 @@ def aligned(a: Side, b: Side, seed: int) -> dict[str, str]:
     for name, (shape, numbers) in prints.items():
         table.setdefault(shape, []).append((name, numbers))
     for name, (shape, numbers) in _fingerprints(b.graph, feeds).items():
-        if name not in partners and name not in b.folded:
+        if name not in partners and name not in b.opened and name in b.made:
             for other, theirs in table.get(shape, ()):
                 if np.allclose(
                     numbers, theirs, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(theirs).max(initial=0.0))
@@ -133,8 +163,8 @@ def _fingerprints(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, tu
     return made
 
 
-def literal(side: Side, name: str) -> Term | None:
-    """The numbers of a weight that is small, or the same everywhere; else ``None``."""
+def literal(side: Side, name: str, *, uniform: bool = False) -> Term | None:
+    """The numbers of a weight that is small (and not ``uniform``), or the same everywhere; else ``None``."""
     weight = side.graph.weight.get(name)
     if weight is None or weight.data is None or name in side.made or not weight.type.dtype.is_float:
         return None
@@ -143,7 +173,7 @@ def literal(side: Side, name: str) -> Term | None:
     kind = str(weight.type.dtype)
     if array.size == 0 or not np.isfinite(array.astype(float)).all():
         return None
-    if array.size <= _SMALL:
+    if array.size == 1 or (array.size <= _SMALL and not uniform):
         values = tuple(float(v) for v in array.astype(float).ravel())
         return App("Constant", (), (("dtype", kind), ("shape", shape), ("values", values)))
     if (array == array.flat[0]).all():

@@ -10,10 +10,22 @@ from superopt.ir.poly import Poly, substitute, sym, symbols
 from superopt.ops.meaning import Condition
 from superopt.verifier.arith import Facts, ge
 from superopt.verifier.factors import BINARY_VALUED, dimension_of
-from superopt.verifier.normal import Apply, Element, Extreme, Factor, Monomial, SizeFactor, SumBase, Value
+from superopt.verifier.normal import Apply, Element, Extreme, Factor, Monomial, SizeFactor, SumBase, Value, add, scale
 from superopt.verifier.simplify import coefficient_of
 
-__all__ = ["Signs"]
+__all__ = ["Signs", "absolute"]
+
+
+def absolute(value: Value) -> Value | None:
+    """``v`` where a value is a positive multiple of ``|v| = 2·ramp(v) - v``."""
+    for m in value:
+        factor = m.factors[0][0] if len(m.factors) == 1 and m.factors[0][1] == 1 else None
+        plain = not m.bound and not m.guards and m.coefficient > 0
+        if plain and isinstance(factor, Apply) and factor.function == "ramp":
+            rest = tuple(o for o in value if o is not m)
+            if add(rest, scale(factor.args[0], m.coefficient / 2)) == ():
+                return factor.args[0]
+    return None
 
 
 @dataclass
@@ -35,7 +47,9 @@ class Signs:
         if isinstance(size, Poly) and not symbols(size) & self.reals.keys() and self.facts.implied(ge(size), (), 0):
             return 2 if self.facts.implied(ge(size - 1), (), 0) else 1
         found = [self._monomial_sign(m) for m in value]
-        return 0 if min(found) < 1 else max(found)
+        if min(found) < 1:
+            return 1 if absolute(value) is not None else 0
+        return max(found)
 
     def _monomial_sign(self, m: Monomial) -> int:
         if m.coefficient < 0:

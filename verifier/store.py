@@ -1,6 +1,7 @@
-"""Proving many rules at once: worker processes with a hard time bound, and progress as verdicts arrive.
+"""Proving many rules at once: worker processes, and progress as verdicts arrive.
 
-A worker that does not answer (a solver that overruns its own limit) is ended and replaced; its rule is unknown.
+Proofs end by counted work (:mod:`.budget`). A worker that does not answer at all is ended by the clock, long after any
+proof has used up its count, and replaced; its rule is unknown, and says that it was the clock.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from multiprocessing.process import BaseProcess
 from superopt.ir.errors import SuperoptError
 from superopt.rules import Rule
 from superopt.verifier.admission import check
+from superopt.verifier.budget import emergency
 from superopt.verifier.prover import prove
 from superopt.verifier.verdict import Unknown, Verdict
 
 __all__ = ["Progress", "prove_all"]
 
 Progress = Callable[[str, Verdict, int, int], None]
-_GRACE = 60.0  # seconds a worker may take beyond the proof: imports, exact testing, a busy machine
+_GRACE = 1200.0  # seconds that a worker may take beyond the proof's own emergency stop: it hangs, or has no processor
 
 
 @dataclass
@@ -46,7 +48,7 @@ def prove_all(
     Args:
         rules: rules with distinct ids.
         workers: processes; 1 proves in this process, without the hard bound.
-        time_limit: seconds per proof.
+        time_limit: the work of so many seconds per proof.
         progress: called with id, verdict, number done and number in all, as verdicts arrive.
         seed: of the exact tests.
     """
@@ -78,7 +80,7 @@ def prove_all(
 
 def _give(worker: _Worker, rule: Rule, time_limit: float) -> None:
     worker.rule = rule
-    worker.deadline = time.monotonic() + 2 * time_limit + _GRACE
+    worker.deadline = time.monotonic() + emergency(time_limit) + _GRACE
     worker.channel.send(rule)
 
 
@@ -99,7 +101,8 @@ def _collect(pool: list[_Worker], arrived: Callable[[Rule, Verdict], None], time
                 continue
         elif worker.process.is_alive() and time.monotonic() < worker.deadline:
             continue
-        reason = "the prover's process ended" if not worker.process.is_alive() else "the prover overran its time"
+        ended = not worker.process.is_alive()
+        reason = "the prover's process ended" if ended else "stopped by the clock: the prover did not answer"
         _ended(worker)
         arrived(worker.rule, Unknown(reason))
         pool[pool.index(worker)] = _started(time_limit, seed)

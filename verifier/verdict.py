@@ -23,6 +23,8 @@ class ProvedAllSizes:
 
     Attributes:
         preconditions: the rule's own ``where``, under which it was proved.
+        derived: what the left side demands beyond the types and ``where`` before it is well-formed, in the grammar of
+            ``where`` (``i < j where j <= n``: only there); the search requires it of a match.
         nonzero: scalars whose inverse was cancelled, hence that must not be 0 (text of the expression).
         leading: how ``...`` was proved: "one axis" of any size, which stands for any number of them because every
             operator was shown to read leading axes in place (``superopt.verifier.leading``); empty without ``...``.
@@ -33,6 +35,7 @@ class ProvedAllSizes:
 
     preconditions: tuple[str, ...] = ()
     nonzero: tuple[str, ...] = ()
+    derived: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     leading: str = ""
     seconds: float = field(default=0.0, compare=False)
@@ -75,10 +78,12 @@ class Unknown:
 
     Attributes:
         preconditions: conditions (grammar of ``where``) under which the proof does go through, where they were found.
+        refused: what is written says more of sizes than it seems to, or nothing: no trial makes it a rule.
     """
 
     reason: str
     preconditions: tuple[str, ...] = ()
+    refused: bool = False
     seconds: float = field(default=0.0, compare=False)
 
 

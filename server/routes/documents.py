@@ -42,7 +42,7 @@ def describe(job: Mapping[str, Any], *, ahead: int | None = None) -> dict[str, A
         "options": job["options"],
         "created": _when(job["created"]), "started": _when(job["started"]), "finished": _when(job["finished"]),
         "attempt": job["attempt"], "cached": job["cached"], "cancelling": job["cancel"] and job["state"] == "running",
-        "status": outputs.get("status"), "ahead": ahead,
+        "status": outputs.get("status"), "stopped": outputs.get("stopped"), "ahead": ahead,
         "problem": from_outcome(job["error"]).body if job["error"] else None,
         "links": {"self": base, "events": f"{base}/events", "page": f"/jobs/{job['id']}"},
     }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from superopt.server import openapi as doc
 from superopt.server.body import receive
-from superopt.server.parameters import read_options
+from superopt.server.parameters import read_options, refuse_unknown
 from superopt.server.problems import Problem
 from superopt.server.routes.documents import describe, ended, send_file, send_result
 from superopt.server.service import Service, of
@@ -85,6 +86,7 @@ async def enqueue(
     service = of(request)
     limits = service.settings.limits
     caller = await service.caller(request)
+    refuse_unknown(request.query_params)
     options = read_options(request.query_params.getlist, limits, service.catalogue)
     upload = await receive(request, service.blobs, limits, most)
     if not upload.model:
@@ -151,14 +153,17 @@ async def get_events(job_id: str, request: Request) -> Response:
         raise Problem(400, "bad-request", "Last-Event-ID is not the number of an event")
     if job["state"] in FINAL and int(given) >= job["events"]:
         return Response(status_code=204)  # tells an EventSource to stop asking
-    if service.streams >= service.settings.limits.streams:
+    limits, client = service.settings.limits, request.client.host if request.client else ""
+    if service.streams.total() >= limits.streams or service.streams[client] >= limits.streams_per_address:
         raise Problem(429, "quota", "too many streams are open; poll the job instead", retry_after=5)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_stream(service, job_id, int(given)), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(
+        _stream(service, job_id, int(given), client), media_type="text/event-stream", headers=headers
+    )
 
 
-async def _stream(service: Service, job_id: str, seen: int) -> AsyncIterator[bytes]:
-    service.streams += 1
+async def _stream(service: Service, job_id: str, seen: int, client: str) -> AsyncIterator[bytes]:
+    service.streams[client] += 1
     try:
         yield b"retry: 1000\n\n"
         while True:
@@ -173,7 +178,8 @@ async def _stream(service: Service, job_id: str, seen: int) -> AsyncIterator[byt
             if not await service.watcher.news(job_id, seen, _BREATH):
                 yield b": still here\n\n"
     finally:
-        service.streams -= 1
+        service.streams[client] -= 1
+        service.streams += Counter()  # without the clients that have none
 
 
 def _event(seq: int, kind: str, data: dict[str, Any]) -> bytes:

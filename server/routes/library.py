@@ -82,7 +82,7 @@ async def get_rule_page(rule_id: str, request: Request) -> Response:
     if text := request.query_params.get("seed", ""):
         try:
             seed = read_seed(text)
-            trial = await run_in_threadpool(service.trial, rule_id, seed)
+            trial = await service.slowly(service.trial, rule_id, seed)
         except Problem as problem:
             return page("problem.html", "/rules", status=problem.status, problem=problem.body)
     runs = [{"title": r.title, "data": r.data, "fires": r.fires(rule_id)} for r in service.recorded.runs]

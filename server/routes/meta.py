@@ -25,6 +25,7 @@ _ROOM = 1 << 18  # bytes that a small job leaves on the disk
 _PUBLIC = (
     "sync_body", "body", "body_idle", "body_seconds", "sync_seconds", "wait", "search_seconds", "most_search_seconds",
     "job_seconds", "job_memory", "result", "per_minute", "active", "queued", "retention", "streams",
+    "streams_per_address",
 )  # fmt: skip
 
 
@@ -32,8 +33,9 @@ _PUBLIC = (
 async def get_limits(request: Request) -> Response:
     """Bytes and seconds that requests and jobs may take, and whether a key is needed."""
     service = of(request)
-    limits = asdict(service.settings.limits)
-    return JSONResponse({"limits": {name: limits[name] for name in _PUBLIC}, "version": service.version,
+    limits, door = asdict(service.settings.limits), asdict(service.settings.door)
+    del door["trusted_proxies"]  # nobody else's business
+    return JSONResponse({"limits": {name: limits[name] for name in _PUBLIC} | door, "version": service.version,
                          "api_key_needed": await service.needs_key()})  # fmt: skip
 
 
@@ -48,7 +50,7 @@ async def readyz(request: Request) -> Response:
     """200 while jobs can be accepted: the database answers and the disk can be written."""
     service = of(request)
     try:
-        await run_in_threadpool(service.store.counts)
+        await service.look()
     except DBAPIError:
         raise Problem(503, "unavailable", "the database does not answer", retry_after=2) from None
     if not os.access(service.blobs.incoming, os.W_OK):
@@ -74,10 +76,15 @@ def _exposition(service: Service, states: dict[str, int]) -> str:
     lines += ["# HELP superopt_jobs Jobs kept, by state.", "# TYPE superopt_jobs gauge"]
     for state in ("queued", "running", "succeeded", "failed", "cancelled"):
         lines.append(f'superopt_jobs{{state="{state}"}} {states.get(state, 0)}')
+    lines += ["# HELP superopt_refused_total What the door refused, by problem (and status; 0 is a closed connection).",
+              "# TYPE superopt_refused_total counter"]  # fmt: skip
+    for (kind, status), count in sorted(service.connections.refused.items()):
+        lines.append(f'superopt_refused_total{{problem="{kind}",status="{status}"}} {count}')
     usage = resource.getrusage(resource.RUSAGE_SELF)
     gauges = (
         ("superopt_rules", "Rules in the library.", len(service.catalogue.entries)),
-        ("superopt_event_streams", "Open event streams.", service.streams),
+        ("superopt_connections", "Open connections.", len(service.connections)),
+        ("superopt_event_streams", "Open event streams.", service.streams.total()),
         ("superopt_uptime_seconds", "Seconds since the start.", round(time.time() - service.started, 1)),
         ("process_cpu_seconds_total", "Processor time.", round(usage.ru_utime + usage.ru_stime, 2)),
         ("process_resident_memory_bytes", "Resident memory.", _resident()),

@@ -40,13 +40,19 @@ def _scientific(value: float | None) -> str:
     return "–" if value is None else f"{value:.2g}"
 
 
+def _verdict(measured: Mapping[str, Any]) -> str:
+    """``good`` or ``worse``, or nothing where 1 is within what is written behind ±."""
+    ratio, spread = float(measured["ratio"]), float(measured["spread"])
+    return "" if abs(ratio - 1.0) <= spread else "good" if ratio < 1.0 else "worse"
+
+
 @lru_cache(maxsize=1)
 def _templates() -> Environment:
     made = Environment(loader=FileSystemLoader(_HERE / "templates"), autoescape=select_autoescape(default=True),
                        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     made.filters |= {
         "us": time_text, "count": count_text, "size": bytes_text, "printable": printable, "zip": zip,
-        "decimal": _decimal, "scientific": _scientific,
+        "decimal": _decimal, "scientific": _scientific, "verdict": _verdict,
     }  # fmt: skip
     made.globals |= {"version": version("superopt"), "verdict_words": VERDICTS, "proof_words": _PROOF, "wide": False}
     return made

@@ -7,7 +7,6 @@ from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
@@ -71,14 +70,14 @@ async def get_certificate(rule_id: str, request: Request) -> Response:
     headers = {"ETag": service.certificates.tag(digest), "Cache-Control": "public, max-age=3600"}
     if headers["ETag"] in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    path = await run_in_threadpool(service.certificates.path, rule_id, digest)
+    path = await service.slowly(service.certificates.path, rule_id, digest)
     return FileResponse(path, media_type="application/json", filename=f"{rule_id}.json", headers=headers)
 
 
 @router.get("/rules/{rule_id}/trial", responses=doc.TRIAL, summary="Try a rule")
 async def get_trial(rule_id: str, request: Request, seed: Annotated[int, Query(ge=0, le=MOST_SEED)] = 1) -> Response:
     """Both sides at small random sizes and elements, in float64 and float32; the same for the same seed."""
-    found = await run_in_threadpool(of(request).trial, rule_id, seed)
+    found = await of(request).slowly(of(request).trial, rule_id, seed)
     return JSONResponse(found, headers={"Cache-Control": "public, max-age=3600"})
 
 

@@ -14,18 +14,24 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from superopt.cli import bench, corpus, library, models, service
+from superopt.cli import bench, corpus, library, models, service, streams
 from superopt.cli.settings import defaults, settings_file
-from superopt.ir.errors import Interrupted, ResourceLimit, SuperoptError, printable
+from superopt.ir.errors import Interrupted, InvalidModel, ResourceLimit, SuperoptError, UsageError, printable
 
 early.done()
 
 __all__ = ["app", "main"]
+
+
+_SETTINGS = "superopt.settings"  # under which the framework's context keeps the settings file's name
+
+
+_NOTHING = ""  # run at the end: Python ends by SIGINT itself where one fell into a string that it ran last
 
 
 class _Commands(TyperGroup):
@@ -58,8 +64,12 @@ def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
 ) -> None:
-    file, table = settings_file(Path.cwd())
+    try:
+        file, table = settings_file(Path.cwd())
+    except FileNotFoundError:  # the folder that the command runs in is gone, and with it any settings
+        return
     if file is not None:
+        context.meta[_SETTINGS] = str(file)
         context.default_map = defaults(table, getattr(context.command, "commands", {}), str(file))
 
 
@@ -74,11 +84,19 @@ app.command()(library.discover)
 def main() -> None:
     """Entry point: run a command and exit with its code; an expected failure is one line on stderr."""
     early.begin()
+    streams.prepare()
     warnings.showwarning = _warn
     try:
-        app(standalone_mode=True)
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # the framework makes a failure of it
+            streams.stop_output()
+            sys.exit(0)
+        raise
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.stop_output()
         sys.exit(0)
     except KeyboardInterrupt:
         _fail("interrupted; nothing was written", Interrupted.exit_code)
@@ -86,15 +104,46 @@ def main() -> None:
         _fail(str(error), error.exit_code)
     except MemoryError:
         _fail("out of memory; try --memory-limit, or a machine with more", ResourceLimit.exit_code)
+    except RecursionError:
+        _fail("nested too deeply", InvalidModel.exit_code)
     except OSError as error:
-        code = ResourceLimit.exit_code if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE) else 2
-        _fail(f"{error.filename or 'file'}: {error.strerror or error}", code)
+        _fail(*_file_error(error))
     except Exception as error:
+        if callable(said := getattr(error, "format_message", None)):
+            _usage(error, said())
+        if early.interrupted():
+            _fail("interrupted; nothing was written", Interrupted.exit_code)
         if os.environ.get("SUPEROPT_DEBUG"):
             raise
-        _fail(f"internal error: {type(error).__name__}: {error}; please report it (SUPEROPT_DEBUG=1 shows where)", 1)
+        text = f"{type(error).__name__}: {error}"
+        _fail(f"internal error: {text}; please report it (SUPEROPT_DEBUG=1 shows where)", 1)
     finally:
         early.done()
+
+
+def _usage(error: Any, message: str) -> NoReturn:
+    """What the framework says of the arguments, as a line; where none were given at all it is the help."""
+    context = getattr(error, "ctx", None)
+    if "NoArgs" in type(error).__name__:
+        print(message, file=sys.stderr)
+        sys.exit(UsageError.exit_code)
+    where, help_ = "", ""
+    if context is not None:
+        source = context.get_parameter_source(getattr(getattr(error, "param", None), "name", None) or "")
+        where = f"{context.meta.get(_SETTINGS)}: " if source is not None and source.name == "DEFAULT_MAP" else ""
+        help_ = f"; see {context.command_path} --help"
+    _fail(where + " ".join(message.split()).rstrip(".") + help_, UsageError.exit_code)
+
+
+def _file_error(error: OSError) -> tuple[str, int]:
+    """The line and the exit code for an error of the system that nothing more precise was made of."""
+    known = streams.output_error(error)
+    if known is not None:
+        streams.stop_output()
+        return str(known), known.exit_code
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE)
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}", ResourceLimit.exit_code if full else UsageError.exit_code
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:
@@ -102,8 +151,15 @@ def _warn(message: Warning | str, *_: object, **__: object) -> None:
     _say(f"warning: {message}")
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
+    early.quit_at_once(f"superopt: {printable(message, 2000)}\n".encode("utf-8", "backslashreplace"), code)
     _say(message)
+    early.quit_at_once(b"", code)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        streams.stop_output()
+    exec(_NOTHING)
     sys.exit(code)
 
 

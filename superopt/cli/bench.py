@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from superopt.cli.outputs import claim
 from superopt.cli.shell import (
     Dims,
     Force,
@@ -19,11 +21,10 @@ from superopt.cli.shell import (
     err,
     out,
     parse_dims,
-    refuse_existing,
     write_json,
     write_text,
 )
-from superopt.ir.errors import InvalidModel, UsageError
+from superopt.ir.errors import InvalidModel, UsageError, printable
 
 __all__ = ["bench"]
 
@@ -70,11 +71,12 @@ def bench(
     """
     from superopt.report.benchmark import document, page, show
 
-    for path in (report_json, markdown, report_html):
-        refuse_existing(path, force)
+    outputs = {"--json": report_json, "--markdown": markdown, "--html": report_html}
+    claim(outputs, [*(models or ()), *([recorded] if recorded else ())], force=force)
     if validate or cold:
         console = err() if report_json == "-" else out()
         options = (pairs, blocks, rounds, threads, dim, enable, resume, total_limit)
+        _readable(models or [])
         measured = _cold(models or [], threads, console) if cold else _validated(models or [], *options, console)
         if report_json is not None:
             write_json(measured, report_json, force=True)
@@ -100,15 +102,31 @@ def _run(
     models: list[Path] | None, vs: str, limits: tuple[float, float, float], rounds: int, resume: Path | None,
     total_limit: float | None,
 ) -> dict[str, Any]:  # fmt: skip
-    from superopt.pipeline.benchmark import BenchOptions
-    from superopt.pipeline.benchmark import bench as run_bench
+    from superopt.lab.benchmark import BenchOptions
+    from superopt.lab.benchmark import bench as run_bench
 
     if not models:
         raise UsageError("no model was named", hint="superopt bench model.onnx --vs ort,onnxsim")
+    _readable(models)
     tools = tuple(dict.fromkeys(name for name in vs.split(",") if name))
     options = BenchOptions(tools, *limits, rounds, resume, float("inf") if total_limit is None else total_limit)
     with Progress() as progress:
         return run_bench(models, options, progress=progress)
+
+
+def _readable(models: list[Path]) -> None:
+    """Refuse names that are no files before hours of measuring, not after.
+
+    Raises:
+        InvalidModel: one cannot be read.
+    """
+    from superopt.formats.files import open_plain
+
+    for path in models:
+        try:
+            os.close(open_plain(path))
+        except InvalidModel as error:
+            raise error.within(printable(str(path))) from error
 
 
 def _validated(
@@ -116,12 +134,12 @@ def _validated(
     enable: list[str] | None, keep: Path | None, total_limit: float | None, console: Console,
 ) -> dict[str, Any]:  # fmt: skip
     """Modelled beside measured time."""
-    from superopt import pipeline
+    from superopt import lab, pipeline
     from superopt.report.validation import show_validation
 
     with Progress() as progress:
         options = pipeline.Options(sizes=parse_dims(dim or []), threads=threads, enable=tuple(enable or ()))
-        found = pipeline.validate_costs(
+        found = lab.validate_costs(
             models, options=options, pairs=pairs, blocks=blocks, rounds=rounds, keep=keep,
             total_limit=float("inf") if total_limit is None else total_limit, progress=progress,
         )  # fmt: skip
@@ -133,10 +151,10 @@ def _cold(models: list[Path], threads: int, console: Console) -> dict[str, Any]:
     """How long profiling from nothing takes, and how much two runs of it differ."""
     from dataclasses import asdict
 
-    from superopt import pipeline
+    from superopt import lab
     from superopt.report.validation import show_repetition
 
-    rows = [asdict(pipeline.repeat_profile(path, threads=threads)) for path in models]
+    rows = [asdict(lab.repeat_profile(path, threads=threads)) for path in models]
     for row in rows:
         show_repetition(console, row)
     return {"format": "superopt.cold", "version": 1, "rows": rows}

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from superopt.cli.outputs import claim
 from superopt.cli.settings import settings_file
-from superopt.cli.shell import Dims, Json, Progress, err, out, parse_dims, write_json, write_text
+from superopt.cli.shell import LARGEST, MOST_WORKERS, Dims, Json, Progress, err, out, parse_dims, write_json, write_text
 from superopt.ir.errors import UsageError
 
 if TYPE_CHECKING:
-    from superopt.pipeline.gate import CorpusSettings
+    from superopt.lab.gate import CorpusSettings
     from superopt.report.corpus import Comparison, CorpusRun
 
 __all__ = ["app"]
@@ -30,12 +31,14 @@ Target = Annotated[
 ]
 Baseline = Annotated[Path | None, typer.Option(metavar="FILE", help="the recorded baseline")]
 TimeLimit = Annotated[float | None, typer.Option(metavar="S", min=0, help="seconds for one model")]
-Workers = Annotated[int | None, typer.Option(min=0, help="models at once; 0: one a core, as far as memory allows")]
+Workers = Annotated[
+    int | None, typer.Option(min=0, max=MOST_WORKERS, help="models at once; 0: one a core, as far as memory allows")
+]
 Disable = Annotated[list[str] | None, typer.Option(metavar="RULE", help="do without a rule or a family")]
 Rules = Annotated[Path | None, typer.Option(metavar="DIR", help="a rule library besides the built-in one")]
 Measure = Annotated[bool, typer.Option("--measure", help="also time input and result side by side (advisory)")]
 NoCheck = Annotated[bool, typer.Option("--no-check", help="skip the check against the reference")]
-Seed = Annotated[int | None, typer.Option(help="of the search and the check")]
+Seed = Annotated[int | None, typer.Option(min=0, max=LARGEST, help="of the search and the check")]
 Markdown = Annotated[str | None, typer.Option(metavar="FILE|-", help="write a Markdown summary")]
 JUnit = Annotated[str | None, typer.Option("--junit", metavar="FILE|-", help="write JUnit XML")]
 Sarif = Annotated[str | None, typer.Option("--sarif", metavar="FILE|-", help="write a SARIF 2.1.0 log")]
@@ -73,9 +76,10 @@ def run_command(
 
     Exit code 5 if a result was wrong. `compare` is the gate that also judges costs.
     """
-    from superopt.pipeline.gate import judge, run_corpus
+    from superopt.lab.gate import judge, run_corpus
     from superopt.report.corpus import Comparison
 
+    _claim(report_json, markdown, junit, sarif, [*(models or ()), *([baseline] if baseline else ())])
     settings = _settings(
         models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, resume=resume,
         total_limit=total_limit, sizes=dim, seed=seed,
@@ -119,8 +123,9 @@ def compare(
 
     Exit code 6 if a model costs more than its threshold allows or can no longer be optimised, 5 if a result was wrong.
     """
-    from superopt.pipeline.gate import judge, read_run, run_corpus
+    from superopt.lab.gate import judge, read_run, run_corpus
 
+    _claim(report_json, markdown, junit, sarif, [*(models or ()), *(f for f in (baseline, recorded) if f)])
     settings = _settings(
         models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, resume=resume,
         total_limit=total_limit, sizes=dim, seed=seed,
@@ -155,7 +160,7 @@ def update(
 
     Nothing is recorded if a result was wrong (exit code 5).
     """
-    from superopt.pipeline.gate import judge, read_run, run_corpus, updated, write_run
+    from superopt.lab.gate import judge, read_run, run_corpus, updated, write_run
 
     settings = _settings(
         models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, resume=resume,
@@ -164,6 +169,7 @@ def update(
     )  # fmt: skip
     if settings.baseline is None:
         raise UsageError("no baseline file", hint="--baseline FILE, or baseline in [tool.superopt.corpus]")
+    claim({"--baseline": settings.baseline}, [*(models or ()), *([recorded] if recorded else ())], force=True)
     old = _baseline(settings, needed=False)
     with Progress() as progress:
         run = read_run(recorded) if recorded is not None else run_corpus(settings, progress=progress)
@@ -179,7 +185,7 @@ def _settings(
     *, models: list[str] | None, sizes: list[str] | None, disable: list[str] | None, no_check: bool, **flags: Any
 ) -> CorpusSettings:
     """Flags over the settings file's ``corpus`` table."""
-    from superopt.pipeline.gate import CorpusSettings
+    from superopt.lab.gate import CorpusSettings
 
     file, table = settings_file(Path.cwd())
     root = file.parent if file is not None else Path.cwd()
@@ -200,7 +206,7 @@ def _settings(
 
 
 def _baseline(settings: CorpusSettings, *, needed: bool) -> CorpusRun | None:
-    from superopt.pipeline.gate import read_run
+    from superopt.lab.gate import read_run
 
     if settings.baseline is None:
         if needed:
@@ -215,11 +221,19 @@ def _show(found: Comparison, *, busy: bool = False) -> None:
     show(err() if busy else out(), found)
 
 
+def _claim(
+    report_json: str | None, markdown: str | None, junit: str | None, sarif: str | None, inputs: list[str | Path]
+) -> None:
+    """Reports of a gate are written anew each time it runs, but over nothing that it reads."""
+    outputs = {"--json": report_json, "--markdown": markdown, "--junit": junit, "--sarif": sarif}
+    claim(outputs, inputs, force=True)
+
+
 def _write(
     found: Comparison, report_json: str | None, markdown: str | None, junit: str | None, sarif: str | None
 ) -> None:
     """The table, and the files that were asked for."""
-    from superopt.pipeline.gate import run_data
+    from superopt.lab.gate import run_data
     from superopt.report.corpus import markdown as as_markdown
     from superopt.report.corpus.junit import junit as as_junit
     from superopt.report.corpus.sarif import sarif as as_sarif

@@ -1,16 +1,34 @@
-"""Ctrl-C before a command is at work: one line and exit code 130, not a traceback out of some module.
+"""What must stand before anything is imported: open standard streams, and an end by Ctrl-C that is one line.
 
-Importing this module takes the signal over where Python's own handler stands; :func:`done` gives it back. So does
-:func:`begin` once more, while the arguments are read. What comes before the first import of superopt is Python's own
-start, which cannot be helped.
+Importing this module opens ``/dev/null`` where a standard descriptor is closed (else the next file that is opened, a
+model for example, would get its number, and what libraries print would go into it), and takes the signals that end
+a command over where nobody else has; from :func:`done` on they raise. So does :func:`begin` once more, while the
+arguments are read.
+What comes before the first import of superopt is Python's own start, which cannot be helped.
 """
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]  # of signal, without its enum: a Ctrl-C may fall in that
 import os
-import signal
+from _collections_abc import Callable  # which os has loaded
 
-__all__ = ["begin", "done"]
+__all__ = ["CLOSED", "begin", "done", "interrupted", "quit_at_once"]
+
+
+def _closed() -> frozenset[int]:
+    """The standard descriptors that were closed, now open on /dev/null."""
+    found = set()
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            found.add(number)
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+    return frozenset(found)
 
 
 def _quit(*_: object) -> None:
@@ -18,19 +36,59 @@ def _quit(*_: object) -> None:
     os._exit(130)
 
 
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_seen: list[int] = []
+_ending: list[object] = []
+_main = os.getpid()
+
+
+def _interrupt(number: int, _: object) -> None:
+    """What Python's own handler does, remembered: a module that is being imported may make another error of it.
+
+    A process that was forked from a command inherits this; what its parent sends it ends it as if it had not.
+    """
+    if os.getpid() != _main and number != signal.SIGINT:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    _seen.append(number)
+    raise KeyboardInterrupt
+
+
+def interrupted() -> bool:
+    """Whether Ctrl-C was pressed since the command is at work."""
+    return bool(_seen)
+
+
+def _exchange(old: tuple[object, ...], new: Callable[[int, object], None]) -> None:
+    """Put a handler in the place of these; in another thread than the main one no signal arrives."""
+    try:
+        for number in _ENDS:
+            if signal.getsignal(number) in old:
+                signal.signal(number, new)
+    except ValueError:
+        return
+
+
 def begin() -> None:
-    """Take the signal over, if nobody else has."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        try:
-            signal.signal(signal.SIGINT, _quit)
-        except ValueError:
-            return  # not the main thread: no signal arrives here
+    """Take Ctrl-C, SIGTERM and SIGHUP over, where nobody else has."""
+    _exchange((signal.default_int_handler, signal.SIG_DFL, _interrupt), _quit)
 
 
 def done() -> None:
-    """Give the signal back to Python's own handler."""
-    if signal.getsignal(signal.SIGINT) is _quit:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """From here on they raise KeyboardInterrupt, so that temporary files go and the best so far is kept."""
+    _exchange((_quit,), _interrupt)
 
 
+def quit_at_once(last: bytes, code: int) -> None:
+    """From here on a further signal ends the process with this line, if it is not empty, and this code."""
+
+    def end(*_: object) -> None:
+        os.write(2, last)
+        os._exit(code)
+
+    _ending.append(end)
+    _exchange((_quit, _interrupt, *_ending), end)
+
+
+CLOSED = _closed()
 begin()

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from superopt.cli.shell import Force, Json, Progress, err, out, parse_bytes, refuse_existing, write_json
+from superopt.cli.floats import float_lines, floats, floats_data
+from superopt.cli.outputs import claim
+from superopt.cli.shell import MOST_WORKERS, Force, Json, Progress, Seed, err, out, parse_bytes, write_json
 from superopt.ir.errors import Interrupted, NotEquivalent, UsageError, printable
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["app", "discover"]
 
 app = typer.Typer(no_args_is_help=True, help="The rule library: list, show, prove, certify, export.")
+
+app.command()(floats)
 
 Rules = Annotated[Path | None, typer.Option("--rules", metavar="DIR", help="a library besides the built-in one")]
 
@@ -30,11 +34,13 @@ def list_rules(
     verdict: Annotated[str | None, typer.Option(help="only this verdict, e.g. proved_all_sizes")] = None,
     rules: Rules = None,
     report_json: Json = None,
+    force: Force = False,
 ) -> None:
     """List rules with their verdicts."""
     from superopt.report.terminal import table
     from superopt.rules import format_rule, load_library
 
+    claim({"--json": report_json}, force=force)
     library = load_library(rules)
     rows = []
     for rule_id, rule in library.items():
@@ -49,7 +55,7 @@ def list_rules(
         ):
             rows.append(row)
     if report_json is not None:
-        write_json(rows, report_json, force=True)
+        write_json(rows, report_json, force)
     if report_json != "-":
         cells = [(str(r["id"]), str(r["family"]), str(r["verdict"])) for r in rows]
         out().print(table("rule", "family", "verdict", rows=cells))
@@ -65,10 +71,12 @@ def show(
         bool, typer.Option("--certificate", help="prove it again and write its certificate to the standard output")
     ] = False,
     report_json: Json = None,
+    force: Force = False,
 ) -> None:
     """Show one rule: both sides, preconditions, and what is known of it."""
     from superopt.rules import format_rule, load_library
 
+    claim({"--json": report_json}, force=force)
     library = load_library(rules)
     chosen = library.select(enable=[rule_id]).chosen or frozenset()
     if rule_id not in chosen:
@@ -78,8 +86,9 @@ def show(
         return
     data: dict[str, Any] = {"id": rule_id, "family": library[rule_id].family, **format_rule(library[rule_id])}
     data["verdict"] = dict(library.verdicts.get(rule_id, {"verdict": "unknown"}))
+    data["floats"] = floats_data(library, rule_id)
     if report_json is not None:
-        write_json(data, report_json, force=True)
+        write_json(data, report_json, force)
     if report_json == "-":
         return
     console = out()
@@ -97,6 +106,8 @@ def show(
                 console.print(f"  rounding in {dtype}: {shown}", markup=False)
         elif value not in ([], "", None) and key != "id":
             console.print(f"  {key}: {json.dumps(value) if isinstance(value, list) else value}", markup=False)
+    for line in float_lines(library, rule_id):
+        console.print(f"  {line}", markup=False, soft_wrap=True)
 
 
 def _show_certificate(rule: Rule) -> None:
@@ -118,9 +129,9 @@ def prove(
     certificates: Annotated[
         Path | None, typer.Option(metavar="DIR", help="write a certificate per proved rule")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="processes")] = 2,
+    workers: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="processes")] = 2,
     time_limit: Annotated[float, typer.Option(metavar="S", min=0.1, help="seconds for one proof")] = 10.0,
-    seed: int = 0,
+    seed: Seed = 0,
     report_json: Json = None,
     record: Annotated[bool, typer.Option("--record", help="with --all: write the verdicts into the library")] = False,
     force: Force = False,
@@ -136,7 +147,7 @@ def prove(
 
     if (file is None) != everything or (record and not everything):
         raise UsageError("name a file of rules, or --all", hint="superopt rules prove FILE | --all [--record]")
-    refuse_existing(report_json, force)
+    claim({"--json": report_json}, [file] if file else [], force=force)
     library, unreadable = _rules_of(file)
     with Progress() as progress:
         proofs = prove_all(
@@ -196,8 +207,10 @@ def _show_verdicts(data: dict[str, dict[str, Any]]) -> None:
         line = f"{rule_id}: {verdict['verdict']}"
         if verdict.get("preconditions"):
             line += f" where {', '.join(verdict['preconditions'])}"
+        if verdict.get("derived"):
+            line += f"; derived: {', '.join(verdict['derived'])}"
         if verdict.get("nonzero"):
-            line += f", {', '.join(verdict['nonzero'])} not 0"
+            line += f"; defined where {', '.join(verdict['nonzero'])}"
         if verdict["verdict"] == "refuted":
             line += f" {describe(verdict['counterexample'])}"
         elif "reason" in verdict:
@@ -234,6 +247,8 @@ def export(
     from superopt.rules import format_rule, load_library
     from superopt.rules.library import PROOFS, write_rules, write_verdicts
 
+    if destination.exists() and not force:
+        raise UsageError("already exists", where=str(destination), hint="use -f to write into it")
     library = load_library(rules)
     if destination.suffix == ".json":
         rows = [
@@ -242,7 +257,6 @@ def export(
         ]
         write_json({"format": "superopt.rules", "version": 1, "rules": rows}, str(destination), force)
         return
-    refuse_existing(destination, force)
     destination.mkdir(parents=True, exist_ok=True)
     for family, members in library.families.items():
         write_rules(destination / f"{family}.toml", members)
@@ -256,6 +270,7 @@ def derive(
     rules: Rules = None,
     alone: Annotated[bool, typer.Option("--alone", help="by the rules of --rules alone, no built-in ones")] = False,
     report_json: Json = None,
+    force: Force = False,
 ) -> None:
     """Say which rules of FILE follow from the library, and by which of its rules. Exit code 0 either way."""
     from superopt.discovery import derive as look
@@ -263,11 +278,12 @@ def derive(
 
     if alone and rules is None:
         raise UsageError("--alone leaves no rules to derive by", hint="name a library with --rules DIR")
+    claim({"--json": report_json}, [file], force=force)
     found = look(file, load_library(rules, built_in=not alone))
     if report_json is not None:
         chains = {rule_id: dict(chain) for rule_id, chain in found.chains.items()}
         data = {"format": "superopt.coverage", "version": 1, "derived": chains, "missing": dict(found.missing)}
-        write_json(data, report_json, force=True)
+        write_json(data, report_json, force)
     if report_json != "-":
         for rule_id, chain in found.chains.items():
             steps = ", ".join(f"{name} x{count}" for name, count in chain.items()) or "nothing: the sides are alike"
@@ -281,6 +297,7 @@ def derive(
 def growth(
     folder: Annotated[Path | None, typer.Argument(help="what superopt discover wrote; the built-in library")] = None,
     report_json: Json = None,
+    force: Force = False,
 ) -> None:
     """Show how a discovery run grew with the size of terms: terms, classes, candidates, rules, time and memory."""
     from superopt.report.growth import growth as by_size
@@ -288,12 +305,13 @@ def growth(
     from superopt.rules.library import BUILT_IN
 
     file = (BUILT_IN if folder is None else folder) / "run.json"
+    claim({"--json": report_json}, [file], force=force)
     try:
         run = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{printable(str(file))} cannot be read: {error}") from error
     if report_json is not None:
-        write_json({"format": "superopt.growth", "version": 1, "sizes": by_size(run)}, report_json, force=True)
+        write_json({"format": "superopt.growth", "version": 1, "sizes": by_size(run)}, report_json, force)
     if report_json != "-":
         show_growth(out(), run)
 
@@ -303,6 +321,7 @@ def gains(
     folder: Annotated[Path | None, typer.Argument(help="what superopt discover wrote; the built-in library")] = None,
     record: Annotated[bool, typer.Option("--record", help="price them anew, for a profile recorded since")] = False,
     report_json: Json = None,
+    force: Force = False,
 ) -> None:
     """Show what each rule gains by itself, by the recorded profile at the sizes of discovery; the most first."""
     from superopt.report.quantities import time_text
@@ -310,12 +329,13 @@ def gains(
     from superopt.rules.library import BUILT_IN
 
     place = BUILT_IN if folder is None else folder
+    claim({"--json": report_json}, [place / "gains.json"], force=force)
     try:
         found = _gains_anew(place) if record else json.loads((place / "gains.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{printable(str(place / 'gains.json'))} cannot be read: {error}") from error
     if report_json is not None:
-        write_json(found, report_json, force=True)
+        write_json(found, report_json, force)
     if report_json == "-":
         return
     known = [(r["rhs_us"] / r["lhs_us"], i, r) for i, r in found.items() if r["lhs_us"] and r["rhs_us"] is not None]
@@ -345,7 +365,7 @@ def discover(
     destination: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the library is written")] = Path(
         "discovered"
     ),
-    workers: Annotated[int, typer.Option(min=1)] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="processes")] = 1,
     time_limit: Annotated[float | None, typer.Option(metavar="S", min=1)] = None,
     memory_limit: Annotated[str | None, typer.Option(metavar="B", help="bytes a process may take, or 4G")] = None,
 ) -> None:

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from superopt.cli.outputs import claim, distinct
 from superopt.cli.shell import (
+    MOST_WORKERS,
     Dims,
     Force,
     Input,
     Json,
     Model,
     Progress,
+    Seed,
     Target,
     Threads,
     err,
+    npz,
     out,
     parse_bytes,
     parse_dims,
-    refuse_existing,
     save,
     write_json,
     write_text,
+    written_beside,
 )
-from superopt.ir.errors import NotEquivalent, UsageError, printable
+from superopt.ir.errors import NotEquivalent, SuperoptError, UsageError, printable
 
 __all__ = ["COMMANDS"]
+
+MOST_TRIALS = 1_000_000  # of verify: more would be waited for in vain
 
 
 def optimize(
@@ -45,7 +50,7 @@ def optimize(
         str | None,
         typer.Option(metavar="B", envvar="SUPEROPT_MEMORY_LIMIT", help="of the result and the search: bytes, 512M, 2G"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="the search and the check are deterministic for a seed")] = 0,
+    seed: Seed = 0,
     rules: Annotated[Path | None, typer.Option(metavar="DIR", help="a rule library besides the built-in one")] = None,
     enable: Annotated[list[str] | None, typer.Option(metavar="RULE", help="use only these rules or families")] = None,
     disable: Annotated[list[str] | None, typer.Option(metavar="RULE", help="do without a rule or a family")] = None,
@@ -55,8 +60,22 @@ def optimize(
     verify_by: Annotated[
         str, typer.Option("--verify", metavar="test|certify", help="certify: also prove the result region by region")
     ] = "test",
-    no_check: Annotated[bool, typer.Option("--no-check", help="skip the check against the reference")] = False,
+    no_check: Annotated[bool, typer.Option("--no-check", help="skip the check against the input")] = False,
+    check: Annotated[
+        str, typer.Option(metavar="quick|full", help="full: also judge by a float64 reference, however long it takes")
+    ] = "quick",
     strict: Annotated[bool, typer.Option("--strict", help="fail (exit 4) if a node is not understood")] = False,
+    floats: Annotated[
+        str,
+        typer.Option(
+            "--float",
+            metavar="strict|standard|fast",
+            help="use rules where floats are safe; also where conditions hold; or all true of the reals",
+        ),
+    ] = "standard",
+    effort: Annotated[
+        str, typer.Option(metavar="quick|default|thorough", help="how much work the search may do")
+    ] = "default",
     explain: Annotated[
         bool, typer.Option("--explain", help="show where each rule was applied, and near misses")
     ] = False,
@@ -69,15 +88,22 @@ def optimize(
     """Rewrite MODEL into a faster, equivalent one, and report what changed."""
     from superopt import pipeline
     from superopt.report.terminal import show_explanation, show_report
+    from superopt.rules.floats import MODES
 
     if verify_by not in ("test", "certify"):
         raise UsageError(f"--verify {printable(verify_by)!r} is neither test nor certify")
-    for path in (output, report_json, report_html):
-        refuse_existing(path, force)
+    if check not in ("quick", "full"):
+        raise UsageError(f"--check {printable(check)!r} is neither quick nor full")
+    if floats not in MODES:
+        raise UsageError(f"--float {printable(floats)!r} is none of {', '.join(MODES)}")
+    if effort not in pipeline.EFFORTS:
+        raise UsageError(f"--effort {printable(effort)!r} is none of {', '.join(pipeline.EFFORTS)}")
+    claim({"-o": output, "--json": report_json, "--html": report_html}, [model], force=force)
     options = pipeline.Options(
         target=target, time_limit=time_limit, memory_limit=parse_bytes(memory_limit), seed=seed, rules=rules,
         enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), threads=threads,
-        measure=measure, check=not no_check, certify=verify_by == "certify", strict=strict,
+        measure=measure, check=not no_check, full_check=check == "full", certify=verify_by == "certify", strict=strict,
+        floats=floats, effort=effort,
     )  # fmt: skip
     with Input(model) as path, Progress() as progress:
         result = pipeline.optimize(path, options=options, progress=progress)
@@ -100,7 +126,14 @@ def optimize(
         raise typer.Exit(130)
 
 
-def explain(model: Model, target: Target = "cpu", time_limit: float = 45.0, dim: Dims = None) -> None:
+def explain(
+    model: Model,
+    target: Target = "cpu",
+    time_limit: Annotated[
+        float, typer.Option(metavar="S", min=0, envvar="SUPEROPT_TIME_LIMIT", help="seconds for everything")
+    ] = 45.0,
+    dim: Dims = None,
+) -> None:
     """Say what optimize would do to MODEL and why: rules by place and gain, near misses, untouched nodes.
 
     A model that superopt wrote also tells which rules made each of its nodes.
@@ -118,15 +151,16 @@ def explain(model: Model, target: Target = "cpu", time_limit: float = 45.0, dim:
     show_explanation(console, result.report)
 
 
-def inspect(model: Model, dim: Dims = None, report_json: Json = None) -> None:
+def inspect(model: Model, dim: Dims = None, report_json: Json = None, force: Force = False) -> None:
     """Show what MODEL is: signature, operators, weights, work, arithmetic intensity, and what is opaque to superopt."""
     from superopt.pipeline import inspect as look
     from superopt.report.views import show_inspection
 
+    claim({"--json": report_json}, [model], force=force)
     with Input(model) as path:
         facts = look(path, sizes=parse_dims(dim or []))
     if report_json is not None:
-        write_json(facts, report_json, force=True)
+        write_json(facts, report_json, force)
     if report_json != "-":
         show_inspection(out(), model, facts)
 
@@ -137,21 +171,22 @@ def convert(
     """Convert between ONNX and the JSON graph; nothing is lost either way."""
     from superopt.formats import load
 
-    refuse_existing(destination, force)
+    claim({"OUT": destination}, [source], force=force)
     with Input(source) as path:
         save(load(path), destination, force)
 
 
-def diff(a: Model, b: Model, report_json: Json = None) -> None:
+def diff(a: Model, b: Model, report_json: Json = None, force: Force = False) -> None:
     """Show which nodes of A and B compute something that the other does not. Exit code 0 either way."""
     from superopt.formats import load
     from superopt.ir.diff import compare
     from superopt.report.views import diff_data, show_diff
 
+    claim({"--json": report_json}, [a, b], force=force)
     with Input(a) as first, Input(b) as second:
         found = compare(load(first), load(second))
     if report_json is not None:
-        write_json(diff_data(found), report_json, force=True)
+        write_json(diff_data(found), report_json, force)
     if report_json != "-":
         show_diff(out(), a, b, found)
 
@@ -160,49 +195,64 @@ def verify(
     a: Model,
     b: Model,
     time_limit: Annotated[float, typer.Option(metavar="S", min=0.1, help="seconds for the proof of one region")] = 5.0,
-    trials: Annotated[int, typer.Option(min=1, help="random inputs on which both are run")] = 3,
-    seed: int = 0,
+    trials: Annotated[int, typer.Option(min=1, max=MOST_TRIALS, help="random inputs on which both are run")] = 3,
+    seed: Seed = 0,
     counterexample: Annotated[
         Path, typer.Option(metavar="FILE", help="where inputs on which the models differ are written")
     ] = Path("counterexample.npz"),
     report_json: Json = None,
     force: Force = False,
 ) -> None:
-    """Say whether A and B compute the same: proved | tested | refuted (with inputs that show it) | unknown.
+    """Say whether A and B compute the same.
 
-    Exit code 5 when refuted.
+    proved | proved up to the rounding of folded constants (max n ulp) | tested (power n %) | refuted (with inputs that
+    show it) | unknown. Exit code 5 when refuted, whatever files exist already: without -f a new name is taken.
     """
-    import numpy as np
-
     from superopt.formats import load
-    from superopt.formats.files import replace_file
     from superopt.report.views import show_verdict, verdict_data
     from superopt.verifier.graphs import verify as compare
 
+    claim({"--json": report_json}, [a, b], force=True)  # what exists gets a fresh name: it must not hide a verdict
+    distinct({"--counterexample": counterexample, "--json": report_json}, [a, b])
     with Input(a) as first, Input(b) as second:
         found = compare(load(first), load(second), seed=seed, time_limit=time_limit, trials=trials)
         data = verdict_data(found)
-    if found.verdict == "refuted" and found.feeds:
-        buffer = io.BytesIO()
-        np.savez(buffer, **dict(found.feeds))  # type: ignore[arg-type]  # the stub takes the names for its own options
-        replace_file(counterexample, buffer.getvalue(), force=force)
-        data["counterexample"] = str(counterexample)
+    refuted = found.verdict == "refuted"
+    problems: list[SuperoptError] = []
+    if refuted and found.feeds:
+        kept = written_beside(counterexample, npz(found.feeds), force, problems)
+        if kept is not None:
+            data["counterexample"] = str(kept)
     if report_json is not None:
-        write_json(data, report_json, force)
+        text = json.dumps(data, indent=2, allow_nan=False) + "\n"
+        if report_json == "-":
+            write_text(text, report_json, force)
+        else:
+            kept = written_beside(Path(report_json), text.encode(), force, problems)
+            if kept is not None and kept != Path(report_json):
+                err().print(f"{report_json} exists: wrote {kept} (-f overwrites)", markup=False)
     show_verdict(err() if report_json == "-" else out(), a, b, data)
-    if found.verdict == "refuted":
+    for problem in problems:
+        err().print(f"superopt: not written: {problem}", markup=False)
+    if refuted:
         raise typer.Exit(NotEquivalent.exit_code)
+    if problems:
+        raise typer.Exit(problems[0].exit_code)
 
 
-def cost(model: Model, target: Target = "cpu", dim: Dims = None, report_json: Json = None, top: int = 20) -> None:
+def cost(
+    model: Model, target: Target = "cpu", dim: Dims = None, report_json: Json = None, force: Force = False,
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="operators that are shown")] = 20,
+) -> None:  # fmt: skip
     """Show what each operator of MODEL costs on the target, and whether that was measured or predicted."""
     from superopt.pipeline import cost as cost_of
     from superopt.report.views import show_cost
 
+    claim({"--json": report_json}, [model], force=force)
     with Input(model) as path, Progress() as progress:
         facts = cost_of(path, target=target, sizes=parse_dims(dim or []), progress=progress)
     if report_json is not None:
-        write_json(facts, report_json, force=True)
+        write_json(facts, report_json, force)
     if report_json != "-":
         show_cost(out(), model, facts, top)
 
@@ -219,7 +269,7 @@ def profile(
     ] = None,
     time_limit: Annotated[float, typer.Option(metavar="S", min=1)] = 1500.0,
     threads: Threads = 1,
-    workers: Annotated[int, typer.Option(min=0, help="processes that plan; 0: one a core")] = 0,
+    workers: Annotated[int, typer.Option(min=0, max=MOST_WORKERS, help="processes that plan; 0: one a core")] = 0,
     extend: Annotated[bool, typer.Option("--extend", help="keep what FILE holds, and add to it")] = False,
     dim: Dims = None,
     listing: Annotated[bool, typer.Option("--list", help="show the profiles that ship with superopt")] = False,
@@ -237,7 +287,7 @@ def profile(
     """
     import os
 
-    from superopt import pipeline
+    from superopt import lab
     from superopt.report.profiles import profile_rows, recorded_data, show_profiles, show_recorded
 
     if listing:
@@ -248,13 +298,13 @@ def profile(
             show_profiles(out(), rows)
         return
     given = [*(plan or []), *(more or [])]
+    outputs = {"--out": None if dry_run is not None else output, "--json": report_json}
+    claim(outputs, given if not extend else [], force=force or extend)
     if dry_run is not None:
         _dry_run(given, dry_run, parse_dims(dim or []), report_json, force)
         return
-    if not extend:
-        refuse_existing(output, force)
     with Progress() as progress:
-        found = pipeline.profile(
+        found = lab.profile(
             given, output, target=target, threads=threads, time_limit=time_limit,
             workers=workers or os.cpu_count() or 1, extend=extend, sizes=parse_dims(dim or []), progress=progress,
         )  # fmt: skip
@@ -270,13 +320,13 @@ def _dry_run(
     """How much of what optimising models asks for a recorded profile holds."""
     from dataclasses import asdict
 
-    from superopt import pipeline
+    from superopt import lab
     from superopt.report.profiles import coverage_data, show_coverage
 
     if not models:
         raise UsageError("nothing to plan", hint="name models: superopt profile --dry-run cpu-epyc-2core model.onnx")
     with Progress() as progress:
-        found = pipeline.coverage(models, name, sizes=sizes, progress=progress)
+        found = lab.coverage(models, name, sizes=sizes, progress=progress)
     data = coverage_data(name, [asdict(row) for row in found])
     if report_json is not None:
         write_json(data, report_json, force)

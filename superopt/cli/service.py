@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,19 @@ Data = Annotated[
 DatabaseUrl = Annotated[
     str | None, typer.Option(metavar="URL", envvar="SUPEROPT_DATABASE", help="postgresql://… instead of SQLite in DIR")
 ]
+Proxies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trusted-proxy", metavar="ADDRESS", envvar="SUPEROPT_TRUSTED_PROXIES",
+        help="believe the X-Forwarded-For of this address or network; again for more (docs/service.md)",
+    ),
+]  # fmt: skip
+Connections = Annotated[
+    int, typer.Option(min=1, envvar="SUPEROPT_CONNECTIONS", help="connections that may be open at once")
+]
+PerAddress = Annotated[
+    int, typer.Option(min=1, envvar="SUPEROPT_CONNECTIONS_PER_ADDRESS", help="of them, those of one client address")
+]
 
 
 def serve(
@@ -24,14 +38,25 @@ def serve(
     workers: Annotated[int, typer.Option(min=0, help="worker processes; 0 leaves the work to `superopt worker`")] = 1,
     data: Data = None,
     database: DatabaseUrl = None,
+    trusted_proxy: Proxies = None,
+    connections: Connections = 1000,
+    connections_per_address: PerAddress = 256,
 ) -> None:
-    """Serve the HTTP API and its pages, with workers, in one command."""
+    """Serve the HTTP API and its pages, with workers, in one command.
+
+    What a connection may take and how slow it may be is set by SUPEROPT_HEADER_BYTES, SUPEROPT_HEADER_SECONDS and
+    others: docs/service.md, GET /v1/limits.
+    """
     from superopt import server
 
     def announce(url: str) -> None:
         typer.echo(f"superopt serves {url} with {workers} worker(s); Ctrl-C ends it", err=True)
 
-    server.serve(_settings(data, database, host=host, port=port, workers=workers), announce)
+    door = server.Door.from_environment(
+        os.environ, trusted_proxies=_names(trusted_proxy), connections=connections,
+        connections_per_address=connections_per_address,
+    )  # fmt: skip
+    server.serve(_settings(data, database, host=host, port=port, workers=workers, door=door), announce)
 
 
 def worker(data: Data = None, database: DatabaseUrl = None) -> None:
@@ -39,6 +64,11 @@ def worker(data: Data = None, database: DatabaseUrl = None) -> None:
     from superopt import server
 
     server.work(_settings(data, database))
+
+
+def _names(given: list[str] | None) -> tuple[str, ...]:
+    """Names that came one by one, or with commas between them."""
+    return tuple(name for text in given or () for name in text.replace(",", " ").split())
 
 
 def _settings(data: Path | None, database: str | None, **more: Any) -> Any:

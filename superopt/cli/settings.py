@@ -12,6 +12,7 @@ from superopt.ir.errors import UsageError, printable
 
 __all__ = ["defaults", "settings_file"]
 
+_TABLE = "write a table per command, for example [tool.superopt.optimize]"
 _ELSEWHERE = frozenset({"corpus"})  # whose table is more than defaults of options, and read by its own commands
 
 
@@ -32,10 +33,17 @@ def settings_file(folder: Path) -> tuple[Path | None, dict[str, Any]]:
                 data = tomllib.loads(path.read_text(encoding="utf-8"))
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise UsageError(f"is not valid TOML ({error})", where=str(path)) from None
-            found = data if name == "superopt.toml" else data.get("tool", {}).get("superopt")
+            found = data if name == "superopt.toml" else _tool(data)
+            if found is not None and not isinstance(found, dict):
+                raise UsageError("tool.superopt is no table of settings", where=str(path), hint=_TABLE)
             if found is not None:
                 return path, dict(found)
     return None, {}
+
+
+def _tool(data: Mapping[str, Any]) -> Any:
+    tool = data.get("tool")
+    return tool.get("superopt") if isinstance(tool, dict) else None
 
 
 def defaults(table: Mapping[str, Any], commands: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -5,18 +5,29 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from superopt.cli.outputs import refuse_own_files
+from superopt.cli.streams import copy_input, write_data
 from superopt.ir.errors import SuperoptError, UsageError, printable
 
+if TYPE_CHECKING:
+    import numpy as np
+
 __all__ = [
-    "Dims", "Force", "Input", "Json", "Model", "Progress", "Target", "Threads", "err", "out", "parse_bytes",
-    "parse_dims", "refuse_existing", "save", "write_json", "write_text",
+    "LARGEST", "MOST_THREADS", "MOST_WORKERS", "Dims", "Force", "Input", "Json", "Model", "Progress", "Seed", "Target",
+    "Threads", "err", "npz", "out", "parse_bytes", "parse_dims", "save", "write_json", "write_text", "written_beside",
 ]  # fmt: skip
+
+LARGEST = 2**63 - 1  # of a size or a seed: ONNX counts in int64
+MOST_THREADS = 1024  # of a measurement: no machine that is measured has more, and a runtime starts what it is told to
+
+MOST_WORKERS = 1024  # processes: each takes memory of its own, and a machine has fewer cores
 
 Model = Annotated[str, typer.Argument(help="an ONNX model or a superopt JSON graph; - reads standard input")]
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="write the result as JSON")]
@@ -25,7 +36,10 @@ Dims = Annotated[
     list[str] | None,
     typer.Option("--dim", metavar="N=8", help="the size to cost a symbolic dimension at (it stays symbolic)"),
 ]
-Threads = Annotated[int, typer.Option(min=1, envvar="SUPEROPT_THREADS", help="threads that are measured with")]
+Threads = Annotated[
+    int, typer.Option(min=1, max=MOST_THREADS, envvar="SUPEROPT_THREADS", help="threads that are measured with")
+]
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST, help="the search and the check are deterministic for a seed")]
 Target = Annotated[str, typer.Option(help="cpu, cuda, or profile:NAME", envvar="SUPEROPT_TARGET")]
 
 
@@ -48,9 +62,10 @@ def parse_dims(items: list[str]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for item in items:
         name, _, text = item.partition("=")
-        if not name or not text.isdecimal() or int(text) < 1:
+        if not name or not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:20]) <= LARGEST or text[20:]:
             raise UsageError(f"--dim {printable(item)!r} is not NAME=SIZE", hint="write for example --dim N=8")
-        sizes[name] = int(text)
+        if sizes.setdefault(name, int(text)) != int(text):
+            raise UsageError(f"--dim gives {printable(name)!r} two sizes: {sizes[name]} and {text}")
     return sizes
 
 
@@ -88,7 +103,13 @@ class Input:
             return Path(self.argument)
         self.folder = tempfile.TemporaryDirectory(prefix="superopt-")
         path = self._file(self.folder.name)
-        path.write_bytes(sys.stdin.buffer.read())
+        try:
+            from superopt.formats.loading import MAX_MESSAGE
+
+            copy_input(path, MAX_MESSAGE)
+        except BaseException:
+            self.folder.cleanup()
+            raise
         return path
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -123,18 +144,13 @@ class Progress:
         self.bar.stop()
 
 
-def refuse_existing(path: str | Path | None, force: bool) -> None:
-    if path is not None and str(path) != "-" and not force and Path(path).exists():
-        raise UsageError("already exists", where=str(path), hint="use -f to overwrite it")
-
-
 def save(graph: Any, destination: str, force: bool) -> None:
     from superopt.formats import save, to_onnx_bytes
 
     if destination == "-":
-        sys.stdout.buffer.write(to_onnx_bytes(graph))
-        sys.stdout.buffer.flush()
+        write_data(to_onnx_bytes(graph))
     else:
+        refuse_own_files(graph, destination)
         save(graph, Path(destination), force=force)
 
 
@@ -143,9 +159,48 @@ def write_json(data: Any, destination: str, force: bool) -> None:
 
 
 def write_text(text: str, destination: str, force: bool) -> None:
+    data = text.encode("utf-8", "backslashreplace")  # names of files need not be text
     if destination == "-":
-        sys.stdout.write(text)
+        write_data(data)
         return
     from superopt.formats.files import replace_file
 
-    replace_file(Path(destination), text.encode(), force=force)
+    replace_file(Path(destination), data, force=force)
+
+
+def written_beside(
+    path: Path, content: bytes, force: bool, problems: list[SuperoptError]
+) -> Path | None:  # fmt: skip
+    """Write what must not be lost because a file exists: without ``force`` under the next free name, ``x-1.npz``.
+
+    Returns:
+        Where it is; ``None`` where it could not be written, and then why is added to ``problems``.
+    """
+    from superopt.formats.files import replace_file
+
+    target, number = path, 0
+    while not force and target.exists():
+        number += 1
+        target = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    try:
+        replace_file(target, content, force=force)
+    except SuperoptError as error:
+        problems.append(error)
+        return None
+    return target
+
+
+def npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Arrays as NumPy's ``.npz``, by any names (``numpy.savez`` takes some for options of its own)."""
+    import io
+    import zipfile
+
+    import numpy as np
+
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in arrays.items():
+            member = io.BytesIO()
+            np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=True)
+            archive.writestr(f"{name}.npy", member.getvalue())
+    return buffer.getvalue()

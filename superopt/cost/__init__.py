@@ -4,32 +4,19 @@ from __future__ import annotations
 
 from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU, Backend, Fusion
 from superopt.cost.measured import MeasuredCpu
-from superopt.cost.model import CostModel
+from superopt.cost.model import CostModel, Racing
 from superopt.cost.peaks import Peaks, peaks_of_header
 from superopt.cost.profile import Profile, Store, load_profile, profile_names, read_profile, write_profile
 from superopt.cost.record import Estimate, Key, Record
 from superopt.cost.recorded import RecordedProfile
 from superopt.cost.roofline import operator_rows, roofline_data
-from superopt.cost.target import device_of, for_target
-from superopt.cost.validation import (
-    Direction,
-    HeldOut,
-    Prediction,
-    Repetition,
-    held_out,
-    predict_change,
-    predict_changes,
-    repeat,
-    right_share,
-    spearman,
-    validate,
-)
+from superopt.cost.target import QUESTIONS, device_of, for_target
 from superopt.cost.whole import GraphCost, Work, graph_cost, graph_work, node_work, work
 
 __all__ = [
-    "BACKENDS", "ONNX_RUNTIME_CPU", "Backend", "CostModel", "Direction", "Estimate", "Fusion", "GraphCost", "HeldOut",
-    "Key", "MeasuredCpu", "Peaks", "Prediction", "Profile", "Record", "RecordedProfile", "Repetition", "Store", "Work",
-    "device_of", "for_target", "graph_cost", "graph_work", "held_out", "load_profile", "node_work", "operator_rows",
-    "peaks_of_header", "predict_change", "predict_changes", "profile_names", "read_profile", "repeat", "right_share",
-    "roofline_data", "spearman", "validate", "work", "write_profile",
+    "BACKENDS", "ONNX_RUNTIME_CPU", "Backend", "CostModel", "Estimate", "Fusion", "GraphCost",
+    "Key", "MeasuredCpu", "QUESTIONS", "Peaks", "Racing", "Profile", "Record", "RecordedProfile", "Store", "Work",
+    "device_of", "for_target", "graph_cost", "graph_work", "load_profile", "node_work", "operator_rows",
+    "peaks_of_header", "profile_names", "read_profile",
+    "roofline_data", "work", "write_profile",
 ]  # fmt: skip

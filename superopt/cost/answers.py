@@ -6,6 +6,7 @@ copies in context, so that all of them spend one budget, know what failed, and f
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 
@@ -30,6 +31,7 @@ class Answers:
         store: where records are kept.
         ceilings: the device's, for predictions; by default the usual ones.
         time_limit: seconds that may be spent measuring; what comes later is not measured.
+        most: measurements that may be made; ``None`` for as many as are wanted.
         progress: called with (measured so far, None, what) before each measurement.
 
     Attributes:
@@ -42,10 +44,12 @@ class Answers:
         *,
         ceilings: Ceilings | None = None,
         time_limit: float = float("inf"),
+        most: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.store = store
         self.measured = 0
+        self.most = most
         self._ceilings, self._progress, self._left = ceilings, progress, time_limit
         self._failed: set[str] = set()
         self._alone: set[str] = set()  # what cannot be timed by itself
@@ -61,7 +65,7 @@ class Answers:
             work: FLOPs and bytes, for the record.
         """
         known = self.store.get(key.text)
-        if known is not None or self._left <= 0 or key.text in self._failed or key.text in self._alone:
+        if known is not None or self.spent or key.text in self._failed or key.text in self._alone:
             return known
         if self._progress is not None:
             self._progress(self.measured, None, f"measuring {key.op}")
@@ -79,6 +83,19 @@ class Answers:
             self.measured += 1
         self.store.add(record)
         return record
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing more is measured."""
+        return self._left <= 0 or (self.most is not None and self.measured >= self.most)
+
+    @property
+    def digest(self) -> str:
+        """What tells these answers from a device's others: the store, and the first of its records, since records are
+        added to, not changed."""
+        first = next(iter(self.store.records), None)
+        start = "" if first is None else json.dumps(first.as_data(), sort_keys=True)
+        return f"measured {self.store.path.name} {start}"
 
     def failed(self, key: Key) -> bool:
         """Whether the device refused what the key names."""

@@ -60,6 +60,16 @@ class CudaDevice:
         self.precision = precision
         self.driver: Timed = CudaDriver(precision) if driver is None else driver
 
+    @property
+    def name(self) -> str:
+        """The card and its precision."""
+        return f"{self.driver.facts().get('device')}, {self.precision}"
+
+    @property
+    def racing(self) -> CudaDevice:
+        """Itself: it races captured graphs."""
+        return self
+
     def facts(self) -> dict[str, Any]:
         """See :class:`superopt.cost.device.Device`."""
         return {

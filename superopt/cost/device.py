@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from superopt import formats
 from superopt.cost.cache import last_level_bytes
 from superopt.cost.fusion import ONNX_RUNTIME_CPU, Backend
-from superopt.cost.measure import Meter, Timing, measure_graph
+from superopt.cost.measure import METHOD, Meter, Timing, measure_graph
+from superopt.cost.model import Racing
 from superopt.cost.peaks import peaks_of_times
 from superopt.cost.question import Question
 from superopt.cost.ramp import fitted, pass_ns, probed_bytes
@@ -36,9 +37,18 @@ class Device(Protocol):
 
     Attributes:
         backend: what it fuses by itself and what it does not execute.
+        name: the machine, its runtime and how it is used, in words: equal for what times alike.
     """
 
     backend: Backend
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def racing(self) -> Racing | None:
+        """What times whole graphs against each other here; ``None``: ONNX Runtime on this machine's processor."""
+        ...
 
     def facts(self) -> dict[str, Any]:
         """The header's part about the device: ``device``, ``runtime`` and other versions, ``backend``, ``precision``,
@@ -68,8 +78,15 @@ class CpuDevice:
 
     backend = ONNX_RUNTIME_CPU
 
+    racing: Racing | None = None
+
     def __init__(self, threads: int = 1) -> None:
         self.meter = Meter(threads)
+
+    @property
+    def name(self) -> str:
+        found = circumstances(self.meter.threads, self.meter.clock)
+        return f"{found['device']}, {found['cores']} cores, {found['runtime']}, threads {found['threads']}, {METHOD}"
 
     def facts(self) -> dict[str, Any]:
         found = circumstances(self.meter.threads, self.meter.clock)

@@ -15,7 +15,6 @@ small kernels, came out 13 % high).
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections import Counter
@@ -30,16 +29,15 @@ from superopt.cost.cache import core_bytes, evict, last_level_bytes
 from superopt.cost.lowering import lowered, without_reorders
 from superopt.cost.record import Key, Record
 from superopt.cost.trial import feeds_for, with_values
-from superopt.ir.errors import InvalidModel, SuperoptError
-from superopt.ir.graph import Graph, Node, Value, attribute_key
+from superopt.ir.errors import InvalidModel
+from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
 from superopt.ops.record import NotCovered
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.ort import make_session
 from superopt.runtime.race import Bound, Clock, bind, race_bound
-from superopt.runtime.spread import median_error
 
-__all__ = ["METHOD", "SUMMAND", "Meter", "Timing", "measure_graph", "measure_together", "told_apart"]
+__all__ = ["METHOD", "SUMMAND", "Meter", "Timing", "measure_graph"]
 
 METHOD = 4  # of timing: figures of different methods are not mixed in one file
 _BLOCKED = frozenset({"Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"})
@@ -49,11 +47,9 @@ _SHORT_NS = 200_000  # a run up to which it is timed in several moments, so many
 _MOMENTS, _APART_S = 7, 0.002
 _LONG_NS = 5_000_000  # a run from which repetitions are few: caches and interruptions matter less
 _FLUSHED_NS = 20_000_000  # time spent on each flushed figure, at most
-_NEAR_RUNS, _COLD_RUNS, _ROUNDS = 9, 5, 15
+_NEAR_RUNS, _COLD_RUNS = 9, 5
 _AGREED, _AGAIN = 0.03, 3  # how far the flushed figure may lie above the least run; how often the runs, at most
 _NEAR_AGAIN = 9  # the same for the core's cache, which is flushed in no time
-_FEW_ROUNDS = 5  # after which graphs that are timed together may have been told apart
-_CLEAR, _CLOSE = 4.0, 0.02  # so many standard errors, and so much more, tell two times apart
 _SELF_EVICTING = 4  # times the core's cache: weights that push themselves out of it from one run to the next
 SUMMAND = 3  # argument of a convolution of ONNX Runtime's own
 _LARGEST = 96 << 20  # bytes of weights and inputs of a graph that is timed: ONNX Runtime and the twin hold six copies
@@ -247,103 +243,6 @@ def measure_graph(graph: Graph, meter: Meter | None = None) -> Timing:
     return (meter or Meter()).time(own, optimise=optimise)
 
 
-def measure_together(
-    graphs: Sequence[Graph],
-    meter: Meter | None = None,
-    *,
-    sizes: Mapping[str, int] | None = None,
-    cold: float = 1.0,
-    time_limit: float = 5.0,
-) -> list[float]:
-    """Microseconds of several small graphs, timed interleaved, so that their ratios can be trusted.
-
-    Args:
-        graphs: candidates for one place in a model.
-        meter: how to time.
-        sizes: values of symbolic dimensions.
-        cold: share of their weights that comes from memory; the caches are flushed accordingly before each run.
-        time_limit: seconds, of which at least one round of all is run.
-
-    Returns:
-        A time for each; ``inf`` for a graph that cannot be run: it must not be chosen.
-    """
-    chosen = meter or Meter()
-    deadline = time.monotonic() + time_limit
-    drawn = [_drawn(g) for g in graphs]
-    alike: dict[
-        tuple[str, ...], int
-    ] = {}  # what ONNX Runtime makes of a graph → the first graph of which it makes that
-    twins = [alike.setdefault(_computation(d[0]), i) if d else i for i, d in enumerate(drawn)]
-    pairs = {i: pair for i, d in enumerate(drawn) if d and twins[i] == i and (pair := _pair(*d, chosen, sizes or {}))}
-    order = list(pairs)
-    taken: dict[int, list[int]] = {i: [] for i in order}
-    shuffle = random.Random(0).shuffle
-    size = last_level_bytes() if cold >= 0.5 else core_bytes()
-    itself = [cold < 0.5 and _leaves_the_core(g) for g in graphs]  # its twin would push its weights out
-    for done in range(_ROUNDS if len(order) > 1 else 1):
-        if (done and time.monotonic() > deadline) or (done >= _FEW_ROUNDS and told_apart(list(taken.values()))):
-            break
-        shuffle(order)
-        for i in order:
-            evict(size)
-            pairs[i][0 if itself[i] else 1].step()
-            start = chosen.now()
-            pairs[i][0].step()
-            taken[i].append(chosen.now() - start)
-    least = chosen.dispatch / 1e3
-    base = (chosen.overhead + chosen.flushed[1 if cold >= 0.5 else 0]) / 1e3
-    times = {i: max(_quarter(samples) / 1e3 - base, least) for i, samples in taken.items()}
-    return [times.get(twin, float("inf")) for twin in twins]
-
-
-def told_apart(samples: Sequence[Sequence[float]]) -> bool:
-    """Whether more rounds would change nothing: every graph is clearly faster or slower than the first."""
-    table = np.array(samples, dtype=np.float64)
-    quarter, middle, three = np.quantile(table[1:] / table[0], [0.25, 0.5, 0.75], axis=1)
-    error = median_error(table.shape[1]) * (three - quarter)
-    return bool(np.all(np.abs(middle - 1.0) > _CLEAR * error + _CLOSE))
-
-
-def _computation(graph: Graph) -> tuple[str, ...]:
-    """What runs, however it is named and ordered: equal for graphs that differ in their floating-point weights only."""
-    makers = {output: node for node in graph.nodes for output in node.outputs if output}
-    weights = {w.name: w for w in graph.weights}
-    index = {"": "-", **{v.name: f"i{k} {v.type}" for k, v in enumerate(graph.inputs)}}
-    lines: list[str] = []
-    stack = [v.name for v in reversed(graph.outputs)]
-    while stack:
-        name = stack[-1]
-        node = makers.get(name)
-        missing = [n for n in node.reads if n not in index] if node is not None and name not in index else []
-        if missing:
-            stack += reversed(missing)
-            continue
-        stack.pop()
-        if name in index:
-            continue
-        place = f"v{len(lines)}"
-        if node is not None:
-            reads = ",".join(index[n] for n in (*node.inputs, *node.captures))
-            attributes = "; ".join(f"{k}={attribute_key(v)}" for k, v in sorted(node.attributes.items()))
-            lines.append(f"{node.domain}.{node.op}({reads})[{attributes}]")
-            index |= {output: f"{place}.{slot}" for slot, output in enumerate(node.outputs) if output}
-        else:
-            weight = weights[name]
-            known = weight.data is not None and not weight.type.dtype.is_float
-            lines.append(f"{weight.type} {weight.data.digest if known and weight.data is not None else ''}")
-            index[name] = place
-    return (*lines, *(index[v.name] for v in graph.outputs))
-
-
-def _drawn(graph: Graph) -> tuple[Graph, bool] | None:
-    """The graph as it is timed, and whether it is to be optimised; ``None`` when it is too large or cannot be run."""
-    try:
-        refuse_large(graph)
-        return prepared(graph)
-    except (SuperoptError, NotCovered):
-        return None
-
-
 def _leaves_the_core(graph: Graph) -> bool:
     """Whether its weights push each other out of the core's cache from one run to the next."""
     return sum(w.type.nbytes or 0 for w in graph.weights) >= _SELF_EVICTING * core_bytes()
@@ -359,17 +258,6 @@ def _written_over(graph: Graph) -> dict[str, str]:
     found = {n.outputs[0]: n.inputs[SUMMAND] for n in convolutions}
     read = Counter(name for n in graph.nodes for name in n.inputs)
     return {o: i for o, i in found.items() if o in made and i in fed and read[i] == 1 and not graph.consumers.get(o)}
-
-
-def _pair(graph: Graph, optimise: bool, meter: Meter, sizes: Mapping[str, int]) -> tuple[Bound, Bound] | None:
-    """A graph bound twice, on the same inputs; ``None`` when it cannot be run."""
-    try:
-        feeds = feeds_for(graph, sizes)
-        content = formats.to_onnx_bytes(with_values(graph))
-        first = bind(make_session(content, threads=meter.threads, optimise=optimise), feeds, over=_written_over(graph))
-        return first, bind(make_session(content, threads=meter.threads, optimise=optimise), feeds, like=first)
-    except (SuperoptError, NotCovered):
-        return None
 
 
 def _quarter(samples: Sequence[int]) -> float:

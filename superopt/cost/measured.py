@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property, partial
 
 from superopt.cost.answers import Answers, Progress, refused
+from superopt.cost.asked import Asked
 from superopt.cost.cache import last_level_bytes
+from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.cost.kernel import Kernel
-from superopt.cost.measure import METHOD, Meter, Timing, measure_graph, measure_together
-from superopt.cost.model import CostModel
+from superopt.cost.measure import METHOD, Meter, Timing, measure_graph
 from superopt.cost.peaks import PEAK_QUESTIONS, Peaks, peaks_of_header, peaks_of_times
 from superopt.cost.profile import Store
 from superopt.cost.question import Question
 from superopt.cost.ramp import Ramp, fitted, pass_ns, probed_bytes, usual
 from superopt.cost.record import Estimate, Key
 from superopt.cost.trial import application_graph
-from superopt.ir.graph import Graph, structural_hash
 from superopt.runtime.race import circumstances, cpu_name
 
 __all__ = ["MeasuredCpu", "device_store"]
 
 
-class MeasuredCpu(CostModel):
+class MeasuredCpu(Asked):
     """Costs measured on this machine's ONNX Runtime when first asked for, and kept.
 
     Args:
@@ -44,11 +44,10 @@ class MeasuredCpu(CostModel):
         time_limit: float = float("inf"),
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(sizes)
+        kept = store if store is not None else device_store(threads)
+        super().__init__(Answers(kept, time_limit=time_limit, progress=progress), sizes, ONNX_RUNTIME_CPU)
         self.meter = Meter(threads)
         self.lowers = True  # cost graphs by the nodes of ONNX Runtime's own optimised graph
-        self.store = store if store is not None else device_store(threads)
-        self.answers = Answers(self.store, time_limit=time_limit, progress=progress)
 
     @property
     def cache_bytes(self) -> int:
@@ -77,11 +76,6 @@ class MeasuredCpu(CostModel):
         other.lowers = False
         return other
 
-    @property
-    def measured(self) -> int:
-        """How many measurements this model has made (those found in the store are not counted)."""
-        return self.answers.measured
-
     def kernel(self, kernel: Kernel) -> Estimate:
         """The cost of one node of ONNX Runtime's own optimised graph."""
         if kernel.node.op in self.backend.views and not kernel.node.domain:
@@ -91,16 +85,6 @@ class MeasuredCpu(CostModel):
         if record is None:  # refused alone or not, ONNX Runtime runs its own node
             return self.predicted(kernel.key.op, work, kernel.key)
         return self._estimate(record)
-
-    def graph(self, graph: Graph) -> Estimate:
-        """The time of a small graph as ONNX Runtime runs it whole, fusions included; ``inf`` when it cannot run."""
-        key = Key("graph", structural_hash(graph, values=False), "", tuple(str(v.type) for v in graph.inputs))
-        record = self.answers.get(key, lambda: measure_graph(graph, self.meter), (0, 0))
-        return self._estimate(record) if record else Estimate(float("inf"), "roofline", 1.0)
-
-    def graphs(self, graphs: Sequence[Graph], *, time_limit: float = 5.0) -> list[float]:
-        """Microseconds of several small graphs, interleaved, so that their ratios can be trusted; not kept."""
-        return measure_together(graphs, self.meter, sizes=self.sizes, cold=self.cold, time_limit=time_limit)
 
     def overhead_us(self) -> float:
         """What a run costs before its first node."""
@@ -118,10 +102,6 @@ class MeasuredCpu(CostModel):
                 "peaks": peaks_of_times(lambda q: times[q.key.text]),
             }
         )
-
-    def predicted(self, op: str, work: tuple[int, int], key: Key) -> Estimate:
-        """What is expected of an application that was not measured: its operator, FLOPs and bytes, and key."""
-        return self.answers.predict(op, work, key, self.colder(key))
 
     def _view(self) -> Estimate:
         return Estimate(self.meter.dispatch / 1e3, "measured", 0.1)

@@ -9,21 +9,25 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Any, Protocol, Self
+
+import numpy as np
 
 from superopt.cost.fusion import ONNX_RUNTIME_CPU, Backend
 from superopt.cost.peaks import Peaks
 from superopt.cost.question import Question, fixed_bytes, work_of
 from superopt.cost.ramp import Ramp, usual
-from superopt.cost.record import FREE, Estimate, Key, Record
+from superopt.cost.record import FREE, Estimate, Key, Record, key_of
 from superopt.cost.trial import at_sizes, value_at_sizes
+from superopt.ir.graph import Graph
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
+from superopt.runtime.race import RaceResult
 from superopt.runtime.spread import IQR_OF_NORMAL
 
-__all__ = ["Application", "Attributes", "CostModel", "work_of"]
+__all__ = ["Application", "Attributes", "CostModel", "Racing", "work_of"]
 
 Attributes = Mapping[str, AttributeValue] | Sequence[tuple[str, AttributeValue]]
 Application = tuple[str, Attributes, Sequence[TensorType | None], Sequence[bool]]  # op, attributes, types, constant
@@ -31,8 +35,21 @@ _LEAST_SIGMA = 0.02  # two runs of one measurement differ by this much, however 
 _LEAST_SIGMA_NS = 20.0  # and by so many nanoseconds (operators below a microsecond, timed in four sessions)
 
 
+class Racing(Protocol):
+    """A device that times whole graphs by itself: :class:`superopt.cost.cuda.CudaDevice`."""
+
+    def race(
+        self, graphs: Sequence[Graph], feeds: Mapping[str, np.ndarray[Any, Any]], sizes: Mapping[str, int] | None, *,
+        rounds: int, time_limit: float,
+    ) -> RaceResult: ...  # fmt: skip
+
+
 class CostModel(ABC):
     """What the search asks. Costs add up over applications; ``after`` names what the backend fuses.
+
+    What a model can do beyond answering is declared here: it may know beforehand which answers would have to be
+    measured (:meth:`known`, :meth:`expected`), what its answers depend on (:attr:`digest`), and a device that times
+    whole graphs (:attr:`racing`).
 
     Args:
         sizes: what symbolic dimensions are costed at.
@@ -54,6 +71,57 @@ class CostModel(ABC):
     def ramp(self) -> Ramp | None:
         """How much an inference may read until its weights are found cold; ``None``: they always are."""
         return None if self.cache_bytes is None else usual(self.cache_bytes)
+
+    @property
+    def digest(self) -> str | None:
+        """What the answers depend on, so that results may be kept under it; ``None`` where that is not known."""
+        return None
+
+    @property
+    def measured(self) -> int:
+        """How many measurements were made for answers (what was at hand already is not counted)."""
+        return 0
+
+    @property
+    def racing(self) -> Racing | None:
+        """What times whole graphs of this target; ``None``: ONNX Runtime on this machine's processor."""
+        return None
+
+    def known(
+        self,
+        op: str,
+        attributes: Attributes,
+        arg_types: Sequence[TensorType | None],
+        constant_args: Sequence[bool] = (),
+    ) -> bool:
+        """Whether :meth:`application` answers without measuring anything."""
+        if op in self.backend.views:
+            return True
+        fixed = (*constant_args, *(False,) * (len(arg_types) - len(constant_args)))
+        arg_types, fixed = self.backend.as_run(op, arg_types, fixed)
+        args = [t if t is None else at_sizes(t, self.sizes) for t in arg_types]
+        return self._known(
+            key_of(op, {k: value_at_sizes(v, self.sizes) for k, v in dict(attributes).items()}, args, fixed)
+        )
+
+    def _known(self, key: Key) -> bool:
+        """Whether what is filed under a key is at hand; a model that never measures knows everything."""
+        return True
+
+    def expected(
+        self,
+        op: str,
+        attributes: Attributes,
+        arg_types: Sequence[TensorType | None],
+        out_types: Sequence[TensorType],
+        constant_args: Sequence[bool] = (),
+    ) -> Estimate:
+        """What is expected of an application, without measuring it."""
+        return self._expected(Question(op, dict(attributes), arg_types, out_types, constant_args))
+
+    def _expected(self, question: Question) -> Estimate:
+        """The same for a question; a model that never measures answers it."""
+        return self._lookup(question)
 
     @abstractmethod
     def _view(self) -> Estimate:

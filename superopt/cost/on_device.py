@@ -6,18 +6,19 @@ from collections.abc import Mapping
 from functools import partial
 
 from superopt.cost.answers import Answers, Progress, refused
+from superopt.cost.asked import Asked
 from superopt.cost.device import Device
-from superopt.cost.model import CostModel
+from superopt.cost.model import Racing
 from superopt.cost.peaks import Peaks, peaks_of_header
 from superopt.cost.predictor import ceilings_of
 from superopt.cost.profile import Store
 from superopt.cost.question import Question
-from superopt.cost.record import Estimate, Key
+from superopt.cost.record import Estimate
 
 __all__ = ["OnDevice"]
 
 
-class OnDevice(CostModel):
+class OnDevice(Asked):
     """A device's own answers.
 
     Args:
@@ -37,13 +38,15 @@ class OnDevice(CostModel):
         time_limit: float = float("inf"),
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(sizes, device.backend)
         self.device, self.facts = device, device.facts()
         name = "-".join(str(self.facts[k]) for k in ("backend", "device", "runtime", "precision"))
-        self.store = store if store is not None else Store("".join(c if c.isalnum() else "-" for c in name), self.facts)
-        self.answers = Answers(
-            self.store, ceilings=ceilings_of(self.facts), time_limit=time_limit, progress=progress
-        )  # fmt: skip
+        kept = store if store is not None else Store("".join(c if c.isalnum() else "-" for c in name), self.facts)
+        answers = Answers(kept, ceilings=ceilings_of(self.facts), time_limit=time_limit, progress=progress)
+        super().__init__(answers, sizes, device.backend)
+
+    @property
+    def racing(self) -> Racing | None:
+        return self.device.racing
 
     @property
     def cache_bytes(self) -> int | None:
@@ -52,10 +55,6 @@ class OnDevice(CostModel):
 
     def peaks(self) -> Peaks | None:
         return peaks_of_header(self.facts)
-
-    def predicted(self, op: str, work: tuple[int, int], key: Key) -> Estimate:
-        """What is expected of an application that was not measured: its operator, FLOPs and bytes, and key."""
-        return self.answers.predict(op, work, key, self.colder(key))
 
     def _view(self) -> Estimate:
         return Estimate(float(self.facts["dispatch_ns"]) / 1e3, "measured", 0.1)

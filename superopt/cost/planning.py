@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from superopt.cost.fusion import Backend
-from superopt.cost.profile import Profile, Store
+from superopt.cost.profile import Profile
 from superopt.cost.question import Question
-from superopt.cost.record import Estimate, Record
+from superopt.cost.record import Estimate, Key, Record
 from superopt.cost.recorded import RecordedProfile
 
 __all__ = ["Planning"]
@@ -37,9 +37,11 @@ class Planning(RecordedProfile):
     ) -> None:
         known = {r.key.text: r for r in records}
         super().__init__(Profile({**header, "backend": backend.name}, known), sizes)
-        self.store = Store.of(known.values())
         self.asked: dict[tuple[object, ...], Question] = {}
         self.missing: dict[tuple[object, ...], Question] = {}
+
+    def _known(self, key: Key) -> bool:
+        return key.question in self._answers
 
     def _lookup(self, question: Question) -> Estimate:
         place = question.key.question

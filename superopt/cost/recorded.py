@@ -52,6 +52,12 @@ class RecordedProfile(CostModel):
     def ramp(self) -> Ramp | None:
         return ramp_of_header(self.profile.header) or super().ramp
 
+    @property
+    def digest(self) -> str | None:
+        profile = self.profile
+        scale = json.dumps(profile.header.get("calibration", {}).get("factors"), sort_keys=True)
+        return f"recorded {profile.header.get('sha256')} {len(profile.records)} {scale} {self.cold!r}"
+
     def peaks(self) -> Peaks | None:
         return peaks_of_header(self.profile.header)
 
@@ -60,6 +66,9 @@ class RecordedProfile(CostModel):
         # Of cold weights, wherever they are: nothing settles these by measuring, and warm times scatter more, so that
         # gains drown in the noise (MobileOne kept its branches, 0.44 of the cost where it had been 0.22).
         return self.predictor.predict(op, *work, key)
+
+    def _expected(self, question: Question) -> Estimate:
+        return self.predicted(question.op, question.work, question.key)
 
     def _view(self) -> Estimate:
         return Estimate(float(self.profile.header.get("dispatch_ns", _DISPATCH_NS)) / 1e3, "measured", 0.1)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from superopt.cost.answers import Progress
+from superopt.cost.calibrated import calibrated_cpu
 from superopt.cost.cuda import CudaDevice
 from superopt.cost.device import CpuDevice, Device
 from superopt.cost.measured import MeasuredCpu
@@ -15,7 +16,9 @@ from superopt.cost.profile import load_profile
 from superopt.cost.recorded import RecordedProfile
 from superopt.ir.errors import UsageError, printable
 
-__all__ = ["device_of", "for_target"]
+__all__ = ["QUESTIONS", "device_of", "for_target"]
+
+QUESTIONS = 24  # of a twentieth of a second each: what is asked of the machine itself takes about a second
 
 
 @contextmanager
@@ -26,6 +29,7 @@ def for_target(
     sizes: Mapping[str, int] | None = None,
     threads: int = 1,
     time_limit: float = float("inf"),
+    questions: int | None = QUESTIONS,
 ) -> Iterator[CostModel]:
     """The cost model of a target: ``cpu``, ``cuda``, or ``profile:NAME`` with a shipped profile's name or a path.
 
@@ -34,14 +38,16 @@ def for_target(
         progress: called before each measurement.
         sizes: what symbolic dimensions are costed at.
         threads: threads inside an operator.
-        time_limit: seconds that may be spent measuring.
+        time_limit: seconds that may be spent measuring, where nothing is recorded of machines of this kind.
+        questions: operators that may be measured, where something is; ``None``: as many as are asked for.
 
     Raises:
         UsageError: there is no such target or profile. InvalidModel: the profile is damaged.
         BackendUnavailable: the target's device is not here.
     """
     if target == "cpu":
-        yield MeasuredCpu(threads=threads, sizes=sizes, time_limit=time_limit, progress=progress)
+        known = calibrated_cpu(threads=threads, sizes=sizes, questions=questions, progress=progress)
+        yield known or MeasuredCpu(threads=threads, sizes=sizes, time_limit=time_limit, progress=progress)
     elif target.startswith("profile:"):
         yield RecordedProfile(load_profile(target.removeprefix("profile:")), sizes)
     elif target == "cuda":

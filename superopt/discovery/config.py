@@ -7,14 +7,15 @@ which are equal. Sizes and attributes in it are symbols, so that what is found i
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from superopt.ir.errors import UsageError
+from superopt.ir.errors import UsageError, printable
 from superopt.ir.terms import App, Term, postorder, variables
 from superopt.ops import REGISTRY
 from superopt.rules.grammar import parse_scheme, parse_term
@@ -148,8 +149,11 @@ class Config:
         """The configuration cut down to a profile, to themes by name, to operators, or to fewer operators a side.
 
         Raises:
-            UsageError: nothing is left.
+            UsageError: a name is not one of the configuration's, or nothing is left.
         """
+        _known("theme", themes, {t.name for t in self.themes})
+        _known("profile", (profile,) if profile else (), {p for t in self.themes for p in t.profiles})
+        _known("operator", operators, {op for t in self.themes for v in t.vocabulary for op in _operators(v.term)})
         chosen = []
         for theme in self.themes:
             if (profile and profile not in theme.profiles) or (themes and theme.name not in themes):
@@ -162,6 +166,20 @@ class Config:
         if not chosen:
             raise UsageError("no theme of the configuration is selected", hint="look at rules/discovery.toml")
         return Config(self.seed, self.instances, self.trials, self.prove_seconds, self.terms, tuple(chosen))
+
+
+def _known(kind: str, names: tuple[str, ...], known: Set[str]) -> None:
+    """Refuse names that nothing in the configuration has.
+
+    Raises:
+        UsageError: one of them, with the nearest that there is.
+    """
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1, 0.5)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+            raise UsageError(f"no theme has the {kind} {printable(name)!r}" if kind != "theme" else
+                             f"there is no theme {printable(name)!r}", hint=hint)  # fmt: skip
 
 
 def _changed(theme: Theme, vocabulary: tuple[Template, ...], size: int, text: str) -> Theme:

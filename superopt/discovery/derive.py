@@ -72,7 +72,7 @@ def _moves(rule: Rule, parts: tuple[int, ...]) -> Moves:
     program = Program(Graph("", (), (), (), (), {}), steps, {}, frozenset(), {})
     if len(rule.lhs) == 2 and rule.forward:
         return Moves(tuple(_several(rule, parts)))
-    return prepare((rule,), program, bounded=False).moves
+    return prepare((rule,), program).moves
 
 
 def moves_of(rules: Iterable[Rule], parts: tuple[int, ...] = ()) -> Moves:

@@ -14,6 +14,7 @@ from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, rebuilt
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import map_terms
+from superopt.rules.clamping import cases
 from superopt.rules.grammar import parse_guard
 from superopt.rules.rule import Guard, Rule, TensorScheme, TypeScheme, attribute_symbols
 from superopt.rules.scanner import RuleError
@@ -215,11 +216,24 @@ def guarded(rule: Rule, conditions: Sequence[str]) -> Rule | None:
     return replace(rule, where=tuple(dict.fromkeys(guards)))
 
 
+def unclamped(rule: Rule) -> Iterator[Rule]:
+    """The rule where every slice ends inside its axis, if it does not say so."""
+    try:
+        plain = instances(rule, (0,))[0]
+        inside = cases(plain)[0].where
+    except RuleError:
+        return
+    if len(inside) > len(plain.where):
+        yield replace(rule, where=inside)
+
+
 def specialised(rule: Rule) -> Iterator[Rule]:
-    """Weaker rules to try when a rule is false: one attribute, then two, at the value that does nothing.
+    """Weaker rules to try when a rule is false: slices that are not clamped; one attribute, then two, at the value
+    that does nothing.
 
     Strides, dilations and groups of 1, padding of 0; for a pair of integer attributes also that they are equal.
     """
+    yield from unclamped(rule)
     whole = {n: s for n, s in rule.attributes.items() if s.kind == "int"}
     neutral = {n: s.bound if s.relation == ">=" else 0 for n, s in whole.items()}
     for size in (1, 2):

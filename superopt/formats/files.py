@@ -19,7 +19,10 @@ import numpy as np
 
 from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, UsageError, printable
 
-__all__ = ["CHUNK", "MappedFile", "Replacement", "open_inside", "open_plain", "read_plain", "replace_file"]
+__all__ = [
+    "CHUNK", "MappedFile", "Replacement", "open_inside", "open_plain", "read_plain", "refuse_unwritable",
+    "replace_file",
+]  # fmt: skip
 
 CHUNK = 4 << 20
 _HOLE = bytes(CHUNK)
@@ -270,6 +273,24 @@ def _refuse_existing(path: Path, force: bool) -> None:
         raise UsageError(f"is {_kind(mode)}; a file cannot be written there", where=where)
     if not force:
         raise UsageError("exists already", where=where, hint="choose another name, or overwrite it with --force (-f)")
+
+
+def refuse_unwritable(path: Path, *, force: bool) -> None:
+    """Say before any work what writing a file would say after it.
+
+    Raises:
+        UsageError: it exists and ``force`` is false, or its folder is missing or read-only.
+    """
+    _refuse_existing(path, force)
+    where = printable(str(path))
+    try:
+        mode = os.stat(path.parent).st_mode
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot be written: {_reason(error)}", where=where) from error
+    if not stat.S_ISDIR(mode):
+        raise UsageError("cannot be written: what should be its folder is a file", where=where)
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError("cannot be written: its folder is read-only", where=where)
 
 
 def any_nonzero(chunk: bytes | memoryview) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from superopt.formats.contradictions import refuse_contradictions
 from superopt.formats.files import read_plain
 from superopt.formats.json_reader import read_json
 from superopt.formats.json_writer import save_json
@@ -48,8 +49,7 @@ def load(path: Path | str, *, external: bool = True) -> Graph:
     """
     path = Path(path)
     try:
-        data = read_plain(path, MAX_MESSAGE)
-        return _parse(data, ExternalFiles(path.parent, external))
+        return _checked(_parse(read_plain(path, MAX_MESSAGE), ExternalFiles(path.parent, external)))
     except SuperoptError as error:
         raise error.within(printable(str(path))) from error
 
@@ -66,9 +66,14 @@ def from_bytes(data: bytes, *, name: str = "model") -> Graph:
         ResourceLimit: the model asks for unbounded work.
     """
     try:
-        return _parse(data, ExternalFiles(None))
+        return _checked(_parse(data, ExternalFiles(None)))
     except SuperoptError as error:
         raise error.within(printable(name)) from error
+
+
+def _checked(graph: Graph) -> Graph:
+    refuse_contradictions(graph)
+    return graph
 
 
 def _parse(data: bytes, files: ExternalFiles) -> Graph:

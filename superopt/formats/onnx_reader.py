@@ -19,6 +19,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
+from superopt.formats.contradictions import refuse_contradictions
 from superopt.formats.onnx_checks import (
     check_functions,
     check_model,
@@ -35,7 +36,7 @@ from superopt.ir.errors import InvalidModel, ResourceLimit, printable
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.types import TensorType
 
-__all__ = ["SHAPE_ONLY", "default_ir_version", "from_model_bytes", "from_onnx"]
+__all__ = ["SHAPE_ONLY", "default_ir_version", "from_model_bytes", "from_onnx", "functions_of"]
 
 SHAPE_ONLY = "superopt.shape_only"  # metadata key of an ONNX input that stands for a weight without values
 
@@ -63,9 +64,11 @@ def from_onnx(model: ModelProto, *, base: Path | None = None, external: bool = T
         external: whether external data is accepted at all.
 
     Raises:
-        InvalidModel: the model is not valid.
+        InvalidModel: the model is not valid, or holds a node whose operands exclude each other.
     """
-    return _guarded(model, ExternalFiles(base, external))
+    graph = _guarded(model, ExternalFiles(base, external))
+    refuse_contradictions(graph)
+    return graph
 
 
 def _guarded(model: ModelProto, files: ExternalFiles) -> Graph:
@@ -218,6 +221,12 @@ def _model_rest(model: ModelProto, graph: Graph, files: ExternalFiles, extras: d
     _internalise(rest, files)
     if payload := rest.SerializeToString(deterministic=True):
         extras["onnx.model"] = payload
+
+
+def functions_of(graph: Graph) -> tuple[bytes, ...]:
+    """The model's own functions, serialised, in a fixed order."""
+    found = ModelProto.FromString(graph.extras.get("onnx.model", b"")).functions
+    return tuple(sorted(f.SerializeToString(deterministic=True) for f in found))
 
 
 def _internalise(rest: ModelProto, files: ExternalFiles) -> None:

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from superopt.ir.disjoint import DisjointSets
+from networkx.utils import UnionFind
+
 from superopt.ir.graph import Graph, Node, Value, attribute_key
 from superopt.ir.types import TensorType, ValueType
 
@@ -138,17 +139,17 @@ def _verbatim(node: Node) -> tuple[str, ...]:
 
 def _pieces(changed_a: list[Node], changed_b: list[Node]) -> list[tuple[list[Node], list[Node]]]:
     """Groups of nodes of both sides, connected by making the same value or by a value that only one side has."""
-    sets: DisjointSets[str] = DisjointSets()
+    sets: UnionFind[str] = UnionFind()
     made_a, made_b = ({o for n in side for o in n.outputs if o} for side in (changed_a, changed_b))
     inner = made_a ^ made_b
     both = (*changed_a, *changed_b)
     anchors = [next((o for o in node.outputs if o), "") for node in both]
     for node, anchor in zip(both, anchors, strict=True):
         for name in (*(o for o in node.outputs if o), *(n for n in node.reads if n in inner)):
-            sets.join(anchor, name)
+            sets.union(anchor, name)
     groups: dict[str, tuple[list[Node], list[Node]]] = {}
     for position, (node, anchor) in enumerate(zip(both, anchors, strict=True)):
-        groups.setdefault(sets.find(anchor), ([], []))[position >= len(changed_a)].append(node)
+        groups.setdefault(sets[anchor], ([], []))[position >= len(changed_a)].append(node)
     return list(groups.values())
 
 

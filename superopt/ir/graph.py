@@ -7,12 +7,12 @@ does not read (functions, subgraphs, sparse tensors, odd types) rides along as s
 from __future__ import annotations
 
 import hashlib
-import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
+import networkx as nx
 import numpy as np
 
 from superopt.ir.errors import InvalidModel, printable
@@ -217,6 +217,25 @@ class Graph:
             return self
         return replace(self, nodes=tuple(self.nodes[i] for i in order))
 
+    def to_networkx(self) -> nx.MultiDiGraph[int | str]:
+        """The graph for networkx's algorithms: who reads whom.
+
+        Nodes are positions of the model's nodes, with attributes ``op``, ``domain`` and ``name``, and the names of
+        inputs and weights, with ``op`` "" and their ``type``. Each edge is one value that is read, with ``value`` (its
+        name).
+        """
+        drawn: nx.MultiDiGraph[int | str] = nx.MultiDiGraph(name=self.name)
+        made = {o: i for i, node in enumerate(self.nodes) for o in node.outputs if o}
+        for value in self.inputs:
+            drawn.add_node(value.name, op="", type=value.type)
+        for weight in self.weights:
+            drawn.add_node(weight.name, op="", type=weight.type)
+        for position, node in enumerate(self.nodes):
+            drawn.add_node(position, op=node.op, domain=node.domain, name=node.name)
+        for position, node in enumerate(self.nodes):
+            drawn.add_edges_from((made.get(n, n), position, {"value": n}) for n in node.reads)
+        return drawn
+
 
 def label(node: Node) -> str:
     """How messages name a node: ``node "conv_3" (Conv)``."""
@@ -227,31 +246,23 @@ def label(node: Node) -> str:
 def topological_order(nodes: Sequence[Node], made: Mapping[str, int]) -> list[int]:
     """Node positions in execution order: the file's order wherever it is valid, so the result is stable.
 
-    Kahn's algorithm with a heap on positions; iterative, O((V + E) log V).
+    Args:
+        nodes: in any order.
+        made: value → position of the node that makes it.
 
     Raises:
         InvalidModel: the nodes form a cycle.
     """
-    waiting = [0] * len(nodes)
-    readers: list[list[int]] = [[] for _ in nodes]
-    for position, node in enumerate(nodes):
-        for source in {made[n] for n in node.reads if n in made}:
-            waiting[position] += 1
-            readers[source].append(position)
-    ready = [p for p, count in enumerate(waiting) if count == 0]
-    heapq.heapify(ready)
-    order: list[int] = []
-    while ready:
-        position = heapq.heappop(ready)
-        order.append(position)
-        for reader in readers[position]:
-            waiting[reader] -= 1
-            if waiting[reader] == 0:
-                heapq.heappush(ready, reader)
-    if len(order) != len(nodes):
-        stuck = next(p for p, count in enumerate(waiting) if count)
-        raise InvalidModel("the nodes form a cycle", where=label(nodes[stuck]))
-    return order
+    if all(made.get(n, -1) < position for position, node in enumerate(nodes) for n in node.reads):
+        return list(range(len(nodes)))
+    drawn: nx.DiGraph[int] = nx.DiGraph()
+    drawn.add_nodes_from(range(len(nodes)))
+    drawn.add_edges_from((made[n], position) for position, node in enumerate(nodes) for n in node.reads if n in made)
+    try:
+        return list(nx.lexicographical_topological_sort(drawn))
+    except nx.NetworkXUnfeasible:
+        stuck = min(min(c) for c in nx.strongly_connected_components(drawn) if len(c) > 1 or drawn.has_edge(*2 * [*c]))
+        raise InvalidModel("the nodes form a cycle", where=label(nodes[stuck])) from None
 
 
 def _repeated(names: Iterable[str]) -> str:

@@ -3,26 +3,32 @@
 A file is named by a digest of everything its contents follow from, so that it is never out of date: when something
 changes, the name does. It appears whole or not at all, and is read only if its checksum holds, if nobody but the user
 could have written it, and if it consists of nothing but the classes that the caller names: reading runs no code.
+What everybody would make in the first run ships with the wheel (:mod:`superopt.search.compiled`): it is asked first.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import lzma
 import os
 import pickle
 import stat
-import sys
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
 from superopt.ir.collecting import rarely_collected
 
-__all__ = ["cache_directory", "code_digest", "keep", "kept"]
+__all__ = ["SHIPPED", "cache_directory", "code_digest", "keep", "kept"]
 
 _FORMAT = b"superopt.kept/1 "
 _LARGEST = 256 << 20  # bytes of a file that is read
+_DAMAGED = (
+    OSError, lzma.LZMAError, pickle.UnpicklingError, ValueError, TypeError, AttributeError, EOFError, IndexError,
+    KeyError,
+)  # fmt: skip
+SHIPPED = Path(__file__).resolve().parents[1] / "compiled"  # what ships with the wheel; a checkout makes its own
 
 
 def cache_directory() -> Path:
@@ -36,14 +42,14 @@ def cache_directory() -> Path:
 
 @lru_cache(maxsize=8)
 def code_digest(*packages: str, data: tuple[str, ...] = ()) -> str:
-    """SHA-256 of the sources of packages of superopt, and of the Python that runs them.
+    """SHA-256 of the sources of packages of superopt.
 
     Args:
         packages: names of folders of superopt.
         data: patterns of other files in them that decide what the code does: ``*.toml``.
     """
     root = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256(sys.version.encode())
+    digest = hashlib.sha256()
     for package in packages:
         folder = root / package
         for path in sorted({p for pattern in ("*.py", *data) for p in folder.rglob(pattern)}):
@@ -73,23 +79,35 @@ def kept(folder: str, name: str, classes: Iterable[type]) -> object | None:
         name: a digest of what the contents follow from.
         classes: of the values that may be in it.
     """
-    path = cache_directory() / folder / name
+    shipped, path = SHIPPED / folder / f"{name}.xz", cache_directory() / folder / name
     try:
+        if shipped.is_file():
+            return _read(lzma.decompress(shipped.read_bytes()), classes)
         for place in (path.parent, path):
             facts = place.stat()
             if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or (hasattr(os, "getuid") and facts.st_uid != os.getuid()):
                 return None
         if path.stat().st_size > _LARGEST:
             return None
-        head, _, payload = path.read_bytes().partition(b"\n")
-        if head != _FORMAT + hashlib.sha256(payload).hexdigest().encode():
-            return None
-        with rarely_collected():
-            value: object = _Reader(payload, classes).load()
+        value = _read(path.read_bytes(), classes)
         os.utime(path)  # used: not among the first to go
-    except (OSError, pickle.UnpicklingError, ValueError, TypeError, AttributeError, EOFError, IndexError, KeyError):
+    except _DAMAGED:
         return None  # it is made again
     return value
+
+
+def _read(content: bytes, classes: Iterable[type]) -> object:
+    """What a file holds.
+
+    Raises:
+        ValueError: it is not what was written. Others of ``_DAMAGED``: it is not of these classes.
+    """
+    head, _, payload = content.partition(b"\n")
+    if head != _FORMAT + hashlib.sha256(payload).hexdigest().encode():
+        raise ValueError("the checksum does not hold")
+    with rarely_collected():
+        found: object = _Reader(payload, classes).load()
+    return found
 
 
 def keep(folder: str, name: str, value: object, most: int) -> None:

@@ -24,6 +24,7 @@ from superopt.ops.forms import (
 )
 from superopt.ops.meaning import (
     Comprehension,
+    Contradiction,
     IllTyped,
     Operand,
     Scalar,
@@ -87,7 +88,10 @@ def read_attention(view: NodeView) -> Canonical:
     only(view, *FIELDS)
     if any(view.node.outputs[1:]) or any(view.has(p) for p in range(4, 7)):
         raise NotCovered("Attention with a cache or with its scores as output")
-    if any(view.type(p).rank != 4 for p in range(3)):
+    ranks = {view.type(p).rank for p in range(3)}
+    if len(ranks) > 1:
+        raise Contradiction(f"queries, keys and values have the ranks {sorted(map(str, ranks))}")
+    if ranks != {4}:
         raise NotCovered("Attention whose heads are packed into one axis")
     if real(view, "softcap", 0.0) != 0:
         raise NotCovered("Attention with a soft cap")

@@ -10,6 +10,7 @@ from superopt.ir.types import TensorType
 from superopt.ops.forms import arguments, integer, integers, only, onnx_value, present, since_only
 from superopt.ops.meaning import (
     Comprehension,
+    Contradiction,
     IllTyped,
     Operand,
     Scalar,
@@ -96,12 +97,15 @@ def grouped(x: Operand, w: Operand, group: AttributeValue) -> tuple[Dim, Dim, tu
     """The number of groups, the batch size and the spatial sizes.
 
     Raises:
-        IllTyped: ranks do not fit, or the group is not a positive integer.
+        Contradiction: ranks do not fit, or the group is not positive.
+        IllTyped: the group is no number.
     """
     if x.rank < 3 or x.rank != w.rank:
-        raise IllTyped(f"{x.type} and {w.type} are not an image and its filters")
-    if not isinstance(group, int | Poly) or (isinstance(group, int) and group < 1):
-        raise IllTyped(f"group {group} is not a positive integer")
+        raise Contradiction(f"{x.type} and {w.type} are not an image and its filters")
+    if not isinstance(group, int | Poly):
+        raise IllTyped(f"group {group} is not a number")
+    if isinstance(group, int) and group < 1:
+        raise Contradiction(f"group {group} is not a positive integer")
     return group, x.shape[0], x.shape[2:]
 
 
@@ -126,7 +130,10 @@ def kernel(view: NodeView) -> tuple[Dim, ...]:
     sizes = (view.type(1).shape or ())[2:]
     stated = integers(view, "kernel_shape", ()) if "kernel_shape" in view.node.attributes else ()
     if stated and stated != sizes:
-        raise NotCovered(f"kernel_shape {list(stated)} does not fit the weights {view.type(1)}")
+        known = len(stated) != len(sizes) or all(isinstance(s, int) for s in sizes)
+        raise (Contradiction if known else NotCovered)(
+            f"kernel_shape {list(stated)} does not fit the weights {view.type(1)}"
+        )
     return sizes
 
 

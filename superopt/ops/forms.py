@@ -11,13 +11,14 @@ from superopt.ir.graph import Attribute
 from superopt.ir.poly import Dim, Poly, atoms, substitute, sym, symbols
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
-from superopt.ops.meaning import IllTyped
+from superopt.ops.meaning import Contradiction, IllTyped
 from superopt.ops.record import Canonical, NodeForm, NodeView, NotCovered
 
 __all__ = [
     "arguments", "boolean_result", "dtype_from_code", "dtype_code", "first_dtype", "flag", "float32", "int64s",
     "integer", "integers", "known_ints", "listed", "normal_axis", "normal_axes", "only", "onnx_value", "plain",
-    "present", "product", "reader", "real", "reals", "since_only", "surely_nonnegative", "text", "typed", "writer",
+    "present", "product", "reader", "real", "reals", "refuse_matrix", "since_only", "surely_nonnegative",
+    "text", "typed", "writer",
 ]  # fmt: skip
 
 _CODES = tuple(DType)  # declared in the order of ONNX's TensorProto.DataType, which starts at 1
@@ -115,6 +116,7 @@ def listed(view: NodeView, name: str, position: int, moved: int) -> tuple[Dim, .
 
     Raises:
         NotCovered: the input's value is not known.
+        Contradiction: the input is a matrix or more.
     """
     if view.opset < moved:
         return integers(view, name) if name in view.node.attributes else None
@@ -122,8 +124,20 @@ def listed(view: NodeView, name: str, position: int, moved: int) -> tuple[Dim, .
         return None
     found = view.integers(position)
     if found is None:
+        refuse_matrix(view, position, name)
         raise NotCovered(f"the value of {name} is computed at run time")
     return found
+
+
+def refuse_matrix(view: NodeView, position: int, name: str) -> None:
+    """A list that comes as an input has one axis (ONNX Runtime also takes a number).
+
+    Raises:
+        Contradiction: it has more.
+    """
+    kind = view.types[position]
+    if kind is not None and kind.rank is not None and kind.rank > 1:
+        raise Contradiction(f"{name} is {kind}, not a list")
 
 
 def known_ints(values: Sequence[Dim], what: str) -> tuple[int, ...]:
@@ -240,10 +254,10 @@ def normal_axis(axis: int, rank: int) -> int:
     """An axis counted from the front.
 
     Raises:
-        NotCovered: it is outside the rank.
+        Contradiction: it is outside the rank.
     """
     if not -rank <= axis < rank:
-        raise NotCovered(f"axis {axis} is outside rank {rank}")
+        raise Contradiction(f"axis {axis} is outside rank {rank}")
     return axis % rank
 
 
@@ -251,7 +265,8 @@ def normal_axes(axes: Sequence[Dim], rank: int) -> tuple[int, ...]:
     """Axes counted from the front, in order, none twice.
 
     Raises:
-        NotCovered: they are not known, outside the rank, or repeated.
+        NotCovered: they are not known, or repeated.
+        Contradiction: one is outside the rank.
     """
     found = tuple(normal_axis(a, rank) for a in known_ints(axes, "an axis"))
     if len(set(found)) != len(found):

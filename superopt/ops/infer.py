@@ -20,7 +20,7 @@ from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.generators import attribute_array
-from superopt.ops.meaning import Meaning
+from superopt.ops.meaning import Contradiction, Meaning
 from superopt.ops.record import Canonical, NodeView, NotCovered, Operator
 from superopt.ops.schemas import schema_types
 from superopt.ops.small import FLOATS, LIMIT, Small, evaluate_small, small_of_array
@@ -48,9 +48,10 @@ class Applied:
 
 @dataclass(frozen=True)
 class Barrier:
-    """A node that is carried through untouched."""
+    """A node that is carried through untouched, or (``contradiction``) that no runtime could run."""
 
     reason: str
+    contradiction: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class _Inference:
                 self.declared[name] = self.bound(kind)
         self.types: dict[str, TensorType | None] = {}
         self.values: dict[str, Small | None] = {}
-        self.memo: dict[object, _Outcome | str] = {}
+        self.memo: dict[object, _Outcome | Barrier] = {}
         self.used = {name for node in graph.nodes for name in node.reads} | {v.name for v in graph.outputs}
         for value in graph.inputs:
             self.types[value.name] = self.declared.get(value.name)
@@ -118,13 +119,13 @@ class _Inference:
 
     def node(self, node: Node) -> Applied | Barrier:
         found = self.outcome(node)
-        sizes_open = found != _TOO_LARGE
-        if isinstance(found, _Outcome) and (why := self.contradiction(node, found)):
-            found, sizes_open = why, False
-        if isinstance(found, str):
-            self.carried(node, sizes_open)
+        sizes_open = not (isinstance(found, Barrier) and (found.contradiction or found.reason == _TOO_LARGE))
+        if isinstance(found, _Outcome) and (why := self.misdeclared(node, found)):
+            found, sizes_open = Barrier(why), False
+        if isinstance(found, Barrier):
+            refusal = self.carried(node, sizes_open)
             self.constant(node)
-            return Barrier(found)
+            return found if found.contradiction or not refusal else Barrier(refusal, contradiction=True)
         for output, kind, value in zip(node.outputs, found.types, found.values, strict=False):
             if output:
                 self.types[output] = kind
@@ -132,37 +133,44 @@ class _Inference:
         args = tuple(None if p is None else node.inputs[p] for p in found.canonical.args)
         return Applied(found.operator, args, found.canonical.attributes)
 
-    def carried(self, node: Node, sizes_open: bool) -> None:
+    def carried(self, node: Node, sizes_open: bool) -> str:
         """Types of a barrier's outputs: those that the model declares, else what ONNX's own inference says.
 
         Args:
             node: the barrier.
             sizes_open: whether sizes that nobody knows may stand for those of its outputs.
+
+        Returns:
+            Why ONNX's inference refuses the node; "" where it does not, or was not asked.
         """
         stated = {o: self.declared.get(o) for o in node.outputs if o}
         self.types.update(stated)
         if not sizes_open or all(kind is not None and kind.shape is not None for kind in stated.values()):
-            return
+            return ""
         types = tuple(self.types.get(n) if n else None for n in node.inputs)
         values = tuple(self.value(n) if n else None for n in node.inputs)
-        for output, kind in schema_types(node, self.opset, types, values, self.types).items():
+        found = schema_types(node, self.opset, types, values, self.types)
+        if isinstance(found, str):
+            return found
+        for output, kind in found.items():
             known = stated[output]
             if bounded(kind) and (known is None or (known.shape is None and known.dtype == kind.dtype)):
                 self.types[output] = self.bound(kind)
+        return ""
 
-    def outcome(self, node: Node) -> _Outcome | str:
+    def outcome(self, node: Node) -> _Outcome | Barrier:
         """What the node is, or why it is not covered."""
         if node.domain not in ("", "ai.onnx"):
-            return f"domain {node.domain} is not known"
+            return Barrier(f"domain {node.domain} is not known")
         operator = REGISTRY.get(node.op)
         if operator is None:
-            return f"operator {node.op} is not known"
+            return Barrier(f"operator {node.op} is not known")
         if self.opset < operator.since:
-            return f"{node.op} of opset {self.opset} is not covered, only from {operator.since} on"
+            return Barrier(f"{node.op} of opset {self.opset} is not covered, only from {operator.since} on")
         types = tuple(self.types.get(n) if n else None for n in node.inputs)
         if any(n and t is None for n, t in zip(node.inputs, types, strict=True)):
             unknown = next(n for n, t in zip(node.inputs, types, strict=True) if n and t is None)
-            return f"the type of its input {unknown[:80]!r} is not known"
+            return Barrier(f"the type of its input {unknown[:80]!r} is not known")
         values = tuple(self.value(n) if n else None for n in node.inputs)
         attributes = tuple(sorted((k, kind_key(v), attribute_key(v)) for k, v in node.attributes.items()))
         outputs = tuple(o in self.used or (bool(o) and p == 0) for p, o in enumerate(node.outputs))
@@ -178,7 +186,7 @@ class _Inference:
 
     def applied(
         self, node: Node, operator: Operator, types: tuple[TensorType | None, ...], values: tuple[Small | None, ...]
-    ) -> _Outcome | str:
+    ) -> _Outcome | Barrier:
         def constant(position: int) -> np.ndarray | None:
             value = values[position] if position < len(values) else None
             return None if value is None else value.array
@@ -190,17 +198,17 @@ class _Inference:
         try:
             canonical = operator.read(NodeView(node, self.opset, types, constant, integers))
             if any(p is not None and p >= len(types) for p in canonical.args):
-                return f"{node.op} with {len(types)} inputs"
+                return Barrier(f"{node.op} with {len(types)} inputs")
             args = tuple(None if p is None else types[p] for p in canonical.args)
             meaning, found = operator.apply(args, canonical.attributes)
         except (NotCovered, SuperoptError) as reason:
-            return str(reason)
+            return Barrier(str(reason), isinstance(reason, Contradiction))
         except MALFORMED as error:
-            return f"its attributes make no sense to superopt ({type(error).__name__})"
+            return Barrier(f"its attributes make no sense to superopt ({type(error).__name__})")
         if sum(map(bool, node.outputs)) > len(found):
-            return f"superopt's {node.op} has {len(found)} outputs"
+            return Barrier(f"superopt's {node.op} has {len(found)} outputs")
         if not all(bounded(t) for t in found):
-            return _TOO_LARGE
+            return Barrier(_TOO_LARGE)
         small = [values[p] if p is not None else None for p in canonical.args]
         return _Outcome(operator, canonical, found, self.small(operator, meaning, small, found))
 
@@ -229,7 +237,7 @@ class _Inference:
             self.types[output] = kind
             self.values[output] = small_of_array(array, kind.dtype)
 
-    def contradiction(self, node: Node, found: _Outcome) -> str | None:
+    def misdeclared(self, node: Node, found: _Outcome) -> str | None:
         """Why the inferred and the declared types of the outputs cannot both be right; then neither is used."""
         for output, kind in zip(node.outputs, found.types, strict=False):
             stated = self.declared.get(output)

@@ -11,10 +11,12 @@ from superopt.ops.elementwise import element
 from superopt.ops.forms import arguments, flag, integer, only, present, reader, real, since_only, text, writer
 from superopt.ops.meaning import (
     Comprehension,
+    Contradiction,
     IllTyped,
     Operand,
     Scalar,
     broadcast_dims,
+    broadcast_into,
     number,
     require,
     same,
@@ -29,7 +31,7 @@ __all__ = ["OPERATORS"]
 def matmul(a: Operand, b: Operand) -> Comprehension:
     """``numpy.matmul``: leading axes broadcast, a vector is a row on the left and a column on the right."""
     if a.rank == 0 or b.rank == 0:
-        raise IllTyped("MatMul takes no scalars")
+        raise Contradiction("MatMul takes no scalars")
     inner = a.shape[-1]
     require(same(inner, b.shape[-2] if b.rank > 1 else b.shape[0]), f"inner sizes of {a.type} and {b.type} differ")
     batch = broadcast_dims([a.shape[:-2], b.shape[:-2]])
@@ -56,13 +58,13 @@ def gemm(
 ) -> Comprehension:  # fmt: skip
     """``alpha · A' B' + beta · C`` for matrices, ``C`` broadcast to the result."""
     if a.rank != 2 or b.rank != 2:
-        raise IllTyped("Gemm takes matrices")
+        raise Contradiction("Gemm takes matrices")
     turn_a, turn_b = flag(transA, "transA"), flag(transB, "transB")
     rows, inner = (a.shape[1], a.shape[0]) if turn_a else a.shape
     other, columns = (b.shape[1], b.shape[0]) if turn_b else b.shape
     require(same(inner, other), f"inner sizes of {a.type} and {b.type} differ")
-    if c is not None and broadcast_dims([(rows, columns), c.shape]) != (rows, columns):
-        raise IllTyped(f"{c.type} does not broadcast to the product")
+    if c is not None:
+        broadcast_into(c.shape, (rows, columns), f"{c.type} does not broadcast to the product [{rows}, {columns}]")
 
     def value(i: Dim, j: Dim) -> Scalar:
         product = total(inner, lambda t: a[(t, i) if turn_a else (i, t)] * b[(j, t) if turn_b else (t, j)])
@@ -96,11 +98,14 @@ def einsum(*operands: Operand, equation: AttributeValue) -> Comprehension:
     sizes: dict[str, Dim] = {}
     for operand, term in zip(operands, terms, strict=True):
         if len(term) != operand.rank:
-            raise IllTyped(f"{term!r} has {len(term)} letters, its operand has rank {operand.rank}")
+            raise Contradiction(f"{term!r} has {len(term)} letters, its operand has rank {operand.rank}")
         for letter, size in zip(term, operand.shape, strict=True):
-            require(same(sizes.setdefault(letter, size), size), f"sizes of {letter!r} differ")
+            other = sizes.setdefault(letter, size)
+            if 1 in (other, size) and isinstance(other, int) and isinstance(size, int) and other != size:
+                raise IllTyped(f"the sizes {other} and {size} of {letter!r} would have to broadcast")
+            require(same(other, size), f"the sizes {other} and {size} of {letter!r} differ")
     if set(result) - set(sizes) or len(set(result)) != len(result):
-        raise IllTyped(f"the output {result!r} names a letter that no input has, or one twice")
+        raise Contradiction(f"the output {result!r} names a letter that no input has, or one twice")
     summed = [letter for letter in sizes if letter not in result]
 
     def value(*index: Dim) -> Scalar:
@@ -140,7 +145,8 @@ def explicit(equation: str, shapes: Sequence[Sequence[Dim]]) -> str:
     """The equation with its output stated and letters for the axes that an ellipsis stands for.
 
     Raises:
-        NotCovered: it does not fit the operands, or axes under an ellipsis broadcast.
+        NotCovered: it does not fit the operands.
+        Contradiction: an ellipsis stands for different numbers of axes.
     """
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
@@ -151,6 +157,9 @@ def explicit(equation: str, shapes: Sequence[Sequence[Dim]]) -> str:
     hidden = [len(s) - len(t.replace("...", "")) if "..." in t else 0 for t, s in zip(terms, shapes, strict=True)]
     if min(hidden, default=0) < 0 or max(hidden, default=0) > len(spare):
         raise NotCovered(f"the equation {equation[:60]!r} does not fit its operands")
+    stands = sorted({h for t, h in zip(terms, hidden, strict=True) if "..." in t})
+    if len(stands) > 1:
+        raise Contradiction(f"the ellipsis of {equation[:60]!r} stands for {stands[0]} and for {stands[-1]} axes")
     most = spare[: max(hidden, default=0)]
     if not arrow:
         letters = sorted(c for c in set(left) - set(",.") if left.count(c) == 1)

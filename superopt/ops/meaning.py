@@ -31,15 +31,22 @@ from superopt.ir.poly import Dim, Poly, sym
 from superopt.ir.types import TensorType
 
 __all__ = [
-    "FUNCTIONS", "Axis", "Call", "Comprehension", "Condition", "IllTyped", "Index", "Meaning", "Number", "Operand",
-    "Read", "Reduce", "Scalar", "SizeValue", "Undetermined", "Where", "broadcast_dims", "build",
-    "call", "combine", "equal_to", "inverse", "largest", "least", "at_least", "number", "product", "require", "same",
-    "tensor", "total", "where",
+    "FUNCTIONS", "Axis", "Call", "Comprehension", "Condition", "Contradiction", "IllTyped", "Index", "Meaning",
+    "Number", "Operand", "Read", "Reduce", "Scalar", "SizeValue", "Undetermined", "Where", "at_least",
+    "broadcast_dims", "broadcast_into", "build", "call", "combine", "equal_to", "inverse", "largest", "least",
+    "number", "product", "require", "same", "tensor", "total", "where",
 ]  # fmt: skip
 
 
 class IllTyped(InvalidModel):
     """The operator does not accept these types or attributes."""
+
+
+class Contradiction(IllTyped):
+    """Known sizes, ranks or axes exclude each other: no element exists, and ONNX Runtime refuses the node too.
+
+    Any other :class:`IllTyped` may be a lack of coverage. A law over the registry holds the two apart.
+    """
 
 
 class Undetermined(IllTyped):
@@ -284,11 +291,11 @@ def require(condition: Condition, message: str) -> None:
     """Demand a condition on sizes: refuted at once, or kept as an obligation where it is not decided.
 
     Raises:
-        IllTyped: the condition is known to be false.
+        Contradiction: the condition is known to be false.
     """
     known = condition.known
     if known is False:
-        raise IllTyped(message)
+        raise Contradiction(message)
     if known is None:
         _trace.get().obligations.append(condition)
 
@@ -413,7 +420,7 @@ def broadcast_dims(shapes: Sequence[Sequence[Dim]]) -> tuple[Dim, ...]:
     """The shape that several shapes broadcast to (ONNX multidirectional broadcasting).
 
     Raises:
-        IllTyped: two known sizes do not fit.
+        Contradiction: two known sizes do not fit.
         Undetermined: an unknown size might be 1.
     """
     rank = max((len(s) for s in shapes), default=0)
@@ -424,10 +431,25 @@ def broadcast_dims(shapes: Sequence[Sequence[Dim]]) -> tuple[Dim, ...]:
         if len(sizes) > 1:
             listing = " and ".join(map(str, sizes))
             if all(isinstance(s, int) for s in sizes):
-                raise IllTyped(f"sizes {listing} do not broadcast")
+                raise Contradiction(f"sizes {listing} do not broadcast")
             raise Undetermined(f"whether sizes {listing} broadcast is not known")
         result.append(next(iter(sizes), 1))
     return tuple(result)
+
+
+def broadcast_into(shape: Sequence[Dim], target: Sequence[Dim], message: str) -> None:
+    """Demand that a shape broadcasts to another and does not widen it.
+
+    Raises:
+        Contradiction: known sizes or ranks exclude it.
+        IllTyped: a size that is not known would have to be a certain one.
+    """
+    joined = broadcast_dims([target, shape])
+    if joined == tuple(target):
+        return
+    pairs = zip(joined, target, strict=False)
+    sure = len(joined) != len(target) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
+    raise (Contradiction if sure else IllTyped)(message)
 
 
 def subexpressions(root: Scalar) -> Iterator[Scalar]:

@@ -29,11 +29,12 @@ from superopt.ops.forms import (
 )  # fmt: skip
 from superopt.ops.meaning import (
     Comprehension,
+    Contradiction,
     IllTyped,
     Operand,
     Operandlike,
     Scalar,
-    broadcast_dims,
+    broadcast_into,
     call,
     combine,
     inverse,
@@ -135,15 +136,23 @@ def batch_normalization(
 ) -> Comprehension:
     """Inference: ``(X − mean) · scale / √(var + ε) + B``, per channel (axis 1)."""
     if x.rank < 2:
-        raise IllTyped(f"{x.type} has no channel axis")
-    for parameter in (scale, b, mu, var):
-        require(same(parameter.shape[0] if parameter.rank == 1 else -1, x.shape[1]), f"{parameter.type} for {x.type}")
+        raise Contradiction(f"{x.type} has no channel axis")
+    per_channel(x, scale, b, mu, var)
 
     def value(*index: Dim) -> Scalar:
         c = index[1]
         return (x[index] - mu[c]) * (scale[c] * inverse_root(var[c], epsilon)) + b[c]
 
     return tensor(x.shape, value)
+
+
+def per_channel(x: Operand, *parameters: Operand) -> None:
+    """Demand one number a channel of ``x`` in each parameter."""
+    for parameter in parameters:
+        found = parameter.shape[0] if parameter.rank == 1 else -1
+        require(
+            same(found, x.shape[1]), f"a parameter {parameter.type} does not fit the {x.shape[1]} channels of {x.type}"
+        )
 
 
 def read_batch_normalization(view: NodeView) -> Canonical:
@@ -158,9 +167,8 @@ def read_batch_normalization(view: NodeView) -> Canonical:
 def instance_normalization(x: Operand, scale: Operand, b: Operand, *, epsilon: AttributeValue) -> Comprehension:
     """Each channel of each image to mean 0 and variance 1, then scaled and shifted per channel."""
     if x.rank < 3:
-        raise IllTyped(f"{x.type} has no spatial axes")
-    for parameter in (scale, b):
-        require(same(parameter.shape[0] if parameter.rank == 1 else -1, x.shape[1]), f"{parameter.type} for {x.type}")
+        raise Contradiction(f"{x.type} has no spatial axes")
+    per_channel(x, scale, b)
 
     def value(n: Dim, c: Dim, *at: Dim) -> Scalar:
         unit = standardised(x[(n, c, *at)], x.shape[2:], lambda *inner: x[(n, c, *inner)], epsilon)
@@ -199,8 +207,8 @@ def rms_normalization(x: Operand, scale: Operand, *, axis: AttributeValue, epsil
 def fits(x: Operand, *parameters: Operand | None) -> None:
     """Demand that scale and shift broadcast to ``x`` and do not widen it."""
     for parameter in parameters:
-        if parameter is not None and broadcast_dims([x.shape, parameter.shape]) != x.shape:
-            raise IllTyped(f"{parameter.type} does not broadcast to {x.type}")
+        if parameter is not None:
+            broadcast_into(parameter.shape, x.shape, f"{parameter.type} does not broadcast to {x.type}")
 
 
 def group_normalization(
@@ -212,7 +220,9 @@ def group_normalization(
     within = x.shape[1] // num_groups
     require(same(x.shape[1], num_groups * within), f"{x.shape[1]} channels do not split into {num_groups} groups")
     for parameter in (scale, b):
-        require(same(parameter.shape[0] if parameter.rank == 1 else -1, x.shape[1]), f"{parameter.type} for {x.type}")
+        if parameter.rank != 1 or parameter.shape[0] == 1 != x.shape[1]:
+            raise IllTyped(f"{parameter.type} would have to broadcast")  # as ONNX Runtime's expansion of it lets it
+    per_channel(x, scale, b)
 
     def value(n: Dim, channel: tuple[Dim, Dim], *at: Dim) -> Scalar:
         def member(c: Dim, *inner: Dim) -> Scalar:
@@ -251,7 +261,10 @@ def mean_variance_normalization(x: Operand, *, axes: AttributeValue) -> Comprehe
 
 def read_mean_variance(view: NodeView) -> Canonical:
     only(view, "axes")
-    axes = normal_axes(integers(view, "axes", (0, 2, 3)), len(view.type(0).shape or ()))
+    rank, given = len(view.type(0).shape or ()), integers(view, "axes", (0, 2, 3))
+    if any(not -rank <= a < rank for a in given):
+        raise NotCovered(f"axes {given} are not all axes of rank {rank}, which ONNX Runtime lets pass")
+    axes = normal_axes(given, rank)
     return Canonical((0,), {"axes": tuple(sorted(axes))})
 
 

@@ -12,6 +12,7 @@ from superopt.ir.types import TensorType
 from superopt.ops.forms import arguments, flag, integer, integers, only, onnx_value, present, reader, since_only, writer
 from superopt.ops.meaning import (
     Comprehension,
+    Contradiction,
     IllTyped,
     Operand,
     Scalar,
@@ -40,7 +41,10 @@ def pool_windows(
         raise IllTyped(f"{x.type} has no spatial axes")
     kernel = vector(kernel_shape, x.rank - 2, "kernel_shape")
     view = windows(x.shape[2:], kernel, strides, pads, dilations)
-    for taps, before, after in zip(kernel, view.before, view.after, strict=True):
+    for axis, (taps, before, after) in enumerate(zip(kernel, view.before, view.after, strict=True)):
+        room = view.sizes[axis] + before + after - view.dilations[axis] * (taps - 1) - 1
+        if isinstance(room, int) and room < 0:  # ONNX Runtime's pools then have outputs without elements
+            raise IllTyped(f"a window of {taps} does not fit into a padded {view.sizes[axis]}")
         for pad in (before, after):
             if not (isinstance(pad, int) and pad == 0):
                 require(at_least(taps - 1, pad), "a pad must be smaller than the kernel")
@@ -90,7 +94,7 @@ def spatial(reduce: Callable[[Operand, Dim, Dim], Scalar]) -> Callable[[Operand]
 
     def meaning(x: Operand) -> Comprehension:
         if x.rank < 3:
-            raise IllTyped(f"{x.type} has no spatial axes")
+            raise Contradiction(f"{x.type} has no spatial axes")
         return tensor((*x.shape[:2], *(1,) * (x.rank - 2)), lambda n, c, *_: reduce(x, n, c))
 
     return meaning
@@ -120,7 +124,7 @@ def read_pool(view: NodeView) -> Canonical:
         raise NotCovered("the indices of MaxPool are used")
     kernel = integers(view, "kernel_shape")
     if min(kernel, default=0) < 1:
-        raise NotCovered(f"kernel_shape {list(kernel)}")
+        raise Contradiction(f"kernel_shape {list(kernel)} has a size that is not positive, or none")
     attributes: dict[str, AttributeValue] = {"kernel_shape": kernel, **read_windows(view, kernel)}
     if view.node.op == "AveragePool":
         attributes["count_include_pad"] = int(integer(view, "count_include_pad", 0) != 0)

@@ -21,6 +21,7 @@ from superopt.ir.poly import Dim
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import Comprehension, IllTyped, Meaning, build
+from superopt.ops.rounding import Rounding, moves, rounding_of
 
 __all__ = [
     "Canonical", "NodeForm", "NodeView", "NotCovered", "Operator", "Registry", "FLOATS", "INTEGERS", "NUMERIC", "ANY",
@@ -171,6 +172,22 @@ class Operator:
         """
         return _applied(self, tuple(types), tuple(sorted(attributes.items())))
 
+    def rounding(self, types: Sequence[TensorType | None], attributes: Mapping[str, AttributeValue]) -> Rounding:
+        """What it does to rounding errors of its operands: exact, smooth, or with jumps. From the meaning.
+
+        Raises:
+            IllTyped: the operator does not accept the types.
+        """
+        return _rounding(self, tuple(types), tuple(sorted(attributes.items())))
+
+    def moves(self, types: Sequence[TensorType | None], attributes: Mapping[str, AttributeValue]) -> bool:
+        """Whether it computes no element, but puts those of its operands in other places. From the meaning.
+
+        Raises:
+            IllTyped: the operator does not accept the types.
+        """
+        return _moving(self, tuple(types), tuple(sorted(attributes.items())))
+
 
 @lru_cache(maxsize=65536)
 def _applied(
@@ -191,6 +208,22 @@ def _applied(
     padded = list(types) + [None] * (len(operator.inputs) - len(types))
     meaning = build(operator.meaning, padded, values)
     return meaning, tuple(TensorType(dtype, c.shape) for c in meaning.outputs)
+
+
+@lru_cache(maxsize=65536)
+def _rounding(
+    operator: Operator, types: tuple[TensorType | None, ...], attributes: tuple[tuple[str, AttributeValue], ...]
+) -> Rounding:
+    meaning, results = _applied(operator, types, attributes)
+    return rounding_of(meaning, types, results)
+
+
+@lru_cache(maxsize=65536)
+def _moving(
+    operator: Operator, types: tuple[TensorType | None, ...], attributes: tuple[tuple[str, AttributeValue], ...]
+) -> bool:
+    meaning, results = _applied(operator, types, attributes)
+    return moves(meaning, types, results)
 
 
 class Registry(Mapping[str, Operator]):

@@ -18,6 +18,7 @@ from superopt.ir.types import TensorType
 from superopt.ops.forms import float32, int64s, integer, integers, only, reals, since_only, text
 from superopt.ops.meaning import (
     Comprehension,
+    Contradiction,
     IllTyped,
     Index,
     Operand,
@@ -169,7 +170,13 @@ def resize_scales(view: NodeView) -> tuple[Fraction, ...]:
         for axis, size in zip(axes, sizes, strict=True):
             found[axis] = ratio(size, shape[axis])
         return tuple(found)
-    given = view.constant(1 if view.opset < 11 else 2)
+    place = 1 if view.opset < 11 else 2
+    for position in (place, 3):
+        kind = view.types[position] if view.has(position) else None
+        count = 0 if kind is None else kind.elements
+        if isinstance(count, int) and count not in (0, len(axes)):
+            raise Contradiction(f"{count} scales or sizes for {len(axes)} axes")
+    given = view.constant(place)
     if given is None or given.size != len(axes) or given.dtype.kind != "f":
         raise NotCovered("the scales are computed at run time")
     for axis, scale in zip(axes, given.reshape(-1), strict=True):

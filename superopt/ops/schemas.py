@@ -21,7 +21,7 @@ from superopt.ir.poly import Dim, Poly, sym
 from superopt.ir.types import DType, TensorType
 from superopt.ops.small import Small
 
-__all__ = ["schema_types"]
+__all__ = ["schema_defaults", "schema_types", "type_conflict"]
 
 _RAISED = (
     InferenceError, ValidationError, defs.SchemaError, DecodeError, EncodeError, ValueError, TypeError, RuntimeError,
@@ -32,19 +32,50 @@ _HUGE = 1 << 40  # sizes from which products could overflow inside ONNX's infere
 _LARGEST = 1 << 20  # bytes of a subgraph that is looked into
 _ODD = frozenset({"Constant", "Identity"})  # nothing to learn that declared types do not say
 _POSITIVE = frozenset({"strides", "dilations", "kernel_shape", "group", "hidden_size", "num_groups", "block_size"})
+_REFUSED = "[ShapeInferenceError]"  # how ONNX's inference marks shapes that exclude each other; ORT runs the same
 _RENAMED = {"float": "float32", "double": "float64"}
 _NAMES: dict[int, str] = {n: str(helper.tensor_dtype_to_string(n)).rpartition(".")[2].lower()
                           for n in helper.get_all_tensor_dtypes()}  # fmt: skip
 _DTYPE = {n: DType(_RENAMED.get(s, s)) for n, s in _NAMES.items() if _RENAMED.get(s, s) in {d.value for d in DType}}
+_SPELT = {d: f"tensor({ {v: k for k, v in _RENAMED.items()}.get(d.value, d.value) })" for d in DType}
 _ELEMENT = {dtype: number for number, dtype in _DTYPE.items()}
 
 Types = Sequence[TensorType | None]
 
 
+@lru_cache(maxsize=4096)
+def type_conflict(op: str, opset: int, dtypes: tuple[DType | None, ...]) -> str:
+    """Why an operator of ONNX's own domain does not take inputs of these element types; "" where it does.
+
+    Args:
+        op: the operator.
+        opset: the version of its domain.
+        dtypes: of the inputs in order; ``None`` for one that is absent, no dense tensor, or not known.
+    """
+    try:
+        schema = defs.get_schema(op, opset, "")
+    except defs.SchemaError:
+        return ""
+    bound: dict[str, tuple[DType, int]] = {}
+    for position, dtype in enumerate(dtypes):
+        if dtype is None or not schema.inputs:
+            continue
+        formal = schema.inputs[min(position, len(schema.inputs) - 1)]
+        name = _SPELT.get(dtype)
+        if name is not None and formal.types and name not in formal.types:
+            return f"its input {position} is {dtype}, which {op} of opset {opset} does not take there"
+        if not formal.is_homogeneous:
+            continue
+        first, place = bound.setdefault(formal.type_str, (dtype, position))
+        if first != dtype:
+            return f"its inputs {place} and {position} are {first} and {dtype}, which {op} takes only alike"
+    return ""
+
+
 def schema_types(
     node: Node, opset: int, types: Types, values: Sequence[Small | None], outer: Mapping[str, TensorType | None]
-) -> dict[str, TensorType]:
-    """Types of a barrier's outputs, as far as ONNX's inference knows them.
+) -> dict[str, TensorType] | str:
+    """Types of a barrier's outputs, as far as ONNX's inference knows them; or why it refuses the node.
 
     Args:
         node: of ONNX's own domain.
@@ -73,6 +104,8 @@ def schema_types(
         node.op, opset, tuple(a for a in attributes if a is not None), tuple(types), given,
         tuple(map(bool, node.outputs)), captures,
     )  # fmt: skip
+    if isinstance(found, str):
+        return found
     if len(found) == 1 and (found[0] is None or found[0][1] is None or None in found[0][1]):
         found = (_by_hand(node, types, values) or found[0],)
     return {o: _fresh(o, kind) for o, kind in zip(node.outputs, found, strict=True) if o and kind is not None}
@@ -130,12 +163,25 @@ Given = tuple[DType, tuple[int, ...], tuple[int, ...]]
 Found = tuple[DType, tuple[Dim | None, ...] | None]
 
 
+@lru_cache(maxsize=1024)
+def schema_defaults(op: str, opset: int) -> Mapping[str, object]:
+    """Attributes that an operator of ONNX's own domain has when a node does not state them, as Python values."""
+    try:
+        schema = defs.get_schema(op, opset)
+    except defs.SchemaError:
+        return {}
+    stated = {k: a.default_value for k, a in schema.attributes.items()}
+    return {k: helper.get_attribute_value(v) for k, v in stated.items() if v.type != AttributeProto.UNDEFINED}
+
+
 @lru_cache(maxsize=4096)
 def _infer(
     op: str, opset: int, attributes: tuple[bytes, ...], types: tuple[TensorType | None, ...],
     values: tuple[Given | None, ...], outputs: tuple[bool, ...], captures: tuple[tuple[str, TensorType], ...],
-) -> tuple[Found | None, ...]:  # fmt: skip
+) -> tuple[Found | None, ...] | str:  # fmt: skip
     nothing = (None,) * len(outputs)
+    if op == "Split" and any(AttributeProto.FromString(a).i < len(outputs) for a in attributes if b"num_outputs" in a):
+        return nothing  # ONNX's inference ends the process there
     names: dict[str, Poly] = {}
     proto = NodeProto(op_type=op)
     proto.input.extend("" if t is None else f"\x01i{i}" for i, t in enumerate(types))
@@ -147,6 +193,9 @@ def _infer(
         shown.update((n, _proto(t, names)) for n, t in captures)
         data = {f"\x01i{i}": _tensor(v) for i, v in enumerate(values) if v is not None}
         found = infer_node_outputs(schema, proto, shown, data, opset_imports=[helper.make_opsetid("", opset)])
+    except InferenceError as error:
+        text = str(error)
+        return text.partition(_REFUSED)[2].strip().splitlines()[0] if _REFUSED in text else nothing
     except _RAISED:
         return nothing
     return tuple(_read(found.get(f"\x01o{i}"), names) for i in range(len(outputs)))

@@ -28,6 +28,7 @@ from superopt.ops.forms import (
 )  # fmt: skip
 from superopt.ops.meaning import (
     Comprehension,
+    Contradiction,
     IllTyped,
     Index,
     Operand,
@@ -62,7 +63,7 @@ def concat(*parts: Operand, axis: AttributeValue) -> Comprehension:
     at = position(axis, parts[0].rank)
     for part in parts[1:]:
         if part.rank != parts[0].rank:
-            raise IllTyped(f"{part.type} and {parts[0].type} differ in rank")
+            raise Contradiction(f"{part.type} and {parts[0].type} differ in rank")
         for a in range(part.rank):
             if a != at:
                 require(same(part.shape[a], parts[0].shape[a]), f"{part.type} and {parts[0].type} differ in axis {a}")
@@ -101,7 +102,7 @@ def split(x: Operand, *, axis: AttributeValue, split: AttributeValue) -> tuple[C
     start: Dim = 0
     for size in sizes:
         if isinstance(size, int) and size < 0:
-            raise IllTyped(f"the parts {list(sizes)} are not sizes")
+            raise Contradiction(f"the parts {list(sizes)} are not sizes")
         outputs.append(part(size, start))
         start = start + size
     return tuple(outputs)
@@ -115,10 +116,13 @@ def read_split(view: NodeView) -> Canonical:
     if parts is None:
         count = integer(view, "num_outputs", len(view.node.outputs))
         if count != len(view.node.outputs):  # before any list of that length is made
-            raise NotCovered(f"{count} parts for {len(view.node.outputs)} outputs")
+            few = count < len(view.node.outputs)
+            raise (Contradiction if few else NotCovered)(f"{count} parts for {len(view.node.outputs)} outputs")
         parts = equal_parts(shape[axis], count, view.opset)
     if len(parts) != len(view.node.outputs):
-        raise NotCovered(f"{len(parts)} parts for {len(view.node.outputs)} outputs")
+        raise (Contradiction if "num_outputs" not in view.node.attributes else NotCovered)(
+            f"{len(parts)} parts for {len(view.node.outputs)} outputs"
+        )
     return Canonical((0,), {"axis": axis, "split": parts})
 
 
@@ -244,8 +248,10 @@ def gather(data: Operand, indices: Operand, *, axis: AttributeValue) -> Comprehe
 def gather_elements(data: Operand, indices: Operand, *, axis: AttributeValue) -> Comprehension:
     """The position on ``axis`` comes from ``indices`` at the same place."""
     at = position(axis, data.rank)
-    if indices.type.dtype not in (DType.INT32, DType.INT64) or indices.rank != data.rank:
-        raise IllTyped(f"indices {indices.type} do not fit {data.type}")
+    if indices.type.dtype not in (DType.INT32, DType.INT64):
+        raise IllTyped("indices are int32 or int64")
+    if indices.rank != data.rank:
+        raise Contradiction(f"indices {indices.type} do not fit {data.type}")
     for a in range(data.rank):
         if a != at:
             require(at_least(data.shape[a], indices.shape[a]), f"indices {indices.type} leave {data.type}")
@@ -257,8 +263,16 @@ def gather_elements(data: Operand, indices: Operand, *, axis: AttributeValue) ->
 
 
 def read_gather(view: NodeView) -> Canonical:
+    """Indices that are known must lie on the axis, counted from either end."""
     only(view, "axis")
-    return Canonical((0, 1), {"axis": normal_axis(integer(view, "axis", 0), len(view.type(0).shape or ()))})
+    shape = view.type(0).shape or ()
+    axis = normal_axis(integer(view, "axis", 0), len(shape))
+    indices, size = view.constant(1), shape[axis]
+    if indices is not None and indices.size and indices.dtype.kind == "i" and isinstance(size, int):
+        low, high = int(indices.min()), int(indices.max())
+        if low < -size or high >= size:
+            raise Contradiction(f"index {low if low < -size else high} is not on axis {axis} of {view.type(0)}")
+    return Canonical((0, 1), {"axis": axis})
 
 
 # ── Trilu, CumSum ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,12 +18,14 @@ from superopt.ops.forms import (
     normal_axes,
     only,
     product,
+    refuse_matrix,
     since_only,
     text,
     writer,
 )  # fmt: skip
 from superopt.ops.meaning import (
     Comprehension,
+    Contradiction,
     IllTyped,
     Operand,
     Scalar,
@@ -61,9 +63,10 @@ def axes_of(value: AttributeValue, rank: int) -> tuple[int, ...]:
     """
     axes = tuple(v for v in value if isinstance(v, int)) if isinstance(value, tuple) else ()
     if not isinstance(value, tuple) or len(axes) != len(value) or len(set(axes)) != len(axes):
-        raise IllTyped(f"axes {value!r} are not a list of different integers")
+        known = isinstance(value, tuple) and len(axes) == len(value)
+        raise (Contradiction if known else IllTyped)(f"axes {value!r} are not a list of different integers")
     if any(not 0 <= a < rank for a in axes):
-        raise IllTyped(f"axes {value} are not inside rank {rank}")
+        raise Contradiction(f"axes {value} are not inside rank {rank}")
     return axes
 
 
@@ -81,7 +84,7 @@ def transpose(x: Operand, *, perm: AttributeValue) -> Comprehension:
     """Output axis ``i`` is input axis ``perm[i]``."""
     order = axes_of(perm, x.rank)
     if len(order) != x.rank:
-        raise IllTyped(f"perm {perm} does not permute {x.rank} axes")
+        raise Contradiction(f"perm {perm} does not permute {x.rank} axes")
     source = [order.index(a) for a in range(x.rank)]
     return tensor([x.shape[a] for a in order], lambda *index: x[tuple(index[p] for p in source)])
 
@@ -108,6 +111,7 @@ def read_reshape(view: NodeView) -> Canonical:
     only(view, "allowzero")
     shape, wanted = view.type(0).shape or (), view.integers(1)
     if wanted is None:
+        refuse_matrix(view, 1, "the shape")
         raise NotCovered("the shape is computed at run time")
     if not integer(view, "allowzero", 0):
         if any(w == 0 and p >= len(shape) for p, w in enumerate(wanted)):
@@ -181,7 +185,7 @@ def read_flatten(view: NodeView) -> Canonical:
     rank = len(view.type(0).shape or ())
     axis = integer(view, "axis", 1)
     if not -rank <= axis <= rank:
-        raise NotCovered(f"axis {axis} does not cut rank {rank}")
+        raise Contradiction(f"axis {axis} does not cut rank {rank}")
     return Canonical((0,), {"axis": axis + rank if axis < 0 else axis})
 
 
@@ -267,7 +271,7 @@ def write_expand(attributes: Attributes, types: Types, opset: int) -> NodeForm:
 def tile(x: Operand, *, repeats: AttributeValue) -> Comprehension:
     counts = sizes_of(repeats, "repeats")
     if len(counts) != x.rank or any(isinstance(c, int) and c < 0 for c in counts):
-        raise IllTyped(f"repeats {repeats} do not fit rank {x.rank}")
+        raise Contradiction(f"repeats {repeats} do not fit rank {x.rank}")
     return tensor(list(zip(counts, x.shape, strict=True)), lambda *index: x[tuple(i for _, i in index)])
 
 

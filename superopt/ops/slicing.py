@@ -11,23 +11,26 @@ from superopt.ir.poly import Dim
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops.forms import int64s, listed, normal_axes, only, onnx_value, surely_nonnegative
-from superopt.ops.meaning import Comprehension, IllTyped, Operand, Scalar, at_least, require, tensor
+from superopt.ops.meaning import Comprehension, Contradiction, IllTyped, Operand, Scalar, at_least, require, tensor
 from superopt.ops.record import ANY, Canonical, NodeForm, NodeView, NotCovered, Operator
 from superopt.ops.shape import axes_of, shape_at, sizes_of
 
-__all__ = ["OPERATORS"]
+__all__ = ["FAR", "OPERATORS"]
 
 Types = Sequence[TensorType | None]
 Attributes = Mapping[str, AttributeValue]
 LAST = 2**63 - 1  # what ONNX writes for "to the end"
+FAR = 2**31 - 1  # from here on a position means an end of the axis, whatever its size
 
 
 def slice_(
     x: Operand, *, starts: AttributeValue, ends: AttributeValue, axes: AttributeValue, steps: AttributeValue
 ) -> Comprehension:
-    """Positions ``start, start + step, …`` before ``end`` along the axes; inside the bounds, so nothing is clamped.
+    """Positions ``start, start + step, …`` before ``end`` along the axes, clamped to them as ONNX clamps.
 
-    With a negative step ``end`` may be −1, meaning that position 0 is included.
+    A position beyond a known size is clamped, a negative one counts from the end. What depends on a size that is not
+    known is left as an obligation: start and end lie in order inside the axis (``superopt.rules.clamping`` writes a
+    rule out for the sizes at which they do not). With a negative step ``end`` may be −1: position 0 is included.
     """
     chosen = axes_of(axes, x.rank)
     cuts = list(zip(sizes_of(starts, "starts"), sizes_of(ends, "ends"), sizes_of(steps, "steps"), strict=False))
@@ -39,11 +42,12 @@ def slice_(
         if not isinstance(step, int) or step == 0:
             raise IllTyped(f"step {step} is not a known step")
         size = x.shape[axis]
-        low, high = (start, end) if step > 0 else (end + 1, start + 1)
+        first, last = placed(start, end, step, size)
+        low, high = (first, last) if step > 0 else (last + 1, first + 1)
         for smaller, larger in ((0, low), (low, high), (high, size)):
             require(at_least(larger, smaller), f"the slice {start}:{end}:{step} is not inside axis {axis} of {x.type}")
         shape[axis] = (high - low + abs(step) - 1) // abs(step)
-        origin[axis] = (start, step)
+        origin[axis] = (first, step)
 
     def value(*index: Dim) -> Scalar:
         return x[tuple(origin[a][0] + i * origin[a][1] if a in origin else i for a, i in enumerate(index))]
@@ -51,17 +55,42 @@ def slice_(
     return tensor(shape, value)
 
 
+def placed(start: Dim, end: Dim, step: int, size: Dim) -> tuple[Dim, Dim]:
+    """Start and end counted from the front, and clamped wherever that needs no size that is not known."""
+    low, high = (0, size) if step > 0 else (-1, size - 1)
+    first = _clamped(_counted(start, size), 0, high)
+    last = end if step < 0 and isinstance(end, int) and end == -1 else _clamped(_counted(end, size), low, size)
+    gap = last - first if step > 0 else first - last
+    return (first, first) if isinstance(gap, int) and gap < 0 else (first, last)
+
+
+def _counted(value: Dim, size: Dim) -> Dim:
+    """A known position that is negative, from the front; the far ones mean an end whatever the size is."""
+    return value + size if isinstance(value, int) and -FAR < value < 0 else value
+
+
+def _clamped(value: Dim, low: Dim, high: Dim) -> Dim:
+    if isinstance(value, int) and abs(value) >= FAR:
+        return high if value > 0 else low
+    for bound, beyond in ((low, low - value), (high, value - high)):
+        if isinstance(beyond, int) and beyond > 0:
+            return bound
+    return value
+
+
 def read_slice(view: NodeView) -> Canonical:
     only(view, *(("starts", "ends", "axes") if view.opset < 10 else ()))
     shape = view.type(0).shape or ()
     starts, ends = listed(view, "starts", 1, 10), listed(view, "ends", 2, 10)
-    if starts is None or ends is None or len(starts) != len(ends):
-        raise NotCovered("Slice needs as many starts as ends")
+    if starts is None or ends is None:
+        raise NotCovered("Slice without starts or ends")
+    if len(starts) != len(ends):
+        raise Contradiction(f"{len(starts)} starts for {len(ends)} ends")
     given = listed(view, "axes", 3, 10)
     axes = normal_axes(tuple(range(len(starts))) if given is None else given, len(shape))
     steps = (listed(view, "steps", 4, 10) if view.opset >= 10 else None) or (1,) * len(starts)
     if len(axes) != len(starts) or len(steps) != len(starts):
-        raise NotCovered("starts, ends, axes and steps differ in length")
+        raise Contradiction("starts, ends, axes and steps differ in length")
     cuts = sorted(zip(axes, starts, ends, steps, strict=True), key=lambda cut: cut[0])
     clamped = [(a, *clamp(s, e, step, shape[a])) for a, s, e, step in cuts]
     return Canonical((0,), {
@@ -92,7 +121,7 @@ def clamp(start: Dim, end: Dim, step: Dim, size: Dim) -> tuple[Dim, Dim, int]:
 def from_front(value: Dim, size: Dim) -> Dim:
     """A position that counts from the end where it is negative."""
     if isinstance(value, int):
-        return max(value, -LAST) + size if value < 0 and value > -(2**31) else value
+        return max(value, -LAST) + size if value < 0 and value > -FAR else value
     if surely_nonnegative(value):
         return value
     if surely_nonnegative(-1 - value):
@@ -101,7 +130,7 @@ def from_front(value: Dim, size: Dim) -> Dim:
 
 
 def bounded(value: Dim, low: Dim, high: Dim) -> Dim:
-    if isinstance(value, int) and abs(value) >= 2**31 - 1:  # "to the end", whatever the size
+    if isinstance(value, int) and abs(value) >= FAR:  # "to the end", whatever the size
         return high if value > 0 else low
     if surely_nonnegative(value - high):
         return high
@@ -117,7 +146,10 @@ def write_slice(attributes: Attributes, types: Types, opset: int) -> NodeForm:
     axes, steps = axes_of(attributes["axes"], len(shape)), sizes_of(attributes["steps"], "steps")
     starts, ends = sizes_of(attributes["starts"], "starts"), sizes_of(attributes["ends"], "ends")
     starts = tuple(written(s, shape[a]) for s, a in zip(starts, axes, strict=True))
-    ends = tuple(-LAST if e == -1 else written(e, shape[a]) for e, a in zip(ends, axes, strict=True))
+    ends = tuple(
+        -LAST if e == -1 and not (isinstance(t, int) and t > 0) else written(e, shape[a])
+        for e, t, a in zip(ends, steps, axes, strict=True)
+    )
     if opset >= 10:
         return NodeForm((0, *(int64s(v) for v in (starts, ends, axes, steps))), {})
     if any(s != 1 for s in steps) or not axes:

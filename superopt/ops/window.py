@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import AttributeValue
 from superopt.ops.forms import integer, integers, known_ints, text
-from superopt.ops.meaning import Condition, IllTyped, at_least, require
+from superopt.ops.meaning import Condition, Contradiction, IllTyped, at_least, require
 from superopt.ops.record import NodeView, NotCovered
 
 __all__ = ["Windows", "read_windows", "vector", "windows"]
@@ -89,15 +89,18 @@ def read_windows(view: NodeView, kernel: Sequence[Dim]) -> dict[str, AttributeVa
 
     Raises:
         NotCovered: the padding depends on a size that is not known.
+        Contradiction: there are not as many as the input has spatial axes.
     """
     sizes = view.type(0).shape or ()
     rank = len(sizes) - 2
     if rank < 1 or len(kernel) != rank:
-        raise NotCovered(f"a kernel with {len(kernel)} axes on an input of rank {len(sizes)}")
+        raise Contradiction(f"a kernel with {len(kernel)} axes on an input of rank {len(sizes)}")
     strides, dilations = integers(view, "strides", (1,) * rank), integers(view, "dilations", (1,) * rank)
     pads = integers(view, "pads", (0,) * (2 * rank))
     if len(strides) != rank or len(dilations) != rank or len(pads) != 2 * rank or min((*strides, *dilations)) < 1:
-        raise NotCovered("strides, dilations or pads do not fit the spatial rank")
+        raise Contradiction(
+            f"strides {strides}, dilations {dilations} or pads {pads} are not positive or do not fit {rank} axes"
+        )
     mode = text(view, "auto_pad", "NOTSET")
     if mode.startswith("SAME"):
         pairs = [

@@ -6,48 +6,67 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superopt import cost as costs
 from superopt import formats, report
+from superopt.cost import CostModel, GraphCost
 from superopt.ir.diff import changed_regions
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError, printable
-from superopt.ir.graph import Graph
+from superopt.ir.graph import Graph, structural_hash
 from superopt.ir.poly import symbols
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Barrier, Typing, infer
+from superopt.pipeline.judge import Comparison, Judgement, demand_of
 from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.racing import LARGE, measure
 from superopt.report.quantities import bytes_text
 from superopt.rules import Library, Rule, load_library
+from superopt.rules.floats import MODES
 from superopt.runtime.limits import refuse_unbounded
-from superopt.search import SearchOptions, SearchResult, search
+from superopt.search import AppliedRule, SearchOptions, SearchResult, search
 from superopt.search.engine import resident
 from superopt.verifier.admission import admit
 from superopt.verifier.differential import CheckResult, check, check_regions
 from superopt.verifier.graphs import certify_result
+from superopt.verifier.locate import suspects
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Options", "Progress", "Result", "load", "opaque_nodes", "optimize", "quiet", "select_rules"]
+__all__ = [
+    "EFFORTS", "Effort", "Options", "Progress", "Result", "load", "opaque_nodes", "optimize", "quiet", "select_rules",
+]  # fmt: skip
 
 Progress = Callable[[int, int | None, str], None]
 Model = "str | Path | bytes | onnx.ModelProto | Graph"
 
-_NOISE = 1.005  # a result that the final race puts above this share of the input's time is not returned
-_AGREE = 1.002  # costs of whole models that are nearer are equal: a smaller graph that raced as fast is taken
 _ROUNDS = 15
 _CONFIRMING, _DOUBTFUL = 7, 31  # rounds of the final race when its figures were not asked for, and if they leave doubt
 _FLOPS, _BYTES = 1e10, 3e8  # FLOPs and bytes of weights a second that the final check gets through, at worst
 _RESERVED = 0.6  # share of the time limit, at most, that is kept for the check, which comes before everything else
 _GRACE = 0.1  # share of the time limit by which a check that has begun may go over it
 _RACE = 0.7  # a race takes about this much of what the check took
+_SUSPECTS = 4  # rules that are left out in turn after a failed check; each costs a search
 _IMPATIENT = 3.0  # seconds for checking and timing what there is when the search was interrupted, if they take less
 _PEAKS_TAKE = 4.0  # seconds that measuring the device's ceilings may take, which is done once a machine
 _MEASURING = 0.5  # share of the time limit that measuring operators may take; the rest is predicted
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Budgets that count work: e-nodes of all regions, prices that may be measured (``None``: as many as matter)."""
+
+    nodes: int
+    questions: int | None
+
+
+EFFORTS: Mapping[str, Effort] = {
+    "quick": Effort(20_000, 0),  # one order of merging on most models, by known and predicted prices alone
+    "default": Effort(200_000, costs.QUESTIONS),
+    "thorough": Effort(2_000_000, None),
+}
 
 
 @dataclass(frozen=True)
@@ -64,9 +83,14 @@ class Options:
         rules: folder of a rule library used besides the built-in one.
         enable, disable: rule ids or families.
         measure: time the input and the result side by side at the end.
-        check: run both against the float64 reference before returning.
+        check: compare the result with the input in ONNX Runtime before returning it.
+        full_check: compare both with the float64 reference on every unsteered input besides, however long that takes.
         certify: prove the result equal to the input, region by region, beyond checking it.
         strict: raise ``Unsupported`` when a node would be carried through opaque.
+        floats: which of the rules' verdicts in floating point let a rule be used: "strict" only where it is safe
+            whatever the numbers, "standard" also where the conditions of its safety are known to hold or are checked,
+            "fast" wherever it is true of the reals and moderate numbers stay finite.
+        effort: work budgets of the search, in :data:`EFFORTS`.
     """
 
     target: str = "cpu"
@@ -80,8 +104,11 @@ class Options:
     threads: int = 1
     measure: bool = False
     check: bool = True
+    full_check: bool = False
     certify: bool = False
     strict: bool = False
+    floats: str = "standard"
+    effort: str = "default"
 
 
 @dataclass(frozen=True)
@@ -138,6 +165,10 @@ def optimize(
         Unsupported: ``strict`` and a node is opaque. UsageError: a bad setting.
     """
     options = replace(options or Options(), **settings)
+    if options.floats not in MODES:
+        raise UsageError(f"floats={printable(options.floats)!r} is none of {', '.join(MODES)}")
+    if options.effort not in EFFORTS:
+        raise UsageError(f"effort={printable(options.effort)!r} is none of {', '.join(EFFORTS)}")
     limit = options.time_limit
     deadline = float("inf") if limit is None else time.monotonic() + limit
     progress(0, None, "loading")
@@ -156,6 +187,7 @@ def optimize(
         sizes=options.sizes,
         threads=options.threads,
         time_limit=float("inf") if limit is None else _MEASURING * limit,
+        questions=EFFORTS[options.effort].questions,
     ) as model_costs:
         attempt = _Attempt(graph, typing, library, model_costs, options, progress, deadline)
         return attempt.run()
@@ -196,7 +228,7 @@ class _Attempt:
     graph: Graph
     typing: Typing
     library: Library
-    costs: Any
+    costs: CostModel
     options: Options
     progress: Progress
     deadline: float
@@ -221,57 +253,48 @@ class _Attempt:
         if found.graph is not self.graph:
             found, checked = self._settle(found, notes)
             after = found.graph
-        measured = self._race(after, notes)
-        if measured is not None and measured.ratio > _NOISE and after is not self.graph:
-            notes.append(
-                f"the rewritten graph was measured to take {measured.ratio:.3f} of the input's time "
-                f"(±{measured.spread:.3f}), so the input is returned"
-            )
-            found = replace(found, graph=self.graph, applied=())
-            after, measured = self.graph, replace(measured, after_ms=measured.before_ms, ratio=1.0)
-        before_cost, after_cost = self._modelled(found, measured, notes)
-        if after_cost is before_cost and after is not self.graph:
-            found, after = replace(found, graph=self.graph, applied=()), self.graph
+        before_cost = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
+        after_cost, measured = before_cost, None
+        if after is not self.graph:
+            after_cost = costs.graph_cost(after, self.costs, sizes=self.options.sizes)
+            judged, measured = self._judged(after, before_cost, after_cost, notes)
+            if not judged.taken:
+                notes.append(f"{judged.reason}, so the input is returned")
+                found, after, after_cost = replace(found, graph=self.graph, applied=()), self.graph, before_cost
+                measured = measured and replace(measured, after_ms=measured.before_ms, ratio=1.0)
+        elif self.options.measure:
+            measured = self._race(after, _ROUNDS, notes)
         if self.interrupted:
             found = replace(found, stopped="interrupted")
         verification = self._certified(after) if self.options.certify and not self.interrupted else None
         made = self._report(found, checked, measured, notes, before_cost, after_cost)
         return Result(after, self.graph, replace(made, verification=verification))
 
-    def _modelled(
-        self, found: SearchResult, measured: report.Measured | None, notes: list[str]
-    ) -> tuple[costs.GraphCost, costs.GraphCost]:
-        """The whole programs' costs before and after; the same one twice where the input is what to return.
-
-        The search adds up regions, each in its own surroundings; what counts is the program. Where the two were not
-        raced, or the race left doubt, its modelled cost has the last word: what is not below the input's is not taken.
-        """
-        model = self.costs
-        graphs = 1 if found.graph is self.graph else 2
-        if self._left() < graphs * self._weights() / _BYTES + 0.1 and isinstance(model, costs.MeasuredCpu):
-            model = model.recording()  # by our own operators: ONNX Runtime's form of the graph takes it time to make
-        before = costs.graph_cost(self.graph, model, self.typing, sizes=self.options.sizes)
-        if found.graph is self.graph:
-            return before, before
-        after = costs.graph_cost(found.graph, model, sizes=self.options.sizes)
-        level = measured is not None and (measured.ratio <= 1.0 or measured.doubtful)
-        as_fast = level and after.us <= before.us * _AGREE
-        same_time = (after.us == before.us or as_fast) and len(found.graph.nodes) < len(self.graph.nodes)
-        faster = measured is not None and measured.ratio < 1.0 and not measured.doubtful
-        if not (after.us < before.us or same_time or faster):
-            notes.append(
-                f"the rewritten graph is modelled at {after.us:.1f} µs as a whole, the input at {before.us:.1f} µs, "
-                f"{'' if measured is None else 'and timing them left doubt, '}so the input is returned"
-            )
-            return before, before
-        return before, after
+    def _judged(
+        self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, notes: list[str]
+    ) -> tuple[Judgement, report.Measured | None]:
+        """Whether a result is returned: by what it does, what it is modelled at, and a race that goes on while it
+        could still change that."""
+        compared = Comparison(
+            demand_of(before_cost), demand_of(after_cost),
+            after_cost.us / before_cost.us if before_cost.us else 1.0,
+            simpler=len(after.nodes) < len(self.graph.nodes),
+        )  # fmt: skip
+        for rounds in (_ROUNDS if self.options.measure else _CONFIRMING, _DOUBTFUL):
+            found = self._race(after, rounds, notes)
+            if found is None:
+                break
+            compared = replace(compared, measured=found)
+            if compared.settled or self._left() <= 0.0:
+                break
+        return compared.judged(), compared.measured
 
     def _certified(self, after: Graph) -> report.Verification:
         """What can be proved of the result; the check has run already, so a proof that fails takes nothing away."""
         self.progress(0, None, "proving")
         found = certify_result(self.graph, after, seed=self.options.seed)
         return report.Verification(
-            found.verdict, found.same, found.proved, found.tested, found.proved_share, found.reason
+            found.words, found.same, found.proved, found.tested, found.proved_share, found.reason
         )
 
     def _search(self, rules: tuple[Rule, ...]) -> SearchResult:
@@ -287,6 +310,8 @@ class _Attempt:
             fold_budget_bytes=None if self.bound is None else self.bound.growth,
             seed=self.options.seed,
             sizes=self.options.sizes,
+            floats=self.library.floats(self.options.floats),
+            most_nodes=EFFORTS[self.options.effort].nodes,
         )
         return search(self.graph, rules, self.costs, limits, progress=self.progress)
 
@@ -324,7 +349,7 @@ class _Attempt:
             return replace(found, graph=self.graph, applied=()), checked
         first_reason = checked.reason
         rules = self.library.admitted
-        for applied in sorted(found.applied, key=lambda a: -a.count):
+        for applied in self._suspected(found, checked)[:_SUSPECTS]:
             if self._left() <= 0.0:
                 break
             fewer = tuple(r for r in rules if r.id != applied.rule)
@@ -338,13 +363,25 @@ class _Attempt:
         notes.append(f"the rewritten graph failed the check ({first_reason}); the input is returned")
         return replace(found, graph=self.graph, applied=()), replace(checked, verdict="failed", reason=first_reason)
 
+    def _suspected(self, found: SearchResult, checked: CheckResult) -> list[AppliedRule]:
+        """The rules that were applied; first those used where the result strays furthest on the inputs that failed."""
+        places: dict[str, int] = {}
+        if checked.feeds:
+            for rank, outputs in enumerate(suspects(self.graph, found.graph, checked.feeds)):
+                places.update(dict.fromkeys(outputs, rank))
+        last = len(places)
+        return sorted(
+            found.applied, key=lambda a: (min((places.get(n, last) for n in a.where), default=last), -a.count)
+        )
+
     def _check(self, after: Graph) -> CheckResult:
         """The whole model where it can run; else, or where it is too big to be run, every rewritten place by itself."""
         most = min(LARGE, self.options.memory_limit or LARGE)
         whole = _skipped(f"the model's weights are more than {bytes_text(most)}")
         if self._weights() <= most:
             whole = check(self.graph, after, seed=self.options.seed, sizes=self.options.sizes,
-                          time_limit=self._limit(), patience=self._patience())  # fmt: skip
+                          time_limit=self._limit(), patience=self._patience(), full=self.options.full_check,
+                          power="quick")  # fmt: skip
             if whole.verdict != "skipped":
                 return whole
         regions = changed_regions(self.graph, after, self.typing.types)
@@ -352,13 +389,10 @@ class _Attempt:
         why = f"checked place by place, because {whole.reason}"
         return replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)
 
-    def _race(self, after: Graph, notes: list[str]) -> report.Measured | None:
-        """The whole models side by side: the last word on this machine, where regions had theirs alone.
-
-        Without ``measure``, a changed model is raced briefly on a target that is this machine, if it is not too large.
-        """
+    def _race(self, after: Graph, rounds: int, notes: list[str]) -> report.Measured | None:
+        """The whole models side by side, if the target is this machine and they are not too large, or on request."""
         options, wanted = self.options, self.options.measure
-        confirms = options.target in ("cpu", "cuda") and after is not self.graph and self._weights() <= LARGE
+        confirms = options.target in ("cpu", "cuda") and self._weights() <= LARGE
         if not (wanted or confirms):
             return None
         left = self._limit()
@@ -366,14 +400,12 @@ class _Attempt:
             notes.append("there was no time left to time the models whole: their modelled costs decide")
             return None
         self.progress(0, None, "measuring")
-        run = partial(measure, self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads,
-                      burst=3 if wanted else 1, device=getattr(self.costs, "device", None))  # fmt: skip
         try:
-            found = run(rounds=_ROUNDS if wanted else _CONFIRMING, time_limit=30.0 if wanted or left is None else left)
-            left = self._left()
-            if found.doubtful and not wanted and left > 0.0:
-                found = run(rounds=_DOUBTFUL, time_limit=min(left, 30.0))
-            return found
+            return measure(
+                self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads, rounds=rounds,
+                burst=3 if wanted else 1, time_limit=30.0 if wanted or left is None else min(left, 30.0),
+                device=self.costs.racing,
+            )  # fmt: skip
         except (Unsupported, InvalidModel, ResourceLimit) as error:
             notes.append(f"the models could not be timed whole: {error}")
             return None
@@ -390,17 +422,22 @@ class _Attempt:
 
     def _report(
         self, found: SearchResult, checked: CheckResult, measured: report.Measured | None, notes: list[str],
-        before: costs.GraphCost, after: costs.GraphCost,
+        before: GraphCost, after: GraphCost,
     ) -> report.Report:  # fmt: skip
         model, changed = self.costs, found.graph is not self.graph
         return report.Report(
             status="improved" if changed else "unchanged",
             target=self.options.target,
+            float=self.options.floats,
+            questions=report.Questions(found.asked, model.measured, found.decided),
+            result=report.Outcome(structural_hash(found.graph)),
             cost=report.Cost(before.us, after.us, min(before.measured_share, after.measured_share)),
             measured=measured,
             check=report.Check(
                 checked.verdict, checked.trials, checked.max_abs_error, checked.max_rel_error, checked.reference,
                 checked.reason,
+                None if (p := checked.power) is None
+                else report.CheckPower(p.mutants, p.caught, p.share, p.unexercised),
             ),
             nodes=report.Nodes(len(self.graph.nodes), len(found.graph.nodes)),
             operators={

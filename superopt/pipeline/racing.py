@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from superopt import formats, report
+from superopt.cost.model import Racing
 from superopt.ir.graph import Graph
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.race import Clock, RaceResult, race
 from superopt.verifier.differential import make_inputs
 
-__all__ = ["LARGE", "Racing", "measure", "runnable"]
+__all__ = ["LARGE", "measure", "runnable"]
 
 LARGE = 1 << 30  # bytes of weights above which a model is handled through files and place by place, to bound memory
 _ROUNDS = 15
-
-
-class Racing(Protocol):
-    """A device that times whole graphs by itself: :class:`superopt.cost.cuda.CudaDevice`."""
-
-    def race(
-        self, graphs: Sequence[Graph], feeds: Mapping[str, np.ndarray[Any, Any]], sizes: Mapping[str, int] | None, *,
-        rounds: int, time_limit: float,
-    ) -> RaceResult: ...  # fmt: skip
 
 
 def measure(

@@ -6,10 +6,13 @@ from superopt.report.model import (
     Applied,
     Check,
     CheckFailure,
+    CheckPower,
     Cost,
     Measured,
     Nodes,
     Opaque,
+    Outcome,
+    Questions,
     Report,
     Search,
     Verification,
@@ -18,6 +21,6 @@ from superopt.report.model import (
 )
 
 __all__ = [
-    "Applied", "Check", "CheckFailure", "Cost", "Measured", "Nodes", "Opaque", "Report", "Search", "Verification",
-    "Work", "operator_counts",
+    "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Measured", "Nodes", "Opaque", "Outcome",
+    "Questions", "Report", "Search", "Verification", "Work", "operator_counts",
 ]  # fmt: skip

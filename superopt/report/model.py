@@ -11,8 +11,8 @@ from superopt.ir.graph import Graph
 from superopt.runtime.spread import median_error
 
 __all__ = [
-    "Applied", "Check", "CheckFailure", "Cost", "Measured", "Nodes", "Opaque", "Report", "Search", "Verification",
-    "Work", "operator_counts",
+    "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Measured", "Nodes", "Opaque", "Outcome", "Questions",
+    "Report", "Search", "Verification", "Work", "operator_counts",
 ]  # fmt: skip
 
 
@@ -42,9 +42,27 @@ class Measured:
         return abs(self.ratio - 1.0) < 2.0 * median_error(self.runs) * self.spread
 
 
+_REFERENCES = {"original": "the input", "original and float64": "the input and a float64 reference",
+               "float64": "a float64 reference"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CheckPower:
+    """What the inputs of a check can tell apart: mutants of the result, how many were caught, and what was left out."""
+
+    mutants: int
+    caught: int
+    share: float
+    unexercised: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Check:
-    """The differential check of the result against the input."""
+    """The differential check of the result against the input.
+
+    ``reference`` is what judged: "original" (the input in ONNX Runtime, its optimisations off), "original and
+    float64", or "float64".
+    """
 
     verdict: str
     trials: int
@@ -52,14 +70,17 @@ class Check:
     max_rel_error: float
     reference: str
     reason: str = ""
+    power: CheckPower | None = None
 
     @property
     def text(self) -> str:
         """In words: the verdict, the errors where something ran, and the reason."""
         errors = (
-            f": {self.trials} trials against the {self.reference} reference, max abs error {self.max_abs_error:.2e}, "
-            f"max rel error {self.max_rel_error:.2e}"
+            f": {self.trials} trials against {_REFERENCES.get(self.reference, self.reference)}, "
+            f"max abs error {self.max_abs_error:.2e}, max rel error {self.max_rel_error:.2e}"
         )
+        if self.power is not None and self.power.mutants:
+            errors += f", {self.power.caught} of {self.power.mutants} mutants caught"
         return f"{self.verdict}{errors if self.trials else ''}" + (f" ({self.reason})" if self.reason else "")
 
 
@@ -142,6 +163,23 @@ class Search:
 
 
 @dataclass(frozen=True)
+class Questions:
+    """Prices that the search wanted and did not know: how many, how many of them were measured here, and how many of
+    its choices the answers changed."""
+
+    asked: int = 0
+    measured: int = 0
+    decided: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The graph that was returned; ``digest`` is a SHA-256 of its canonical form, weights included."""
+
+    digest: str
+
+
+@dataclass(frozen=True)
 class Opaque:
     """Nodes that were carried through untouched, by operator and reason."""
 
@@ -168,6 +206,10 @@ class Report:
     verification: Verification | None = None
     check_failures: tuple[CheckFailure, ...] = ()
     roofline: Mapping[str, Any] | None = None
+    float: str = "standard"
+    runtime: str = "onnxruntime"
+    questions: Questions = Questions()
+    result: Outcome | None = None
 
     def json(self) -> dict[str, Any]:
         """The report as JSON data, ``{"format": "superopt.report", "version": 1, …}``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from rich.console import Console
@@ -106,21 +107,30 @@ def show_diff(console: Console, a: str, b: str, found: GraphDiff, limit: int = 4
 
 
 def verdict_data(found: GraphVerdict) -> dict[str, Any]:
-    """The verdict on two models as JSON data."""
+    """The verdict on two models as JSON data; an error that is not finite is ``null``."""
     check = found.check
+    power = check.power
     return {
-        "format": "superopt.verdict", "version": 1, "verdict": found.verdict, "reason": found.reason,
+        "format": "superopt.verdict", "version": 1, "verdict": found.verdict, "words": found.words,
+        "reason": found.reason,
         "nodes": {"same": found.same, "proved": found.proved, "tested": found.tested},
         "proved_share": found.proved_share,
+        "folded_constants": found.folded, "max_ulp": found.max_ulp,
         "regions": [vars(region) for region in found.regions],
-        "check": {"verdict": check.verdict, "trials": check.trials, "max_abs_error": check.max_abs_error,
-                  "max_rel_error": check.max_rel_error, "reference": check.reference, "reason": check.reason},
+        "check": {"verdict": check.verdict, "trials": check.trials, "max_abs_error": _finite(check.max_abs_error),
+                  "max_rel_error": _finite(check.max_rel_error), "reference": check.reference, "reason": check.reason},
+        "power": None if power is None else {"share": power.share, "mutants": power.mutants, "caught": power.caught},
+        "unexercised": [] if power is None else list(power.unexercised),
     }  # fmt: skip
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None
 
 
 def show_verdict(console: Console, a: str, b: str, data: Mapping[str, Any], limit: int = 20) -> None:
     """The verdict on two models, then the regions that were only tested."""
-    console.print(f"[bold]{data['verdict']}[/bold]  {escape(printable(a))}  {escape(printable(b))}")
+    console.print(f"[bold]{escape(data['words'])}[/bold]  {escape(printable(a))}  {escape(printable(b))}")
     nodes = data["nodes"]
     if data["verdict"] != "refuted":
         console.print(
@@ -128,21 +138,31 @@ def show_verdict(console: Console, a: str, b: str, data: Mapping[str, Any], limi
             f"{nodes['tested']} in regions only tested ({data['proved_share']:.0%} same or proved)"
         )
     check = data["check"]
-    console.print(
-        f"run side by side: {check['verdict']}, {check['trials']} trials against the {check['reference']} reference, "
-        f"max abs error {check['max_abs_error']:.2e}, max rel error {check['max_rel_error']:.2e}"
+    far, relative = (
+        "not finite" if check[k] is None else f"{check[k]:.2e}" for k in ("max_abs_error", "max_rel_error")
     )
+    console.print(
+        f"run side by side: {check['verdict']}, {check['trials']} trials, judged by the {check['reference']}, "
+        f"max abs error {far}, max rel error {relative}"
+    )
+    if data["power"] is not None and data["verdict"] == "tested":
+        power = data["power"]
+        console.print(f"the inputs tell {power['caught']} of {power['mutants']} single changes of B apart from A")
     if data["reason"]:
         console.print(escape(printable(data["reason"], 400)))
     if "counterexample" in data:
         console.print(escape(f"inputs on which they differ: {data['counterexample']} (numpy.load reads it)"))
-    tested = [r for r in data["regions"] if r["verdict"] != "proved"]
-    for region in tested[:limit]:
-        console.print(
-            escape(f"  {printable(region['output'], 60)}: {region['verdict']}, {printable(region['reason'], 200)}")
-        )
-    if len(tested) > limit:
-        console.print(f"  and {len(tested) - limit} more regions (--json lists all)")
+    _show_list(console, [f"not exercised: {printable(text, 200)}" for text in data["unexercised"]], limit, "places")
+    tested = [r for r in data["regions"] if r["verdict"] == "tested"]
+    lines = [f"{printable(r['output'], 60)}: {r['verdict']}, {printable(r['reason'], 200)}" for r in tested]
+    _show_list(console, lines, limit, "regions")
+
+
+def _show_list(console: Console, lines: Sequence[str], limit: int, what: str) -> None:
+    for line in lines[:limit]:
+        console.print(escape(f"  {line}"))
+    if len(lines) > limit:
+        console.print(f"  and {len(lines) - limit} more {what} (--json lists all)")
 
 
 def show_cost(console: Console, name: str, facts: Mapping[str, Any], top: int) -> None:

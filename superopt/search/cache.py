@@ -17,7 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from threading import get_ident
 
-from superopt.cost.profile import Profile, Store, cache_directory
+from superopt.cost.model import CostModel
+from superopt.cost.profile import cache_directory
 from superopt.ir.kept import code_digest
 from superopt.ops.record import Operator
 from superopt.rules.rule import Rule
@@ -26,33 +27,13 @@ from superopt.search.optimise import Found
 from superopt.search.result import SearchOptions
 from superopt.search.stored import BadDataError, found_as_data, found_from_data, problem_with
 
-__all__ = ["RegionCache", "costs_digest"]
+__all__ = ["RegionCache"]
 
 FORMAT = "superopt.region/1"
 _MOST_BYTES = 128 << 20
 _KEPT_SHARE = 0.75  # of the most, after old entries were removed
 _PACKAGES = ("search", "cost", "rules", "ops", "ir")  # whose code results depend on
 _LARGEST = 16 << 20  # bytes of one entry that is read
-
-
-def costs_digest(costs: object) -> str | None:
-    """What a cost model's answers depend on, or ``None`` where that is not known: then nothing is kept.
-
-    A measuring model is known by its device, versions and threads, and by the first of its records: records are added
-    to, not changed, and what a region was decided on stays decided.
-    """
-    own = getattr(costs, "digest", None)
-    cold = getattr(costs, "cold", None)
-    if isinstance(own, str):
-        return f"{own} {cold!r}"
-    store, profile = getattr(costs, "store", None), getattr(costs, "profile", None)
-    if isinstance(store, Store):
-        first = next(iter(store.records), None)
-        start = "" if first is None else json.dumps(first.as_data(), sort_keys=True)
-        return f"measured {store.path.name} {start} {cold!r}"
-    if isinstance(profile, Profile):
-        return f"recorded {profile.header.get('sha256')} {len(profile.records)} {cold!r}"
-    return None
 
 
 @lru_cache(maxsize=8)
@@ -77,7 +58,7 @@ class RegionCache:
 
     folder: Path
     context: str
-    costs: object
+    costs: CostModel
     operators: Mapping[str, Operator]
     hits: int = 0
     misses: int = 0
@@ -86,15 +67,16 @@ class RegionCache:
 
     @staticmethod
     def of(
-        rules: Sequence[Rule], costs: object, opset: Mapping[str, int], options: SearchOptions,
+        rules: Sequence[Rule], costs: CostModel, opset: Mapping[str, int], options: SearchOptions,
         operators: Mapping[str, Operator], folder: Path | None = None,
     ) -> RegionCache | None:  # fmt: skip
         """The cache for a search, or ``None`` if the options or the cost model do not want one."""
-        if not options.cache or costs_digest(costs) is None:
+        if not options.cache or costs.digest is None:
             return None
         settings = (
             FORMAT, code_digest(*_PACKAGES), _rules_digest(tuple(rules)), sorted(opset.items()),
-            sorted(options.sizes.items()), options.node_limit, options.seed, options.confirm, options.least_gain,
+            sorted(options.sizes.items()), options.node_limit, options.seed, options.least_gain,
+            "" if options.floats is None else options.floats.digest,
         )  # fmt: skip
         context = hashlib.sha256(repr(settings).encode()).hexdigest()
         return RegionCache(folder or cache_directory() / "regions", context, costs, operators)
@@ -120,7 +102,7 @@ class RegionCache:
 
     def _path(self, key: Hashable) -> Path:
         # the costs are asked each time: a profile that was empty before the search has a first record afterwards
-        name = hashlib.sha256(f"{self.context}\n{costs_digest(self.costs)}\n{key!r}".encode()).hexdigest()
+        name = hashlib.sha256(f"{self.context}\n{self.costs.digest}\n{key!r}".encode()).hexdigest()
         return self.folder / name[:2] / f"{name}.json"
 
     def _read(self, path: Path, region: Region) -> Found | None:

@@ -1,22 +1,16 @@
-"""What e-nodes cost on the target, asked of the cost model once each.
-
-The search's own demands on a cost model are :class:`Costs`; a model may also time whole graphs (``graphs``).
-"""
+"""What e-nodes cost on the target, asked of the cost model (:class:`superopt.cost.CostModel`) once each."""
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, cast
+from typing import cast
 
-from superopt.cost.fusion import Backend
-from superopt.cost.model import work_of
-from superopt.cost.peaks import Peaks
-from superopt.cost.profile import Store
-from superopt.cost.record import Estimate, Key, key_of
-from superopt.ir.graph import Graph
+from superopt.cost.model import CostModel
+from superopt.cost.record import Estimate
 from superopt.ir.poly import Dim, Poly, substitute, symbols
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
@@ -25,41 +19,11 @@ from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
 from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
 
-__all__ = ["BYTE_US", "FORBIDDEN", "Application", "Costs", "Pricer", "in_context"]
+__all__ = ["BYTE_US", "FORBIDDEN", "Application", "Pricer", "Questions"]
 
 BYTE_US = 2e-7  # µs per byte of new weights: 5 MB weigh as much as a microsecond, enough to break ties
 FORBIDDEN = float("inf")  # the cost of what cannot be written at the model's opset
 UNSPECIFIED = 8  # what a symbolic size is costed at when the caller does not say
-
-
-class Costs(Protocol):
-    """What search asks of a cost model."""
-
-    def application(
-        self,
-        op: str,
-        attributes: Mapping[str, AttributeValue],
-        arg_types: Sequence[TensorType | None],
-        out_types: Sequence[TensorType],
-        *,
-        constant_args: Sequence[bool] = (),
-        after: str | None = None,
-    ) -> Estimate:
-        """Microseconds of one application to static types; ``after``: the operator it could be fused into."""
-        ...
-
-    def fusable(self, producer: str, consumer: str, *, constant_others: bool = True) -> bool:
-        """Whether the consumer is nearly free when it alone reads the producer's result."""
-        ...
-
-
-def in_context(costs: Costs, graph: Graph) -> Costs:
-    """The cost model for parts of a graph of this size: are its weights still in cache when they are read?"""
-    place = getattr(costs, "in_context", None)
-    if place is None:
-        return costs
-    found: Costs = place(sum(w.type.nbytes or 0 for w in graph.weights))
-    return found
 
 
 Application = tuple[str, tuple[tuple[str, AttributeValue], ...], tuple[TensorType | None, ...], tuple[bool, ...]]
@@ -68,6 +32,14 @@ Application = tuple[str, tuple[tuple[str, AttributeValue], ...], tuple[TensorTyp
 _FREE = Estimate(0.0, "free")
 _UNKNOWN = Estimate(0.0, "roofline")
 _IMPOSSIBLE = Estimate(FORBIDDEN, "roofline")
+
+
+@dataclass
+class Questions:
+    """What was asked beyond what was known: answers that an extraction wanted, and how often they changed choices."""
+
+    asked: int = 0
+    decided: int = 0
 
 
 @dataclass(eq=False)
@@ -91,37 +63,38 @@ class _Form:
 class Pricer:
     """A cost model at one opset and choice of sizes, with a memory.
 
-    A model that measures when asked (it has a ``store`` of records) is not asked about every e-node: what is not in its
-    store is predicted, and measured only once an extraction wants it (:meth:`settle`).
+    A model that would have to measure is not asked about every e-node: what it does not know is expected, and asked
+    only once an extraction wants it (:meth:`settle`). ``questions`` counts what was asked so.
     """
 
     def __init__(
-        self, costs: Costs, opsets: Mapping[str, int], sizes: Mapping[str, int], deadline: float = float("inf")
+        self, costs: CostModel, opsets: Mapping[str, int], sizes: Mapping[str, int], deadline: float = float("inf")
     ) -> None:
         self.costs = costs
         self.opsets = opsets
         self.sizes = sizes
         self.deadline = deadline
-        self.byte_us = BYTE_US  # of new weights; nothing where what only gets simpler is looked for
+        self.byte_us = BYTE_US  # of new weights
+        self.questions = Questions()
         self._known: dict[Application, _Priced] = {}
         self._forms: dict[tuple[int, ...], _Form] = {}
-        store = getattr(costs, "store", None)
-        self._store = store if isinstance(store, Store) else None
-        self._predicted: Callable[[str, tuple[int, int], Key], Estimate] | None = getattr(costs, "predicted", None)
-        self.timed = getattr(costs, "graphs", None) is not None  # changed regions are timed whole before they count
+
+    def unweighted(self) -> Pricer:
+        """The same prices and memory, with new weights for nothing: where what only gets simpler is looked for."""
+        other = copy.copy(self)
+        other.byte_us = 0.0
+        return other
 
     def reading_us(self, read: int) -> float:
         """Microseconds that an inference which reads so many bytes of weights waits for those that come from memory."""
-        share: Callable[[int], float] | None = getattr(self.costs, "cold_share", None)
-        return read * self._far_byte_us * (1.0 if share is None else share(read))
+        return read * self._far_byte_us * self.costs.cold_share(read)
 
     @cached_property
     def _far_byte_us(self) -> float:
         """Microseconds to read a byte from memory rather than from the last cache, which held it a moment ago."""
-        peaks = getattr(self.costs, "peaks", None)
-        known = peaks() if peaks is not None else None
-        if not isinstance(known, Peaks):
-            return self.byte_us
+        known = self.costs.peaks()
+        if known is None:
+            return BYTE_US
         near = known.cache_bytes_per_second
         return max(0.0, 1e6 / known.bytes_per_second - (1e6 / near if near else 0.0))
 
@@ -145,12 +118,14 @@ class Pricer:
     def settle(self, graph: EGraph, nodes: Sequence[ENode]) -> bool:
         """Measure what was only predicted among the e-nodes; True if any cost changed."""
         changed = False
+        asked = self.questions
         for node in nodes:
             if graph.heads[node[0]].op in (LEAF, PROJECT):
                 continue
             priced = self._form(graph, node).priced
             if priced.guessed and priced.estimate is not None and time.monotonic() < self.deadline:
                 before = priced.estimate.us
+                asked.asked += 1
                 changed |= abs(self._estimate(priced, now=True).us - before) > 1e-3
         return changed
 
@@ -196,26 +171,11 @@ class Pricer:
         record = REGISTRY.get(op)
         try:
             outputs = record.apply(types, values)[1] if record is not None else ()
-            if not now and self._predicted is not None and not self._stored(op, values, types, fixed):
-                work = work_of(op, values, types, outputs)
-                return self._predicted(op, work, key_of(op, values, types, fixed)), True
+            if not now and not self.costs.known(op, values, types, fixed):
+                return self.costs.expected(op, values, types, outputs, fixed), True
             return self.costs.application(op, values, types, outputs, constant_args=fixed), False
         except (NotCovered, IllTyped):
             return _IMPOSSIBLE, False
-
-    def _stored(
-        self, op: str, values: Mapping[str, AttributeValue], types: Sequence[TensorType | None], fixed: tuple[bool, ...]
-    ) -> bool:
-        if self._store is None or op in self._views():
-            return True
-        backend = getattr(self.costs, "backend", None)
-        if isinstance(backend, Backend):
-            types, fixed = backend.as_run(op, types, fixed)
-        return self._store.get(key_of(op, values, types, fixed).text) is not None
-
-    def _views(self) -> frozenset[str]:
-        backend = getattr(self.costs, "backend", None)
-        return backend.views if isinstance(backend, Backend) else frozenset()
 
     def saving(self, graph: EGraph, producer: str, consumer: ENode) -> float:
         """Microseconds that the backend saves by running an e-node as one with the operator whose only reader it is."""

@@ -19,6 +19,7 @@ from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import Condition, IllTyped
 from superopt.ops.record import Operator
+from superopt.search.known import ANYTHING, Known, known_of, merged
 
 __all__ = ["ABSENT", "LEAF", "PROJECT", "EClass", "EGraph", "ENode", "Head", "TypeClashError", "is_multi"]
 
@@ -58,8 +59,11 @@ class EClass:
     """Equal e-nodes.
 
     Attributes:
-        constant: some e-node of the class depends on weights alone.
+        constant: some e-node of the class depends on weights alone, and can be evaluated ahead: no error that
+            evaluation in float64 makes goes through a jump.
+        exact: some such e-node has no rounding error at all.
         kind: number of the type.
+        known: facts of the numbers, by which conditions of verdicts in floating point are decided.
         detour: how many moves in a row that make more work lead from the input to here, at least.
     """
 
@@ -68,6 +72,8 @@ class EClass:
     constant: bool
     kind: int
     detour: int = 0
+    exact: bool = False
+    known: Known = ANYTHING
     nodes: dict[ENode, int] = field(default_factory=dict)  # e-node → the id under which it was born
     parents: list[tuple[ENode, int]] = field(default_factory=list)
     by_op: dict[str, list[ENode]] | None = None
@@ -109,7 +115,7 @@ class EGraph:
         self.made_by: list[str] = []  # by birth id
         self.touched: set[int] = set()  # classes that gained e-nodes since the caller last cleared it
         self.version = 0  # counts unions and births: unchanged means saturated
-        self._typed: dict[tuple[int, ...], tuple[ClassType, bool, int] | str] = {}  # by head and types of arguments
+        self._typed: dict[tuple[int, ...], tuple[ClassType, int] | str] = {}  # by head and types of arguments
         self._places: tuple[int, dict[int, tuple[int, int]]] = (-1, {})
         self._head_ids: dict[tuple[str, Attributes], int] = {}
         self._parent: list[int] = []
@@ -206,11 +212,16 @@ class EGraph:
 
     # -- growing -------------------------------------------------------------------------------------------------
 
-    def leaf(self, index: int, kind: TensorType, constant: bool) -> int:
-        """The class of leaf number ``index``: a value from outside."""
+    def leaf(self, index: int, kind: TensorType, constant: bool, known: Known = ANYTHING, *, exact: bool = True) -> int:
+        """The class of leaf number ``index``: a value from outside, of which some things are known; if constant, its
+        elements may be ``exact``."""
         node = (self.head(LEAF, (("index", index),)),)
         found = self._table.get(node)
-        return self._insert(node, kind, constant, _number(kind)) if found is None else self.find(found)
+        return (
+            self._insert(node, kind, (constant, constant and exact), _number(kind), known)
+            if found is None
+            else self.find(found)
+        )
 
     def add(self, op: str, attributes: Attributes, args: tuple[int, ...]) -> int:
         """The class of an application, made if it is new. A tuple class for operators with several outputs.
@@ -229,13 +240,54 @@ class EGraph:
             typed = self._typed[key] = self._result(op, attributes, node)
         if isinstance(typed, str):
             raise IllTyped(typed)
-        kind, constant, number = typed
-        for arg in node[1:]:
-            constant = constant and (arg == ABSENT or classes[arg].constant)
-        return self._insert(node, kind, constant, number)
+        kind, number = typed
+        evaluable = self.evaluable(node, kind)
+        return self._insert(node, kind, evaluable, number, self._known(node, evaluable[0]))
 
-    def _result(self, op: str, attributes: Attributes, node: ENode) -> tuple[ClassType, bool, int] | str:
-        """The type of an application, whether it is static, and its number; or why there is none."""
+    def _known(self, node: ENode, constant: bool) -> Known:
+        """Facts of an application's result, from those of its arguments."""
+        head, args = self.heads[node[0]], [None if a == ABSENT else self.classes[a] for a in node[1:]]
+        types = [None if a is None or isinstance(a.type, tuple) else a.type for a in args]
+        uniform = [None if a is None else self._uniform(a) for a in args]
+        return known_of(
+            head.op, dict(head.attributes), [None if a is None else a.known for a in args], types, constant, uniform
+        )
+
+    def _uniform(self, group: EClass) -> float | None:
+        """The one value of all elements of a class, where it is a generated constant."""
+        if not group.constant:
+            return None
+        for node in self.with_op(group.id, "ConstantOfShape"):
+            value = dict(self.heads[node[0]].attributes).get("value")
+            if isinstance(value, int | float):
+                return float(value)
+        return None
+
+    def evaluable(self, node: ENode, kind: ClassType) -> tuple[bool, bool]:
+        """Whether an e-node can be evaluated from weights alone, and whether that makes no rounding error.
+
+        What jumps is only evaluated of exact operands, and a cast that rounds never: the runtime rounds where we do
+        not. Args: the e-node over classes of now; the type of its class.
+        """
+        exact = True
+        for arg in node[1:]:
+            if arg != ABSENT:
+                group = self.classes[self.find(arg)]
+                if not group.constant:
+                    return False, False
+                exact = exact and group.exact
+        head = self.heads[node[0]]
+        if head.op == LEAF or not _static(kind):
+            return False, False
+        if head.operator is None:
+            return True, exact
+        known = head.operator.rounding(self.argument_types(node), dict(head.attributes))
+        if known.narrows or (known.jumps and not exact):
+            return False, False
+        return True, exact and known.exact
+
+    def _result(self, op: str, attributes: Attributes, node: ENode) -> tuple[ClassType, int] | str:
+        """The type of an application, and its number; or why there is none."""
         operator = self.operators[op]
         try:
             meaning, results = operator.apply(self.argument_types(node), dict(attributes))
@@ -245,7 +297,7 @@ class EGraph:
             if obligation not in self.assumed and not _surely(obligation):
                 return f"{op} needs {obligation}, which is not known"
         kind = results if is_multi(operator) else results[0]
-        return kind, _static(kind), _number(kind)
+        return kind, _number(kind)
 
     def project(self, tuple_class: int, index: int) -> int:
         """The class of output ``index`` of a tuple class.
@@ -261,7 +313,8 @@ class EGraph:
         kind = self.classes[root].type
         if not isinstance(kind, tuple) or not 0 <= index < len(kind):
             raise IllTyped(f"there is no output {index}")
-        return self._insert(node, kind[index], self.classes[root].constant, _number(kind[index]))
+        evaluable, known = self.evaluable(node, kind[index]), self.classes[root].known
+        return self._insert(node, kind[index], evaluable, _number(kind[index]), known)
 
     def canonical(self, node: ENode) -> ENode:
         """The e-node over current classes; commutative operands sorted."""
@@ -274,13 +327,16 @@ class EGraph:
             node = (node[0], node[2], node[1])
         return node
 
-    def _insert(self, node: ENode, kind: ClassType, constant: bool, number: int) -> int:
+    def _insert(
+        self, node: ENode, kind: ClassType, evaluable: tuple[bool, bool], number: int, known: Known = ANYTHING
+    ) -> int:
         identity = len(self._parent)
         self._parent.append(identity)
         self._edges.append([])
         self._born.append(node)
         self.made_by.append(self.cause)
-        self.classes[identity] = EClass(identity, kind, constant, number, self.detour, {node: identity})
+        constant, exact = evaluable
+        self.classes[identity] = EClass(identity, kind, constant, number, self.detour, exact, known, {node: identity})
         self._table[node] = identity
         for arg in set(node[1:]) if len(node) > 2 else node[1:]:
             if arg != ABSENT:
@@ -309,29 +365,48 @@ class EGraph:
         self._parent[drop.id] = keep.id
         for node, birth in drop.nodes.items():
             keep.nodes.setdefault(node, birth)
-        newly_constant = keep.constant != drop.constant
+        newly = (keep.constant, keep.exact) != (drop.constant, drop.exact)
+        keep.constant, keep.exact = keep.constant or drop.constant, keep.exact or drop.exact
         keep.detour = min(keep.detour, drop.detour)
+        was_rounded = keep.known.rounded or drop.known.rounded
+        keep.known = merged(keep.known, drop.known)
         keep.parents.extend(drop.parents)
         keep.by_op = None
         del self.classes[drop.id]
-        if newly_constant:
-            self._set_constant(keep)
+        if newly:
+            self._spread(keep)
+        if was_rounded and not keep.known.rounded:
+            self._set_exact(keep)
         self._pending.append(keep.id)
         self._dirty.add(keep.id)
         self.touched.add(keep.id)
         self.version += 1
         return True
 
-    def _set_constant(self, group: EClass) -> None:
-        """Spread the fact that a class is constant to the classes it makes constant."""
-        group.constant = True
+    def _spread(self, group: EClass) -> None:
+        """Spread the fact that a class is constant, or exact, to the classes that it makes so."""
         queue = deque([group])
         while queue:
             for node, parent in queue.popleft().parents:
                 above = self.classes[self.find(parent)]
-                if not above.constant and _static(above.type) and all(self.constant(a) for a in node[1:]):
-                    above.constant = True
+                if above.exact:
+                    continue
+                constant, exact = self.evaluable(node, above.type)
+                if exact or (constant and not above.constant):
+                    above.constant, above.exact = True, exact
                     queue.append(above)
+
+    def _set_exact(self, group: EClass) -> None:
+        """Spread the fact that a value is exactly that of an input to what is exactly made of it."""
+        queue = deque([group])
+        while queue:
+            for node, parent in queue.popleft().parents:
+                above = self.classes[self.find(parent)]
+                if above.known.rounded and self.heads[node[0]].operator is not None:
+                    current = (node[0], *[a if a == ABSENT else self.find(a) for a in node[1:]])
+                    if not self._known(current, above.constant).rounded:
+                        above.known = above.known._replace(rounded=False)
+                        queue.append(above)
 
     def rebuild(self) -> None:
         """Restore congruence: applications of one head to equal arguments become equal."""

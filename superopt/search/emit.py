@@ -9,9 +9,10 @@ import numpy as np
 
 from superopt.ir.graph import Graph, Node, Weight, constant
 from superopt.ops.record import Operator
-from superopt.search.fold import FoldedData, foldable, folded
+from superopt.search.fold import FoldedData, data_of, folded, weights_behind
 from superopt.search.program import Program, Step
 from superopt.search.replay import Names
+from superopt.search.settled import SettledData
 
 __all__ = ["Emitted", "emit"]
 
@@ -51,11 +52,13 @@ def emit(program: Program, operators: Mapping[str, Operator], budget: int) -> Em
         NotCovered: a step cannot be written at the model's opset (extraction chooses none such).
     """
     graph = program.graph
+    names = Names(program)
     weights, grown = _fold(program, budget)
     made = {w.name for w in weights}
     weights, alike, saved = _shared(weights, program)
     grown -= saved
-    names = Names(program)
+    weights, renamed = _apart(program, weights, names)
+    alike = {**renamed, **{n: renamed.get(w, w) for n, w in alike.items()}}
     literals = _Literals(names)
     node_names = {s.node.name for s in program.steps if s.node is not None}
     nodes: list[Node] = []
@@ -64,6 +67,8 @@ def emit(program: Program, operators: Mapping[str, Operator], budget: int) -> Em
         if not alike.keys().isdisjoint(node.inputs):
             node = replace(node, inputs=tuple(alike.get(i, i) for i in node.inputs))
         nodes.append(node)
+    for name in sorted(alike.keys() & program.outputs):
+        nodes.append(Node(_unique(f"{name}_identity", node_names), "Identity", (alike[name],), (name,)))
     read = {n for node in nodes for n in node.reads} | program.outputs
     fed = {v.name for v in graph.inputs}
     used_before = {n for node in graph.nodes for n in node.reads}
@@ -77,29 +82,44 @@ def emit(program: Program, operators: Mapping[str, Operator], budget: int) -> Em
 
 
 def _fold(program: Program, budget: int) -> tuple[list[Weight], int]:
-    """Constants that running steps read, smallest growth first, within the budget."""
+    """Constants that running steps read and that rewrites made outputs of, smallest growth first, within the budget."""
     wanted: dict[str, None] = {}
+    captured: set[str] = set()
     for position in program.running:
         step = program.steps[position]
-        captured = set(step.node.captures) if step.op == "" and step.node else set()
-        wanted.update(
-            (n, None) for n in step.reads if n in program.maker and n in program.constant and n not in captured
-        )
-    found = foldable(program, (n for n in wanted if n not in program.pinned))
+        captured |= set(step.node.captures) if step.op == "" and step.node else set()
+        wanted.update((n, None) for n in step.reads if n in program.maker and n in program.constant)
+    own = program.settled or ()
+    outputs = [n for n in program.outputs if n in program.maker and n in program.constant and n not in own]
+    chosen = {n for n in wanted if n not in program.pinned} | {n for n in outputs if n not in captured}
     weights: list[Weight] = []
     constants = program.graph.constants
     running = {n for p in program.running for n in program.steps[p].reads} | program.outputs
-    grown = 0
+    grown, most = 0, sum(w.type.nbytes or 0 for w in constants.values() if w.data is not None)
     released: set[str] = set()
-    for name in sorted(found, key=lambda n: (program.types[n].nbytes or 0, n)):
-        sources = {a for s in found[name] for a in s.args if a is not None and a in constants} - running - released
+    for name in sorted(chosen, key=lambda n: (program.types[n].nbytes or 0, n)):
+        if grown + (program.types[name].nbytes or 0) - most > budget:
+            continue  # whatever it is made of
+        data = data_of(program, name)
+        if data is None:
+            continue
+        sources = weights_behind(data) - running - released
         size = (program.types[name].nbytes or 0) - sum(constants[a].type.nbytes or 0 for a in sources)
         if grown + size > budget:
             continue
         grown += size
         released |= sources
-        weights.append(folded(program, name, found[name]))
+        weights.append(folded(program, name, data))
     return weights, grown
+
+
+def _apart(program: Program, weights: Sequence[Weight], names: Names) -> tuple[list[Weight], dict[str, str]]:
+    """The weights, none of them named as an output of the model, and the new names of those that were.
+
+    ONNX allows an initializer to be an output; not every tool that reads ONNX does. A node hands it out instead.
+    """
+    renamed = {w.name: names.fresh(f"{w.name}_value") for w in weights if w.name in program.outputs}
+    return [replace(w, name=renamed.get(w.name, w.name)) for w in weights], renamed
 
 
 def _shared(weights: Sequence[Weight], program: Program) -> tuple[list[Weight], dict[str, str], int]:
@@ -112,9 +132,9 @@ def _shared(weights: Sequence[Weight], program: Program) -> tuple[list[Weight], 
     alike: dict[str, str] = {}
     saved = 0
     for weight in weights:
-        assert isinstance(weight.data, FoldedData), "a folded weight is computed from others"
+        assert isinstance(weight.data, FoldedData | SettledData), "a folded weight is computed from others"
         kept = first.setdefault((weight.type, weight.data.described(program.same)), weight)
-        if kept is not weight and weight.name not in program.outputs:
+        if kept is not weight:
             alike[weight.name] = kept.name
             saved += weight.type.nbytes or 0
     return [w for w in weights if w.name not in alike], alike, saved
@@ -124,7 +144,7 @@ def _needed(program: Program, made: set[str]) -> list[Step]:
     """The steps left when these values are weights, in order."""
     needed: set[int] = set()
     stack = list(program.running)
-    stack += [program.maker[o] for o in program.outputs if o in program.maker]
+    stack += [program.maker[o] for o in program.outputs if o in program.maker and o not in made]
     while stack:
         position = stack.pop()
         if position in needed:
@@ -156,8 +176,3 @@ def _unique(hint: str, taken: set[str]) -> str:
         name = f"{hint}_{count}"
     taken.add(name)
     return name
-
-
-def unchanged(program: Program, steps: Sequence[Step]) -> bool:
-    """Whether the program still has exactly these steps."""
-    return len(program.steps) == len(steps) and all(a is b for a, b in zip(program.steps, steps, strict=True))

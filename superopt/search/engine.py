@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from superopt.cost.model import CostModel
 from superopt.ir.collecting import rarely_collected
 from superopt.ir.graph import Graph
 from superopt.ir.terms import App
@@ -19,9 +20,9 @@ from superopt.rules.rule import Rule
 from superopt.search.borders import fusions
 from superopt.search.cache import RegionCache
 from superopt.search.cones import SELECTIONS, selection_regions, sibling_regions
-from superopt.search.confirm import confirmed, fastest, program_graph, region_graph, timer_of, whole_timer
-from superopt.search.costing import BYTE_US, Costs, Pricer, in_context
+from superopt.search.costing import Pricer
 from superopt.search.emit import emit
+from superopt.search.losses import Losses
 from superopt.search.lower import Region, region_of
 from superopt.search.match import Pattern
 from superopt.search.moves import Prepared, prepare
@@ -33,6 +34,7 @@ from superopt.search.regions import cut, level_order
 from superopt.search.replay import Names, replay
 from superopt.search.result import AppliedRule, Progress, SearchOptions, SearchResult
 from superopt.search.saturate import Limits, Moves
+from superopt.search.tricks import kept_verbatim
 from superopt.search.weights import Weights
 
 __all__ = ["resident", "search"]
@@ -42,16 +44,12 @@ _WINDOWS = (14, 30, 1 << 30)  # operators of a region in the first two phases, t
 _QUIET = 3  # phases with different cuts that must find nothing before the search stops
 _LITTLE = 1e-3  # a phase that gains less than this share of the cost has found nothing
 _PHASE_NODES = 30_000  # e-nodes of one phase, shared by its distinct regions: many regions get smaller e-graphs
-_ALL_NODES = 200_000  # e-nodes after which no further phase begins: work, unlike time, is the same on every machine
 _FEWEST = 60  # e-nodes that a region may grow by at least, and by three for each of its steps
 _DIRECTED = 12  # rounds of a directed phase, at most
 _STEPS = 120  # moves in one direction in a row: a selection passes this many operators
-_PATIENCE = 60.0  # seconds that a search takes at most when it is not told
 _RESERVE = 0.1  # share of the time that is kept for writing the result
-_TIMING = 0.6  # seconds to time a region before and after
-_WHOLE_TIMING = 4.0  # seconds to time the model as it was after several stages
-_WHOLE_SHARE = 0.15  # of the time limit, at most, for that
-_NEAR = "near"  # the kind of moves that only make sense together: regions are not timed, but the whole model is
+_NEAR = "near"  # the kind of moves that only make sense together
+_SHORTENING = "shortening"  # the kind of moves after which fewer operators run
 _SHOWN = 20  # near misses and places that are reported
 
 _Key = tuple[str, tuple[int, ...], Hashable]  # kind of moves (empty: all), the parts they are for, signature
@@ -61,7 +59,7 @@ _Key = tuple[str, tuple[int, ...], Hashable]  # kind of moves (empty: all), the 
 def search(
     graph: Graph,
     rules: Sequence[Rule],
-    costs: Costs,
+    costs: CostModel,
     options: SearchOptions | None = None,
     progress: Progress | None = None,
 ) -> SearchResult:
@@ -110,29 +108,28 @@ class _Run:
     """One search in progress. ``program`` is the best so far, complete at every moment."""
 
     def __init__(
-        self, graph: Graph, rules: Sequence[Rule], costs: Costs, options: SearchOptions, progress: Progress | None,
+        self, graph: Graph, rules: Sequence[Rule], costs: CostModel, options: SearchOptions, progress: Progress | None,
         start: float,
     ) -> None:  # fmt: skip
         self.graph, self.costs, self.options, self.progress, self.start = graph, costs, options, progress, start
-        limit = _PATIENCE if options.time_limit is None else options.time_limit
-        self.end = start + limit * (1 - _RESERVE)
-        self.whole = whole_timer(costs, options.sizes) if options.confirm else None
-        self.deadline = self.end - (min(2 * _WHOLE_TIMING, limit * _WHOLE_SHARE) if self.whole else 0.0)
+        limit = options.time_limit
+        self.deadline = float("inf") if limit is None else start + limit * (1 - _RESERVE)  # for emergencies
         chosen = [r for r in rules if _wanted(r, options)]
-        self.program = program_of(graph, infer(graph))
+        self.program, self.tricks = kept_verbatim(program_of(graph, infer(graph)))
         self.steps = self.program.steps
         self.rules = chosen
-        self.prepared: Prepared = prepare(chosen, self.program, self.deadline)
+        self.prepared: Prepared = prepare(chosen, self.program, self.deadline, floats=options.floats)
         self.names = Names(self.program)
-        self.pricer = Pricer(in_context(costs, graph), graph.opset, options.sizes, self.deadline)
-        self.timer = timer_of(costs) if options.confirm else None
+        weights = sum(w.type.nbytes or 0 for w in graph.weights)
+        self.pricer = Pricer(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
+        self.unweighted = self.pricer.unweighted()  # old weights go as new ones come; a plan that grows needs a gain
         self.cache = RegionCache.of(chosen, self.pricer.costs, graph.opset, options, REGISTRY)
         self.memo: dict[_Key, Found] = {}
+        self.losses = Losses()
         self.totals = _Totals()
         self.stages: list[tuple[Program, _Totals]] = []  # what stood after the stages that changed something
         self.stopped = "saturated"
         self.nodes = options.node_limit  # e-nodes of the region at hand, at most
-        weights = sum(w.type.nbytes or 0 for w in graph.weights)
         budget = options.fold_budget_bytes
         self.budget = weights // 10 + (64 << 20) if budget is None else budget
 
@@ -151,7 +148,6 @@ class _Run:
         for way in (partial(self._closer, merging=True), self._gates_first) if merged else ():
             if not self._over():
                 self._another(way)
-        self._take_stock()
 
     def _merge(self) -> None:
         self._directed("merging", sibling_regions, Moves((), self.prepared.moves.groups), Limits().rounds)
@@ -170,7 +166,7 @@ class _Run:
 
     def _prepare(self, *, grouped: bool = False) -> None:
         """The moves for the parts that there are by now."""
-        self.prepared = prepare(self.rules, self.program, self.deadline, grouped=grouped)
+        self.prepared = prepare(self.rules, self.program, self.deadline, floats=self.options.floats, grouped=grouped)
 
     def _gates_first(self) -> None:
         """What reads the same data is merged before what is far apart, and everything else comes after."""
@@ -211,9 +207,7 @@ class _Run:
             order = level_order(self.program) if number % 2 else list(self.program.running)
             regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[1], fused=self.costs.fusable)
             chosen = [region_of(self.program, r) for r in regions]
-            self.pricer.byte_us = 0.0  # old weights go as new ones come; a plan that grows needs a gain as ever
-            improved = self._phase(chosen, "shortening", self.prepared.shortening, kind="shortening")
-            self.pricer.byte_us = BYTE_US
+            improved = self._phase(chosen, _SHORTENING, self.prepared.shortening, kind=_SHORTENING)
             quiet = 0 if improved else quiet + 1
             if self._over() or quiet > 1:
                 return
@@ -236,7 +230,7 @@ class _Run:
             improved = self.totals.gain - gained > _LITTLE * self.totals.before
             quiet = 0 if improved else quiet + 1
             widest = window == self.options.window
-            if self.totals.e_nodes > _ALL_NODES:
+            if self.totals.e_nodes > self.options.most_nodes:
                 self.stopped = "nodes" if self.stopped == "saturated" else self.stopped
                 return
             if self._over() or (widest and (quiet >= _QUIET or (quiet and len(regions) <= 1))):
@@ -247,25 +241,6 @@ class _Run:
     def _keep(self) -> None:
         if not self.stages or self.stages[-1][0].steps is not self.program.steps:
             self.stages.append((self.program, copy.deepcopy(self.totals)))
-
-    def _take_stock(self) -> None:
-        """Time the whole model as it was after each stage; go back to the stage that was fastest.
-
-        One stage alone is left to the caller, who has the last word on input against result anyway.
-        """
-        if self.whole is None or len(self.stages) < 3:
-            return
-        self._tell(0, None, "timing the whole model")
-        drawn = [program_graph(p, REGISTRY) for p, _ in self.stages]
-        seconds = min(_WHOLE_TIMING, max(0.0, self.end - time.monotonic()) / 2)
-        found = fastest(self.whole, drawn, seconds) if seconds >= _TIMING else None
-        if found is not None and found.stage != len(self.stages) - 1:
-            self.totals.missed[
-                f"the last stage was measured to take {100 * found.last:.1f} % of the model's time, "
-                f"an earlier one {100 * found.least:.1f} %"
-            ] = None
-            self.program, totals = self.stages[found.stage]
-            self.totals = replace(totals, missed=self.totals.missed, regions=self.totals.regions)
 
     def _over(self) -> bool:
         if time.monotonic() >= self.deadline:
@@ -306,12 +281,13 @@ class _Run:
                 if key not in self.memo:
                     share = max(_PHASE_NODES // len(ordered), _FEWEST + 3 * len(group[0].steps))
                     self.nodes = min(self.options.node_limit, share)
-                    self.memo[key] = self._found(key, group[0], len(ordered) - done, moves, rounds)
+                    self.memo[key] = self._found(key, group[0], moves, rounds)
                 found = self.memo[key]
                 if first:
                     self.totals.before += found.before * len(group)
                 if found.plan is not None:
-                    offers.add([(member, self._in_place(member, found.plan)) for member in group])
+                    sound = [member for member in group if self._holds(member, found.plan)]
+                    offers.add([(member, self._in_place(member, found.plan)) for member in sound])
         finally:
             self._replace(offers)
         return bool(offers.taken)
@@ -319,6 +295,13 @@ class _Run:
     def _tell(self, done: int, total: int | None, what: str) -> None:
         if self.progress is not None:
             self.progress(done, total, what)
+
+    def _holds(self, region: Region, plan: Plan) -> bool:
+        """Whether the element types hold the constants that a plan makes of these weights."""
+        why = self.losses.of(self.program, region, plan)
+        if why:
+            self.totals.missed[f"{region.outputs[0]}: {named(plan)} would save {plan.gain:.1f} µs, but {why}"] = None
+        return not why
 
     def _in_place(self, region: Region, plan: Plan) -> Plan:
         """The plan with what is lost where the backend ran something outside and something inside as one."""
@@ -344,11 +327,11 @@ class _Run:
 
     # -- one region ----------------------------------------------------------------------------------------------
 
-    def _found(self, key: _Key, region: Region, left: int, moves: Moves | None, rounds: int) -> Found:
+    def _found(self, key: _Key, region: Region, moves: Moves | None, rounds: int) -> Found:
         """What an earlier run found, else what this one does."""
 
         def search() -> Found:
-            return self._optimise(region, left, moves, rounds, timed=key[0] != _NEAR)
+            return self._search(region, moves, rounds, key[0] == _SHORTENING)
 
         if self.cache is None:
             return search()
@@ -369,44 +352,15 @@ class _Run:
         if found.stopped == "nodes":
             self.stopped = "nodes"
 
-    def _optimise(self, region: Region, left: int, moves: Moves | None, rounds: int, *, timed: bool) -> Found:
-        found = self._search(region, moves or self.prepared.moves, left, rounds)
-        plan = found.plan
+    def _search(self, region: Region, moves: Moves | None, rounds: int, shortening: bool) -> Found:
+        limits = Limits(self.nodes, rounds, self.deadline)
+        pricer = self.unweighted if shortening else self.pricer
+        first = self.prepared.shortening if moves is None else Moves()
+        settings = (self.options.least_gain, self.options.seed, first)
+        found = optimise(region, moves or self.prepared.moves, REGISTRY, pricer, limits, *settings)
+        self._count(found)
         if found.missed:
             self.totals.missed[f"{region.outputs[0]}: {found.missed}"] = None
-        if plan is None or self.timer is None or not timed:
-            return found
-        plans = [plan]
-        if (
-            moves is None
-            and self.prepared.moves.groups
-            and any(g.rule.id in plan.rules for g in self.prepared.moves.groups)
-        ):
-            other = self._search(region, Moves(self.prepared.moves.patterns), left, rounds).plan
-            plans += [] if other is None else [other]
-        return replace(found, plan=self._confirmed(region, plans))
-
-    def _search(self, region: Region, moves: Moves, left: int, rounds: int) -> Found:
-        now = time.monotonic()
-        share = min(20.0, max(0.2, 2 * (self.deadline - now) / max(1, left)))
-        limits = Limits(self.nodes, rounds, min(self.deadline, now + share))
-        first = self.prepared.shortening if moves is self.prepared.moves else Moves()
-        settings = (self.options.least_gain, self.options.seed, first)
-        found = optimise(region, moves, REGISTRY, self.pricer, limits, *settings)
-        self._count(found)
-        return found
-
-    def _confirmed(self, region: Region, plans: Sequence[Plan]) -> Plan | None:
-        """The plan that is fastest when the region is timed whole, or ``None`` if none beats the region itself."""
-        drawn = [region_graph(region, p, self.graph.opset, REGISTRY) for p in (None, *plans)]
-        if self.timer is None or any(g is None for g in drawn) or self._over():
-            return plans[0]
-        seconds = min(_TIMING * len(drawn), max(0.05, (self.deadline - time.monotonic()) / 4))
-        graphs = [g for g in drawn if g is not None]
-        found = confirmed(region, plans, graphs, self.timer, seconds, self.options.least_gain, again=not self._over())
-        if isinstance(found, str):
-            self.totals.missed[f"{region.outputs[0]}: {found}"] = None
-            return None
         return found
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -418,12 +372,12 @@ class _Run:
         totals = self.totals
         before = totals.before
         changed = self.program.steps is not self.steps and totals.used
-        notes: tuple[str, ...] = ()
+        notes = self.tricks
         emitted = None
         try:
             emitted = emit(self.program, REGISTRY, self.budget) if changed else None
         except NotCovered as error:
-            notes = (f"the result cannot be written at the model's opset ({error}), so the input is returned",)
+            notes += (f"the result cannot be written at the model's opset ({error}), so the input is returned",)
             totals = _Totals(before=totals.before, regions=totals.regions, e_nodes=totals.e_nodes)
         applied = [
             AppliedRule(rule, int(count), tuple(totals.where[rule])[:_SHOWN], gain)
@@ -437,6 +391,7 @@ class _Run:
             distinct_regions=sum(not kind for kind, *_ in self.memo), e_nodes=totals.e_nodes, stopped=self.stopped,
             seconds=time.monotonic() - self.start, gap=totals.gap, near_misses=tuple(totals.missed)[:_SHOWN],
             notes=notes, quarantined=dict(totals.quarantined),
+            asked=self.pricer.questions.asked, decided=self.pricer.questions.decided,
         )  # fmt: skip
 
 

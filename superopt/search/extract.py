@@ -341,21 +341,26 @@ def _moves(problem: Problem, choice: Choice) -> list[Choice]:
 
 
 def constant_forms(graph: EGraph, given: Mapping[int, object]) -> dict[int, ENode | None]:
-    """For each class of constants the form to evaluate: ``None`` where it is given, else that of least work."""
+    """For each class of constants the form to evaluate: ``None`` where it is given, else that of least work.
+
+    What has an exact form is evaluated by one, so that what jumps above it meets no rounding error.
+    """
     work: dict[int, float] = {graph.find(c): 0.0 for c in given if graph.constant(c)}
     forms: dict[int, ENode | None] = dict.fromkeys(work)
-    constants = [c for c, group in graph.classes.items() if group.constant]
-    changed, rounds = True, 0
-    while changed and rounds <= len(constants) + 1:
-        changed, rounds = False, rounds + 1
-        for owner in constants:
-            for node in graph.classes[owner].nodes:
-                args = [graph.find(a) for a in node[1:] if a != ABSENT]
-                if graph.heads[node[0]].op == LEAF or any(a not in work for a in args):
-                    continue
-                total = _effort(graph, node) + sum(work[a] for a in args)
-                if total < work.get(owner, float("inf")):
-                    work[owner], forms[owner], changed = total, node, True
+    exact = [c for c, group in graph.classes.items() if group.exact and c not in forms]
+    rest = [c for c, group in graph.classes.items() if group.constant and not group.exact and c not in forms]
+    for classes, least in ((exact, (True, True)), (rest, (True, False))):
+        changed, rounds = True, 0
+        while changed and rounds <= len(classes) + 1:
+            changed, rounds = False, rounds + 1
+            for owner in classes:
+                for node in graph.classes[owner].nodes:
+                    args = [graph.find(a) for a in node[1:] if a != ABSENT]
+                    if any(a not in work for a in args) or graph.evaluable(node, graph.type(owner)) < least:
+                        continue
+                    total = _effort(graph, node) + sum(work[a] for a in args)
+                    if total < work.get(owner, float("inf")):
+                        work[owner], forms[owner], changed = total, node, True
     return forms
 
 

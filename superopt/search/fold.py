@@ -1,4 +1,9 @@
-"""Constants computed from weights: evaluated once, in float64, and rounded to their type.
+"""Constants computed from weights: evaluated once, when they are read, each part by who has the say over it.
+
+What the model itself computes is what the runtime makes of it, in the model's own types
+(:mod:`superopt.search.settled`). What rewrites computed of that is evaluated in float64 and rounded once; no rounding
+error meets a jump there, because an e-graph calls constant only what can be evaluated so
+(:meth:`superopt.search.egraph.EGraph.evaluable`).
 
 Evaluation is lazy, like the reading of weights: a folded weight holds the steps that make it, so a model of gigabytes
 is never in memory twice. Only what is small is kept once it has been computed.
@@ -6,9 +11,8 @@ is never in memory twice. Only what is small is kept once it has been computed.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,12 +22,13 @@ from superopt.ir.graph import Weight, WeightData
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.runtime.reference import at_dtype, evaluate_application
-from superopt.search.program import Program, Step
+from superopt.search.program import Program
+from superopt.search.settled import KEPT, SettledData, bounded, described
+from superopt.search.step import Step
 
-__all__ = ["FoldedData", "foldable", "folded"]
+__all__ = ["FoldedData", "data_of", "folded", "weights_behind"]
 
 _TOLD = 64  # steps up to which a weight says how it was computed
-_KEPT = 32 << 20  # bytes up to which an evaluated weight stays in memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +36,8 @@ class FoldedData:
     """Elements of a weight that is computed from others.
 
     Attributes:
-        steps: what computes it, in order, over values named by weights and each other.
-        sources: weights that the steps read.
+        steps: what computes it, in order, over values named by sources and each other.
+        sources: weights, and constants that the model computes, which the steps read.
         output: the value that is wanted.
     """
 
@@ -44,16 +49,15 @@ class FoldedData:
     @cached_property
     def digest(self) -> str:
         """Equal for equal computations on equal weights."""
-        return self.described({n: d.digest for n, d in self.sources.items()})
+        return described(self.steps, self.types, {n: d.digest for n, d in self.sources.items()}, self.output)
 
-    def described(self, sources: Mapping[str, str]) -> str:
+    def described(self, same: Mapping[str, str]) -> str:
         """Equal for equal computations on weights that are called equal."""
-        key: dict[str, str] = {n: f"{self.types[n]} {sources.get(n, n)}" for n in self.sources}
-        for step in self.steps:
-            args = ",".join("-" if a is None else key[a] for a in step.args)
-            text = hashlib.sha256(f"{step.op}({args}){step.attributes!r}".encode()).hexdigest()
-            key.update((o, f"{text}.{i}") for i, o in enumerate(step.outputs) if o)
-        return key[self.output]
+        names = {
+            n: d.described(same) if isinstance(d, SettledData | FoldedData) else same.get(n, n)
+            for n, d in self.sources.items()
+        }
+        return described(self.steps, self.types, names, self.output)
 
     @cached_property
     def _kept(self) -> list[np.ndarray]:
@@ -63,6 +67,14 @@ class FoldedData:
         """Evaluate: reals in float64 throughout, rounded once at the end."""
         if self._kept:
             return self._kept[0]
+        with np.errstate(over="ignore"):
+            result = at_dtype(self.wide(), self.types[self.output].dtype)
+        if result.nbytes <= KEPT:
+            self._kept.append(result)
+        return result
+
+    def wide(self) -> np.ndarray:
+        """Evaluate, without the rounding at the end."""
         values: dict[str, np.ndarray] = {}
         last = {a: i for i, s in enumerate(self.steps) for a in s.args if a is not None}
         for position, step in enumerate(self.steps):
@@ -75,11 +87,7 @@ class FoldedData:
             values.update((o, r) for o, r in zip(step.outputs, results, strict=False) if o and r is not None)
             for name in [n for n in values if last.get(n, len(self.steps)) <= position and n != self.output]:
                 del values[name]
-        with np.errstate(over="ignore"):
-            result = at_dtype(values[self.output], self.types[self.output].dtype)
-        if result.nbytes <= _KEPT:
-            self._kept.append(result)
-        return result
+        return values[self.output]
 
     def _operand(self, name: str, values: Mapping[str, np.ndarray]) -> np.ndarray:
         if name in values:
@@ -87,39 +95,79 @@ class FoldedData:
         return np.asarray(self.sources[name].numpy())
 
 
-def foldable(program: Program, wanted: Iterable[str]) -> dict[str, tuple[Step, ...]]:
-    """For each wanted constant that steps compute from weights with elements: those steps, in order."""
-    available = {n for n, w in program.graph.constants.items() if w.data is not None}
-    found: dict[str, tuple[Step, ...]] = {}
-    for name in wanted:
-        needed, stack, complete = set[int](), [name], True
-        while stack and complete:
-            position = program.maker.get(here := stack.pop())
-            if position is None:
-                complete = here in available
-            elif position not in needed:
+def data_of(program: Program, name: str) -> FoldedData | SettledData | None:
+    """The elements of a constant that steps compute; ``None`` where they cannot or should not be computed ahead.
+
+    That is: a weight has no elements, a value on the way is much larger than all that it is made of, or the runtime
+    cannot run a step of the model's own.
+    """
+    settled = program.settled
+    if settled is not None and settled.computed(name):
+        return settled.usable(name)
+    needed, stack, sources = set[int](), [name], dict[str, WeightData]()
+    while stack:
+        here = stack.pop()
+        position = program.maker.get(here)
+        if settled is not None and settled.computed(here):
+            found: WeightData | None = settled.usable(here)
+        elif position is None:
+            weight = program.graph.constants.get(here)
+            found = None if weight is None else weight.data
+        else:
+            if position not in needed:
                 needed.add(position)
                 stack.extend(a for a in program.steps[position].args if a is not None)
-        if complete and needed and all(program.is_constant(program.steps[i]) for i in needed):
-            found[name] = tuple(program.steps[i] for i in sorted(needed))
-    return found
+            continue
+        if found is None:
+            return None
+        sources[here] = found
+    steps = tuple(program.steps[i] for i in sorted(needed))
+    types = {n: program.types[n] for n in (*sources, *(o for s in steps for o in s.outputs if o))}
+    whole = bounded(steps, types, (types[n] for n in sources))
+    return FoldedData(steps, sources, types, name) if whole and all(map(program.is_constant, steps)) else None
 
 
-def folded(program: Program, name: str, steps: Sequence[Step]) -> Weight:
+def weights_behind(data: FoldedData | SettledData) -> frozenset[str]:
+    """Names of the model's weights that the elements are computed from."""
+    if isinstance(data, SettledData):
+        return frozenset(data.sources)
+    found: set[str] = set()
+    for name, source in data.sources.items():
+        found |= source.sources.keys() if isinstance(source, SettledData) else {name}
+    return frozenset(found)
+
+
+def folded(program: Program, name: str, data: FoldedData | SettledData) -> Weight:
     """A weight that is computed when it is read."""
-    constants = program.graph.constants
-    reads = {a for s in steps for a in s.args if a is not None}
-    sources = {a: data for a in sorted(reads) if a in constants and (data := constants[a].data) is not None}
-    names = reads | {o for s in steps for o in s.outputs if o}
-    data = FoldedData(tuple(steps), sources, {n: program.types[n] for n in names}, name)
+    steps = _told(data)
     rules = sorted({r for s in steps for r in s.rules})
-    metadata = {"superopt.value": _provenance(data)} if len(steps) <= _TOLD else {}
+    metadata = {"superopt.value": _provenance(data, steps)} if len(steps) <= _TOLD else {}
     if rules:
         metadata["superopt.rules"] = ",".join(rules)
-    return Weight(name, program.types[name], data, metadata={**metadata, "x-precomputed": "true"})
+    return Weight(name, program.types[data.output], data, metadata={**metadata, "x-precomputed": "true"})
 
 
-def _provenance(data: FoldedData) -> str:
-    """How a weight was computed, as JSON that `superopt verify` checks and proves with: steps over names of weights."""
-    steps = [[s.op, list(s.args), dict(s.attributes), list(s.outputs)] for s in data.steps]
-    return json.dumps({"steps": steps, "output": data.output}, default=str)
+def _told(data: FoldedData | SettledData) -> tuple[Step, ...]:
+    """All steps from weights of the model to the value, in order."""
+    if isinstance(data, SettledData):
+        return data.steps
+    before = (s for d in data.sources.values() if isinstance(d, SettledData) for s in d.steps)
+    return (*dict.fromkeys(before), *data.steps)
+
+
+def _provenance(data: FoldedData | SettledData, steps: tuple[Step, ...]) -> str:
+    """How a weight was computed, as JSON that ``superopt verify`` checks and proves with.
+
+    Keys: ``steps``, each an operator, its operands' names, its attributes and its results' names, over names of
+    weights; ``output``, the result that is the weight; and, where the model itself computes some of them, ``runtime``,
+    results that were evaluated by ONNX Runtime, with all that leads to them, in their own element types and not in
+    float64 (:func:`superopt.runtime.own_types.run_constants`).
+    """
+    told = [[s.op, list(s.args), dict(s.attributes), list(s.outputs)] for s in steps]
+    settled = [data.output] if isinstance(data, SettledData) else [
+        n for n, d in data.sources.items() if isinstance(d, SettledData)
+    ]  # fmt: skip
+    note: dict[str, object] = {"steps": told, "output": data.output}
+    if settled:
+        note["runtime"] = settled
+    return json.dumps(note, default=str)

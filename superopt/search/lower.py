@@ -16,6 +16,7 @@ from superopt.ir.types import TensorType
 from superopt.ops.meaning import Condition, IllTyped
 from superopt.ops.record import Operator
 from superopt.search.egraph import ABSENT, EGraph, is_multi
+from superopt.search.known import ANYTHING, Known, coarse
 from superopt.search.program import LeafFacts, Program, Step
 
 __all__ = ["Lowered", "Region", "lower", "region_of"]
@@ -34,6 +35,7 @@ class Region:
         leaves: values from outside, in order of first use.
         values: all values by number: leaves, then outputs of the steps.
         outputs: values that something outside needs.
+        made: constant leaves that rewrites computed: evaluated in float64, they are not exact.
     """
 
     positions: tuple[int, ...]
@@ -45,6 +47,8 @@ class Region:
     types: Mapping[str, TensorType]
     constant: frozenset[str]
     facts: Mapping[str, LeafFacts]
+    known: Mapping[str, Known]
+    made: frozenset[str] = frozenset()
 
     @cached_property
     def number(self) -> Mapping[str, int]:
@@ -54,7 +58,9 @@ class Region:
     def signature(self) -> Hashable:
         """Equal for regions that search cannot tell apart."""
         number = self.number
-        leaves = tuple((self.types[n], n in self.constant, self.facts.get(n)) for n in self.leaves)
+        leaves = tuple(
+            (self.types[n], n in self.constant, self.facts.get(n), n in self.made, self.known[n]) for n in self.leaves
+        )
         steps = tuple(
             (s.op, s.attributes, tuple(None if a is None else number[a] for a in s.args), tuple(map(bool, s.outputs)))
             for s in self.steps
@@ -88,30 +94,27 @@ def region_of(program: Program, positions: Sequence[int]) -> Region:
         {n: program.types[n] for n in values},
         frozenset(n for n in values if n in program.constant),
         {n: program.facts[n] for n in leaves if n in program.facts},
+        {n: coarse(program.known.get(n, ANYTHING), program.types[n].dtype) for n in leaves},
+        frozenset(
+            n for n in leaves
+            if n in program.constant and n in program.maker and program.steps[program.maker[n]].node is None
+        ),
     )  # fmt: skip
 
 
 def _weight_steps(program: Program, chosen: Sequence[Step], made: set[str]) -> list[Step]:
-    """Weight-only steps behind the arguments of the chosen ones, in order; at most a few dozen a region.
-
-    Those of the model, and generators of constants. What a rewrite made of weights will be evaluated once, and is a
-    weight like any other: its expression would only fill the e-graph with other ways to write it.
-    """
+    """Weight-only steps behind the arguments of the chosen ones that rules may look behind, in order; a few dozen."""
     found: set[int] = set()
     for step in chosen:
         todo = [a for a in step.args if a is not None and a not in made and a in program.constant]
         budget = _DEEP
         while todo and budget:
             position = program.maker.get(todo.pop())
-            if position is not None and position not in found and _is_drawn(program.steps[position]):
+            if position is not None and position not in found and program.is_drawn(program.steps[position]):
                 budget -= 1
                 found.add(position)
                 todo.extend(a for a in program.steps[position].args if a is not None)
     return [program.steps[i] for i in sorted(found)]
-
-
-def _is_drawn(step: Step) -> bool:
-    return step.node is not None or all(a is None for a in step.args)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +144,8 @@ def lower(region: Region, operators: Mapping[str, Operator]) -> Lowered:
     graph = EGraph(operators, frozenset(assumed))
     classes: dict[str, int] = {}
     for number, name in enumerate(region.leaves):
-        classes[name] = graph.leaf(number, region.types[name], name in region.constant)
+        constant, exact = name in region.constant, name in region.constant and name not in region.made
+        classes[name] = graph.leaf(number, region.types[name], constant, region.known[name], exact=exact)
         _add_facts(graph, number, classes[name], region.types[name], region.facts.get(name))
     origin: dict[int, int] = {}
     below: dict[str, tuple[int, int]] = {}

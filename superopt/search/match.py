@@ -15,10 +15,16 @@ from typing import NamedTuple, cast
 
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, children, format_term, postorder, rebuilt
+from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
+from superopt.ops.forms import surely_nonnegative
+from superopt.ops.meaning import Condition
+from superopt.rules.floats import Way
 from superopt.rules.rule import AttributeScheme, Guard, Rule
 from superopt.rules.solve import solve
+from superopt.rules.typing import types_of
 from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph
+from superopt.search.known import Known, meets
 from superopt.search.trie import Apply, Further, Select, Spec, Step, Trie, Typed
 
 __all__ = ["Match", "Pattern", "bound", "compile_side", "evaluate", "match_of"]
@@ -51,6 +57,8 @@ class Pattern:
         names: registers of the names that sizes and attributes bind.
         checks: composite expressions, and the registers of what they must equal.
         first_round: only the input's own applications are taken apart, not what was just merged.
+        floats: by element type, the conditions of which one must hold for the other side to be as good in floating
+            point; ``None``: whatever the reals allow.
     """
 
     rule: Rule
@@ -66,6 +74,7 @@ class Pattern:
     growth: int
     first_round: bool = False
     width: int = 1  # slots
+    floats: Mapping[str, tuple[Way, ...]] | None = None
     bounded: bool = False  # some variable holds positions, whose range is asked of the graph
     _runtime: dict[tuple[bool, ...], tuple[int, int, int]] = field(default_factory=dict)
     _sizes: dict[tuple[AttributeValue, ...], Sizes | None] = field(default_factory=dict)
@@ -95,8 +104,18 @@ class Pattern:
         below = [(s, str(put(b))) for n, s in self.tensor_slots.items() if (b := tensors[n].below) is not None]
         checks = [(str(put(w)), r) for w, r in self.checks]
         makes = [format_term(t) for t in targets]
-        text = repr((self.steps, self.roots, makes, guards, ranges, below, checks, self.first_round))
+        floats = None if self.floats is None else sorted((t, self._conditions(w)) for t, w in self.floats.items())
+        text = repr((self.steps, self.roots, makes, guards, ranges, below, checks, self.first_round, floats))
         return hashlib.sha256(text.encode()).digest()
+
+    def _conditions(self, ways: tuple[Way, ...]) -> list[str]:
+        """Ways whatever the names of variables."""
+        slots = self.tensor_slots
+        return [
+            repr((sorted(slots[n] for n in w.rounded), sorted((str(slots.get(n, n)), r) for n, r in w.window.items())))
+            + str(w.finite)
+            for w in ways
+        ]
 
     @property
     def trie(self) -> Trie[Pattern]:
@@ -137,7 +156,22 @@ class Pattern:
             if found is None:
                 return None
             bound.update(found)
-        return bound if _acceptable(self.rule, bound, checks) else None
+        return bound if _acceptable(self.rule, bound, checks) and self._well_formed(bound) else None
+
+    @cached_property
+    def demands(self) -> tuple[Condition, ...]:
+        """What the side demands of sizes before it is well-formed: the preconditions that its proof derived."""
+        types = types_of(self.rule)
+        return types.lhs_obligations if self.source == self.rule.lhs else types.rhs_obligations
+
+    def _well_formed(self, bound: Mapping[str, AttributeValue]) -> bool:
+        """Whether no derived precondition is known to fail.
+
+        One that depends on sizes which the model leaves open holds by construction: the graph's nodes, of which this
+        side is made, are there because their own obligations are shown or stated (``EGraph.assumed``).
+        """
+        sizes = {n: v for n, v in bound.items() if isinstance(v, int | Poly)}
+        return all(Condition(c.kind, substitute(c.size, sizes)).known is not False for c in self.demands)
 
 
 class _Compiler:
@@ -226,8 +260,9 @@ class _Compiler:
 
 
 def compile_side(
-    rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...], *, first_round: bool = False
-) -> Pattern:
+    rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...], *, first_round: bool = False,
+    floats: Mapping[str, tuple[Way, ...]] | None = None,
+) -> Pattern:  # fmt: skip
     """Prepare a side of a plain rule (no ``...``) for matching.
 
     Raises:
@@ -239,7 +274,7 @@ def compile_side(
     return Pattern(
         rule, source, target, tuple(made.steps), tuple(made.slot_of[r] for r in source), tensors, made.names,
         tuple(made.checks), frozenset(t.op for t in before), _depth(source), len(after) - len(before), first_round,
-        len(made.slot_of),
+        len(made.slot_of), floats,
     )  # fmt: skip
 
 
@@ -307,6 +342,8 @@ def match_of(graph: EGraph, pattern: Pattern, slots: Sequence[int], values: tupl
     tensors = {n: slots[s] for n, s in pattern.tensor_slots.items()}
     if pattern.bounded and not _in_bounds(graph, pattern.rule, tensors, sizes):
         return None
+    if pattern.floats is not None and not _as_good(graph, pattern, tensors, sizes):
+        return None
     return Match(tuple([slots[r] for r in pattern.roots]), tensors, sizes)
 
 
@@ -365,6 +402,20 @@ def _in_bounds(graph: EGraph, rule: Rule, tensors: Mapping[str, int], sizes: Siz
     return True
 
 
+def _as_good(graph: EGraph, pattern: Pattern, tensors: Mapping[str, int], sizes: Sizes) -> bool:
+    """Whether a condition is met under which the other side is as good in floating point."""
+    assert pattern.floats is not None
+    dtype = str(sizes.get(_ELEMENT, DType.FLOAT32))
+    ways = pattern.floats.get(dtype, ())
+    if not ways or any(not (w.rounded or w.window or w.finite) for w in ways):
+        return bool(ways)
+    groups = {n: graph.classes[graph.find(c)] for n, c in tensors.items()}
+    known = {n: g.known for n, g in groups.items()}
+    known |= {n: Known(most=abs(v), least=abs(v)) for n, v in sizes.items() if isinstance(v, int | float)}
+    types = {n: g.type for n, g in groups.items() if isinstance(g.type, TensorType)}
+    return meets(ways, known, types, DType(dtype))
+
+
 def _in_range(scheme: AttributeScheme, value: AttributeValue) -> bool:
     if isinstance(value, Poly):  # a symbolic size: at least 1, and otherwise unknown
         positive = all(c > 0 for _, c in value.terms)
@@ -382,7 +433,10 @@ def _holds(guard: Guard, sizes: Sizes) -> bool:
     left, right = evaluate(guard.left, sizes), evaluate(guard.right, sizes)
     if isinstance(left, int | float) and isinstance(right, int | float):
         return _RELATIONS[guard.relation](left, right)
-    return guard.relation in ("==", "<=", ">=") and left == right
+    if not isinstance(left, int | Poly) or not isinstance(right, int | Poly):
+        return False
+    condition = Guard(left, guard.relation, right).condition
+    return left == right if guard.relation == "==" else condition.kind == "ge" and surely_nonnegative(condition.size)
 
 
 def value_range(graph: EGraph, identity: int) -> tuple[int, int] | None:

@@ -6,16 +6,17 @@ of two parts are lifted to the numbers of parts that a graph has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from superopt.ir.poly import Dim, Poly, atoms, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.rules.floats import Way
 from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme, TypeScheme, attribute_symbols, term_symbols
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import types_of
 
-__all__ = ["NotLiftableError", "copy_name", "correspondence", "lift", "names_of"]
+__all__ = ["NotLiftableError", "copy_name", "correspondence", "lift", "names_of", "of_copies"]
 
 
 class NotLiftableError(Exception):
@@ -96,6 +97,33 @@ def _relate_values(a: AttributeValue, b: AttributeValue, mapping: dict[str, str]
 
 def copy_name(name: str, number: int) -> str:
     return name if number == 0 else f"{name}@{number}"
+
+
+def of_copies(
+    floats: Mapping[str, tuple[Way, ...]] | None, names: Mapping[str, str], own: Collection[str]
+) -> dict[str, tuple[Way, ...]] | None:
+    """Conditions on the variables of a rule for two copies, as conditions on those of all copies.
+
+    Args:
+        floats: by element type.
+        names: of the first copy → of the second.
+        own: the variables that there are now.
+    """
+    if floats is None:
+        return None
+    first = {b: a for a, b in names.items()}
+
+    def copies(name: str) -> list[str]:
+        base = first.get(name, name)
+        return [n for n in own if n == base or n.startswith(f"{base}@")]
+
+    def lifted(way: Way) -> Way | None:
+        if not all(copies(n) for n in (*way.rounded, *way.window)):
+            return None  # it speaks about what is not there
+        rounded = dict.fromkeys(c for n in way.rounded for c in copies(n))
+        return replace(way, rounded=tuple(rounded), window={c: r for n, r in way.window.items() for c in copies(n)})
+
+    return {t: tuple(w for w in map(lifted, ways) if w is not None) for t, ways in floats.items()}
 
 
 @dataclass(frozen=True)

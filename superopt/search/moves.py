@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -14,6 +14,7 @@ from superopt.ir.collecting import rarely_collected
 from superopt.ir.kept import code_digest, keep, kept
 from superopt.ir.terms import App, Project, Term, Var, children, postorder
 from superopt.ops import REGISTRY
+from superopt.rules.floats import Floats, Way
 from superopt.rules.generality import independent
 from superopt.rules.kept import CLASSES
 from superopt.rules.rule import Rule
@@ -21,8 +22,7 @@ from superopt.rules.scanner import RuleError
 from superopt.rules.typing import instances
 from superopt.search.egraph import is_multi
 from superopt.search.match import Pattern, compile_side
-from superopt.search.merge import lift, names_of
-from superopt.search.overflow import overflows
+from superopt.search.merge import NotLiftableError, correspondence, lift, names_of, of_copies
 from superopt.search.program import Program
 from superopt.search.saturate import Moves
 from superopt.search.siblings import GroupMove, group_move
@@ -62,7 +62,7 @@ class Prepared:
 
 
 def prepare(
-    rules: Sequence[Rule], program: Program, deadline: float = float("inf"), *, bounded: bool = True,
+    rules: Sequence[Rule], program: Program, deadline: float = float("inf"), *, floats: Floats | None = None,
     grouped: bool = False,
 ) -> Prepared:  # fmt: skip
     """The moves for a program. A rule with an operator that superopt does not know is left out.
@@ -71,13 +71,14 @@ def prepare(
         rules: in the order of preference.
         program: what they will be applied to.
         deadline: ``time.monotonic`` value after which no more rules are taken.
-        bounded: leave out directions in which a rule overflows, which only matters to who runs the result.
+        floats: verdicts in floating point, and how they are read; ``None`` for who does not run the result, and takes
+            every direction that holds over the reals.
         grouped: also for the numbers of parts that merging all products of one value would make.
     """
     known = [r for r in rules if r.operators <= REGISTRY.keys()]
     parts = _parts(program, grouped)
     with rarely_collected():
-        prepared = _of_all(tuple(known), deadline, bounded)
+        prepared = _of_all(tuple(known), deadline, floats)
         lifted = [_lifted(prepared, count, deadline) for count in parts]
     patterns: list[_Side] = []
     for number, side in enumerate(prepared.sides):
@@ -108,12 +109,13 @@ class _All:
     adjacent: frozenset[tuple[str, str]]
 
 
-_CLASSES: tuple[type, ...] = (*CLASSES, _All, _Side, Apply, Further, GroupMove, Pattern, Select, Typed)
+_CLASSES: tuple[type, ...] = (*CLASSES, _All, _Side, Apply, Further, GroupMove, Pattern, Select, Typed, Way)
 _FOLDER = "moves"
 _MOST_FILES = 24  # of some megabytes
 _WORTH = 200  # rules from which it takes longer to prepare them than to read a file
 _ALIVE = 16  # rule sets, and numbers of parts, that the process keeps
 _alive: dict[str, _All | dict[int, _Side]] = {}
+_Ways = Mapping[str, tuple[Way, ...]] | None  # conditions of floating point by element type
 K = TypeVar("K", _All, dict[int, _Side])
 
 
@@ -141,21 +143,22 @@ def _once(name: str, kind: type[K], many: bool, make: Callable[[], tuple[K, bool
     return found
 
 
-def _of_all(rules: tuple[Rule, ...], deadline: float, bounded: bool) -> _All:
+def _of_all(rules: tuple[Rule, ...], deadline: float, floats: Floats | None) -> _All:
     """The sides of all rules: from this process, from an earlier one, or made now."""
     digest = hashlib.sha256(code_digest("search", "rules", "ops", "ir").encode())
     for rule in rules:
         digest.update(rule.fingerprint.encode())
-    name = digest.hexdigest() if bounded else f"{digest.hexdigest()}-unbounded"
+    digest.update(b"" if floats is None else floats.digest.encode())
+    name = digest.hexdigest()
 
     def make() -> tuple[_All, bool]:
-        made = _made(name, rules, deadline, bounded)
+        made = _made(name, rules, deadline, floats)
         return made, bool(made.digest)
 
     return _once(name, _All, len(rules) >= _WORTH, make)
 
 
-def _made(name: str, rules: Sequence[Rule], deadline: float, bounded: bool) -> _All:
+def _made(name: str, rules: Sequence[Rule], deadline: float, floats: Floats | None) -> _All:
     sides: list[_Side] = []
     groups: list[GroupMove] = []
     adjacent: set[tuple[str, str]] = set()
@@ -165,10 +168,11 @@ def _made(name: str, rules: Sequence[Rule], deadline: float, bounded: bool) -> _
             break
         adjacent |= _adjacent(rule)
         plain = _plain(rule)
-        directions = [b for b in (False, True) if _taken(plain, b, bounded)]
-        for instance in plain:
-            for backward in directions:
-                _add(instance, backward, sides, groups)
+        for backward in (False, True):
+            ways = _ways(rule, backward, floats)
+            if ways is None or any(ways.values()):
+                for instance in plain:
+                    _add(instance, backward, ways, sides, groups)
     return _All(name, tuple(sides), tuple(groups), frozenset(adjacent))
 
 
@@ -184,15 +188,34 @@ def _lifted(prepared: _All, count: int, deadline: float) -> dict[int, _Side]:
             if rule.operators & _PARTS:
                 lifted = lift(rule, count, backward=side.backward)
                 if lifted is not None:
-                    made[number] = _side(lifted, lifted.lhs, lifted.rhs, side.backward, side.pattern.first_round)
+                    ways = _lifted_ways(side, lifted)
+                    made[number] = _side(lifted, lifted.lhs, lifted.rhs, side.backward, side.pattern.first_round, ways)
         return made, bool(prepared.digest)
 
     many = bool(prepared.digest) and len(prepared.sides) >= _WORTH
     return _once(f"{prepared.digest}-{count}", dict, many, make)
 
 
-def _side(rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...], backward: bool, apart: bool) -> _Side:
-    pattern = compile_side(rule, source, target, first_round=apart)
+def _lifted_ways(side: _Side, lifted: Rule) -> _Ways:
+    rule = side.pattern.rule
+    try:
+        names = correspondence(rule, rule.rhs if side.backward else rule.lhs)
+    except NotLiftableError:  # it was lifted, so it is made of copies
+        names = {}
+    return of_copies(side.pattern.floats, names, {*lifted.tensors, *lifted.attribute_atoms})
+
+
+def _ways(rule: Rule, backward: bool, floats: Floats | None) -> _Ways:
+    """What a match of a direction must meet, by element type; ``None``: nothing beyond the rule itself."""
+    if floats is None:
+        return None
+    return {str(dtype): ways for dtype, ways in floats.ways(rule, backward=backward).items()}
+
+
+def _side(
+    rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...], backward: bool, apart: bool, floats: _Ways
+) -> _Side:
+    pattern = compile_side(rule, source, target, first_round=apart, floats=floats)
     _ = pattern.identity  # kept with the pattern
     return _Side(pattern, backward, shortens(pattern))
 
@@ -268,30 +291,22 @@ def _parts(program: Program, grouped: bool) -> list[int]:
     return sorted(counts[:_MOST_COUNTS])
 
 
-def _taken(plain: Sequence[Rule], backward: bool, bounded: bool) -> bool:
-    """Whether a direction is used at some number of leading axes, and keeps to the range of floating point if it must.
-
-    With other leading axes the elements are the same, so one instance tells.
-    """
-    return any(_usable(r, backward) for r in plain) and not (bounded and overflows(plain[0], backward=backward))
-
-
 def _usable(rule: Rule, backward: bool) -> bool:
     """Whether the source side says what it is to be matched with, and binds all that the target side needs."""
     source, binds = (rule.rhs, rule.backward) if backward else (rule.lhs, rule.forward)
     return binds and not any(isinstance(t, Var) for t in source)
 
 
-def _add(rule: Rule, backward: bool, sides: list[_Side], groups: list[GroupMove]) -> None:
+def _add(rule: Rule, backward: bool, floats: _Ways, sides: list[_Side], groups: list[GroupMove]) -> None:
     if not _usable(rule, backward):
         return
     source, target = (rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)
-    group = group_move(rule, backward=backward) if len(source) == 2 else None
+    group = group_move(rule, backward=backward, floats=floats) if len(source) == 2 else None
     if group is not None:
         groups.append(group)
         return
     apart = len(source) > 1 and _is_split(source) and not _is_split(target)
-    sides.append(_side(rule, source, target, backward, apart))
+    sides.append(_side(rule, source, target, backward, apart, floats))
 
 
 def _is_split(roots: Sequence[Term]) -> bool:

@@ -152,13 +152,15 @@ def _extract(
     roots, paid, given = _frame(region, lowered)
     problem = problem_of(graph, roots, pricer, paid, given)
     choice, gap = incumbent_of(region, lowered, problem), 0.0
+    wanted: set[ENode] = set()  # by the extraction before, whose predictions were then settled
     for _ in range(_SETTLING):
         incumbent = incumbent_of(region, lowered, problem)
         choice, gap = _best(problem, incumbent, max(0.0, deadline - time.monotonic()), seed)
         chosen = {c: problem.candidates[choice[c]].node for c in used_classes(problem, choice) or ()}
+        pricer.questions.decided += bool(wanted) and set(chosen.values()) != wanted
         if not pricer.settle(graph, list(chosen.values())):
             break
-        problem = problem_of(graph, roots, pricer, paid, given)
+        problem, wanted = problem_of(graph, roots, pricer, paid, given), set(chosen.values())
         choice = {c: problem.index[n] for c, n in chosen.items() if n in problem.index}
         if time.monotonic() > deadline:
             break
@@ -209,7 +211,7 @@ def _nodes(problem: Problem, choice: Choice) -> set[int]:
 def _noise(lowered: Lowered, problem: Problem, before: Choice, after: Choice, pricer: Pricer) -> float:
     """What a gain must exceed, from what the two do not share.
 
-    One standard deviation of the difference where all of it is measured, or will be timed whole. Else two, of which
+    One standard deviation of the difference where all of it is measured. Else two, of which
     each prediction has an error of its own; what it has in common with those of its operator matters only for the
     operators of which there will be more.
     """
@@ -221,7 +223,7 @@ def _noise(lowered: Lowered, problem: Problem, before: Choice, after: Choice, pr
         estimate = pricer.node(lowered.graph, node, kept=True)
         known = estimate.source in ("measured", "free")
         guessed |= not known
-        cap = _SIGMA_CAP if known or pricer.timed else _OWN_CAP
+        cap = _SIGMA_CAP if known else _OWN_CAP
         cap = 1.0 if known and estimate.us < _TINY_US else cap
         total += (estimate.us * min(estimate.sigma, cap)) ** 2
         op = lowered.graph.heads[node[0]].op
@@ -230,6 +232,6 @@ def _noise(lowered: Lowered, problem: Problem, before: Choice, after: Choice, pr
             more + (estimate.us if index in new else -estimate.us),
             max(sigma, 0.0 if known else estimate.sigma),
         )
-    if pricer.timed or not guessed:
+    if not guessed:
         return sqrt(total)
     return 2 * sqrt(total + sum((more * sigma) ** 2 for more, sigma in change.values() if more > 0))

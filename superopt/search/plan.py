@@ -167,9 +167,11 @@ def plan_of(region: Region, lowered: Lowered, problem: Problem, choice: Choice, 
             found = names.setdefault(graph.find(lowered.classes[number]), [])
             if number not in found:
                 found.append(number)
-    given = {c: n for c, n in names.items() if graph.constant(c)}
-    for numbers in given.values():
-        numbers.sort()  # a weight rather than a step that computes the same
+    given: dict[int, list[int]] = {}  # what was constant before; an output that becomes one is still to be made
+    for owner, numbers in names.items():
+        known = sorted(n for n in numbers if region.values[n] in region.constant)
+        if known:
+            given[owner] = names[owner] = known  # a weight rather than a step that computes the same
     chosen: dict[int, ENode | None] = dict(constant_forms(graph, given))
     for owner in used_classes(problem, choice) or ():
         chosen[owner] = problem.candidates[choice[owner]].node

@@ -6,51 +6,27 @@ are computed from weights alone are *constant*: they cost nothing at run time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from superopt.ir.graph import Graph, Node, Weight, topological_order
+from superopt.ir.graph import ArrayData, Graph, Node, Weight, topological_order
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
-from superopt.search.egraph import Attributes
+from superopt.search.known import ANYTHING, Known, known_of, known_of_array
+from superopt.search.settled import Settled, is_moving
+from superopt.search.step import Step
 
 __all__ = ["LeafFacts", "Program", "Step", "program_of"]
 
 _SMALL = 1 << 16  # elements of a weight that are looked at: uniform values, ranges of positions
 _DIGEST = 1 << 20  # bytes of a weight up to which equal contents are recognised
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One operator application, or a barrier (``op`` is empty).
-
-    Attributes:
-        args: value names, ``None`` for an absent optional argument.
-        outputs: value names by output; ``""`` where nothing reads it.
-        node: the model's node, as long as the step is unchanged; always there for a barrier.
-        name: what a new node is to be called.
-        rules: ids of the rules that made it.
-    """
-
-    op: str
-    args: tuple[str | None, ...]
-    attributes: Attributes
-    outputs: tuple[str, ...]
-    node: Node | None
-    name: str
-    rules: tuple[str, ...] = ()
-
-    @cached_property
-    def reads(self) -> tuple[str, ...]:
-        """Every value the step needs; a node of the model that is kept also reads its axes, shapes, sizes …"""
-        if self.op == "" and self.node:
-            return self.node.reads
-        own = tuple(a for a in self.args if a is not None)
-        return tuple(dict.fromkeys((*own, *self.node.reads))) if self.node else own
+_LOOKED_AT = (
+    16 << 20
+)  # bytes of constants that the model computes, and of what they are made of, that are evaluated first
 
 
 @dataclass(frozen=True)
@@ -68,8 +44,10 @@ class Program:
     Attributes:
         types: of every value a step's arguments and outputs name, where known.
         constant: names of values that depend on weights alone.
-        facts: of weights.
-        same: weight → the first weight with equal contents.
+        facts: of weights, and of small constants that the model computes.
+        same: weight or such a constant → the first one with equal contents.
+        settled: the constants that the model itself computes, as the runtime does.
+        looked_at: what the elements of weights say, as far as it was asked.
     """
 
     graph: Graph
@@ -78,6 +56,44 @@ class Program:
     constant: frozenset[str]
     facts: Mapping[str, LeafFacts]
     same: Mapping[str, str] = field(default_factory=dict)
+    settled: Settled | None = None
+    looked_at: dict[str, Known] = field(default_factory=dict)
+
+    @cached_property
+    def known(self) -> Mapping[str, Known]:
+        """Facts of the numbers in every value that a step reads or makes; of what is not there, nothing is known."""
+        found: dict[str, Known] = {}
+        for name, weight in self.graph.constants.items():
+            if name not in self.looked_at:
+                real = weight.data is not None and weight.type.dtype.is_float
+                self.looked_at[name] = known_of_array(weight.data.numpy()) if real and weight.data else ANYTHING
+            found[name] = self.looked_at[name]
+        for step in self.steps:
+            if step.op == "":
+                continue
+            given = [None if a is None else found.get(a, ANYTHING) for a in step.args]
+            types = [None if a is None else self.types.get(a) for a in step.args]
+            made = known_of(
+                step.op,
+                dict(step.attributes),
+                given,
+                types,
+                self.is_constant(step),
+                [self._uniform(a) for a in step.args],
+            )
+            found.update((o, made) for o in step.outputs if o)
+        return found
+
+    def _uniform(self, name: str | None) -> float | None:
+        """The one value of a weight's elements, or of a generated constant's."""
+        if name is None:
+            return None
+        position = self.maker.get(name)
+        if position is not None and self.steps[position].op == "ConstantOfShape":
+            value = dict(self.steps[position].attributes).get("value")
+            return float(value) if isinstance(value, int | float) else None
+        known = self.facts.get(name)
+        return None if known is None else known.uniform
 
     @cached_property
     def maker(self) -> Mapping[str, int]:
@@ -111,6 +127,16 @@ class Program:
 
     def is_constant(self, step: Step) -> bool:
         return step.op != "" and all(o == "" or o in self.constant for o in step.outputs)
+
+    def is_drawn(self, step: Step) -> bool:
+        """Whether rules may look behind a constant step: it moves elements of weights or writes a constant.
+
+        What else the model computes is settled; what a rewrite computed is evaluated once, and is a weight like any
+        other: its expression would only fill an e-graph with other ways to write it.
+        """
+        if step.node is None:
+            return all(a is None for a in step.args)
+        return is_moving(step, self.types)
 
     @cached_property
     def running(self) -> tuple[int, ...]:
@@ -146,8 +172,8 @@ def program_of(graph: Graph, typing: Typing) -> Program:
     which a rewrite would undo.
     """
     types = {n: t for n, t in typing.types.items() if t is not None and t.shape is not None}
-    same, facts = _look_at_weights(graph)
     constant = set(graph.constants)
+    own: list[Step] = []
     steps: list[Step] = []
     made = {o for n in graph.nodes if n.op == "DequantizeLinear" for o in n.outputs if o}
     integer: set[str] = set()  # results that may be computed in integers: an activation between them and Q joins them
@@ -167,7 +193,18 @@ def program_of(graph: Graph, typing: Typing) -> Program:
         steps.append(step)
         if all(a is None or a in constant for a in step.args) and all(types[o].is_static for o in step.outputs if o):
             constant.update(o for o in step.outputs if o)
-    return Program(graph, tuple(steps), types, frozenset(constant), facts, same)
+            own.append(step)
+    settled = Settled(graph, own, types)
+    same, facts = _look_at_weights(graph, _computed(steps, settled))
+    return Program(graph, tuple(steps), types, frozenset(constant), facts, same, settled)
+
+
+def _computed(steps: Sequence[Step], settled: Settled) -> Iterator[Weight]:
+    """Small constants that the model computes and something else than another such computation reads."""
+    read = {n for s in steps if not any(settled.computed(o) for o in s.outputs if o) for n in s.reads}
+    names = [o for s in steps for o in s.outputs if o in read and settled.computed(o)]
+    for name, array in settled.small(names, _DIGEST, _LOOKED_AT).items():
+        yield Weight(name, settled.types[name], ArrayData(array))
 
 
 def _read(node: Node, found: Applied, types: Mapping[str, TensorType]) -> Step | None:
@@ -188,11 +225,12 @@ def _read(node: Node, found: Applied, types: Mapping[str, TensorType]) -> Step |
     return Step(found.operator.name, found.args, attributes, outputs, node, name)
 
 
-def _look_at_weights(graph: Graph) -> tuple[dict[str, str], dict[str, LeafFacts]]:
+def _look_at_weights(graph: Graph, computed: Iterable[Weight]) -> tuple[dict[str, str], dict[str, LeafFacts]]:
     same: dict[str, str] = {}
     facts: dict[str, LeafFacts] = {}
     first: dict[tuple[str, str], str] = {}
-    for name, weight in graph.constants.items():
+    for weight in (*graph.constants.values(), *computed):
+        name = weight.name
         if weight.data is None:
             continue
         size = weight.type.nbytes

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from superopt.ir.graph import Graph
+from superopt.rules.floats import Floats
 
 __all__ = ["AppliedRule", "Progress", "SearchOptions", "SearchResult"]
 
@@ -25,8 +26,11 @@ class SearchOptions:
         fold_budget_bytes: growth of the weights by folding; ``None``: a tenth of the model and 64 MB.
         sizes: what symbolic dimensions are costed at; they stay symbolic.
         disable: rule ids or families that are not used; ``enable``: if given, only these are.
-        confirm: where the cost model can time graphs, time each changed region before and after, whole.
+        most_nodes: e-nodes of all regions after which no further phase begins: the work budget, the same on every
+            machine.
         least_gain: of a changed region, as a share of its cost; 0 takes costs as exact, noise included.
+        floats: the rules' verdicts in floating point, and how they are read; ``None`` uses whatever holds over the
+            reals, for experiments.
         cache: keep the results of regions for later runs, and use those of earlier ones.
     """
 
@@ -39,8 +43,9 @@ class SearchOptions:
     sizes: Mapping[str, int] = field(default_factory=dict)
     enable: tuple[str, ...] = ()
     disable: tuple[str, ...] = ()
-    confirm: bool = True
+    most_nodes: int = 200_000
     least_gain: float = 0.01
+    floats: Floats | None = None
     cache: bool = True
 
 
@@ -69,6 +74,7 @@ class SearchResult:
         before_us, after_us: modelled cost of what superopt understands of the graph.
         stopped: "saturated", "nodes", "time", "memory" or "interrupted".
         gap: largest relative optimality gap of a region's extraction.
+        asked, decided: questions about prices that were settled beyond what was known, and how many changed a choice.
         quarantined: rules that were switched off during the search, and why.
     """
 
@@ -84,4 +90,6 @@ class SearchResult:
     gap: float = 0.0
     near_misses: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    asked: int = 0
+    decided: int = 0
     quarantined: Mapping[str, str] = field(default_factory=dict)

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from superopt.ir.terms import AttributeValue, Project, Term, Var
+from superopt.rules.floats import Way
 from superopt.rules.rule import Rule
 from superopt.search.egraph import PROJECT, EGraph
 from superopt.search.match import Match, Pattern, bound, compile_side
-from superopt.search.merge import NotLiftableError, copy_name, correspondence, lift, names_of
+from superopt.search.merge import NotLiftableError, copy_name, correspondence, lift, names_of, of_copies
 from superopt.search.trie import Trie
 
 __all__ = ["GroupMove", "group_move", "independent", "siblings"]
@@ -100,8 +101,13 @@ def _net(groups: tuple[GroupMove, ...]) -> Trie[int]:
     return Trie([(number, group.one.steps, group.one.depth) for number, group in enumerate(groups)])
 
 
-def group_move(rule: Rule, *, backward: bool = False) -> GroupMove | None:
-    """The rule as a group move, if a single sibling can be recognised alone and the rule lifts."""
+def group_move(
+    rule: Rule, *, backward: bool = False, floats: Mapping[str, tuple[Way, ...]] | None = None
+) -> GroupMove | None:
+    """The rule as a group move, if a single sibling can be recognised alone and the rule lifts.
+
+    Conditions of floating point hold for the group where they hold for each sibling.
+    """
     source = rule.rhs if backward else rule.lhs
     if len(source) != 2 or isinstance(source[0], Var | Project):
         return None
@@ -113,7 +119,12 @@ def group_move(rule: Rule, *, backward: bool = False) -> GroupMove | None:
     if first & set(names.values()) or lift(rule, 3, backward=backward) is None:
         return None
     alone = replace(rule, where=tuple(g for g in rule.where if not g.names & set(names.values())))
-    return GroupMove(rule, backward, compile_side(alone, source[:1], ()), frozenset(names))
+    return GroupMove(
+        rule,
+        backward,
+        compile_side(alone, source[:1], (), floats=of_copies(floats, names, first | set(alone.attribute_atoms))),
+        frozenset(names),
+    )
 
 
 def _subgroups(

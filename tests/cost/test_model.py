@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from superopt.cost import (
@@ -13,11 +12,8 @@ from superopt.cost import (
     Store,
     for_target,
 )  # fmt: skip
-from superopt.cost.measure import told_apart
 from superopt.cost.record import key_of
-from superopt.cost.trial import sample
 from superopt.ir.errors import BackendUnavailable, UsageError
-from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
 
@@ -132,48 +128,6 @@ def test_a_recorded_profile_predicts_what_it_lacks_and_says_so():
     assert first.application("Relu", {}, (f(3000),), (f(3000),)).source == "interpolated"
     for n in (10, 3000, 10**7):
         assert first.application("Relu", {}, (f(n),), (f(n),)) == second.application("Relu", {}, (f(n),), (f(n),))
-
-
-def test_whole_small_graphs_are_measured_with_their_fusions_and_kept(cpu, tmp_path):
-    weight = constant("w", sample(f(64, 32)))
-    nodes = (Node("m", "MatMul", ("x", "w"), ("m",)), Node("r", "Relu", ("m",), ("y",)))
-    graph = Graph("g", (Value("x", f(8, 64)),), (Value("y", f(8, 32)),), (weight,), nodes, {"": 21})
-    first = cpu.graph(graph)
-    assert first.source == "measured"
-    assert MeasuredCpu(store=Store("test", {}, tmp_path), time_limit=0.0).graph(graph) == first
-    broken = Graph(
-        "b", graph.inputs, graph.outputs, (), (Node("q", "Nope", ("x",), ("y",), domain="odd"),), {"": 21, "odd": 1}
-    )
-    times = cpu.graphs([graph, broken])
-    assert 0 < times[0] < float("inf")
-    assert times[1] == float("inf")
-
-
-def test_graphs_that_the_runtime_makes_the_same_of_take_the_same_time(cpu):
-    """ONNX Runtime folds BatchNormalization into Conv itself: to time both would be to time noise."""
-    image, params = f(1, 4, 8, 8), [constant(n, sample(f(4))) for n in ("scale", "shift", "mean")]
-    kernel, bias, ones = (
-        constant("w", sample(f(4, 4, 3, 3))),
-        constant("b", sample(f(4))),
-        constant("var", np.ones(4, "f")),
-    )
-    value = Value("x", image), Value("y", f(1, 4, 6, 6))
-    conv = Node("c", "Conv", ("x", "w"), ("h",))
-    norm = Node("n", "BatchNormalization", ("h", "scale", "shift", "mean", "var"), ("y",))
-    before = Graph("g", value[:1], value[1:], (kernel, *params, ones), (conv, norm), {"": 21})
-    folded = Node("other", "Conv", ("x", "w", "b"), ("y",))
-    after = Graph("h", value[:1], value[1:], (bias, kernel), (folded,), {"": 21})
-    more = (Node("q", "Conv", ("x", "w", "b"), ("t",)), Node("r", "Sigmoid", ("t",), ("y",)))
-    other = Graph("h", value[:1], value[1:], (bias, kernel), more, {"": 21})
-    times = cpu.graphs([before, after, other])
-    assert times[0] == times[1] != times[2]
-
-
-def test_rounds_end_when_everything_is_told_apart():
-    rng = np.random.default_rng(0)
-    first, equal, slower = (1000.0 * k * (1 + 0.01 * rng.random(9)) for k in (1.0, 1.0, 1.2))
-    assert told_apart([first, slower])
-    assert not told_apart([first, equal, slower])
 
 
 def test_targets():

@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
-from superopt import cost as costs
-from superopt.cost import MeasuredCpu, Profile, Record, RecordedProfile, Store, graph_cost, validation
+from superopt.cost import MeasuredCpu, Profile, Record, RecordedProfile, Store, graph_cost
 from superopt.cost.device import CpuDevice
 from superopt.cost.question import fixed_bytes
 from superopt.cost.ramp import Ramp, fitted, pass_ns, probed_bytes, ramp_of_header, usual
 from superopt.cost.record import Key, key_of
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
+from superopt.lab import predictions
+from superopt.lab.predictions import held_out
 
 MIB = 1 << 20
 
@@ -67,7 +68,7 @@ def test_the_ramp_is_measured_once_and_kept(tmp_path, monkeypatch):
     again = MeasuredCpu(store=Store("test", {}, tmp_path))
     assert again.ramp == first.ramp
     assert len(asked) == len(probed_bytes(first.cache_bytes))
-    assert costs.held_out(again.store.records).records == 0  # no operator's time is predicted from these
+    assert held_out(again.store.records).records == 0  # no operator's time is predicted from these
     idle = MeasuredCpu(store=Store("idle", {}, tmp_path), time_limit=0.0)
     assert idle.ramp == usual(idle.cache_bytes)
 
@@ -152,9 +153,9 @@ def test_a_weight_counts_once_for_each_kind_of_kernel_that_packs_it(first, secon
 
 def test_models_are_raced_in_bursts_in_which_caches_settle(monkeypatch, tmp_path):
     given = []
-    monkeypatch.setattr(validation, "race", lambda *_, burst, **__: given.append(burst))
+    monkeypatch.setattr(predictions, "race", lambda *_, burst, **__: given.append(burst))
     for run_us in (100.0, 10_000.0, 1e6, float("inf")):
-        validation._raced([b""], {}, MeasuredCpu(store=Store("test", {}, tmp_path)), 1, 1.0, run_us)
+        predictions._raced([b""], {}, MeasuredCpu(store=Store("test", {}, tmp_path)), 1, 1.0, run_us)
     assert given == [10, 5, 3, 3]
 
 

@@ -17,8 +17,9 @@ from superopt.cost.trial import sample
 from superopt.ir.errors import BackendUnavailable, InvalidModel, UsageError
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
+from superopt.lab import coverage, profile
 from superopt.ops.record import NotCovered
-from superopt.pipeline import coverage, optimize, profile
+from superopt.pipeline import optimize
 
 
 def f(*shape):
@@ -195,7 +196,7 @@ def test_the_same_measurements_give_the_same_bytes(tmp_path):
 @pytest.fixture
 def clockwork(monkeypatch):
     device = Clockwork()
-    monkeypatch.setattr("superopt.pipeline.profiling.costs.device_of", lambda *_: device)
+    monkeypatch.setattr("superopt.lab.profiling.costs.device_of", lambda *_: device)
     return device
 
 

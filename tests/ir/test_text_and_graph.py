@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import networkx as nx
 import numpy as np
 import pytest
 
 from superopt.ir.errors import InvalidModel, UsageError
-from superopt.ir.graph import ArrayData, Graph, Node, Value, constant, structural_hash
+from superopt.ir.graph import ArrayData, Graph, Node, Value, constant, structural_hash, topological_order
 from superopt.ir.poly import sym
 from superopt.ir.text import format_graph, parse_graph
 from superopt.ir.types import DType, TensorType
@@ -77,3 +78,41 @@ def test_digests_tell_shapes_and_types_apart_and_agree_on_layout() -> None:
     assert len({ArrayData(a).digest for a in arrays}) == len(arrays)
     assert ArrayData(base.reshape(2, 3).T.copy().T).digest == ArrayData(base.reshape(2, 3)).digest
     assert constant("w", base).type == TensorType(DType.FLOAT32, (6,))
+
+
+def test_a_graph_is_drawn_for_networkx():
+    kind = TensorType(DType.FLOAT32, (2,))
+    nodes = (
+        Node("a", "Add", ("x", "w"), ("h",)),
+        Node("b", "Mul", ("h", "h"), ("y",)),
+        Node("c", "Relu", ("x",), ("z",)),
+    )
+    graph = Graph(
+        "g",
+        (Value("x", kind),),
+        (Value("y", kind), Value("z", kind)),
+        (constant("w", np.ones(2, "f")),),
+        nodes,
+        {"": 21},
+    )
+    drawn = graph.checked().to_networkx()
+    assert dict(drawn.nodes(data="op")) == {"x": "", "w": "", 0: "Add", 1: "Mul", 2: "Relu"}
+    assert sorted(map(str, drawn.edges(data="value"))) == sorted(
+        map(str, [("x", 0, "x"), ("w", 0, "w"), (0, 1, "h"), (0, 1, "h"), ("x", 2, "x")])
+    )
+    assert nx.is_directed_acyclic_graph(drawn)
+    assert nx.descendants(drawn, "w") == {0, 1}
+
+
+@pytest.mark.parametrize("length", [2, 7])
+def test_the_order_is_the_files_wherever_that_is_valid(length):
+    nodes = [Node(f"n{i}", "Relu", (f"v{i}",), (f"v{i + 1}",)) for i in range(length)]
+    made = {f"v{i + 1}": i for i in range(length)}
+    assert topological_order(nodes, made) == list(range(length))
+    turned = nodes[::-1]
+    assert (
+        topological_order(turned, {o: i for i, n in enumerate(turned) for o in n.outputs}) == list(range(length))[::-1]
+    )
+    loop = [*nodes, Node("back", "Relu", (f"v{length}",), ("v0",))]
+    with pytest.raises(InvalidModel, match="cycle"):
+        topological_order(loop, {o: i for i, n in enumerate(loop) for o in n.outputs})

@@ -23,8 +23,8 @@ from duplicates import tenfold  # noqa: E402
 from superopt import formats  # noqa: E402
 from superopt.frontend import GraphBuilder  # noqa: E402
 from superopt.ir.graph import Graph  # noqa: E402
+from superopt.lab.compare import costs_of, rules_of  # noqa: E402
 from superopt.search import SearchOptions, search  # noqa: E402
-from superopt.search.compare import costs_of, rules_of  # noqa: E402
 
 CASES = ("bert-2", "bert-12", "bert-48", "bert-96", "nasnet_a", "random-1000", "random-10000")
 
@@ -76,7 +76,7 @@ def measure(case: str, target: str, rules: Path | None, grown: bool) -> str:
     model, library = model_of(case), rules_of(rules)
     library = tenfold(library) if grown else library
     start = time.process_time()
-    found = search(model, library, costs_of(target), SearchOptions(cache=False, confirm=False, time_limit=1e4))
+    found = search(model, library, costs_of(target), SearchOptions(cache=False, time_limit=1e4))
     seconds = time.process_time() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     return (f"| {case} | {len(library)} | {len(model.nodes)} | {found.regions} | {found.distinct_regions} | "

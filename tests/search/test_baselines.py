@@ -10,8 +10,8 @@ from roofline import Roofline
 from rules_for_tests import rules
 
 from superopt.ir.graph import Node
+from superopt.lab.baselines import best_first, greedy, modelled
 from superopt.search import SearchOptions, search
-from superopt.search.baselines import best_first, greedy, modelled
 
 MODELS = {"qkv": qkv(4), "stack": linear_stack(4), "siamese": siamese(2)}
 

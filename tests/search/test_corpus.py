@@ -55,7 +55,7 @@ def test_low_rank_updates_are_merged(library):
 def test_gates_merge_over_all_steps(library):
     before = Counter(n.op for n in tiny("lstm").nodes)
     after, ops = optimised("lstm", library)
-    assert ops["MatMul"] + ops["Gemm"] <= before["MatMul"] / 4
+    assert ops["MatMul"] + ops["Gemm"] <= before["MatMul"] / 3
     assert_equivalent(tiny("lstm"), after)
 
 
@@ -121,7 +121,7 @@ def test_whether_parallel_convolutions_merge_is_the_device_s_choice(library) -> 
     wide = {"sha256": "wide", "backend": "superopt-cuda", "peaks": {"flops_per_s": 6e13, "bytes_per_s": 4.3e12}}
     gpu, cpu = cost.RecordedProfile(cost.Profile(wide, {})), cost.RecordedProfile(cost.load_profile("cpu-epyc-2core"))
     model = formats.load(TINY.parent / "googlenet.json")
-    options = SearchOptions(time_limit=120.0, cache=False, confirm=False, least_gain=0.0)
+    options = SearchOptions(time_limit=120.0, cache=False, least_gain=0.0)
     before, on_gpu, on_cpu = (
         sum(n.op == "Conv" for n in g.nodes)
         for g in (model, *(search(model, library, c, options).graph for c in (gpu, cpu)))

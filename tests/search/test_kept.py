@@ -87,12 +87,12 @@ def test_moves_that_were_kept_are_those_that_are_made(cache, monkeypatch):
     monkeypatch.setattr(moves, "_WORTH", 1)
     some = tuple(rules())
     monkeypatch.setattr(moves, "_alive", {})
-    made = moves._of_all(some, float("inf"), True)
+    made = moves._of_all(some, float("inf"), None)
     lifted = moves._lifted(made, 3, float("inf"))
     assert len(list((cache / "moves").iterdir())) == 2
     monkeypatch.setattr(moves, "_alive", {})
     monkeypatch.setattr(moves, "_made", None)  # not called
-    read = moves._of_all(some, float("inf"), True)
+    read = moves._of_all(some, float("inf"), None)
     assert [s.pattern.identity for s in read.sides] == [s.pattern.identity for s in made.sides]
     assert [s.shortens for s in read.sides] == [s.shortens for s in made.sides]
     assert read.adjacent == made.adjacent

@@ -9,9 +9,9 @@ from roofline import Roofline
 from rules_for_tests import rules
 
 from superopt import formats
+from superopt.lab.baselines import modelled
 from superopt.rules import load_library
 from superopt.search import SearchOptions, search
-from superopt.search.baselines import modelled
 from superopt.verifier import test as exact_test
 from superopt.verifier.verdict import Refuted
 

@@ -14,7 +14,7 @@ import pytest
 from service_testing import GRAPH, TINY, files_below, tiny
 from starlette.testclient import TestClient
 
-from superopt.pipeline.gate import updated, write_run
+from superopt.lab.gate import updated, write_run
 from superopt.report.corpus import CorpusRun, Row
 from superopt.rules import load_library, parse_rule
 from superopt.server.app import create_app
@@ -331,6 +331,17 @@ def test_certificates_are_made_and_kept(client: TestClient, tmp_path: Path) -> N
     assert "when its certificate was made here" in client.get(f"/rules/{ANY}").text
     tag = {"If-None-Match": answer.headers["etag"]}
     assert client.get(f"/v1/rules/{ANY}/certificate", headers=tag).status_code == 304
+
+
+def test_a_parameter_that_does_not_exist_is_refused(client: TestClient) -> None:
+    answer = client.post("/v1/jobs?timelimit=3&seed=1", content=tiny(), headers=JSON)
+    document = problem(answer, 400, "invalid-parameter")
+    assert document["errors"] == [{"parameter": "timelimit", "detail": "there is no such parameter"}]
+    assert "did you mean time_limit?" in document["detail"]
+    assert (
+        "seed"
+        in problem(client.post("/v1/optimize?q=1", content=tiny(), headers=JSON), 400, "invalid-parameter")["detail"]
+    )
 
 
 def test_the_corpus_page_shows_what_was_recorded(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from superopt.formats import from_bytes
 from superopt.server.database import Database
 from superopt.server.settings import Limits, Settings
 from superopt.server.store import Store
+from superopt.server.worker import reusable
 from superopt.verifier.differential import check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,6 +172,19 @@ def model(name: str) -> bytes:
 
 def running(live: Live, answer: httpx.Response) -> bool:
     return live.state(answer) == "running"
+
+
+def test_a_search_that_was_cut_short_answers_for_nobody_else(live: Live) -> None:
+    sent = model("nasnet_a")
+    first = live.post(sent, time_limit=0.2)
+    until(lambda: live.succeeded(first), 180)
+    assert live.http.get(first.headers["location"]).json()["stopped"] == "time"
+    again = live.post(sent, time_limit=0.2)
+    assert (again.status_code, again.json()["cached"]) == (202, False)
+    until(lambda: live.succeeded(again), 180)
+    assert live.http.get(again.headers["location"]).json()["cached"] is False
+    endings = ("saturated", "nodes", "memory", "time", "interrupted")
+    assert [reusable({"stopped": ending}) for ending in endings] == [True, True, True, False, False]
 
 
 def test_cancel_ends_the_child(live: Live) -> None:

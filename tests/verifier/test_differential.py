@@ -54,9 +54,10 @@ def dense(weight: np.ndarray) -> Graph:
 
 def test_accepts_batch_normalisation_folded_into_a_convolution():
     found = check(conv_bn(), folded())
-    assert (found.verdict, found.trials, found.reference, found.reason) == ("passed", 3, "float64", "")
+    assert (found.verdict, found.reason) == ("passed", "")
+    assert found.trials > 3  # the steered inputs besides the three unsteered ones
+    assert "original" in found.reference
     assert 0 < found.max_rel_error < 1e-5
-    assert 0 < found.baseline_error < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,8 @@ def test_sizes_grow_until_the_model_accepts_them():
 def test_regions():
     pairs = [(conv_bn(), folded()), (dense(DENSE), dense(DENSE))]
     found = check_regions(pairs)
-    assert (found.verdict, found.trials) == ("passed", 2)
+    assert found.verdict == "passed"
+    assert found.trials > 2
     bad = check_regions([*pairs, (dense(DENSE), dense(DENSE.T.copy()))])
     assert bad.verdict == "failed"
     assert bad.reason.startswith("region 2")

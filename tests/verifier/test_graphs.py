@@ -72,11 +72,12 @@ def test_a_rewritten_model_is_proved_by_region() -> None:
     assert found.regions
 
 
-def test_a_folded_constant_is_tested_not_proved() -> None:
+def test_a_constant_that_nothing_explains_is_tested_not_proved() -> None:
     nodes = [_node("MatMul", "x u", "s"), _node("Relu", "s", "y")]
     folded = _graph(X, nodes, Y, {"u": DATA["w"] + DATA["v"]})
     found = verify(_two_products(), folded)
     assert found.verdict == "tested"
+    assert found.words.startswith("tested (power ")
     assert found.proved_share < 1.0
 
 
@@ -91,9 +92,10 @@ SUM = json.dumps({"steps": [["Add", ["w", "v"], {}, ["u"]]], "output": "u"})
 
 def test_a_folded_constant_that_says_how_it_was_made_is_proved() -> None:
     found = certify_result(_two_products(), _folded(DATA["w"] + DATA["v"], SUM))
-    assert found.verdict == "proved", found
+    assert found.verdict == "proved up to rounding", found
+    assert found.words == "proved up to the rounding of folded constants (max 1 ulp)"
     assert found.proved_share == 1.0
-    assert "1 folded weights" in found.reason
+    assert (found.folded, found.max_ulp) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,10 @@ REVIEWER_TRUE = load_library(HERE / "reviewer_true.toml", built_in=False)
 REVIEWER_FALSE = load_library(HERE / "reviewer_false.toml", built_in=False)
 THIRD_TRUE = load_library(HERE / "third_true.toml", built_in=False)
 THIRD_FALSE = load_library(HERE / "third_false.toml", built_in=False)
+IMPLICIT_TRUE = load_library(HERE / "implicit_true.toml", built_in=False)
+IMPLICIT_FALSE = load_library(HERE / "implicit_false.toml", built_in=False)
+# True, and not proved yet: a Ceil under Relu, a maximum above a minimum, Sigmoid over windows, Log x + Log y.
+UNDECIDED = frozenset({"true-order-39", "true-order-58", "true-order-61", "true-domain-24"})
 LIBRARY = load_library()
 
 
@@ -41,6 +45,19 @@ def test_true_rules_are_proved_and_not_refuted(rule: Rule) -> None:
     assert isinstance(verdict, ProvedAllSizes), verdict
     assert not rule.lead or verdict.leading == "one axis"
     assert not isinstance(exact_test(rule), Refuted)
+
+
+@pytest.mark.parametrize("rule", _sample(dict(IMPLICIT_TRUE), 5), ids=lambda r: r.id)
+def test_unusual_true_rules_are_proved_and_never_refuted(rule: Rule) -> None:
+    assert isinstance(prove(rule), ProvedAllSizes) != (rule.id in UNDECIDED)
+    assert not isinstance(exact_test(rule), Refuted)
+
+
+@pytest.mark.parametrize("rule", _sample(dict(IMPLICIT_FALSE), 9), ids=lambda r: r.id)
+def test_rules_that_are_false_by_what_they_leave_unsaid_are_not_proved(rule: Rule) -> None:
+    assert not isinstance(prove(rule, time_limit=1.0), ProvedAllSizes)
+    verdict = exact_test(rule)
+    assert not isinstance(verdict, Refuted) or replay(json.loads(json.dumps(verdict.counterexample)))
 
 
 @pytest.mark.parametrize("rule", _sample(dict(FALSE) | dict(REVIEWER_FALSE) | dict(THIRD_FALSE), 8), ids=lambda r: r.id)

@@ -1,0 +1,159 @@
+"""A rule written out case by case where it depends on sizes whether a slice is clamped to its axis.
+
+ONNX clamps: ``Slice(x, [0], [k])`` of ``x = f[n]`` ends at ``k`` where ``k <= n``, and at ``n`` beyond. The meaning of
+a Slice (:mod:`superopt.ops.slicing`) has positions inside the axis; so a rule is as many plain rules as there are ways
+in which its positions can lie, each with the guards under which they lie so. A rule is true when all of them are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from superopt.ir.poly import Dim, substitute, sym, symbols
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, remade
+from superopt.ops.meaning import IllTyped
+from superopt.ops.slicing import FAR
+from superopt.rules.rule import Guard, Rule
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import complete, operator_of, variable_types
+
+__all__ = ["cases"]
+
+MOST = 64  # cases of one rule: more come only of a dozen slices at unrelated positions, which no rule needs
+Way = tuple[Dim, tuple[Guard, ...]]  # a position counted from the front, and when it lies there
+
+
+def cases(rule: Rule) -> tuple[Rule, ...]:
+    """The plain rules that a rule without ``...`` stands for: itself where no slice depends on sizes to be clamped.
+
+    The guards that are added to ``where`` exclude each other and leave nothing out. Some cases may be contradictory.
+
+    Raises:
+        RuleError: there are too many cases.
+    """
+    pending, done = [rule], list[Rule]()
+    while pending:
+        at = pending.pop(0)
+        ways = _first_open(at)
+        if ways is None:
+            done.append(at)
+        else:
+            pending = [*ways, *pending]
+        if len(pending) + len(done) > MOST:
+            raise RuleError(f"its slices may be clamped in more than {MOST} ways", where=f'rule "{rule.id}"')
+    return tuple(done)
+
+
+def _first_open(rule: Rule) -> list[Rule] | None:
+    """The ways in which the first position that is not decided can lie, as rules; ``None`` where all are decided."""
+    variables = variable_types(rule)
+    types: dict[Term, tuple[object, ...]] = {}
+    for term in postorder(*rule.lhs, *rule.rhs):
+        if isinstance(term, App) and term.op == "Slice" and (open_ := _open(rule, term, types)) is not None:
+            return open_
+        try:
+            if isinstance(term, Var):
+                types[term] = (variables[term.name],)
+            elif isinstance(term, Project):
+                types[term] = (types[term.term][term.index],)
+            else:
+                args = [None if a is None else types[a][0] for a in term.args]
+                types[term] = operator_of(term).apply(args, complete(term))[1]  # type: ignore[arg-type]
+        except (IllTyped, RuleError, IndexError):
+            return None  # who types the rule says what is wrong
+    return None
+
+
+def _open(rule: Rule, term: App, types: Mapping[Term, Sequence[object]]) -> list[Rule] | None:
+    operand = term.args[0] if term.args else None
+    values = dict(term.attributes)
+    shape = getattr(types[operand][0], "shape", None) if operand is not None else None
+    lists = [values.get(k) for k in ("starts", "ends", "axes", "steps")]
+    if shape is None or not all(isinstance(v, tuple) for v in lists):
+        return None
+    for place, cut in enumerate(zip(*lists, strict=False)):
+        start, end, axis, step = cut
+        if not isinstance(axis, int) or not isinstance(step, int) or step == 0 or not 0 <= axis < len(shape):
+            return None
+        for name, value in (("starts", start), ("ends", end)):
+            ways = _ways(_Known(rule, shape[axis]), value, name == "ends", step > 0, shape[axis])
+            if ways != [(value, ())]:
+                return [_at(rule, term, name, place, *way) for way in ways]
+    return None
+
+
+def _at(rule: Rule, term: App, name: str, place: int, value: Dim, guards: tuple[Guard, ...]) -> Rule:
+    """The rule with one position replaced, where the guards hold."""
+    made: dict[Term, Term] = {}
+    for t in postorder(*rule.lhs, *rule.rhs):
+        attributes: tuple[tuple[str, AttributeValue], ...] | None = None
+        if t == term:
+            attributes = tuple((k, _put(v, place, value) if k == name else v) for k, v in term.attributes)
+        made[t] = remade(t, made, attributes)
+    sides = [tuple(made[t] for t in side) for side in (rule.lhs, rule.rhs)]
+    where = tuple(dict.fromkeys((*rule.where, *guards)))
+    return replace(rule, lhs=sides[0], rhs=sides[1], where=where)
+
+
+def _put(values: AttributeValue, place: int, value: Dim) -> AttributeValue:
+    assert isinstance(values, tuple)
+    return (*values[:place], value, *values[place + 1 :])
+
+
+class _Known:
+    """What a rule's ranges and guards say of sizes, as far as it is read off; ``size`` is that of an axis."""
+
+    def __init__(self, rule: Rule, size: Dim) -> None:
+        self.least: dict[str, int] = dict.fromkeys(rule.sizes, 1)
+        for atom, scheme in rule.attribute_atoms.items():
+            if scheme.kind == "int" and scheme.relation in (">=", ">"):
+                self.least[atom] = scheme.bound + (scheme.relation == ">")
+        self.given: list[Dim] = [size - 1]
+        for guard in rule.where:
+            c = guard.condition
+            self.given += [c.size] if c.kind == "ge" else [c.size, -c.size] if c.kind == "eq" else []
+
+    def nonnegative(self, size: Dim) -> bool:
+        return self._plainly(size) or any(self._plainly(size - g) for g in self.given)
+
+    def _plainly(self, size: Dim) -> bool:
+        """Whether no coefficient is negative once every name is counted from its least value."""
+        if isinstance(size, int):
+            return size >= 0
+        if not symbols(size) <= self.least.keys():
+            return False
+        shifted = substitute(size, {n: sym(n) + low for n in symbols(size) if (low := self.least[n])})
+        if isinstance(shifted, int):
+            return shifted >= 0
+        return all(c >= 0 for _, c in shifted.terms) and all(isinstance(a, str) for m, _ in shifted.terms for a in m)
+
+
+def _ways(known: _Known, value: Dim, last: bool, forward: bool, size: Dim) -> list[Way]:
+    """Where a position of a slice may lie, counted from the front and clamped, and when.
+
+    A start behind the axis makes the slice empty, and no tensor of a rule is: it is left where it is, and the meaning's
+    obligations exclude those sizes. So they do an end before the axis.
+    """
+    if isinstance(value, int) and (abs(value) >= FAR or (value == -1 and last and not forward)):
+        return [(value, ())]
+    ways: list[Way] = []
+    if not known.nonnegative(-1 - value):
+        high: Dim = size if forward else size - 1
+        sign = () if known.nonnegative(value) else (Guard(value, ">=", 0),)
+        if last != forward or known.nonnegative(high - value):
+            ways.append((value, sign))
+        else:
+            if not known.nonnegative(value - high - 1):
+                ways.append((value, (*sign, Guard(value, "<=", high))))
+            ways.append((high, (*sign, Guard(value, ">", high))))
+    if not known.nonnegative(value):
+        back, low = value + size, -1 if last and not forward else 0
+        sign = () if known.nonnegative(-1 - value) else (Guard(value, "<", 0),)
+        if known.nonnegative(back):
+            ways.append((back, sign))
+        else:
+            if not known.nonnegative(-1 - back):
+                ways.append((back, (*sign, Guard(back, ">=", 0))))
+            ways.append((low, (*sign, Guard(back, "<", 0))))
+    return ways

@@ -1,0 +1,253 @@
+"""What floating point says of rules: a verdict for each direction and element type, beside the one over the reals.
+
+``rules/floats.json`` holds them by a digest of the rule's text and of its operators' meanings; only
+:mod:`superopt.verifier.floating` writes it. This module is the data, and what reads it: search asks a verdict what must
+hold at a match, and knows nothing of how it was found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from superopt.ir.types import DType
+from superopt.rules.canonical import rule_text
+from superopt.rules.rule import Rule
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import meaning_digest
+
+__all__ = [
+    "FLOATS", "GENEROUS", "METHOD", "MODES", "UNKNOWN", "Directions", "FloatVerdict", "Floats", "Way", "float_key",
+    "read_floats", "row_of", "write_floats",
+]  # fmt: skip
+
+FLOATS = "floats.json"
+METHOD = 1  # of the search for verdicts; another number, and every rule is looked at again
+TEXT = "text_digest"  # where a rule that was kept has the digest of its own text
+MODES = ("strict", "standard", "fast")
+Directions = Mapping[str, Mapping[str, "FloatVerdict"]]  # "forward", "backward" → type → verdict
+# A window that holds magnitudes from 10⁻⁶ to 10⁶ is one that the check's inputs, of several magnitudes, would leave
+# first: it need not be known to hold before. float16 has no such window: there it must be known.
+GENEROUS = (-20, 20)
+
+
+@dataclass(frozen=True)
+class Way:
+    """Conditions under which a direction is safe, all of which must hold.
+
+    Attributes:
+        rounded: variables whose elements must be results of inexact arithmetic: then one unit of rounding of them
+            explains what the other side does to the result. Inputs and weights are exactly what they are.
+        window: variable → least and largest exponent of its nonzero elements (2^low ≤ |v| < 2^(high+1)).
+        finite: no operand may be infinite or nan.
+    """
+
+    rounded: tuple[str, ...] = ()
+    window: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    finite: bool = False
+
+    def __hash__(self) -> int:
+        return hash((self.rounded, tuple(sorted(self.window.items())), self.finite))
+
+    @property
+    def generous(self) -> bool:
+        """Whether the window is one that ordinary data does not leave."""
+        return all(low <= GENEROUS[0] and high >= GENEROUS[1] for low, high in self.window.values())
+
+    def __str__(self) -> str:
+        parts = [f"{', '.join(self.rounded)} rounded already"] if self.rounded else []
+        parts += [f"2^{low} ≤ |{name}| < 2^{high + 1}" for name, (low, high) in sorted(self.window.items())]
+        return " and ".join(parts)
+
+
+@dataclass(frozen=True)
+class FloatVerdict:
+    """What was found of a direction in a type.
+
+    Attributes:
+        verdict: ``safe``, ``conditional``, ``unsafe``, or ``unknown`` where it could not be looked at.
+        ways: of a conditional one: any of these makes it safe.
+        exact: both sides are the same float operations, in another place or order of a kernel's sum.
+        moderate: no infinity or ``nan`` from moderate numbers where the source has none.
+        specials: what differs where an operand is infinite or ``nan``; empty: nothing.
+        ratio: the largest error found, in units of what the source's own rounding may do.
+        worst: the point at which it was found, as JSON data.
+    """
+
+    verdict: str
+    ways: tuple[Way, ...] = ()
+    exact: bool = False
+    moderate: bool = True
+    specials: str = ""
+    ratio: float = 0.0
+    worst: Mapping[str, object] = field(default_factory=dict, hash=False)
+
+    def ways_in(self, mode: str) -> tuple[Way, ...]:
+        """The conditions of which a mode wants one; none: the direction is not used at all.
+
+        ``strict``: what is safe whatever the operands, infinities and ``nan`` too. ``standard``: also under
+        conditions. ``fast``: also what is only true of reals, unless moderate numbers become infinite or ``nan``.
+        """
+        if mode == "strict":
+            return (Way(),) if self.verdict == "safe" and not self.specials else ()
+        if mode == "fast":
+            return (Way(),) if self.moderate else self.ways
+        ways = (Way(),) if self.verdict == "safe" else self.ways
+        return tuple(replace(w, finite=True) for w in ways) if self.harmful else ways
+
+    @property
+    def harmful(self) -> bool:
+        """Whether an infinite operand makes ``nan``, or infinite what was finite: a mask of −∞ is such an operand."""
+        return (
+            "infinite or nan where the source is finite" in self.specials or "nan where the source is" in self.specials
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        text = self.verdict
+        if self.exact:
+            text += ", the same operations"
+        if self.ways:
+            text += f" on {'; or on '.join(map(str, self.ways))}"
+        if self.ratio:
+            text += f"; at worst {self.ratio:g} of what the source's own rounding may do"
+        return f"{text}; infinite or nan operands: {self.specials}" if self.specials else text
+
+    def as_data(self) -> dict[str, Any]:
+        """As JSON data."""
+        data: dict[str, Any] = {"verdict": self.verdict}
+        if self.exact:
+            data["exact"] = True
+        if not self.moderate:
+            data["moderate"] = False
+        if self.specials:
+            data["specials"] = self.specials
+        if self.ratio:
+            data["ratio"] = self.ratio
+        if self.ways:
+            data["ways"] = [
+                {"rounded": list(w.rounded), "window": {n: list(r) for n, r in sorted(w.window.items())}}
+                for w in self.ways
+            ]
+        if self.worst:
+            data["worst"] = dict(self.worst)
+        return data
+
+    @staticmethod
+    def of(data: Mapping[str, Any]) -> FloatVerdict:
+        """From JSON data.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is none.
+        """
+        ways = tuple(
+            Way(tuple(map(str, w["rounded"])), {str(n): (int(r[0]), int(r[1])) for n, r in w["window"].items()})
+            for w in data.get("ways", ())
+        )
+        return FloatVerdict(
+            str(data["verdict"]), ways, bool(data.get("exact")), bool(data.get("moderate", True)),
+            str(data.get("specials", "")), float(data.get("ratio", 0.0)), dict(data.get("worst", {})),
+        )  # fmt: skip
+
+
+UNKNOWN = FloatVerdict("unknown", moderate=False)
+
+
+@dataclass(frozen=True)
+class Floats:
+    """Verdicts of rules by key (:func:`float_key`), and the mode in which they are read."""
+
+    store: Mapping[str, Directions] = field(default_factory=dict)
+    mode: str = "standard"
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for equal verdicts in the same mode."""
+        rows = sorted((key, repr(row)) for key, row in self.store.items())
+        return hashlib.sha256(f"{self.mode} {rows}".encode()).hexdigest()
+
+    def verdict(self, rule: Rule, *, backward: bool, dtype: DType) -> FloatVerdict:
+        """Of a direction in a type; float64 is as float32, whose windows are the narrower ones."""
+        found = self.store.get(float_key(rule), {}).get("backward" if backward else "forward", {})
+        asked = str(DType.FLOAT32 if dtype == DType.FLOAT64 else dtype)
+        return found.get(asked) or found.get("any", UNKNOWN)
+
+    def ways(self, rule: Rule, *, backward: bool) -> dict[DType, tuple[Way, ...]]:
+        """What the mode wants of a match of a direction, by element type."""
+        types = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64)
+        return {d: self.verdict(rule, backward=backward, dtype=d).ways_in(self.mode) for d in types}
+
+
+def float_key(rule: Rule) -> str:
+    """SHA-256 over the rule's text, what its operators mean, and the method: a changed rule has no verdict.
+
+    Raises:
+        RuleError: the rule is not well-formed.
+    """
+    text = rule.__dict__.get(TEXT)
+    if not isinstance(text, str):
+        text = rule.__dict__[TEXT] = hashlib.sha256(rule_text(rule).encode()).hexdigest()
+    return hashlib.sha256(f"{METHOD} {text} {meaning_digest(rule)}".encode()).hexdigest()
+
+
+_read: dict[tuple[str, int, int], dict[str, Directions]] = {}
+
+
+def read_floats(path: Path) -> dict[str, Directions]:
+    """The verdicts of a ``floats.json``, by key; none where there is no file.
+
+    Raises:
+        RuleError: the file is not a store of such verdicts, or was changed by hand.
+    """
+    if not path.exists():
+        return {}
+    stamp = (str(path), path.stat().st_mtime_ns, path.stat().st_size)
+    if stamp not in _read:
+        _read.clear()
+        _read[stamp] = _store(path)
+    return _read[stamp]
+
+
+def _store(path: Path) -> dict[str, Directions]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != "superopt.floats" or data["version"] != 1:
+            raise RuleError("not a superopt.floats file of version 1", where=str(path))
+        if data["seal"] != _seal(data["rules"]):
+            raise RuleError("was changed by hand", where=str(path), hint="`superopt rules floats --all` makes it anew")
+        return {str(k): directions_of(row) for k, row in data["rules"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RuleError(f"not a store of float verdicts: {error}", where=str(path)) from error
+
+
+def directions_of(row: Mapping[str, Any]) -> Directions:
+    """One row's verdicts from JSON data."""
+    return {
+        way: {str(t): FloatVerdict.of(v) for t, v in row[way].items()} for way in ("forward", "backward") if way in row
+    }
+
+
+def row_of(rule_id: str, directions: Directions) -> dict[str, Any]:
+    """One row as JSON data."""
+    return {"id": rule_id, **{w: {t: v.as_data() for t, v in by.items()} for w, by in directions.items()}}
+
+
+def write_floats(path: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write rows (JSON data, by key), sorted by rule id, one a line; whole or not at all."""
+    ordered = sorted(rows.items(), key=lambda item: (str(item[1].get("id", "")), item[0]))
+    lines = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in ordered)
+    head = f'{{"format": "superopt.floats", "version": 1, "seal": "{_seal(dict(rows))}", "rules": {{\n'
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(head + lines + "\n}}\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def _seal(rows: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(rows, sort_keys=True, default=dict).encode()).hexdigest()

@@ -1,0 +1,104 @@
+"""The prices of this machine: a recorded profile, scaled by a calibration; what it lacks is predicted, or measured."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from functools import partial
+
+from superopt.cost.answers import Answers, Progress, refused
+from superopt.cost.calibration import Calibration, calibrated, scaled
+from superopt.cost.device import CpuDevice
+from superopt.cost.measured import device_store
+from superopt.cost.predictor import ceilings_of
+from superopt.cost.profile import Profile, load_profile, profile_names
+from superopt.cost.question import Question
+from superopt.cost.record import Estimate, Key
+from superopt.cost.recorded import RecordedProfile
+
+__all__ = ["CalibratedCpu", "calibrated_cpu", "nearest_profile"]
+
+
+class CalibratedCpu(RecordedProfile):
+    """A recorded profile as this machine would have recorded it, and a few questions that it is asked itself.
+
+    What the profile holds is answered by it, so that noise decides nothing. What it lacks is expected from its records
+    until an extraction wants it; only then it is measured here, as often as ``questions`` allows, and kept.
+
+    Args:
+        profile: scaled to this machine.
+        calibration: by what.
+        device: this machine.
+        sizes: what symbolic dimensions are costed at.
+        questions: how many may be measured.
+        progress: called with (measured so far, None, what) before each.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        calibration: Calibration,
+        device: CpuDevice,
+        *,
+        sizes: Mapping[str, int] | None = None,
+        questions: int | None = 0,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(profile, sizes)
+        self.calibration, self.cpu = calibration, device
+        self.answers = Answers(
+            device_store(device.meter.threads), ceilings=ceilings_of(profile.header), most=questions, progress=progress
+        )
+
+    @property
+    def measured(self) -> int:
+        return self.answers.measured
+
+    @property
+    def digest(self) -> str | None:
+        return f"{super().digest} {self.answers.store.path.name} {self.answers.most}"
+
+    def _known(self, key: Key) -> bool:
+        return key.question in self._answers or self.answers.spent or self.answers.store.get(key.text) is not None
+
+    def _lookup(self, question: Question) -> Estimate:
+        if question.key.question in self._answers:
+            return super()._lookup(question)
+        record = self.answers.get(question.key, partial(self.cpu.time, question), question.work)
+        if record is not None:
+            return self._estimate(record)
+        found = self.predicted(question.op, question.work, question.key)
+        return refused(found) if self.answers.failed(question.key) else found
+
+
+def nearest_profile(device: CpuDevice) -> tuple[str, Profile, Calibration] | None:
+    """The shipped profile that is most like this machine, and its calibration; ``None`` where none is of its kind.
+
+    Of its kind is what was recorded with the same backend and number of threads. Likeness is that of the names of
+    machine and runtime; what they differ in, the calibration measures.
+    """
+    found: list[tuple[float, str, Profile]] = []
+    for name in profile_names():
+        profile = load_profile(name)
+        header = profile.header
+        if header.get("backend") == device.backend.name and header.get("threads") == device.meter.threads:
+            recorded = f"{header.get('device')}, {header.get('cores')} cores, {header.get('runtime')}"
+            found.append((-difflib.SequenceMatcher(None, recorded, device.name).ratio(), name, profile))
+    if not found:
+        return None
+    _, name, profile = min(found, key=lambda f: f[:2])
+    return name, profile, calibrated(name, profile, device)
+
+
+def calibrated_cpu(
+    *, threads: int, sizes: Mapping[str, int] | None, questions: int | None, progress: Progress | None
+) -> CalibratedCpu | None:
+    """The cost model of this machine; ``None`` where no profile is of its kind."""
+    device = CpuDevice(threads)
+    found = nearest_profile(device)
+    if found is None:
+        return None
+    _, profile, calibration = found
+    return CalibratedCpu(
+        scaled(profile, calibration), calibration, device, sizes=sizes, questions=questions, progress=progress
+    )

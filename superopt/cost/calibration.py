@@ -1,0 +1,159 @@
+"""This machine as a recorded profile knows another: the same prices, scaled by what a short calibration measures.
+
+Prices are then a function of a profile and three factors, and the same on every run. A record is bound by what takes
+most of its roofline (arithmetic or memory; Williams et al., 2009), or by what any operator costs. Each kind has its
+factor: the median over a few of the profile's own records that are timed again. Factors go in steps, so that two
+calibrations of one machine give the same prices, and a machine like the profile's gives the profile's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any, Literal
+
+from superopt.cost.device import Device
+from superopt.cost.peaks import peaks_of_header
+from superopt.cost.predictor import Ceilings, ceilings_of
+from superopt.cost.profile import Profile
+from superopt.cost.question import question_of
+from superopt.cost.record import APART, Record
+from superopt.ir.errors import SuperoptError
+from superopt.ir.kept import keep, kept
+from superopt.ops.record import NotCovered
+
+__all__ = ["Calibration", "calibrated", "calibration_of", "scaled"]
+
+Bound = Literal["overhead", "arithmetic", "memory"]
+_BOUNDS: tuple[Bound, ...] = ("overhead", "arithmetic", "memory")
+_SAMPLES = 7  # records of each kind that are timed again: a median of seven survives three that were disturbed
+_SECONDS = 3.0  # for all of them, of the wall clock: it is done once a machine, while somebody waits
+_SHORT_NS, _LONG_NS = (
+    2e3,
+    2e6,
+)  # timed again: longer than the clock's noise, short enough to repeat
+_STEP = math.log(1.25)  # quiet or beside a neighbour, medians on one machine differ by up to a tenth
+_FOLDER, _MOST = "calibration", 16
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a machine takes of the time that a profile recorded.
+
+    Attributes:
+        profile: name of the recorded profile.
+        device: this machine, in words.
+        factors: time here ÷ time recorded, by what bounds an operator; exactly 1 where the two cannot be told apart.
+        measured: the same before it was put into steps.
+        sigma: relative standard deviation of single records about their kind's median.
+        records: how many were timed.
+        seconds: that it took.
+    """
+
+    profile: str
+    device: str
+    factors: Mapping[str, float]
+    measured: Mapping[str, float]
+    sigma: float
+    records: int
+    seconds: float
+
+
+def calibrated(name: str, profile: Profile, device: Device) -> Calibration:
+    """This machine against a profile: what an earlier run found, or measured now, in about three seconds.
+
+    Args:
+        name: of the profile.
+        profile: its records.
+        device: this machine.
+    """
+    asked = [name, str(profile.header.get("sha256")), device.name, __doc__, _SAMPLES, _STEP]
+    place = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+    known = kept(_FOLDER, place, ())
+    if isinstance(known, dict):
+        return Calibration(**known)
+    found = calibration_of(name, profile, device)
+    keep(_FOLDER, place, asdict(found), _MOST)
+    return found
+
+
+def calibration_of(name: str, profile: Profile, device: Device) -> Calibration:
+    """Time a few of a profile's records again; a kind of which none can be timed takes the factor of the others."""
+    start = time.monotonic()
+    found: dict[str, list[float]] = {bound: [] for bound in _BOUNDS}
+    waiting = {bound: _chosen(profile, bound) for bound in _BOUNDS}
+    for turn in range(_SAMPLES):
+        for bound in _BOUNDS:
+            if turn < len(waiting[bound]) and (time.monotonic() - start < _SECONDS or not found[bound]):
+                record = waiting[bound][turn]
+                try:
+                    found[bound].append(device.time(question_of(record.key)).ns / record.ns)
+                except (SuperoptError, NotCovered):
+                    continue  # this runtime refuses what the profile's ran: the other samples tell
+    known = {bound: median(ratios) for bound, ratios in found.items() if ratios}
+    usual = median(known.values()) if known else 1.0
+    measured = {bound: known.get(bound, usual) for bound in _BOUNDS}
+    off = [math.log(r / known[b]) ** 2 for b, ratios in found.items() for r in ratios]
+    return Calibration(
+        name, device.name, {b: _stepped(f) for b, f in measured.items()},
+        {b: round(f, 4) for b, f in measured.items()}, round(math.sqrt(sum(off) / len(off)), 4) if off else 1.0,
+        len(off), round(time.monotonic() - start, 2),
+    )  # fmt: skip
+
+
+def _stepped(factor: float) -> float:
+    """The nearest power of the step: all that are within half a step of 1 are 1."""
+    return round(math.exp(_STEP * round(math.log(factor) / _STEP)), 6)
+
+
+def _chosen(profile: Profile, bound: Bound) -> list[Record]:
+    """Records of a kind that are timed again, of as many operators as there are, the longest-known first.
+
+    The order is that of a digest of their keys: no choice of ours, and the same everywhere.
+    """
+    ceilings = ceilings_of(profile.header)
+    fit = [
+        r for r in profile.records.values()
+        if r.key.op not in APART and _SHORT_NS <= r.ns <= _LONG_NS and _bound_of(r, ceilings) == bound
+    ]  # fmt: skip
+    fit.sort(key=lambda r: hashlib.sha256(r.key.text.encode()).digest())
+    first: dict[str, Record] = {}
+    for record in fit:
+        first.setdefault(record.key.op, record)
+    chosen = list(first.values())
+    return [*chosen, *(r for r in fit if r not in chosen)][:_SAMPLES]
+
+
+def _bound_of(record: Record, ceilings: Ceilings) -> Bound:
+    """What takes most of a record's roofline."""
+    parts = {
+        "overhead": ceilings.least_ns,
+        "arithmetic": record.flops / ceilings.flops_per_ns,
+        "memory": record.bytes / ceilings.cached_bytes_per_ns,
+    }
+    return max(_BOUNDS, key=lambda b: parts[b])
+
+
+def scaled(profile: Profile, calibration: Calibration) -> Profile:
+    """The profile as this machine would have recorded it; the profile itself where every factor is 1."""
+    factors = calibration.factors
+    if all(f == 1.0 for f in factors.values()):
+        return profile
+    ceilings = ceilings_of(profile.header)
+    records = {text: _scaled(r, factors[_bound_of(r, ceilings)]) for text, r in profile.records.items()}
+    header: dict[str, Any] = {**profile.header, "calibration": asdict(calibration), "device": calibration.device}
+    if isinstance(dispatch := header.get("dispatch_ns"), int | float):
+        header["dispatch_ns"] = dispatch * factors["overhead"]
+    if peaks_of_header(profile.header) is not None:
+        slower = {"flops_per_s": "arithmetic", "bytes_per_s": "memory", "cache_bytes_per_s": "memory"}
+        header["peaks"] = {k: v / factors[slower[k]] if k in slower else v for k, v in header["peaks"].items()}
+    return Profile(header, records)
+
+
+def _scaled(record: Record, factor: float) -> Record:
+    return replace(record, ns=record.ns * factor, ns_cold=record.ns_cold * factor)

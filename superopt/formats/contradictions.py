@@ -1,0 +1,140 @@
+"""Refuses a model that holds a node whose operands exclude each other, in subgraphs and functions too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
+
+from superopt.formats.onnx_nodes import attribute_proto, node
+from superopt.formats.onnx_tensors import ExternalFiles, weight
+from superopt.formats.onnx_values import value
+from superopt.ir.errors import InvalidModel, ResourceLimit, printable
+from superopt.ir.graph import Graph, Node, OpaqueAttribute, Value, label
+from superopt.ir.types import TensorType
+from superopt.ops.contradictions import exclusion, facts
+from superopt.ops.infer import Typing, infer
+
+__all__ = ["refuse_contradictions"]
+
+_NODES = 20_000  # of subgraphs and functions that are looked at: 2⁴⁰ calls of functions must not take for ever
+_BYTES = 64 << 20  # of one subgraph: with more in it, it is weights that would be copied
+_SHOWN = 6  # inputs whose types a message lists
+_HINT = "no runtime can run it; look at how the model was made or edited"
+
+Functions = Mapping[tuple[str, str, str], FunctionProto]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A graph inside the model: the main one, a subgraph or the body of a function, and how messages name it."""
+
+    graph: Graph
+    where: str = ""
+    certain: bool = True  # whether its nodes run whenever the model does
+
+
+def refuse_contradictions(graph: Graph) -> None:
+    """Raise where a node's operands exclude each other; see :mod:`superopt.ops.contradictions` for what counts.
+
+    Raises:
+        InvalidModel: it names the node, its operator, the types of its inputs, and what is wrong with them.
+    """
+    functions = _functions(graph)
+    stack = [_Part(facts(graph))]
+    budget = _NODES
+    while stack:
+        part = stack.pop()
+        typing = infer(part.graph)
+        for place, item in enumerate(part.graph.nodes):
+            if reason := exclusion(part.graph, typing, place, certain=part.certain):
+                raise InvalidModel(f"{reason}{_operands(item, typing)}", where=part.where + label(item), hint=_HINT)
+            for inner in _parts(part, item, typing, functions):
+                budget -= len(inner.graph.nodes)
+                if budget >= 0:
+                    stack.append(inner)
+
+
+def _operands(item: Node, typing: Typing) -> str:
+    """The types of a node's inputs, for a message."""
+    names = [n for n in item.inputs if n]
+    kinds = [typing.types.get(n) for n in names[:_SHOWN]]
+    shown = ", ".join(
+        f"{printable(n, 40)} {'of unknown type' if k is None else k}" for n, k in zip(names, kinds, strict=False)
+    )
+    more = ", …" if len(names) > _SHOWN else ""
+    return f" (inputs: {shown}{more})" if names else ""
+
+
+def _functions(graph: Graph) -> Functions:
+    """The model's own functions by domain, name and overload."""
+    payload = graph.extras.get("onnx.model")
+    if not payload or not any(n.domain not in ("", "ai.onnx") for n in graph.nodes):
+        return {}
+    found = ModelProto.FromString(payload).functions
+    return {(f.domain, f.name, f.overload): f for f in found}
+
+
+def _parts(part: _Part, item: Node, typing: Typing, functions: Functions) -> Iterator[_Part]:
+    """The graphs inside a node: those of its attributes, or the body of the function that it calls."""
+    where = f"{part.where}{label(item)}, "
+    if called := functions.get((item.domain, item.op, item.overload)):
+        inner = _body(called, item, typing)
+        if inner is not None:
+            yield _Part(inner, where, part.certain)
+        return
+    for name, given in item.attributes.items():
+        if not isinstance(given, OpaqueAttribute) or not 0 < len(given.payload) <= _BYTES:
+            continue
+        proto = AttributeProto.FromString(given.payload)
+        if proto.ref_attr_name:
+            continue
+        for body in [*([proto.g] if proto.HasField("g") else ()), *proto.graphs]:
+            inner = _subgraph(body, given.captures, typing, part.graph.opset)
+            if inner is not None:
+                yield _Part(inner, f"{where}{printable(name)}, ", certain=False)
+
+
+def _subgraph(proto: GraphProto, captures: tuple[str, ...], typing: Typing, opset: Mapping[str, int]) -> Graph | None:
+    """A subgraph as a graph whose inputs are its own, of any shape (a Loop's may change), and what it captures."""
+    own = [value(v) for v in proto.input]
+    inputs = [Value(v.name, TensorType(v.type.dtype, None) if isinstance(v.type, TensorType) else None) for v in own]
+    named = {v.name for v in own}
+    inputs += [Value(n, typing.types.get(n)) for n in captures if n not in named]
+    return _read(proto, proto.node, inputs, [v.name for v in proto.output], opset)
+
+
+def _body(function: FunctionProto, call: Node, typing: Typing) -> Graph | None:
+    """A function's body with the types and attributes of a call."""
+    given = {k: attribute_proto(k, v) for k, v in call.attributes.items()}
+    given = {a.name: a for a in function.attribute_proto} | given
+    nodes = []
+    for proto in function.node:
+        made = NodeProto()
+        made.CopyFrom(proto)
+        del made.attribute[:]
+        for item in proto.attribute:
+            if not item.ref_attr_name:
+                made.attribute.append(item)
+            elif item.ref_attr_name in given:
+                made.attribute.append(given[item.ref_attr_name])
+                made.attribute[-1].name = item.name
+        nodes.append(made)
+    kinds = [typing.types.get(n) if n else None for n in call.inputs]
+    inputs = [Value(n, k) for n, k in zip(function.input, kinds, strict=False)]
+    opset = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import}
+    return _read(GraphProto(), nodes, inputs, function.output, opset)
+
+
+def _read(
+    proto: GraphProto, nodes: Iterable[NodeProto], inputs: list[Value], outputs: Iterable[str], opset: Mapping[str, int]
+) -> Graph | None:
+    """A graph inside the model; ``None`` where a part of it cannot be read, which then stays opaque as it was."""
+    files = ExternalFiles(None)
+    try:
+        weights = tuple(weight(t, files) for t in proto.initializer)
+        made = tuple(node(n, files) for n in nodes)
+    except (InvalidModel, ResourceLimit):
+        return None
+    return Graph(proto.name, tuple(inputs), tuple(Value(o, None) for o in outputs), weights, made, opset)

@@ -1,0 +1,7 @@
+"""The honest benchmark: superopt beside its peers, losses, crashes and wrong results included."""
+
+from __future__ import annotations
+
+from superopt.lab.benchmark.rows import TOOLS, BenchOptions, bench
+
+__all__ = ["TOOLS", "BenchOptions", "bench"]

@@ -1,0 +1,9 @@
+"""The corpus as a gate: run models, compare with a recorded baseline, name what is at fault."""
+
+from __future__ import annotations
+
+from superopt.lab.gate.baseline import read_run, run_data, updated, write_run
+from superopt.lab.gate.judge import judge, run_corpus
+from superopt.lab.gate.settings import CorpusSettings, models_of
+
+__all__ = ["CorpusSettings", "judge", "models_of", "read_run", "run_corpus", "run_data", "updated", "write_run"]

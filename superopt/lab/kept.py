@@ -1,0 +1,74 @@
+"""Rows of long measurements, one file a model, so that a run that was cut short goes on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from superopt.formats.files import replace_file
+from superopt.ir import kept
+
+__all__ = ["Kept", "code_digest", "file_digest"]
+
+# The rooms that figures depend on.
+_DECISIVE = (
+    "search",
+    "cost",
+    "ops",
+    "ir",
+    "formats",
+    "runtime",
+    "verifier",
+    "rules",
+    "pipeline",
+    "lab",
+)  # for the figures
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A folder of rows.
+
+    Attributes:
+        folder: where they are; ``None`` keeps none.
+        stamp: what a row depends on beside its model; a row with another one is not used.
+    """
+
+    folder: Path | None
+    stamp: str
+
+    def get(self, model: Path) -> dict[str, Any] | None:
+        """The row of an earlier run, if it was made by the same code of the same model."""
+        if self.folder is None or not (place := self._place(model)).is_file():
+            return None
+        try:
+            row = json.loads(place.read_text(encoding="utf-8"))
+        except ValueError:
+            return None
+        same = isinstance(row, dict) and (row.get("stamp"), row.get("file")) == (self.stamp, file_digest(model))
+        return row if same else None
+
+    def put(self, model: Path, row: dict[str, Any]) -> dict[str, Any]:
+        """Keep a model's row; returns it with what it depends on."""
+        made = {"model": model.stem, **row, "stamp": self.stamp, "file": file_digest(model)}
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            replace_file(self._place(model), json.dumps(made, indent=1).encode(), force=True)
+        return made
+
+    def _place(self, model: Path) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{model.stem}.json"
+
+
+def file_digest(path: Path) -> str:
+    """Of a file's content; empty where there is none."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
+
+
+def code_digest() -> str:
+    """Of the rules, and of superopt's own code as far as results and figures depend on it."""
+    return kept.code_digest(*_DECISIVE, data=("*.toml", "proofs.json"))

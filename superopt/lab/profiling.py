@@ -1,0 +1,320 @@
+"""Recording a profile for a set of models: what the optimiser asks for is found out, timed, and asked for again.
+
+Timing wants a quiet machine and takes one core; planning (searching without measuring) may use them all. They take
+turns: first what earlier recordings hold, then slices of planning and timing, until the search of every model asks for
+nothing that is not measured, or the time is up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from superopt import cost as costs
+from superopt.cost.device import Device
+from superopt.cost.planning import Planning
+from superopt.cost.question import Question, question_of
+from superopt.cost.record import Record
+from superopt.cost.recording import Recorder
+from superopt.ir.errors import SuperoptError, UsageError
+from superopt.ir.graph import Graph, structural_hash
+from superopt.ops.record import NotCovered
+from superopt.pipeline.optimise import Progress, load, quiet
+from superopt.rules import load_library
+from superopt.search import SearchOptions, search
+
+__all__ = ["Coverage", "Recorded", "coverage", "profile"]
+
+_PLANS = 4  # searches of one model, at most: each measures what the last one wanted
+_SLICE = 90.0  # seconds of planning after which what is wanted so far is timed
+_PLANNING = 0.7  # share of the time left that a slice of planning may take; the rest is for timing what it wants
+_PATIENCE = 60.0  # seconds of one model's search
+_PROFILES = (".jsonl.gz",)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a recording did.
+
+    Attributes:
+        records: in the profile now.
+        measured: timed in this call.
+        asked: distinct questions that the models searched in this call, and their optimisation, asked.
+        answered: of those, how many are measured.
+        planned, settled, models: models that were searched, in this call or an earlier one it goes on from; those
+            whose last search asked for nothing that can be measured and is not; and all.
+        rounds: turns of planning and timing.
+        complete: all models were searched, and time was not up.
+    """
+
+    records: int
+    measured: int
+    asked: int
+    answered: int
+    planned: int
+    settled: int
+    models: int
+    rounds: int
+    complete: bool
+    seconds: float
+    header: Mapping[str, Any]
+
+    def summary(self) -> dict[str, Any]:
+        """The figures as JSON data, without the header."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "header"}
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of what optimising a model asks for a profile holds as measured; the rest it predicts.
+
+    Attributes:
+        asked: distinct applications that the search settled on or weighed, and those of the model and its result.
+        answered: of those, how many are measured.
+        before_us, after_us: modelled cost of the model and of what the search makes of it.
+        before_measured, after_measured: share of those costs that is measured.
+    """
+
+    name: str
+    asked: int
+    answered: int
+    before_us: float
+    after_us: float
+    before_measured: float
+    after_measured: float
+
+
+def coverage(
+    models: Sequence[str | Path | Graph],
+    profile: str,
+    *,
+    rules: Path | None = None,
+    sizes: Mapping[str, int] | None = None,
+    progress: Progress = quiet,
+) -> tuple[Coverage, ...]:
+    """Optimise models for a recorded profile without measuring anything: what does it know, and what does it guess?
+
+    Args:
+        models: models.
+        profile: its name, or its file.
+        rules: folder of a rule library used besides the built-in one.
+        sizes: what symbolic dimensions are costed at.
+        progress: called with (done, total, what).
+
+    Raises:
+        UsageError: there is no such profile. InvalidModel: it, or a model, is damaged.
+    """
+    known = costs.load_profile(profile)
+    backend = str(known.header.get("backend", costs.ONNX_RUNTIME_CPU.name))
+    state: _State = (tuple(known.records.values()), known.header, backend, rules, dict(sizes or {}))
+    rows = []
+    for position, model in enumerate(models):
+        name = model.name if isinstance(model, Graph) else str(model)
+        progress(position, len(models), name)
+        plan = _planning(state)
+        before, after = _plans(load(model), plan, rules, sizes or {}, _PATIENCE)
+        rows.append(
+            Coverage(
+                name, len(plan.asked), len(plan.asked) - len(plan.missing), before.us, after.us,
+                before.measured_share, after.measured_share,
+            )
+        )  # fmt: skip
+    return tuple(rows)
+
+
+def profile(
+    models: Sequence[str | Path | Graph],
+    out: Path,
+    *,
+    target: str = "cpu",
+    threads: int = 1,
+    time_limit: float = 1500.0,
+    workers: int = 1,
+    extend: bool = False,
+    rules: Path | None = None,
+    sizes: Mapping[str, int] | None = None,
+    progress: Progress = quiet,
+) -> Recorded:
+    """Measure what the optimiser asks for on these models, and write the recorded profile.
+
+    Args:
+        models: models, and recorded profiles (``.jsonl.gz``), whose questions are measured again.
+        out: the profile; if there is one already, its questions are measured again. What an interrupted call measured
+            is in a file beside it, and is kept.
+        target: the device, "cpu" or "cuda".
+        threads: threads inside an operator.
+        time_limit: seconds for all; the profile then holds what was measured, and another call goes on.
+        workers: processes that plan; timing is always done alone.
+        extend: keep what the profile holds already, and add to it.
+        rules: folder of a rule library used besides the built-in one.
+        sizes: what symbolic dimensions are costed at.
+        progress: called with (done, total, what).
+
+    Raises:
+        BackendUnavailable: the target's device is not here. UsageError: it is no device, or a name is no file.
+        InvalidModel: a file is neither. OSError: the profile cannot be written.
+    """
+    device = costs.device_of(target, threads)
+    return _Recording(device, models, out, time_limit, workers, extend, rules, sizes, progress).run()
+
+
+class _Recording:
+    """One call: plans and measures in turns."""
+
+    def __init__(
+        self, device: Device, models: Sequence[str | Path | Graph], out: Path, time_limit: float, workers: int,
+        extend: bool, rules: Path | None, sizes: Mapping[str, int] | None, progress: Progress,
+    ) -> None:  # fmt: skip
+        self.start = time.monotonic()
+        self.workers, self.rules, self.sizes, self.progress = workers, rules, dict(sizes or {}), progress
+        given = [m for m in models if not isinstance(m, Graph) and str(m).endswith(_PROFILES)]
+        self.models = [m for m in models if isinstance(m, Graph) or not str(m).endswith(_PROFILES)]
+        earlier = [costs.read_profile(Path(p)) for p in given]
+        old = costs.read_profile(out) if out.exists() else None
+        if old is not None and not extend:
+            earlier.append(old)
+        if not self.models and not given:
+            raise UsageError("nothing to measure", hint="name models: superopt profile --plan model.onnx")
+        self.again = [q for p in earlier for r in p.records.values() if (q := _question(r)) is not None]
+        keep = old.records.values() if old is not None and extend else ()
+        self.recorder = Recorder(device, out, self.start + time_limit, progress, keep)
+        self.asked: dict[tuple[object, ...], Question] = {}
+        self.rounds = 0
+        names = "\n".join(sorted(r.id for r in load_library(rules).admitted))
+        self.library = hashlib.sha256(names.encode()).hexdigest()[:12]
+
+    def run(self) -> Recorded:
+        try:
+            self.recorder.measure(self.again)
+            while not self.recorder.over() and (todo := self._unsettled()):
+                self.rounds += 1
+                self.recorder.measure(self._plan(todo))
+        except KeyboardInterrupt:
+            pass  # what was measured is written below, as when time is up
+        return self._finish()
+
+    def _unsettled(self) -> list[str | Path | Graph]:
+        """Models whose last search asked for something that was not measured then, those never searched first."""
+        plans = [(self.recorder.noted(self._name(m) + " plans") or 0.0, i, m) for i, m in enumerate(self.models)]
+        left = [p for p in plans if self.recorder.noted(self._name(p[2])) != 0.0 and p[0] < _PLANS]
+        return [m for _, _, m in sorted(left, key=lambda p: p[:2])]
+
+    def _name(self, model: str | Path | Graph) -> str:
+        name = structural_hash(model) if isinstance(model, Graph) else str(Path(model).resolve())
+        return f"{name} by {self.library}"
+
+    def _plan(self, models: Sequence[str | Path | Graph]) -> list[Question]:
+        """What searching models asks for now and has no answer to."""
+        wanted: dict[tuple[object, ...], Question] = {}
+        now = time.monotonic()
+        deadline = now + min(_SLICE, _PLANNING * max(0.0, self.recorder.deadline - now))
+        state = (self.recorder.records, self.recorder.facts, self.recorder.device.backend.name, self.rules, self.sizes)
+        for position, (model, (asked, missing)) in enumerate(self._searches(models, state, deadline)):
+            possible = [q for q in missing if self.recorder.device.key(q).text not in self.recorder.untimed]
+            self.asked.update((q.key.question, q) for q in asked)
+            wanted.update((q.key.question, q) for q in possible)
+            name = self._name(model)
+            self.recorder.note(name, len(possible))
+            self.recorder.note(name + " plans", (self.recorder.noted(name + " plans") or 0) + 1)
+            self.progress(position + 1, len(models), f"planning: {len(wanted)} to measure")
+        return list(wanted.values())
+
+    def _searches(
+        self, models: Sequence[str | Path | Graph], state: _State, deadline: float
+    ) -> Iterator[tuple[str | Path | Graph, _Answer]]:
+        """The models' searches, in this process or in several; those that have not begun at the deadline are left."""
+        if min(self.workers, len(models)) <= 1:
+            for model in models:
+                if time.monotonic() >= deadline:
+                    return
+                left = self.recorder.deadline - time.monotonic()
+                yield model, _questions(model, _planning(state), self.rules, self.sizes, left)
+            return
+        context = multiprocessing.get_context("spawn")  # ONNX Runtime's threads do not survive a fork
+        with ProcessPoolExecutor(self.workers, context, initializer=_start, initargs=(state,)) as pool:
+            todo = list(reversed(models))
+            running: dict[Future[_Answer], str | Path | Graph] = {}
+            while todo or running:
+                while todo and len(running) < self.workers and time.monotonic() < deadline:
+                    model = todo.pop()
+                    running[pool.submit(_search, model, self.recorder.deadline - time.monotonic())] = model
+                if not running:
+                    return
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield running.pop(future), future.result()
+
+    def _finish(self) -> Recorded:
+        recorder = self.recorder
+        settled = sum(recorder.noted(self._name(m)) == 0.0 for m in self.models)
+        planned = sum(recorder.noted(self._name(m)) is not None for m in self.models)
+        complete = planned == len(self.models) and not recorder.over()
+        keys = [recorder.device.key(q).text for q in self.asked.values()]
+        answered = sum(recorder.store.get(k) is not None for k in keys)
+        made = {
+            "models": len(self.models), "planned": planned, "settled": settled, "asked": len(keys),
+            "answered": answered, "complete": complete,
+        }  # fmt: skip
+        found = recorder.write({"plan": made})
+        if complete:
+            recorder.finish()
+        return Recorded(
+            len(found.records), recorder.measured, len(keys), answered, planned, settled, len(self.models), self.rounds,
+            complete, time.monotonic() - self.start, found.header,
+        )  # fmt: skip
+
+
+def _question(record: Record) -> Question | None:
+    try:
+        return question_of(record.key)
+    except NotCovered:  # recorded by another version, which had this operator
+        return None
+
+
+_State = tuple[Sequence[Record], Mapping[str, Any], str, Path | None, Mapping[str, int]]
+_Answer = tuple[list[Question], list[Question]]
+_worker: list[_State] = []  # what a planning process was started with
+
+
+def _start(state: _State) -> None:
+    _worker[:] = [state]
+
+
+def _search(source: str | Path | Graph, seconds: float) -> _Answer:
+    state = _worker[0]
+    return _questions(source, _planning(state), state[3], state[4], seconds)
+
+
+def _planning(state: _State) -> Planning:
+    records, facts, backend, _, sizes = state
+    return Planning(records, facts, costs.BACKENDS[backend], sizes)
+
+
+def _questions(
+    source: str | Path | Graph, model: Planning, rules: Path | None, sizes: Mapping[str, int], seconds: float
+) -> _Answer:
+    """What searching a model asks for: everything, and what the cost model could not answer."""
+    _plans(load(source), model, rules, sizes, seconds)
+    return list(model.asked.values()), list(model.missing.values())
+
+
+def _plans(
+    graph: Graph, model: Planning, rules: Path | None, sizes: Mapping[str, int], seconds: float
+) -> tuple[costs.GraphCost, costs.GraphCost]:
+    """Costs of a graph and of what the search makes of it; ``model`` notes what it was asked."""
+    before = costs.graph_cost(graph, model, sizes=sizes)
+    library = load_library(rules)
+    limits = SearchOptions(
+        time_limit=max(0.1, min(_PATIENCE, seconds)), sizes=sizes, cache=False, floats=library.floats()
+    )
+    try:
+        found = search(graph, library.admitted, model, limits)
+        return before, costs.graph_cost(found.graph, model, sizes=sizes)
+    except SuperoptError:  # what was asked until then stands; the model cannot be optimised
+        return before, before

@@ -1,7 +1,0 @@
-"""The honest benchmark: superopt beside its peers, losses, crashes and wrong results included."""
-
-from __future__ import annotations
-
-from superopt.pipeline.benchmark.rows import TOOLS, BenchOptions, bench
-
-__all__ = ["TOOLS", "BenchOptions", "bench"]

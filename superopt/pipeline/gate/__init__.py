@@ -1,9 +1,0 @@
-"""The corpus as a gate: run models, compare with a recorded baseline, name what is at fault."""
-
-from __future__ import annotations
-
-from superopt.pipeline.gate.baseline import read_run, run_data, updated, write_run
-from superopt.pipeline.gate.judge import judge, run_corpus
-from superopt.pipeline.gate.settings import CorpusSettings, models_of
-
-__all__ = ["CorpusSettings", "judge", "models_of", "read_run", "run_corpus", "run_data", "updated", "write_run"]

@@ -1,0 +1,108 @@
+"""Is a rewritten model better? Asked here alone, with one policy about noise.
+
+What a graph does (FLOPs, bytes, kernels) is a fact; what it takes is measured with an error. A result that does no
+more of any of the three, and less of one, is taken unless it was *measured slower beyond doubt*. One that trades one
+for another is taken only if it was measured faster beyond doubt or, where nothing was measured, if the model says so.
+Beyond doubt means that a race is wrong once in a thousand (:data:`DOUBT`); ties go to the simpler graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from superopt import report
+from superopt.cost import GraphCost
+from superopt.runtime.spread import median_error
+
+__all__ = ["DOUBT", "Comparison", "Demand", "Judgement", "demand_of"]
+
+DOUBT = 1e-3  # how often a race may be wrong about which of two equal models is faster
+_ERRORS = NormalDist().inv_cdf(1 - DOUBT)  # standard errors that are beyond doubt
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a graph does in an inference: floating-point operations, bytes moved, kernels that the runtime starts."""
+
+    flops: int
+    bytes: int
+    kernels: int
+
+    def no_more_than(self, other: Demand) -> bool:
+        """Whether nothing of it is more, and something less."""
+        mine, theirs = self._all, other._all
+        return all(m <= t for m, t in zip(mine, theirs, strict=True)) and mine != theirs
+
+    @property
+    def _all(self) -> tuple[int, int, int]:
+        return self.flops, self.bytes, self.kernels
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Whether the result is to be returned, and why not (or why, where it needs saying)."""
+
+    taken: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A result beside its input.
+
+    Attributes:
+        before, after: what they do.
+        modelled: what the result is modelled to take of the input's time.
+        measured: a race of both, if there was one.
+        simpler: the result has fewer nodes.
+    """
+
+    before: Demand
+    after: Demand
+    modelled: float
+    measured: report.Measured | None = None
+    simpler: bool = False
+
+    @property
+    def error(self) -> float:
+        """The standard error of the measured ratio; 0 where nothing was measured."""
+        found = self.measured
+        return 0.0 if found is None else median_error(found.runs) * found.spread
+
+    @property
+    def settled(self) -> bool:
+        """Whether more rounds of the race would change nothing: it is clear, or it decides nothing."""
+        if self.measured is None:
+            return True
+        off = abs(self.measured.ratio - 1.0)
+        return off > _ERRORS * self.error or (self.after.no_more_than(self.before) and self.measured.ratio <= 1.0)
+
+    def judged(self) -> Judgement:
+        """The policy."""
+        if self.measured is not None and self.measured.ratio - _ERRORS * self.error > 1.0:
+            return Judgement(False, f"the rewritten graph was measured to take {self._ratio} of the input's time")
+        if self.after.no_more_than(self.before):
+            return Judgement(True)
+        if self.measured is None:
+            if self.modelled < 1.0 or (self.modelled == 1.0 and self.simpler):
+                return Judgement(True)
+            return Judgement(False, f"the rewritten graph is modelled at {self.modelled:.3f} of the input's cost")
+        if self.measured.ratio + _ERRORS * self.error < 1.0:
+            return Judgement(True)
+        if self.simpler and self.after.kernels <= self.before.kernels and self.measured.ratio <= 1.0:
+            return Judgement(True)
+        return Judgement(
+            False, f"the rewritten graph does more of some work for less of other, and timing both ({self._ratio}) "
+            "left doubt that it is faster"
+        )  # fmt: skip
+
+    @property
+    def _ratio(self) -> str:
+        assert self.measured is not None
+        return f"{self.measured.ratio:.3f} ± {_ERRORS * self.error:.3f}"
+
+
+def demand_of(cost: GraphCost) -> Demand:
+    """What a graph does, from its parts as the backend runs them: what it fuses or only renames starts no kernel."""
+    return Demand(cost.flops, cost.bytes, sum(e.us > 0.0 and e.source != "free" for _, _, e in cost.per_node))

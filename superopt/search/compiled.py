@@ -1,0 +1,69 @@
+"""What a first run would prepare, prepared beforehand: ``python -m superopt.search.compiled``.
+
+Parsing, typing and compiling the library takes ten seconds. It follows from superopt's own files, so a wheel holds it,
+and ``make`` makes it for a checkout. Where the code has changed since, a run prepares anew and keeps it in its cache.
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+__all__ = ["compile_library"]
+
+_PARTS = (3, 4, 6, 8)  # of a Concat: branches of cells, gates of an LSTM, heads; what else occurs is made when it does
+_FOLDERS = ("library", "moves")
+
+
+def compile_library(destination: Path) -> list[Path]:
+    """Write what a first run of each kind keeps; what an earlier call wrote goes.
+
+    Args:
+        destination: the folder; :data:`superopt.ir.kept.SHIPPED` is where it is looked for.
+    """
+    shutil.rmtree(destination, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
+        before = os.environ.get("SUPEROPT_CACHE")
+        os.environ["SUPEROPT_CACHE"] = folder
+        try:
+            _first_runs()
+        finally:
+            os.environ.pop("SUPEROPT_CACHE")
+            if before is not None:
+                os.environ["SUPEROPT_CACHE"] = before
+        written: list[Path] = []
+        for source in sorted(p for name in _FOLDERS for p in (Path(folder) / name).glob("*")):
+            path = destination / source.parent.name / f"{source.name}.xz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(lzma.compress(source.read_bytes()))
+            written.append(path)
+    return written
+
+
+def _first_runs() -> None:
+    """Search models with so many parts."""
+    from superopt.cost import Profile, RecordedProfile  # here, so that the caller's cache folder is set before
+    from superopt.ir.graph import Graph, Node, Value
+    from superopt.ir.types import DType, TensorType
+    from superopt.rules import load_library
+    from superopt.search import SearchOptions, search
+
+    library = load_library()
+    options = SearchOptions(floats=library.floats("standard"))
+    for parts in _PARTS:
+        row, whole = TensorType(DType.FLOAT32, (1, 2)), TensorType(DType.FLOAT32, (1, 2 * parts))
+        names = tuple(f"x{i}" for i in range(parts))
+        node = Node("joined", "Concat", names, ("y",), {"axis": 1})
+        model = Graph("parts", tuple(Value(n, row) for n in names), (Value("y", whole),), (), (node,), {"": 21})
+        search(model, library.admitted, RecordedProfile(Profile({})), options)
+
+
+if __name__ == "__main__":
+    from superopt.ir.kept import SHIPPED
+
+    made = compile_library(SHIPPED)
+    print(f"{SHIPPED}: {len(made)} files, {sum(p.stat().st_size for p in made) >> 10} KiB", file=sys.stderr)

@@ -1,0 +1,233 @@
+"""What is known of the numbers in a value: whether they carry rounding errors, how large and how small they are.
+
+Verdicts on rules in floating point (:mod:`superopt.rules.floats`) hold under conditions on operands; this is what they
+are decided by. Facts start at a model's weights, whose elements are there to be looked at, and at its inputs, of which
+nothing is known but that they are finite; they go through operators by simple bounds. A value carries rounding where
+an inexact operator made it and, on the way since, data only moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil, inf, isfinite, log2, sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from superopt.ir.terms import AttributeValue
+from superopt.ir.types import DType, TensorType
+from superopt.rules.floats import GENEROUS, Way
+
+__all__ = ["ANYTHING", "Known", "coarse", "known_of", "known_of_array", "meets", "merged"]
+
+
+class Known(NamedTuple):
+    """Facts of a value's elements.
+
+    Attributes:
+        rounded: they are results of inexact arithmetic that depend on inputs.
+        finite: none is infinite or nan where the inputs are finite, barring overflow.
+        most: a bound of their magnitudes; infinite where there is none.
+        least: a bound from below of the magnitudes of those that are not 0; 0 where there is none.
+    """
+
+    rounded: bool = False
+    finite: bool = True
+    most: float = inf
+    least: float = 0.0
+
+
+ANYTHING = Known()
+_LARGEST = 1 << 26  # bytes of a weight up to which its elements are looked at
+_ORDINARY = 2.0 ** (GENEROUS[1] + 1)
+_LADDER = (
+    3,
+    4,
+    5,
+    6,
+    8,
+    10,
+    20,
+    30,
+    40,
+    48,
+    62,
+    80,
+    100,
+    120,
+    124,
+    126,
+    127,
+    128,
+)  # exponents by which bounds of float32 are told apart
+# Data is moved, or chosen; -1 and max(x, 0) are exact too.
+_EXACT = frozenset({
+    "Abs", "Clip", "Concat", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
+    "GlobalMaxPool", "Identity", "Max", "MaxPool", "Min", "Neg", "Pad", "ReduceMax", "ReduceMin", "Relu", "Reshape",
+    "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
+})  # fmt: skip
+_UNIT = frozenset({"Erf", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh", "Sin", "Cos"})  # magnitudes up to 1
+_MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "Mean"})
+_SMALLER = frozenset({"Gelu", "HardSwish", "LeakyRelu", "Mish", "Swish", "ThresholdedRelu", "Shrink"})
+_SUMS = frozenset({"Add", "Sub", "Sum"})
+
+
+def known_of_array(array: np.ndarray) -> Known:
+    """Facts of a weight, from its elements."""
+    if not array.size or array.dtype.kind in "biuOUS" or array.nbytes > _LARGEST:
+        return ANYTHING
+    wide = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+    top = max(float(wide.max()), -float(wide.min()))
+    if not isfinite(top):
+        return Known(finite=False)
+    least = 0.0
+    if array.dtype.itemsize <= 2:  # float16 and bfloat16: underflow is near
+        sizes = np.abs(wide)
+        least = float(np.min(sizes, where=sizes > 0, initial=inf))
+        least = least if isfinite(least) else top
+    return Known(most=top, least=least)
+
+
+def known_of(
+    op: str, attributes: Mapping[str, AttributeValue], args: Sequence[Known | None], types: Sequence[TensorType | None],
+    constant: bool, uniform: Sequence[float | None],
+) -> Known:  # fmt: skip
+    """Facts of an application's result (of every output).
+
+    Args:
+        op: the operator.
+        attributes: its canonical attributes.
+        args: facts of its arguments.
+        types: of its arguments.
+        constant: it depends on weights alone.
+        uniform: of each argument, the one value of all its elements, where it has one.
+    """
+    if op == "ConstantOfShape":
+        value = attributes.get("value", 0.0)
+        size = abs(float(value)) if isinstance(value, int | float) else inf
+        return Known(finite=isfinite(size), most=size, least=size if isfinite(size) else 0.0)
+    real = [
+        a for a, t in zip(args, types, strict=True)
+        if a is not None and (t is None or t.dtype.is_float)
+    ]  # fmt: skip
+    finite = all(a.finite for a in real) or op in _UNIT
+    most, least = _bounds(op, real, types)
+    exact = op in _EXACT or _scales_exactly(op, uniform)
+    if op not in _EXACT and most >= _ORDINARY:
+        most = inf  # a bound, which nothing need reach: it says no more than none
+    moving = [a for a, u in zip(args, uniform, strict=True) if a is not None and u is None] if exact else []
+    chosen = [a for a in moving if a in real]
+    rounded = not constant and (all(a.rounded for a in chosen) and bool(chosen) if exact else bool(real))
+    return Known(rounded, finite, most, least)
+
+
+def _scales_exactly(op: str, uniform: Sequence[float | None]) -> bool:
+    """A product or quotient by a power of two, or a sum with 0."""
+    if op in ("Mul", "Div"):
+        return any(u is not None and u != 0 and isfinite(u) and log2(abs(u)).is_integer() for u in uniform)
+    return op in ("Add", "Sub") and any(u == 0 for u in uniform)
+
+
+def _bounds(op: str, real: Sequence[Known], types: Sequence[TensorType | None]) -> tuple[float, float]:
+    if not real:
+        return inf, 0.0
+    each = [a.most for a in real]
+    if op in _EXACT:
+        return max(each), min(a.least for a in real) if op not in ("Clip", "Pad") else 0.0
+    if op in _UNIT:
+        return 1.0, 0.0
+    if op in _MEANS or op in _SMALLER:
+        return each[0], 0.0
+    if op in _SUMS:
+        return sum(each), 0.0
+    if op == "Mul":
+        return _product(each), _product([a.least for a in real])
+    if op in ("MatMul", "Conv", "Gemm", "ReduceSum"):
+        terms = _terms(op, types)
+        extra = each[2] if len(each) > 2 else 0.0
+        return terms * _product(each[:2] if op != "ReduceSum" else each) + extra, 0.0
+    if op in ("LayerNormalization", "RMSNormalization", "InstanceNormalization") and len(each) > 1:
+        return sqrt(_elements(types[0])) * each[1] + (each[2] if len(each) > 2 else 0.0), 0.0
+    return inf, 0.0
+
+
+def _product(sizes: Sequence[float]) -> float:
+    found = 1.0
+    for size in sizes:
+        found = 0.0 if size == 0 or found == 0 else found * size
+    return found
+
+
+def _terms(op: str, types: Sequence[TensorType | None]) -> float:
+    """How many products, or elements, a sum has at most."""
+    if op == "ReduceSum":
+        return _elements(types[0])
+    weights = types[1] if len(types) > 1 else None
+    if weights is None or weights.shape is None or not weights.shape:
+        return inf
+    first = weights.shape[0]
+    if op == "MatMul":
+        size = weights.shape[-2] if len(weights.shape) > 1 else first
+        return float(size) if isinstance(size, int) else inf
+    return _elements(weights) / first if op == "Conv" and isinstance(first, int) and first else _elements(weights)
+
+
+def _elements(kind: TensorType | None) -> float:
+    count = None if kind is None else kind.elements
+    return float(count) if isinstance(count, int) else inf
+
+
+def merged(a: Known, b: Known) -> Known:
+    """Facts of a value of which both are true. Exact wins: what an input is equal to is exactly that input."""
+    if a == b:
+        return a
+    return Known(a.rounded and b.rounded, a.finite or b.finite, min(a.most, b.most), max(a.least, b.least))
+
+
+def coarse(known: Known, dtype: DType) -> Known:
+    """What verdicts can tell apart, so that layers whose weights differ a little are still alike."""
+    if dtype == DType.FLOAT16:
+        least = 2.0 ** (ceil(log2(known.least)) - 1) if 0 < known.least < inf else 0.0
+        return known._replace(most=_above(known.most, range(-30, 17)), least=least)
+    return known._replace(most=_above(known.most, _LADDER), least=0.0)
+
+
+def _above(size: float, exponents: Sequence[int]) -> float:
+    return next((2.0**e for e in exponents if size < 2.0**e), inf)
+
+
+def meets(ways: Sequence[Way], known: Mapping[str, Known], types: Mapping[str, TensorType], dtype: DType) -> bool:
+    """Whether some way's conditions hold of the operands.
+
+    A window that ordinary data does not leave is only held against an operand that is known to leave it: the result's
+    check, whose inputs have several magnitudes, has the last word. Any other has to be known.
+    """
+    return any(_meets(way, known, types, dtype) for way in ways)
+
+
+def _meets(way: Way, known: Mapping[str, Known], types: Mapping[str, TensorType], dtype: DType) -> bool:
+    if way.finite and not all(k.finite for k in known.values()):
+        return False
+    if not all(known[n].rounded for n in way.rounded if n in known):
+        return False
+    narrow = dtype == DType.FLOAT16
+    margin = max((_longest(t) for t in types.values()), default=1.0) if narrow else 1.0
+    for name, (low, high) in way.window.items():
+        found = known.get(name)
+        if found is None:
+            continue
+        inside = found.most * margin < 2.0 ** (high + 1)
+        if way.generous and not narrow:
+            if isfinite(found.most) and not inside:
+                return False
+        elif not inside or (low > _LEAST[dtype] and not found.least >= 2.0**low):
+            return False
+    return True
+
+
+_LEAST = {DType.FLOAT16: -24, DType.BFLOAT16: -133, DType.FLOAT32: -149, DType.FLOAT64: -149}  # of denormals
+
+
+def _longest(kind: TensorType) -> float:
+    """The longest axis: windows were found with a few terms in a sum."""
+    return max((float(d) if isinstance(d, int) else inf for d in kind.shape or ()), default=1.0)

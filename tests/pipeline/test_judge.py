@@ -1,0 +1,77 @@
+"""One policy about noise: what it takes, what it refuses, and that chance seldom decides."""
+
+from __future__ import annotations
+
+import random
+from statistics import median, quantiles
+
+import pytest
+
+from superopt.pipeline.judge import DOUBT, Comparison, Demand
+from superopt.report import Measured
+
+INPUT = Demand(1000, 1000, 10)
+LESS, MORE, TRADED = Demand(900, 1000, 10), Demand(1000, 1000, 11), Demand(2000, 1000, 5)
+
+
+def raced(ratio: float, spread: float = 0.01, rounds: int = 15) -> Measured:
+    return Measured(1.0, ratio, ratio, rounds, spread)
+
+
+@pytest.mark.parametrize(
+    ("after", "modelled", "measured", "simpler", "taken"),
+    [
+        (LESS, 0.9, None, True, True),
+        (LESS, 1.2, None, True, True),  # it does less: a model that says otherwise is not believed unmeasured
+        (LESS, 0.9, raced(1.004), True, True),  # within noise
+        (LESS, 0.9, raced(1.05), True, False),  # beyond doubt
+        (LESS, 0.9, raced(1.05, spread=0.3), True, True),  # a race that scatters shows nothing
+        (TRADED, 0.5, None, True, True),
+        (TRADED, 1.1, None, True, False),
+        (TRADED, 0.5, raced(0.9), True, True),
+        (TRADED, 0.5, raced(0.9, spread=0.3), False, False),  # it trades, and nothing is shown
+        (TRADED, 0.5, raced(0.999), True, True),  # a tie goes to the simpler graph
+        (TRADED, 0.5, raced(0.999), False, False),
+        (MORE, 0.5, raced(1.0), False, False),
+        (INPUT, 1.0, None, True, True),
+        (INPUT, 1.0, None, False, False),
+    ],
+)
+def test_the_policy(after: Demand, modelled: float, measured: Measured | None, simpler: bool, taken: bool) -> None:
+    found = Comparison(INPUT, after, modelled, measured, simpler).judged()
+    assert found.taken is taken
+    assert bool(found.reason) is not taken
+
+
+def race(rng: random.Random, truth: float, noise: float, rounds: int) -> Measured:
+    ratios = [truth * rng.lognormvariate(0.0, noise) for _ in range(rounds)]
+    low, _, high = quantiles(ratios, n=4)
+    return Measured(1.0, 1.0, median(ratios), rounds, high - low)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
+def test_noise_seldom_decides(noise: float) -> None:
+    """Of equal models, one that does less is refused, and one that trades is taken, about as seldom as is said."""
+    rng = random.Random(7)
+    races = [race(rng, 1.0, noise, 31) for _ in range(2000)]
+    refused = sum(not Comparison(INPUT, LESS, 0.9, m, True).judged().taken for m in races)
+    taken = sum(Comparison(INPUT, TRADED, 0.9, m, False).judged().taken for m in races)
+    most = 10 * DOUBT * len(races)  # quartiles of 31 rounds know the scatter to a fifth, so that the tails are fatter
+    assert refused <= most
+    assert taken <= most
+
+
+def test_what_matters_is_seen() -> None:
+    """A model that is a tenth slower or faster is told from noise of a twentieth."""
+    rng = random.Random(8)
+    slower = [Comparison(INPUT, LESS, 0.9, race(rng, 1.1, 0.05, 31), True).judged().taken for _ in range(300)]
+    faster = [Comparison(INPUT, TRADED, 0.9, race(rng, 0.9, 0.05, 31), False).judged().taken for _ in range(300)]
+    assert sum(slower) < 0.1 * len(slower)
+    assert sum(faster) > 0.9 * len(faster)
+
+
+def test_a_race_goes_on_while_it_could_change_something() -> None:
+    assert Comparison(INPUT, LESS, 0.9, raced(0.99, spread=0.3)).settled  # taken whatever comes
+    assert not Comparison(INPUT, LESS, 0.9, raced(1.02, spread=0.3)).settled
+    assert not Comparison(INPUT, TRADED, 0.9, raced(0.99, spread=0.3)).settled
+    assert Comparison(INPUT, TRADED, 0.9, raced(0.5)).settled

@@ -1,0 +1,47 @@
+"""What ships prepared is what a first run asks for, and it says the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from superopt.ir import kept
+from superopt.rules import load_library
+from superopt.search import moves
+from superopt.search.compiled import compile_library
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept, "SHIPPED", folder / "nothing")  # what a checkout made already is not made again
+        moves._alive.clear()
+        compile_library(folder / "made")
+    return folder / "made"
+
+
+def test_a_first_run_makes_nothing(compiled, tmp_path, monkeypatch):
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path))
+    monkeypatch.setattr(kept, "SHIPPED", compiled)
+    moves._alive.clear()
+    library = load_library()
+    rules, floats = library.admitted, library.floats("standard")
+    assert len(rules) > moves._WORTH
+    prepared = moves._of_all(tuple(rules), float("inf"), floats)
+    lifted = moves._lifted(prepared, 3, float("inf"))
+    assert prepared.sides
+    assert lifted
+    assert not list(tmp_path.rglob("*"))  # nothing was made, so nothing was kept
+
+
+def test_what_is_damaged_is_made_again(compiled, tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "SHIPPED", tmp_path / "shipped")
+    source = next((compiled / "moves").iterdir())
+    path = tmp_path / "shipped" / "moves" / source.name
+    path.parent.mkdir(parents=True)
+    name = source.name.removesuffix(".xz")
+    path.write_bytes(source.read_bytes())
+    assert kept.kept("moves", name, moves._CLASSES) is not None
+    assert kept.kept("moves", name, ()) is None  # of other classes
+    path.write_bytes(source.read_bytes()[:-40])
+    assert kept.kept("moves", name, moves._CLASSES) is None

@@ -1,0 +1,131 @@
+"""What a search takes of rules whose directions have verdicts in floating point."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from graphs import f32, graph, op
+from roofline import Roofline
+
+from superopt.ir.graph import Graph, constant
+from superopt.ir.types import DType, TensorType
+from superopt.rules.floats import Floats, Way, float_key
+from superopt.rules.grammar import parse_rule
+from superopt.rules.rule import Rule
+from superopt.search import SearchOptions, search
+from superopt.search.known import ANYTHING, Known, known_of, known_of_array, meets
+from superopt.verifier.floating import examine
+
+SOFTMAX = "Div(Exp(x), ReduceSum(Exp(x), axes=[-1], keepdims=1)) = Softmax(x, axis=-1)"
+SQUARES = "Mul(Add(x, y), Sub(x, y)) = Sub(Mul(x, x), Mul(y, y))"
+FACTORS = "Add(Mul(x, y), Mul(x, z)) = Mul(x, Add(y, z))"
+
+
+def rule(text: str) -> Rule:
+    lhs, rhs = text.split(" = ")
+    names = {name: "f[m, n]" for name in "xyz" if f"({name}" in text or f" {name}" in text}
+    return parse_rule({"id": "it", "forall": names, "lhs": [lhs], "rhs": [rhs]})
+
+
+class Dear(Roofline):
+    """A device on which some operators are dear."""
+
+    def __init__(self, *dear: str) -> None:
+        super().__init__()
+        self.dear = dear
+
+    def application(self, op, *args, **kwargs):
+        found = super().application(op, *args, **kwargs)
+        return replace(found, us=found.us + 1000.0) if op in self.dear else found
+
+
+def found(model: Graph, text: str, mode: str, *dear: str) -> list[str]:
+    known = rule(text)
+    floats = Floats({float_key(known): examine(known)}, mode)
+    result = search(model, [known], Dear(*dear), SearchOptions(cache=False, floats=floats))
+    return [n.op for n in result.graph.nodes]
+
+
+def test_softmax_is_put_together_but_not_taken_apart() -> None:
+    axes = constant("axes", np.array([-1]))
+    apart = graph(
+        {"v": f32(4, 16)}, ["y"], [axes, constant("w", np.full((4, 16), 0.3, np.float32))],
+        [op("Mul", "x", "v", "w"), op("Exp", "e", "x"), op("ReduceSum", "s", "e", "axes", keepdims=1),
+         op("Div", "y", "e", "s")],
+    )  # fmt: skip
+    together = graph({"x": f32(4, 16)}, ["y"], [], [op("Softmax", "y", "x", axis=-1)])
+    assert found(apart, SOFTMAX, "standard", "Exp") == ["Mul", "Softmax"]
+    for mode in ("strict", "standard", "fast"):
+        assert found(together, SOFTMAX, mode, "Softmax") == ["Softmax"]
+
+
+def squares(*, computed: bool) -> Graph:
+    first = [op("Sigmoid", "x", "v")] if computed else []
+    nodes = [op("Add", "a", "x", "y"), op("Sub", "b", "x", "y"), op("Mul", "z", "a", "b")]
+    return graph({"v" if computed else "x": f32(4, 16), "y": f32(4, 16)}, ["z"], [], [*first, *nodes])
+
+
+@pytest.mark.parametrize(
+    ("computed", "mode", "taken"),
+    [
+        (False, "standard", False),  # of exact numbers the difference of squares loses everything
+        (True, "standard", True),  # x is rounded: a unit of it does as much
+        (True, "strict", False),
+        (False, "fast", True),
+    ],
+)
+def test_what_is_rounded_already_may_be_computed_another_way(computed: bool, mode: str, taken: bool) -> None:
+    ops = found(squares(computed=computed), SQUARES, mode, "Add")
+    assert ("Add" not in ops) == taken
+
+
+@pytest.mark.parametrize(("size", "dtype", "taken"), [
+    (1.0, np.float32, True), (3e38, np.float32, False), (1.0, np.float16, True), (6e4, np.float16, False),
+])  # fmt: skip
+def test_a_window_is_held_against_the_magnitudes_of_weights(size: float, dtype: type, taken: bool) -> None:
+    kind = TensorType(DType.of(np.dtype(dtype)), (4, 16))
+    weights = [constant(n, np.full((4, 16), size, dtype) * np.linspace(0.5, 1, 16, dtype=dtype)) for n in "yz"]
+    nodes = [op("Mul", "a", "x", "y"), op("Mul", "b", "x", "z"), op("Add", "o", "a", "b")]
+    model = graph({"x": kind}, ["o"], weights, nodes)
+    ops = found(model, FACTORS, "standard", "Mul")
+    assert (ops == ["Mul"]) == taken
+
+
+def test_rounding_goes_through_what_only_moves_data() -> None:
+    kinds = [f32(4, 4)]
+    computed = known_of("Sigmoid", {}, [ANYTHING], kinds, False, [None])
+    assert computed.rounded
+    assert computed.most == 1
+    for name in ("Transpose", "Relu", "Neg", "Reshape"):
+        assert known_of(name, {}, [computed], kinds, False, [None]).rounded
+        assert not known_of(name, {}, [ANYTHING], kinds, False, [None]).rounded
+    assert not known_of("Concat", {}, [computed, ANYTHING], kinds * 2, False, [None, None]).rounded
+    assert not known_of("Mul", {}, [ANYTHING, Known(most=4.0)], kinds * 2, False, [None, 4.0]).rounded
+    assert known_of("Mul", {}, [ANYTHING, Known(most=3.0)], kinds * 2, False, [None, 3.0]).rounded
+    assert not known_of("Mul", {}, [Known(most=3.0), Known(most=3.0)], kinds * 2, True, [None, None]).rounded
+
+
+def test_masks_of_minus_infinity_are_not_finite() -> None:
+    mask = known_of_array(np.array([0.0, -np.inf], np.float32))
+    assert not mask.finite
+    assert not known_of("Add", {}, [ANYTHING, mask], [f32(2)] * 2, False, [None, None]).finite
+    way = Way(finite=True)
+    assert not meets([way], {"x": ANYTHING, "y": mask}, {}, DType.FLOAT32)
+    assert meets([way], {"x": ANYTHING, "y": ANYTHING}, {}, DType.FLOAT32)
+
+
+def test_a_value_that_is_an_input_is_exact_whatever_else_computes_it() -> None:
+    """``x · t / t`` is rounded, and equal to the input ``x``: what reads it may not be told that it is rounded."""
+    text = [SQUARES, "Div(Mul(x, z), z) = x"]
+    rules = [replace(rule(t), id=f"it{i}") for i, t in enumerate(text)]
+    model = graph(
+        {"x": f32(4, 16), "y": f32(4, 16), "z": f32(4, 16)}, ["o", "p"], [],
+        [op("Mul", "a", "x", "z"), op("Div", "w", "a", "z"), op("Neg", "p", "x"),
+         op("Add", "b", "x", "y"), op("Sub", "c", "x", "y"), op("Mul", "d", "b", "c"), op("Add", "o", "d", "w")],
+    )  # fmt: skip
+    floats = Floats({float_key(r): examine(r, points=1024) for r in rules})
+    result = search(model, rules, Dear("Sub"), SearchOptions(cache=False, floats=floats))
+    assert sum(n.op == "Sub" for n in result.graph.nodes) == 1
+    assert any(n.op == "Add" and set(n.inputs) == {"x", "y"} for n in result.graph.nodes)

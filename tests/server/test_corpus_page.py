@@ -1,0 +1,35 @@
+"""What the corpus page says of measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from superopt.server.app import create_app
+from superopt.server.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("ratio", "spread", "shown"),
+    [
+        (0.998, 0.037, ""),
+        (0.971, 0.03, ""),
+        (0.96, 0.03, "good"),
+        (0.5, 0.1, "good"),
+        (1.05, 0.04, "worse"),
+        (1.0, 0.0, ""),
+    ],
+)
+def test_noise_is_not_shown_as_a_gain(ratio: float, spread: float, shown: str, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    (corpus / "bench").mkdir(parents=True)
+    entry = 'name = "one"\nfamily = "f"\nparameters = 5\nnodes = 2\nwhy = "because"\n'
+    (corpus / "manifest.toml").write_text(f"[[model]]\n{entry}")
+    row = {"model": "corpus/one.json", "ratio": ratio, "spread": spread, "before_ms": 2.0, "after_ms": 2.0 * ratio}
+    (corpus / "bench" / "run.json").write_text(json.dumps([row]))
+    with TestClient(create_app(Settings(data=tmp_path / "data", corpus=corpus)), base_url="http://localhost") as client:
+        page = client.get("/corpus").text
+    assert f'<td class="n {shown}">{ratio:.3f} ' in page

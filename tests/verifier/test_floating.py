@@ -1,0 +1,211 @@
+"""Verdicts in floating point: cases, the reference against exact rationals, and the recorded library."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from superopt.ir.types import DType
+from superopt.rules import load_library
+from superopt.rules.floats import FloatVerdict, Way, float_key
+from superopt.rules.grammar import parse_rule
+from superopt.rules.rule import Rule
+from superopt.verifier.floating import examine, sites_of
+from superopt.verifier.floating_points import drawn, exponents
+from superopt.verifier.floating_record import breaches, directions_used
+from superopt.verifier.floating_values import FORMATS, cone, kernel_values, rounded, wide_values
+
+
+def rule(text: str, forall: dict[str, str] | None = None) -> Rule:
+    lhs, rhs = text.split(" = ")
+    names = forall or {n: "f[m, n]" for n in "abcxyz" if f"({n}" in text or f" {n}" in text}
+    return parse_rule({"id": "it", "forall": names, "lhs": [lhs], "rhs": [rhs]})
+
+
+def verdict(text: str, dtype: str = "float32", *, backward: bool = False, **forall: str) -> FloatVerdict:
+    found = examine(rule(text, forall or None), points=1024)["backward" if backward else "forward"]
+    return found.get(dtype) or found["any"]
+
+
+SOFTMAX = "Div(Exp(x), ReduceSum(Exp(x), axes=[-1], keepdims=1)) = Softmax(x, axis=-1)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Sub(a, Sub(a, x)) = x",
+        "Sub(Add(x, 12582912.0), 12582912.0) = x",
+        "Sub(Mul(x, 4097.0), Sub(Mul(x, 4097.0), x)) = x",  # Veltkamp's splitting
+        "Add(Sub(x, a), a) = x",
+    ],
+)
+def test_deliberate_rounding_is_not_rewritten_away(text: str) -> None:
+    for dtype in ("float32", "float16", "bfloat16"):
+        found = verdict(text, dtype)
+        assert found.verdict in ("unsafe", "unknown")  # 12582912 is infinite in float16: nothing to compare
+        assert not found.ways_in("standard")
+    assert verdict(text).verdict == "unsafe"
+
+
+def test_a_product_of_sum_and_difference_needs_operands_that_are_rounded() -> None:
+    found = verdict("Mul(Add(x, y), Sub(x, y)) = Sub(Mul(x, x), Mul(y, y))")
+    assert found.verdict == "conditional"
+    assert all(way.rounded for way in found.ways)  # of inputs and weights, which are exact, it is unsafe
+    assert found.ratio > 1000
+    assert verdict("Mul(Add(x, y), Sub(x, y)) = Sub(Mul(x, x), Mul(y, y))", backward=True).verdict == "safe"
+
+
+def test_distributing_is_conditional_on_the_range() -> None:
+    text = "Add(Mul(x, y), Mul(x, z)) = Mul(x, Add(y, z))"
+    wide, narrow = verdict(text), verdict(text, "float16")
+    assert wide.verdict == narrow.verdict == "conditional"
+    assert any(not way.rounded and way.generous and way.window for way in wide.ways)
+    assert not any(way.generous for way in narrow.ways)  # float16 has no window that ordinary data cannot leave
+    assert all(way.rounded for way in verdict(text, backward=True).ways)
+
+
+def test_small_factors_underflow_together_in_float16() -> None:
+    text = "Mul(Mul(x, 0.0001), 0.0001) = Mul(x, 0.00000001)"
+    assert verdict(text).verdict == "safe"
+    assert verdict(text, "float16").verdict != "safe"
+
+
+def test_softmax_is_put_together_but_not_taken_apart() -> None:
+    assert verdict(SOFTMAX).ways_in("standard")
+    apart = verdict(SOFTMAX, backward=True)
+    assert not any(way.generous for way in apart.ways)
+    assert apart.ways_in("fast") == apart.ways  # moderate numbers become nan: not without a bound of them
+
+
+@pytest.mark.parametrize(
+    ("text", "forward", "backward"),
+    [
+        ("Sub(x, Log(ReduceSum(Exp(x), axes=[-1], keepdims=1))) = LogSoftmax(x, axis=-1)", True, False),
+        ("Log(Add(Exp(x), 1.0)) = Softplus(x)", True, False),
+        ("Exp(Add(x, y)) = Mul(Exp(x), Exp(y))", False, True),
+        ("Mul(x, x) = Pow(x, 2.0)", True, True),
+        ("Concat(Exp(x), Exp(y), axis=-1) = Exp(Concat(x, y, axis=-1))", True, True),
+    ],
+)
+def test_which_directions_keep_to_the_range(text: str, forward: bool, backward: bool) -> None:
+    found = verdict(text), verdict(text, backward=True)
+    assert [Way() in v.ways_in("fast") for v in found] == [forward, backward]
+
+
+def test_the_same_operations_elsewhere_are_exact() -> None:
+    shapes = {"x": "f[b, k]", "a": "f[k, m]", "c": "f[k, n]"}
+    text = "Concat(MatMul(x, a), MatMul(x, c), axis=1) = MatMul(x, Concat(a, c, axis=1))"
+    for backward in (False, True):
+        found = verdict(text, backward=backward, **shapes)
+        assert found.exact
+        assert found.ways_in("strict") == (Way(),)
+
+
+def test_products_of_a_sum_are_merged_but_not_split() -> None:
+    shapes = {"x": "f[m, k]", "a": "f[k, l]", "b": "f[k, l]"}
+    text = "Add(MatMul(x, a), MatMul(x, b)) = MatMul(x, Add(a, b))"
+    assert any(not way.rounded and way.generous for way in verdict(text, **shapes).ways)
+    assert all(way.rounded for way in verdict(text, backward=True, **shapes).ways)
+
+
+def test_an_operand_that_is_multiplied_by_0_may_be_infinite() -> None:
+    found = verdict("Mul(x, 0.0) = Sub(Mul(x, 0.0), Mul(x, 0.0))")
+    assert found.verdict == "safe"
+    assert not verdict("Add(y, 0.0) = Add(y, Mul(x, 0.0))", x="f[m]", y="f[m]", backward=True).ways_in("strict")
+
+
+@pytest.mark.parametrize("dtype", list(FORMATS))
+def test_rounding_is_that_of_the_type(dtype: DType) -> None:
+    rng = np.random.default_rng(3)
+    bits = rng.integers(0, 2**32, 20_000, dtype=np.uint64).astype(np.uint32)
+    values = bits.view(np.float32)
+    with np.errstate(all="ignore"):
+        wanted = values.astype(dtype.numpy).astype(np.float32)
+    np.testing.assert_array_equal(rounded(values, dtype), wanted)
+
+
+def test_points_cover_the_range() -> None:
+    for form in FORMATS.values():
+        batch = drawn({"x": 3, "y": 2}, 4096, form, np.random.default_rng(0))
+        low, high = exponents(batch)
+        assert low.min() < form.exponents[0]  # denormals
+        assert high.max() >= form.exponents[1] - 1  # the largest
+        x = batch["x"]
+        assert ((x[0] == -x[1]) & (x[0] != 0)).any()
+        assert ((x == 0) & np.signbit(x)).any()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Mul(Add(x, y), Sub(x, y)) = Sub(Mul(x, x), Mul(y, y))",
+        "Add(Add(a, b), c) = Add(a, Add(b, c))",
+        "Mul(Mul(x, y), z) = Mul(x, Mul(y, z))",
+        "Div(Sub(x, y), z) = Sub(Div(x, z), Div(y, z))",
+    ],
+)
+def test_the_reference_is_exact_enough(text: str) -> None:
+    """Against exact rationals: off by less than 2⁻³⁰ of what the kernels' rounding may do, whatever cancels."""
+    form = FORMATS[DType.FLOAT32]
+    site = sites_of(rule(text), np.random.default_rng(5))[0]
+    batch = drawn(site.counts, 60, form, np.random.default_rng(6))
+    nodes = site.program.nodes
+    for root in site.pairs[0]:
+        order = cone(nodes, [root])
+        wide = wide_values(nodes, order, batch, form)
+        floats = kernel_values(nodes, order, batch, form.dtype)
+        for point in range(60):
+            exact = _rational(nodes, root, batch, point)
+            if exact is None:
+                continue
+            value, bound = wide.values[root][point], float(np.broadcast_to(wide.errors[root], (60,))[point])
+            assert np.isfinite(value)
+            # a longdouble is the sum of two doubles, exactly (their range apart, which points of 60 do not leave)
+            off = abs(Fraction(*value.as_integer_ratio()) - exact)
+            assert off <= (Fraction(bound) + Fraction(form.tiny)) * Fraction(1, 2**30)
+            got = floats[root][point]
+            if np.isfinite(got) and all(np.isfinite(floats[n][point]) for n in order if floats[n].ndim):
+                assert abs(Fraction(float(got)) - exact) <= Fraction(bound) + abs(exact) * Fraction(form.unit)
+
+
+def _rational(nodes: list[tuple], root: int, batch: dict[str, np.ndarray], point: int) -> Fraction | None:
+    """A node's exact value, from rationals alone; ``None`` where it divides by 0."""
+    name, *args = nodes[root]
+    if name == "read":
+        return Fraction(float(batch[args[0]][args[1], point]))
+    if name == "const":
+        return Fraction(args[0])
+    given = [_rational(nodes, a, batch, point) for a in args]
+    if any(g is None for g in given):
+        return None
+    if name == "div":
+        return given[0] / given[1] if given[1] else None
+    made = {"add": sum, "sum": sum, "neg": lambda g: -g[0], "to_type": lambda g: g[0], "mul": lambda g: g[0] * g[1]}
+    return Fraction(made[name](given))
+
+
+def test_every_admitted_rule_has_a_verdict() -> None:
+    library = load_library()
+    missing = [r.id for r in library.admitted if float_key(r) not in library.float_store]
+    assert not missing, "`superopt rules floats` looks at new rules"
+
+
+def test_other_points_are_against_no_recorded_condition() -> None:
+    """A slice of ``superopt rules floats --check N``, with sizes and points that recording did not use."""
+    library = load_library()
+    rules = [r for r in library.admitted if not _trivial(library.float_store[float_key(r)])]
+    chosen = np.random.default_rng(20).choice(len(rules), 12, replace=False)
+    for number in chosen:
+        found = library.float_store[float_key(rules[number])]
+        assert not breaches(rules[number], found, seed=2011, points=400)
+
+
+def _trivial(found: object) -> bool:
+    return isinstance(found, dict) and all("any" in by for by in found.values())
+
+
+def test_a_direction_that_is_used_binds_its_other_side() -> None:
+    assert directions_used(rule("Sub(x, x) = Mul(x, 0.0)")) == [False, True]
+    assert directions_used(rule("Add(Sub(x, a), a) = x")) == [False]

@@ -1,0 +1,324 @@
+"""The judge compares with what ONNX Runtime gives for the original: what it must refuse, and what it must let pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from superopt import formats
+from superopt.ir.graph import Graph, Node, Value, constant
+from superopt.ir.poly import sym
+from superopt.ir.types import DType, TensorType
+from superopt.pipeline import optimize
+from superopt.runtime.ort import make_session, run
+from superopt.verifier._judgement import compare, scales
+from superopt.verifier.differential import check
+from superopt.verifier.locate import suspects
+from superopt.verifier.mutation import mutants
+from superopt.verifier.noise import Disturbed
+from superopt.verifier.running import Bench
+from superopt.verifier.steering import steered
+from superopt.verifier.targets import input_targets
+
+F32, F16, I64 = DType.FLOAT32, DType.FLOAT16, DType.INT64
+single, half = np.float32, np.float16
+rng = np.random.default_rng(16)
+N = sym("n")
+TINY = Path(__file__).parents[2] / "corpus" / "tiny"
+
+Steps = Sequence[tuple[str, str, str] | tuple[str, str, str, Mapping[str, object]]]
+
+
+def kind(*shape, dtype: DType = F32) -> TensorType:
+    return TensorType(dtype, shape)
+
+
+def model(steps: Steps, weights: Mapping[str, object], x, y, opset: int = 20) -> Graph:
+    """A graph of (operator, inputs, outputs, attributes); ``x`` and ``y`` are the types of inputs and outputs."""
+    nodes = tuple(
+        Node(f"n{i}", op, tuple(reads.split()), tuple(makes.split()), dict(*rest))
+        for i, (op, reads, makes, *rest) in enumerate(steps)
+    )
+    held = tuple(constant(n, np.asarray(a)) for n, a in weights.items())
+    inputs, outputs = (tuple(Value(n, t) for n, t in side.items()) for side in (x, y))
+    return Graph("g", inputs, outputs, held, nodes, {"": opset}).checked()
+
+
+PLANE, X, Y = kind(4, 8), {"x": kind(4, 8)}, {"y": kind(4, 8)}
+XY, XYZ, O = dict.fromkeys("xy", PLANE), dict.fromkeys("xyz", PLANE), {"o": PLANE}
+SAME = model([("Identity", "x", "y")], {}, X, Y)
+DENSE = rng.standard_normal((8, 3)).astype(single)
+TABLE = rng.standard_normal((50_000, 8)).astype(single)
+OTHER = TABLE.copy()
+OTHER[31_234, 3] += single(0.5)
+
+
+def modulo(m: int, shape) -> Graph:
+    steps = [("Mod", "i m", "y")]
+    return model(steps, {"m": np.int64(m)}, {"i": kind(*shape, dtype=I64)}, {"y": kind(*shape, dtype=I64)})
+
+
+def branch(factor: float, *, computed: bool = False, compare: str = "Greater") -> Graph:
+    weights = {"t": single(1000), "k": single(factor), "three": single(3), "one": single(1)}
+    before = [("Mul", "x three", "p"), ("Add", "p one", "q")] if computed else [("Identity", "x", "q")]
+    return model([*before, (compare, "q t", "c"), ("Mul", "x k", "d"), ("Where", "c d x", "y")], weights, X, Y)
+
+
+def gathered(table: np.ndarray) -> Graph:
+    return model([("Gather", "t i", "y")], {"t": table}, {"i": kind(1, 6, dtype=I64)}, {"y": kind(1, 6, 8)})
+
+
+def biased(b: Sequence[float]) -> Graph:
+    steps = [("MatMul", "x w", "h"), ("Add", "h b", "y")]
+    return model(steps, {"w": DENSE, "b": single(b)}, X, {"y": kind(4, 3)})
+
+
+def floored(shift: float | None = None, scale: float = 1.0) -> Graph:
+    weights = {"w": DENSE * single(scale), "s": single(10 / scale), "e": single(shift or 0)}
+    steps = [("MatMul", "x w", "h"), ("Mul", "h s", "g"), ("Floor", "g", "q"), ("Add", "q e", "y")]
+    return model(steps, weights, X, {"y": kind(4, 3)})
+
+
+def magic(first: object, second: object) -> Graph:
+    return model([("Add", "x c", "a"), ("Sub", "a d", "y")], {"c": first, "d": second}, X, Y)
+
+
+def fp16(factors: Sequence[float]) -> Graph:
+    weights = {f"c{i}": half(c) for i, c in enumerate(factors)}
+    ends = ["x", *[f"h{i}" for i in range(len(factors) - 1)], "y"]
+    steps = [("Mul", f"{ends[i]} c{i}", ends[i + 1]) for i in range(len(factors))]
+    return model(steps, weights, {"x": kind(4, 8, dtype=F16)}, {"y": kind(4, 8, dtype=F16)})
+
+
+def folded(values: Sequence[float] | None) -> Graph:
+    x, y = {"x": kind(3, 4)}, {"y": kind(3, 1)}
+    if values is not None:
+        return model([("MatMul", "x b", "y")], {"b": single(values).reshape(4, 1)}, x, y)
+    weights = {"w": single([[0.1], [0.3], [0.7], [1.1]]), "s": single(10)}
+    return model([("Mul", "w s", "a"), ("Floor", "a", "b"), ("MatMul", "x b", "y")], weights, x, y)
+
+
+VELTKAMP = model([("Mul", "x c", "a"), ("Sub", "a x", "d"), ("Sub", "a d", "y")], {"c": single(4097)}, X, Y)
+ROUNDED = model([("Cast", "x", "h", {"to": 10}), ("Cast", "h", "y", {"to": 1})], {}, X, Y)
+FACTORS = model([("Add", "x y", "s"), ("Sub", "x y", "d"), ("Mul", "s d", "o")], {}, XY, O)
+SQUARES = model([("Mul", "x x", "s"), ("Mul", "y y", "d"), ("Sub", "s d", "o")], {}, XY, O)
+SPREAD = model([("Mul", "x y", "s"), ("Mul", "x z", "t"), ("Add", "s t", "o")], {}, XYZ, O)
+GATHERED = model([("Add", "y z", "s"), ("Mul", "x s", "o")], {}, XYZ, O)
+
+
+def attention(right: bool, *, free: bool = False) -> Graph:
+    """Three products, one way round or the other: of projections of one input, or of inputs of any magnitudes."""
+    steps = (
+        [("MatMul", "b c", "h"), ("MatMul", "a h", "y")] if right else [("MatMul", "a b", "h"), ("MatMul", "h c", "y")]
+    )
+    if free:
+        return model(steps, {}, {n: kind(2, 6, 6) for n in "abc"}, {"y": kind(2, 6, 6)})
+    local = np.random.default_rng(9)
+    weights = {f"w{n}": local.standard_normal((6, 6)).astype(single) for n in "abc"}
+    projected = [("MatMul", f"x w{n}", n) for n in "abc"]
+    return model([*projected, *steps], weights, {"x": kind(2, 6, 6)}, {"y": kind(2, 6, 6)})
+
+
+WRONG = {
+    "modulus, fixed size": (modulo(100, (4,)), modulo(200, (4,))),
+    "modulus, symbolic size": (modulo(100, (N,)), modulo(200, (N,))),
+    "branch beyond 1000": (branch(2), branch(3)),
+    "branch on a computed value": (branch(2, computed=True), branch(3, computed=True)),
+    "tie": (branch(2), branch(2, compare="GreaterOrEqual")),
+    "one row of a table": (gathered(TABLE), gathered(OTHER)),
+    "bias beside a large one": (biased([1e6, 0.1, 0.2]), biased([1e6, 0.15, 0.2])),
+    "a constant after Floor": (floored(), floored(2.5)),
+    "Veltkamp": (VELTKAMP, SAME),
+    "rounding by a large constant": (magic(single(12582912), single(12582912)), SAME),
+    "rounding by an odd one": (magic(single(12582913), single(12582913)), SAME),
+    "rounding by vectors": (magic(np.full(8, 12582913, single), np.full(8, 12582913, single)), SAME),
+    "half precision and back": (ROUNDED, SAME),
+    "difference of squares": (FACTORS, SQUARES),
+    "overflow of a sum": (SPREAD, GATHERED),
+    "overflow of a product": (attention(False, free=True), attention(True, free=True)),
+    "underflow of a constant": (fp16([1e-4, 1e-4]), fp16([0.0])),
+    "weights floored in float64": (folded(None), folded([1, 3, 6, 11])),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_difference_that_rounding_does_not_explain_fails(name):
+    before, after = WRONG[name]
+    found = check(before, after)
+    assert found.verdict == "failed", found
+    old, new = (run(make_session(formats.to_onnx_bytes(g), optimise=False), found.feeds) for g in (before, after))
+    assert any(not np.array_equal(old[n], new[n], equal_nan=True) for n in old)  # the witness shows it
+
+
+def chain(weights: Sequence[np.ndarray]) -> Graph:
+    ends = ["x", *[f"h{i}" for i in range(len(weights) - 1)], "y"]
+    steps = [("MatMul", f"{ends[i]} w{i}", ends[i + 1]) for i in range(len(weights))]
+    held = {f"w{i}": w for i, w in enumerate(weights)}
+    return model(steps, held, {"x": kind(6, 16)}, {"y": kind(6, weights[-1].shape[1])})
+
+
+def convolution(fold: bool) -> Graph:
+    local = np.random.default_rng(5)
+    w, b, g, e, m = (local.standard_normal(s).astype(single) for s in ((4, 3, 3, 3), 4, 4, 4, 4))
+    v = local.uniform(0.5, 2, 4).astype(single)
+    x, y = {"x": kind(2, 3, 8, 8)}, {"y": kind(2, 4, 6, 6)}
+    if not fold:
+        steps = [("Conv", "x w b", "h"), ("BatchNormalization", "h g e m v", "n"), ("Relu", "n", "y")]
+        return model(steps, {"w": w, "b": b, "g": g, "e": e, "m": m, "v": v}, x, y)
+    scale = g / np.sqrt(v + single(1e-5))
+    weights = {"w": w * scale[:, None, None, None], "b": (b - m) * scale + e}
+    return model([("Conv", "x w b", "n"), ("Relu", "n", "y")], weights, x, y)
+
+
+def gelu(whole: bool) -> Graph:
+    if whole:
+        return model([("Gelu", "x", "y")], {}, X, Y)
+    weights = {"s": single(2**0.5), "one": single(1), "h": single(0.5)}
+    steps = [("Div", "x s", "a"), ("Erf", "a", "b"), ("Add", "b one", "c"), ("Mul", "x c", "d"), ("Mul", "d h", "y")]
+    return model(steps, weights, X, Y)
+
+
+def largest(scaled: bool) -> Graph:
+    steps = [
+        ("MatMul", "x w", "h"),
+        ("Mul", "h s", "k"),
+        ("ArgMax", "k" if scaled else "h", "y", {"axis": -1, "keepdims": 0}),
+    ]
+    weights = {"w": DENSE, "s": single(0.3)}
+    return model(steps, weights, {"x": kind(64, 8)}, {"y": kind(64, dtype=I64)})
+
+
+DEEP = [rng.standard_normal((16, 16)).astype(single) * single(0.25) for _ in range(20)]
+RIGHT = {
+    "itself": (branch(2), branch(2)),
+    "two matrices": (chain(DEEP[:2]), chain([DEEP[0] @ DEEP[1]])),
+    "twenty matrices": (chain(DEEP), chain([reduce(np.matmul, DEEP)])),
+    "attention, the other way round": (attention(False), attention(True)),
+    "normalisation into a convolution": (convolution(False), convolution(True)),
+    "Gelu": (gelu(False), gelu(True)),
+    "a scale into weights before Floor": (floored(), floored(scale=0.3)),
+    "a scale before ArgMax": (largest(True), largest(False)),
+    "a sum of three": (
+        model([("Add", "x y", "s"), ("Add", "s z", "o")], {}, XYZ, O),
+        model([("Add", "y z", "s"), ("Add", "x s", "o")], {}, XYZ, O),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_rounding_explains_passes(name):
+    before, after = RIGHT[name]
+    found = check(before, after)
+    assert found.verdict == "passed", found
+
+
+@pytest.mark.parametrize("name", ["deep_linear", "expand_conv", "siamese"])
+def test_no_false_alarm_on_what_the_optimiser_makes(name):
+    graph = formats.load(TINY / f"{name}.json")
+    result = optimize(graph, target="profile:cpu-epyc-2core", check=False)
+    assert result.graph is not graph
+    found = check(graph, result.graph, power="quick")
+    assert found.verdict == "passed", found
+    assert found.power is not None
+    assert found.power.mutants > 0
+
+
+def test_the_check_is_the_same_each_time():
+    before, after = RIGHT["normalisation into a convolution"]
+    assert check(before, after, power="thorough") == check(before, after, power="thorough")
+
+
+def test_the_full_check_asks_the_reference():
+    before, after = RIGHT["a sum of three"]
+    assert check(before, after).reference == "original"
+    assert check(before, after, full=True).reference == "original and float64"
+
+
+def test_an_element_is_judged_by_itself_and_its_channel():
+    old = single([[1e6, 0.1], [2e6, 0.2], [1e6, 0.1]])
+    assert scales(old.astype(float), False)[0, 1] < 1
+    off = old + single([0, 1e-3])
+    assert compare(old, off, F32).problem is not None
+    assert compare(old, old * single(1 + 2**-22), F32).problem is None
+
+
+def test_infinity_must_stay_infinite_and_an_overflow_may_be_mended():
+    finite, infinite = single([1.0, 2.0]), single([1.0, np.inf])
+    assert compare(infinite, finite, F32).problem is not None
+    assert compare(finite, infinite, F32).problem is not None
+    assert compare(infinite, finite, F32, exact=np.array([1.0, 2.0])).problem is None
+    assert compare(infinite, finite, F32, exact=np.array([1.0, 3.0])).problem is not None
+
+
+def test_moves_of_a_deliberate_rounding_are_not_an_excuse():
+    """Inside, the sum with 12582912 moves by whole numbers; moving the input does not move it at all."""
+    graph, feeds = WRONG["rounding by a large constant"][0], {"x": rng.standard_normal((4, 8)).astype(single)}
+    with Bench() as bench:
+        plain = bench.session(graph, optimise=False)
+        moved, inside = Disturbed(graph, bench, plain).samples(feeds, range(4), tiny=False, time_limit=None)
+    old = run(plain, feeds)["y"]
+    assert max(np.abs(r["y"] - old).max() for r in inside) >= 1
+    assert max(np.abs(r["y"] - old).max() for r in moved) == 0
+
+
+def test_targets_are_carried_back_through_what_computes_a_condition():
+    assert 333.0 in input_targets(branch(2, computed=True))["x"]
+    assert {100.0, 199.0, 200.0} <= set(input_targets(modulo(100, (4,)))["i"])
+
+
+def test_steered_inputs_visit_the_changed_rows_first():
+    first = next(steered(*WRONG["one row of a table"], 0, {}, 0, 1))
+    assert (first.arrays["i"] == 31_234).all()
+
+
+def test_a_mutant_differs_in_one_place():
+    graph = RIGHT["normalisation into a convolution"][0]
+    places = [*(n.outputs[0] for n in graph.nodes), *graph.weight]
+    found = list(mutants(graph, 0, places, 100))
+    assert len({m.what for m in found}) == len(found) > 10
+    for mutant in found:
+        weights = sum(
+            not np.array_equal(a.data.numpy(), b.data.numpy())
+            for a, b in zip(graph.weights, mutant.graph.weights, strict=True)
+        )
+        nodes = sum(a != b for a, b in zip(graph.nodes, mutant.graph.nodes, strict=True))
+        assert weights + nodes == 1
+
+
+def test_power_names_what_is_not_exercised():
+    out_of_reach = model(
+        [("Sigmoid", "x", "s"), ("Greater", "s t", "c"), ("Neg", "x", "d"), ("Where", "c d x", "y")],
+        {"t": single(2)},
+        X,
+        Y,
+    )
+    other = model(
+        [("Sigmoid", "x", "s"), ("Greater", "s t", "c"), ("Abs", "x", "d"), ("Where", "c d x", "y")],
+        {"t": single(2)},
+        X,
+        Y,
+    )
+    found = check(out_of_reach, other, power="thorough")
+    assert found.verdict == "passed"
+    assert any("condition is never true" in said for said in found.power.unexercised)
+    assert found.power.share < 1
+    seen = check(branch(2), branch(2), power="thorough").power
+    assert seen.share == 1.0
+    assert not seen.unexercised
+
+
+def test_the_place_that_strays_is_found():
+    def graph(first: float, second: float) -> Graph:
+        steps = [("Mul", "x a", "p"), ("Sigmoid", "p", "q"), ("Mul", "q b", "y")]
+        made = model(steps, {"a": single(first), "b": single(second)}, X, Y)
+        return made
+
+    before = graph(2.0, 3.0)
+    renamed = model([("Add", "x x", "p"), ("Sigmoid", "p", "q"), ("Mul", "q c", "y")], {"c": single(3.1)}, X, Y)
+    found = check(before, renamed)
+    assert found.verdict == "failed"
+    assert suspects(before, renamed, found.feeds)[0] == ("y",)

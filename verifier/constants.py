@@ -1,0 +1,170 @@
+"""What a model computes from its weights alone, as ONNX Runtime computes it: bit for bit, in the model's own types.
+
+That is the truth about a constant, whoever folded it. Over the reals a constant may be another one: before a
+discontinuity (``Floor`` of ``0.7 · 10``) by any amount, so there the computed value takes the expression's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from superopt.formats.onnx_writer import to_onnx_bytes
+from superopt.ir.errors import SuperoptError
+from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Value, Weight, constant
+from superopt.ir.types import DType, TensorType, ValueType
+from superopt.ops.infer import Typing, infer
+from superopt.runtime._barrier import run_node
+from superopt.runtime.ort import make_session
+from superopt.runtime.ort import run as run_session
+
+__all__ = ["JUMPS", "RANDOM", "Constants", "Known", "constants_of", "contents_of", "jumps", "settled"]
+
+RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "RandomNormalLike", "RandomUniformLike"}
+)
+# Operators of reals that jump: rounding of an argument can change the result by any amount.
+JUMPS = frozenset(
+    {"ArgMax", "ArgMin", "Ceil", "DynamicQuantizeLinear", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less",
+     "LessOrEqual", "Mod", "NonMaxSuppression", "NonZero", "QuantizeLinear", "Round", "Sign", "TopK", "Unique"}
+)  # fmt: skip
+_LARGEST = 2**28  # bytes of one computed constant: larger ones stay expressions, as they do in ONNX Runtime's files
+_LONGEST_RUN = 30.0  # seconds for all constants of a model
+
+
+@dataclass(frozen=True)
+class Constants:
+    """A model's constants.
+
+    Attributes:
+        arrays: by name, the values of nodes that read only weights, as ONNX Runtime computes them.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+
+    def make(self, node: Node) -> bool:
+        """Whether every output of a node is one of them."""
+        return all(o in self.arrays for o in node.outputs if o)
+
+
+@dataclass(frozen=True)
+class Known:
+    """The first model's constants: those stored, and those that its nodes compute from them, by name."""
+
+    graph: Graph
+    typing: Typing
+    computed: Constants
+
+    @cached_property
+    def weights(self) -> Mapping[str, Weight]:
+        stored = {n: w for n, w in self.graph.constants.items() if w.data is not None}
+        made = {
+            n: Weight(n, TensorType(DType.of(a.dtype), tuple(map(int, a.shape))), ArrayData(a))
+            for n, a in self.computed.arrays.items()
+            if a.dtype.kind in "fiub"
+        }
+        return {**made, **stored}
+
+    @cached_property
+    def arrays(self) -> Mapping[str, tuple[np.ndarray, DType]]:
+        return {n: (np.asarray(w.data.numpy()), w.type.dtype) for n, w in self.weights.items() if w.data is not None}
+
+
+def contents_of(weight: Weight) -> str:
+    """A name for a weight's elements: equal exactly where type, shape and bits are."""
+    if weight.data is None:
+        return f"weight {weight.type} {weight.name}"
+    return f"weight {weight.type} {ArrayData(np.asarray(weight.data.numpy())).digest}"
+
+
+def jumps(node: Node, types: Mapping[str, ValueType | None]) -> bool:
+    """Whether rounding of what a node reads can change its result by any amount, or it rounds on purpose.
+
+    A Cast of reals does unless it widens; what compares or divides integers does not.
+    """
+    reads = [t for n in node.inputs[:1] if n and isinstance(t := types.get(n), TensorType)]
+    if reads and not reads[0].dtype.is_float:
+        return False
+    if node.op in ("Cast", "CastLike"):
+        made = types.get(node.outputs[0])
+        if not reads or not isinstance(made, TensorType):
+            return True
+        return not (made.dtype.is_float and np.can_cast(reads[0].dtype.numpy, made.dtype.numpy))
+    return node.op in JUMPS or any(isinstance(a, OpaqueAttribute) for a in node.attributes.values())
+
+
+def constants_of(graph: Graph, typing: Typing, but: frozenset[str] = frozenset()) -> Constants:
+    """The constants that a model's nodes compute; one that ONNX Runtime cannot compute is not among them.
+
+    Args:
+        graph: the model.
+        typing: its types.
+        but: values that are not computed, nor what depends on them.
+    """
+    nodes: list[Node] = []
+    known = {n for n, w in graph.constants.items() if w.data is not None}
+    for node in graph.nodes:
+        sized = all(_small(typing.types.get(o)) for o in node.outputs if o)
+        if node.op not in RANDOM and sized and known.issuperset(node.reads) and not but.intersection(node.outputs):
+            nodes.append(node)
+            known.update(o for o in node.outputs if o)
+    if not nodes:
+        return Constants({})
+    arrays = _together(graph, typing, nodes)
+    return Constants(_one_by_one(graph, typing, nodes) if arrays is None else arrays)
+
+
+def _small(kind: ValueType | None) -> bool:
+    return not isinstance(kind, TensorType) or kind.nbytes is None or kind.nbytes <= _LARGEST
+
+
+def _together(graph: Graph, typing: Typing, nodes: list[Node]) -> dict[str, np.ndarray] | None:
+    """All of them in one session, with its optimisations off; ``None`` where it refuses one."""
+    wanted = [o for n in nodes for o in n.outputs if o]
+    read = {r for n in nodes for r in n.reads}
+    types = {n: t for n, t in typing.types.items() if isinstance(t, TensorType)}
+    part = replace(
+        graph, inputs=(), nodes=tuple(nodes), values=(),
+        outputs=tuple(Value(o, TensorType(types[o].dtype, None) if o in types else None) for o in wanted),
+        weights=tuple(w for w in graph.weights if w.name in read),
+    )  # fmt: skip
+    try:
+        return run_session(make_session(to_onnx_bytes(part), optimise=False), {}, time_limit=_LONGEST_RUN)
+    except SuperoptError:
+        return None
+
+
+def _one_by_one(graph: Graph, typing: Typing, nodes: list[Node]) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for node in nodes:
+        held = {n: arrays[n] for n in node.reads if n in arrays}
+        for name in node.reads:
+            weight = graph.constants.get(name)
+            if name not in held and weight is not None and weight.data is not None:
+                held[name] = np.asarray(weight.data.numpy())
+        if len(held) < len(set(node.reads)):
+            continue  # one of them could not be computed
+        try:
+            arrays.update(run_node(graph, node, held, {**typing.types, **graph.declared}))
+        except SuperoptError:
+            continue
+    return arrays
+
+
+def settled(graph: Graph) -> Graph:
+    """The model with constants that jump replaced by what ONNX Runtime computes; over the reals they may be others."""
+    typing = infer(graph)
+    if not any(jumps(n, typing.types) for n in graph.nodes):
+        return graph
+    found = constants_of(graph, typing)
+    folded = [n for n in graph.nodes if found.make(n) and jumps(n, typing.types)]
+    made = {o: None for n in folded for o in n.outputs if o}
+    if not made:
+        return graph
+    weights: tuple[Weight, ...] = tuple(constant(o, found.arrays[o]) for o in made)
+    nodes = tuple(n for n in graph.nodes if n not in folded)
+    values = tuple(v for v in graph.values if v.name not in made)
+    return replace(graph, nodes=nodes, weights=(*graph.weights, *weights), values=values).checked()

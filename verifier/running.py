@@ -1,0 +1,94 @@
+"""Several graphs in ONNX Runtime that share weights: a big weight is written once, however many sessions read it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from superopt.formats.onnx_writer import save_beside, to_onnx_bytes
+from superopt.formats.tensors import SparseData, expected_bytes, packed_chunks
+from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
+from superopt.ir.graph import Graph, Weight
+from superopt.ir.types import DType
+from superopt.runtime.ort import InferenceSession, make_session
+from superopt.runtime.ort import run as run_session
+
+__all__ = ["REFUSALS", "Arrays", "Bench", "attempt"]
+
+Arrays = dict[str, np.ndarray]
+REFUSALS = (InvalidModel, Unsupported, ResourceLimit, UsageError)  # with which ONNX Runtime says that it cannot run
+
+_SHARED = 1 << 25  # bytes of weights from which a model goes to ONNX Runtime with its big weights in a file
+_BIG = 1 << 16  # bytes of a weight that goes there
+
+
+class Bench:
+    """A folder for weights, as long as it is open.
+
+    Sessions are of one thread, so that equal runs round equally.
+    """
+
+    def __init__(self) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._places: dict[str, tuple[str, int, int]] = {}
+        self._models = 0
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def session(self, graph: Graph, *, optimise: bool) -> InferenceSession:
+        """A session for a graph.
+
+        Raises:
+            InvalidModel, Unsupported, ResourceLimit: ONNX Runtime refuses it.
+        """
+        if sum(_size(w) for w in graph.weights) < _SHARED:
+            return make_session(to_onnx_bytes(graph), threads=1, optimise=optimise)
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="superopt-check-")
+        folder = Path(self._folder.name)
+        places = {w.name: self._place(folder, w) for w in graph.weights if _size(w) >= _BIG}
+        self._models += 1
+        path = folder / f"model-{self._models}.onnx"
+        save_beside(graph, path, places)
+        return make_session(path, threads=1, optimise=optimise)
+
+    def _place(self, folder: Path, weight: Weight) -> tuple[str, int, int]:
+        """Where a weight's elements lie, written now if they were not."""
+        data = weight.data
+        assert data is not None
+        key = f"{weight.type.dtype} {data.digest}"
+        if key not in self._places:
+            name = f"weights-{len(self._places)}"
+            with (folder / name).open("wb") as file:
+                file.writelines(packed_chunks(data, weight.type.dtype))
+            self._places[key] = (name, 0, expected_bytes(weight.type))
+        return self._places[key]
+
+
+def _size(weight: Weight) -> int:
+    """Bytes of a weight that may lie outside its model."""
+    data = weight.data
+    if data is None or isinstance(data, SparseData) or weight.type.dtype is DType.STRING:
+        return 0
+    return expected_bytes(weight.type)
+
+
+def attempt(
+    session: InferenceSession, feeds: Mapping[str, np.ndarray], *, time_limit: float | None = None
+) -> Arrays | None:
+    """The outputs, or ``None`` where ONNX Runtime refuses the inputs."""
+    try:
+        return run_session(session, feeds, time_limit=time_limit)
+    except (InvalidModel, UsageError):
+        return None

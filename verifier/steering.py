@@ -1,0 +1,353 @@
+"""Inputs that are steered by two graphs: to where they change their behaviour, and to the ends of arithmetic.
+
+Random numbers of one magnitude miss a threshold at 1000, a modulus, a row of a table, a sum that cancels. Each
+:class:`Feed` here aims at one such class, with the constants and operators of both graphs (:mod:`.targets`). They come
+in the order in which they are worth their work, and are the same for the same graphs and seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from superopt.ir.graph import Graph, Weight
+from superopt.ir.types import DType
+from superopt.verifier._feeds import KINDS, domain_of, fed_types, make_inputs
+from superopt.verifier.targets import input_targets, numbers_of
+
+__all__ = ["Feed", "changed_rows", "steered"]
+
+_GENERIC = 16  # elements of a constant that is a target by itself
+_OFFSET, _SPREAD = 1000.0, 1e-4  # of data that lie close together, away from 0
+_SWEEPS = 16  # runs in which the rows of one table are visited
+_FILLED = 8  # targets that fill a whole input
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Inputs of one run.
+
+    Attributes:
+        name: what they aim at.
+        arrays: by input.
+        mixed: neighbouring elements differ in magnitude by design.
+        tiny: values are near the smallest numbers.
+    """
+
+    name: str
+    arrays: dict[str, np.ndarray]
+    mixed: bool = False
+    tiny: bool = False
+
+
+Fill = Callable[[str, DType, np.ndarray, np.random.Generator], np.ndarray]
+
+
+def steered(
+    before: Graph, after: Graph, seed: int, sizes: Mapping[str, int], level: int, most: int
+) -> Iterator[Feed]:  # fmt: skip
+    """Up to so many feeds beyond plain random ones.
+
+    Args:
+        before: the original.
+        after: the result, with equal inputs.
+        seed: of all choices.
+        sizes: symbolic dimensions that are fixed.
+        level: how the others are chosen (:func:`superopt.verifier._feeds.choose_sizes`).
+        most: feeds.
+    """
+    aim = _Aim(before, after, seed, dict(sizes), level)
+    for number, made in enumerate(aim.feeds()):
+        if number >= most:
+            return
+        yield made
+
+
+class _Aim:
+    def __init__(self, before: Graph, after: Graph, seed: int, sizes: dict[str, int], level: int) -> None:
+        self.before, self.after, self.seed, self.sizes, self.level = before, after, seed, sizes, level
+        self.types = fed_types(before)
+        self.weights = {n for n in self.types if n in before.weight}
+        self.targets = _targets(before, after, [n for n in self.types if n not in self.weights])
+        self.count = 0
+
+    def feeds(self) -> Iterator[Feed]:
+        inputs = {n: t.dtype for n, t in self.types.items() if n not in self.weights}
+        reals = [n for n, d in inputs.items() if d.is_float]
+        whole = [n for n, d in inputs.items() if d.is_integer]
+        yield from self._rows()
+        if any(self.targets.values()):
+            for turn in range(2):
+                yield self._made(f"near the constants {turn + 1}", self._near, mixed=True)
+        if len(reals) > 1:
+            yield self._made("all nearly equal", self._alike)
+        elif reals:
+            yield self._made("close together", self._alike)
+        if len(whole) > 0:
+            yield self._made("integers over their domain", self._near, mixed=True)
+        if any(d.is_integer and domain_of(self.before, n).small for n, d in inputs.items()):
+            for number in (0, 1, 3):
+                yield self._made(f"sizes and counts of {number}", self._counts(number))
+        if any(d is DType.BOOL for d in inputs.values()):
+            for truth in (True, False):
+                yield self._made(f"booleans {truth}".lower(), _booleans(truth))
+        if reals:
+            yield from self._scaled(reals)
+        yield from self._filled()
+        if any(self.targets.values()):
+            yield self._made("near the constants 3", self._near, mixed=True)
+        yield from self._sized()
+
+    def _made(
+        self, name: str, fill: Fill, *, mixed: bool = False, tiny: bool = False, level: int | None = None
+    ) -> Feed:
+        self.count += 1
+        seed = self.seed + 1000 * self.count
+        arrays = make_inputs(self.before, seed, KINDS[0], self.sizes, level=self.level if level is None else level)
+        rng = np.random.default_rng([seed, 7])
+        for n, array in arrays.items():
+            if n not in self.weights and array.size:
+                arrays[n] = (
+                    np.asarray(fill(n, self.types[n].dtype, array, rng)).astype(array.dtype).reshape(array.shape)
+                )
+        return Feed(name, arrays, mixed, tiny)
+
+    def _near(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Elements at, beside and around the targets, among ordinary ones."""
+        targets = self.targets.get(name, [])
+        if dtype.is_integer:
+            return _integers(self.before, name, dtype, array, targets, rng)
+        if not dtype.is_float or not targets:
+            return array
+        chosen = rng.choice(np.asarray(targets), array.shape)
+        kind = rng.integers(0, 8, array.shape)
+        with np.errstate(over="ignore", invalid="ignore"):
+            exact = chosen.astype(dtype.numpy)
+            up, down = (_next(exact, dtype, way) for way in (1, -1))
+            wide = chosen + rng.standard_normal(array.shape)
+            near = chosen * (1 + 1e-3 * rng.standard_normal(array.shape))
+            made = np.select(
+                [kind == 0, kind == 1, kind == 2, kind == 3, kind == 4],
+                [exact.astype(float), up.astype(float), down.astype(float), wide, near],
+                np.where(kind == 5, 2 * chosen, array.astype(float)),
+            )
+            out = made.astype(dtype.numpy)
+        return np.asarray(np.where(np.isfinite(out.astype(float)), out, array))
+
+    def _counts(self, number: int) -> Fill:
+        """Integers that sizes or trip counts are made of."""
+
+        def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+            small = dtype.is_integer and domain_of(self.before, name).small
+            return np.full(array.shape, number) if small else array
+
+        return fill
+
+    def _alike(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Numbers close together, far from 0: differences cancel. Some are equal."""
+        if not dtype.is_float:
+            return array
+        offset = min(_OFFSET, float(ml_dtypes.finfo(dtype.numpy).max) ** 0.25)  # type: ignore[no-untyped-call]
+        spread = max(_SPREAD, 4 * float(ml_dtypes.finfo(dtype.numpy).eps))  # type: ignore[no-untyped-call]
+        made = offset * (1 + spread * rng.standard_normal(array.shape))
+        return np.asarray(np.where(rng.random(array.shape) < 0.1, offset, made))
+
+    def _scaled(self, reals: Sequence[str]) -> Iterator[Feed]:
+        """Whole inputs of very different magnitudes, then elements of all magnitudes side by side."""
+        ends = {n: _exponents(self.types[n].dtype) for n in reals}
+        rng = np.random.default_rng([self.seed, 11])
+        plans: list[tuple[str, dict[str, int]]] = []
+        for name, share in (("large", 0.15), ("small", -0.15), ("huge", 0.46), ("minute", -0.46)):
+            plans.append((f"{name} numbers", {n: _at(ends[n], share) for n in reals}))
+        if len(reals) > 1:
+            plans += [(f"one least, the others large {k + 1}", {
+                n: ends[n][0] if i == k else _at(ends[n], 0.9) for i, n in enumerate(reals)
+            }) for k in range(min(len(reals), 4))]  # fmt: skip
+            plans += [(f"magnitudes {k + 1}", {
+                n: int(rng.choice([ends[n][0], _at(ends[n], -0.3), 0, _at(ends[n], 0.3), ends[n][1]])) for n in reals
+            }) for k in range(4)]  # fmt: skip
+        plans += [
+            ("largest numbers", {n: ends[n][1] for n in reals}),
+            ("smallest numbers", {n: ends[n][0] for n in reals}),
+        ]
+        for name, plan in plans[:2]:
+            yield self._made(name, _scale(plan))
+        yield self._made("all magnitudes", self._wide(0.3), mixed=True)
+        if len(reals) > 1:
+            for one in reals[:4]:  # what is finite beside a 0 may not be when it is formed first
+                yield self._made(f"{one!r} is 0, the others largest", _scale({n: ends[n][1] for n in reals}, zero=one))
+        for name, plan in plans[2:]:
+            yield self._made(name, _scale(plan), tiny=_underflows(plan, min(e[0] for e in ends.values())))
+        yield self._made("the whole range", self._wide(1.0), mixed=True, tiny=True)
+
+    def _wide(self, share: float) -> Fill:
+        def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+            if not dtype.is_float:
+                return array
+            low, high = _exponents(dtype)
+            powers = np.floor(rng.uniform(share * low, share * high, array.shape))
+            sign = rng.choice([-1.0, 1.0], array.shape)
+            return np.asarray(np.ldexp(sign * rng.uniform(1, 2, array.shape), powers.astype(int)))
+
+        return fill
+
+    def _filled(self) -> Iterator[Feed]:
+        """Inputs that are a target everywhere, give or take a unit in the last place."""
+        order = sorted({t for ts in self.targets.values() for t in ts}, key=lambda t: (abs(t), t))
+        for t in order[:_FILLED]:
+
+            def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator, t: float = t) -> np.ndarray:
+                if not dtype.is_float:
+                    return array
+                exact = np.full(array.shape, t).astype(dtype.numpy)
+                way = rng.integers(-1, 2, array.shape)
+                return np.where(way == 0, exact, np.where(way > 0, _next(exact, dtype, 1), _next(exact, dtype, -1)))
+
+            yield self._made(f"{t:.9g} everywhere", fill, mixed=True)
+
+    def _rows(self) -> Iterator[Feed]:
+        """Indices of the rows in which two tables differ, else of all rows, in a few runs."""
+        for name, rows in changed_rows(self.before, self.after).items():
+
+            def chosen(n: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+                return np.resize(rng.permutation(rows), array.shape) if n == name else array  # noqa: B023
+
+            yield self._made(f"changed rows of the table that {name!r} indexes", chosen)
+        for name, kind in self.types.items():
+            stop = domain_of(self.before, name).stop if kind.dtype.is_integer else None
+            count = kind.elements
+            if stop is None or not isinstance(count, int) or count == 0 or stop <= count:
+                continue
+            order = np.random.default_rng([self.seed, 13]).permutation(stop)
+            for turn in range(min(_SWEEPS, -(-stop // count))):
+                part = order[turn * count : (turn + 1) * count]
+
+                def sweep(n: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+                    return np.resize(part, array.shape) if n == name else array  # noqa: B023
+
+                yield self._made(f"rows {turn + 1} that {name!r} indexes", sweep)
+
+    def _sized(self) -> Iterator[Feed]:
+        """Other sizes of symbolic dimensions: all 1, and larger ones."""
+        if any(not isinstance(d, int) for t in self.types.values() for d in t.shape or ()):
+            for level, name in ((5, "sizes of 1"), (1, "sizes of 8")):
+                yield self._made(name, lambda n, d, a, r: a, level=level)
+
+
+def _targets(before: Graph, after: Graph, inputs: Sequence[str]) -> dict[str, list[float]]:
+    """Targets of either graph by input; small constants are targets of every input, too."""
+    generic: dict[float, None] = {}
+    for graph in (after, before):
+        for w in graph.weights:
+            if isinstance(w.type.elements, int) and w.type.elements <= _GENERIC:
+                generic.update(dict.fromkeys(numbers_of(graph, w.name)))
+    first, second = input_targets(after), input_targets(before)
+    return {n: list(dict.fromkeys([*second.get(n, ()), *first.get(n, ()), *list(generic)[:16]])) for n in inputs}
+
+
+def _integers(
+    graph: Graph, name: str, dtype: DType, array: np.ndarray, targets: Sequence[float], rng: np.random.Generator
+) -> np.ndarray:
+    """Integers over the domain that their uses allow: any row of a table, or around the targets and beyond."""
+    domain = domain_of(graph, name)
+    if domain.small:
+        return array
+    info = np.iinfo(dtype.numpy)
+    if domain.stop is not None:
+        return rng.integers(0, max(domain.stop, 1), array.shape)
+    marks = np.asarray([t for t in targets if abs(t) < 2**53] or [0.0], dtype=np.float64)
+    reach = 4 * float(np.abs(marks).max()) + 1000
+    low = 0 if info.min == 0 else -reach
+    spread = rng.integers(int(max(low, info.min)), int(min(reach, info.max)), array.shape)
+    near = np.rint(rng.choice(marks, array.shape)) + rng.integers(-1, 2, array.shape)
+    return np.asarray(np.clip(np.where(rng.random(array.shape) < 0.5, near, spread), info.min, info.max))
+
+
+def _booleans(truth: bool) -> Fill:
+    return lambda name, dtype, array, rng: np.full(array.shape, truth) if dtype is DType.BOOL else array
+
+
+def _scale(plan: Mapping[str, int], zero: str = "") -> Fill:
+    def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if name not in plan:
+            return array
+        if name == zero:
+            return np.zeros_like(array)
+        sign = rng.choice([-1.0, 1.0], array.shape)
+        return np.asarray(np.ldexp(sign * rng.uniform(1, 1.99, array.shape), plan[name]))
+
+    return fill
+
+
+def _underflows(plan: Mapping[str, int], least: int) -> bool:
+    """Whether products of two of these magnitudes are near the smallest number, ``2**least``."""
+    small = sorted(plan.values())[:2]
+    return min(2 * small[0], sum(small)) < 0.8 * least
+
+
+def _exponents(dtype: DType) -> tuple[int, int]:
+    """Powers of two of the smallest and the largest numbers: -145 and 127 in float32."""
+    limits = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
+    return int(np.log2(float(limits.smallest_subnormal))) + 4, int(np.log2(float(limits.max)))
+
+
+def _at(ends: tuple[int, int], share: float) -> int:
+    return int(share * ends[1]) if share > 0 else int(-share * ends[0])
+
+
+def _next(array: np.ndarray, dtype: DType, way: int) -> np.ndarray:
+    """The neighbouring numbers above or below; beside 0 the square of epsilon, whose products do not underflow."""
+    beside = way * float(ml_dtypes.finfo(dtype.numpy).eps) ** 2  # type: ignore[no-untyped-call]
+    following = np.nextafter(array, np.asarray(np.inf * way, dtype.numpy))
+    return np.asarray(np.where(array == 0, np.asarray(beside, dtype.numpy), following))
+
+
+def changed_rows(before: Graph, after: Graph) -> dict[str, np.ndarray]:
+    """By input that indexes a table along its first axis: the rows that differ between the two graphs' tables."""
+    found: dict[str, np.ndarray] = {}
+    for node in before.nodes:
+        if node.op != "Gather" or node.attributes.get("axis", 0) != 0:
+            continue
+        table, index = before.constants.get(node.inputs[0]), _origin(before, node.inputs[1])
+        other = None if table is None else _counterpart(table, before, after)
+        if table is None or other is None or table.data is None or other.data is None or index is None:
+            continue
+        a, b = table.data.numpy(), other.data.numpy()
+        odd = (a != b) & ~((a != a) & (b != b))
+        rows = np.flatnonzero(odd.reshape(len(a), -1).any(axis=1))
+        if rows.size:
+            found[index] = rows
+    return found
+
+
+def _counterpart(table: Weight, before: Graph, after: Graph) -> Weight | None:
+    """The other graph's table of the same name or, failing that, the only new one of the same type, if it differs."""
+    assert table.data is not None
+    named = after.constants.get(table.name)
+    if named is not None and named.type == table.type and named.data is not None:
+        return named if named.data.digest != table.data.digest else None
+    known = {w.data.digest for w in before.weights if w.data is not None}
+    new = [w for w in after.weights if w.type == table.type and w.data is not None and w.data.digest not in known]
+    return new[0] if len(new) == 1 else None
+
+
+def _origin(graph: Graph, name: str) -> str | None:
+    """The input that a value is, but for its shape and element type."""
+    fed = {v.name for v in graph.inputs}
+    while name not in fed:
+        node = graph.producer.get(name)
+        if node is None or node.op not in (
+            "Cast",
+            "Identity",
+            "Reshape",
+            "Squeeze",
+            "Unsqueeze",
+            "Flatten",
+            "Transpose",
+        ):
+            return None
+        name = node.inputs[0]
+    return name

@@ -1,0 +1,217 @@
+"""Where a model's behaviour changes, told as values of its inputs: thresholds, bounds, moduli, ties, halves.
+
+Each place where an operator jumps or bends (a comparison with a constant, ``Clip``, ``Floor``, ``Mod``, ``Relu`` …)
+wants a value of one of its operands. That is carried back to the inputs: constants are added and divided away,
+monotone functions inverted, movements of elements followed. What it meets besides is an input alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from superopt.ir.graph import Graph, Node, Weight
+
+__all__ = ["input_targets", "numbers_of"]
+
+_MOST = 48  # targets of one input
+_STEPS = 4000  # nodes that one graph's targets are carried through, in all
+_FEW = 4  # elements of a constant operand that are tried
+_DEPTH = 64
+
+_SAME = frozenset({
+    "AveragePool", "Cast", "CastLike", "Ceil", "Clip", "Concat", "DepthToSpace", "Dropout", "Expand", "Flatten",
+    "Floor", "Gather", "GatherElements", "GatherND", "GlobalAveragePool", "GlobalMaxPool", "Identity",
+    "LeakyRelu", "Max", "MaxPool", "Mean", "Min", "Mod", "Pad", "ReduceMax", "ReduceMean", "ReduceMin", "Relu",
+    "Reshape", "Resize", "Round", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "TopK", "Transpose",
+    "Trilu", "Unsqueeze", "Where",
+})  # fmt: skip
+_INVERSES: Mapping[str, Callable[[float], tuple[float, ...]]] = {
+    "Neg": lambda t: (-t,),
+    "Abs": lambda t: (t, -t),
+    "Exp": lambda t: (math.log(t),) if t > 0 else (),
+    "Log": lambda t: (math.exp(min(t, 80.0)),),
+    "Sqrt": lambda t: (t * t,) if t >= 0 else (),
+    "Reciprocal": lambda t: (1 / t,) if t else (),
+    "Sigmoid": lambda t: (math.log(t / (1 - t)),) if 0 < t < 1 else (),
+    "Tanh": lambda t: (math.atanh(t),) if -1 < t < 1 else (),
+    "Sin": lambda t: (math.asin(t),) if -1 <= t <= 1 else (),
+    "Cos": lambda t: (math.acos(t),) if -1 <= t <= 1 else (),
+    "Erf": lambda t: (t,),
+    "ReduceSum": lambda t: (t,),
+    "ReduceL1": lambda t: (t, -t),
+    "ReduceL2": lambda t: (t, -t),
+    "ReduceSumSquare": lambda t: (math.sqrt(t), -math.sqrt(t)) if t >= 0 else (),
+}
+_COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"})
+_KINKS: Mapping[str, tuple[float, ...]] = {
+    "Relu": (0.0,), "LeakyRelu": (0.0,), "PRelu": (0.0,), "Elu": (0.0,), "Selu": (0.0,), "Celu": (0.0,),
+    "Abs": (0.0,), "Sign": (0.0,), "Sqrt": (0.0,), "Log": (0.0, 1.0), "Reciprocal": (0.0,), "HardSwish": (-3.0, 3.0),
+    "Floor": (0.0, 1.0, -1.0, 2.0, 7.0), "Ceil": (0.0, 1.0, -1.0, 2.0, 7.0), "Round": (0.5, 1.5, 2.5, -0.5, -1.5),
+    "Cast": (0.0, 1.0, -1.0, 2.0, 0.5), "Not": (), "Softplus": (0.0,), "Gelu": (0.0,), "Pow": (0.0, 1.0, -1.0),
+}  # fmt: skip
+
+
+def numbers_of(graph: Graph, name: str, most: int = _FEW) -> list[float]:
+    """Some elements of a constant: its ends, and its first ones; none where it is not a constant of numbers."""
+    weight = graph.constants.get(name)
+    if weight is None or weight.data is None or not (weight.type.dtype.is_float or weight.type.dtype.is_integer):
+        node = graph.producer.get(name)
+        held = node.attributes.get("value") if node is not None and node.op == "Constant" else None
+        weight = held if isinstance(held, Weight) and held.data is not None else None
+    if weight is None or weight.data is None:
+        return []
+    if not isinstance(weight.type.elements, int) or weight.type.elements > 1 << 20:
+        return []
+    flat = weight.data.numpy().reshape(-1)
+    if flat.size == 0 or flat.dtype == object:
+        return []
+    wide = flat.astype(np.float64)
+    wide = wide[np.isfinite(wide)]
+    if not wide.size:
+        return []
+    chosen = dict.fromkeys([float(wide.min()), float(wide.max()), *map(float, wide[: most - 2])])
+    return list(chosen)[:most]
+
+
+def input_targets(graph: Graph) -> dict[str, list[float]]:
+    """Values worth feeding, by input, the likeliest to matter first."""
+    work = _Backwards(graph)
+    for node in graph.nodes:
+        for name, targets in _sites(graph, node):
+            for target in targets:
+                work.want(name, target)
+    return {n: list(t)[:_MOST] for n, t in work.found.items()}
+
+
+def _sites(graph: Graph, node: Node) -> Iterator[tuple[str, list[float]]]:
+    """Operands of a node with the values at which it jumps or bends."""
+    inputs = [n for n in node.inputs if n]
+    if node.op in _COMPARISONS or node.op in ("Max", "Min"):
+        for name in inputs:
+            others = [n for n in inputs if n != name]
+            yield name, [t for o in others for t in numbers_of(graph, o)] or [0.0, 1.0]
+    elif node.op == "Clip":
+        bounds = [t for n in node.inputs[1:] if n for t in numbers_of(graph, n)]
+        bounds += [float(v) for k in ("min", "max") if isinstance(v := node.attributes.get(k), int | float)]
+        yield inputs[0], bounds
+    elif node.op == "Mod" and len(inputs) == 2:
+        for m in numbers_of(graph, inputs[1]):
+            yield inputs[0], [m, m - 1, m + 1, 2 * m, 2 * m - 1, 2 * m + 1, -m, -m - 1, -1.0, m / 2, 3 * m]
+    elif node.op == "Div" and len(inputs) == 2:
+        yield inputs[1], [0.0]
+    elif node.op == "QuantizeLinear":
+        for s in numbers_of(graph, inputs[1]):
+            yield inputs[0], [0.5 * s, 1.5 * s, -0.5 * s, 127.5 * s, -128.5 * s, 255.5 * s]
+    elif node.op in ("ThresholdedRelu", "Shrink", "HardSigmoid"):
+        yield inputs[0], _knees(node)
+    elif node.op in _KINKS and inputs:
+        yield inputs[0], list(_KINKS[node.op])
+
+
+def _knees(node: Node) -> list[float]:
+    def given(name: str, default: float) -> float:
+        value = node.attributes.get(name)
+        return float(value) if isinstance(value, int | float) else default
+
+    if node.op == "ThresholdedRelu":
+        return [given("alpha", 1.0)]
+    if node.op == "Shrink":
+        return [given("lambd", 0.5), -given("lambd", 0.5)]
+    alpha, beta = given("alpha", 0.2), given("beta", 0.5)
+    return [-beta / alpha, (1 - beta) / alpha] if alpha else []
+
+
+@dataclass
+class _Backwards:
+    """Targets carried back to the inputs."""
+
+    graph: Graph
+    found: dict[str, dict[float, None]] = field(default_factory=dict)
+    seen: set[tuple[str, float]] = field(default_factory=set)
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.fed = {v.name for v in self.graph.inputs} | {w.name for w in self.graph.weights if w.data is None}
+
+    def want(self, name: str, target: float) -> None:
+        stack = [(name, target, 0)]
+        while stack and self.steps < _STEPS:
+            current, wanted, depth = stack.pop()
+            if (current, wanted) in self.seen or not math.isfinite(wanted) or depth > _DEPTH:
+                continue
+            self.seen.add((current, wanted))
+            self.steps += 1
+            if current in self.fed:
+                self.found.setdefault(current, {})[wanted] = None
+                continue
+            node = self.graph.producer.get(current)
+            if node is not None:
+                stack += [(n, t, depth + 1) for n, t in self._back(node, wanted)]
+
+    def _back(self, node: Node, wanted: float) -> list[tuple[str, float]]:
+        """Operands of a node, and the value of each that gives what is wanted, the others being what they are."""
+        inputs = [n for n in node.inputs if n]
+        if node.op in _SAME:
+            return [(n, wanted) for n in inputs]
+        if node.op in _INVERSES and inputs:
+            return [(inputs[0], t) for t in _INVERSES[node.op](wanted)]
+        if node.op in ("Add", "Sub", "Mul", "Div", "Pow", "Sum") and len(inputs) == 2:
+            return self._binary(node.op, inputs, wanted)
+        if node.op in ("MatMul", "Gemm", "Conv") and len(inputs) > 1:
+            return [(inputs[0], t) for t in self._dot(inputs[1], wanted)]
+        return []
+
+    def _binary(self, op: str, inputs: list[str], t: float) -> list[tuple[str, float]]:
+        left, right = inputs
+        made: list[tuple[str, float]] = []
+        for c in numbers_of(self.graph, right):
+            made += [(left, v) for v in _solve_left(op, t, c)]
+        for c in numbers_of(self.graph, left):
+            made += [(right, v) for v in _solve_right(op, t, c)]
+        if made:
+            return made
+        share = {"Add": (t / 2, t / 2), "Sum": (t / 2, t / 2), "Sub": (t, 0.0), "Div": (t, 1.0), "Pow": (t, 1.0)}
+        root = math.sqrt(abs(t))
+        first, second = share.get(op, (root, math.copysign(root, t)))
+        return [(left, first), (right, second)]
+
+    def _dot(self, weight: str, wanted: float) -> list[float]:
+        """Equal elements that give the first sum the wanted value."""
+        held = self.graph.constants.get(weight)
+        if held is None or held.data is None or not isinstance(count := held.type.elements, int) or count > 1 << 20:
+            return []
+        array = held.data.numpy().astype(np.float64)
+        if array.ndim < 2 or not array.size:
+            return []
+        total = float((array[0] if array.ndim > 2 else array[..., 0]).sum())
+        return [wanted / total] if abs(total) > 1e-12 else []
+
+
+def _solve_left(op: str, t: float, c: float) -> list[float]:
+    """``v`` with ``v op c = t``."""
+    if op in ("Add", "Sum"):
+        return [t - c]
+    if op == "Sub":
+        return [t + c]
+    if op == "Mul":
+        return [t / c] if c else []
+    if op == "Div":
+        return [t * c]
+    return [t ** (1 / c), -(t ** (1 / c))] if c and t > 0 else []
+
+
+def _solve_right(op: str, t: float, c: float) -> list[float]:
+    """``v`` with ``c op v = t``."""
+    if op in ("Add", "Sum"):
+        return [t - c]
+    if op == "Sub":
+        return [c - t]
+    if op == "Mul":
+        return [t / c] if c else []
+    if op == "Div":
+        return [c / t] if t else []
+    return [math.log(t) / math.log(c)] if t > 0 and c > 0 and c != 1 else []
