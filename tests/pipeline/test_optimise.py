@@ -38,7 +38,7 @@ def test_the_front_door() -> None:
     result = superopt.optimize(branches(), time_limit=None)
     assert result.report.status == "improved"
     assert result.report.check.verdict == "passed"
-    assert sum(n.op == "MatMul" for n in result.graph.nodes) == 1
+    assert result.report.work.flops_after == 2 * 64 * 96 * 512  # of one product, whichever operator computes it
     assert all(a.verdict in ("proved_all_sizes", "evaluated") for a in result.report.rules_applied)
 
 
