@@ -47,6 +47,7 @@ class Comparison:
         differs: some element is further from the original's than the free distance.
         problem: why it fails.
         place: where it fails.
+        excess: the largest distance over what the farthest move of any element would allow; 0 where nothing is told.
     """
 
     absolute: float = 0.0
@@ -55,6 +56,7 @@ class Comparison:
     differs: bool = False
     problem: str | None = None
     place: tuple[int, ...] | None = None
+    excess: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class Moves:
     """How an output of the original moved, by element: the outputs of its disturbed runs.
 
     Attributes:
-        inputs: outputs with the inputs and small weights moved by a few units in the last place.
+        inputs: outputs with the inputs and small weights moved by a few units in the last place; may be empty, like
+            the next, where only the optimiser was asked.
         inside: outputs with every rounded intermediate moved so; empty where that cannot be run.
         optimised: the output with the runtime's optimisations on, if asked for.
         tiny: values are near the smallest numbers, where rounding is absolute: either kind's move counts.
@@ -128,11 +131,12 @@ def compare(
         return Comparison(worst, worst / scale, base, True)
     with np.errstate(divide="ignore", invalid="ignore"):
         place = _first(np.where(over, distance / np.maximum(free, FACTOR * noise), 0.0))
+        far = float(np.max(distance / np.maximum(free, FACTOR * moved.max(initial=0.0)), where=over, initial=0.0))
     said = (
         f"at {place} the original gives {first[place]:.9g} and the result {made[place]:.9g}: an error of "
         f"{distance[place]:.3g} where its own rounding explains {max(free[place], FACTOR * noise[place]):.3g}"
     )
-    return Comparison(worst, worst / scale, base, True, said, place)
+    return Comparison(worst, worst / scale, base, True, said, place, far)
 
 
 def element_type(array: np.ndarray) -> DType | None:

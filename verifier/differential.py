@@ -28,7 +28,7 @@ square, or 64 ε of the largest magnitude. So being nearer to the reals is no ex
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from superopt.ir.errors import ResourceLimit, Unsupported
@@ -36,12 +36,17 @@ from superopt.ir.graph import Graph
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.verifier._feeds import make_inputs
 from superopt.verifier._judgement import FACTOR, MARGIN
-from superopt.verifier.judge import CheckResult, Judge, Plan
-from superopt.verifier.power import Power
+from superopt.verifier.judge import QUICK, WHOLE, CheckResult, Judge, Plan, Thoroughness
+from superopt.verifier.places import check_places
+from superopt.verifier.power import EFFORTS, NONE, Effort, Power
 from superopt.verifier.running import Bench
 
-__all__ = ["FACTOR", "MARGIN", "CheckResult", "Power", "check", "check_regions", "make_inputs", "signature_difference"]
+__all__ = [
+    "FACTOR", "MARGIN", "CheckResult", "Power", "check", "check_regions", "check_rewrite", "make_inputs",
+    "signature_difference",
+]  # fmt: skip
 
+_TRIALS = 3  # unsteered inputs
 _COPIES = 3.0  # memory of a check: the original's values, and the reference's, twice as wide
 
 
@@ -50,7 +55,7 @@ def check(
     after: Graph,
     *,
     seed: int = 0,
-    trials: int = 3,
+    trials: int = _TRIALS,
     time_limit: float | None = None,
     patience: float | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -71,22 +76,81 @@ def check(
         full: run the float64 reference on every unsteered input, however much work that is.
         power: "none", or "quick" or "thorough": try that many mutations of the result on the same inputs.
     """
+
+    def judged(plan: Plan, bench: Bench) -> CheckResult:
+        return Judge(before, after, plan, bench).run()
+
+    plan = _plan(seed, max(trials, 1), time_limit, patience, sizes, EFFORTS[power])
+    return _bounded(before, after, replace(plan, full=full), judged)
+
+
+def check_rewrite(
+    before: Graph,
+    after: Graph,
+    *,
+    seed: int = 0,
+    time_limit: float | None = None,
+    patience: float | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> CheckResult:
+    """Compare a model with its rewritten form at what that is worth: rewritten places first, then the whole.
+
+    A small model gets what :func:`check` does. In a larger one every rewritten place is checked by itself
+    (:mod:`.places`), with steered inputs and mutants, and the whole model by a random input, and by more as far as a
+    second's work goes. Where a place differs by itself, :func:`check` decides, since its inputs may be out of reach.
+
+    Args:
+        before: the original.
+        after: the result.
+        seed: of all random choices.
+        time_limit: seconds after which no further trial is begun (one of the whole is always made).
+        patience: seconds after which the check is given up, with the verdict "skipped".
+        sizes: symbolic dimensions that are fixed.
+
+    Returns:
+        ``trials`` counts the inputs of the places and of the whole; ``power`` is that of the places' inputs where
+        the whole got less than all steered ones.
+    """
+
+    def judged(plan: Plan, bench: Bench) -> CheckResult:
+        judge = Judge(before, after, plan, bench)
+        if judge.exhaustive:
+            return judge.run()
+        places = check_places(before, after, judge.typing, plan, bench)
+        if places.disagreement:
+            found = Judge(before, after, replace(plan, effort=WHOLE), bench, judge.typing).run()
+            said = f"checked as a whole: {places.disagreement}"
+            return replace(found, reason="; ".join(r for r in (found.reason, said) if r))
+        judge.plan = replace(plan, power=NONE)
+        found = judge.run()
+        return replace(found, trials=found.trials + places.trials, power=places.power)
+
+    return _bounded(before, after, _plan(seed, _TRIALS, time_limit, patience, sizes, EFFORTS["quick"], QUICK), judged)
+
+
+def _plan(
+    seed: int, trials: int, time_limit: float | None, patience: float | None, sizes: Mapping[str, int] | None,
+    power: Effort, effort: Thoroughness = WHOLE,
+) -> Plan:  # fmt: skip
+    now = time.monotonic()
+    deadline = None if time_limit is None else now + time_limit
+    give_up = float("inf") if patience is None else now + patience
+    return Plan(seed, trials, deadline, give_up, dict(sizes or {}), power=power, effort=effort)
+
+
+def _bounded(before: Graph, after: Graph, plan: Plan, judged: Callable[[Plan, Bench], CheckResult]) -> CheckResult:
+    """A check within bounds of time and memory."""
     difference = signature_difference(before, after)
     if difference is not None:
         return CheckResult("failed", culprit_output=difference[0], reason=difference[1])
-    deadline = None if time_limit is None else time.monotonic() + time_limit
-    give_up = float("inf") if patience is None else time.monotonic() + patience
     try:
         for graph in (before, after):
-            refuse_unbounded(graph, sizes, copies=_COPIES)
+            refuse_unbounded(graph, plan.sizes, copies=_COPIES)
         with bounded_memory(), Bench() as bench:
-            plan = Plan(seed, max(trials, 1), deadline, give_up, dict(sizes or {}), full, power)
-            return Judge(before, after, plan, bench).run()
-    except ResourceLimit as error:
-        return CheckResult("skipped", reason=str(error))
+            return judged(plan, bench)
     except MemoryError:
         return CheckResult("skipped", reason="not enough memory to run the model")
-    except Unsupported as error:
+    except (ResourceLimit, Unsupported) as error:
         return CheckResult("skipped", reason=str(error))
 
 

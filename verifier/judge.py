@@ -12,31 +12,26 @@ from superopt.cost.whole import work
 from superopt.ir.errors import InvalidModel, OutOfTime, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph, OpaqueAttribute
 from superopt.ir.types import TensorType
-from superopt.ops.infer import infer
+from superopt.ops.infer import Typing, infer
 from superopt.runtime import reference
 from superopt.runtime.ort import InferenceSession
 from superopt.runtime.ort import run as run_session
 from superopt.verifier._feeds import KINDS, LEVELS, fed_types, make_inputs
 from superopt.verifier._judgement import Comparison, agrees_with_reals, compare, equal
-from superopt.verifier.noise import Disturbed, moves
-from superopt.verifier.overflow import near_overflow
-from superopt.verifier.power import Power, measure_power
+from superopt.verifier.explaining import Explanations, Trial
+from superopt.verifier.power import NONE, Effort, Power, measure_power
 from superopt.verifier.running import Arrays, Bench, attempt
 from superopt.verifier.steering import Feed, steered
 
-__all__ = ["CheckResult", "Judge", "Plan", "Trial"]
+__all__ = ["QUICK", "WHOLE", "CheckResult", "Judge", "Plan", "Thoroughness"]
 
 _LONGEST_RUN = 15.0  # seconds of one run
 _RANDOM = ("RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "Dropout")
-_WORK = 8e10  # operations of all runs but the first input's: two or three seconds of one core
 _RUNS = 11  # runs of about the original's work that an input takes: both models, and the disturbed ones
 _RUN = 1e7  # operations that a run counts at least, for being called
+_NODE = 5e4  # operations that a node of it counts at least
 _EMERGENCY = 20.0  # seconds of the original's runs after which no more are begun: work was not known (a loop, say)
 _STEERED = 48  # steered inputs at most
-_REFERENCE = 2e9  # operations from which the float64 reference is only run when asked for
-_BOTH = 1e9  # operations up to which the result is also run with the runtime's optimisations off
-_KEPT = 1 << 26  # bytes of disturbed outputs that are kept for other comparisons on the same inputs
-_SAMPLES = (2, 4, 12)  # disturbed runs of each kind: at first, where these do not explain it, and at most
 
 
 @dataclass(frozen=True)
@@ -70,6 +65,26 @@ class CheckResult:
 
 
 @dataclass(frozen=True)
+class Thoroughness:
+    """How much a check does, in operations: work is counted, not time.
+
+    Attributes:
+        work: of all runs but those of the first input.
+        reference: from which the float64 reference is only run when asked for.
+        both: up to which the result is also run with the runtime's optimisations off.
+    """
+
+    work: float
+    reference: float
+    both: float
+
+
+# Some ten seconds of one core, with the runtime's optimisations off; and one.
+WHOLE = Thoroughness(work=8e10, reference=2e9, both=1e9)
+QUICK = Thoroughness(work=6e9, reference=1e8, both=1e8)
+
+
+@dataclass(frozen=True)
 class Plan:
     """Settings of a check: see :func:`superopt.verifier.differential.check`."""
 
@@ -78,8 +93,9 @@ class Plan:
     deadline: float | None
     give_up: float
     sizes: dict[str, int]
-    full: bool
-    power: str
+    full: bool = False
+    power: Effort = NONE
+    effort: Thoroughness = WHOLE
 
     def late(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
@@ -96,26 +112,25 @@ class Plan:
         return min(_LONGEST_RUN, left)
 
 
-@dataclass(frozen=True)
-class Trial:
-    """Inputs that the original accepts, and its outputs."""
-
-    feed: Feed
-    original: Arrays
-
-
 class Judge:
     """One check: ``run`` goes straight through."""
 
-    def __init__(self, before: Graph, after: Graph, plan: Plan, bench: Bench) -> None:
+    def __init__(self, before: Graph, after: Graph, plan: Plan, bench: Bench, typing: Typing | None = None) -> None:
         self.before, self.after, self.plan, self.bench = before, after, plan, bench
+        self.typing = typing or infer(before, plan.sizes)
         self.types = {v.name: v.type.dtype if isinstance(v.type, TensorType) else None for v in before.outputs}
-        self.work = float(work(before, infer(before, plan.sizes), plan.sizes).flops)
+        done = work(before, self.typing, plan.sizes)
+        self.work = float(done.flops)
+        self.run_work = max(self.work + done.bytes, _RUN, _NODE * len(before.nodes))
         self.erratic: set[str] = set()
-        self.disturbed: Disturbed | None = None
         self.plain: InferenceSession | None = None
-        self.noise: dict[int, tuple[int, tuple[list[Arrays], list[Arrays]]]] = {}  # by trial
+        self.explanations: Explanations | None = None
         self.notes: list[str] = []
+
+    @property
+    def exhaustive(self) -> bool:
+        """Whether every steered input is within the work."""
+        return (_STEERED + self.plan.trials) * _RUNS * self.run_work <= self.plan.effort.work
 
     def run(self) -> CheckResult:
         fed_types(self.before)
@@ -123,6 +138,7 @@ class Judge:
             self.plain = self.bench.session(self.before, optimise=False)
         except (InvalidModel, Unsupported) as refusal:
             return self._in_float64(refusal.what)
+        self.explanations = Explanations(self.before, self.typing, self.bench, self.plain, self.plan.longest)
         sessions, refused = self._result()
         if refused is not None:
             return CheckResult("failed", reason=f"ONNX Runtime accepts the original but refuses the result: {refused}")
@@ -152,7 +168,7 @@ class Judge:
             sessions.append(self.bench.session(self.after, optimise=True))
         except (InvalidModel, Unsupported) as error:
             refused = error.what
-        if sessions and self.work > _BOTH:
+        if sessions and self.work > self.plan.effort.both:
             return sessions, None
         try:
             sessions.append(self.bench.session(self.after, optimise=False))
@@ -167,7 +183,7 @@ class Judge:
         plan = self.plan
         level = 0
         for number in range(plan.trials):
-            if number and (plan.late() or number * _RUNS * self.work > _WORK):
+            if number and (plan.late() or number * _RUNS * self.run_work > plan.effort.work):
                 return
             kind = KINDS[number % len(KINDS)]
             while True:
@@ -180,7 +196,7 @@ class Judge:
                     if level == LEVELS:
                         raise Unsupported(f"ONNX Runtime refuses every input that was tried: {error.what}") from error
             yield Trial(Feed(f"{kind} inputs", feeds), original)
-        most = min(_STEERED, int(_WORK / (_RUNS * max(self.work, _RUN))) - plan.trials)
+        most = min(_STEERED, int(plan.effort.work / (_RUNS * self.run_work)) - plan.trials)
         started = time.monotonic()
         for feed in steered(self.before, self.after, plan.seed, plan.sizes, level, most):
             if plan.late() or time.monotonic() - started > _EMERGENCY:
@@ -226,51 +242,21 @@ class Judge:
                 return total
         differing = [n for n, one in found.items() if one.differs]
         wanted = self.plan.full and number < self.plan.trials
-        if wanted or (differing and self.work <= _REFERENCE and number < self.plan.trials):
+        if wanted or (differing and self.work <= self.plan.effort.reference and number < self.plan.trials):
             total = self._against_reals(trial, number, made, names if wanted else differing, total)
         return total
 
     def outputs_compared(self, trial: Trial, number: int, made: Arrays, names: Sequence[str]) -> dict[str, Comparison]:
-        """Each output by the first criterion, with as many disturbed runs as it takes."""
+        """Each output by the first criterion, with as much evidence as it takes."""
+        assert self.explanations is not None
         old, mixed = trial.original, trial.feed.mixed
         found = {n: compare(old[n], made[n], self.types[n], mixed=mixed) for n in names}
-        odd = [n for n, c in found.items() if c.problem is not None and np.isinf(c.absolute)]
-        odd = [n for n in odd if made[n].shape == old[n].shape]
-        exact = (self._exact(trial, odd)[0] or {}) if odd else {}
         apart = [n for n, c in found.items() if c.problem is not None and made[n].shape == old[n].shape]
-        full = {n: near_overflow(self.before, n, self.bench, trial.feed.arrays, old[n].shape) for n in apart}
-        for count in _SAMPLES:
-            doubtful = [n for n, c in found.items() if c.problem is not None and made[n].shape == old[n].shape]
-            if not doubtful:
-                break
-            runs = self._samples(trial, number, count)
-            optimised = self._optimised(trial) if count == _SAMPLES[-1] else None
-            for n in doubtful:
-                found[n] = compare(
-                    old[n], made[n], self.types[n], moves(n, runs, optimised, tiny=trial.feed.tiny), mixed=mixed,
-                    exact=exact.get(n), full=full.get(n),
-                )  # fmt: skip
+        odd = [n for n in apart if np.isinf(found[n].absolute)]
+        exact = (self._exact(trial, odd)[0] or {}) if odd else {}
+        for n in apart:
+            found[n] = self.explanations.judged(trial, number, n, made[n], self.types[n], exact.get(n))
         return found
-
-    def _disturbed(self) -> Disturbed:
-        if self.disturbed is None:
-            self.disturbed = Disturbed(self.before, self.bench, self._session())
-        return self.disturbed
-
-    def _samples(self, trial: Trial, number: int, count: int) -> tuple[list[Arrays], list[Arrays]]:
-        """So many disturbed runs of each kind at one trial's inputs; those that were made before are kept."""
-        have, runs = self.noise.get(number, (0, ([], [])))
-        if have < count:
-            more = self._disturbed().samples(
-                trial.feed.arrays, range(have, count), tiny=trial.feed.tiny, time_limit=self.plan.longest()
-            )
-            runs = (runs[0] + more[0], runs[1] + more[1])
-            kept = sum(a.nbytes for _, both in self.noise.values() for one in both for r in one for a in r.values())
-            self.noise = {**(self.noise if kept < _KEPT else {}), number: (count, runs)}
-        return runs
-
-    def _optimised(self, trial: Trial) -> Arrays | None:
-        return self._disturbed().optimised(trial.feed.arrays, self.plan.longest())
 
     def _exact(self, trial: Trial, names: Sequence[str]) -> tuple[Arrays | None, str]:
         """The float64 outputs, or why there are none."""
@@ -294,9 +280,8 @@ class Judge:
             return total
         total = replace(total, reference="original and float64")
         for name in names:
-            runs = self.noise.get(number)
-            optimised = None if runs is None else self._optimised(trial)
-            given = None if runs is None else moves(name, runs[1], optimised, tiny=trial.feed.tiny)
+            assert self.explanations is not None
+            given = self.explanations.all_moves(trial, number, name)
             found = agrees_with_reals(trial.original[name], made[name], exact[name], self.types[name], given)
             if found.problem is not None:
                 said = f"output {name!r} ({trial.feed.name}) against float64: {found.problem}"
@@ -305,7 +290,7 @@ class Judge:
 
     def _power(self, tried: Sequence[Trial], names: Sequence[str]) -> Power | None:
         """What the inputs that were tried can tell apart."""
-        if self.plan.power == "none":
+        if not self.plan.power.mutants:
             return None
 
         def fails(number: int, made: Arrays) -> bool | None:

@@ -5,13 +5,13 @@ Runtime, its optimisations off:
 
 * *inputs*: every real input, and every small weight whose digits are used up (a 3.1416, not a 0.5 or 12582912, which
   are meant exactly), is moved by up to :data:`STEPS` units in the last place. Rounding everywhere is drawn anew.
-* *inside*: inputs stay; the result of every operator that rounds once, and what an operator with sums inside reads, is
-  multiplied by ``1 ± STEPS`` epsilons.
+* *inside*: inputs stay; the result of every operator that rounds once, what an operator with sums inside reads, and
+  the constants that it adds to them are multiplied by ``1 ± STEPS`` epsilons.
 
 Either kind alone would excuse too much. Moving inputs excuses ``x·x - y·y`` in place of ``(x + y)·(x - y)``, which
 rounds far less; disturbing intermediates excuses ``x`` in place of ``(x + 12582912) - 12582912``, whose rounding is
 meant. So the judge takes the smaller of the two (:class:`superopt.verifier._judgement.Moves`). Weights and what is
-computed from weights alone are not disturbed inside: they are constants.
+computed from weights alone are not disturbed inside otherwise: they are constants.
 """
 
 from __future__ import annotations
@@ -53,6 +53,12 @@ ELEMENTARY = frozenset({
 })  # fmt: skip
 # Kernels that are accurate to an epsilon of their range, 1, rather than of the value: moved so in either kind of run.
 _RANGED = frozenset({"Erf", "Sigmoid", "Tanh", "HardSigmoid", "Softmax"})
+# Operators with sums inside that add constants to them, and the places of those operands. Where they are large beside
+# the terms, partial sums are rounded at their size, which disturbing the terms does not show.
+_ADDED: Mapping[str, tuple[int, ...]] = {
+    "BatchNormalization": (2, 3), "Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "GroupNormalization": (2,),
+    "InstanceNormalization": (2,), "LayerNormalization": (2,),
+}  # fmt: skip
 # Real operands that shapes depend on.
 _SHAPING = frozenset({"NonMaxSuppression", "Range", "Resize", "Upsample"})
 _BITS = {DType.FLOAT64: 20, DType.FLOAT32: 8, DType.FLOAT16: 3, DType.BFLOAT16: 2}  # last bits: 0 in a round number
@@ -74,12 +80,13 @@ class Disturbed:
     Args:
         graph: the original.
         bench: where its sessions are made.
-        plain: a session of the original, optimisations off, if the caller has one.
+        plain: a session of the original, optimisations off.
+        typing: the original's types, if at hand.
     """
 
-    def __init__(self, graph: Graph, bench: Bench, plain: InferenceSession) -> None:
+    def __init__(self, graph: Graph, bench: Bench, plain: InferenceSession, typing: Typing | None = None) -> None:
         self._graph, self._bench, self._plain = graph, bench, plain
-        self._typing = infer(graph)
+        self._typing = typing or infer(graph)
         self._live = live_values(graph)
         self._constants = constants_read(graph, self._typing, self._live, bench, _SMALL, reals=True) or {}
         self._shifts: dict[int, Arrays] = {}
@@ -273,8 +280,9 @@ class _Builder:
             return
         inputs = list(node.inputs)
         if node.domain or node.op not in ELEMENTARY:
+            added = () if node.domain else _ADDED.get(node.op, ())
             for place, name in enumerate(inputs):
-                if name in self.live and (dtype := self._kind(name)) is not None:
+                if (name in self.live or (name and place in added)) and (dtype := self._kind(name)) is not None:
                     inputs[place] = self._disturbed(name, dtype, "")
         outputs = list(node.outputs)
         later: list[tuple[str, str, DType]] = []

@@ -11,52 +11,82 @@ import numpy as np
 
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import TensorType
-from superopt.ops.infer import infer
+from superopt.ops.infer import Typing
+from superopt.runtime.ort import InferenceSession
 from superopt.verifier.noise import ELEMENTARY, EXACT, live_values
 from superopt.verifier.running import REFUSALS, Bench, attempt
 
-__all__ = ["NEAR", "near_overflow"]
+__all__ = ["NEAR", "Overflow"]
 
 NEAR = 4.0  # at most this far below the largest number
 _WATCHED = 1 << 26  # elements of intermediates that are looked at, at most
 _POLES = frozenset({"Atanh", "Div", "Log", "Mod", "Pow", "Reciprocal", "Tan"})  # infinite without an overflow
 
 
-def near_overflow(
-    graph: Graph, output: str, bench: Bench, feeds: Mapping[str, np.ndarray], shape: tuple[int, ...]
-) -> np.ndarray:
-    """A mask for an output of this shape: elements at which an operator that leads to it overflows, or nearly does.
+class Overflow:
+    """Where one output of a graph is near overflow.
 
-    That is one whose result, from finite operands, is infinite or within a factor of :data:`NEAR` of it, at the same
-    element where the shapes are equal; where no operator's result has the output's shape, any element of any. And it
-    is every element, if an operator with sums inside reads a number that large.
+    Args:
+        graph: the original.
+        typing: its types.
+        output: the output's name.
+        bench: where the session is made that gives the values inside.
     """
-    graph = _leading_to(graph, output)
-    types, live = infer(graph).types, live_values(graph)
 
-    def real(name: str) -> bool:
-        return name in live and isinstance(t := types.get(name), TensorType) and t.dtype.is_float
+    def __init__(self, graph: Graph, typing: Typing, output: str, bench: Bench) -> None:
+        part = _leading_to(graph, output)
+        types, self._live = typing.types, live_values(graph)
+        self._types = types
+        self._rounding = [n for n in part.nodes if n.domain or n.op not in EXACT]
+        fed = {v.name for v in graph.inputs}
+        reals = (v for n in self._rounding for v in (*n.inputs, *n.outputs) if v and self._real(v) and v not in fed)
+        self._names = list(dict.fromkeys(reals))
+        watched = {**{n: Value(n, types[n]) for n in self._names}, **{v.name: v for v in part.outputs}}
+        outputs = tuple(v for n, v in watched.items() if n not in fed)
+        self._session: InferenceSession | None
+        try:
+            self._session = bench.session(replace(part, outputs=outputs, values=()), optimise=False)
+        except REFUSALS:
+            self._session = None
 
-    rounding = [n for n in graph.nodes if n.domain or n.op not in EXACT]
-    names = dict.fromkeys(v for n in rounding for v in (*n.inputs, *n.outputs) if v and real(v) and v not in feeds)
-    outputs = {**{n: Value(n, types[n]) for n in names}, **{v.name: v for v in graph.outputs if v.name not in feeds}}
-    try:
-        session = bench.session(replace(graph, outputs=tuple(outputs.values()), values=()), optimise=False)
-        ran = attempt(session, feeds)
-    except REFUSALS:
-        ran = None
-    if ran is None or sum(a.size for a in ran.values()) > _WATCHED:
-        return np.zeros(shape, bool)
-    values = {n: a.astype(np.float64) for n, a in (*feeds.items(), *ran.items()) if real(n)}
-    limits = {n: float(ml_dtypes.finfo(ran[n].dtype).max) / NEAR for n in names}  # type: ignore[no-untyped-call]
-    near: list[np.ndarray] = []
-    for node in rounding:
-        operands = [values[r] for r in node.inputs if r in values]
-        near += [_large(values[o], limits[o], operands, node) for o in node.outputs if o in limits]
-        if (node.domain or node.op not in ELEMENTARY) and any(_inside(a, limits, node) for a in operands):
-            return np.full(shape, True)
-    same = [n for n in near if n.shape == shape]
-    return np.logical_or.reduce(same) if same else np.full(shape, any(bool(n.any()) for n in near))
+    def near(self, feeds: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+        """A mask for the output, of this shape: elements at which an operator that leads to it overflows, or nearly.
+
+        That is one whose result, from finite operands, is infinite or within a factor of :data:`NEAR` of it, at the
+        same element where the shapes are equal; where no operator's result has the output's shape, any element of
+        any. And it is every element, if an operator with sums inside reads a number that large.
+        """
+        try:
+            ran = None if self._session is None else attempt(self._session, feeds)
+        except REFUSALS:
+            ran = None
+        if ran is None or sum(a.size for a in ran.values()) > _WATCHED:
+            return np.zeros(shape, bool)
+        values = {n: a for n, a in (*feeds.items(), *ran.items()) if self._real(n)}
+        limits = {n: float(ml_dtypes.finfo(ran[n].dtype).max) / NEAR for n in self._names}  # type: ignore[no-untyped-call]
+        if all(_is_small(a, min(limits.values(), default=0.0)) for a in values.values()):
+            return np.zeros(shape, bool)
+        near: list[np.ndarray] = []
+        for node in self._rounding:
+            operands = [values[r].astype(np.float64) for r in node.inputs if r in values]
+            near += [
+                _large(values[o].astype(np.float64), limits[o], operands, node) for o in node.outputs if o in limits
+            ]
+            if (node.domain or node.op not in ELEMENTARY) and any(_inside(a, limits, node) for a in operands):
+                return np.full(shape, True)
+        same = [n for n in near if n.shape == shape]
+        return np.logical_or.reduce(same) if same else np.full(shape, any(bool(n.any()) for n in near))
+
+    def _real(self, name: str) -> bool:
+        return name in self._live and isinstance(t := self._types.get(name), TensorType) and t.dtype.is_float
+
+
+def _is_small(array: np.ndarray, limit: float) -> bool:
+    """Whether every element is a number, and smaller."""
+    if not array.size:
+        return True
+    low, high = float(array.min()), float(array.max())  # NaN, if any element is
+    return -limit < low and high < limit
 
 
 def _leading_to(graph: Graph, output: str) -> Graph:

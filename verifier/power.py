@@ -21,16 +21,30 @@ from superopt.verifier.mutation import Mutant, mutants
 from superopt.verifier.noise import constants_read, live_values
 from superopt.verifier.running import REFUSALS, Arrays, Bench, attempt
 
-__all__ = ["Power", "measure_power"]
+__all__ = ["EFFORTS", "NONE", "Effort", "Power", "joined", "measure_power"]
 
-_MOST = {"quick": 8, "thorough": 64}  # mutants
-_WORK = {"quick": 1e10, "thorough": 2e11}  # operations for all of them: half a second, or ten
 _START = 2e7  # operations that starting a session counts as, and per byte of weights:
 _BYTE = 4.0
 _SITES = 64  # places whose coverage is watched
 _NAMED = 12  # things that are named as not exercised
 _LARGEST = 1 << 22  # elements of a constant that is compared with a mutant's
 _COMPARE = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"})
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many mutants are tried at most, and the operations for all of them; and for watching what is reached."""
+
+    mutants: int
+    work: float
+
+
+NONE = Effort(0, 0.0)
+EFFORTS: Mapping[str, Effort] = {  # "quick" is a second of one core, "thorough" half a minute
+    "none": NONE, "quick": Effort(8, 1e10), "thorough": Effort(64, 2e11),
+}  # fmt: skip
+_DRAWN = 3  # mutants that are drawn for one that counts: many give other shapes
+_WATCHING = 2e10  # operations for watching what the inputs reach
 
 
 @dataclass(frozen=True)
@@ -51,6 +65,15 @@ class Power:
     unexercised: tuple[str, ...] = ()
 
 
+def joined(parts: Sequence[Power]) -> Power | None:
+    """The power of several checks together; ``None`` of none."""
+    if not parts:
+        return None
+    ran, caught = sum(p.mutants for p in parts), sum(p.caught for p in parts)
+    said = dict.fromkeys(u for p in parts for u in p.unexercised)
+    return Power(ran, caught, caught / ran if ran else 0.0, tuple(said)[:_NAMED])
+
+
 def measure_power(
     before: Graph,
     after: Graph,
@@ -59,7 +82,7 @@ def measure_power(
     *,
     bench: Bench,
     seed: int,
-    effort: str,
+    effort: Effort,
     work: float,
 ) -> Power:
     """Mutate the result and judge the mutants, and watch what the inputs reach.
@@ -74,24 +97,26 @@ def measure_power(
         fails: whether outputs on the inputs of that number fail the check; ``None`` where their shapes differ.
         bench: where sessions are made.
         seed: of the mutations.
-        effort: "quick": a few, where the graphs differ; "thorough": many, there first.
+        effort: how many.
         work: operations of one run.
     """
     stored = sum(w.type.nbytes or 0 for w in after.weights)
     each = _START + _BYTE * stored + 1.5 * work + len(runs) * 1e6  # most are caught by the first inputs
-    most = min(_MOST[effort], int(_WORK[effort] / each))
+    most = min(_DRAWN * effort.mutants, int(effort.work / each))
     new, rest = _places(before, after)
-    chosen = [*mutants(after, seed, new or rest, most)]
+    chosen = mutants(after, seed, new or rest, most)
     ran = caught = 0
     missed: list[str] = []
     for mutant in chosen:
+        if ran == effort.mutants:
+            break
         found = _caught(mutant.graph, runs, fails, bench)
         if found is False and (_same_constants(after, mutant.graph, bench) or _same_alone(after, mutant, runs, bench)):
             continue
         if found is not None:
             ran, caught = ran + 1, caught + found
             missed += [] if found else [f"not seen: {mutant.what}"]
-    sites = _unreached(before, after, runs, bench) if work * len(runs) <= _WORK["thorough"] / 10 else []
+    sites = _unreached(before, after, runs, bench) if work * len(runs) <= min(_WATCHING, 2 * effort.work) else []
     return Power(ran, caught, caught / ran if ran else 0.0, tuple((sites + missed)[:_NAMED]))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from superopt.formats.onnx_writer import save_beside, to_onnx_bytes
 from superopt.formats.tensors import SparseData, expected_bytes, packed_chunks
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
-from superopt.ir.graph import Graph, Weight
+from superopt.ir.graph import Graph, Weight, WeightData
 from superopt.ir.types import DType
 from superopt.runtime.ort import InferenceSession, make_session
 from superopt.runtime.ort import run as run_session
@@ -22,8 +22,7 @@ __all__ = ["REFUSALS", "Arrays", "Bench", "attempt"]
 Arrays = dict[str, np.ndarray]
 REFUSALS = (InvalidModel, Unsupported, ResourceLimit, UsageError)  # with which ONNX Runtime says that it cannot run
 
-_SHARED = 1 << 25  # bytes of weights from which a model goes to ONNX Runtime with its big weights in a file
-_BIG = 1 << 16  # bytes of a weight that goes there
+_BIG = 1 << 16  # bytes of a weight that is written once, to a file, and read by all sessions
 
 
 class Bench:
@@ -34,7 +33,7 @@ class Bench:
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._places: dict[str, tuple[str, int, int]] = {}
+        self._places: dict[int, tuple[WeightData, tuple[str, int, int]]] = {}  # by the elements' identity
         self._models = 0
 
     def __enter__(self) -> Bench:
@@ -52,7 +51,7 @@ class Bench:
         Raises:
             InvalidModel, Unsupported, ResourceLimit: ONNX Runtime refuses it.
         """
-        if sum(_size(w) for w in graph.weights) < _SHARED:
+        if all(_size(w) < _BIG for w in graph.weights):
             return make_session(to_onnx_bytes(graph), threads=1, optimise=optimise)
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="superopt-check-")
@@ -64,16 +63,18 @@ class Bench:
         return make_session(path, threads=1, optimise=optimise)
 
     def _place(self, folder: Path, weight: Weight) -> tuple[str, int, int]:
-        """Where a weight's elements lie, written now if they were not."""
+        """Where a weight's elements lie, written now if they were not.
+
+        Graphs that share a weight share the object that holds its elements: a digest would cost reading them twice.
+        """
         data = weight.data
         assert data is not None
-        key = f"{weight.type.dtype} {data.digest}"
-        if key not in self._places:
+        if id(data) not in self._places:
             name = f"weights-{len(self._places)}"
             with (folder / name).open("wb") as file:
                 file.writelines(packed_chunks(data, weight.type.dtype))
-            self._places[key] = (name, 0, expected_bytes(weight.type))
-        return self._places[key]
+            self._places[id(data)] = (data, (name, 0, expected_bytes(weight.type)))
+        return self._places[id(data)][1]
 
 
 def _size(weight: Weight) -> int:

@@ -16,7 +16,7 @@ from networkx.utils import UnionFind
 from superopt.ir.graph import Graph, Node, Value, attribute_key
 from superopt.ir.types import TensorType, ValueType
 
-__all__ = ["GraphDiff", "changed_regions", "compare", "excerpt", "value_digests"]
+__all__ = ["GraphDiff", "changed_regions", "compare", "excerpt", "grown", "value_digests"]
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,12 @@ def _digest(*parts: str) -> str:
 def changed_regions(a: Graph, b: Graph, types: Mapping[str, ValueType | None]) -> tuple[tuple[Graph, Graph], ...]:
     """The places where ``b`` was rewritten from ``a``, each as a pair of small graphs with equal signatures.
 
-    A node is unchanged when the other graph has the same node: outputs, operator, inputs and attributes. The changed
-    nodes fall into pieces, cut wherever both graphs have a value of one name: a piece reads such values as inputs, and
-    those it makes that are read elsewhere are its outputs. If every pair is equal, so are the graphs (by induction
-    along the order of the nodes); the pieces stay small, however much was changed. Integers are taken along with what
-    computes them, down to the tensors whose shapes they come from: as inputs of their own they would be free of them.
+    A node is unchanged when the other graph has the same node: outputs, operator, inputs and attributes, and the same
+    elements of weights. The changed nodes fall into pieces, cut wherever both graphs have a value of one name: a piece
+    reads such values as inputs, and those it makes that are read elsewhere are its outputs. If every pair is equal, so
+    are the graphs (by induction along the order of the nodes); the pieces stay small, however much was changed.
+    Integers are taken along with what computes them, down to the tensors whose shapes they come from: as inputs of
+    their own they would be free of them.
 
     Args:
         a: the graph before.
@@ -116,20 +117,63 @@ def changed_regions(a: Graph, b: Graph, types: Mapping[str, ValueType | None]) -
         types: types of the values of ``a``.
     """
     keys_a, keys_b = {_verbatim(n) for n in a.nodes}, {_verbatim(n) for n in b.nodes}
-    changed_a = [n for n in a.nodes if _verbatim(n) not in keys_b]
-    changed_b = [n for n in b.nodes if _verbatim(n) not in keys_a]
+    other = _other_constants(a, b)
+    changed_a = [n for n in a.nodes if _verbatim(n) not in keys_b or not other.isdisjoint(n.reads)]
+    changed_b = [n for n in b.nodes if _verbatim(n) not in keys_a or not other.isdisjoint(n.reads)]
     pairs: list[tuple[Graph, Graph]] = []
     for part_a, part_b in _pieces(changed_a, changed_b):
         made = {o for n in part_a for o in n.outputs if o} & {o for n in part_b for o in n.outputs if o}
-        outputs = sorted(made)
-        inner_a, inner_b = (
-            excerpt(g, _with_sizes(g, part, other, types), outputs, types)
-            for g, part, other in ((a, part_a, b), (b, part_b, a))
-        )
-        names = {v.name: v for v in (*inner_a.inputs, *inner_b.inputs)}
-        inputs = tuple(names[k] for k in sorted(names))
-        pairs.append((replace(inner_a, inputs=inputs), replace(inner_b, inputs=inputs)))
+        pairs.append(_pair(a, b, part_a, part_b, sorted(made), types))
     return tuple(pairs)
+
+
+def grown(
+    a: Graph, b: Graph, pair: tuple[Graph, Graph], types: Mapping[str, ValueType | None]
+) -> tuple[Graph, Graph]:  # fmt: skip
+    """A rewritten place with the nodes, of either graph, that make what it reads: fewer of its inputs are free.
+
+    Args:
+        a: the graph before.
+        b: the graph after.
+        pair: one of their :func:`changed_regions`, or this function's result.
+        types: types of the values of ``a``.
+    """
+    reads = [v.name for v in pair[0].inputs]
+    parts = []
+    for graph, inner in ((a, pair[0]), (b, pair[1])):
+        taken = {id(n) for n in inner.nodes} | {id(graph.producer[r]) for r in reads if r in graph.producer}
+        parts.append([n for n in graph.nodes if id(n) in taken])
+    return _pair(a, b, parts[0], parts[1], [v.name for v in pair[0].outputs], types)
+
+
+def _pair(
+    a: Graph, b: Graph, part_a: Sequence[Node], part_b: Sequence[Node], outputs: Sequence[str],
+    types: Mapping[str, ValueType | None],
+) -> tuple[Graph, Graph]:  # fmt: skip
+    """Nodes of both graphs, and what computes their sizes, as two graphs with equal inputs."""
+    inner_a, inner_b = (
+        excerpt(g, _with_sizes(g, part, other, types), outputs, types)
+        for g, part, other in ((a, part_a, b), (b, part_b, a))
+    )
+    names = {v.name: v for v in (*inner_a.inputs, *inner_b.inputs)}
+    inputs = tuple(names[k] for k in sorted(names))
+    return replace(inner_a, inputs=inputs), replace(inner_b, inputs=inputs)
+
+
+def _other_constants(a: Graph, b: Graph) -> set[str]:
+    """Names that are a constant in either graph and something else, or other elements, in the other one."""
+    found: set[str] = set()
+    for graph, other in ((a, b), (b, a)):
+        for name, weight in graph.constants.items():
+            twin = other.constants.get(name)
+            if twin is None:
+                found |= {name} & other.producer.keys()
+            elif twin.data is not weight.data and (
+                twin.type != weight.type or twin.data is None or weight.data is None
+                or twin.data.digest != weight.data.digest
+            ):  # fmt: skip
+                found.add(name)
+    return found
 
 
 def _verbatim(node: Node) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from superopt.runtime.limits import refuse_unbounded
 from superopt.search import AppliedRule, SearchOptions, SearchResult, search
 from superopt.search.engine import resident
 from superopt.verifier.admission import admit
-from superopt.verifier.differential import CheckResult, check, check_regions
+from superopt.verifier.differential import CheckResult, check, check_regions, check_rewrite
 from superopt.verifier.graphs import certify_result
 from superopt.verifier.locate import suspects
 
@@ -375,13 +376,13 @@ class _Attempt:
         )
 
     def _check(self, after: Graph) -> CheckResult:
-        """The whole model where it can run; else, or where it is too big to be run, every rewritten place by itself."""
+        """Rewritten places and the whole model; where it cannot run, or is too big for that, the places alone."""
         most = min(LARGE, self.options.memory_limit or LARGE)
         whole = _skipped(f"the model's weights are more than {bytes_text(most)}")
         if self._weights() <= most:
-            whole = check(self.graph, after, seed=self.options.seed, sizes=self.options.sizes,
-                          time_limit=self._limit(), patience=self._patience(), full=self.options.full_check,
-                          power="quick")  # fmt: skip
+            checked = partial(check, full=True, power="quick") if self.options.full_check else check_rewrite
+            whole = checked(self.graph, after, seed=self.options.seed, sizes=self.options.sizes,
+                            time_limit=self._limit(), patience=self._patience())  # fmt: skip
             if whole.verdict != "skipped":
                 return whole
         regions = changed_regions(self.graph, after, self.typing.types)

@@ -64,7 +64,7 @@ def test_a_wrong_rule_is_found_and_left_out(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_cannot_be_checked_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     skipped = optimise.CheckResult("skipped", reason="no way to run it")
-    monkeypatch.setattr(optimise, "check", lambda *args, **kwargs: skipped)
+    monkeypatch.setattr(optimise, "check_rewrite", lambda *args, **kwargs: skipped)
     monkeypatch.setattr(optimise, "check_regions", lambda *args, **kwargs: skipped)
     graph = branches()
     result = superopt.optimize(graph, time_limit=None)

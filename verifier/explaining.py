@@ -1,0 +1,197 @@
+"""What explains that an output is further from the original's than the free distance, asked for as far as it takes.
+
+Evidence comes in the order of its price, and no more is gathered once an output is explained, or cannot be: what the
+runtime's own optimiser moves it by (one run); disturbed runs, 1, 4 and 12 of each kind; and, before a refusal, where
+the original overflows or nearly does. Everything is kept by input, since mutants are judged on the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import networkx as nx
+import numpy as np
+
+from superopt.ir.graph import Graph
+from superopt.ir.types import DType
+from superopt.ops.infer import Applied, Typing
+from superopt.ops.meaning import IllTyped
+from superopt.runtime.ort import InferenceSession
+from superopt.verifier._judgement import Comparison, Moves, compare
+from superopt.verifier.noise import Disturbed, moves
+from superopt.verifier.overflow import Overflow
+from superopt.verifier.running import Arrays, Bench
+from superopt.verifier.steering import Feed
+
+__all__ = ["Explanations", "Trial"]
+
+_SAMPLES = (1, 4, 12)  # disturbed runs of each kind: at first, where these do not explain it, and at most
+_KEPT = 1 << 26  # bytes of outputs that are kept for other comparisons on the same inputs
+# More runs cannot explain a distance of so many times what is allowed by the farthest that any element moved so far. A
+# move is about normally distributed, so that the chance of one this small beside what 12 runs show is 1e-4, and only
+# if all elements move together.
+_HOPELESS = 2.0**10
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Inputs that the original accepts, and its outputs."""
+
+    feed: Feed
+    original: Arrays
+
+
+@dataclass
+class _Known:
+    """What was found out about one input: the optimiser's outputs, disturbed outputs, and where it overflows."""
+
+    optimised: tuple[Arrays | None, ...] = ()
+    count: int = 0
+    runs: tuple[list[Arrays], list[Arrays]] = field(default_factory=lambda: ([], []))
+    near: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def held(self) -> int:
+        """Bytes."""
+        arrays = [a for r in (*self.runs[0], *self.runs[1], *filter(None, self.optimised)) for a in r.values()]
+        return sum(a.nbytes for a in (*arrays, *self.near.values()))
+
+
+class Explanations:
+    """Evidence about one original.
+
+    Args:
+        graph: the original.
+        typing: its types.
+        bench: where sessions are made.
+        plain: a session of the original, optimisations off.
+        longest: seconds that the next run may take.
+    """
+
+    def __init__(
+        self, graph: Graph, typing: Typing, bench: Bench, plain: InferenceSession, longest: Callable[[], float]
+    ) -> None:
+        self._graph, self._typing, self._bench, self._plain = graph, typing, bench, plain
+        self._longest = longest
+        self._disturbed: Disturbed | None = None
+        self._overflows: dict[str, Overflow] = {}
+        self._smooth: dict[str, bool] = {}
+        self._known: dict[int, _Known] = {}
+
+    def judged(
+        self, trial: Trial, number: int, name: str, made: np.ndarray, dtype: DType | None, exact: np.ndarray | None
+    ) -> Comparison:  # fmt: skip
+        """One output that the free distance does not explain.
+
+        Args:
+            trial: the input.
+            number: of the trial, by which what is found out is kept.
+            name: of the output.
+            made: what the result gave, of the original's shape.
+            dtype: declared element type.
+            exact: the float64 reference's, where the original is not finite.
+        """
+        old, mixed = trial.original[name], trial.feed.mixed
+        full: np.ndarray | None = None
+
+        def look(moved: Moves | None) -> Comparison:
+            return compare(old, made, dtype, moved, mixed=mixed, exact=exact, full=full)
+
+        found = look(None)
+        if np.isinf(found.absolute):  # NaNs and infinities: no rounding explains them
+            full = self._near(trial, number, name)
+            found = look(None)
+            if np.isinf(found.absolute):
+                return found
+        moved: Moves | None = None
+        for moved in self._moves(trial, number, name):
+            found = look(moved)
+            if found.problem is None:
+                return found
+            if moved.inputs and found.excess > _HOPELESS and self._is_smooth(name):
+                if full is None:
+                    full = self._near(trial, number, name)
+                    found = look(moved)
+                if found.problem is None or found.excess > _HOPELESS:
+                    return found
+        if full is None:
+            full = self._near(trial, number, name)
+            found = look(moved)
+        return found
+
+    def all_moves(self, trial: Trial, number: int, name: str) -> Moves | None:
+        """The moves that were found for an output so far; ``None`` where none was asked for."""
+        known = self._known.get(number)
+        if known is None or not known.count:
+            return None
+        return moves(name, known.runs, self._optimised(trial, number), tiny=trial.feed.tiny)
+
+    def _moves(self, trial: Trial, number: int, name: str) -> Iterator[Moves]:
+        """More and more evidence of an output's moves."""
+        optimised = self._optimised(trial, number)
+        if optimised is not None:
+            yield Moves([], [], optimised[name], trial.feed.tiny)
+        for count in _SAMPLES:
+            yield moves(name, self._samples(trial, number, count), optimised, tiny=trial.feed.tiny)
+
+    def _of(self, number: int) -> _Known:
+        """What is known of one input; that of others is forgotten when it takes too much memory."""
+        if number not in self._known:
+            if sum(k.held() for k in self._known.values()) > _KEPT:
+                self._known.clear()
+            self._known[number] = _Known()
+        return self._known[number]
+
+    def _noise(self) -> Disturbed:
+        if self._disturbed is None:
+            self._disturbed = Disturbed(self._graph, self._bench, self._plain, self._typing)
+        return self._disturbed
+
+    def _optimised(self, trial: Trial, number: int) -> Arrays | None:
+        known = self._of(number)
+        if not known.optimised:
+            known.optimised = (self._noise().optimised(trial.feed.arrays, self._longest()),)
+        return known.optimised[0]
+
+    def _samples(self, trial: Trial, number: int, count: int) -> tuple[list[Arrays], list[Arrays]]:
+        """So many disturbed runs of each kind, or more; those that were made before are kept."""
+        known = self._of(number)
+        if known.count < count:
+            more = self._noise().samples(
+                trial.feed.arrays, range(known.count, count), tiny=trial.feed.tiny, time_limit=self._longest()
+            )
+            known.runs = (known.runs[0] + more[0], known.runs[1] + more[1])
+            known.count = count
+        return known.runs
+
+    def _near(self, trial: Trial, number: int, name: str) -> np.ndarray:
+        """Where the original overflows or nearly does, by element of an output."""
+        near = self._of(number).near
+        if name not in near:
+            if name not in self._overflows:
+                self._overflows[name] = Overflow(self._graph, self._typing, name, self._bench)
+            near[name] = self._overflows[name].near(trial.feed.arrays, trial.original[name].shape)
+        return near[name]
+
+    def _is_smooth(self, name: str) -> bool:
+        """Whether nothing that leads to an output jumps: one run tells how far rounding moves it, then."""
+        if name not in self._smooth:
+            drawn = self._graph.to_networkx()
+            end = self._graph.producer.get(name)
+            ends = [i for i, n in enumerate(self._graph.nodes) if n is end]
+            leading = {*ends, *(p for e in ends for p in nx.ancestors(drawn, e) if isinstance(p, int))}
+            self._smooth[name] = not any(_jumps(self._typing, place) for place in leading)
+        return self._smooth[name]
+
+
+def _jumps(typing: Typing, place: int) -> bool:
+    """Whether a node's result jumps somewhere; one without a meaning may."""
+    node = typing.nodes[place]
+    if not isinstance(node, Applied):
+        return True
+    types = tuple(None if a is None else typing.types.get(a) for a in node.args)
+    try:
+        known = node.operator.rounding(types, node.attributes)
+    except (IllTyped, ArithmeticError):
+        return True
+    return known.jumps or known.narrows

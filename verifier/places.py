@@ -1,0 +1,167 @@
+"""The rewritten places of a model, each checked by itself, where every kind of input is cheap.
+
+Of places that are alike up to sizes and the elements of their weights, the cheapest gets steered inputs and mutants,
+and every other one a random input, as far as the work goes. A place's inputs are free here, in the model they may not
+be: a variance is never negative, and two inputs may be parts of one value. So a place that differs is looked at again
+together with what makes its inputs, and only then counts as one that disagrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from superopt.cost.whole import work
+from superopt.ir.diff import changed_regions, grown
+from superopt.ir.errors import OutOfTime, ResourceLimit, Unsupported
+from superopt.ir.graph import Graph, attribute_key
+from superopt.ir.types import TensorType, ValueType
+from superopt.ops.infer import Typing, infer
+from superopt.verifier.judge import Judge, Plan, Thoroughness
+from superopt.verifier.power import NONE, Effort, Power, joined
+from superopt.verifier.running import Bench
+
+__all__ = ["PlacesChecked", "check_places"]
+
+_WORK = 6e9  # operations for all places: a second of one core
+_ALONE = 2.0  # runs that an input takes, most often: of both graphs
+_SESSIONS = 5e7  # operations that making the sessions counts as
+_BYTE = 2.0  # operations that a byte read or written counts as
+_MUTANTS = 8  # of all places together
+_FEW = 4  # elements of a weight that is what it is: a bound, an exponent, a factor
+_GROWN = 2  # times that a place is grown
+_REFERENCE = 1e8  # operations of a place up to which float64 judges it too where it differs
+
+
+@dataclass(frozen=True)
+class PlacesChecked:
+    """What was found at the rewritten places.
+
+    Attributes:
+        trials: inputs that were tried, at all places.
+        checked, places: how many were run by themselves, of how many.
+        power: what those inputs can tell apart; ``None`` where none was steered.
+        disagreement: the first place that differs or cannot be run, in words; "" where there is none.
+    """
+
+    trials: int = 0
+    checked: int = 0
+    places: int = 0
+    power: Power | None = None
+    disagreement: str = ""
+
+
+@dataclass(frozen=True)
+class _Place:
+    pair: tuple[Graph, Graph]
+    typing: Typing
+    cost: float  # operations of one run
+    kind: tuple[object, ...]
+    itself: tuple[object, ...]
+
+
+def check_places(before: Graph, after: Graph, typing: Typing, plan: Plan, bench: Bench) -> PlacesChecked:
+    """Check what was rewritten, place by place.
+
+    Args:
+        before: the original.
+        after: the result.
+        typing: the original's types.
+        plan: of the check of the whole; its seed, sizes and deadlines hold here.
+        bench: where sessions are made.
+
+    Raises:
+        OutOfTime: the check is to be given up.
+    """
+    if dict(before.opset) != dict(after.opset) or before.extras.get("onnx.model") != after.extras.get("onnx.model"):
+        return PlacesChecked(disagreement="the graphs are of different versions")
+    return _Places(before, after, typing, plan, bench).run()
+
+
+class _Places:
+    def __init__(self, before: Graph, after: Graph, typing: Typing, plan: Plan, bench: Bench) -> None:
+        self.before, self.after, self.typing, self.plan, self.bench = before, after, typing, plan, bench
+        self.left = _WORK
+        self.trials = 0
+
+    def run(self) -> PlacesChecked:
+        found = [_place(p, self.plan.sizes) for p in changed_regions(self.before, self.after, self.typing.types)]
+        places = list({p.itself: p for p in sorted(found, key=lambda p: -p.cost) if p.pair[0].outputs}.values())[::-1]
+        first = {p.kind: p for p in reversed(places)}
+        powers: list[Power] = []
+        checked = 0
+        for place in (*first.values(), *(p for p in places if first[p.kind] is not p)):
+            leads = first[place.kind] is place
+            if _ALONE * place.cost + _SESSIONS > self.left or self.plan.late():
+                continue
+            checked += 1
+            disagreement, power = self._checked(place, len(first) if leads else 0)
+            powers += [] if power is None else [power]
+            if disagreement:
+                return PlacesChecked(self.trials, checked, len(places), joined(powers), disagreement)
+        return PlacesChecked(self.trials, checked, len(places), joined(powers))
+
+    def _checked(self, place: _Place, kinds: int) -> tuple[str, Power | None]:
+        """What disagrees at a place, if anything, and its power if it has a share (one of ``kinds``) for that."""
+        said, power = self._judged(place, kinds)
+        for _ in range(_GROWN if said else 0):
+            larger = _place(grown(self.before, self.after, place.pair, self.typing.types), self.plan.sizes)
+            if larger.pair[0].nodes == place.pair[0].nodes or _ALONE * larger.cost + _SESSIONS > self.left:
+                return said, power
+            place = larger
+            again, power = self._judged(place, kinds)
+            if not again:
+                return "", power
+        return said, power
+
+    def _judged(self, place: _Place, kinds: int) -> tuple[str, Power | None]:
+        """What disagrees at a place as it stands."""
+        share = _WORK / 2 / kinds if kinds else 0.0
+        effort = Thoroughness(work=share, reference=_REFERENCE, both=_REFERENCE if kinds else 0.0)
+        power = Effort(max(1, _MUTANTS // kinds), share) if kinds else NONE
+        trials = self.plan.trials if kinds else 1
+        plan = replace(self.plan, seed=self.plan.seed + self.trials, trials=trials, power=power, effort=effort)
+        outputs = ", ".join(v.name for v in place.pair[0].outputs[:2])
+        try:
+            found = Judge(*place.pair, plan, self.bench, place.typing).run()
+        except OutOfTime:
+            raise
+        except (Unsupported, ResourceLimit) as error:
+            return f"what makes {outputs} cannot be run by itself ({error.what})", None
+        self.trials += found.trials
+        ran = found.trials + (2 * found.power.mutants if found.power is not None else 0)
+        self.left -= _ALONE * place.cost * ran + _SESSIONS * (1 + (ran - found.trials) / 2)
+        if found.verdict != "passed":
+            return f"what makes {outputs} differs by itself ({found.reason})", None
+        return "", found.power
+
+
+def _place(pair: tuple[Graph, Graph], sizes: Mapping[str, int]) -> _Place:
+    typing = infer(pair[0], sizes)
+    done = work(pair[0], typing, sizes)
+    kinds: list[tuple[object, ...]] = []
+    itself: list[tuple[object, ...]] = []
+    for graph in pair:
+        numbers = {v.name: i for i, v in enumerate(graph.inputs)}
+        alike: list[object] = [_rank(v.type) for v in graph.inputs]
+        same: list[object] = [str(v.type) for v in graph.inputs]
+        for weight in graph.weights:
+            numbers.setdefault(weight.name, len(numbers))
+            elements, data = weight.type.elements, weight.data
+            few = data is not None and isinstance(elements, int) and elements <= _FEW
+            alike.append((_rank(weight.type), data.digest if few and data is not None else ""))
+            same.append((str(weight.type), "" if few else id(data)))
+        for node in graph.nodes:
+            for output in node.outputs:
+                numbers.setdefault(output, len(numbers))
+            written = tuple(f"{k}={attribute_key(v)}" for k, v in sorted(node.attributes.items()))
+            wires = tuple(numbers.get(n, -1) for n in (*node.reads, *node.outputs))
+            alike.append((node.domain, node.op, node.overload, wires, written))
+        alike.append(tuple(numbers[v.name] for v in graph.outputs))
+        kinds.append(tuple(alike))
+        itself.append((tuple(alike), tuple(same)))
+    return _Place(pair, typing, done.flops + _BYTE * done.bytes, tuple(kinds), tuple(itself))
+
+
+def _rank(kind: ValueType | None) -> object:
+    return (kind.dtype, None if kind.shape is None else len(kind.shape)) if isinstance(kind, TensorType) else str(kind)
