@@ -47,6 +47,7 @@ __all__ = [
 ]  # fmt: skip
 
 _TRIALS = 3  # unsteered inputs
+_NOTED = 3  # notes about places
 _COPIES = 3.0  # memory of a check: the original's values, and the reference's, twice as wide
 
 
@@ -123,7 +124,10 @@ def check_rewrite(
             return replace(found, reason="; ".join(r for r in (found.reason, said) if r))
         judge.plan = replace(plan, power=NONE)
         found = judge.run()
-        return replace(found, trials=found.trials + places.trials, power=places.power)
+        if found.verdict != "passed":
+            return found
+        said = "; ".join(r for r in (found.reason, *places.notes[:_NOTED]) if r)
+        return replace(found, trials=found.trials + places.trials, power=places.power, reason=said)
 
     return _bounded(before, after, _plan(seed, _TRIALS, time_limit, patience, sizes, EFFORTS["quick"], QUICK), judged)
 

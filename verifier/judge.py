@@ -21,7 +21,7 @@ from superopt.verifier._judgement import Comparison, agrees_with_reals, compare,
 from superopt.verifier.explaining import Explanations, Trial
 from superopt.verifier.power import NONE, Effort, Power, measure_power
 from superopt.verifier.running import Arrays, Bench, attempt
-from superopt.verifier.steering import Feed, steered
+from superopt.verifier.steering import Feed, changed_rows, steered
 
 __all__ = ["QUICK", "WHOLE", "CheckResult", "Judge", "Plan", "Thoroughness"]
 
@@ -197,6 +197,7 @@ class Judge:
                         raise Unsupported(f"ONNX Runtime refuses every input that was tried: {error.what}") from error
             yield Trial(Feed(f"{kind} inputs", feeds), original)
         most = min(_STEERED, int(plan.effort.work / (_RUNS * self.run_work)) - plan.trials)
+        most = max(most, len(changed_rows(self.before, self.after)))  # what no other input may ever read
         started = time.monotonic()
         for feed in steered(self.before, self.after, plan.seed, plan.sizes, level, most):
             if plan.late() or time.monotonic() - started > _EMERGENCY:

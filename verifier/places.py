@@ -42,6 +42,7 @@ class PlacesChecked:
         checked, places: how many were run by themselves, of how many.
         power: what those inputs can tell apart; ``None`` where none was steered.
         disagreement: the first place that differs or cannot be run, in words; "" where there is none.
+        notes: places that differ by themselves, but not together with what makes their inputs.
     """
 
     trials: int = 0
@@ -49,6 +50,7 @@ class PlacesChecked:
     places: int = 0
     power: Power | None = None
     disagreement: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class _Places:
         self.before, self.after, self.typing, self.plan, self.bench = before, after, typing, plan, bench
         self.left = _WORK
         self.trials = 0
+        self.notes: list[str] = []
 
     def run(self) -> PlacesChecked:
         found = [_place(p, self.plan.sizes) for p in changed_regions(self.before, self.after, self.typing.types)]
@@ -99,7 +102,7 @@ class _Places:
             powers += [] if power is None else [power]
             if disagreement:
                 return PlacesChecked(self.trials, checked, len(places), joined(powers), disagreement)
-        return PlacesChecked(self.trials, checked, len(places), joined(powers))
+        return PlacesChecked(self.trials, checked, len(places), joined(powers), notes=tuple(self.notes))
 
     def _checked(self, place: _Place, kinds: int) -> tuple[str, Power | None]:
         """What disagrees at a place, if anything, and its power if it has a share (one of ``kinds``) for that."""
@@ -111,6 +114,7 @@ class _Places:
             place = larger
             again, power = self._judged(place, kinds)
             if not again:
+                self.notes.append(f"{said}, but not with what makes its inputs")
                 return "", power
         return said, power
 

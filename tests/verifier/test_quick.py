@@ -1,0 +1,211 @@
+"""What the quick check must refuse: planted errors in whole models, where something was rewritten and where not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from superopt.ir.diff import changed_regions, grown
+from superopt.ir.graph import ArrayData, Graph, Node, Value, constant
+from superopt.ir.types import DType, TensorType
+from superopt.ops.infer import infer
+from superopt.verifier import differential, places
+from superopt.verifier.differential import CheckResult, check_rewrite
+
+F32, I64 = DType.FLOAT32, DType.INT64
+single = np.float32
+BLOCKS = 6
+WIDTH, SIDE = 16, 32
+ROWS, ROW = 50_000, 31_234
+
+
+def residual(*, folded: bool, middle: tuple[str, ...] = (), head: float = 0.0) -> Graph:
+    """Blocks of Conv, BatchNormalization (folded or not), Relu and a residual Sub; a head with a bias of a million.
+
+    ``middle`` are operators between the second and the third block; too much work for every steered input.
+    """
+    local = np.random.default_rng(1)
+    shape = (1, WIDTH, SIDE, SIDE)
+    nodes: list[Node] = []
+    weights: dict[str, np.ndarray] = {}
+    current = "x"
+    for i in range(BLOCKS):
+        w = (local.standard_normal((WIDTH, WIDTH, 3, 3)) / 12).astype(single)
+        g, e, m = (local.standard_normal(WIDTH).astype(single) for _ in range(3))
+        v = local.uniform(0.5, 2, WIDTH).astype(single)
+        pads = {"pads": (1, 1, 1, 1)}
+        if folded:
+            s = g / np.sqrt(v + single(1e-5))
+            weights |= {f"folded.w{i}": w * s[:, None, None, None], f"folded.b{i}": e - m * s}
+            nodes.append(Node(f"c{i}", "Conv", (current, f"folded.w{i}", f"folded.b{i}"), (f"n{i}",), pads))
+        else:
+            weights |= {f"w{i}": w, f"g{i}": g, f"e{i}": e, f"m{i}": m, f"v{i}": v}
+            nodes.append(Node(f"c{i}", "Conv", (current, f"w{i}"), (f"h{i}",), pads))
+            reads = (f"h{i}", f"g{i}", f"e{i}", f"m{i}", f"v{i}")
+            nodes.append(Node(f"b{i}", "BatchNormalization", reads, (f"n{i}",)))
+        nodes.append(Node(f"r{i}", "Relu", (f"n{i}",), (f"a{i}",)))
+        nodes.append(Node(f"s{i}", "Sub", (f"a{i}", current), (f"s{i}",)))
+        current = f"s{i}"
+        for place, op in enumerate(middle if i == 1 else ()):
+            nodes.append(Node(f"mid{place}", op, (current,), (f"mid{place}",)))
+            current = f"mid{place}"
+    nodes.append(Node("pool", "GlobalAveragePool", (current,), ("p",)))
+    nodes.append(Node("flat", "Flatten", ("p",), ("f",), {"axis": 1}))
+    weights["head"] = local.standard_normal((WIDTH, 3)).astype(single)
+    weights["bias"] = single([1e6, 0.1, 0.2 + head])
+    nodes += [Node("dense", "MatMul", ("f", "head"), ("d",)), Node("add", "Add", ("d", "bias"), ("y",))]
+    held = tuple(constant(n, np.asarray(a)) for n, a in weights.items())
+    inputs, outputs = (Value("x", TensorType(F32, shape)),), (Value("y", TensorType(F32, (1, 3))),)
+    return Graph("net", inputs, outputs, held, tuple(nodes), {"": 20}).checked()
+
+
+def embedded(*, fused: bool, wrong_row: bool = False) -> Graph:
+    """Rows of a table through three products; written in another way, or with another row."""
+    local = np.random.default_rng(2)
+    table = local.standard_normal((ROWS, 64)).astype(single)
+    if wrong_row:
+        table[ROW, 3] += single(0.5)
+    scale = single(0.3)
+    dense = [(local.standard_normal((64, 64)) / 8).astype(single) for _ in range(3)]
+    weights = {"t": table, "s": scale, **{f"w{i}": w for i, w in enumerate(dense)}}
+    nodes = [Node("g", "Gather", ("t", "i"), ("h",))]
+    if fused:
+        weights["w0s"] = dense[0] * scale
+        nodes.append(Node("m0", "MatMul", ("h", "w0s"), ("k",)))
+    else:
+        nodes += [Node("m0", "MatMul", ("h", "w0"), ("q",)), Node("mul", "Mul", ("q", "s"), ("k",))]
+    nodes += [Node("m1", "MatMul", ("k", "w1"), ("l",)), Node("m2", "MatMul", ("l", "w2"), ("y",))]
+    held = tuple(constant(n, np.asarray(a)) for n, a in weights.items())
+    return Graph(
+        "table", (Value("i", TensorType(I64, (1, 512))),), (Value("y", TensorType(F32, (1, 512, 64))),), held,
+        tuple(nodes), {"": 20},
+    ).checked()  # fmt: skip
+
+
+def with_element(graph: Graph, name: str, change: float) -> Graph:
+    """The graph with one element of a weight changed, under the same name."""
+    weights = []
+    for w in graph.weights:
+        if w.name == name:
+            assert w.data is not None
+            array = np.array(w.data.numpy())
+            array.reshape(-1)[array.size // 2] += single(change)
+            weights.append(replace(w, data=ArrayData(array)))
+        else:
+            weights.append(w)
+    return replace(graph, weights=tuple(weights))
+
+
+def with_node(graph: Graph, name: str, **changes: object) -> Graph:
+    """The graph with one node changed."""
+    return replace(graph, nodes=tuple(replace(n, **changes) if n.name == name else n for n in graph.nodes))
+
+
+def shifted(graph: Graph, after: str, by: float) -> Graph:
+    """The graph with a constant added behind a node, where its result is read."""
+    made = next(n for n in graph.nodes if n.name == after).outputs[0]
+    nodes: list[Node] = []
+    for n in graph.nodes:
+        inputs = tuple("moved" if i == made else i for i in n.inputs)
+        nodes.append(replace(n, inputs=inputs))
+        if n.name == after:
+            nodes.append(Node("planted", "Add", (made, "by"), ("moved",)))
+    return replace(graph, nodes=tuple(nodes), weights=(*graph.weights, constant("by", np.asarray(single(by)))))
+
+
+BEFORE, AFTER = residual(folded=False), residual(folded=True)
+FLOORED, FLOORED_AFTER = (residual(folded=f, middle=("Floor",)) for f in (False, True))
+ROWS_BEFORE, ROWS_AFTER = embedded(fused=False), embedded(fused=True)
+
+IN_PLACES = {  # the first place is checked with steered inputs and mutants, the others with a random one
+    "an element of a folded kernel": (BEFORE, with_element(AFTER, "folded.w4", 0.05)),
+    "an element of the last folded shift": (BEFORE, with_element(AFTER, f"folded.b{BLOCKS - 1}", 0.05)),
+    "two kernels exchanged": (
+        BEFORE,
+        with_node(AFTER, "c2", inputs=("s1", "folded.w3", "folded.b2")),
+    ),
+    "padding": (BEFORE, with_node(AFTER, "c3", attributes={"pads": (0, 0, 2, 2)})),
+    "a scale beside a table": (ROWS_BEFORE, with_element(ROWS_AFTER, "w0s", 0.01)),
+}
+ELSEWHERE = {
+    "a bias off by .05 beside one of a million": (BEFORE, residual(folded=True, head=0.05)),
+    "an operand swapped, deep down": (BEFORE, with_node(AFTER, "s4", inputs=("s3", "a4"))),
+    "another residual": (BEFORE, with_node(AFTER, "s3", inputs=("a3", "s1"))),
+    "another operator": (BEFORE, with_node(AFTER, "r2", op="Abs")),
+    "2.5 behind Floor": (FLOORED, shifted(FLOORED_AFTER, "mid0", 2.5)),
+    "one row of a table": (ROWS_BEFORE, embedded(fused=True, wrong_row=True)),
+}
+
+
+def judge(before: Graph, after: Graph) -> CheckResult:
+    assert not differential.Judge(before, after, _QUICK, places.Bench()).exhaustive  # else the places would not matter
+    return check_rewrite(before, after)
+
+
+_QUICK = differential._plan(0, 3, None, None, None, differential.NONE, differential.QUICK)
+
+
+@pytest.mark.parametrize("pair", [(BEFORE, AFTER), (FLOORED, FLOORED_AFTER), (ROWS_BEFORE, ROWS_AFTER)])
+def test_a_right_result_passes_and_its_places_have_power(pair: tuple[Graph, Graph]) -> None:
+    found = judge(*pair)
+    assert found.verdict == "passed", found.reason
+    assert "as a whole" not in found.reason
+    assert found.trials > 3
+    assert found.power is not None
+    assert found.power.caught == found.power.mutants > 0
+
+
+@pytest.mark.parametrize("name", [*IN_PLACES, *ELSEWHERE])
+def test_a_planted_error_is_refused(name: str) -> None:
+    assert judge(*(IN_PLACES | ELSEWHERE)[name]).verdict == "failed"
+
+
+@pytest.mark.parametrize("name", [*IN_PLACES, *ELSEWHERE])
+def test_a_planted_error_that_the_difference_misses_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nothing had been found rewritten: the whole model's runs are not told where to look."""
+    monkeypatch.setattr(places, "changed_regions", lambda *args: ())
+    assert judge(*(IN_PLACES | ELSEWHERE)[name]).verdict == "failed"
+
+
+def test_a_place_that_differs_lets_the_whole_check_decide() -> None:
+    """A bound that no random input reaches, behind convolutions: inputs are steered to it."""
+
+    def bounded(most: float) -> Graph:
+        graph = with_node(residual(folded=False, middle=("Clip",)), "mid0", inputs=("s1", "", f"most{most}"))
+        return replace(graph, weights=(*graph.weights, constant(f"most{most}", np.asarray(single(most))))).checked()
+
+    found = judge(bounded(1000), bounded(2000))
+    assert found.verdict == "failed"
+    assert "checked as a whole: what makes mid0 differs by itself" in found.reason
+
+
+def test_a_place_whose_inputs_are_bound_is_no_alarm() -> None:
+    """What Relu makes is its own magnitude: the place alone, whose inputs are free, is not."""
+    before = residual(folded=False, middle=("Relu", "Abs"))
+    found = judge(before, with_node(before, "mid1", op="Identity"))
+    assert found.verdict == "passed"
+    assert "differs by itself" in found.reason
+    assert "but not with what makes its inputs" in found.reason
+
+
+def test_equal_names_are_not_equal_weights() -> None:
+    """A weight with other elements under its old name is a change, and so is one that a node made before."""
+    graph = residual(folded=False)
+    other = with_element(graph, "w2", 0.5)
+    ((left, right),) = changed_regions(graph, other, infer(graph).types)
+    assert [n.name for n in left.nodes] == ["c2"] == [n.name for n in right.nodes]
+    assert changed_regions(graph, replace(graph), infer(graph).types) == ()
+
+
+def test_a_place_grows_by_what_makes_its_inputs() -> None:
+    types = infer(BEFORE).types
+    pair = next(p for p in changed_regions(BEFORE, AFTER, types) if p[0].outputs[0].name == "n3")
+    larger = grown(BEFORE, AFTER, pair, types)
+    assert [n.name for n in pair[0].nodes] == ["c3", "b3"]
+    assert [n.name for n in larger[0].nodes] == ["s2", "c3", "b3"]
+    assert [n.name for n in larger[1].nodes] == ["s2", "c3"]
+    assert larger[0].inputs == larger[1].inputs
+    for side in larger:
+        side.checked()
