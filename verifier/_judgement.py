@@ -59,31 +59,60 @@ class Comparison:
     excess: float = 0.0
 
 
-@dataclass(frozen=True)
 class Moves:
-    """How an output of the original moved, by element: the outputs of its disturbed runs.
+    """How an output of the original moved, by element, in all the disturbed runs that were made so far.
 
-    Attributes:
-        inputs: outputs with the inputs and small weights moved by a few units in the last place; may be empty, like
-            the next, where only the optimiser was asked.
-        inside: outputs with every rounded intermediate moved so; empty where that cannot be run.
-        optimised: the output with the runtime's optimisations on, if asked for.
+    Args:
+        old: the output, undisturbed.
         tiny: values are near the smallest numbers, where rounding is absolute: either kind's move counts.
     """
 
-    inputs: Sequence[np.ndarray]
-    inside: Sequence[np.ndarray] = ()
-    optimised: np.ndarray | None = None
-    tiny: bool = False
+    def __init__(self, old: np.ndarray, *, tiny: bool = False) -> None:
+        self._old, self._least = old, np.maximum if tiny else np.minimum
+        self._kinds: dict[str, np.ndarray] = {}
+        self._optimised: np.ndarray | None = None
+        self._noise: dict[bool, np.ndarray] = {}
+        self.inputs = self.inside = 0  # runs that were added
 
-    def largest(self, old: np.ndarray) -> np.ndarray:
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held."""
+        held = (*self._kinds.values(), *self._noise.values(), *(() if self._optimised is None else (self._optimised,)))
+        return sum(a.nbytes for a in held)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether any run with moved inputs has been added."""
+        return self.inputs > 0
+
+    def add(self, inputs: Sequence[np.ndarray], inside: Sequence[np.ndarray]) -> None:
+        """More outputs: with inputs and small weights moved by a few units in the last place, and with every rounded
+        intermediate moved so, if that can be run."""
+        self._noise.clear()
+        self.inputs, self.inside = self.inputs + len(inputs), self.inside + len(inside)
+        for kind, runs in (("inputs", inputs), ("inside", inside)):
+            for run in runs:
+                same = run.shape == self._old.shape
+                moved = _distance(self._old, run) if same else np.full(self._old.shape, np.inf)
+                self._kinds[kind] = np.maximum(self._kinds[kind], moved) if kind in self._kinds else moved
+
+    def add_optimised(self, run: np.ndarray) -> None:
+        """The output with the runtime's optimisations on."""
+        self._noise.clear()
+        if run.shape == self._old.shape:
+            self._optimised = _distance(self._old, run)
+
+    def largest(self) -> np.ndarray:
         """By element: the smaller of the two kinds' largest moves, or the optimiser's where that is larger."""
-        kinds = [_farthest(old, k) for k in (self.inputs, self.inside) if k]
-        least = np.maximum if self.tiny else np.minimum
-        moved: np.ndarray = least.reduce(kinds) if kinds else np.zeros(old.shape)
-        if self.optimised is not None and self.optimised.shape == old.shape:
-            moved = np.maximum(moved, _distance(old, self.optimised))
-        return moved
+        kinds = list(self._kinds.values())
+        moved: np.ndarray = self._least.reduce(kinds) if kinds else np.zeros(self._old.shape)
+        return moved if self._optimised is None else np.maximum(moved, self._optimised)
+
+    def noise(self, mixed: bool) -> np.ndarray:
+        """The same, with an element's neighbours: see :func:`_smoothed`."""
+        if mixed not in self._noise:
+            self._noise[mixed] = _smoothed(self.largest(), mixed)
+        return self._noise[mixed]
 
 
 def compare(
@@ -122,8 +151,8 @@ def compare(
     beyond = distance > free
     if not beyond.any():
         return Comparison(worst, worst / scale)
-    moved = np.zeros(first.shape) if moves is None else moves.largest(old)
-    noise = _smoothed(moved, mixed)
+    moved = np.zeros(first.shape) if moves is None else moves.largest()
+    noise = moved if moves is None else moves.noise(mixed)
     over = beyond & ~(distance <= FACTOR * noise)
     over = over if full is None else over & ~full
     base = float(np.max(moved, where=np.isfinite(moved), initial=0.0)) / scale
@@ -230,11 +259,6 @@ def _smoothed(moved: np.ndarray, mixed: bool) -> np.ndarray:
     return np.asarray(np.maximum(moved, np.minimum(_profile(finite, 2), _NEAR * finite)))
 
 
-def _farthest(old: np.ndarray, runs: Sequence[np.ndarray]) -> np.ndarray:
-    made = [_distance(old, r) if r.shape == old.shape else np.full(old.shape, np.inf) for r in runs]
-    return np.asarray(np.maximum.reduce(made))
-
-
 def _distance(old: np.ndarray, run: np.ndarray) -> np.ndarray:
     """Difference by element: infinite where just one is finite, 0 where neither is."""
     a, b = old.astype(np.float64), run.astype(np.float64)
@@ -250,7 +274,7 @@ def _discrete(old: np.ndarray, new: np.ndarray, moves: Moves | None) -> Comparis
     if new.dtype == object or old.dtype.kind not in "biu":
         return Comparison(np.inf, np.inf, differs=True, problem="its elements differ from the original's")
     distance = np.abs(new.astype(np.float64) - old.astype(np.float64))
-    moved = np.zeros(old.shape) if moves is None else moves.largest(old)
+    moved = np.zeros(old.shape) if moves is None else moves.largest()
     over = distance > FACTOR * moved
     scale = float(np.abs(old.astype(np.float64)).max(initial=0.0)) or 1.0
     worst, base = float(distance.max()), float(np.max(moved, where=np.isfinite(moved), initial=0.0)) / scale
@@ -297,7 +321,7 @@ def agrees_with_reals(
     if old is not None:
         first = old.astype(np.float64, copy=False)
         if moves is not None:
-            moved = moves.largest(old)
+            moved = moves.largest()
             usable &= (moved <= _JUMP * _free(first, dtype, False)) & (FACTOR * moved <= tolerance)
         base = _errors(first, truth, usable)
     error = _errors(made, truth, usable)

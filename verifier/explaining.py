@@ -19,7 +19,7 @@ from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
 from superopt.runtime.ort import InferenceSession
 from superopt.verifier._judgement import Comparison, Moves, compare
-from superopt.verifier.noise import Disturbed, moves
+from superopt.verifier.noise import Disturbed
 from superopt.verifier.overflow import Overflow
 from superopt.verifier.running import Arrays, Bench
 from superopt.verifier.steering import Feed
@@ -28,10 +28,10 @@ __all__ = ["Explanations", "Trial"]
 
 _SAMPLES = (1, 4, 12)  # disturbed runs of each kind: at first, where these do not explain it, and at most
 _KEPT = 1 << 26  # bytes of outputs that are kept for other comparisons on the same inputs
-# More runs cannot explain a distance of so many times what is allowed by the farthest that any element moved so far. A
-# move is about normally distributed, so that the chance of one this small beside what 12 runs show is 1e-4, and only
-# if all elements move together.
-_HOPELESS = 2.0**10
+# More runs are not made where, after so many, an element is further away than this many times what the farthest move of
+# any element allows, and nothing on the way jumps. That refuses, so it is safe; wrongly, if the moves so far were all
+# that much smaller than those to come: by normal law 1e-4 for one, less for four, and only if all elements move as one.
+_HOPELESS = {1: 2.0**10, 4: 2.0**4, 12: 1.0}
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,13 @@ class _Known:
     optimised: tuple[Arrays | None, ...] = ()
     count: int = 0
     runs: tuple[list[Arrays], list[Arrays]] = field(default_factory=lambda: ([], []))
+    moves: dict[str, tuple[int, Moves]] = field(default_factory=dict)  # by output, with the runs that are in it
     near: dict[str, np.ndarray] = field(default_factory=dict)
 
     def held(self) -> int:
         """Bytes."""
         arrays = [a for r in (*self.runs[0], *self.runs[1], *filter(None, self.optimised)) for a in r.values()]
-        return sum(a.nbytes for a in (*arrays, *self.near.values()))
+        return sum(a.nbytes for a in (*arrays, *self.near.values())) + sum(m.nbytes for _, m in self.moves.values())
 
 
 class Explanations:
@@ -104,15 +105,15 @@ class Explanations:
             if np.isinf(found.absolute):
                 return found
         moved: Moves | None = None
-        for moved in self._moves(trial, number, name):
+        for count, moved in self._moves(trial, number, name):
             found = look(moved)
             if found.problem is None:
                 return found
-            if moved.inputs and found.excess > _HOPELESS and self._is_smooth(name):
+            if moved.disturbed and found.excess > _HOPELESS[count] and self._is_smooth(name):
                 if full is None:
                     full = self._near(trial, number, name)
                     found = look(moved)
-                if found.problem is None or found.excess > _HOPELESS:
+                if found.problem is None or found.excess > _HOPELESS[count]:
                     return found
         if full is None:
             full = self._near(trial, number, name)
@@ -122,17 +123,26 @@ class Explanations:
     def all_moves(self, trial: Trial, number: int, name: str) -> Moves | None:
         """The moves that were found for an output so far; ``None`` where none was asked for."""
         known = self._known.get(number)
-        if known is None or not known.count:
-            return None
-        return moves(name, known.runs, self._optimised(trial, number), tiny=trial.feed.tiny)
+        return None if known is None or name not in known.moves else known.moves[name][1]
 
-    def _moves(self, trial: Trial, number: int, name: str) -> Iterator[Moves]:
-        """More and more evidence of an output's moves."""
-        optimised = self._optimised(trial, number)
-        if optimised is not None:
-            yield Moves([], [], optimised[name], trial.feed.tiny)
+    def _moves(self, trial: Trial, number: int, name: str) -> Iterator[tuple[int, Moves]]:
+        """More and more evidence of an output's moves, beginning with all that is known, with the runs asked for."""
+        known = self._of(number)
+        if name not in known.moves:
+            moved = Moves(trial.original[name], tiny=trial.feed.tiny)
+            known.moves[name] = (0, moved)
+            optimised = self._optimised(trial, number)
+            if optimised is not None:
+                moved.add_optimised(optimised[name])
+        done, moved = known.moves[name]
+        yield done, moved
         for count in _SAMPLES:
-            yield moves(name, self._samples(trial, number, count), optimised, tiny=trial.feed.tiny)
+            if count > done:
+                runs = self._samples(trial, number, count)
+                inputs, inside = runs
+                moved.add([r[name] for r in inputs[moved.inputs :]], [r[name] for r in inside[moved.inside :]])
+                known.moves[name] = (count, moved)
+                yield count, moved
 
     def _of(self, number: int) -> _Known:
         """What is known of one input; that of others is forgotten when it takes too much memory."""

@@ -27,10 +27,9 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Typing, infer
 from superopt.runtime.ort import InferenceSession
 from superopt.verifier._feeds import fed_types
-from superopt.verifier._judgement import Moves
 from superopt.verifier.running import REFUSALS, Arrays, Bench, attempt
 
-__all__ = ["ELEMENTARY", "EXACT", "STEPS", "Disturbed", "constants_read", "live_values", "moves"]
+__all__ = ["ELEMENTARY", "EXACT", "STEPS", "Disturbed", "constants_read", "live_values"]
 
 STEPS = 4  # units in the last place by which values are moved, at most
 _SMALL = 1 << 16  # elements of a weight that is moved
@@ -138,14 +137,6 @@ class Disturbed:
             except REFUSALS:
                 self._noisy[tiny] = None
         return self._noisy[tiny]
-
-
-def moves(
-    name: str, runs: tuple[list[Arrays], list[Arrays]], optimised: Arrays | None = None, *, tiny: bool = False
-) -> Moves:
-    """One output of disturbed runs."""
-    fused = None if optimised is None else optimised[name]
-    return Moves([r[name] for r in runs[0]], [r[name] for r in runs[1]], fused, tiny)
 
 
 def constants_read(
