@@ -33,6 +33,7 @@ from dataclasses import replace
 
 from superopt.ir.errors import ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
+from superopt.ops.infer import Typing, infer
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.verifier._feeds import make_inputs
 from superopt.verifier._judgement import FACTOR, MARGIN
@@ -78,8 +79,8 @@ def check(
         power: "none", or "quick" or "thorough": try that many mutations of the result on the same inputs.
     """
 
-    def judged(plan: Plan, bench: Bench) -> CheckResult:
-        return Judge(before, after, plan, bench).run()
+    def judged(plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
+        return Judge(before, after, plan, bench, typing).run()
 
     plan = _plan(seed, max(trials, 1), time_limit, patience, sizes, EFFORTS[power])
     return _bounded(before, after, replace(plan, full=full), judged)
@@ -113,13 +114,13 @@ def check_rewrite(
         the whole got less than all steered ones.
     """
 
-    def judged(plan: Plan, bench: Bench) -> CheckResult:
-        judge = Judge(before, after, plan, bench)
+    def judged(plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
+        judge = Judge(before, after, plan, bench, typing)
         if judge.exhaustive:
             return judge.run()
-        places = check_places(before, after, judge.typing, plan, bench)
+        places = check_places(before, after, typing, plan, bench)
         if places.disagreement:
-            found = Judge(before, after, replace(plan, effort=WHOLE), bench, judge.typing).run()
+            found = Judge(before, after, replace(plan, effort=WHOLE), bench, typing).run()
             said = f"checked as a whole: {places.disagreement}"
             return replace(found, reason="; ".join(r for r in (found.reason, said) if r))
         judge.plan = replace(plan, power=NONE)
@@ -142,16 +143,19 @@ def _plan(
     return Plan(seed, trials, deadline, give_up, dict(sizes or {}), power=power, effort=effort)
 
 
-def _bounded(before: Graph, after: Graph, plan: Plan, judged: Callable[[Plan, Bench], CheckResult]) -> CheckResult:
+def _bounded(
+    before: Graph, after: Graph, plan: Plan, judged: Callable[[Plan, Bench, Typing], CheckResult]
+) -> CheckResult:
     """A check within bounds of time and memory."""
     difference = signature_difference(before, after)
     if difference is not None:
         return CheckResult("failed", culprit_output=difference[0], reason=difference[1])
     try:
-        for graph in (before, after):
-            refuse_unbounded(graph, plan.sizes, copies=_COPIES)
+        typing = infer(before, plan.sizes)
+        refuse_unbounded(before, plan.sizes, typing=typing, copies=_COPIES)
+        refuse_unbounded(after, plan.sizes, copies=_COPIES)
         with bounded_memory(), Bench() as bench:
-            return judged(plan, bench)
+            return judged(plan, bench, typing)
     except MemoryError:
         return CheckResult("skipped", reason="not enough memory to run the model")
     except (ResourceLimit, Unsupported) as error:
