@@ -123,12 +123,13 @@ def check_rewrite(
             found = Judge(before, after, replace(plan, effort=WHOLE), bench, typing).run()
             said = f"checked as a whole: {places.disagreement}"
             return replace(found, reason="; ".join(r for r in (found.reason, said) if r))
-        judge.plan = replace(plan, power=NONE)
+        if places.power is not None:
+            judge.plan = replace(plan, power=NONE)
         found = judge.run()
         if found.verdict != "passed":
             return found
         said = "; ".join(r for r in (found.reason, *places.notes[:_NOTED]) if r)
-        return replace(found, trials=found.trials + places.trials, power=places.power, reason=said)
+        return replace(found, trials=found.trials + places.trials, power=places.power or found.power, reason=said)
 
     return _bounded(before, after, _plan(seed, _TRIALS, time_limit, patience, sizes, EFFORTS["quick"], QUICK), judged)
 

@@ -25,7 +25,8 @@ __all__ = ["PlacesChecked", "check_places"]
 
 _WORK = 6e9  # operations for all places: a second of one core
 _ALONE = 2.0  # runs that an input takes, most often: of both graphs
-_SESSIONS = 5e7  # operations that making the sessions counts as
+_SESSIONS = 5e7  # operations that making the sessions counts as, and per byte of weights:
+_WEIGHT = 4.0
 _BYTE = 2.0  # operations that a byte read or written counts as
 _MUTANTS = 8  # of all places together
 _FEW = 4  # elements of a weight that is what it is: a bound, an exponent, a factor
@@ -58,8 +59,14 @@ class _Place:
     pair: tuple[Graph, Graph]
     typing: Typing
     cost: float  # operations of one run
+    sessions: float  # operations that making the sessions counts as
     kind: tuple[object, ...]
     itself: tuple[object, ...]
+
+    @property
+    def alone(self) -> float:
+        """Operations that one input takes."""
+        return _ALONE * self.cost + self.sessions
 
 
 def check_places(before: Graph, after: Graph, typing: Typing, plan: Plan, bench: Bench) -> PlacesChecked:
@@ -95,7 +102,7 @@ class _Places:
         checked = 0
         for place in (*first.values(), *(p for p in places if first[p.kind] is not p)):
             leads = first[place.kind] is place
-            if _ALONE * place.cost + _SESSIONS > self.left or self.plan.late():
+            if place.alone > self.left or self.plan.late():
                 continue
             checked += 1
             disagreement, power = self._checked(place, len(first) if leads else 0)
@@ -109,7 +116,7 @@ class _Places:
         said, power = self._judged(place, kinds)
         for _ in range(_GROWN if said else 0):
             larger = _place(grown(self.before, self.after, place.pair, self.typing.types), self.plan.sizes)
-            if larger.pair[0].nodes == place.pair[0].nodes or _ALONE * larger.cost + _SESSIONS > self.left:
+            if larger.pair[0].nodes == place.pair[0].nodes or larger.alone > self.left:
                 return said, power
             place = larger
             again, power = self._judged(place, kinds)
@@ -134,7 +141,7 @@ class _Places:
             return f"what makes {outputs} cannot be run by itself ({error.what})", None
         self.trials += found.trials
         ran = found.trials + (2 * found.power.mutants if found.power is not None else 0)
-        self.left -= _ALONE * place.cost * ran + _SESSIONS * (1 + (ran - found.trials) / 2)
+        self.left -= _ALONE * place.cost * ran + place.sessions * (1 + (ran - found.trials) / 2)
         if found.verdict != "passed":
             return f"what makes {outputs} differs by itself ({found.reason})", None
         return "", found.power
@@ -164,7 +171,8 @@ def _place(pair: tuple[Graph, Graph], sizes: Mapping[str, int]) -> _Place:
         alike.append(tuple(numbers[v.name] for v in graph.outputs))
         kinds.append(tuple(alike))
         itself.append((tuple(alike), tuple(same)))
-    return _Place(pair, typing, done.flops + _BYTE * done.bytes, tuple(kinds), tuple(itself))
+    sessions = _SESSIONS + _WEIGHT * sum(w.type.nbytes or 0 for g in pair for w in g.weights)
+    return _Place(pair, typing, done.flops + _BYTE * done.bytes, sessions, tuple(kinds), tuple(itself))
 
 
 def _rank(kind: ValueType | None) -> object:
