@@ -80,7 +80,8 @@ class Explanations:
         self._known: dict[int, _Known] = {}
 
     def judged(
-        self, trial: Trial, number: int, name: str, made: np.ndarray, dtype: DType | None, exact: np.ndarray | None
+        self, trial: Trial, number: int, name: str, made: np.ndarray, dtype: DType | None, found: Comparison,
+        exact: np.ndarray | None,
     ) -> Comparison:  # fmt: skip
         """One output that the free distance does not explain.
 
@@ -90,6 +91,7 @@ class Explanations:
             name: of the output.
             made: what the result gave, of the original's shape.
             dtype: declared element type.
+            found: what comparing it without evidence gave.
             exact: the float64 reference's, where the original is not finite.
         """
         old, mixed = trial.original[name], trial.feed.mixed
@@ -98,7 +100,6 @@ class Explanations:
         def look(moved: Moves | None) -> Comparison:
             return compare(old, made, dtype, moved, mixed=mixed, exact=exact, full=full)
 
-        found = look(None)
         if np.isinf(found.absolute):  # NaNs and infinities: no rounding explains them
             full = self._near(trial, number, name)
             found = look(None)

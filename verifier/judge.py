@@ -256,7 +256,7 @@ class Judge:
         odd = [n for n in apart if np.isinf(found[n].absolute)]
         exact = (self._exact(trial, odd)[0] or {}) if odd else {}
         for n in apart:
-            found[n] = self.explanations.judged(trial, number, n, made[n], self.types[n], exact.get(n))
+            found[n] = self.explanations.judged(trial, number, n, made[n], self.types[n], found[n], exact.get(n))
         return found
 
     def _exact(self, trial: Trial, names: Sequence[str]) -> tuple[Arrays | None, str]:

@@ -100,7 +100,7 @@ class _Places:
         first = {p.kind: p for p in reversed(places)}
         powers: list[Power] = []
         checked = 0
-        for place in (*first.values(), *(p for p in places if first[p.kind] is not p)):
+        for place in sorted(places, key=lambda p: first[p.kind] is not p):  # stable: by cost, the first of a kind first
             leads = first[place.kind] is place
             if place.alone > self.left or self.plan.late():
                 continue

@@ -328,7 +328,7 @@ def _counterpart(table: Weight, before: Graph, after: Graph) -> Weight | None:
     assert table.data is not None
     named = after.constants.get(table.name)
     if named is not None and named.type == table.type and named.data is not None:
-        return named if named.data.digest != table.data.digest else None
+        return named if named.data is not table.data and named.data.digest != table.data.digest else None
     known = {w.data.digest for w in before.weights if w.data is not None}
     new = [w for w in after.weights if w.type == table.type and w.data is not None and w.data.digest not in known]
     return new[0] if len(new) == 1 else None
