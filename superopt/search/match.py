@@ -141,8 +141,14 @@ class Pattern:
 
     @cached_property
     def saves(self) -> bool:
-        """Whether fewer operators run on the other side where all variables but one or two are constants."""
+        """Whether both sides are of one operator, which the other side runs less often where all variables but one or
+        two are constants: ``x + c + b`` as ``x + (c + b)``.
+
+        A factor that goes into a weight is no such move: it may be part of what the runtime fuses, like GELU's half.
+        """
         names = tuple(self.tensor_slots)
+        if len(self.rule.operators) > 1:
+            return False
         for moving in (*combinations(names, 1), *combinations(names, 2)):
             fixed = frozenset(names).difference(moving)
             if fixed and _running(self.target, fixed) < _running(self.source, fixed):
