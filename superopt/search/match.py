@@ -141,13 +141,14 @@ class Pattern:
 
     @cached_property
     def saves(self) -> bool:
-        """Whether both sides are of one operator, which the other side runs less often where all variables but one or
-        two are constants: ``x + c + b`` as ``x + (c + b)``.
+        """Whether both sides are sums, of which the other runs fewer where all variables but one or two are constants:
+        ``x + c + b`` as ``x + (c + b)``, which then goes into the product before it.
 
-        A factor that goes into a weight is no such move: it may be part of what the runtime fuses, like GELU's half.
+        Factors are left to the search: into which weight they go is a choice, and the runtime may fuse them where they
+        are, like GELU's half.
         """
         names = tuple(self.tensor_slots)
-        if len(self.rule.operators) > 1:
+        if self.rule.operators != {"Add"}:
             return False
         for moving in (*combinations(names, 1), *combinations(names, 2)):
             fixed = frozenset(names).difference(moving)
