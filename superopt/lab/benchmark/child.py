@@ -24,9 +24,11 @@ from superopt.ir.types import DType, TensorType
 from superopt.lab.benchmark.inductor import MARK, compiled
 from superopt.pipeline.optimise import optimize
 from superopt.runtime import reference
+from superopt.runtime.binding import bind
 from superopt.runtime.ort import make_session
 from superopt.runtime.ort import run as run_session
-from superopt.runtime.race import Bound, bind, circumstances, race_bound
+from superopt.runtime.protocol import Bound
+from superopt.runtime.race import circumstances, race_bound
 from superopt.verifier._feeds import LEVELS
 from superopt.verifier._judgement import Comparison, agrees_with_reals, compare
 from superopt.verifier.differential import make_inputs
