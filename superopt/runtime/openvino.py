@@ -7,6 +7,7 @@ the calling thread, so that with one thread the thread's CPU time counts all of 
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -37,6 +38,7 @@ _SETTINGS: Mapping[str, Any] = {
     "INFERENCE_PRECISION_HINT": "f32", "EXECUTION_MODE_HINT": "ACCURACY", "PERFORMANCE_HINT": "LATENCY",
     "NUM_STREAMS": 1, "ENABLE_CPU_PINNING": False,
 }  # fmt: skip
+_TELEMETRY = "openvino_telemetry"
 _MISSING = ("not supported", "nsupported", "No conversion", "not implemented", "doesn't support", "does not support",
             "OpConversionFailure", "Not Implemented")  # fmt: skip
 _NOISE = ("Exception from ", "Check '")  # beginnings of lines that name OpenVINO's own source
@@ -51,7 +53,22 @@ def openvino() -> Runtime:
     """
     if util.find_spec("openvino") is None:
         raise BackendUnavailable("OpenVINO is not installed", hint="pip install 'superopt[openvino]'")
-    return _OpenVino(importlib.import_module("openvino"))
+    return _OpenVino(_imported())
+
+
+def _imported() -> Any:
+    """OpenVINO's package without its telemetry, which would tell its maker's analytics of every import.
+
+    It has a stand-in for where ``openvino_telemetry`` is not installed; here it is as if it were not.
+    """
+    modules: dict[str, Any] = sys.modules
+    if _TELEMETRY in modules:  # whoever runs this process has imported it
+        return importlib.import_module("openvino")
+    modules[_TELEMETRY] = None
+    try:
+        return importlib.import_module("openvino")
+    finally:
+        del modules[_TELEMETRY]
 
 
 class _OpenVino:
