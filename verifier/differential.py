@@ -25,8 +25,8 @@ Where an element is further than 16 ε·s, a second criterion must hold as well,
 square, or 64 ε of the largest magnitude. So being nearer to the reals is no excuse, nor is being further away.
 
 A result that will run in another runtime is run there as well and held to the same bound. Where that runtime strays
-from it on the *original* (it rounds otherwise, or reads an edge of a definition otherwise), what it makes of the
-original takes ONNX Runtime's place for it, and the check says so: a rewrite must not move what its user sees.
+from it on the *original* (it rounds otherwise, or reads an edge of a definition otherwise), the result may be as far
+from what that runtime makes of the original as the bound says, and the check says so.
 """
 
 from __future__ import annotations

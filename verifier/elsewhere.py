@@ -13,9 +13,25 @@ from superopt.ir.graph import Graph
 from superopt.runtime.protocol import Loaded, Runtime
 from superopt.verifier.running import Arrays, Bench
 
-__all__ = ["Elsewhere"]
+__all__ = ["Elsewhere", "displaced"]
 
 _REFUSALS = (InvalidModel, Unsupported, UsageError)
+
+
+def displaced(truth: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """The truth, moved by as much as ``after`` is from ``before``; ``after`` itself where that is no finite number.
+
+    So the bound, whose noise is measured about the truth, is that of the truth. Where both are equal nothing moves.
+    """
+    if not truth.shape == before.shape == after.shape:
+        return after
+    same = (before == after) | ((before != before) & (after != after))
+    if truth.dtype.kind != "f":
+        return np.where(same, truth, after)
+    with np.errstate(all="ignore"):
+        moved = truth.astype(np.float64) + (after.astype(np.float64) - before.astype(np.float64))
+    found = np.where(np.isfinite(moved), moved, after).astype(truth.dtype)
+    return np.where(same, truth, found)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from superopt.runtime.ort import run as run_session
 from superopt.runtime.protocol import Runtime
 from superopt.verifier._feeds import KINDS, LEVELS, fed_types, make_inputs
 from superopt.verifier._judgement import Comparison, agrees_with_reals, compare, equal
-from superopt.verifier.elsewhere import Elsewhere
+from superopt.verifier.elsewhere import Elsewhere, displaced
 from superopt.verifier.noise import Disturbed, moves
 from superopt.verifier.overflow import near_overflow
 from superopt.verifier.power import Power, measure_power
@@ -223,7 +223,7 @@ class Judge:
 
     def _judged_elsewhere(self, trial: Trial, number: int, names: Sequence[str], total: CheckResult) -> CheckResult:
         """The result in the runtime that it is made for: by ONNX Runtime's truth or, where that runtime does not keep
-        to it on the original itself, by what it makes of the original."""
+        to it on the original itself, by how far it is from what that runtime makes of the original."""
         made, longest = self.elsewhere, self.plan.longest
         after, why = made.after(trial.feed.arrays, longest())
         if after is None:
@@ -238,7 +238,8 @@ class Judge:
         before, _ = made.before(trial.feed.arrays, longest())
         if before is None or self._compared(trial, number, before, names, total).verdict != "failed":
             return replace(found, reason=f"in {made.name}: {found.reason}")
-        again = self._compared(replace(trial, original=before), number, after, names, total)
+        moved = {name: displaced(trial.original[name], before[name], after[name]) for name in names}
+        again = self._compared(trial, number, moved, names, total)
         if again.verdict == "failed":
             return replace(again, reason=f"in {made.name}, against the original there: {again.reason}")
         self._note(f"{made.name} strays from ONNX Runtime on the original itself, and the result was held to it there")

@@ -57,10 +57,10 @@ class _OnnxRuntime:
             make_session(model, threads=1, save_optimised=path)
             return path.read_bytes()
 
-    def trace(self, model: bytes, feeds: Mapping[str, np.ndarray], *, runs: int = 5) -> tuple[Traced, ...]:
+    def trace(self, model: bytes, feeds: Mapping[str, np.ndarray], *, runs: int = 9) -> tuple[Traced, ...]:
         with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
             session = make_session(model, threads=1, trace=Path(folder) / "trace")
-            for _ in range(max(runs, 1)):
+            for _ in range(1 + max(runs, 1)):
                 run(session, feeds)
             ended: Any = session  # whose end of profiling is left untyped
             events = json.loads(Path(ended.end_profiling()).read_text())

@@ -34,7 +34,7 @@ class Traced:
     Attributes:
         kernel: the runtime's name of its kind.
         nodes: names of the model's nodes that it stands for, where they were named; empty for what the runtime added.
-        us: microseconds of a run, the least of several.
+        us: microseconds of a run after the first, by the runtime's own clock; 0.0 for less than that shows.
         layout: it only brings a tensor from one layout in memory into another.
     """
 
@@ -123,8 +123,13 @@ class Runtime(Protocol):
         """
         ...
 
-    def trace(self, model: bytes, feeds: Mapping[str, np.ndarray], *, runs: int = 5) -> tuple[Traced, ...]:
+    def trace(self, model: bytes, feeds: Mapping[str, np.ndarray], *, runs: int = 9) -> tuple[Traced, ...]:
         """What a run executes on one thread, in order.
+
+        Args:
+            model: serialised.
+            feeds: its inputs.
+            runs: runs that are timed, after one that is not.
 
         Raises:
             InvalidModel, Unsupported, ResourceLimit, UsageError: as :meth:`load` and :meth:`Loaded.run`.
