@@ -12,9 +12,15 @@ from superopt import formats
 from superopt.cli import app
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Node, Value
+from superopt.ir.types import DType, TensorType
 from superopt.lab.benchmark.runtimes import RuntimesOptions, _figures, compare_runtimes
 from superopt.report.benchmark import runtimes_table
-from tests.runtime.runtimes import ROWS, chain
+
+
+def rows(op: str) -> Graph:
+    """One operator on rows of numbers, in which there is nothing to gain."""
+    kind = TensorType(DType.FLOAT32, (8, 16))
+    return Graph("rows", (Value("x", kind),), (Value("y", kind),), (), (Node("n", op, ("x",), ("y",)),), {"": 21})
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +45,8 @@ def test_ratios_are_taken_inside_a_round_and_the_best_pair_is_named():
 
 
 def test_the_table_names_pairs_and_shows_what_failed():
-    rows = [{"model": "m", **raced()}, {"model": "broken", "error": "it is no model"}]
-    text = runtimes_table({"runtimes": {"a": "1", "b": "2"}, "date": "today", "rows": rows, "left_out": []})
+    made = [{"model": "m", **raced()}, {"model": "broken", "error": "it is no model"}]
+    text = runtimes_table({"runtimes": {"a": "1", "b": "2"}, "date": "today", "rows": made, "left_out": []})
     lines = text.splitlines()
     assert len({line.count("|") for line in lines[:4]}) == 1
     assert lines[2].endswith("|0.400: ours for b in b|")
@@ -51,7 +57,7 @@ def test_the_table_names_pairs_and_shows_what_failed():
 
 def test_one_runtime_from_the_command_line(tmp_path):
     good, bad = tmp_path / "good.onnx", tmp_path / "bad.onnx"
-    formats.save(chain("MatMul", "Softmax"), good)
+    formats.save(rows("Softmax"), good)
     bad.write_bytes(b"nothing of the kind")
     written = tmp_path / "out.json"
     command = ["bench", str(good), str(bad), "--runtimes", "onnxruntime", "--rounds", "3", "--race-limit", "1"]
@@ -69,8 +75,7 @@ def test_one_runtime_from_the_command_line(tmp_path):
 
 def test_an_optimisation_that_fails_is_a_cell_that_failed(tmp_path):
     """The race goes on with what there is."""
-    node = Node("n", "Relu", ("x",), ("y",))
-    formats.save(Graph("g", (Value("x", ROWS),), (Value("y", ROWS),), (), (node,), {"": 21}), tmp_path / "m.onnx")
+    formats.save(rows("Relu"), tmp_path / "m.onnx")
     options = RuntimesOptions(("onnxruntime",), time_limit=-15.0, race_limit=1.0, rounds=3)  # no time at all
     [row] = compare_runtimes([tmp_path / "m.onnx"], options)["rows"]
     assert row["made"]["onnxruntime"]["status"] == "timeout"
@@ -80,14 +85,14 @@ def test_an_optimisation_that_fails_is_a_cell_that_failed(tmp_path):
 
 @pytest.mark.parametrize(("name", "said"), [("tensorrt", "there is no runtime"), (",", "no runtime was named")])
 def test_a_runtime_that_is_not_there(tmp_path, name, said):
-    formats.save(chain("MatMul"), tmp_path / "m.onnx")
+    formats.save(rows("Softmax"), tmp_path / "m.onnx")
     run = CliRunner().invoke(app, ["bench", str(tmp_path / "m.onnx"), "--runtimes", name])
     assert run.exit_code == UsageError.exit_code or isinstance(run.exception, UsageError)
     assert said in run.output + str(run.exception)
 
 
 def test_rows_are_kept(tmp_path, monkeypatch):
-    formats.save(chain("MatMul"), tmp_path / "m.onnx")
+    formats.save(rows("Softmax"), tmp_path / "m.onnx")
     options = RuntimesOptions(("onnxruntime",), race_limit=1.0, rounds=3, keep=tmp_path / "rows")
     first = compare_runtimes([tmp_path / "m.onnx"], options)
     monkeypatch.setattr("superopt.lab.benchmark.runtimes._fresh", lambda *_: pytest.fail("it was there"))

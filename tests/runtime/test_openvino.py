@@ -10,6 +10,7 @@ from importlib import util
 from pathlib import Path
 
 import pytest
+from odd_runtimes import ROWS, chain, typed
 
 import superopt
 from superopt import formats
@@ -24,7 +25,6 @@ from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.lab.benchmark import RuntimesOptions, compare_runtimes
 from superopt.report.benchmark import runtimes_table
 from superopt.runtime.choice import runtime_named
-from tests.runtime.runtimes import ROWS, chain, typed
 
 pytestmark = pytest.mark.skipif(
     util.find_spec("openvino") is None, reason="OpenVINO is not installed: pip install 'superopt[openvino]'"

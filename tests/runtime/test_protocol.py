@@ -7,6 +7,7 @@ from importlib import util
 
 import numpy as np
 import pytest
+from odd_runtimes import Odd, chain
 from typer.testing import CliRunner
 
 from superopt import formats
@@ -28,7 +29,6 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Runtime
 from superopt.runtime.race import race
 from superopt.verifier.differential import check
-from tests.runtime.runtimes import Odd, chain
 
 INSTALLED = [name for name in RUNTIMES if name != "openvino" or util.find_spec("openvino") is not None]
 
