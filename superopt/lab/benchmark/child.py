@@ -9,7 +9,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -201,6 +201,11 @@ def _race(spec: Mapping[str, Any]) -> dict[str, Any]:
     order = np.random.default_rng(spec["seed"]).permutation(names).tolist()
     made = {name: _bound(paths[name], feeds) for name in order}
     bound = [made[name] for name in names]
+    return _sitting(bound, spec)
+
+
+def _sitting(bound: Sequence[Bound], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What is bound, raced; with rounds enough to say anything, if they take no more than patience allows."""
     run = partial(race_bound, bound, burst=1 if _once(bound[0].step) > _SLOW else 3, threads=1, clock="cpu")
     found = run(rounds=spec["rounds"], time_limit=spec["time_limit"], seed=spec["seed"])
     samples, runs = found.samples, found.runs
@@ -219,13 +224,7 @@ def _runtimes(spec: Mapping[str, Any]) -> dict[str, Any]:
     for place in np.random.default_rng(spec["seed"]).permutation(len(pairs)).tolist():
         path, name = pairs[place]
         made[place] = runtime_named(name).load(Path(path), threads=1).bound(feeds)
-    bound = [made[place] for place in range(len(pairs))]
-    burst = 1 if _once(bound[0].step) > _SLOW else 3
-    found = race_bound(
-        bound, burst=burst, threads=1, clock="cpu", rounds=spec["rounds"], time_limit=spec["time_limit"],
-        seed=spec["seed"],
-    )  # fmt: skip
-    return {"samples": found.samples, "runs": found.runs, "circumstances": circumstances(1, "cpu")}
+    return _sitting([made[place] for place in range(len(pairs))], spec)
 
 
 def _once(step: Callable[[], object]) -> float:
