@@ -11,8 +11,8 @@ demo: $(READY)            ## optimise two real models and print before/after
 	@$(BIN)/superopt optimize corpus/resnet50.json --measure
 	@$(BIN)/superopt optimize corpus/mobileone_s0.json --measure
 
-test: $(READY)            ## the test suite
-	@$(BIN)/pytest -q
+test: $(READY)            ## the test suite, a process a core
+	@$(BIN)/pytest -q -n auto --dist loadfile
 
 check: $(READY)           ## everything that CI runs besides the tests: format, lint, types, import contract, wheel
 	@$(BIN)/ruff format --check .

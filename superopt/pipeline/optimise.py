@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -221,6 +222,18 @@ def _refuse_opaque(graph: Graph, typing: Typing) -> None:
             )
 
 
+@dataclass(frozen=True)
+class _Candidate:
+    """What a search came back with: checked, costed, and judged beside the input; ``changed``: it is not the input."""
+
+    found: SearchResult
+    checked: CheckResult
+    cost: GraphCost
+    judged: Judgement
+    measured: report.Measured | None = None
+    changed: bool = False
+
+
 @dataclass
 class _Attempt:
     """One optimisation in progress: ``run`` goes straight through.
@@ -253,26 +266,37 @@ class _Attempt:
         found = self._search(self.library.admitted)
         if found.stopped == "interrupted":
             self.deadline = min(self.deadline, time.monotonic() + max(_IMPATIENT, self._reserve()))
-        after, checked = found.graph, _UNCHANGED
-        if found.graph is not self.graph:
-            found, checked = self._settle(found, notes)
-            after = found.graph
-        before_cost = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
-        after_cost, measured = before_cost, None
-        if after is not self.graph:
-            after_cost = costs.graph_cost(after, self.costs, sizes=self.options.sizes)
-            judged, measured = self._judged(after, before_cost, after_cost, notes)
-            if not judged.taken:
-                notes.append(f"{judged.reason}, so the input is returned")
-                found, after, after_cost = replace(found, graph=self.graph, applied=()), self.graph, before_cost
-                measured = measured and replace(measured, after_ms=measured.before_ms, ratio=1.0)
-        elif self.options.measure:
+        before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
+        best = self._tried(found, before, notes)
+        if not best.judged.taken and best.changed and not self.interrupted and self._left() > 2 * self.checked_for:
+            notes.append(f"{best.judged.reason}, so only what asks for less of everything is tried")
+            raced = best.measured
+            best = self._tried(self._search(self.library.admitted, frugal=True), before, notes)
+            best = replace(best, measured=best.measured or _of_input(raced))
+        found, after, measured = best.found, best.found.graph, best.measured
+        if not best.judged.taken:
+            notes.append(f"{best.judged.reason}, so the input is returned")
+            found, after, measured = replace(found, graph=self.graph, applied=()), self.graph, _of_input(measured)
+        elif not best.changed and self.options.measure:
             measured = self._race(after, _ROUNDS, notes)
         if self.interrupted:
             found = replace(found, stopped="interrupted")
         verification = self._certified(after) if self.options.certify and not self.interrupted else None
-        made = self._report(found, checked, measured, notes, before_cost, after_cost)
+        made = self._report(
+            found, best.checked, measured, notes, before, best.cost if after is not self.graph else before
+        )
         return Result(after, self.graph, replace(made, verification=verification))
+
+    def _tried(self, found: SearchResult, before: GraphCost, notes: list[str]) -> _Candidate:
+        """A search's result, checked and judged beside the input."""
+        checked = _UNCHANGED
+        if found.graph is not self.graph:
+            found, checked = self._settle(found, notes)
+        if found.graph is self.graph:
+            return _Candidate(found, checked, before, Judgement(True))
+        cost = costs.graph_cost(found.graph, self.costs, sizes=self.options.sizes)
+        judged, raced = self._judged(found.graph, before, cost, notes)
+        return _Candidate(found, checked, cost, judged, raced, changed=True)
 
     def _judged(
         self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, notes: list[str]
@@ -301,12 +325,13 @@ class _Attempt:
             found.words, found.same, found.proved, found.tested, found.proved_share, found.reason
         )
 
-    def _search(self, rules: tuple[Rule, ...]) -> SearchResult:
+    def _search(self, rules: tuple[Rule, ...], *, frugal: bool = False) -> SearchResult:
+        freely = partial(self._search_freely, frugal=frugal)
         if self.bound is None:
-            return self._search_freely(rules)
-        return self.bound.kept(self.graph, rules, self.options.sizes, self._search_freely, self.remarks)
+            return freely(rules)
+        return self.bound.kept(self.graph, rules, self.options.sizes, freely, self.remarks)
 
-    def _search_freely(self, rules: tuple[Rule, ...]) -> SearchResult:
+    def _search_freely(self, rules: tuple[Rule, ...], *, frugal: bool) -> SearchResult:
         limit = self.options.memory_limit
         limits = SearchOptions(
             time_limit=None if self.deadline == float("inf") else max(0.0, self._left() - self._reserve()),
@@ -316,6 +341,7 @@ class _Attempt:
             sizes=self.options.sizes,
             floats=self.library.floats(self.options.floats),
             most_nodes=EFFORTS[self.options.effort].nodes,
+            frugal=frugal,
         )
         return search(self.graph, rules, self.costs, limits, progress=self.progress)
 
@@ -477,6 +503,11 @@ def _unknown_sizes(graph: Graph, sizes: Mapping[str, int]) -> list[str]:
     return [
         f"the model has no dimension {printable(n)!r} to cost at {sizes[n]}: {has}" for n in sizes if n not in known
     ]
+
+
+def _of_input(measured: report.Measured | None) -> report.Measured | None:
+    """A race in which the input was timed, as one of the input against itself."""
+    return None if measured is None else replace(measured, after_ms=measured.before_ms, ratio=1.0)
 
 
 def _failure(reason: str, found: SearchResult, left_out: str = "") -> report.CheckFailure:

@@ -44,6 +44,14 @@ def broken():
 
 
 @pytest.fixture
+def ctrl_c():
+    """Ctrl-C interrupts, as at a terminal: jobs in a shell's background ignore it, and so do their children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
 def cpu(tmp_path):
     return MeasuredCpu(store=Store("test", {}, tmp_path))
 
@@ -57,7 +65,7 @@ def test_a_model_that_cannot_run_is_a_row_that_says_why(cpu):
 
 
 def test_three_products_instead_of_twelve_are_predicted_and_measured_faster(cpu):
-    found = predict_change("stack", "by hand", stack(12), stack(3), cpu, rounds=5)
+    found = predict_change("stack", "by hand", stack(12, 256), stack(3, 256), cpu, rounds=5)
     assert found.predicted < 0.6
     assert found.measured < 0.6
     assert found.right
@@ -80,7 +88,7 @@ def test_a_change_within_its_own_doubt_has_no_direction():
 
 
 def test_forms_in_a_row_are_raced_together_and_one_that_cannot_run_says_why(cpu):
-    forms = [("twelve", stack(12)), ("odd", broken()), ("three", stack(3)), ("six", stack(6))]
+    forms = [("twelve", stack(12, 256)), ("odd", broken()), ("three", stack(3, 256)), ("six", stack(6, 256))]
     less, more, odd = predict_changes("stack", forms, cpu, rounds=6)
     assert [less.how, more.how, odd.how] == ["twelve → three", "three → six", "odd"]
     assert less.measured < 0.8
@@ -150,7 +158,7 @@ def test_a_trial_that_was_cut_short_goes_on(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["the search of a model", "the search of a block"])
-def test_ctrl_c_ends_the_trial_with_the_models_that_are_done(monkeypatch, tmp_path, where):
+def test_ctrl_c_ends_the_trial_with_the_models_that_are_done(monkeypatch, tmp_path, where, ctrl_c):
     monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "cache"))
     paths = [tmp_path / f"{name}.json" for name in ("done", "stopped", "never")]
     for path in paths:
