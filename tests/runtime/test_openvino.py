@@ -142,7 +142,7 @@ def test_a_model_is_optimised_for_it(tmp_path):
     result = superopt.optimize(_layers(tmp_path / "m.onnx"), runtime="openvino", time_limit=None, measure=True)
     found = result.report
     assert (found.runtime, found.status, found.check.verdict) == ("openvino", "improved", "passed")
-    assert sum(n.op == "MatMul" for n in result.graph.nodes) == 1
+    assert found.work.flops_after == 2 * 64 * 96 * 256  # of one product, whichever operator computes it
     assert found.measured is not None
     assert str(found.measured.circumstances["runtime"]).startswith("openvino ")
 
