@@ -17,7 +17,6 @@ from superopt import formats
 from superopt.cost import OPENVINO_CPU
 from superopt.cost.calibrated import nearest_profile
 from superopt.cost.device import CpuDevice
-from superopt.cost.measure import Meter, measure_graph
 from superopt.cost.patterns import groups
 from superopt.cost.trial import feeds_for, sample
 from superopt.frontend import GraphBuilder
@@ -109,13 +108,11 @@ def test_nobody_is_told_that_it_was_imported(tmp_path):
     assert not (tmp_path / "intel").exists()
 
 
-def test_layout_changes_at_the_edges_are_not_in_a_price():
-    graph, runtime = chain("Conv"), runtime_named("openvino")
-    traced = runtime.trace(formats.to_onnx_bytes(graph), feeds_for(graph))
+def test_its_trace_tells_layout_changes_from_work():
+    graph = chain("Conv")
+    traced = runtime_named("openvino").trace(formats.to_onnx_bytes(graph), feeds_for(graph))
+    assert [kernel.nodes for kernel in traced if not kernel.layout] == [("y",)]
     assert any(kernel.layout for kernel in traced)
-    meter = Meter(1, runtime)
-    whole, timed = meter.time(graph), measure_graph(graph, meter)
-    assert 0.0 < timed.ns < whole.ns * 1.5  # two timings: equal but for noise, less what was taken off
 
 
 def test_prices_are_a_recorded_profiles_scaled_to_the_runtime():

@@ -15,6 +15,7 @@ from superopt.cli import app
 from superopt.cost import BACKENDS, OPENVINO_CPU, RecordedProfile, for_target, load_profile
 from superopt.cost.device import CpuDevice
 from superopt.cost.fusion import cpu_backend
+from superopt.cost.measure import Meter, Timing, measure_graph
 from superopt.cost.measured import MeasuredCpu, device_store
 from superopt.cost.profile import Store
 from superopt.cost.trial import feeds_for
@@ -26,7 +27,7 @@ from superopt.runtime import openvino as module
 from superopt.runtime import reference
 from superopt.runtime.choice import RUNTIMES, runtime_named
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.protocol import Runtime
+from superopt.runtime.protocol import Runtime, Traced
 from superopt.runtime.race import race
 from superopt.verifier.differential import check
 
@@ -129,6 +130,16 @@ def test_a_race_says_what_ran(runtime):
     found = race([content, content], feeds_for(graph), runtime=runtime, rounds=2, threads=1, clock="cpu")
     assert found.circumstances["runtime"] == f"{runtime.name} {runtime.version}"
     assert re.fullmatch(r"\d+\.\d+.*", runtime.version)
+
+
+def test_layout_changes_at_the_edges_are_not_in_a_price(monkeypatch):
+    """Where the optimised graph is not handed out, by the share that the runtime's trace gives to them."""
+    odd = Odd({})
+    traced = (Traced("Reorder", (), 1.0, layout=True), Traced("Conv", ("n0",), 3.0))
+    monkeypatch.setattr(Odd, "trace", lambda *_, **__: traced)
+    monkeypatch.setattr(Meter, "time", lambda *_, **__: Timing(1000.0, 2000.0, 0.1))
+    assert measure_graph(chain("Conv"), Meter(1, odd)) == Timing(750.0, 1500.0, 0.1)
+    assert measure_graph(chain("MatMul"), Meter(1, odd)) == Timing(1000.0, 2000.0, 0.1)  # it has one layout
 
 
 def test_what_is_kept_is_kept_by_runtime(monkeypatch, tmp_path):
