@@ -23,6 +23,10 @@ be the same, or agree with a finite float64 reference.
 Where an element is further than 16 ε·s, a second criterion must hold as well, if its work is within bounds (always with
 ``full``): the result's error against the float64 reference is at most 4 times the original's, largest and root mean
 square, or 64 ε of the largest magnitude. So being nearer to the reals is no excuse, nor is being further away.
+
+A result that will run in another runtime is run there as well and held to the same bound. Where that runtime strays
+from it on the *original* (it rounds otherwise, or reads an edge of a definition otherwise), the result may be as far
+from what that runtime makes of the original as the bound says, and the check says so.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ from dataclasses import replace
 from superopt.ir.errors import ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.protocol import Runtime
 from superopt.verifier._feeds import make_inputs
 from superopt.verifier._judgement import FACTOR, MARGIN
 from superopt.verifier.judge import CheckResult, Judge, Plan
@@ -56,6 +62,7 @@ def check(
     sizes: Mapping[str, int] | None = None,
     full: bool = False,
     power: str = "none",
+    runtime: Runtime = ONNX_RUNTIME,
 ) -> CheckResult:
     """Compare a model with its rewritten form.
 
@@ -70,6 +77,7 @@ def check(
         sizes: symbolic dimensions that are fixed; the others get small sizes, different in each trial.
         full: run the float64 reference on every unsteered input, however much work that is.
         power: "none", or "quick" or "thorough": try that many mutations of the result on the same inputs.
+        runtime: what the result will run in; if not ONNX Runtime, the result is run there, too.
     """
     difference = signature_difference(before, after)
     if difference is not None:
@@ -80,7 +88,7 @@ def check(
         for graph in (before, after):
             refuse_unbounded(graph, sizes, copies=_COPIES)
         with bounded_memory(), Bench() as bench:
-            plan = Plan(seed, max(trials, 1), deadline, give_up, dict(sizes or {}), full, power)
+            plan = Plan(seed, max(trials, 1), deadline, give_up, dict(sizes or {}), full, power, runtime)
             return Judge(before, after, plan, bench).run()
     except ResourceLimit as error:
         return CheckResult("skipped", reason=str(error))
@@ -91,8 +99,9 @@ def check(
 
 
 def check_regions(
-    pairs: Iterable[tuple[Graph, Graph]], *, seed: int = 0, trials: int = 1, time_limit: float | None = None
-) -> CheckResult:
+    pairs: Iterable[tuple[Graph, Graph]], *, seed: int = 0, trials: int = 1, time_limit: float | None = None,
+    runtime: Runtime = ONNX_RUNTIME,
+) -> CheckResult:  # fmt: skip
     """Check a model too large to run whole, region by region: the same check on pairs of subgraphs.
 
     Stops at the first that fails or cannot be checked: then the whole is not checked either. Errors are the largest of
@@ -104,7 +113,9 @@ def check_regions(
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         if left == 0.0:
             return replace(total, verdict="skipped", reason=f"the time ran out after {position} regions")
-        found = check(before, after, seed=seed + position, trials=trials, time_limit=left, patience=left)
+        found = check(
+            before, after, seed=seed + position, trials=trials, time_limit=left, patience=left, runtime=runtime
+        )
         if found.verdict == "failed":
             return replace(found, reason=f"region {position}: {found.reason}")
         if found.verdict == "skipped" and deadline is not None and time.monotonic() > deadline:

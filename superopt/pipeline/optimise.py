@@ -25,6 +25,7 @@ from superopt.pipeline.racing import LARGE, measure
 from superopt.report.quantities import bytes_text
 from superopt.rules import Library, Rule, load_library
 from superopt.rules.floats import MODES
+from superopt.runtime.choice import runtime_named
 from superopt.runtime.limits import refuse_unbounded
 from superopt.search import AppliedRule, SearchOptions, SearchResult, search
 from superopt.search.engine import resident
@@ -92,6 +93,7 @@ class Options:
             whatever the numbers, "standard" also where the conditions of its safety are known to hold or are checked,
             "fast" wherever it is true of the reals and moderate numbers stay finite.
         effort: work budgets of the search, in :data:`EFFORTS`.
+        runtime: what the model will run in: prices, the final race, and a part of the check are its own.
     """
 
     target: str = "cpu"
@@ -110,6 +112,7 @@ class Options:
     strict: bool = False
     floats: str = "standard"
     effort: str = "default"
+    runtime: str = "onnxruntime"
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,7 @@ def optimize(
         threads=options.threads,
         time_limit=float("inf") if limit is None else _MEASURING * limit,
         questions=EFFORTS[options.effort].questions,
+        runtime=options.runtime,
     ) as model_costs:
         attempt = _Attempt(graph, typing, library, model_costs, options, progress, deadline)
         return attempt.run()
@@ -407,11 +411,13 @@ class _Attempt:
         if self._weights() <= most:
             whole = check(self.graph, after, seed=self.options.seed, sizes=self.options.sizes,
                           time_limit=self._limit(), patience=self._patience(), full=self.options.full_check,
-                          power="quick")  # fmt: skip
+                          power="quick", runtime=runtime_named(self.options.runtime))  # fmt: skip
             if whole.verdict != "skipped":
                 return whole
         regions = changed_regions(self.graph, after, self.typing.types)
-        pieces = check_regions(regions, seed=self.options.seed, time_limit=self._patience())
+        pieces = check_regions(
+            regions, seed=self.options.seed, time_limit=self._patience(), runtime=runtime_named(self.options.runtime)
+        )
         why = f"checked place by place, because {whole.reason}"
         return replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)
 
@@ -430,7 +436,7 @@ class _Attempt:
             return measure(
                 self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads, rounds=rounds,
                 burst=3 if wanted else 1, time_limit=30.0 if wanted or left is None else min(left, 30.0),
-                device=self.costs.racing,
+                device=self.costs.racing, runtime=runtime_named(options.runtime),
             )  # fmt: skip
         except (Unsupported, InvalidModel, ResourceLimit) as error:
             notes.append(f"the models could not be timed whole: {error}")
@@ -455,6 +461,7 @@ class _Attempt:
             status="improved" if changed else "unchanged",
             target=self.options.target,
             float=self.options.floats,
+            runtime=self.options.runtime,
             questions=report.Questions(found.asked, model.measured, found.decided),
             result=report.Outcome(structural_hash(found.graph)),
             cost=report.Cost(before.us, after.us, min(before.measured_share, after.measured_share)),
