@@ -46,8 +46,14 @@ def optimize(
     target: Target = "cpu",
     runtime: Runtime = "onnxruntime",
     time_limit: Annotated[
-        float, typer.Option(metavar="S", min=0, envvar="SUPEROPT_TIME_LIMIT", help="seconds for everything")
-    ] = 45.0,
+        float,
+        typer.Option(
+            metavar="S",
+            min=0,
+            envvar="SUPEROPT_TIME_LIMIT",
+            help="seconds for everything: for emergencies, work is what is budgeted",
+        ),
+    ] = 120.0,
     memory_limit: Annotated[
         str | None,
         typer.Option(metavar="B", envvar="SUPEROPT_MEMORY_LIMIT", help="of the result and the search: bytes, 512M, 2G"),
@@ -133,8 +139,14 @@ def explain(
     target: Target = "cpu",
     runtime: Runtime = "onnxruntime",
     time_limit: Annotated[
-        float, typer.Option(metavar="S", min=0, envvar="SUPEROPT_TIME_LIMIT", help="seconds for everything")
-    ] = 45.0,
+        float,
+        typer.Option(
+            metavar="S",
+            min=0,
+            envvar="SUPEROPT_TIME_LIMIT",
+            help="seconds for everything: for emergencies, work is what is budgeted",
+        ),
+    ] = 120.0,
     dim: Dims = None,
 ) -> None:
     """Say what optimize would do to MODEL and why: rules by place and gain, near misses, untouched nodes.

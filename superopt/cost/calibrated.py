@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from superopt.cost.answers import Answers, Progress, refused
-from superopt.cost.calibration import Calibration, calibrated, scaled
+from superopt.cost.calibration import Calibration, calibrated, calibration_at_hand, scaled
 from superopt.cost.device import CpuDevice
 from superopt.cost.fusion import BACKENDS
 from superopt.cost.measured import device_store
@@ -18,7 +18,7 @@ from superopt.cost.record import Estimate, Key
 from superopt.cost.recorded import RecordedProfile
 from superopt.runtime.protocol import Runtime
 
-__all__ = ["CalibratedCpu", "calibrated_cpu", "nearest_profile"]
+__all__ = ["CalibratedCpu", "calibrated_cpu", "known_calibrations", "nearest_profile"]
 
 
 class CalibratedCpu(RecordedProfile):
@@ -93,6 +93,13 @@ def nearest_profile(device: CpuDevice) -> tuple[str, Profile, Calibration] | Non
         return None
     *_, name, profile = min(found, key=lambda f: f[:3])
     return name, profile, calibrated(name, profile, device)
+
+
+def known_calibrations() -> dict[str, Calibration]:
+    """By shipped profile, what is known of this machine against it: one thread, ONNX Runtime. Nothing is measured."""
+    device = CpuDevice()
+    found = {name: calibration_at_hand(name, load_profile(name), device) for name in profile_names()}
+    return {name: calibration for name, calibration in found.items() if calibration is not None}
 
 
 def calibrated_cpu(

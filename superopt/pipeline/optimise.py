@@ -97,7 +97,7 @@ class Options:
     """
 
     target: str = "cpu"
-    time_limit: float | None = 45.0
+    time_limit: float | None = 120.0
     memory_limit: int | None = None
     seed: int = 0
     rules: Path | None = None

@@ -56,7 +56,7 @@ class BenchOptions:
     """
 
     tools: tuple[str, ...] = ("ort",)
-    time_limit: float = 45.0
+    time_limit: float = 120.0
     peer_limit: float = 120.0
     race_limit: float = 20.0
     rounds: int = 60

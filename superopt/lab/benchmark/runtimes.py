@@ -47,7 +47,7 @@ class RuntimesOptions:
     """
 
     runtimes: tuple[str, ...]
-    time_limit: float = 45.0
+    time_limit: float = 120.0
     race_limit: float = 20.0
     rounds: int = 60
     keep: Path | None = None
