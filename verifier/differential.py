@@ -23,6 +23,10 @@ be the same, or agree with a finite float64 reference.
 Where an element is further than 16 ε·s, a second criterion must hold as well, if its work is within bounds (always with
 ``full``): the result's error against the float64 reference is at most 4 times the original's, largest and root mean
 square, or 64 ε of the largest magnitude. So being nearer to the reals is no excuse, nor is being further away.
+
+A result that will run in another runtime is run there as well and held to the same bound. Where that runtime strays
+from it on the *original* (it rounds otherwise, or reads an edge of a definition otherwise), the result may be as far
+from what that runtime makes of the original as the bound says, and the check says so.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ from superopt.ir.errors import ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing, infer
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.protocol import Runtime
 from superopt.verifier._feeds import make_inputs
 from superopt.verifier._judgement import FACTOR, MARGIN
 from superopt.verifier.judge import QUICK, WHOLE, CheckResult, Judge, Plan, Thoroughness
@@ -63,6 +69,7 @@ def check(
     sizes: Mapping[str, int] | None = None,
     full: bool = False,
     power: str = "none",
+    runtime: Runtime = ONNX_RUNTIME,
 ) -> CheckResult:
     """Compare a model with its rewritten form.
 
@@ -77,13 +84,14 @@ def check(
         sizes: symbolic dimensions that are fixed; the others get small sizes, different in each trial.
         full: run the float64 reference on every unsteered input, however much work that is.
         power: "none", or "quick" or "thorough": try that many mutations of the result on the same inputs.
+        runtime: what the result will run in; if not ONNX Runtime, the result is run there, too.
     """
 
     def judged(plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
         return Judge(before, after, plan, bench, typing).run()
 
     plan = _plan(seed, max(trials, 1), time_limit, patience, sizes, EFFORTS[power])
-    return _bounded(before, after, replace(plan, full=full), judged)
+    return _bounded(before, after, replace(plan, full=full, runtime=runtime), judged)
 
 
 def check_rewrite(
@@ -94,6 +102,7 @@ def check_rewrite(
     time_limit: float | None = None,
     patience: float | None = None,
     sizes: Mapping[str, int] | None = None,
+    runtime: Runtime = ONNX_RUNTIME,
 ) -> CheckResult:
     """Compare a model with its rewritten form at what that is worth: rewritten places first, then the whole.
 
@@ -108,6 +117,7 @@ def check_rewrite(
         time_limit: seconds after which no further trial is begun (one of the whole is always made).
         patience: seconds after which the check is given up, with the verdict "skipped".
         sizes: symbolic dimensions that are fixed.
+        runtime: as in :func:`check`; places run in ONNX Runtime alone.
 
     Returns:
         ``trials`` counts the inputs of the places and of the whole; ``power`` is that of the places' inputs where
@@ -131,7 +141,8 @@ def check_rewrite(
         said = "; ".join(r for r in (found.reason, *places.notes[:_NOTED]) if r)
         return replace(found, trials=found.trials + places.trials, power=places.power or found.power, reason=said)
 
-    return _bounded(before, after, _plan(seed, _TRIALS, time_limit, patience, sizes, EFFORTS["quick"], QUICK), judged)
+    plan = _plan(seed, _TRIALS, time_limit, patience, sizes, EFFORTS["quick"], QUICK)
+    return _bounded(before, after, replace(plan, runtime=runtime), judged)
 
 
 def _plan(
@@ -164,8 +175,9 @@ def _bounded(
 
 
 def check_regions(
-    pairs: Iterable[tuple[Graph, Graph]], *, seed: int = 0, trials: int = 1, time_limit: float | None = None
-) -> CheckResult:
+    pairs: Iterable[tuple[Graph, Graph]], *, seed: int = 0, trials: int = 1, time_limit: float | None = None,
+    runtime: Runtime = ONNX_RUNTIME,
+) -> CheckResult:  # fmt: skip
     """Check a model too large to run whole, region by region: the same check on pairs of subgraphs.
 
     Stops at the first that fails or cannot be checked: then the whole is not checked either. Errors are the largest of
@@ -177,7 +189,9 @@ def check_regions(
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         if left == 0.0:
             return replace(total, verdict="skipped", reason=f"the time ran out after {position} regions")
-        found = check(before, after, seed=seed + position, trials=trials, time_limit=left, patience=left)
+        found = check(
+            before, after, seed=seed + position, trials=trials, time_limit=left, patience=left, runtime=runtime
+        )
         if found.verdict == "failed":
             return replace(found, reason=f"region {position}: {found.reason}")
         if found.verdict == "skipped" and deadline is not None and time.monotonic() > deadline:

@@ -14,10 +14,13 @@ from superopt.ir.graph import Graph, OpaqueAttribute
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Typing, infer
 from superopt.runtime import reference
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import InferenceSession
 from superopt.runtime.ort import run as run_session
+from superopt.runtime.protocol import Runtime
 from superopt.verifier._feeds import KINDS, LEVELS, fed_types, make_inputs
 from superopt.verifier._judgement import Comparison, agrees_with_reals, compare, equal
+from superopt.verifier.elsewhere import Elsewhere, displaced
 from superopt.verifier.explaining import Explanations, Trial
 from superopt.verifier.power import NONE, Effort, Power, measure_power
 from superopt.verifier.running import Arrays, Bench, attempt
@@ -96,6 +99,7 @@ class Plan:
     full: bool = False
     power: Effort = NONE
     effort: Thoroughness = WHOLE
+    runtime: Runtime = ONNX_RUNTIME
 
     def late(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
@@ -126,6 +130,7 @@ class Judge:
         self.plain: InferenceSession | None = None
         self.explanations: Explanations | None = None
         self.notes: list[str] = []
+        self.elsewhere = Elsewhere(before, after, bench, plan.runtime)
 
     @property
     def exhaustive(self) -> bool:
@@ -231,7 +236,35 @@ class Judge:
             total = self._compared(trial, number, made, names, total)
             if total.verdict == "failed":
                 return total
-        return total
+        return total if self.plan.runtime is ONNX_RUNTIME else self._judged_elsewhere(trial, number, names, total)
+
+    def _judged_elsewhere(self, trial: Trial, number: int, names: Sequence[str], total: CheckResult) -> CheckResult:
+        """The result in the runtime that it is made for: by ONNX Runtime's truth or, where that runtime does not keep
+        to it on the original itself, by how far it is from what that runtime makes of the original."""
+        made, longest = self.elsewhere, self.plan.longest
+        after, why = made.after(trial.feed.arrays, longest())
+        if after is None:
+            before, whence = made.before(trial.feed.arrays, longest())
+            if before is not None:
+                return replace(total, verdict="failed", reason=f"the result fails where the original runs: {why}")
+            self._note(f"not run in {made.name} on some inputs or at all, as it refuses the original, too: {whence}")
+            return total
+        found = self._compared(trial, number, after, names, total)
+        if found.verdict != "failed":
+            return found
+        before, _ = made.before(trial.feed.arrays, longest())
+        if before is None or self._compared(trial, number, before, names, total).verdict != "failed":
+            return replace(found, reason=f"in {made.name}: {found.reason}")
+        moved = {name: displaced(trial.original[name], before[name], after[name]) for name in names}
+        again = self._compared(trial, number, moved, names, total)
+        if again.verdict == "failed":
+            return replace(again, reason=f"in {made.name}, against the original there: {again.reason}")
+        self._note(f"{made.name} strays from ONNX Runtime on the original itself, and the result was held to it there")
+        return again
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     def _compared(
         self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult
@@ -277,7 +310,7 @@ class Judge:
         """The second criterion."""
         exact, why = self._exact(trial, names)
         if exact is None:
-            self.notes += [] if why in self.notes else [why]
+            self._note(why)
             return total
         total = replace(total, reference="original and float64")
         for name in names:

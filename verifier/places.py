@@ -17,6 +17,7 @@ from superopt.ir.errors import OutOfTime, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph, attribute_key
 from superopt.ir.types import TensorType, ValueType
 from superopt.ops.infer import Typing, infer
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier.judge import Judge, Plan, Thoroughness
 from superopt.verifier.power import NONE, Effort, Power, joined
 from superopt.verifier.running import Bench
@@ -131,7 +132,10 @@ class _Places:
         effort = Thoroughness(work=share, reference=_REFERENCE, both=_REFERENCE if kinds else 0.0)
         power = Effort(max(1, _MUTANTS // kinds), share) if kinds else NONE
         trials = self.plan.trials if kinds else 1
-        plan = replace(self.plan, seed=self.plan.seed + self.trials, trials=trials, power=power, effort=effort)
+        plan = replace(
+            self.plan, seed=self.plan.seed + self.trials, trials=trials, power=power, effort=effort,
+            runtime=ONNX_RUNTIME,
+        )  # fmt: skip
         outputs = ", ".join(v.name for v in place.pair[0].outputs[:2])
         try:
             found = Judge(*place.pair, plan, self.bench, place.typing).run()

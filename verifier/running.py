@@ -16,6 +16,7 @@ from superopt.ir.graph import Graph, Weight, WeightData
 from superopt.ir.types import DType
 from superopt.runtime.ort import InferenceSession, make_session
 from superopt.runtime.ort import run as run_session
+from superopt.runtime.protocol import Loaded, Runtime
 
 __all__ = ["REFUSALS", "Arrays", "Bench", "attempt"]
 
@@ -51,8 +52,19 @@ class Bench:
         Raises:
             InvalidModel, Unsupported, ResourceLimit: ONNX Runtime refuses it.
         """
+        return make_session(self._source(graph), threads=1, optimise=optimise)
+
+    def loaded(self, graph: Graph, runtime: Runtime) -> Loaded:
+        """A graph in another runtime, as its user runs it.
+
+        Raises:
+            InvalidModel, Unsupported, ResourceLimit: the runtime refuses it.
+        """
+        return runtime.load(self._source(graph), threads=1)
+
+    def _source(self, graph: Graph) -> bytes | Path:
         if all(_size(w) < _BIG for w in graph.weights):
-            return make_session(to_onnx_bytes(graph), threads=1, optimise=optimise)
+            return to_onnx_bytes(graph)
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="superopt-check-")
         folder = Path(self._folder.name)
@@ -60,7 +72,7 @@ class Bench:
         self._models += 1
         path = folder / f"model-{self._models}.onnx"
         save_beside(graph, path, places)
-        return make_session(path, threads=1, optimise=optimise)
+        return path
 
     def _place(self, folder: Path, weight: Weight) -> tuple[str, int, int]:
         """Where a weight's elements lie, written now if they were not.

@@ -34,9 +34,13 @@ def bench(
     vs: Annotated[
         str, typer.Option("--vs", metavar="A,B", help="ort,onnxsim,onnxslim,onnxscript,onnxoptimizer,inductor")
     ] = "ort",
+    runtimes: Annotated[
+        str | None,
+        typer.Option(metavar="all|A,B", help="instead, time the input and our graphs in several runtimes"),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=3, help="interleaved rounds a model, at most")] = 60,
     race_limit: Annotated[float, typer.Option(metavar="S", min=1, help="seconds for timing one model")] = 20.0,
-    time_limit: Annotated[float, typer.Option(metavar="S", min=0, help="seconds that we may take for a model")] = 45.0,
+    time_limit: Annotated[float, typer.Option(metavar="S", min=0, help="seconds that we may take for a model")] = 120.0,
     peer_limit: Annotated[float, typer.Option(metavar="S", min=1, help="seconds that each other tool may")] = 120.0,
     total_limit: Annotated[
         float | None, typer.Option(metavar="S", min=1, help="begin no further model after this; --resume goes on")
@@ -84,6 +88,10 @@ def bench(
             gc.freeze()  # the end of the process would look through all that the search made, for seconds
             raise typer.Exit(130)
         return
+    if runtimes is not None:
+        limits = (time_limit, race_limit, float("inf") if total_limit is None else total_limit)
+        _in_runtimes(models or [], runtimes, limits, rounds, resume, report_json, markdown)
+        return
     data = _recorded(recorded) if recorded is not None else _run(
         models, vs, (time_limit, peer_limit, race_limit), rounds, resume, total_limit
     )  # fmt: skip
@@ -96,6 +104,33 @@ def bench(
         write_text(page(data), report_html, force=True)
     if any(row.get("tools", {}).get("superopt", {}).get("status") == "wrong" for row in data["rows"]):
         raise typer.Exit(5)
+
+
+def _in_runtimes(
+    models: list[Path], wanted: str, limits: tuple[float, float, float], rounds: int, keep: Path | None,
+    report_json: str | None, markdown: str | None,
+) -> None:  # fmt: skip
+    """Graphs times runtimes."""
+    from superopt.lab.benchmark import RuntimesOptions, compare_runtimes
+    from superopt.report.benchmark import runtimes_table, show_runtimes
+    from superopt.runtime.choice import RUNTIMES
+
+    if not models:
+        raise UsageError("no model was named", hint="superopt bench --runtimes all model.onnx")
+    _readable(models)
+    names = tuple(RUNTIMES) if wanted == "all" else tuple(dict.fromkeys(n for n in wanted.split(",") if n))
+    if not names:
+        raise UsageError("no runtime was named", hint=f"--runtimes all, or of {', '.join(RUNTIMES)}")
+    time_limit, race_limit, total_limit = limits
+    with Progress() as progress:
+        data = compare_runtimes(
+            models, RuntimesOptions(names, time_limit, race_limit, rounds, keep, total_limit), progress=progress
+        )
+    show_runtimes(err() if "-" in (report_json, markdown) else out(), data)
+    if report_json is not None:
+        write_json(data, report_json, force=True)
+    if markdown is not None:
+        write_text(runtimes_table(data), markdown, force=True)
 
 
 def _run(

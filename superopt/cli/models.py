@@ -17,6 +17,7 @@ from superopt.cli.shell import (
     Json,
     Model,
     Progress,
+    Runtime,
     Seed,
     Target,
     Threads,
@@ -43,9 +44,16 @@ def optimize(
         str | None, typer.Option("-o", "--output", metavar="OUT", help=".onnx or .json; - for stdout")
     ] = None,
     target: Target = "cpu",
+    runtime: Runtime = "onnxruntime",
     time_limit: Annotated[
-        float, typer.Option(metavar="S", min=0, envvar="SUPEROPT_TIME_LIMIT", help="seconds for everything")
-    ] = 45.0,
+        float,
+        typer.Option(
+            metavar="S",
+            min=0,
+            envvar="SUPEROPT_TIME_LIMIT",
+            help="seconds for everything: for emergencies, work is what is budgeted",
+        ),
+    ] = 120.0,
     memory_limit: Annotated[
         str | None,
         typer.Option(metavar="B", envvar="SUPEROPT_MEMORY_LIMIT", help="of the result and the search: bytes, 512M, 2G"),
@@ -103,7 +111,7 @@ def optimize(
         target=target, time_limit=time_limit, memory_limit=parse_bytes(memory_limit), seed=seed, rules=rules,
         enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), threads=threads,
         measure=measure, check=not no_check, full_check=check == "full", certify=verify_by == "certify", strict=strict,
-        floats=floats, effort=effort,
+        floats=floats, effort=effort, runtime=runtime,
     )  # fmt: skip
     with Input(model) as path, Progress() as progress:
         result = pipeline.optimize(path, options=options, progress=progress)
@@ -129,9 +137,16 @@ def optimize(
 def explain(
     model: Model,
     target: Target = "cpu",
+    runtime: Runtime = "onnxruntime",
     time_limit: Annotated[
-        float, typer.Option(metavar="S", min=0, envvar="SUPEROPT_TIME_LIMIT", help="seconds for everything")
-    ] = 45.0,
+        float,
+        typer.Option(
+            metavar="S",
+            min=0,
+            envvar="SUPEROPT_TIME_LIMIT",
+            help="seconds for everything: for emergencies, work is what is budgeted",
+        ),
+    ] = 120.0,
     dim: Dims = None,
 ) -> None:
     """Say what optimize would do to MODEL and why: rules by place and gain, near misses, untouched nodes.
@@ -143,7 +158,7 @@ def explain(
     from superopt.report.views import show_provenance
 
     with Input(model) as path, Progress() as progress:
-        options = pipeline.Options(target=target, time_limit=time_limit, sizes=parse_dims(dim or []))
+        options = pipeline.Options(target=target, runtime=runtime, time_limit=time_limit, sizes=parse_dims(dim or []))
         result = pipeline.optimize(path, options=options, progress=progress)
     console = out()
     show_provenance(console, result.original)
@@ -241,7 +256,8 @@ def verify(
 
 
 def cost(
-    model: Model, target: Target = "cpu", dim: Dims = None, report_json: Json = None, force: Force = False,
+    model: Model, target: Target = "cpu", runtime: Runtime = "onnxruntime", dim: Dims = None, report_json: Json = None,
+    force: Force = False,
     top: Annotated[int, typer.Option(min=0, metavar="N", help="operators that are shown")] = 20,
 ) -> None:  # fmt: skip
     """Show what each operator of MODEL costs on the target, and whether that was measured or predicted."""
@@ -250,7 +266,7 @@ def cost(
 
     claim({"--json": report_json}, [model], force=force)
     with Input(model) as path, Progress() as progress:
-        facts = cost_of(path, target=target, sizes=parse_dims(dim or []), progress=progress)
+        facts = cost_of(path, target=target, runtime=runtime, sizes=parse_dims(dim or []), progress=progress)
     if report_json is not None:
         write_json(facts, report_json, force)
     if report_json != "-":
@@ -260,6 +276,7 @@ def cost(
 def profile(
     more: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="more models of the plan")] = None,
     target: Annotated[str, typer.Option(help="cpu, or cuda on a machine with one")] = "cpu",
+    runtime: Runtime = "onnxruntime",
     output: Annotated[Path, typer.Option("--out", metavar="FILE", help="the recorded profile")] = Path(
         "profile.jsonl.gz"
     ),
@@ -305,7 +322,7 @@ def profile(
         return
     with Progress() as progress:
         found = lab.profile(
-            given, output, target=target, threads=threads, time_limit=time_limit,
+            given, output, target=target, runtime=runtime, threads=threads, time_limit=time_limit,
             workers=workers or os.cpu_count() or 1, extend=extend, sizes=parse_dims(dim or []), progress=progress,
         )  # fmt: skip
     data = recorded_data(str(output), found.header, found.summary())

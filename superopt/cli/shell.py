@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    "LARGEST", "MOST_THREADS", "MOST_WORKERS", "Dims", "Force", "Input", "Json", "Model", "Progress", "Seed", "Target",
-    "Threads", "err", "npz", "out", "parse_bytes", "parse_dims", "save", "write_json", "write_text", "written_beside",
+    "LARGEST", "MOST_THREADS", "MOST_WORKERS", "Dims", "Force", "Input", "Json", "Model", "Progress", "Runtime",
+    "Seed", "Target", "Threads", "err", "npz", "out", "parse_bytes", "parse_dims", "save", "write_json",
+    "write_text", "written_beside",
 ]  # fmt: skip
 
 LARGEST = 2**63 - 1  # of a size or a seed: ONNX counts in int64
@@ -41,6 +42,10 @@ Threads = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST, help="the search and the check are deterministic for a seed")]
 Target = Annotated[str, typer.Option(help="cpu, cuda, or profile:NAME", envvar="SUPEROPT_TARGET")]
+Runtime = Annotated[
+    str, typer.Option("--runtime", metavar="onnxruntime|openvino", envvar="SUPEROPT_RUNTIME",
+                      help="what the model will run in")
+]  # fmt: skip
 
 
 def out() -> Console:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU, Backend, Fusion
+from superopt.cost.calibrated import known_calibrations
+from superopt.cost.demand import Demand
+from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU, OPENVINO_CPU, Backend, Fusion
 from superopt.cost.measured import MeasuredCpu
 from superopt.cost.model import CostModel, Racing
 from superopt.cost.peaks import Peaks, peaks_of_header
@@ -14,9 +16,9 @@ from superopt.cost.target import QUESTIONS, device_of, for_target
 from superopt.cost.whole import GraphCost, Work, graph_cost, graph_work, node_work, work
 
 __all__ = [
-    "BACKENDS", "ONNX_RUNTIME_CPU", "Backend", "CostModel", "Estimate", "Fusion", "GraphCost",
+    "BACKENDS", "ONNX_RUNTIME_CPU", "OPENVINO_CPU", "Backend", "CostModel", "Demand", "Estimate", "Fusion", "GraphCost",
     "Key", "MeasuredCpu", "QUESTIONS", "Peaks", "Racing", "Profile", "Record", "RecordedProfile", "Store", "Work",
-    "device_of", "for_target", "graph_cost", "graph_work", "load_profile", "node_work", "operator_rows",
-    "peaks_of_header", "profile_names", "read_profile",
+    "device_of", "for_target", "graph_cost", "graph_work", "known_calibrations", "load_profile", "node_work",
+    "operator_rows", "peaks_of_header", "profile_names", "read_profile",
     "roofline_data", "work", "write_profile",
 ]  # fmt: skip

@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from functools import partial
 
 from superopt.cost.answers import Answers, Progress, refused
-from superopt.cost.calibration import Calibration, calibrated, scaled
+from superopt.cost.calibration import Calibration, calibrated, calibration_at_hand, scaled
 from superopt.cost.device import CpuDevice
+from superopt.cost.fusion import BACKENDS
 from superopt.cost.measured import device_store
 from superopt.cost.predictor import ceilings_of
 from superopt.cost.profile import Profile, load_profile, profile_names
 from superopt.cost.question import Question
 from superopt.cost.record import Estimate, Key
 from superopt.cost.recorded import RecordedProfile
+from superopt.runtime.protocol import Runtime
 
-__all__ = ["CalibratedCpu", "calibrated_cpu", "nearest_profile"]
+__all__ = ["CalibratedCpu", "calibrated_cpu", "known_calibrations", "nearest_profile"]
 
 
 class CalibratedCpu(RecordedProfile):
@@ -44,11 +46,12 @@ class CalibratedCpu(RecordedProfile):
         questions: int | None = 0,
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(profile, sizes)
+        super().__init__(profile, sizes, device.backend)
         self.calibration, self.cpu = calibration, device
         self.answers = Answers(
-            device_store(device.meter.threads), ceilings=ceilings_of(profile.header), most=questions, progress=progress
-        )
+            device_store(device.meter.threads, device.meter.runtime), ceilings=ceilings_of(profile.header),
+            most=questions, progress=progress,
+        )  # fmt: skip
 
     @property
     def measured(self) -> int:
@@ -74,27 +77,37 @@ class CalibratedCpu(RecordedProfile):
 def nearest_profile(device: CpuDevice) -> tuple[str, Profile, Calibration] | None:
     """The shipped profile that is most like this machine, and its calibration; ``None`` where none is of its kind.
 
-    Of its kind is what was recorded with the same backend and number of threads. Likeness is that of the names of
-    machine and runtime; what they differ in, the calibration measures.
+    Of its kind is what was recorded on a processor with the same number of threads: with the same runtime, or else with
+    another. Likeness is that of the names of machine and runtime; what they differ in, the calibration measures.
     """
-    found: list[tuple[float, str, Profile]] = []
+    found: list[tuple[bool, float, str, Profile]] = []
     for name in profile_names():
         profile = load_profile(name)
         header = profile.header
-        if header.get("backend") == device.backend.name and header.get("threads") == device.meter.threads:
+        backend = BACKENDS.get(str(header.get("backend")))
+        if backend is not None and backend.processor and header.get("threads") == device.meter.threads:
             recorded = f"{header.get('device')}, {header.get('cores')} cores, {header.get('runtime')}"
-            found.append((-difflib.SequenceMatcher(None, recorded, device.name).ratio(), name, profile))
+            likeness = difflib.SequenceMatcher(None, recorded, device.name).ratio()
+            found.append((backend is not device.backend, -likeness, name, profile))
     if not found:
         return None
-    _, name, profile = min(found, key=lambda f: f[:2])
+    *_, name, profile = min(found, key=lambda f: f[:3])
     return name, profile, calibrated(name, profile, device)
 
 
+def known_calibrations() -> dict[str, Calibration]:
+    """By shipped profile, what is known of this machine against it: one thread, ONNX Runtime. Nothing is measured."""
+    device = CpuDevice()
+    found = {name: calibration_at_hand(name, load_profile(name), device) for name in profile_names()}
+    return {name: calibration for name, calibration in found.items() if calibration is not None}
+
+
 def calibrated_cpu(
-    *, threads: int, sizes: Mapping[str, int] | None, questions: int | None, progress: Progress | None
-) -> CalibratedCpu | None:
+    *, runtime: Runtime, threads: int, sizes: Mapping[str, int] | None, questions: int | None,
+    progress: Progress | None,
+) -> CalibratedCpu | None:  # fmt: skip
     """The cost model of this machine; ``None`` where no profile is of its kind."""
-    device = CpuDevice(threads)
+    device = CpuDevice(threads, runtime)
     found = nearest_profile(device)
     if found is None:
         return None

@@ -27,7 +27,7 @@ from superopt.ir.errors import SuperoptError
 from superopt.ir.kept import keep, kept
 from superopt.ops.record import NotCovered
 
-__all__ = ["Calibration", "calibrated", "calibration_of", "scaled"]
+__all__ = ["Calibration", "calibrated", "calibration_at_hand", "calibration_of", "scaled"]
 
 Bound = Literal["overhead", "arithmetic", "memory"]
 _BOUNDS: tuple[Bound, ...] = ("overhead", "arithmetic", "memory")
@@ -72,14 +72,23 @@ def calibrated(name: str, profile: Profile, device: Device) -> Calibration:
         profile: its records.
         device: this machine.
     """
-    asked = [name, str(profile.header.get("sha256")), device.name, __doc__, _SAMPLES, _STEP]
-    place = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
-    known = kept(_FOLDER, place, ())
-    if isinstance(known, dict):
-        return Calibration(**known)
+    known = calibration_at_hand(name, profile, device)
+    if known is not None:
+        return known
     found = calibration_of(name, profile, device)
-    keep(_FOLDER, place, asdict(found), _MOST)
+    keep(_FOLDER, _place(name, profile, device), asdict(found), _MOST)
     return found
+
+
+def calibration_at_hand(name: str, profile: Profile, device: Device) -> Calibration | None:
+    """What an earlier run found of this machine against a profile; ``None`` if there was none."""
+    known = kept(_FOLDER, _place(name, profile, device), ())
+    return Calibration(**known) if isinstance(known, dict) else None
+
+
+def _place(name: str, profile: Profile, device: Device) -> str:
+    asked = [name, str(profile.header.get("sha256")), device.name, __doc__, _SAMPLES, _STEP]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
 def calibration_of(name: str, profile: Profile, device: Device) -> Calibration:

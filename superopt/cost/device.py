@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from superopt import formats
 from superopt.cost.cache import last_level_bytes
-from superopt.cost.fusion import ONNX_RUNTIME_CPU, Backend
+from superopt.cost.fusion import Backend, cpu_backend
 from superopt.cost.measure import METHOD, Meter, Timing, measure_graph
 from superopt.cost.model import Racing
 from superopt.cost.peaks import peaks_of_times
@@ -22,8 +22,9 @@ from superopt.cost.record import Key
 from superopt.cost.trial import application_graph, feeds_for, with_values
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.types import DType, TensorType
-from superopt.runtime.ort import make_session
-from superopt.runtime.race import Bound, bind, circumstances
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.protocol import Bound, Runtime
+from superopt.runtime.race import circumstances
 
 __all__ = ["CpuDevice", "Device"]
 
@@ -47,7 +48,7 @@ class Device(Protocol):
 
     @property
     def racing(self) -> Racing | None:
-        """What times whole graphs against each other here; ``None``: ONNX Runtime on this machine's processor."""
+        """What times whole graphs against each other here; ``None``: a runtime on this machine's processor."""
         ...
 
     def facts(self) -> dict[str, Any]:
@@ -74,22 +75,21 @@ class Device(Protocol):
 
 
 class CpuDevice:
-    """This machine's processor, through ONNX Runtime."""
-
-    backend = ONNX_RUNTIME_CPU
+    """This machine's processor, through a runtime."""
 
     racing: Racing | None = None
 
-    def __init__(self, threads: int = 1) -> None:
-        self.meter = Meter(threads)
+    def __init__(self, threads: int = 1, runtime: Runtime = ONNX_RUNTIME) -> None:
+        self.meter = Meter(threads, runtime)
+        self.backend = cpu_backend(runtime)
 
     @property
     def name(self) -> str:
-        found = circumstances(self.meter.threads, self.meter.clock)
+        found = circumstances(self.meter.threads, self.meter.clock, self.meter.runtime)
         return f"{found['device']}, {found['cores']} cores, {found['runtime']}, threads {found['threads']}, {METHOD}"
 
     def facts(self) -> dict[str, Any]:
-        found = circumstances(self.meter.threads, self.meter.clock)
+        found = circumstances(self.meter.threads, self.meter.clock, self.meter.runtime)
         cache = last_level_bytes()
         ramp = fitted({size: pass_ns(size, self.meter.clock) for size in probed_bytes(cache)}, cache)
         return {
@@ -122,7 +122,7 @@ class CpuDevice:
     def _fixed(self) -> dict[str, Bound]:
         def bound(graph: Graph) -> Bound:
             content = formats.to_onnx_bytes(with_values(graph))
-            return bind(make_session(content, threads=self.meter.threads), feeds_for(graph))
+            return self.meter.runtime.load(content, threads=self.meter.threads).bound(feeds_for(graph))
 
         return {"gemm": bound(_product(_GEMM)), "copy": bound(_copy(_COPY))}
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from superopt.cost.patterns import ONNX_RUNTIME_PATTERNS, Pattern
+from superopt.cost.patterns import ONNX_RUNTIME_PATTERNS, OPENVINO_PATTERNS, Pattern
 from superopt.cost.record import interchangeable
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
+from superopt.runtime.protocol import Runtime
 
-__all__ = ["BACKENDS", "ONNX_RUNTIME_CPU", "SUPEROPT_CUDA", "Backend", "Fusion"]
+__all__ = ["BACKENDS", "ONNX_RUNTIME_CPU", "OPENVINO_CPU", "SUPEROPT_CUDA", "Backend", "Fusion", "cpu_backend"]
 
 Other = Literal["none", "constant", "any"]
 
@@ -40,7 +41,8 @@ class Backend:
     BatchNormalization that the backend folds itself would look better unfolded. ``streamed`` is a rough figure: bytes a
     microsecond that a fused consumer reads of its other arguments, and writes more than its producer would. ``packing``
     are kernels that read a packed copy of a weight, which only kernels of the same name share. ``patterns`` are groups
-    of more than two, or known by more than their names, that run as one kernel.
+    of more than two, or known by more than their names, that run as one kernel. ``processor``: it runs on the
+    machine's processor, so that profiles of its kind can be scaled to each other.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Backend:
     streamed: float = 20_000.0
     packing: frozenset[str] = frozenset()
     patterns: tuple[Pattern, ...] = ()
+    processor: bool = True
 
     def copy_of(self, weight: str, kernel: str) -> str:
         """Names what a kernel reads of a weight: the weight itself, or its packed copy."""
@@ -121,6 +124,25 @@ ONNX_RUNTIME_CPU = Backend(
     packing=frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul"}),
 )
 
+# Read off OpenVINO 2026.4's executed graphs, float32, CPU (tests/runtime/test_openvino.py runs every pair).
+_OPENVINO_AFTER = "Abs Clip Elu Gelu HardSwish LeakyRelu Neg PRelu Relu Sigmoid Sqrt Tanh"
+_OPENVINO_POINTWISE = f"Add BatchNormalization Div Erf Exp Mul Pow Sub {_OPENVINO_AFTER}"
+OPENVINO_CPU = Backend(
+    name="openvino-cpu",
+    fusions=(
+        _fusion("Conv Gemm GlobalAveragePool MatMul ReduceMean Resize", _OPENVINO_AFTER, "constant"),
+        _fusion("Conv ConvTranspose Gemm GlobalAveragePool Resize", "Add BatchNormalization Div Mul Sub", "constant"),
+        _fusion("MatMul", "Add Div Mul Sub", "constant", 1),
+        _fusion("Conv", "Add", "any"),
+        _fusion(_OPENVINO_POINTWISE, _OPENVINO_POINTWISE, "any"),
+        _fusion("LayerNormalization", f"Add Div Erf Exp Mul Pow Sub {_OPENVINO_AFTER}", "any"),
+    ),
+    views=frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}),
+    absorbed={"Conv": 2, "ConvTranspose": 2},
+    patterns=OPENVINO_PATTERNS,
+    packing=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
+)
+
 _POINTWISE = " ".join(sorted(n for n, o in REGISTRY.items() if o.family in ("elementwise", "activation")))
 # These read their operand more than once, so that long work or a reduction would be done more than once inside them.
 _TWICE = "Celu Elu Gelu HardSwish LeakyRelu Mish PRelu Selu Shrink Softsign Swish ThresholdedRelu"
@@ -152,5 +174,11 @@ SUPEROPT_CUDA = Backend(
     views=frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}),
     absorbed={"Conv": 2},
     streamed=2e6,
+    processor=False,
 )
-BACKENDS: Mapping[str, Backend] = {b.name: b for b in (ONNX_RUNTIME_CPU, SUPEROPT_CUDA)}
+BACKENDS: Mapping[str, Backend] = {b.name: b for b in (ONNX_RUNTIME_CPU, OPENVINO_CPU, SUPEROPT_CUDA)}
+
+
+def cpu_backend(runtime: Runtime) -> Backend:
+    """What is known of a runtime on the processor."""
+    return BACKENDS[f"{runtime.name}-cpu"]

@@ -1,12 +1,10 @@
-"""The graph that ONNX Runtime really runs: a model's cost is the cost of that one, not of ours."""
+"""The graph that a runtime really runs, where it hands it out (ONNX Runtime does): a model's cost is its cost."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
@@ -14,27 +12,27 @@ from superopt import formats
 from superopt.cost.trial import with_values
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.types import DType, TensorType
+from superopt.runtime.binding import bind
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import element_type, make_session
-from superopt.runtime.race import bind
+from superopt.runtime.protocol import Runtime
 
 __all__ = ["NCHWC", "block_size", "distinct", "known_types", "lowered", "without_reorders"]
 
 NCHWC = "com.microsoft.nchwc"  # ONNX Runtime's blocked layout for convolutions, inside which it keeps activations
 
 
-def lowered(graph: Graph) -> Graph:
-    """The graph that ONNX Runtime would really run: after its own fusions, folding and layout changes.
+def lowered(graph: Graph, runtime: Runtime = ONNX_RUNTIME) -> Graph:
+    """The graph that the runtime would really run: after its own fusions, folding and layout changes.
 
     Raises:
-        InvalidModel, Unsupported: ONNX Runtime refuses the graph.
+        InvalidModel, Unsupported: it refuses the graph, or does not hand out what it runs.
         ResourceLimit: it folds constants, and there are some that must not be computed.
     """
     refuse_unbounded(graph)
-    with bounded_memory(), tempfile.TemporaryDirectory(prefix="superopt-") as folder:
-        path = Path(folder) / "lowered.onnx"
-        make_session(formats.to_onnx_bytes(with_values(graph)), threads=1, save_optimised=path)
-        return formats.from_bytes(path.read_bytes())
+    with bounded_memory():
+        return formats.from_bytes(runtime.lowered(formats.to_onnx_bytes(with_values(graph))))
 
 
 def distinct(weights: Iterable[Weight]) -> dict[str, str]:

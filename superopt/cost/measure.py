@@ -1,4 +1,4 @@
-"""Timing small graphs on ONNX Runtime: warm and cold, without the session's own overhead.
+"""Timing small graphs on a runtime: warm and cold, without the runtime's own overhead.
 
 Before each run the core's own cache (*warm*: weights come from the shared last-level cache, as in a small model) or all
 caches (*cold*: weights come from memory, as in a large one) are flushed. Then a twin session, the same graph with its
@@ -8,9 +8,11 @@ were read a moment ago). Merely repeating an operator keeps its weights in the c
 minimum; so is the warm time of one whose weights are much larger than the core's cache: they leave it by themselves,
 and a twin's would push them out of the last level, too (10 MB of merged gates came out three times as slow as they run
 in a cell).
-All are less what ONNX Runtime takes to run a graph without nodes, and after a flush that is more: what a session holds
+All are less what the runtime takes to run a graph without nodes, and after a flush that is more: what a session holds
 beside its weights is no longer in the cache, either (0.6 µs more after the core's, 18 µs after all: MobileOne, of 150
 small kernels, came out 13 % high).
+What a runtime does not hand out the optimised graph of (``Runtime.lowers``) is timed as it stands, less the share that
+its own trace gives to changing layouts at the edges, which a larger model would not pay.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
 from superopt.ops.record import NotCovered
 from superopt.runtime.limits import refuse_unbounded
-from superopt.runtime.ort import make_session
-from superopt.runtime.race import Bound, Clock, bind, race_bound
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.protocol import Bound, Runtime
+from superopt.runtime.race import Clock, race_bound
 
 __all__ = ["METHOD", "SUMMAND", "Meter", "Timing", "measure_graph"]
 
@@ -70,9 +73,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class Meter:
-    """How to time: threads inside an operator, and the clock (thread CPU time needs one thread)."""
+    """How to time: threads inside an operator, the clock (thread CPU time needs one thread), and what runs."""
 
     threads: int = 1
+    runtime: Runtime = ONNX_RUNTIME
 
     @property
     def clock(self) -> Clock:
@@ -92,9 +96,12 @@ class Meter:
     @cached_property
     def flushed(self) -> tuple[float, float]:
         """Nanoseconds that it costs more after the core's cache was flushed, and after all were."""
-        content, feeds = formats.to_onnx_bytes(with_values(_chain(1))), {"x": np.ones(1, np.float32)}
-        bound = bind(make_session(content, threads=self.threads, optimise=False), feeds)
-        twin = bind(make_session(content, threads=self.threads, optimise=False), feeds, like=bound)
+        content, feeds = (
+            formats.to_onnx_bytes(with_values(_chain(1, self.runtime.apart))),
+            {"x": np.ones(1, np.float32)},
+        )
+        bound = self.runtime.load(content, threads=self.threads, optimise=False).bound(feeds)
+        twin = self.runtime.load(content, threads=self.threads, optimise=False).bound(feeds, like=bound)
 
         def after(size: int) -> float:
             return statistics.median(_after(size, _NEAR_RUNS, bound, twin, self.now, _NEAR_AGAIN) for _ in range(3))
@@ -110,7 +117,7 @@ class Meter:
     @cached_property
     def _chains(self) -> tuple[float, float]:
         feeds = {"x": np.ones(1, np.float32)}
-        one, many = (self._raw(_chain(n), feeds, optimise=False).ns for n in (1, 17))
+        one, many = (self._raw(_chain(n, self.runtime.apart), feeds, optimise=False).ns for n in (1, 17))
         return one, many
 
     def time(self, graph: Graph, *, optimise: bool = True, feeds: Mapping[str, np.ndarray] | None = None) -> Timing:
@@ -118,11 +125,11 @@ class Meter:
 
         Args:
             graph: static input types; shape-only weights get random elements.
-            optimise: let ONNX Runtime optimise it; off for graphs that it has optimised already.
+            optimise: let the runtime optimise it; off for graphs that it has optimised already.
             feeds: inputs; random by default.
 
         Raises:
-            InvalidModel, Unsupported: ONNX Runtime cannot run it. NotCovered: inputs cannot be made for it, or it is
+            InvalidModel, Unsupported: the runtime cannot run it. NotCovered: inputs cannot be made for it, or it is
                 too large to be timed.
         """
         refuse_large(graph)
@@ -137,7 +144,7 @@ class Meter:
 
     def _raw(self, graph: Graph, feeds: Mapping[str, np.ndarray], *, optimise: bool) -> Timing:
         content, over = formats.to_onnx_bytes(with_values(graph)), _written_over(graph)
-        bound = bind(make_session(content, threads=self.threads, optimise=optimise), feeds, over=over)
+        bound = self.runtime.load(content, threads=self.threads, optimise=optimise).bound(feeds, over=over)
         start = time.perf_counter_ns()
         bound.step()
         once = max(time.perf_counter_ns() - start, 1)
@@ -147,7 +154,7 @@ class Meter:
         weights = sum(w.type.nbytes or 0 for w in graph.weights)
         if weights + sum(a.nbytes for a in feeds.values()) < _FLUSH_FROM:
             return Timing(warm, warm, spread)
-        twin = bind(make_session(content, threads=self.threads, optimise=optimise), feeds, like=bound)
+        twin = self.runtime.load(content, threads=self.threads, optimise=optimise).bound(feeds, like=bound)
         few = max(2, _FLUSHED_NS // once)
         if _leaves_the_core(graph):
             # How much stays in the last cache is up to the pages that a session was given: 240 to 440 µs for 16 MB,
@@ -219,28 +226,33 @@ def _after(
     return _quarter(taken)
 
 
-def _chain(length: int) -> Graph:
+def _chain(length: int, op: str) -> Graph:
     kind = TensorType(DType.FLOAT32, (1,))
     names = ["x", *(f"v{i}" for i in range(length))]
-    nodes = tuple(Node(f"n{i}", "Relu", (names[i],), (names[i + 1],)) for i in range(length))
+    nodes = tuple(Node(f"n{i}", op, (names[i],), (names[i + 1],)) for i in range(length))
     return Graph("chain", (Value("x", kind),), (Value(names[-1], kind),), (), nodes, {"": 21})
 
 
-def prepared(graph: Graph) -> tuple[Graph, bool]:
-    """A small graph as it is timed, and whether ONNX Runtime has still to optimise it."""
-    if not any(n.op in _BLOCKED and not n.domain for n in graph.nodes):
-        return graph, True
-    return without_reorders(lowered(graph)), False
-
-
 def measure_graph(graph: Graph, meter: Meter | None = None) -> Timing:
-    """Time a small graph as ONNX Runtime runs it, fusions included; layout changes at its edges are not counted.
+    """Time a small graph as the runtime runs it, fusions included; layout changes at its edges are not counted.
 
     Raises:
-        InvalidModel, Unsupported: ONNX Runtime cannot run it. NotCovered: inputs cannot be made for it.
+        InvalidModel, Unsupported: the runtime cannot run it. NotCovered: inputs cannot be made for it.
     """
-    own, optimise = prepared(graph)
-    return (meter or Meter()).time(own, optimise=optimise)
+    meter = meter or Meter()
+    if not any(n.op in _BLOCKED and not n.domain for n in graph.nodes):
+        return meter.time(graph)
+    if meter.runtime.lowers:
+        return meter.time(without_reorders(lowered(graph, meter.runtime)), optimise=False)
+    found, share = meter.time(graph), 1.0 - _share_of_layout(graph, meter.runtime)
+    return Timing(found.ns * share, found.ns_cold * share, found.iqr)
+
+
+def _share_of_layout(graph: Graph, runtime: Runtime) -> float:
+    """How much of a run only changes layouts, by the runtime's own trace."""
+    traced = runtime.trace(formats.to_onnx_bytes(with_values(graph)), feeds_for(graph))
+    total = sum(kernel.us for kernel in traced)
+    return sum(kernel.us for kernel in traced if kernel.layout) / total if total else 0.0
 
 
 def _leaves_the_core(graph: Graph) -> bool:

@@ -1,4 +1,4 @@
-"""Costs measured on this machine's ONNX Runtime when first asked for, and kept."""
+"""Costs measured on this machine's processor when first asked for, and kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from superopt.cost.answers import Answers, Progress, refused
 from superopt.cost.asked import Asked
 from superopt.cost.cache import last_level_bytes
-from superopt.cost.fusion import ONNX_RUNTIME_CPU
+from superopt.cost.fusion import cpu_backend
 from superopt.cost.kernel import Kernel
 from superopt.cost.measure import METHOD, Meter, Timing, measure_graph
 from superopt.cost.peaks import PEAK_QUESTIONS, Peaks, peaks_of_header, peaks_of_times
@@ -19,13 +19,15 @@ from superopt.cost.question import Question
 from superopt.cost.ramp import Ramp, fitted, pass_ns, probed_bytes, usual
 from superopt.cost.record import Estimate, Key
 from superopt.cost.trial import application_graph
-from superopt.runtime.race import circumstances, cpu_name
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.protocol import Runtime
+from superopt.runtime.race import Clock, circumstances, cpu_name
 
 __all__ = ["MeasuredCpu", "device_store"]
 
 
 class MeasuredCpu(Asked):
-    """Costs measured on this machine's ONNX Runtime when first asked for, and kept.
+    """Costs measured with a runtime on this machine's processor when first asked for, and kept.
 
     Args:
         threads: threads inside an operator. With one, thread CPU time is the clock, which other load cannot disturb.
@@ -33,6 +35,7 @@ class MeasuredCpu(Asked):
         sizes: what symbolic dimensions are costed at.
         time_limit: seconds that may be spent measuring; what comes later is predicted.
         progress: called with (measured so far, None, what) before each measurement.
+        runtime: what runs the operators.
     """
 
     def __init__(
@@ -43,11 +46,12 @@ class MeasuredCpu(Asked):
         sizes: Mapping[str, int] | None = None,
         time_limit: float = float("inf"),
         progress: Progress | None = None,
+        runtime: Runtime = ONNX_RUNTIME,
     ) -> None:
-        kept = store if store is not None else device_store(threads)
-        super().__init__(Answers(kept, time_limit=time_limit, progress=progress), sizes, ONNX_RUNTIME_CPU)
-        self.meter = Meter(threads)
-        self.lowers = True  # cost graphs by the nodes of ONNX Runtime's own optimised graph
+        kept = store if store is not None else device_store(threads, runtime)
+        super().__init__(Answers(kept, time_limit=time_limit, progress=progress), sizes, cpu_backend(runtime))
+        self.meter = Meter(threads, runtime)
+        self.lowers = runtime.lowers  # cost graphs by the nodes of the runtime's own optimised graph
 
     @property
     def cache_bytes(self) -> int:
@@ -77,12 +81,12 @@ class MeasuredCpu(Asked):
         return other
 
     def kernel(self, kernel: Kernel) -> Estimate:
-        """The cost of one node of ONNX Runtime's own optimised graph."""
+        """The cost of one node of the runtime's own optimised graph."""
         if kernel.node.op in self.backend.views and not kernel.node.domain:
             return self._view()
         work = (kernel.flops, kernel.moved)
         record = self.answers.get(kernel.key, lambda: self.meter.time(kernel.graph, optimise=False), work)
-        if record is None:  # refused alone or not, ONNX Runtime runs its own node
+        if record is None:  # refused alone or not, the runtime runs its own node
             return self.predicted(kernel.key.op, work, kernel.key)
         return self._estimate(record)
 
@@ -121,8 +125,9 @@ def _pass_key(size: int) -> Key:
     return Key("cache", json.dumps({"bytes": size}), "", ())
 
 
-def device_store(threads: int = 1) -> Store:
-    """The user's profile of this machine: one file per device, ONNX Runtime version, threads and method of timing."""
-    facts = circumstances(threads, "cpu" if threads == 1 else "wall")
+def device_store(threads: int = 1, runtime: Runtime = ONNX_RUNTIME) -> Store:
+    """The user's profile of this machine: one file per device, runtime and version, threads and method of timing."""
+    clock: Clock = "cpu" if threads == 1 else "wall"
+    facts = circumstances(threads, clock, runtime)
     header = {k: facts[k] for k in ("device", "cores", "threads", "clock", "runtime")}
     return Store(f"cpu-{cpu_name()}-{facts['cores']}-{facts['runtime']}-t{threads}-m{METHOD}", header)

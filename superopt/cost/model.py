@@ -84,7 +84,7 @@ class CostModel(ABC):
 
     @property
     def racing(self) -> Racing | None:
-        """What times whole graphs of this target; ``None``: ONNX Runtime on this machine's processor."""
+        """What times whole graphs of this target; ``None``: a runtime on this machine's processor."""
         return None
 
     def known(

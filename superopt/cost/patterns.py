@@ -14,7 +14,7 @@ from math import isclose
 
 from superopt.ir.graph import Graph, Node
 
-__all__ = ["ONNX_RUNTIME_PATTERNS", "Pattern", "groups"]
+__all__ = ["ONNX_RUNTIME_PATTERNS", "OPENVINO_PATTERNS", "Pattern", "groups"]
 
 _COMMUTE = frozenset({"Add", "Mul"})
 _CLOSE = 1e-3  # relative: how near a constant must be to the one in the pattern
@@ -79,6 +79,14 @@ ONNX_RUNTIME_PATTERNS: tuple[Pattern, ...] = (
     _of("Mul", "x", _of("Sigmoid", _of("Mul", "x", "scalar factor"))),
     _of("LayerNormalization", _of("Add", "x", "y"), "constant scale"),
     *_products(),
+)
+# Read off OpenVINO 2026.4's executed graphs. What works element by element is fused pair by pair in any order
+# (:data:`superopt.cost.fusion.OPENVINO_CPU`); here is what reads a value twice, and attention, which is one kernel.
+OPENVINO_PATTERNS: tuple[Pattern, ...] = (
+    _layer_normalisation(),
+    *_gelu(),
+    _of("Mul", "x", _of("Sigmoid", "x")),
+    _of("MatMul", _of("Softmax", _of("MatMul", "x", "y")), "z"),
 )
 
 

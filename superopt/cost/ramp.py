@@ -20,8 +20,8 @@ from superopt import formats
 from superopt.cost.trial import feeds_for
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.runtime.ort import make_session
-from superopt.runtime.race import Clock, bind, race_bound
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.race import Clock, race_bound
 
 __all__ = ["Ramp", "fitted", "pass_ns", "probed_bytes", "ramp_of_header", "usual"]
 
@@ -70,7 +70,7 @@ def probed_bytes(cache_bytes: int) -> tuple[int, ...]:
 def pass_ns(size: int, clock: Clock = "cpu") -> float:
     """Nanoseconds of a chain of products that reads weights of this many bytes, run again and again."""
     content = formats.to_onnx_bytes(_chain(max(1, round(size / (4 * _WIDTH**2)))))
-    bound = bind(make_session(content, threads=1), feeds_for(_chain(1)))
+    bound = ONNX_RUNTIME.load(content, threads=1).bound(feeds_for(_chain(1)))  # the machine's, whatever runs models
     raced = race_bound([bound], rounds=_ROUNDS, burst=_BURST, threads=1, clock=clock)
     return 1e6 * median(sample[0] for sample in raced.samples)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from superopt.cost.answers import refused
-from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU
+from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU, Backend
 from superopt.cost.model import CostModel
 from superopt.cost.peaks import Peaks, peaks_of_header
 from superopt.cost.predictor import Predictor, ceilings_of
@@ -28,10 +28,13 @@ class RecordedProfile(CostModel):
         profile: header and records. Its header names the backend (what fuses, what is a view), the size of the last
             cache, and the measured ceilings. Of several engines that answer one question the fastest counts.
         sizes: what symbolic dimensions are costed at.
+        backend: what runs the operators, if not what the profile was recorded with.
     """
 
-    def __init__(self, profile: Profile, sizes: Mapping[str, int] | None = None) -> None:
-        super().__init__(sizes, BACKENDS.get(str(profile.header.get("backend")), ONNX_RUNTIME_CPU))
+    def __init__(
+        self, profile: Profile, sizes: Mapping[str, int] | None = None, backend: Backend | None = None
+    ) -> None:
+        super().__init__(sizes, backend or BACKENDS.get(str(profile.header.get("backend")), ONNX_RUNTIME_CPU))
         self.profile = profile
         self.predictor = Predictor.fit(profile.records.values(), ceilings_of(profile.header))
         self._answers: dict[tuple[object, ...], Record] = {}
@@ -56,7 +59,9 @@ class RecordedProfile(CostModel):
     def digest(self) -> str | None:
         profile = self.profile
         scale = json.dumps(profile.header.get("calibration", {}).get("factors"), sort_keys=True)
-        return f"recorded {profile.header.get('sha256')} {len(profile.records)} {scale} {self.cold!r}"
+        return (
+            f"recorded {profile.header.get('sha256')} {len(profile.records)} {scale} {self.backend.name} {self.cold!r}"
+        )
 
     def peaks(self) -> Peaks | None:
         return peaks_of_header(self.profile.header)

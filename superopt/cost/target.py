@@ -9,12 +9,15 @@ from superopt.cost.answers import Progress
 from superopt.cost.calibrated import calibrated_cpu
 from superopt.cost.cuda import CudaDevice
 from superopt.cost.device import CpuDevice, Device
+from superopt.cost.fusion import cpu_backend
 from superopt.cost.measured import MeasuredCpu
 from superopt.cost.model import CostModel
 from superopt.cost.on_device import OnDevice
 from superopt.cost.profile import load_profile
 from superopt.cost.recorded import RecordedProfile
 from superopt.ir.errors import UsageError, printable
+from superopt.runtime.choice import runtime_named
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 
 __all__ = ["QUESTIONS", "device_of", "for_target"]
 
@@ -30,6 +33,7 @@ def for_target(
     threads: int = 1,
     time_limit: float = float("inf"),
     questions: int | None = QUESTIONS,
+    runtime: str = "onnxruntime",
 ) -> Iterator[CostModel]:
     """The cost model of a target: ``cpu``, ``cuda``, or ``profile:NAME`` with a shipped profile's name or a path.
 
@@ -40,30 +44,42 @@ def for_target(
         threads: threads inside an operator.
         time_limit: seconds that may be spent measuring, where nothing is recorded of machines of this kind.
         questions: operators that may be measured, where something is; ``None``: as many as are asked for.
+        runtime: what runs models on the processor (:data:`superopt.runtime.choice.RUNTIMES`).
 
     Raises:
-        UsageError: there is no such target or profile. InvalidModel: the profile is damaged.
-        BackendUnavailable: the target's device is not here.
+        UsageError: there is no such target, profile or runtime, or the two do not go together. InvalidModel: the
+            profile is damaged. BackendUnavailable: the target's device or the runtime is not here.
     """
+    chosen = runtime_named(runtime)
     if target == "cpu":
-        known = calibrated_cpu(threads=threads, sizes=sizes, questions=questions, progress=progress)
-        yield known or MeasuredCpu(threads=threads, sizes=sizes, time_limit=time_limit, progress=progress)
+        known = calibrated_cpu(runtime=chosen, threads=threads, sizes=sizes, questions=questions, progress=progress)
+        yield known or MeasuredCpu(
+            runtime=chosen, threads=threads, sizes=sizes, time_limit=time_limit, progress=progress
+        )
     elif target.startswith("profile:"):
-        yield RecordedProfile(load_profile(target.removeprefix("profile:")), sizes)
+        recorded = RecordedProfile(load_profile(target.removeprefix("profile:")), sizes)
+        if recorded.backend.processor and recorded.backend is not cpu_backend(chosen):
+            raise UsageError(
+                f"{printable(target)} was recorded with {recorded.backend.name}, not with {runtime}",
+                hint="--target cpu scales it to the runtime",
+            )
+        yield recorded
+    elif runtime != ONNX_RUNTIME.name:
+        raise UsageError(f"{runtime} runs models on the processor, not on {printable(target)!r}", hint="--target cpu")
     elif target == "cuda":
         yield OnDevice(device_of("cuda"), sizes=sizes, time_limit=time_limit, progress=progress)
     else:
         raise UsageError(f"there is no target {printable(target)!r}", hint="targets: cpu, cuda, profile:NAME")
 
 
-def device_of(target: str, threads: int = 1) -> Device:
+def device_of(target: str, threads: int = 1, runtime: str = "onnxruntime") -> Device:
     """The device that a target measures on.
 
     Raises:
-        BackendUnavailable: it is not here. UsageError: it is no device.
+        BackendUnavailable: it, or the runtime, is not here. UsageError: it is no device.
     """
     if target == "cpu":
-        return CpuDevice(threads)
+        return CpuDevice(threads, runtime_named(runtime))
     if target == "cuda":
         return CudaDevice()
     raise UsageError(f"{printable(target)} is not a device that can be measured", hint="--target cpu, or cuda")

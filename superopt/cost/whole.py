@@ -84,8 +84,8 @@ def graph_cost(
 ) -> GraphCost:
     """Cost a graph.
 
-    On the measured CPU, the parts are the nodes of ONNX Runtime's own optimised graph. Elsewhere they are the graph's
-    own nodes, with what the backend fuses (nearly) free.
+    On the measured CPU, the parts are the nodes of the runtime's own optimised graph, if it hands that out. Elsewhere
+    they are the graph's own nodes, with what the backend fuses (nearly) free.
 
     Args:
         graph: the model.
@@ -145,7 +145,7 @@ def _as_the_runtime_runs_it(
     try:
         refuse_unbounded(graph, sizes)
         feeds = feeds_for(graph, sizes)
-        own = lowered(graph)
+        own = lowered(graph, model.meter.runtime)
         try:
             types = known_types(own, feeds)
         except SuperoptError:  # integer inputs may be indices

@@ -133,6 +133,7 @@ def profile(
     out: Path,
     *,
     target: str = "cpu",
+    runtime: str = "onnxruntime",
     threads: int = 1,
     time_limit: float = 1500.0,
     workers: int = 1,
@@ -148,6 +149,7 @@ def profile(
         out: the profile; if there is one already, its questions are measured again. What an interrupted call measured
             is in a file beside it, and is kept.
         target: the device, "cpu" or "cuda".
+        runtime: what runs operators on the processor.
         threads: threads inside an operator.
         time_limit: seconds for all; the profile then holds what was measured, and another call goes on.
         workers: processes that plan; timing is always done alone.
@@ -160,7 +162,7 @@ def profile(
         BackendUnavailable: the target's device is not here. UsageError: it is no device, or a name is no file.
         InvalidModel: a file is neither. OSError: the profile cannot be written.
     """
-    device = costs.device_of(target, threads)
+    device = costs.device_of(target, threads, runtime)
     return _Recording(device, models, out, time_limit, workers, extend, rules, sizes, progress).run()
 
 

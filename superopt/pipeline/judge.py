@@ -12,31 +12,13 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from superopt import report
-from superopt.cost import GraphCost
+from superopt.cost import Demand, GraphCost
 from superopt.runtime.spread import median_error
 
-__all__ = ["DOUBT", "Comparison", "Demand", "Judgement", "demand_of"]
+__all__ = ["DOUBT", "Comparison", "Judgement", "demand_of"]
 
 DOUBT = 1e-3  # how often a race may be wrong about which of two equal models is faster
 _ERRORS = NormalDist().inv_cdf(1 - DOUBT)  # standard errors that are beyond doubt
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What a graph does in an inference: floating-point operations, bytes moved, kernels that the runtime starts."""
-
-    flops: int
-    bytes: int
-    kernels: int
-
-    def no_more_than(self, other: Demand) -> bool:
-        """Whether nothing of it is more, and something less."""
-        mine, theirs = self._all, other._all
-        return all(m <= t for m, t in zip(mine, theirs, strict=True)) and mine != theirs
-
-    @property
-    def _all(self) -> tuple[int, int, int]:
-        return self.flops, self.bytes, self.kernels
 
 
 @dataclass(frozen=True)

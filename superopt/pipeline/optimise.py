@@ -25,6 +25,7 @@ from superopt.pipeline.racing import LARGE, measure
 from superopt.report.quantities import bytes_text
 from superopt.rules import Library, Rule, load_library
 from superopt.rules.floats import MODES
+from superopt.runtime.choice import runtime_named
 from superopt.runtime.limits import refuse_unbounded
 from superopt.search import AppliedRule, SearchOptions, SearchResult, search
 from superopt.search.engine import resident
@@ -92,10 +93,11 @@ class Options:
             whatever the numbers, "standard" also where the conditions of its safety are known to hold or are checked,
             "fast" wherever it is true of the reals and moderate numbers stay finite.
         effort: work budgets of the search, in :data:`EFFORTS`.
+        runtime: what the model will run in: prices, the final race, and a part of the check are its own.
     """
 
     target: str = "cpu"
-    time_limit: float | None = 45.0
+    time_limit: float | None = 120.0
     memory_limit: int | None = None
     seed: int = 0
     rules: Path | None = None
@@ -110,6 +112,7 @@ class Options:
     strict: bool = False
     floats: str = "standard"
     effort: str = "default"
+    runtime: str = "onnxruntime"
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,7 @@ def optimize(
         threads=options.threads,
         time_limit=float("inf") if limit is None else _MEASURING * limit,
         questions=EFFORTS[options.effort].questions,
+        runtime=options.runtime,
     ) as model_costs:
         attempt = _Attempt(graph, typing, library, model_costs, options, progress, deadline)
         return attempt.run()
@@ -216,6 +220,18 @@ def _refuse_opaque(graph: Graph, typing: Typing) -> None:
                 where=f"node {node.name!r}",
                 hint="without --strict it is carried through untouched",
             )
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """What a search came back with: checked, costed, and judged beside the input; ``changed``: it is not the input."""
+
+    found: SearchResult
+    checked: CheckResult
+    cost: GraphCost
+    judged: Judgement
+    measured: report.Measured | None = None
+    changed: bool = False
 
 
 @dataclass
@@ -250,26 +266,37 @@ class _Attempt:
         found = self._search(self.library.admitted)
         if found.stopped == "interrupted":
             self.deadline = min(self.deadline, time.monotonic() + max(_IMPATIENT, self._reserve()))
-        after, checked = found.graph, _UNCHANGED
-        if found.graph is not self.graph:
-            found, checked = self._settle(found, notes)
-            after = found.graph
-        before_cost = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
-        after_cost, measured = before_cost, None
-        if after is not self.graph:
-            after_cost = costs.graph_cost(after, self.costs, sizes=self.options.sizes)
-            judged, measured = self._judged(after, before_cost, after_cost, notes)
-            if not judged.taken:
-                notes.append(f"{judged.reason}, so the input is returned")
-                found, after, after_cost = replace(found, graph=self.graph, applied=()), self.graph, before_cost
-                measured = measured and replace(measured, after_ms=measured.before_ms, ratio=1.0)
-        elif self.options.measure:
+        before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
+        best = self._tried(found, before, notes)
+        if not best.judged.taken and best.changed and not self.interrupted and self._left() > 2 * self.checked_for:
+            notes.append(f"{best.judged.reason}, so only what asks for less of everything is tried")
+            raced = best.measured
+            best = self._tried(self._search(self.library.admitted, frugal=True), before, notes)
+            best = replace(best, measured=best.measured or _of_input(raced))
+        found, after, measured = best.found, best.found.graph, best.measured
+        if not best.judged.taken:
+            notes.append(f"{best.judged.reason}, so the input is returned")
+            found, after, measured = replace(found, graph=self.graph, applied=()), self.graph, _of_input(measured)
+        elif not best.changed and self.options.measure:
             measured = self._race(after, _ROUNDS, notes)
         if self.interrupted:
             found = replace(found, stopped="interrupted")
         verification = self._certified(after) if self.options.certify and not self.interrupted else None
-        made = self._report(found, checked, measured, notes, before_cost, after_cost)
+        made = self._report(
+            found, best.checked, measured, notes, before, best.cost if after is not self.graph else before
+        )
         return Result(after, self.graph, replace(made, verification=verification))
+
+    def _tried(self, found: SearchResult, before: GraphCost, notes: list[str]) -> _Candidate:
+        """A search's result, checked and judged beside the input."""
+        checked = _UNCHANGED
+        if found.graph is not self.graph:
+            found, checked = self._settle(found, notes)
+        if found.graph is self.graph:
+            return _Candidate(found, checked, before, Judgement(True))
+        cost = costs.graph_cost(found.graph, self.costs, sizes=self.options.sizes)
+        judged, raced = self._judged(found.graph, before, cost, notes)
+        return _Candidate(found, checked, cost, judged, raced, changed=True)
 
     def _judged(
         self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, notes: list[str]
@@ -298,12 +325,13 @@ class _Attempt:
             found.words, found.same, found.proved, found.tested, found.proved_share, found.reason
         )
 
-    def _search(self, rules: tuple[Rule, ...]) -> SearchResult:
+    def _search(self, rules: tuple[Rule, ...], *, frugal: bool = False) -> SearchResult:
+        freely = partial(self._search_freely, frugal=frugal)
         if self.bound is None:
-            return self._search_freely(rules)
-        return self.bound.kept(self.graph, rules, self.options.sizes, self._search_freely, self.remarks)
+            return freely(rules)
+        return self.bound.kept(self.graph, rules, self.options.sizes, freely, self.remarks)
 
-    def _search_freely(self, rules: tuple[Rule, ...]) -> SearchResult:
+    def _search_freely(self, rules: tuple[Rule, ...], *, frugal: bool) -> SearchResult:
         limit = self.options.memory_limit
         limits = SearchOptions(
             time_limit=None if self.deadline == float("inf") else max(0.0, self._left() - self._reserve()),
@@ -313,6 +341,7 @@ class _Attempt:
             sizes=self.options.sizes,
             floats=self.library.floats(self.options.floats),
             most_nodes=EFFORTS[self.options.effort].nodes,
+            frugal=frugal,
         )
         return search(self.graph, rules, self.costs, limits, progress=self.progress)
 
@@ -382,11 +411,14 @@ class _Attempt:
         if self._weights() <= most:
             checked = partial(check, full=True, power="quick") if self.options.full_check else check_rewrite
             whole = checked(self.graph, after, seed=self.options.seed, sizes=self.options.sizes,
-                            time_limit=self._limit(), patience=self._patience())  # fmt: skip
+                            time_limit=self._limit(), patience=self._patience(),
+                            runtime=runtime_named(self.options.runtime))  # fmt: skip
             if whole.verdict != "skipped":
                 return whole
         regions = changed_regions(self.graph, after, self.typing.types)
-        pieces = check_regions(regions, seed=self.options.seed, time_limit=self._patience())
+        pieces = check_regions(
+            regions, seed=self.options.seed, time_limit=self._patience(), runtime=runtime_named(self.options.runtime)
+        )
         why = f"checked place by place, because {whole.reason}"
         return replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)
 
@@ -405,7 +437,7 @@ class _Attempt:
             return measure(
                 self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads, rounds=rounds,
                 burst=3 if wanted else 1, time_limit=30.0 if wanted or left is None else min(left, 30.0),
-                device=self.costs.racing,
+                device=self.costs.racing, runtime=runtime_named(options.runtime),
             )  # fmt: skip
         except (Unsupported, InvalidModel, ResourceLimit) as error:
             notes.append(f"the models could not be timed whole: {error}")
@@ -430,6 +462,7 @@ class _Attempt:
             status="improved" if changed else "unchanged",
             target=self.options.target,
             float=self.options.floats,
+            runtime=self.options.runtime,
             questions=report.Questions(found.asked, model.measured, found.decided),
             result=report.Outcome(structural_hash(found.graph)),
             cost=report.Cost(before.us, after.us, min(before.measured_share, after.measured_share)),
@@ -471,6 +504,11 @@ def _unknown_sizes(graph: Graph, sizes: Mapping[str, int]) -> list[str]:
     return [
         f"the model has no dimension {printable(n)!r} to cost at {sizes[n]}: {has}" for n in sizes if n not in known
     ]
+
+
+def _of_input(measured: report.Measured | None) -> report.Measured | None:
+    """A race in which the input was timed, as one of the input against itself."""
+    return None if measured is None else replace(measured, after_ms=measured.before_ms, ratio=1.0)
 
 
 def _failure(reason: str, found: SearchResult, left_out: str = "") -> report.CheckFailure:

@@ -13,6 +13,8 @@ from superopt import formats, report
 from superopt.cost.model import Racing
 from superopt.ir.graph import Graph
 from superopt.runtime.limits import refuse_unbounded
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.protocol import Runtime
 from superopt.runtime.race import Clock, RaceResult, race
 from superopt.verifier.differential import make_inputs
 
@@ -33,13 +35,14 @@ def measure(
     threads: int = 1,
     time_limit: float = 30.0,
     device: Racing | None = None,
+    runtime: Runtime = ONNX_RUNTIME,
 ) -> report.Measured:
-    """Time two graphs side by side under ONNX Runtime with all its own optimisations, or on another device.
+    """Time two graphs side by side in a runtime with all its own optimisations, or on another device.
 
     With one thread the clock is the thread's CPU time, which other load on the machine does not disturb.
 
     Raises:
-        ResourceLimit: running them would take too long or too much memory. InvalidModel, Unsupported: ONNX Runtime
+        ResourceLimit: running them would take too long or too much memory. InvalidModel, Unsupported: the runtime
             cannot run them. Unsupported: the other device cannot.
     """
     clock: Clock = "cpu" if threads == 1 else "wall"
@@ -50,7 +53,10 @@ def measure(
         return _measured(device.race((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
     with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
         models = [runnable(graph, Path(folder) / f"{i}.onnx") for i, graph in enumerate((before, after))]
-        result = race(models, feeds, rounds=rounds, burst=burst, threads=threads, clock=clock, time_limit=time_limit)
+        result = race(
+            models, feeds, runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock,
+            time_limit=time_limit,
+        )  # fmt: skip
     return _measured(result)
 
 
@@ -61,7 +67,7 @@ def _measured(result: RaceResult) -> report.Measured:
 
 
 def runnable(graph: Graph, path: Path) -> bytes | Path:
-    """The model as ONNX Runtime takes it: bytes, or a file where they would not fit one message."""
+    """The model as a runtime takes it: bytes, or a file where they would not fit one message."""
     if sum(w.type.nbytes or 0 for w in graph.weights) <= LARGE:
         return formats.to_onnx_bytes(graph)
     formats.save(graph, path)

@@ -41,12 +41,13 @@ def cost(
     model: str | Path | Graph,
     *,
     target: str = "cpu",
+    runtime: str = "onnxruntime",
     sizes: Mapping[str, int] | None = None,
     progress: Progress = quiet,
 ) -> dict[str, Any]:
-    """What each operator costs on the target, as JSON data."""
+    """What each operator costs on the target, in a runtime if that is the processor, as JSON data."""
     graph = load(model)
-    with costs.for_target(target, progress=progress, sizes=sizes) as model_costs:
+    with costs.for_target(target, runtime=runtime, progress=progress, sizes=sizes) as model_costs:
         found = costs.graph_cost(graph, model_costs, sizes=sizes or {})
         peaks = model_costs.peaks()
     nodes = [
@@ -54,7 +55,8 @@ def cost(
         for (name, op, estimate), work in zip(found.per_node, found.per_node_work, strict=True)
     ]
     return {
-        "format": "superopt.cost", "version": 1, "name": graph.name, "target": target, "us": found.us,
+        "format": "superopt.cost", "version": 1, "name": graph.name, "target": target, "runtime": runtime,
+        "us": found.us,
         "measured_share": found.measured_share, "flops": found.flops, "bytes": found.bytes,
         "intensity": found.intensity, "peak_activation_bytes": found.peak_activation_bytes,
         "weight_bytes": found.weight_bytes, "memory_bytes": found.memory, "nodes": nodes,

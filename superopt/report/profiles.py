@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -19,10 +20,16 @@ __all__ = [
 
 
 def profile_rows() -> list[dict[str, Any]]:
-    """The profiles that ship with superopt as JSON data: name, target, and the header of each."""
+    """The profiles that ship with superopt as JSON data: name, target, the header of each, and how this machine
+    compares (``calibration``, ``None`` until an optimisation has measured it)."""
+    known = costs.known_calibrations()
     return [
-        {"name": name, "target": f"profile:{name}", **costs.load_profile(name).header} for name in costs.profile_names()
-    ]
+        {
+            "name": name, "target": f"profile:{name}", **costs.load_profile(name).header,
+            "calibration": asdict(known[name]) if name in known else None,
+        }
+        for name in costs.profile_names()
+    ]  # fmt: skip
 
 
 def show_profiles(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -38,6 +45,15 @@ def show_profiles(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows
     ]  # fmt: skip
     console.print(table("target", "device", "cores", "runtime", "records", "date", rows=lines, numeric=(2, 4)))
+    for row in rows:
+        if (found := row["calibration"]) is not None:
+            factors = ", ".join(f"{bound} ×{factor:.2f}" for bound, factor in found["factors"].items())
+            console.print(
+                f"this machine against {printable(row['name'])}: {factors} (single records ±{found['sigma']:.0%}; "
+                f"{found['records']} timed in {found['seconds']:.1f} s)", markup=False
+            )  # fmt: skip
+        else:
+            console.print(f"this machine against {printable(row['name'])}: not measured yet", markup=False)
 
 
 def recorded_data(file: str, header: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,12 @@ def table(*headers: str, rows: Iterable[tuple[str, ...]], numeric: tuple[int, ..
     return made
 
 
+def _where(report: Report) -> str:
+    """The target, and the runtime and its version where the race says it."""
+    raced = report.measured.circumstances.get("runtime") if report.measured is not None else None
+    return report.target if raced is None else f"{report.target}, {raced}"
+
+
 def show_report(console: Console, name: str, report: Report) -> None:
     """The before/after summary of an optimisation."""
     change = report.cost.after_us / report.cost.before_us if report.cost.before_us else 1.0
@@ -45,7 +51,7 @@ def show_report(console: Console, name: str, report: Report) -> None:
     if report.measured is not None:
         m = report.measured
         rows.append(("measured", time_text(1e3 * m.before_ms), time_text(1e3 * m.after_ms),
-                     f"x{m.ratio:.3f} (±{m.spread:.3f}, {m.runs} interleaved rounds, {report.target})"))  # fmt: skip
+                     f"x{m.ratio:.3f} (±{m.spread:.3f}, {m.runs} interleaved rounds, {_where(report)})"))  # fmt: skip
     console.print(table("", "before", "after", "", rows=rows, numeric=(1, 2)))
     changed = _changed_operators(report)
     if changed:

@@ -45,8 +45,9 @@ RAISED: tuple[type[Exception], ...] = (
 
 
 def make_session(
-    model: bytes | Path, *, threads: int | None = None, optimise: bool = True, save_optimised: Path | None = None
-) -> InferenceSession:
+    model: bytes | Path, *, threads: int | None = None, optimise: bool = True, save_optimised: Path | None = None,
+    trace: Path | None = None,
+) -> InferenceSession:  # fmt: skip
     """A CPU session that prints nothing and whose idle threads do not spin.
 
     Args:
@@ -54,6 +55,7 @@ def make_session(
         threads: threads inside an operator; ``None`` lets ONNX Runtime use every core.
         optimise: run all of ONNX Runtime's own graph optimisations, or none.
         save_optimised: also write the graph that ONNX Runtime will really run.
+        trace: record what runs execute, in a file whose name begins so.
 
     Raises:
         InvalidModel: ONNX Runtime cannot read the model or finds it inconsistent.
@@ -71,6 +73,8 @@ def make_session(
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
     if save_optimised is not None:
         options.optimized_model_filepath = str(save_optimised)
+    if trace is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(trace)
     source = str(model) if isinstance(model, Path) else bytes(model)
     with translated(str(model) if isinstance(model, Path) else ""):
         return InferenceSession(source, options, providers=["CPUExecutionProvider"])

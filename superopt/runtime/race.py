@@ -14,24 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import onnxruntime
-from onnxruntime.capi import onnxruntime_pybind11_state as state
-from onnxruntime.capi.onnxruntime_inference_collection import OrtValue
 
-from superopt.ir.errors import Unsupported, UsageError
-from superopt.runtime.limits import stopped_after
-from superopt.runtime.ort import RAISED, InferenceSession, make_session, run, to_value, translated
+from superopt.ir.errors import UsageError
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.protocol import Bound, Runtime
 
-__all__ = ["Bound", "Clock", "RaceResult", "bind", "circumstances", "cpu_name", "race", "race_bound", "result_of"]
+__all__ = ["Clock", "RaceResult", "circumstances", "cpu_name", "race", "race_bound", "result_of"]
 
 Clock = Literal["wall", "cpu"]
 _SHORTEST_BURST = 500_000  # ns: a burst of very short runs is lengthened to this, so that a minimum means something
 _LONGEST_BURST = 64  # runs
-_LONGEST_RUN = 10.0  # seconds: a model that runs longer once is not timed
 
 
 @dataclass(frozen=True)
@@ -61,113 +56,11 @@ class RaceResult:
         return len(self.samples)
 
 
-@dataclass(frozen=True, eq=False)
-class Bound:
-    """A model ready to run repeatedly: calling ``step`` runs it once on its bound inputs."""
-
-    session: InferenceSession
-    step: Callable[[], object]
-    outputs: Callable[[], list[Any]]  # ``OrtValue``s of the last step; empty for a model that cannot be bound
-    keep: tuple[Any, ...]  # owners of the bound memory
-
-
-def bind(
-    session: InferenceSession,
-    feeds: Mapping[str, np.ndarray],
-    *,
-    like: Bound | None = None,
-    over: Mapping[str, str] = MappingProxyType({}),
-) -> Bound:
-    """Bind inputs, and outputs where they are tensors, to memory that lives as long as the result.
-
-    Args:
-        session: the model.
-        feeds: its inputs.
-        like: the same model, bound before, whose outputs' memory is written to as well.
-        over: outputs that are written over an input of the same size, by name.
-
-    Raises:
-        UsageError, InvalidModel, ResourceLimit: as :func:`superopt.runtime.ort.run` does; the model has run once on
-            return.
-    """
-    missing = [i.name for i in session.get_inputs() if i.name not in feeds]
-    if missing:
-        raise UsageError(f"input {missing[0]!r} was not given")
-    try:
-        values = {i.name: to_value(feeds[i.name], i.type) for i in session.get_inputs()}
-    except Unsupported:  # strings and sequences cannot be bound, but they can be run
-        run(session, feeds, time_limit=_LONGEST_RUN)
-        return Bound(session, lambda: run(session, feeds), list, (feeds,))
-    steps = _Steps(session, values, like.outputs() if like is not None else [], over)
-    with translated("", running=True):
-        steps.prepare()
-    return Bound(session, steps.run, lambda: steps.made, (steps,))
-
-
-class _Steps:
-    """Runs of one session on fixed inputs. Outputs keep their memory too, unless their shapes turn out to change."""
-
-    def __init__(
-        self, session: InferenceSession, inputs: Mapping[str, Any], given: Sequence[Any], over: Mapping[str, str]
-    ) -> None:
-        self._session: Any = session  # ONNX Runtime leaves the methods used here untyped
-        self._inputs = inputs
-        self._given, self._over = given, over
-        self._outputs = [o.name for o in session.get_outputs()]
-        self._binding: Any = None
-        self._fixed = False
-        self.made: list[Any] = []
-
-    def prepare(self) -> None:
-        """Run once to learn the outputs' shapes, then give them memory of their own."""
-        options = state.RunOptions()
-        with stopped_after(options, _LONGEST_RUN):
-            self._run_fresh(options)
-        if not all(v.is_tensor() and v.data_type() != "tensor(string)" for v in self.made):
-            return
-        self.made = list(self._given) or [
-            self._inputs[self._over[name]]
-            if name in self._over
-            else OrtValue.ortvalue_from_shape_and_type(list(v.shape()), v.element_type())
-            for name, v in zip(self._outputs, self.made, strict=True)
-        ]
-        self._binding = self._with_inputs()
-        for name, value in zip(self._outputs, self.made, strict=True):
-            self._binding.bind_ortvalue_output(name, value)
-        self._fixed = True
-        self.run()
-
-    def run(self) -> None:
-        """Run once."""
-        if self._fixed:
-            try:
-                self._session.run_with_iobinding(self._binding)
-                return
-            except RAISED as error:
-                if "shape" not in str(error):
-                    raise
-                self._fixed = False  # a shape that depends on data: bind the outputs afresh from now on
-        self._run_fresh()
-
-    def _run_fresh(self, options: Any = None) -> None:
-        binding = self._with_inputs()
-        for name in self._outputs:
-            binding.bind_output(name, "cpu")
-        self._session.run_with_iobinding(binding, options)
-        self.made = binding.get_outputs()
-        self._binding = binding
-
-    def _with_inputs(self) -> Any:
-        binding = self._session.io_binding()
-        for name, value in self._inputs.items():
-            binding.bind_ortvalue_input(name, value)
-        return binding
-
-
 def race(
     models: Sequence[bytes | Path],
     feeds: Mapping[str, np.ndarray] | Sequence[Mapping[str, np.ndarray]],
     *,
+    runtime: Runtime = ONNX_RUNTIME,
     rounds: int = 15,
     burst: int = 3,
     threads: int | None = None,
@@ -175,11 +68,12 @@ def race(
     clock: Clock = "wall",
     seed: int = 0,
 ) -> RaceResult:
-    """Time models against each other on ONNX Runtime with all its optimisations.
+    """Time models against each other on a runtime with all its optimisations.
 
     Args:
         models: serialised models, or their paths; the first is what ratios are taken to.
         feeds: inputs of all models, or one mapping per model.
+        runtime: what runs them.
         rounds: rounds wanted; fewer run when the time limit comes first, never fewer than one.
         burst: consecutive runs whose minimum is a sample (more when one run is very short).
         threads: threads inside an operator (``None``: every core).
@@ -188,18 +82,21 @@ def race(
         seed: of the order inside each round.
 
     Raises:
-        InvalidModel, Unsupported, UsageError: see :func:`superopt.runtime.ort.make_session` and ``run``.
+        InvalidModel, Unsupported, UsageError: see :class:`superopt.runtime.protocol.Runtime`.
     """
     start = time.monotonic()
     each = [feeds] * len(models) if isinstance(feeds, Mapping) else list(feeds)
-    bound = [bind(make_session(m, threads=threads), f) for m, f in zip(models, each, strict=True)]
+    bound = [runtime.load(m, threads=threads).bound(f) for m, f in zip(models, each, strict=True)]
     left = time_limit - (time.monotonic() - start)
-    return race_bound(bound, rounds=rounds, burst=burst, threads=threads, time_limit=left, clock=clock, seed=seed)
+    return race_bound(
+        bound, runtime=runtime, rounds=rounds, burst=burst, threads=threads, time_limit=left, clock=clock, seed=seed
+    )
 
 
 def race_bound(
     bound: Sequence[Bound],
     *,
+    runtime: Runtime = ONNX_RUNTIME,
     rounds: int = 15,
     burst: int = 3,
     threads: int | None = None,
@@ -226,7 +123,7 @@ def race_bound(
         shuffle(order)
         taken = {i: _least(bound[i].step, lengths[i], now) / 1e6 for i in order}
         samples.append(tuple(taken[i] for i in range(len(bound))))
-    return result_of(samples, min(lengths) * len(samples), circumstances(threads, clock))
+    return result_of(samples, min(lengths) * len(samples), circumstances(threads, clock, runtime))
 
 
 def _burst_length(step: Callable[[], object], burst: int) -> int:
@@ -273,7 +170,7 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine() or "unknown CPU"
 
 
-def circumstances(threads: int | None, clock: Clock) -> dict[str, str | int | float]:
+def circumstances(threads: int | None, clock: Clock, runtime: Runtime = ONNX_RUNTIME) -> dict[str, str | int | float]:
     """What a measurement must carry to be read later."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else -1.0
     return {
@@ -281,7 +178,7 @@ def circumstances(threads: int | None, clock: Clock) -> dict[str, str | int | fl
         "cores": os.cpu_count() or 1,
         "threads": threads or 0,
         "clock": clock,
-        "runtime": f"onnxruntime {onnxruntime.__version__}",
+        "runtime": f"{runtime.name} {runtime.version}",
         "load": round(load, 2),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -10,7 +10,7 @@ from superopt.search.lower import Region
 from superopt.search.plan import OUTSIDE, Piece, Plan
 from superopt.search.program import Program, Step
 
-__all__ = ["fusions"]
+__all__ = ["applied_piece", "fusions"]
 
 Saved = Callable[[str, Application], float]  # µs, by the operator that makes the moving operand, and its only reader
 
@@ -45,7 +45,7 @@ def _above(program: Program, region: Region, plan: Plan, saved: Saved) -> Iterat
         producer = _operator(program.steps[position])
         before = saved(producer, _applied(program, inside[readers[0]]))
         reading = [p for p in plan.pieces if (OUTSIDE, number) in p.args]
-        after = saved(producer, _piece(region, plan, reading[0])) if len(reading) == 1 else 0.0
+        after = saved(producer, applied_piece(region, plan, reading[0])) if len(reading) == 1 else 0.0
         yield before, after
 
 
@@ -59,7 +59,8 @@ def _applied(program: Program, step: Step) -> Application:
     return step.op, step.attributes, types, tuple(a is not None and a in program.constant for a in step.args)
 
 
-def _piece(region: Region, plan: Plan, piece: Piece) -> Application:
+def applied_piece(region: Region, plan: Plan, piece: Piece) -> Application:
+    """What a piece of a plan applies, to arguments of which types, and which of them are constant."""
     types: list[TensorType | None] = []
     fixed: list[bool] = []
     for ref in piece.args:

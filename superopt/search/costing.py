@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
 
+from superopt.cost.demand import Demand
 from superopt.cost.model import CostModel
+from superopt.cost.question import work_of
 from superopt.cost.record import Estimate
 from superopt.ir.poly import Dim, Poly, substitute, symbols
 from superopt.ir.terms import AttributeValue
@@ -211,6 +213,15 @@ class Pricer:
         values = {k: self._value(v) for k, v in attributes}
         outputs = REGISTRY[op].apply(types, values)[1]
         return self.costs.application(op, values, types, outputs, constant_args=fixed, after=producer).us
+
+    def demand(self, what: Application, outputs: Sequence[TensorType]) -> Demand:
+        """What an application asks of a machine; nothing where the backend only renames memory."""
+        op, attributes, types, _ = what
+        if op in self.costs.backend.views:
+            return Demand()
+        args = [None if t is None else self.static(t) for t in types]
+        values = {k: self._value(v) for k, v in attributes}
+        return Demand(*work_of(op, values, args, [self.static(t) for t in outputs]), 1)
 
     def static(self, kind: TensorType) -> TensorType:
         """The type at the chosen sizes."""

@@ -22,6 +22,7 @@ from superopt.search.cache import RegionCache
 from superopt.search.cones import SELECTIONS, selection_regions, sibling_regions
 from superopt.search.costing import Pricer
 from superopt.search.emit import emit
+from superopt.search.frugal import frugal
 from superopt.search.losses import Losses
 from superopt.search.lower import Region, region_of
 from superopt.search.match import Pattern
@@ -160,6 +161,7 @@ class _Run:
         self._shorten()
         if merging:
             self._merge()
+            self._prepare()
         self._keep()
         self._windows("searching")
         self._keep()
@@ -285,7 +287,7 @@ class _Run:
                 found = self.memo[key]
                 if first:
                     self.totals.before += found.before * len(group)
-                if found.plan is not None:
+                if found.plan is not None and self._permitted(group[0], found.plan):
                     sound = [member for member in group if self._holds(member, found.plan)]
                     offers.add([(member, self._in_place(member, found.plan)) for member in sound])
         finally:
@@ -295,6 +297,9 @@ class _Run:
     def _tell(self, done: int, total: int | None, what: str) -> None:
         if self.progress is not None:
             self.progress(done, total, what)
+
+    def _permitted(self, region: Region, plan: Plan) -> bool:
+        return not self.options.frugal or frugal(region, plan, self.pricer)
 
     def _holds(self, region: Region, plan: Plan) -> bool:
         """Whether the element types hold the constants that a plan makes of these weights."""

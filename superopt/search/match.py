@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import combinations
 from typing import NamedTuple, cast
 
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
@@ -137,6 +138,23 @@ class Pattern:
             apps = sum(isinstance(t, App) and bool(t.args) for t in postorder(*self.source))  # no literal constants
             found = self._runtime[constant] = (before, after, apps - before)
         return found
+
+    @cached_property
+    def saves(self) -> bool:
+        """Whether both sides are sums, of which the other runs fewer where all variables but one or two are constants:
+        ``x + c + b`` as ``x + (c + b)``, which then goes into the product before it.
+
+        Factors are left to the search: into which weight they go is a choice, and the runtime may fuse them where they
+        are, like GELU's half.
+        """
+        names = tuple(self.tensor_slots)
+        if self.rule.operators != {"Add"}:
+            return False
+        for moving in (*combinations(names, 1), *combinations(names, 2)):
+            fixed = frozenset(names).difference(moving)
+            if fixed and _running(self.target, fixed) < _running(self.source, fixed):
+                return True
+        return False
 
     def sizes(self, values: tuple[AttributeValue, ...]) -> Sizes | None:
         """Sizes and attributes by name for the values of :attr:`registers`, or ``None`` where the rule says no."""

@@ -43,8 +43,9 @@ class Prepared:
     Attributes:
         moves: all of them.
         adjacent: the pairs.
-        shortening: the moves after which fewer operators run, if weights are where weights usually are: few of them
-            apply, each is likely to be a gain, and none makes the graph explode.
+        shortening: the moves after which fewer operators run, if weights are where weights usually are, or because of
+            what is constant at a match (``x + c + b`` of two weights): few of them apply, each is likely to be a gain,
+            and none makes the graph explode.
         parts: the numbers of parts, other than two, that the moves are for.
     """
 
@@ -85,18 +86,21 @@ def prepare(
         patterns.append(side)
         patterns += [parts[number] for parts in lifted if number in parts]
     shortening = tuple(s.pattern for s in patterns if s.shortens)
+    saving = tuple(s.pattern for s in patterns if s.saves and not s.shortens)
     return Prepared(
-        Moves(tuple(s.pattern for s in patterns), prepared.groups), prepared.adjacent, Moves(shortening), tuple(parts)
+        Moves(tuple(s.pattern for s in patterns), prepared.groups), prepared.adjacent,
+        Moves(shortening, (), saving), tuple(parts)
     )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """A side of an instance of a rule, and whether fewer operators run on the other."""
+    """A side of an instance of a rule, and whether fewer operators run on the other: usually, or for some constants."""
 
     pattern: Pattern
     backward: bool
     shortens: bool
+    saves: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +221,7 @@ def _side(
 ) -> _Side:
     pattern = compile_side(rule, source, target, first_round=apart, floats=floats)
     _ = pattern.identity  # kept with the pattern
-    return _Side(pattern, backward, shortens(pattern))
+    return _Side(pattern, backward, shortens(pattern), pattern.saves)
 
 
 def shortens(pattern: Pattern) -> bool:

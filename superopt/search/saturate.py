@@ -27,10 +27,15 @@ __all__ = ["Limits", "Moves", "Outcome", "saturate"]
 
 @dataclass(frozen=True)
 class Moves:
-    """What saturation may do: sides of rules, n-ary merges, and rules whose arity follows the graph's."""
+    """What saturation may do: sides of rules, n-ary merges, and rules whose arity follows the graph's.
+
+    Attributes:
+        saving: sides that are only applied where fewer operators run after it: that depends on what is constant there.
+    """
 
     patterns: tuple[Pattern, ...] = ()
     groups: tuple[GroupMove, ...] = ()
+    saving: tuple[Pattern, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,8 @@ class _Search:
 
     def __init__(self, graph: EGraph, moves: Moves, limits: Limits, seen: set[tuple[object, ...]]) -> None:
         self.graph, self.limits, self.seen = graph, limits, seen
-        patterns = _distinct(moves.patterns)
+        patterns = _distinct((*moves.patterns, *moves.saving))
+        self.saving = frozenset(moves.saving).difference(moves.patterns)
         self.one, self.several, self.first = _nets(patterns)
         self.numbers = _numbers(patterns)
         self.states: dict[Pattern, _Backoff] = {}  # of those found so far: most never are
@@ -188,6 +194,8 @@ class _Search:
         before, after, apart = pattern.runtime(tuple([classes[slots[i]].constant for i in pattern.slots]))
         if after > before and (apart or self._detour(pattern, slots) > self.limits.detours):
             return  # it would take constants apart to make more work at run time, or is such a move itself
+        if after >= before and pattern in self.saving:
+            return  # not here; it may be once something else is known to be constant
         match = match_of(self.graph, pattern, slots, values)
         if match is None or (len(match.roots) > 1 and not independent(self.graph, match.roots)):
             if match is None and not pattern.bounded:

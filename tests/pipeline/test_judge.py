@@ -7,7 +7,8 @@ from statistics import median, quantiles
 
 import pytest
 
-from superopt.pipeline.judge import DOUBT, Comparison, Demand
+from superopt.cost import Demand
+from superopt.pipeline.judge import DOUBT, Comparison
 from superopt.report import Measured
 
 INPUT = Demand(1000, 1000, 10)

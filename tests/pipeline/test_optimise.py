@@ -82,6 +82,28 @@ def test_a_result_that_measures_slower_is_not_returned(monkeypatch: pytest.Monke
     assert any("so the input is returned" in note for note in result.report.notes)
 
 
+def test_where_the_best_modelled_is_slower_what_asks_for_less_of_everything_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first race says slower, the second one faster: the frugal plan is returned, and the report says why."""
+    raced = iter([Measured(1.0, 1.1, 1.1, 7), Measured(1.0, 0.9, 0.9, 7)])
+    monkeypatch.setattr(optimise, "measure", lambda *args, **kwargs: next(raced))
+    asked: list[bool] = []
+
+    def noted(*args: object, **kwargs: object) -> SearchResult:
+        asked.append(args[3].frugal)  # type: ignore[attr-defined]
+        return found(*args, **kwargs)  # type: ignore[arg-type]
+
+    found = optimise.search
+    monkeypatch.setattr(optimise, "search", noted)
+    result = superopt.optimize(branches(), time_limit=None)
+    assert asked == [False, True]
+    assert result.report.status == "improved"
+    assert result.report.measured is not None
+    assert result.report.measured.ratio == 0.9
+    assert any("only what asks for less of everything is tried" in note for note in result.report.notes)
+
+
 def test_an_unknown_operator_is_kept_and_the_rest_is_checked_in_pieces() -> None:
     result = superopt.optimize(branches("Mystery", "com.example"), time_limit=None)
     assert [n.op for n in result.graph.nodes if n.domain] == ["Mystery"]

@@ -94,7 +94,7 @@ def test_moves_that_were_kept_are_those_that_are_made(cache, monkeypatch):
     monkeypatch.setattr(moves, "_made", None)  # not called
     read = moves._of_all(some, float("inf"), None)
     assert [s.pattern.identity for s in read.sides] == [s.pattern.identity for s in made.sides]
-    assert [s.shortens for s in read.sides] == [s.shortens for s in made.sides]
+    assert [(s.shortens, s.saves) for s in read.sides] == [(s.shortens, s.saves) for s in made.sides]
     assert read.adjacent == made.adjacent
     again = moves._lifted(read, 3, float("inf"))
     assert {n: s.pattern.identity for n, s in again.items()} == {n: s.pattern.identity for n, s in lifted.items()}

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from superopt.lab.benchmark.rows import TOOLS, BenchOptions, bench
+from superopt.lab.benchmark.runtimes import RuntimesOptions, compare_runtimes
 
-__all__ = ["TOOLS", "BenchOptions", "bench"]
+__all__ = ["TOOLS", "BenchOptions", "RuntimesOptions", "bench", "compare_runtimes"]

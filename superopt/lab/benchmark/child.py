@@ -9,7 +9,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,12 @@ from superopt.ir.types import DType, TensorType
 from superopt.lab.benchmark.inductor import MARK, compiled
 from superopt.pipeline.optimise import optimize
 from superopt.runtime import reference
+from superopt.runtime.binding import bind
+from superopt.runtime.choice import runtime_named
 from superopt.runtime.ort import make_session
 from superopt.runtime.ort import run as run_session
-from superopt.runtime.race import Bound, bind, circumstances, race_bound
+from superopt.runtime.protocol import Bound
+from superopt.runtime.race import circumstances, race_bound
 from superopt.verifier._feeds import LEVELS
 from superopt.verifier._judgement import Comparison, agrees_with_reals, compare
 from superopt.verifier.differential import make_inputs
@@ -43,16 +46,18 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 def _ours(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """superopt's own defaults, but for the time limit."""
+    """superopt's own defaults, but for the time limit, and for a runtime that is asked for."""
     wall, used = time.monotonic(), _cpu()
-    result = optimize(Path(spec["source"]), time_limit=spec["time_limit"])
+    more = {"runtime": spec["runtime"]} if "runtime" in spec else {}
+    result = optimize(Path(spec["source"]), time_limit=spec["time_limit"], **more)
     seconds, cpu = time.monotonic() - wall, _cpu() - used
     formats.save(result.graph, Path(spec["target"]), force=True)
     found = result.report
     return {
         "seconds": seconds, "cpu_seconds": cpu, "status": found.status, "check": found.check.verdict,
         "rules": {a.rule: a.count for a in found.rules_applied}, "notes": list(found.notes),
-        "nodes": [found.nodes.before, found.nodes.after],
+        "nodes": [found.nodes.before, found.nodes.after], "digest": found.result.digest if found.result else "",
+        "check_reason": found.check.reason,
         "modelled": found.cost.after_us / found.cost.before_us if found.cost.before_us else 1.0,
         "predicted_us": [found.cost.before_us, found.cost.after_us],
         "failures": [f.reason for f in found.check_failures],
@@ -196,6 +201,11 @@ def _race(spec: Mapping[str, Any]) -> dict[str, Any]:
     order = np.random.default_rng(spec["seed"]).permutation(names).tolist()
     made = {name: _bound(paths[name], feeds) for name in order}
     bound = [made[name] for name in names]
+    return _sitting(bound, spec)
+
+
+def _sitting(bound: Sequence[Bound], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What is bound, raced; with rounds enough to say anything, if they take no more than patience allows."""
     run = partial(race_bound, bound, burst=1 if _once(bound[0].step) > _SLOW else 3, threads=1, clock="cpu")
     found = run(rounds=spec["rounds"], time_limit=spec["time_limit"], seed=spec["seed"])
     samples, runs = found.samples, found.runs
@@ -205,13 +215,25 @@ def _race(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"samples": samples, "runs": runs, "circumstances": circumstances(1, "cpu")}
 
 
+def _runtimes(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Times of (graph, runtime) pairs, interleaved, in one sitting: as :func:`_race`, over several runtimes."""
+    original = formats.load(Path(spec["source"]))
+    feeds, _ = _run_original(original, Path(spec["source"]), 0, "normal")
+    pairs: list[tuple[str, str]] = [(path, name) for path, name in spec["pairs"]]
+    made: dict[int, Bound] = {}
+    for place in np.random.default_rng(spec["seed"]).permutation(len(pairs)).tolist():
+        path, name = pairs[place]
+        made[place] = runtime_named(name).load(Path(path), threads=1).bound(feeds)
+    return _sitting([made[place] for place in range(len(pairs))], spec)
+
+
 def _once(step: Callable[[], object]) -> float:
     start = time.perf_counter()
     step()
     return 1e3 * (time.perf_counter() - start)
 
 
-_JOBS = {"ours": _ours, "inductor": _inductor, "judge": _judge, "race": _race}
+_JOBS = {"ours": _ours, "inductor": _inductor, "judge": _judge, "race": _race, "runtimes": _runtimes}
 
 
 def main(job: str, specification: str) -> None:

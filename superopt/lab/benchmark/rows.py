@@ -30,7 +30,7 @@ from superopt.pipeline.optimise import Progress, quiet
 from superopt.rules import load_library
 from superopt.runtime.race import RaceResult, result_of
 
-__all__ = ["BenchOptions", "TOOLS", "bench"]
+__all__ = ["BenchOptions", "TOOLS", "bench", "child_job"]
 
 TOOLS = ("ort", "onnxsim", "onnxslim", "onnxscript", "onnxoptimizer", "inductor")
 _MODULES = {"onnxsim": "onnxsim", "onnxslim": "onnxslim", "onnxscript": "onnxscript", "onnxoptimizer": "onnxoptimizer"}
@@ -56,7 +56,7 @@ class BenchOptions:
     """
 
     tools: tuple[str, ...] = ("ort",)
-    time_limit: float = 45.0
+    time_limit: float = 120.0
     peer_limit: float = 120.0
     race_limit: float = 20.0
     rounds: int = 60
@@ -203,10 +203,21 @@ def _asked(model: _Model, name: str) -> dict[str, Any]:
 
 
 def _job(model: _Model, job: str, spec: Mapping[str, Any], limit: float) -> dict[str, Any]:
-    """One of our own jobs in a process; a crash is its answer."""
-    path = model.folder / f"{job}.json"
+    return child_job(model.folder, job, spec, limit)
+
+
+def child_job(folder: Path, job: str, spec: Mapping[str, Any], limit: float) -> dict[str, Any]:
+    """One of our own jobs in a process; a crash is its answer: ``{"status": "crash" | "timeout", "reason": …}``.
+
+    Args:
+        folder: where it may write.
+        job: its name in :mod:`superopt.lab.benchmark.child`.
+        spec: what it is to do.
+        limit: seconds that it may take.
+    """
+    path = folder / f"{job}.json"
     path.write_text(json.dumps(spec))
-    done = _run([sys.executable, "-m", "superopt.lab.benchmark.child", job, str(path)], limit, model.folder)
+    done = _run([sys.executable, "-m", "superopt.lab.benchmark.child", job, str(path)], limit, folder)
     if "status" in done:
         return done
     answer = json.loads(path.with_suffix(".answer.json").read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from superopt.report.benchmark.page import page
+from superopt.report.benchmark.runtimes import runtimes_table, show_runtimes
 from superopt.report.benchmark.text import document, show
 
-__all__ = ["document", "page", "show"]
+__all__ = ["document", "page", "runtimes_table", "show", "show_runtimes"]

@@ -1,0 +1,128 @@
+"""A machine against a profile: what is timed again, what factors come of it, and that prices follow them."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from superopt.cost import ONNX_RUNTIME_CPU, Profile, RecordedProfile, load_profile
+from superopt.cost.calibration import calibrated, calibration_at_hand, calibration_of, scaled
+from superopt.cost.measure import Timing
+from superopt.cost.model import Racing
+from superopt.cost.question import Question
+from superopt.cost.record import Key
+from superopt.ir.errors import Unsupported
+from superopt.ops.record import NotCovered
+
+NAME = "cpu-epyc-2core"
+STEP = 1.25
+
+
+class Machine:
+    """A device that takes a multiple of what a profile says, give or take some noise, and counts what it is asked."""
+
+    backend = ONNX_RUNTIME_CPU
+    name = "a machine of a test"
+    racing: Racing | None = None
+
+    def __init__(self, profile: Profile, factor: float, noise: float = 0.0, refuses: float = 0.0) -> None:
+        self.known = {r.key.question: r for r in profile.records.values()}
+        self.factor, self.noise, self.refuses, self.asked = factor, noise, refuses, 0
+        self.draw = random.Random(0)
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def key(self, question: Question) -> Key:
+        return question.key
+
+    def time(self, question: Question) -> Timing:
+        self.asked += 1
+        if self.draw.random() < self.refuses:
+            raise Unsupported("not here") if self.asked % 2 else NotCovered("nor alone")
+        ns = self.known[question.key.question].ns * self.factor * self.draw.lognormvariate(0.0, self.noise)
+        return Timing(ns, ns, 0.0)
+
+    def sentinels(self) -> Mapping[str, float]:
+        return {}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path))
+
+
+@pytest.mark.parametrize(("factor", "steps"), [(1.0, 0), (1.1, 0), (0.91, 0), (1.25, 1), (2.0, 3), (0.5, -3)])
+def test_factors_are_the_machines_in_steps(factor: float, steps: int) -> None:
+    profile = load_profile(NAME)
+    found = calibration_of(NAME, profile, Machine(profile, factor))
+    assert found.factors == pytest.approx(dict.fromkeys(("overhead", "arithmetic", "memory"), STEP**steps), rel=1e-5)
+    assert found.measured == pytest.approx(dict.fromkeys(found.factors, factor), rel=1e-3)
+    assert found.sigma < 1e-3
+    assert found.records == 21
+
+
+def test_noise_seldom_changes_a_factor() -> None:
+    """Records scatter by a tenth; of twenty calibrations all but a few agree, and none is further than a step."""
+    profile = load_profile(NAME)
+    machine = Machine(profile, 2.0, noise=0.1)
+    found = [calibration_of(NAME, profile, machine).factors["arithmetic"] for _ in range(20)]
+    usual = STEP**3
+    assert sum(f == pytest.approx(usual, rel=1e-5) for f in found) >= 17
+    assert all(f == pytest.approx(usual, rel=0.26) for f in found)
+
+
+def test_what_a_runtime_refuses_is_left_out() -> None:
+    profile = load_profile(NAME)
+    found = calibration_of(NAME, profile, Machine(profile, 2.0, refuses=0.5))
+    assert 0 < found.records < 21
+    assert set(found.factors.values()) == {round(STEP**3, 6)}
+
+
+def test_a_machine_is_measured_once() -> None:
+    profile = load_profile(NAME)
+    machine = Machine(profile, 2.0)
+    assert calibration_at_hand(NAME, profile, machine) is None
+    first = calibrated(NAME, profile, machine)
+    asked = machine.asked
+    assert calibrated(NAME, profile, machine) == first == calibration_at_hand(NAME, profile, machine)
+    assert machine.asked == asked == 21
+    machine.name = "another machine"
+    assert calibration_at_hand(NAME, profile, machine) is None
+
+
+def test_prices_follow_the_factors() -> None:
+    profile = load_profile(NAME)
+    twice = calibration_of(NAME, profile, Machine(profile, STEP**3))
+    there, here = RecordedProfile(profile), RecordedProfile(scaled(profile, twice))
+    records = random.Random(1).sample(sorted(profile.records), 50)
+    for text in records:
+        key = profile.records[text].key
+        assert here._answers[key.question].ns == pytest.approx(there._answers[key.question].ns * STEP**3, rel=1e-5)
+    peaks = here.peaks(), there.peaks()
+    assert peaks[0] is not None
+    assert peaks[1] is not None
+    assert peaks[0].flops_per_second == pytest.approx(peaks[1].flops_per_second / STEP**3, rel=1e-5)
+    assert here.digest != there.digest
+    same = calibration_of(NAME, profile, Machine(profile, 1.0))
+    assert scaled(profile, same) is profile
+
+
+def test_the_list_says_how_this_machine_compares() -> None:
+    command = [sys.executable, "-m", "superopt.cli", "profile", "--list", "--json"]
+    before = json.loads(subprocess.run([*command, "-"], capture_output=True, check=True).stdout)
+    assert [row["calibration"] for row in before["profiles"]] == [None] * len(before["profiles"])
+    model = Path(__file__).parents[2] / "corpus" / "tiny" / "deep_linear.json"
+    subprocess.run([sys.executable, "-m", "superopt.cli", "optimize", str(model)], capture_output=True, check=True)
+    after = json.loads(subprocess.run([*command, "-"], capture_output=True, check=True).stdout)
+    assert any(set(row["calibration"]["factors"]) == {"overhead", "arithmetic", "memory"} for row in after["profiles"])
+    shown = subprocess.run([*command[:-1]], capture_output=True, check=True, text=True).stdout
+    assert "this machine against" in shown
+    assert "arithmetic ×" in shown

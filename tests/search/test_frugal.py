@@ -1,0 +1,42 @@
+"""Searches that take only what asks for less of everything."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from graphs import assert_equivalent, f32, graph, op, weight
+from roofline import Roofline
+
+from superopt.ir.graph import Graph
+from superopt.rules import load_library
+from superopt.search import SearchOptions, search
+
+
+def sums() -> Graph:
+    """Two products of one input that are summed: one product of the summed weights asks for less of everything."""
+    nodes = [op("MatMul", "a", "x", "u"), op("MatMul", "b", "x", "v"), op("Add", "y", "a", "b")]
+    return graph({"x": f32(32, 64)}, ["y"], [weight("u", 64, 64), weight("v", 64, 64)], nodes)
+
+
+def siblings() -> Graph:
+    """Products of one input: one product and a Split are fewer kernels, but move more bytes."""
+    nodes = [op("MatMul", f"a{i}", "x", f"w{i}") for i in range(4)] + [op("Tanh", f"y{i}", f"a{i}") for i in range(4)]
+    weights = [weight(f"w{i}", 64, 64) for i in range(4)]
+    return graph({"x": f32(16, 64)}, [f"y{i}" for i in range(4)], weights, nodes)
+
+
+@pytest.mark.parametrize(("model", "taken"), [(sums, True), (siblings, False)])
+def test_only_what_asks_for_less_of_everything_is_taken(model, taken):
+    before = model()
+    found = search(before, load_library().admitted, Roofline(), SearchOptions(frugal=True, cache=False, least_gain=0.0))
+    assert (found.graph is not before) == taken
+    assert Counter(n.op for n in found.graph.nodes)["MatMul"] == (1 if taken else 4)
+    if taken:
+        assert_equivalent(before, found.graph)
+
+
+def test_the_other_search_merges_siblings():
+    before = siblings()
+    found = search(before, load_library().admitted, Roofline(), SearchOptions(cache=False, least_gain=0.0))
+    assert Counter(n.op for n in found.graph.nodes)["MatMul"] == 1
