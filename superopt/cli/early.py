@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]  # of signal, without its enum: a Ctrl-C may fall in that
 import os
+import sys
 from _collections_abc import Callable  # which os has loaded
 
 __all__ = ["CLOSED", "begin", "done", "interrupted", "quit_at_once"]
@@ -40,6 +41,7 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _seen: list[int] = []
 _ending: list[object] = []
 _main = os.getpid()
+_hook = sys.excepthook
 
 
 def _interrupt(number: int, _: object) -> None:
@@ -75,8 +77,18 @@ def begin() -> None:
 
 
 def done() -> None:
-    """From here on they raise KeyboardInterrupt, so that temporary files go and the best so far is kept."""
+    """From here on they raise KeyboardInterrupt, so that temporary files go and the best so far is kept.
+
+    Where it is raised before the command has begun, or as it returns, nobody catches it: that is one line, too.
+    """
     _exchange((_quit,), _interrupt)
+    sys.excepthook = _uncaught
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: object) -> None:
+    if kind is KeyboardInterrupt and _seen:
+        _quit()
+    _hook(kind, error, trace)  # type: ignore[arg-type]
 
 
 def quit_at_once(last: bytes, code: int) -> None:
