@@ -19,7 +19,7 @@ Points come from :mod:`superopt.verifier.floating_points`, and grow from the wor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -168,6 +168,7 @@ _SMOOTH = frozenset({
     "exp", "log", "erf", "tanh", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
     "pow", "sqrt",
 })  # fmt: skip
+_UNROUNDED = frozenset({"read", "const", "neg", "abs", "max", "min", "to_type"})
 _LOGICAL = frozenset({
     "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Equal", "Not", "And", "Or", "Xor", "IsNaN", "IsInf", "ArgMax",
     "ArgMin", "Shape", "Size", "NonZero",
@@ -298,7 +299,31 @@ class Look:
     site: Site
     number: int
     form: Format
-    tables: tuple[Against, Against]
+    tables: tuple[Against, ...] = ()
+
+    def against(self, batch: Points, *, backward: bool) -> Iterator[tuple[Points, Judged]]:
+        """Of each result the points that may be against a direction, as they stand if no variable is rounded.
+
+        How sensitive a result is to its variables is looked at there only: elsewhere it excuses nothing.
+        """
+        nodes, form = self.site.program.nodes, self.form
+        pairs = [self.site.pairs[i][:: -1 if backward else 1] for i in self.site.different]
+        count = next((a.shape[1] for a in batch.values()), 1)
+        floats = kernel_values(nodes, cone(nodes, (n for pair in pairs for n in pair)), batch, form.dtype)
+        wide = wide_values(nodes, cone(nodes, (source for source, _ in pairs)), batch, form)
+        for source, target in pairs:
+            first = judged(
+                _wide(floats[source], count), _wide(floats[target], count), _wide(wide.values[source], count),
+                _wide(wide.errors[source], count), np.zeros((0, count)), form, self._roundings(source),
+                np.zeros(count, bool),
+            )  # fmt: skip
+            chosen = np.flatnonzero(~(first.error <= FACTOR * first.allowance) | first.deliberate)
+            if chosen.size:
+                values = {n: _at(v, chosen) for n, v in wide.values.items()}
+                there = Wide(values, {n: _at(e, chosen) for n, e in wide.errors.items()})
+                results = {n: _at(v, chosen) for n, v in floats.items()}
+                found = self._direction(source, target, results, there, chosen.size)
+                yield {n: a[:, chosen] for n, a in batch.items()}, found
 
     def at(self, batch: Points) -> Array:
         """Note the points that are against a direction; scores of all: [direction and allowance, point]."""
@@ -326,12 +351,16 @@ class Look:
         sens = sensitivities(nodes, below, wide, source)
         names = tuple(self.site.counts)
         each = np.stack([_wide(sens.get(n, np.zeros(())), count) for n in names]) if names else np.zeros((0, count))
-        roundings = sum(nodes[n][0] not in ("read", "const", "neg", "abs", "max", "min", "to_type") for n in below)
         return judged(
             _wide(floats[source], count), _wide(floats[target], count), _wide(wide.values[source], count),
-            _wide(wide.errors[source], count), each, form, 2.0 + roundings,
+            _wide(wide.errors[source], count), each, form, self._roundings(source),
             _lost(nodes, below, floats, wide, form, count),
         )  # fmt: skip
+
+    def _roundings(self, source: int) -> float:
+        """How many roundings a side makes, and two."""
+        nodes = self.site.program.nodes
+        return 2.0 + sum(nodes[n][0] not in _UNROUNDED for n in cone(nodes, [source]))
 
     def by_runtime(self, batch: Points) -> None:
         """The same, with what ONNX Runtime computes in the place of the model of kernels."""
@@ -367,6 +396,10 @@ class Look:
 
 def _wide(array: Array, count: int) -> Array:
     return np.broadcast_to(np.asarray(array), (count,))
+
+
+def _at(array: Array, chosen: Array) -> Array:
+    return array[chosen] if array.ndim else array
 
 
 def _lost(

@@ -165,6 +165,7 @@ def wide_values(nodes: Sequence[Node], order: Sequence[int], inputs: Inputs, for
     """Every node precisely, with what the rounding of the operations up to it may add up to."""
     values: dict[int, Array] = {}
     errors: dict[int, Array] = {}
+    sizes: dict[int, Array] = {}
     zero = np.zeros(())
     with np.errstate(all="ignore"):
         for number in order:
@@ -177,16 +178,18 @@ def wide_values(nodes: Sequence[Node], order: Sequence[int], inputs: Inputs, for
                 errors[number] = zero if exact else abs(values[number].astype(np.float64)) * _INNER
             else:
                 given = [values[a] for a in args]
-                errors_given = [errors[a] for a in args]
-                values[number], errors[number] = _step_with_error(name, given, errors_given, nodes, args, form)
+                for a in args:
+                    if a not in sizes:
+                        sizes[a] = np.abs(values[a]).astype(np.float64)
+                beside = [sizes[a] for a in args], [errors[a] for a in args]
+                values[number], errors[number] = _step_with_error(name, given, *beside, nodes, args, form)
     return Wide(values, errors)
 
 
 def _step_with_error(
-    name: str, args: Sequence[Array], errors: Sequence[Array], nodes: Sequence[Node], numbers: Sequence[int],
-    form: Format,
+    name: str, args: Sequence[Array], sizes: Sequence[Array], errors: Sequence[Array], nodes: Sequence[Node],
+    numbers: Sequence[int], form: Format,
 ) -> tuple[Array, Array]:  # fmt: skip
-    sizes = [np.abs(a).astype(np.float64) for a in args]
     match name:
         case "to_type":
             if form.dtype == DType.FLOAT32:

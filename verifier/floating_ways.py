@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from superopt.verifier.floating import Site
     from superopt.verifier.floating_judged import Judged
 
-__all__ = ["Against", "finished", "holding", "verdict_of"]
+__all__ = ["Against", "finished", "verdict_of"]
 
 Array = np.ndarray[Any, Any]
 # Windows that are tried: a coarse ladder, so that one point more or less seldom moves the result.
@@ -155,23 +155,6 @@ def verdict_of(table: Against, form: Format, sites: Sequence[Site]) -> FloatVerd
         "conditional" if ways else "unsafe", ways, moderate=not table.nonfinite, specials=specials, ratio=ratio,
         worst=worst,
     )  # fmt: skip
-
-
-def holding(table: Against, way: Way) -> float:
-    """The largest error noted where a way's windows hold, in the allowances that it leaves; 0 where none is."""
-    worst = 0.0
-    named = (*table.names, *table.attributes)
-    for error, allowance, units, low, high in table.rows:
-        inside = np.ones(error.shape, bool)
-        for name, (first, last) in way.window.items():
-            if name in named:
-                place = named.index(name)
-                inside &= (low[place] >= first) & (high[place] <= last)
-        chosen = [table.names.index(n) for n in way.rounded if n in table.names]
-        with np.errstate(all="ignore"):
-            ratio = error / (allowance + units[chosen].sum(axis=0))
-        worst = max(worst, float(np.nan_to_num(ratio[inside], nan=np.inf, posinf=np.inf).max(initial=0.0)))
-    return worst
 
 
 def finished(verdict: FloatVerdict, dtype: DType, names: Sequence[str]) -> FloatVerdict:

@@ -13,8 +13,8 @@ from superopt.rules.floats import FloatVerdict, Way, float_key
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
 from superopt.verifier.floating import examine, sites_of
+from superopt.verifier.floating_law import breaches, directions_used
 from superopt.verifier.floating_points import drawn, exponents
-from superopt.verifier.floating_record import breaches, directions_used
 from superopt.verifier.floating_values import FORMATS, cone, kernel_values, rounded, wide_values
 
 
