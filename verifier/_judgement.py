@@ -65,7 +65,8 @@ class Moves:
         inputs: outputs with the inputs and small weights moved by a few units in the last place.
         inside: outputs with every rounded intermediate moved so; empty where that cannot be run.
         optimised: the output with the runtime's optimisations on, if asked for.
-        tiny: values are near the smallest numbers, where rounding is absolute: either kind's move counts.
+        tiny: values are near the smallest numbers, where rounding is absolute: a unit of an input may be half of it,
+            which explains everything, so only what moved inside counts.
     """
 
     inputs: Sequence[np.ndarray]
@@ -75,9 +76,9 @@ class Moves:
 
     def largest(self, old: np.ndarray) -> np.ndarray:
         """By element: the smaller of the two kinds' largest moves, or the optimiser's where that is larger."""
-        kinds = [_farthest(old, k) for k in (self.inputs, self.inside) if k]
-        least = np.maximum if self.tiny else np.minimum
-        moved: np.ndarray = least.reduce(kinds) if kinds else np.zeros(old.shape)
+        runs = [self.inside] if self.tiny and self.inside else [self.inputs, self.inside]
+        kinds = [_farthest(old, k) for k in runs if k]
+        moved: np.ndarray = np.minimum.reduce(kinds) if kinds else np.zeros(old.shape)
         if self.optimised is not None and self.optimised.shape == old.shape:
             moved = np.maximum(moved, _distance(old, self.optimised))
         return moved

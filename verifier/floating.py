@@ -19,7 +19,7 @@ Points come from :mod:`superopt.verifier.floating_points`, and grow from the wor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -36,7 +36,7 @@ from superopt.rules.floats import UNKNOWN, Directions, FloatVerdict
 from superopt.rules.rule import Rule
 from superopt.rules.typing import instances, types_of
 from superopt.verifier.exact import Trial, trial_at
-from superopt.verifier.floating_judged import FACTOR, Judged, judged
+from superopt.verifier.floating_judged import FACTOR, Judged, judged, plain
 from superopt.verifier.floating_points import (
     Points,
     confined,
@@ -103,6 +103,11 @@ class Site:
     def meant(self, batch: Points) -> Points:
         """The points as the operators' documentation lets them be."""
         return {n: np.abs(a) if n in self.variances else a for n, a in batch.items()}
+
+    def shown(self, batch: Points, at: int) -> dict[str, object]:
+        """A point, as JSON data: the first elements of each variable, the sizes and the attributes."""
+        point = self.trial.point
+        return {"sizes": {**point.sizes, **point.reals}} | {n: list(map(plain, a[:8, at])) for n, a in batch.items()}
 
     @property
     def different(self) -> list[int]:
@@ -381,6 +386,28 @@ class Look:
                 found = self._direction(source, target, sides, wide, count).with_own_error()
                 table.note(found, batch, self.number, self.site.attributes, self.form, "ONNX Runtime")
 
+    def kernels(self, batch: Points, directions: Iterable[bool]) -> Iterator[tuple[bool, Judged]]:
+        """What ONNX Runtime's kernels of the type make of directions, with what the source is really off by allowed.
+
+        Nothing where the runtime has no such kernels, or where the type does not hold the constants as float32 does.
+        """
+        nodes, form = self.site.program.nodes, self.form
+        pairs = [self.site.pairs[i] for i in self.site.different]
+        order = cone(nodes, (n for pair in pairs for n in pair))
+        if form.dtype == DType.FLOAT64 and any(_is_long(nodes[n]) for n in order):
+            return
+        made = runtime_results(self.site, batch, dtype=form.dtype)
+        if made is None:
+            return
+        count = next(a.shape[1] for a in batch.values())
+        floats = kernel_values(nodes, order, batch, DType.FLOAT32)
+        wide = wide_values(nodes, order, batch, form)
+        for place, (left, right) in enumerate(pairs):
+            sides = {**floats, left: made[0][place], right: made[1][place]}
+            for backward in directions:
+                source, target = (right, left) if backward else (left, right)
+                yield backward, self._direction(source, target, sides, wide, count).with_own_error()
+
     def at_specials(self, batch: Points) -> None:
         """What an infinity or ``nan`` among the operands does to each side."""
         batch = self.site.meant(batch)
@@ -392,6 +419,11 @@ class Look:
             for backward, table in enumerate(self.tables):
                 source, target = (_wide(floats[n], count) for n in (pair[::-1] if backward else pair))
                 table.special(source, target)
+
+
+def _is_long(node: Node) -> bool:
+    """Whether a constant is one that float32 rounds."""
+    return bool(node[0] == "const" and float(np.float32(float(node[1]))) != node[1])
 
 
 def _wide(array: Array, count: int) -> Array:

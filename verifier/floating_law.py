@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from superopt.ir.terms import Var
 from superopt.ir.types import DType
-from superopt.rules.floats import Directions, Way, float_key
+from superopt.rules.floats import Directions, Way, float_key, verdict_in
 from superopt.rules.library import Library
 from superopt.rules.rule import Rule
 from superopt.verifier.floating import Look, Site, sites_of
 from superopt.verifier.floating_judged import FACTOR, Judged
+from superopt.verifier.floating_kernels import RUN_TYPES, kernel_points
 from superopt.verifier.floating_points import Points, confined, drawn, exponents
 from superopt.verifier.floating_values import FORMATS, Format
 
@@ -24,6 +25,7 @@ __all__ = ["Breach", "breaches", "check_all", "directions_used"]
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int, str], None]
 Window = Mapping[str, tuple[int, int]]
+Worst = tuple[float, Mapping[str, object]]  # an error, and the point at which it is, as JSON data
 _BATCH = 8192  # points that are evaluated at once
 
 
@@ -35,20 +37,25 @@ def directions_used(rule: Rule) -> list[bool]:
 
 @dataclass(frozen=True)
 class Breach:
-    """A point against a direction although its recorded conditions hold there."""
+    """A point against a direction although its recorded conditions hold there.
+
+    ``error`` is in the allowances that the condition leaves; ``point`` is JSON data.
+    """
 
     rule: str
     backward: bool
     dtype: str
     way: Way
     error: float
+    point: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     def as_data(self) -> dict[str, object]:
         """As JSON data."""
         direction = "backward" if self.backward else "forward"
         error = self.error if np.isfinite(self.error) else None
         return {
-            "rule": self.rule, "direction": direction, "type": self.dtype, "error": error, "condition": str(self.way)
+            "rule": self.rule, "direction": direction, "type": self.dtype, "error": error, "condition": str(self.way),
+            "point": dict(self.point),
         }  # fmt: skip
 
 
@@ -56,6 +63,8 @@ def breaches(
     rule: Rule, verdicts: Directions, *, seed: int, points: int, dtypes: Iterable[DType] = FORMATS
 ) -> list[Breach]:  # fmt: skip
     """What points of another seed find against the conditions of a rule's directions that ``standard`` uses.
+
+    Besides, ONNX Runtime runs both sides at some hundred points around 1, in float32 and in float64.
 
     Args:
         rule: a rule.
@@ -70,16 +79,21 @@ def breaches(
     for dtype in dtypes if sites else ():
         asked = [(b, w) for b in directions_used(rule) for w in _ways(verdicts, dtype, backward=b)]
         worst = _worst(asked, sites, FORMATS[dtype], rng, points)
-        found += [
-            Breach(rule.id, b, str(dtype), w, e) for (b, w), e in zip(asked, worst, strict=True) if e > FACTOR
-        ]  # fmt: skip
+        found += _broken(rule, dtype, asked, worst)
+    for dtype in RUN_TYPES if sites else ():
+        asked = [(b, w) for b in directions_used(rule) for w in _ways(verdicts, dtype, backward=b)]
+        found += _broken(rule, dtype, asked, _worst_run(asked, sites, dtype, rng))
     return found
 
 
+def _broken(rule: Rule, dtype: DType, asked: Sequence[tuple[bool, Way]], worst: Sequence[Worst]) -> list[Breach]:
+    found = zip(asked, worst, strict=True)
+    return [Breach(rule.id, b, str(dtype), w, e, point) for (b, w), (e, point) in found if e > FACTOR]
+
+
 def _ways(verdicts: Directions, dtype: DType, *, backward: bool) -> tuple[Way, ...]:
-    by_type = verdicts.get("backward" if backward else "forward", {})
-    verdict = by_type.get(str(dtype)) or by_type.get("any")
-    return verdict.ways_in("standard") if verdict is not None else ()
+    verdict = verdict_in(verdicts.get("backward" if backward else "forward", {}), dtype)
+    return verdict.ways_in("standard")
 
 
 def check_all(
@@ -104,12 +118,12 @@ def _checked(task: tuple[Rule, Directions, int, int]) -> list[Breach]:
 
 def _worst(
     asked: Sequence[tuple[bool, Way]], sites: Sequence[Site], form: Format, rng: np.random.Generator, points: int
-) -> list[float]:  # fmt: skip
+) -> list[Worst]:  # fmt: skip
     """The largest error of each condition, in the allowances that it leaves, at points inside its windows.
 
     Conditions with the same window see the same points, and no side is evaluated twice at one.
     """
-    worst = [0.0] * len(asked)
+    worst: list[Worst] = [(0.0, {})] * len(asked)
     windows: dict[tuple[tuple[str, tuple[int, int]], ...], list[int]] = {}
     for number, (_, way) in enumerate(asked):
         windows.setdefault(tuple(sorted(way.window.items())), []).append(number)
@@ -125,8 +139,20 @@ def _worst(
                 sources = {asked[n][0] for n in numbers}
                 for backward, points_there, found in _suspects(site, place, form, batch, sources):
                     for number in (n for n in numbers if asked[n][0] == backward):
-                        error = _error(asked[number][1], found, points_there, site)
-                        worst[number] = max(worst[number], error)
+                        worst[number] = _worse(worst[number], asked[number][1], found, points_there, site)
+    return worst
+
+
+def _worst_run(
+    asked: Sequence[tuple[bool, Way]], sites: Sequence[Site], dtype: DType, rng: np.random.Generator
+) -> list[Worst]:  # fmt: skip
+    """The largest error of each condition at points around 1, as ONNX Runtime's kernels of a type make it."""
+    worst: list[Worst] = [(0.0, {})] * len(asked)
+    directions = sorted({b for b, _ in asked})
+    for site, backward, batch, found in kernel_points(sites, dtype, rng, directions) if asked else ():
+        for number, (of, way) in enumerate(asked):
+            if of == backward and _attributes_inside(site, way.window):
+                worst[number] = _worse(worst[number], way, found, batch, site, by="ONNX Runtime")
     return worst
 
 
@@ -139,8 +165,8 @@ def _suspects(
         yield from ((backward, *found) for found in look.against(batch, backward=backward))
 
 
-def _error(way: Way, found: Judged, batch: Points, site: Site) -> float:
-    """The largest error in allowances where a way's windows hold; 0 where none is."""
+def _worse(before: Worst, way: Way, found: Judged, batch: Points, site: Site, **more: object) -> Worst:
+    """The largest error in allowances where a way's windows hold, if it is larger than one before, and its point."""
     low, high = exponents(batch)
     names = list(site.counts)
     inside = np.ones(found.error.shape, bool)
@@ -148,11 +174,15 @@ def _error(way: Way, found: Judged, batch: Points, site: Site) -> float:
         if name in names:
             number = names.index(name)
             inside &= (low[number] >= first) & (high[number] <= last)
+    if not inside.any():
+        return before
     rounded = [names.index(n) for n in way.rounded if n in names]
     error = np.where(found.deliberate, np.inf, found.error)
     with np.errstate(all="ignore"):
         ratio = error / (found.allowance + found.units[rounded].sum(axis=0))
-    return float(np.nan_to_num(ratio[inside], nan=np.inf, posinf=np.inf).max(initial=0.0))
+    ratio = np.where(inside, np.nan_to_num(ratio, nan=np.inf, posinf=np.inf), 0.0)
+    at = int(np.argmax(ratio))
+    return (float(ratio[at]), {**found.shown(at), **site.shown(batch, at), **more}) if ratio[at] > before[0] else before
 
 
 def _attributes_inside(site: Site, window: Window) -> bool:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from superopt.ir.types import DType
-from superopt.rules.floats import FLOATS, Directions, FloatVerdict, Way, float_key, row_of, write_floats
+from superopt.rules.floats import FLOATS, Directions, FloatVerdict, Way, float_key, row_of, verdict_in, write_floats
 from superopt.rules.library import BUILT_IN, Library, load_library
 from superopt.rules.rule import Rule
-from superopt.verifier.floating import examine
+from superopt.verifier.floating import examine, sites_of
+from superopt.verifier.floating_kernels import with_kernels_specials
 from superopt.verifier.floating_law import Breach, breaches, directions_used
 from superopt.verifier.floating_values import FORMATS
 
@@ -21,7 +22,7 @@ __all__ = ["Census", "census", "record", "settled"]
 
 Progress = Callable[[int, int, str], None]
 _NARROWEST = {DType.FLOAT32: (-24, 24), DType.BFLOAT16: (-24, 24)}  # about GENEROUS
-_OTHER_SEED, _OTHER_POINTS = 1, 400  # of the points that a verdict has to stand before it is recorded
+_OTHER_SEEDS, _OTHER_POINTS = (1, 4), 16_384  # of the points that a verdict has to stand before it is recorded
 
 
 def record(*, everything: bool = False, workers: int = 2, progress: Progress | None = None) -> int:
@@ -99,13 +100,20 @@ def kind_of(verdict: FloatVerdict) -> str:
 
 def settled(rule: Rule) -> Directions:
     """The verdicts of a rule, once points and sizes of another seed are against none of their conditions."""
-    return held(rule, examine(rule))
+    return held(rule, with_specials(rule, examine(rule)))
+
+
+def with_specials(rule: Rule, found: Directions) -> Directions:
+    """Verdicts with what infinite and NaN operands do in ONNX Runtime."""
+    rng = np.random.default_rng([_OTHER_SEEDS[0], int(float_key(rule)[:8], 16)])
+    return with_kernels_specials(sites_of(rule, rng), found, rng)
 
 
 def held(rule: Rule, found: Directions) -> Directions:
     """Verdicts with conditions narrowed, then left out, where points and sizes of another seed are against them."""
-    while broken := breaches(rule, found, seed=_OTHER_SEED, points=_OTHER_POINTS):
-        found = without(rule, found, broken)
+    for seed in _OTHER_SEEDS:
+        while broken := breaches(rule, found, seed=seed, points=_OTHER_POINTS):
+            found = without(rule, found, broken)
     return found
 
 
@@ -116,15 +124,16 @@ def without(rule: Rule, verdicts: Directions, broken: Sequence[Breach]) -> Direc
     made = {way: dict(by_type) for way, by_type in verdicts.items()}
     for breach in broken:
         by_type = made["backward" if breach.backward else "forward"]
-        verdict = by_type.get(breach.dtype) or by_type["any"]
+        verdict = verdict_in(by_type, DType(breach.dtype))
         ways = []
         for way in verdict.ways or (Way(),):
             broke = replace(way, finite=breach.way.finite) == breach.way
             kept = _narrower(way, DType(breach.dtype), names) if broke else way
             ways += [] if kept is None else [kept]
         by_type[breach.dtype] = replace(
-            verdict, verdict="conditional" if ways else "unsafe", ways=tuple(ways), exact=False
-        )
+            verdict, verdict="conditional" if ways else "unsafe", ways=tuple(ways), exact=False,
+            worst=verdict.worst or breach.point,
+        )  # fmt: skip
     return made
 
 

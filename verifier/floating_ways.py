@@ -11,6 +11,7 @@ import numpy as np
 
 from superopt.ir.types import DType
 from superopt.rules.floats import GENEROUS, UNKNOWN, FloatVerdict, Way
+from superopt.verifier.floating_judged import plain
 from superopt.verifier.floating_points import Points, exponents
 from superopt.verifier.floating_values import Format
 
@@ -106,15 +107,8 @@ class Against:
         if score[at] <= self.worst[0]:
             return
         place = int(bad[at])
-        kind = (
-            "the source rounds on purpose" if found.deliberate[place]
-            else "nan" if np.isnan(found.target[place]) else "overflow" if np.isinf(found.target[place])
-            else "underflow" if found.target[place] == 0 else "accuracy"
-        )  # fmt: skip
-        worst: dict[str, Any] = {"what": kind, "site": site}
-        worst |= {n: [_short(v) for v in a[:, place][:8]] for n, a in batch.items()}
-        worst |= {k: _short(v[place]) for k, v in (("source", found.source), ("target", found.target))}
-        worst["exact"] = _short(float(found.exact[place]))
+        worst: dict[str, Any] = {"site": site, **found.shown(place)}
+        worst |= {n: list(map(plain, a[:8, place])) for n, a in batch.items()}
         if why:
             worst["by"] = why
         self.worst = (float(score[at]), worst)
@@ -130,11 +124,6 @@ class Against:
         both = np.isinf(source) & np.isinf(target)
         if (both & (np.sign(source) != np.sign(target))).any():
             self.specials.add("another infinity")
-
-
-def _short(value: float) -> float | str:
-    number = float(value)
-    return number if np.isfinite(number) else str(number)
 
 
 def verdict_of(table: Against, form: Format, sites: Sequence[Site]) -> FloatVerdict:
