@@ -431,7 +431,7 @@ def _wide(array: Array, count: int) -> Array:
 
 
 def _at(array: Array, chosen: Array) -> Array:
-    return array[chosen] if array.ndim else array
+    return array if array.size == 1 else array[chosen]  # a constant is the same everywhere
 
 
 def _lost(
