@@ -78,7 +78,10 @@ def judged(
         allowance = bound + size * form.unit + form.tiny
         off = np.abs(target.astype(np.longdouble) - exact).astype(np.float64)
         own = np.abs(source.astype(np.longdouble) - exact).astype(np.float64)
-        off = np.where(np.isfinite(target), off, np.inf)
+        # an infinity is right where the exact result rounds to it, and where the source's own rounding may get there
+        short = np.maximum(form.largest * (1.0 + form.unit / 2) - size, 0.0)
+        reached = np.isinf(target) & (np.sign(target) == np.sign(exact)) & (short <= FACTOR * allowance)
+        off = np.where(np.isfinite(target), off, np.where(reached, short, np.inf))
         known = np.isfinite(exact) & np.isfinite(bound)
         fine = known & np.isfinite(source)
         # a source that leaves the range: the target may be anything but nan. Where the exact result is infinite

@@ -13,6 +13,7 @@ from superopt.rules.floats import FloatVerdict, Way, float_key, verdict_in
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
 from superopt.verifier.floating import examine, sites_of
+from superopt.verifier.floating_judged import FACTOR, judged
 from superopt.verifier.floating_law import breaches, directions_used
 from superopt.verifier.floating_points import drawn, exponents
 from superopt.verifier.floating_record import with_specials, without
@@ -130,6 +131,15 @@ def test_kernels_that_choose_must_agree_at_infinities_and_nan() -> None:
         assert by_type["any"].ways_in("standard") == ()
     turned = "GlobalMaxPool(Transpose(x, perm=[0, 1, 3, 2])) = GlobalMaxPool(x)"
     assert with_specials(rule(turned, {"x": "f[b, c, h, w]"}), SAFE) == SAFE
+
+
+def test_an_infinity_is_right_where_the_exact_result_rounds_to_it() -> None:
+    form, none = FORMATS[DType.FLOAT16], np.zeros(3)
+    exact = np.array([65524.0, 65524.0, 65000.0], np.longdouble)  # from 65,520 on float16 rounds to infinity
+    target = np.array([np.inf, -np.inf, np.inf], np.float32)
+    source = np.array([65504.0, 65504.0, 65000.0], np.float32)
+    found = judged(source, target, exact, none, np.zeros((0, 3)), form, 2.0, np.zeros(3, bool))
+    assert (found.error <= FACTOR * found.allowance).tolist() == [True, False, False]
 
 
 def test_kernels_of_float64_have_a_say_of_their_own() -> None:
