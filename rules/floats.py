@@ -24,7 +24,7 @@ from superopt.rules.typing import meaning_digest
 
 __all__ = [
     "FLOATS", "GENEROUS", "METHOD", "MODES", "UNKNOWN", "Directions", "FloatVerdict", "Floats", "Way", "float_key",
-    "read_floats", "row_of", "write_floats",
+    "read_floats", "row_of", "verdict_in", "write_floats",
 ]  # fmt: skip
 
 FLOATS = "floats.json"
@@ -174,15 +174,20 @@ class Floats:
         return hashlib.sha256(f"{self.mode} {rows}".encode()).hexdigest()
 
     def verdict(self, rule: Rule, *, backward: bool, dtype: DType) -> FloatVerdict:
-        """Of a direction in a type; float64 is as float32, whose windows are the narrower ones."""
-        found = self.store.get(float_key(rule), {}).get("backward" if backward else "forward", {})
-        asked = str(DType.FLOAT32 if dtype == DType.FLOAT64 else dtype)
-        return found.get(asked) or found.get("any", UNKNOWN)
+        """Of a direction in a type."""
+        return verdict_in(self.store.get(float_key(rule), {}).get("backward" if backward else "forward", {}), dtype)
 
     def ways(self, rule: Rule, *, backward: bool) -> dict[DType, tuple[Way, ...]]:
         """What the mode wants of a match of a direction, by element type."""
         types = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64)
         return {d: self.verdict(rule, backward=backward, dtype=d).ways_in(self.mode) for d in types}
+
+
+def verdict_in(by_type: Mapping[str, FloatVerdict], dtype: DType) -> FloatVerdict:
+    """A direction's verdict in a type: float64 is as float32, whose windows are the narrower ones, unless it has one
+    of its own."""
+    as_single = (DType.FLOAT64, DType.FLOAT32) if dtype == DType.FLOAT64 else (dtype,)
+    return next((by_type[name] for name in (*map(str, as_single), "any") if name in by_type), UNKNOWN)
 
 
 def float_key(rule: Rule) -> str:

@@ -64,11 +64,12 @@ class Moves:
 
     Args:
         old: the output, undisturbed.
-        tiny: values are near the smallest numbers, where rounding is absolute: either kind's move counts.
+        tiny: values are near the smallest numbers, where rounding is absolute: a unit of an input may be half of it,
+            which explains everything, so only what moved inside counts.
     """
 
     def __init__(self, old: np.ndarray, *, tiny: bool = False) -> None:
-        self._old, self._least = old, np.maximum if tiny else np.minimum
+        self._old, self._tiny = old, tiny
         self._kinds: dict[str, np.ndarray] = {}
         self._optimised: np.ndarray | None = None
         self._noise: dict[bool, np.ndarray] = {}
@@ -104,8 +105,9 @@ class Moves:
 
     def largest(self) -> np.ndarray:
         """By element: the smaller of the two kinds' largest moves, or the optimiser's where that is larger."""
-        kinds = list(self._kinds.values())
-        moved: np.ndarray = self._least.reduce(kinds) if kinds else np.zeros(self._old.shape)
+        inside = self._kinds.get("inside")
+        kinds = [inside] if self._tiny and inside is not None else list(self._kinds.values())
+        moved: np.ndarray = np.minimum.reduce(kinds) if kinds else np.zeros(self._old.shape)
         return moved if self._optimised is None else np.maximum(moved, self._optimised)
 
     def noise(self, mixed: bool) -> np.ndarray:

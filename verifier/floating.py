@@ -19,7 +19,7 @@ Points come from :mod:`superopt.verifier.floating_points`, and grow from the wor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -36,7 +36,7 @@ from superopt.rules.floats import UNKNOWN, Directions, FloatVerdict
 from superopt.rules.rule import Rule
 from superopt.rules.typing import instances, types_of
 from superopt.verifier.exact import Trial, trial_at
-from superopt.verifier.floating_judged import FACTOR, Judged, judged
+from superopt.verifier.floating_judged import FACTOR, Judged, judged, plain
 from superopt.verifier.floating_points import (
     Points,
     confined,
@@ -104,6 +104,11 @@ class Site:
         """The points as the operators' documentation lets them be."""
         return {n: np.abs(a) if n in self.variances else a for n, a in batch.items()}
 
+    def shown(self, batch: Points, at: int) -> dict[str, object]:
+        """A point, as JSON data: the first elements of each variable, the sizes and the attributes."""
+        point = self.trial.point
+        return {"sizes": {**point.sizes, **point.reals}} | {n: list(map(plain, a[:8, at])) for n, a in batch.items()}
+
     @property
     def different(self) -> list[int]:
         """The pairs that are not the same operations; a few of them."""
@@ -168,6 +173,7 @@ _SMOOTH = frozenset({
     "exp", "log", "erf", "tanh", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
     "pow", "sqrt",
 })  # fmt: skip
+_UNROUNDED = frozenset({"read", "const", "neg", "abs", "max", "min", "to_type"})
 _LOGICAL = frozenset({
     "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Equal", "Not", "And", "Or", "Xor", "IsNaN", "IsInf", "ArgMax",
     "ArgMin", "Shape", "Size", "NonZero",
@@ -298,7 +304,31 @@ class Look:
     site: Site
     number: int
     form: Format
-    tables: tuple[Against, Against]
+    tables: tuple[Against, ...] = ()
+
+    def against(self, batch: Points, *, backward: bool) -> Iterator[tuple[Points, Judged]]:
+        """Of each result the points that may be against a direction, as they stand if no variable is rounded.
+
+        How sensitive a result is to its variables is looked at there only: elsewhere it excuses nothing.
+        """
+        nodes, form = self.site.program.nodes, self.form
+        pairs = [self.site.pairs[i][:: -1 if backward else 1] for i in self.site.different]
+        count = next((a.shape[1] for a in batch.values()), 1)
+        floats = kernel_values(nodes, cone(nodes, (n for pair in pairs for n in pair)), batch, form.dtype)
+        wide = wide_values(nodes, cone(nodes, (source for source, _ in pairs)), batch, form)
+        for source, target in pairs:
+            first = judged(
+                _wide(floats[source], count), _wide(floats[target], count), _wide(wide.values[source], count),
+                _wide(wide.errors[source], count), np.zeros((0, count)), form, self._roundings(source),
+                np.zeros(count, bool),
+            )  # fmt: skip
+            chosen = np.flatnonzero(~(first.error <= FACTOR * first.allowance) | first.deliberate)
+            if chosen.size:
+                values = {n: _at(v, chosen) for n, v in wide.values.items()}
+                there = Wide(values, {n: _at(e, chosen) for n, e in wide.errors.items()})
+                results = {n: _at(v, chosen) for n, v in floats.items()}
+                found = self._direction(source, target, results, there, chosen.size)
+                yield {n: a[:, chosen] for n, a in batch.items()}, found
 
     def at(self, batch: Points) -> Array:
         """Note the points that are against a direction; scores of all: [direction and allowance, point]."""
@@ -326,12 +356,16 @@ class Look:
         sens = sensitivities(nodes, below, wide, source)
         names = tuple(self.site.counts)
         each = np.stack([_wide(sens.get(n, np.zeros(())), count) for n in names]) if names else np.zeros((0, count))
-        roundings = sum(nodes[n][0] not in ("read", "const", "neg", "abs", "max", "min", "to_type") for n in below)
         return judged(
             _wide(floats[source], count), _wide(floats[target], count), _wide(wide.values[source], count),
-            _wide(wide.errors[source], count), each, form, 2.0 + roundings,
+            _wide(wide.errors[source], count), each, form, self._roundings(source),
             _lost(nodes, below, floats, wide, form, count),
         )  # fmt: skip
+
+    def _roundings(self, source: int) -> float:
+        """How many roundings a side makes, and two."""
+        nodes = self.site.program.nodes
+        return 2.0 + sum(nodes[n][0] not in _UNROUNDED for n in cone(nodes, [source]))
 
     def by_runtime(self, batch: Points) -> None:
         """The same, with what ONNX Runtime computes in the place of the model of kernels."""
@@ -352,6 +386,28 @@ class Look:
                 found = self._direction(source, target, sides, wide, count).with_own_error()
                 table.note(found, batch, self.number, self.site.attributes, self.form, "ONNX Runtime")
 
+    def kernels(self, batch: Points, directions: Iterable[bool]) -> Iterator[tuple[bool, Judged]]:
+        """What ONNX Runtime's kernels of the type make of directions, with what the source is really off by allowed.
+
+        Nothing where the runtime has no such kernels, or where the type does not hold the constants as float32 does.
+        """
+        nodes, form = self.site.program.nodes, self.form
+        pairs = [self.site.pairs[i] for i in self.site.different]
+        order = cone(nodes, (n for pair in pairs for n in pair))
+        if form.dtype == DType.FLOAT64 and any(_is_long(nodes[n]) for n in order):
+            return
+        made = runtime_results(self.site, batch, dtype=form.dtype)
+        if made is None:
+            return
+        count = next(a.shape[1] for a in batch.values())
+        floats = kernel_values(nodes, order, batch, DType.FLOAT32)
+        wide = wide_values(nodes, order, batch, form)
+        for place, (left, right) in enumerate(pairs):
+            sides = {**floats, left: made[0][place], right: made[1][place]}
+            for backward in directions:
+                source, target = (right, left) if backward else (left, right)
+                yield backward, self._direction(source, target, sides, wide, count).with_own_error()
+
     def at_specials(self, batch: Points) -> None:
         """What an infinity or ``nan`` among the operands does to each side."""
         batch = self.site.meant(batch)
@@ -365,8 +421,17 @@ class Look:
                 table.special(source, target)
 
 
+def _is_long(node: Node) -> bool:
+    """Whether a constant is one that float32 rounds."""
+    return bool(node[0] == "const" and float(np.float32(float(node[1]))) != node[1])
+
+
 def _wide(array: Array, count: int) -> Array:
     return np.broadcast_to(np.asarray(array), (count,))
+
+
+def _at(array: Array, chosen: Array) -> Array:
+    return array if array.size == 1 else array[chosen]  # a constant is the same everywhere
 
 
 def _lost(

@@ -9,7 +9,7 @@ import numpy as np
 
 from superopt.verifier.floating_values import Format
 
-__all__ = ["FACTOR", "Judged", "judged"]
+__all__ = ["FACTOR", "Judged", "judged", "plain"]
 
 Array = np.ndarray[Any, Any]
 FACTOR = 4.0  # allowances: two sides of as many roundings are within 1 or 2 of each other; cancellation gives thousands
@@ -34,12 +34,28 @@ class Judged:
             own = np.abs(self.source.astype(np.longdouble) - self.exact).astype(np.float64)
         return replace(self, allowance=self.allowance + np.where(np.isfinite(own) & ~self.deliberate, own, 0.0))
 
+    def shown(self, at: int) -> dict[str, object]:
+        """What became of a point, as JSON data."""
+        kind = (
+            "the source rounds on purpose" if self.deliberate[at]
+            else "nan" if np.isnan(self.target[at]) else "overflow" if np.isinf(self.target[at])
+            else "underflow" if self.target[at] == 0 else "accuracy"
+        )  # fmt: skip
+        values = {"source": self.source[at], "target": self.target[at], "exact": self.exact[at]}
+        return {"what": kind, **{k: plain(v) for k, v in values.items()}}
+
     def score(self) -> tuple[Array, Array]:
         """Errors in allowances, finite; and in allowances with all variables rounded."""
         with np.errstate(all="ignore"):
             eased = self.allowance + self.units.sum(axis=0)
             both = [np.nan_to_num(self.error / a, nan=0.0, posinf=1e30) for a in (self.allowance, eased)]
         return both[0], both[1]
+
+
+def plain(value: float) -> float | str:
+    """A number as JSON takes it."""
+    number = float(value)
+    return number if np.isfinite(number) else str(number)
 
 
 def judged(
@@ -62,7 +78,10 @@ def judged(
         allowance = bound + size * form.unit + form.tiny
         off = np.abs(target.astype(np.longdouble) - exact).astype(np.float64)
         own = np.abs(source.astype(np.longdouble) - exact).astype(np.float64)
-        off = np.where(np.isfinite(target), off, np.inf)
+        # an infinity is right where the exact result rounds to it, and where the source's own rounding may get there
+        short = np.maximum(form.largest * (1.0 + form.unit / 2) - size, 0.0)
+        reached = np.isinf(target) & (np.sign(target) == np.sign(exact)) & (short <= FACTOR * allowance)
+        off = np.where(np.isfinite(target), off, np.where(reached, short, np.inf))
         known = np.isfinite(exact) & np.isfinite(bound)
         fine = known & np.isfinite(source)
         # a source that leaves the range: the target may be anything but nan. Where the exact result is infinite

@@ -16,7 +16,10 @@ import numpy as np
 
 from superopt.verifier.floating_values import Format, rounded
 
-__all__ = ["Points", "confined", "drawn", "exponents", "joined", "mutated", "ordinary", "with_specials"]
+__all__ = [
+    "Points", "confined", "drawn", "exponents", "flooded", "joined", "middling", "mutated", "ordinary",
+    "with_specials",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 Points = dict[str, Array]  # variable → [element, point]
@@ -94,6 +97,28 @@ def with_specials(points: Points, rng: np.random.Generator) -> Points:
     special = rng.choice(np.array([np.inf, -np.inf, np.nan], np.float32), number)
     one = np.arange(total)[:, None] == rng.integers(0, total, number)
     return _split(np.where(one, special, flat).astype(np.float32), counts)
+
+
+def flooded(points: Points, rng: np.random.Generator) -> Points:
+    """The points with an infinity or ``nan`` at one element of each, or at about half of them, or at all."""
+    counts = {n: len(a) for n, a in points.items()}
+    flat = np.concatenate(list(points.values()))
+    total, number = flat.shape
+    special = rng.choice(np.array([np.inf, -np.inf, np.nan], np.float32), number)
+    one = np.arange(total)[:, None] == rng.integers(0, total, number)
+    share = rng.integers(0, 4, number)
+    many = rng.random((total, number)) < np.where(share == 0, 1.0, 0.5)
+    return _split(np.where(np.where(share < 2, many, one), special, flat).astype(np.float32), counts)
+
+
+def middling(counts: Mapping[str, int], number: int, rng: np.random.Generator) -> Points:
+    """Points from 1/1000 to 100, log-uniform by element or by variable, as float32 holds them."""
+    owner = np.repeat(np.arange(len(counts)), list(counts.values()))
+    shared = rng.uniform(-10.0, 6.6, (len(counts), number))[owner]
+    own = rng.uniform(-10.0, 6.6, shared.shape)
+    power = np.where(rng.integers(0, 2, number) == 0, shared, own)
+    sign = np.where(rng.integers(0, 3, number) == 0, 1.0, _signs(shared.shape, rng))
+    return _split((sign * np.exp2(power)).astype(np.float32), counts)
 
 
 def confined(points: Points, window: Mapping[str, tuple[int, int]], form: Format, rng: np.random.Generator) -> Points:

@@ -11,6 +11,7 @@ import numpy as np
 
 from superopt.ir.types import DType
 from superopt.rules.floats import GENEROUS, UNKNOWN, FloatVerdict, Way
+from superopt.verifier.floating_judged import plain
 from superopt.verifier.floating_points import Points, exponents
 from superopt.verifier.floating_values import Format
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from superopt.verifier.floating import Site
     from superopt.verifier.floating_judged import Judged
 
-__all__ = ["Against", "finished", "holding", "verdict_of"]
+__all__ = ["Against", "finished", "verdict_of"]
 
 Array = np.ndarray[Any, Any]
 # Windows that are tried: a coarse ladder, so that one point more or less seldom moves the result.
@@ -106,15 +107,8 @@ class Against:
         if score[at] <= self.worst[0]:
             return
         place = int(bad[at])
-        kind = (
-            "the source rounds on purpose" if found.deliberate[place]
-            else "nan" if np.isnan(found.target[place]) else "overflow" if np.isinf(found.target[place])
-            else "underflow" if found.target[place] == 0 else "accuracy"
-        )  # fmt: skip
-        worst: dict[str, Any] = {"what": kind, "site": site}
-        worst |= {n: [_short(v) for v in a[:, place][:8]] for n, a in batch.items()}
-        worst |= {k: _short(v[place]) for k, v in (("source", found.source), ("target", found.target))}
-        worst["exact"] = _short(float(found.exact[place]))
+        worst: dict[str, Any] = {"site": site, **found.shown(place)}
+        worst |= {n: list(map(plain, a[:8, place])) for n, a in batch.items()}
         if why:
             worst["by"] = why
         self.worst = (float(score[at]), worst)
@@ -130,11 +124,6 @@ class Against:
         both = np.isinf(source) & np.isinf(target)
         if (both & (np.sign(source) != np.sign(target))).any():
             self.specials.add("another infinity")
-
-
-def _short(value: float) -> float | str:
-    number = float(value)
-    return number if np.isfinite(number) else str(number)
 
 
 def verdict_of(table: Against, form: Format, sites: Sequence[Site]) -> FloatVerdict:
@@ -155,23 +144,6 @@ def verdict_of(table: Against, form: Format, sites: Sequence[Site]) -> FloatVerd
         "conditional" if ways else "unsafe", ways, moderate=not table.nonfinite, specials=specials, ratio=ratio,
         worst=worst,
     )  # fmt: skip
-
-
-def holding(table: Against, way: Way) -> float:
-    """The largest error noted where a way's windows hold, in the allowances that it leaves; 0 where none is."""
-    worst = 0.0
-    named = (*table.names, *table.attributes)
-    for error, allowance, units, low, high in table.rows:
-        inside = np.ones(error.shape, bool)
-        for name, (first, last) in way.window.items():
-            if name in named:
-                place = named.index(name)
-                inside &= (low[place] >= first) & (high[place] <= last)
-        chosen = [table.names.index(n) for n in way.rounded if n in table.names]
-        with np.errstate(all="ignore"):
-            ratio = error / (allowance + units[chosen].sum(axis=0))
-        worst = max(worst, float(np.nan_to_num(ratio[inside], nan=np.inf, posinf=np.inf).max(initial=0.0)))
-    return worst
 
 
 def finished(verdict: FloatVerdict, dtype: DType, names: Sequence[str]) -> FloatVerdict:

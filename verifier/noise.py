@@ -277,20 +277,27 @@ class _Builder:
                     inputs[place] = self._disturbed(name, dtype, "")
         outputs = list(node.outputs)
         later: list[tuple[str, str, DType]] = []
-        inside = inputs != list(node.inputs) and node.op not in _RANGED  # its terms move by as much as its result would
+        # its terms move by as much as its result would, but for what ends near the smallest numbers
+        inside = inputs != list(node.inputs) and node.op not in _RANGED
         for place, name in enumerate(outputs):
-            if name and not inside and (dtype := self._kind(name)) is not None:
+            if name and (self.tiny or not inside) and (dtype := self._kind(name)) is not None:
                 outputs[place] = f"{_PREFIX}raw.{name}"
                 later.append((outputs[place], name, dtype))
         self.nodes.append(replace(node, inputs=tuple(inputs), outputs=tuple(outputs)))
         for raw, name, dtype in later:
-            self._disturbed(raw, dtype, name, ranged=node.op in _RANGED)
+            self._disturbed(
+                raw, dtype, name, relative=not inside, ranged=node.op in _RANGED, absolute=self.tiny
+            )  # fmt: skip
 
     def _kind(self, name: str) -> DType | None:
         kind = self.typing.types.get(name)
         return kind.dtype if isinstance(kind, TensorType) and kind.dtype in _NUMBER else None
 
-    def _disturbed(self, name: str, dtype: DType, output: str, *, ranged: bool = False) -> str:
+    def _disturbed(
+        self, name: str, dtype: DType, output: str, *, relative: bool = True, ranged: bool = False,
+        absolute: bool = False,
+    ) -> str:  # fmt: skip
+        """The value moved, by so many epsilons of itself, of its range or of the smallest number; its name."""
         self.count += 1
         self.used[dtype] = None
         p = f"{_PREFIX}{self.count}."
@@ -305,11 +312,11 @@ class _Builder:
             for short in ("f", "u"):
                 self._node("Cast", (f"{p}{short}",), f"{p}{short}n", number)
             factor, draw = f"{p}fn", f"{p}un"
-        steps = [("Mul", factor)]
+        steps = [("Mul", factor)] if relative else []
         if ranged:
             self._node("Mul", (draw, f"{_PREFIX}range.{dtype}"), f"{p}r")
             steps.append(("Add", f"{p}r"))
-        if self.tiny:
+        if absolute:
             self._node("Mul", (draw, f"{_PREFIX}absolute.{dtype}"), f"{p}a")
             steps.append(("Add", f"{p}a"))
         current = name

@@ -166,6 +166,10 @@ class _Aim:
             plans += [(f"one least, the others large {k + 1}", {
                 n: ends[n][0] if i == k else _at(ends[n], 0.9) for i, n in enumerate(reals)
             }) for k in range(min(len(reals), 4))]  # fmt: skip
+            # products of any two are lost though the whole is not
+            plans += [(f"one large, the others small {k + 1}", {
+                n: _at(ends[n], 0.9 if i == k else -0.55) for i, n in enumerate(reals)
+            }) for k in range(min(len(reals), 4))]  # fmt: skip
             plans += [(f"magnitudes {k + 1}", {
                 n: int(rng.choice([ends[n][0], _at(ends[n], -0.3), 0, _at(ends[n], 0.3), ends[n][1]])) for n in reals
             }) for k in range(4)]  # fmt: skip

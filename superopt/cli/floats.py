@@ -32,7 +32,8 @@ def floats(
     """
     from superopt.report.floats import census_data, show_census
     from superopt.rules import load_library
-    from superopt.verifier.floating_record import census, check_all, record
+    from superopt.verifier.floating_law import check_all
+    from superopt.verifier.floating_record import census, record
 
     with Progress() as progress:
         if check is None:

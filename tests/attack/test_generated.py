@@ -21,6 +21,7 @@ from attacker.sessions import open_session, run, same_bits
 from superopt.cost.profile import load_profile, write_profile
 
 MODELS = 200
+FOUND = (147, 218, 224, 572)  # seeds of longer runs that were wrong once
 TIME_LIMIT = 60.0  # far above what a model takes; a search that it stopped would depend on the machine
 
 
@@ -44,6 +45,13 @@ def test_generated_models_are_neither_wrong_nor_refused(target: str, monkeypatch
     rewritten = Counter(o.group for o in outcomes if o.rewritten)
     for group in GROUPS:  # what is never rewritten attacks nothing
         assert rewritten[group] >= MODELS // len(GROUPS) // 4, (group, rewritten)
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_was_wrong_once_is_right(seed: int, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "TARGET", target)
+    outcome = campaign.attack_one(generate(seed), time_limit=TIME_LIMIT, count=24)[0]
+    assert outcome.outcome == "right", outcome
 
 
 def test_every_motif_makes_valid_models_that_run() -> None:

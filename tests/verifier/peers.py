@@ -28,6 +28,7 @@ from blocks import BLOCKS  # noqa: E402
 from mutations import mutants  # noqa: E402
 
 from superopt.formats import load, save  # noqa: E402
+from superopt.lab.benchmark import peer  # noqa: E402
 from superopt.verifier.graphs import PROVED, ROUNDED, verify  # noqa: E402
 
 LEVELS = {
@@ -69,10 +70,12 @@ def optimised(tool: str, source: Path) -> Path | None:
         options.optimized_model_filepath = str(target)
         InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
         return target
-    script = ROOT / "superopt" / "pipeline" / "benchmark" / "peer.py"
-    command = [sys.executable, str(script), tool, str(source), str(target)]
-    done = subprocess.run(command, capture_output=True, check=False)
-    return target if done.returncode == 0 else None
+    command = [sys.executable, peer.__file__, tool, str(source), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"{source.stem}: {tool} fails: {(done.stderr.strip().splitlines() or ['silently'])[-1]}", flush=True)
+        return None
+    return target
 
 
 def judged(source: Path, target: Path, count: int, seed: int, seconds: float) -> dict[str, Any]:
@@ -131,7 +134,6 @@ def main() -> None:
             for tool in given.tools:
                 target = optimised(tool, source)
                 if target is None:
-                    print(f"{source.stem}: {tool} fails", flush=True)
                     continue
                 row = judged(source, target, given.mutants, given.seed, given.time_limit)
                 rows.append({"model": source.stem, "tool": tool, **row})

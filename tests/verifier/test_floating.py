@@ -9,12 +9,14 @@ import pytest
 
 from superopt.ir.types import DType
 from superopt.rules import load_library
-from superopt.rules.floats import FloatVerdict, Way, float_key
+from superopt.rules.floats import FloatVerdict, Way, float_key, verdict_in
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
 from superopt.verifier.floating import examine, sites_of
+from superopt.verifier.floating_judged import FACTOR, judged
+from superopt.verifier.floating_law import breaches, directions_used
 from superopt.verifier.floating_points import drawn, exponents
-from superopt.verifier.floating_record import breaches, directions_used
+from superopt.verifier.floating_record import with_specials, without
 from superopt.verifier.floating_values import FORMATS, cone, kernel_values, rounded, wide_values
 
 
@@ -114,6 +116,39 @@ def test_an_operand_that_is_multiplied_by_0_may_be_infinite() -> None:
     found = verdict("Mul(x, 0.0) = Sub(Mul(x, 0.0), Mul(x, 0.0))")
     assert found.verdict == "safe"
     assert not verdict("Add(y, 0.0) = Add(y, Mul(x, 0.0))", x="f[m]", y="f[m]", backward=True).ways_in("strict")
+
+
+SAFE = {way: {"any": FloatVerdict("safe", exact=True)} for way in ("forward", "backward")}
+
+
+def test_kernels_that_choose_must_agree_at_infinities_and_nan() -> None:
+    found = with_specials(
+        rule("GlobalMaxPool(x) = ReduceMax(x, axes=[2, 3], keepdims=1)", {"x": "f[b, c, h, w]"}), SAFE
+    )
+    for by_type in found.values():
+        assert by_type["any"].verdict == "unsafe"  # ONNX Runtime's pools drop a NaN, its reductions keep it
+        assert by_type["any"].worst["by"] == "ONNX Runtime"
+        assert by_type["any"].ways_in("standard") == ()
+    turned = "GlobalMaxPool(Transpose(x, perm=[0, 1, 3, 2])) = GlobalMaxPool(x)"
+    assert with_specials(rule(turned, {"x": "f[b, c, h, w]"}), SAFE) == SAFE
+
+
+def test_an_infinity_is_right_where_the_exact_result_rounds_to_it() -> None:
+    form, none = FORMATS[DType.FLOAT16], np.zeros(3)
+    exact = np.array([65524.0, 65524.0, 65000.0], np.longdouble)  # from 65,520 on float16 rounds to infinity
+    target = np.array([np.inf, -np.inf, np.inf], np.float32)
+    source = np.array([65504.0, 65504.0, 65000.0], np.float32)
+    found = judged(source, target, exact, none, np.zeros((0, 3)), form, 2.0, np.zeros(3, bool))
+    assert (found.error <= FACTOR * found.allowance).tolist() == [True, False, False]
+
+
+def test_kernels_of_float64_have_a_say_of_their_own() -> None:
+    made = rule("Reciprocal(Add(Exp(Neg(x)), 1.0)) = Sigmoid(x)")
+    broken = [b for b in breaches(made, SAFE, seed=1, points=1, dtypes=()) if not b.backward and b.dtype == "float64"]
+    assert broken  # Sigmoid is accurate only absolutely: nothing of it is right at -32
+    found = without(made, SAFE, broken)["forward"]
+    assert verdict_in(found, DType.FLOAT64).verdict == "unsafe"
+    assert verdict_in(found, DType.FLOAT32).verdict == "safe"  # of it nothing was said
 
 
 @pytest.mark.parametrize("dtype", list(FORMATS))

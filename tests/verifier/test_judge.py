@@ -110,6 +110,18 @@ SPREAD = model([("Mul", "x y", "s"), ("Mul", "x z", "t"), ("Add", "s t", "o")], 
 GATHERED = model([("Add", "y z", "s"), ("Mul", "x s", "o")], {}, XYZ, O)
 
 
+def product(*pairs: str) -> Graph:
+    steps = [("Mul", pairs[0], "s"), ("Mul", pairs[1], "o")]
+    return model(steps, {}, XYZ, O)
+
+
+def scaled_scores(first: bool) -> Graph:
+    """Scores of inputs of any magnitudes, one of them scaled: which one is told where the other is near the least."""
+    scale = ("Mul", "a k", "b") if first else ("Mul", "c k", "b")
+    steps = [scale, ("MatMul", "b c" if first else "a b", "y")]
+    return model(steps, {"k": single(0.5)}, {"a": kind(3, 4), "c": kind(4, 3)}, {"y": kind(3, 3)})
+
+
 def attention(right: bool, *, free: bool = False) -> Graph:
     """Three products, one way round or the other: of projections of one input, or of inputs of any magnitudes."""
     steps = (
@@ -140,6 +152,8 @@ WRONG = {
     "difference of squares": (FACTORS, SQUARES),
     "overflow of a sum": (SPREAD, GATHERED),
     "overflow of a product": (attention(False, free=True), attention(True, free=True)),
+    "underflow of a product": (product("x y", "s z"), product("y z", "s x")),
+    "underflow of the operand that a scale moves to": (scaled_scores(True), scaled_scores(False)),
     "underflow of a constant": (fp16([1e-4, 1e-4]), fp16([0.0])),
     "weights floored in float64": (folded(None), folded([1, 3, 6, 11])),
 }
