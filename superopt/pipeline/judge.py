@@ -3,7 +3,8 @@
 What a graph does (FLOPs, bytes, kernels) is a fact; what it takes is measured with an error. A result that does no
 more of any of the three, and less of one, is taken unless it was *measured slower beyond doubt*. One that trades one
 for another is taken only if it was measured faster beyond doubt or, where nothing was measured, if the model says so.
-Beyond doubt means that a race is wrong once in a thousand (:data:`DOUBT`); ties go to the simpler graph.
+Beyond doubt means that a race is wrong once in a thousand (:data:`DOUBT`), however often it was looked at
+(:data:`LOOKS`; Bonferroni); ties go to the simpler graph.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from superopt import report
 from superopt.cost import Demand, GraphCost
 from superopt.runtime.spread import median_error
 
-__all__ = ["DOUBT", "Comparison", "Judgement", "demand_of"]
+__all__ = ["DOUBT", "LOOKS", "Comparison", "Judgement", "demand_of"]
 
 DOUBT = 1e-3  # how often a race may be wrong about which of two equal models is faster
-_ERRORS = NormalDist().inv_cdf(1 - DOUBT)  # standard errors that are beyond doubt
+LOOKS = (7, 15, 31)  # rounds after which a race is looked at: it ends there if it is settled, and at the last anyway
+_ERRORS = NormalDist().inv_cdf(1 - DOUBT / len(LOOKS))  # standard errors that are beyond doubt
 
 
 @dataclass(frozen=True)

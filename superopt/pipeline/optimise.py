@@ -19,7 +19,7 @@ from superopt.ir.graph import Graph, structural_hash
 from superopt.ir.poly import symbols
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Barrier, Typing, infer
-from superopt.pipeline.judge import Comparison, Judgement, demand_of
+from superopt.pipeline.judge import LOOKS, Comparison, Judgement, demand_of
 from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.racing import LARGE, measure
 from superopt.report.quantities import bytes_text
@@ -44,8 +44,9 @@ __all__ = [
 Progress = Callable[[int, int | None, str], None]
 Model = "str | Path | bytes | onnx.ModelProto | Graph"
 
-_ROUNDS = 15
-_CONFIRMING, _DOUBTFUL = 7, 31  # rounds of the final race when its figures were not asked for, and if they leave doubt
+_ROUNDS = 15  # of a race whose figures were asked for, at least
+_RACE_SECONDS, _SHOWN_RACE = 4.0, 30.0  # for the final race, and where its figures were asked for: what is then still
+# in doubt is decided by what the graphs do and what they are modelled at
 _FLOPS, _BYTES = 1e10, 3e8  # FLOPs and bytes of weights a second that the final check gets through, at worst
 _RESERVED = 0.6  # share of the time limit, at most, that is kept for the check, which comes before everything else
 _GRACE = 0.1  # share of the time limit by which a check that has begun may go over it
@@ -268,7 +269,7 @@ class _Attempt:
             self.deadline = min(self.deadline, time.monotonic() + max(_IMPATIENT, self._reserve()))
         before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
         best = self._tried(found, before, notes)
-        if not best.judged.taken and best.changed and not self.interrupted and self._left() > 2 * self.checked_for:
+        if not best.judged.taken and best.changed and self._worth_another(best, before):
             notes.append(f"{best.judged.reason}, so only what asks for less of everything is tried")
             raced = best.measured
             best = self._tried(self._search(self.library.admitted, frugal=True), before, notes)
@@ -278,7 +279,7 @@ class _Attempt:
             notes.append(f"{best.judged.reason}, so the input is returned")
             found, after, measured = replace(found, graph=self.graph, applied=()), self.graph, _of_input(measured)
         elif not best.changed and self.options.measure:
-            measured = self._race(after, _ROUNDS, notes)
+            measured = self._race(after, notes)
         if self.interrupted:
             found = replace(found, stopped="interrupted")
         verification = self._certified(after) if self.options.certify and not self.interrupted else None
@@ -286,6 +287,11 @@ class _Attempt:
             found, best.checked, measured, notes, before, best.cost if after is not self.graph else before
         )
         return Result(after, self.graph, replace(made, verification=verification))
+
+    def _worth_another(self, best: _Candidate, before: GraphCost) -> bool:
+        """Whether there is time for another candidate, and enough to gain: at most what the best is modelled at."""
+        most = 1.0 - (best.cost.us / before.us if before.us else 1.0)
+        return not self.interrupted and self._left() > 2 * self.checked_for and most > SearchOptions().least_gain
 
     def _tried(self, found: SearchResult, before: GraphCost, notes: list[str]) -> _Candidate:
         """A search's result, checked and judged beside the input."""
@@ -308,13 +314,8 @@ class _Attempt:
             after_cost.us / before_cost.us if before_cost.us else 1.0,
             simpler=len(after.nodes) < len(self.graph.nodes),
         )  # fmt: skip
-        for rounds in (_ROUNDS if self.options.measure else _CONFIRMING, _DOUBTFUL):
-            found = self._race(after, rounds, notes)
-            if found is None:
-                break
-            compared = replace(compared, measured=found)
-            if compared.settled or self._left() <= 0.0:
-                break
+        found = self._race(after, notes, lambda measured: replace(compared, measured=measured).settled)
+        compared = replace(compared, measured=found)
         return compared.judged(), compared.measured
 
     def _certified(self, after: Graph) -> report.Verification:
@@ -422,8 +423,16 @@ class _Attempt:
         why = f"checked place by place, because {whole.reason}"
         return replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)
 
-    def _race(self, after: Graph, rounds: int, notes: list[str]) -> report.Measured | None:
-        """The whole models side by side, if the target is this machine and they are not too large, or on request."""
+    def _race(
+        self, after: Graph, notes: list[str], settled: Callable[[report.Measured], bool] | None = None
+    ) -> report.Measured | None:
+        """The whole models side by side, if the target is this machine and they are not too large, or on request.
+
+        Args:
+            after: beside the input.
+            notes: what hindered it is added.
+            settled: whether what was measured so far is enough; by default, after the usual rounds.
+        """
         options, wanted = self.options, self.options.measure
         confirms = options.target in ("cpu", "cuda") and self._weights() <= LARGE
         if not (wanted or confirms):
@@ -434,10 +443,13 @@ class _Attempt:
             return None
         self.progress(0, None, "measuring")
         try:
+            limit = _SHOWN_RACE if wanted else _RACE_SECONDS if left is None else min(left, _RACE_SECONDS)
+            looks = [n for n in LOOKS if n >= _ROUNDS or not wanted]
             return measure(
-                self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads, rounds=rounds,
-                burst=3 if wanted else 1, time_limit=30.0 if wanted or left is None else min(left, 30.0),
+                self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads,
+                rounds=LOOKS[-1] if settled is not None else _ROUNDS, burst=3 if wanted else 1, time_limit=limit,
                 device=self.costs.racing, runtime=runtime_named(options.runtime),
+                looks={} if settled is None else dict.fromkeys(looks, settled),
             )  # fmt: skip
         except (Unsupported, InvalidModel, ResourceLimit) as error:
             notes.append(f"the models could not be timed whole: {error}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from superopt.ir.graph import Graph
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Runtime
-from superopt.runtime.race import Clock, RaceResult, race
+from superopt.runtime.race import Clock, Enough, RaceResult, race
 from superopt.verifier.differential import make_inputs
 
 __all__ = ["LARGE", "measure", "runnable"]
@@ -36,10 +37,13 @@ def measure(
     time_limit: float = 30.0,
     device: Racing | None = None,
     runtime: Runtime = ONNX_RUNTIME,
+    looks: Mapping[int, Callable[[report.Measured], bool]] = MappingProxyType({}),
 ) -> report.Measured:
     """Time two graphs side by side in a runtime with all its own optimisations, or on another device.
 
     With one thread the clock is the thread's CPU time, which other load on the machine does not disturb.
+
+    ``looks`` says after so many rounds whether that is enough; another device runs them all.
 
     Raises:
         ResourceLimit: running them would take too long or too much memory. InvalidModel, Unsupported: the runtime
@@ -55,9 +59,13 @@ def measure(
         models = [runnable(graph, Path(folder) / f"{i}.onnx") for i, graph in enumerate((before, after))]
         result = race(
             models, feeds, runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock,
-            time_limit=time_limit,
+            time_limit=time_limit, looks={n: _asked(enough) for n, enough in looks.items()},
         )  # fmt: skip
     return _measured(result)
+
+
+def _asked(enough: Callable[[report.Measured], bool]) -> Enough:
+    return lambda result: enough(_measured(result))
 
 
 def _measured(result: RaceResult) -> report.Measured:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -56,6 +57,9 @@ class RaceResult:
         return len(self.samples)
 
 
+Enough = Callable[[RaceResult], bool]
+
+
 def race(
     models: Sequence[bytes | Path],
     feeds: Mapping[str, np.ndarray] | Sequence[Mapping[str, np.ndarray]],
@@ -67,6 +71,7 @@ def race(
     time_limit: float = 30.0,
     clock: Clock = "wall",
     seed: int = 0,
+    looks: Mapping[int, Enough] = MappingProxyType({}),
 ) -> RaceResult:
     """Time models against each other on a runtime with all its optimisations.
 
@@ -80,6 +85,8 @@ def race(
         time_limit: seconds, sessions included.
         clock: ``"cpu"`` is the calling thread's CPU time, immune to preemption; it needs ``threads=1``.
         seed: of the order inside each round.
+        looks: after so many rounds, whether what they say is enough. Whoever looks several times at one race has to
+            share the chance of error among the looks.
 
     Raises:
         InvalidModel, Unsupported, UsageError: see :class:`superopt.runtime.protocol.Runtime`.
@@ -89,8 +96,9 @@ def race(
     bound = [runtime.load(m, threads=threads).bound(f) for m, f in zip(models, each, strict=True)]
     left = time_limit - (time.monotonic() - start)
     return race_bound(
-        bound, runtime=runtime, rounds=rounds, burst=burst, threads=threads, time_limit=left, clock=clock, seed=seed
-    )
+        bound, runtime=runtime, rounds=rounds, burst=burst, threads=threads, time_limit=left, clock=clock, seed=seed,
+        looks=looks,
+    )  # fmt: skip
 
 
 def race_bound(
@@ -103,6 +111,7 @@ def race_bound(
     time_limit: float = 30.0,
     clock: Clock = "wall",
     seed: int = 0,
+    looks: Mapping[int, Enough] = MappingProxyType({}),
 ) -> RaceResult:
     """:func:`race` for models that are already bound.
 
@@ -123,6 +132,9 @@ def race_bound(
         shuffle(order)
         taken = {i: _least(bound[i].step, lengths[i], now) / 1e6 for i in order}
         samples.append(tuple(taken[i] for i in range(len(bound))))
+        enough = looks.get(len(samples))
+        if enough is not None and enough(result_of(samples, 0, {})):
+            break
     return result_of(samples, min(lengths) * len(samples), circumstances(threads, clock, runtime))
 
 
