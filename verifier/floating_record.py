@@ -18,7 +18,7 @@ from superopt.verifier.floating_kernels import with_kernels_specials
 from superopt.verifier.floating_law import Breach, breaches, directions_used
 from superopt.verifier.floating_values import FORMATS
 
-__all__ = ["Census", "census", "record", "settled"]
+__all__ = ["Census", "census", "mend", "record", "settled"]
 
 Progress = Callable[[int, int, str], None]
 _NARROWEST = {DType.FLOAT32: (-24, 24), DType.BFLOAT16: (-24, 24)}  # about GENEROUS
@@ -112,9 +112,48 @@ def with_specials(rule: Rule, found: Directions) -> Directions:
 def held(rule: Rule, found: Directions) -> Directions:
     """Verdicts with conditions narrowed, then left out, where points and sizes of another seed are against them."""
     for seed in _OTHER_SEEDS:
-        while broken := breaches(rule, found, seed=seed, points=_OTHER_POINTS):
-            found = without(rule, found, broken)
+        found, _ = _held_against(rule, found, seed, _OTHER_POINTS)
     return found
+
+
+def _held_against(rule: Rule, found: Directions, seed: int, points: int) -> tuple[Directions, list[Breach]]:
+    """The verdicts that points of a seed leave standing, and what they were against."""
+    against: list[Breach] = []
+    while broken := breaches(rule, found, seed=seed, points=points):
+        against += broken
+        found = without(rule, found, broken)
+    return found, against
+
+
+def mend(*, seed: int, points: int, workers: int = 2, progress: Progress | None = None) -> list[Breach]:
+    """Hold what is recorded against points of a seed; what they are against is narrowed, then left out, and written.
+
+    Args:
+        seed: of sizes and points.
+        points: for each condition of each direction and type.
+        workers: processes.
+        progress: called with rules done, in all, and the id.
+
+    Returns:
+        What the points were against, all of it mended.
+    """
+    library = load_library()
+    rules = [library[i] for i in library]
+    made = {float_key(r): row_of(r.id, library.float_store.get(float_key(r), {})) for r in rules}
+    tasks = [(rule, library.float_store.get(float_key(rule), {}), seed, points) for rule in rules]
+    against: list[Breach] = []
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        for done, (rule, (found, broken)) in enumerate(zip(rules, pool.imap(_mended, tasks), strict=True), 1):
+            made[float_key(rule)] = row_of(rule.id, found)
+            against += broken
+            if progress is not None:
+                progress(done, len(rules), rule.id)
+    write_floats(BUILT_IN / FLOATS, made)
+    return against
+
+
+def _mended(task: tuple[Rule, Directions, int, int]) -> tuple[Directions, list[Breach]]:
+    return _held_against(*task)
 
 
 def without(rule: Rule, verdicts: Directions, broken: Sequence[Breach]) -> Directions:
@@ -125,6 +164,8 @@ def without(rule: Rule, verdicts: Directions, broken: Sequence[Breach]) -> Direc
     for breach in broken:
         by_type = made["backward" if breach.backward else "forward"]
         verdict = verdict_in(by_type, DType(breach.dtype))
+        if verdict.verdict == "unsafe":  # another point of the same type has left it out
+            continue
         ways = []
         for way in verdict.ways or (Way(),):
             broke = replace(way, finite=breach.way.finite) == breach.way

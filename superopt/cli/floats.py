@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from superopt.cli.shell import Json, Progress, err, out, write_json
-from superopt.ir.errors import NotEquivalent
+from superopt.ir.errors import NotEquivalent, UsageError
 
 if TYPE_CHECKING:
     from superopt.rules import Library
+    from superopt.verifier.floating_law import Breach
 
 __all__ = ["float_lines", "floats", "floats_data"]
 
@@ -21,6 +22,10 @@ def floats(
     check: Annotated[
         int | None, typer.Option("--check", metavar="N", min=1, help="hold what is recorded against N other points")
     ] = None,
+    mending: Annotated[
+        bool,
+        typer.Option("--mend", help="with --check: narrow, then leave out, what the points are against, and record it"),
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="of the other points")] = 2,
     workers: Annotated[int, typer.Option(min=1, help="processes")] = 2,
     report_json: Json = None,
@@ -33,17 +38,21 @@ def floats(
     from superopt.report.floats import census_data, show_census
     from superopt.rules import load_library
     from superopt.verifier.floating_law import check_all
-    from superopt.verifier.floating_record import census, record
+    from superopt.verifier.floating_record import census, mend, record
 
+    if mending and check is None:
+        raise UsageError("--mend says what becomes of what --check finds", hint="add --check N")
     with Progress() as progress:
+        broken: list[Breach] = []
         if check is None:
             count = record(everything=everything, workers=workers, progress=progress)
             err().print(f"{count} rules were looked at")
-            library = load_library()
-            broken = []
+        elif mending:
+            mended = mend(seed=seed, points=check, workers=workers, progress=progress)
+            err().print(f"{len(mended)} conditions were mended, of {len({b.rule for b in mended})} rules")
         else:
-            library = load_library()
-            broken = check_all(library, seed=seed, points=check, workers=workers, progress=progress)
+            broken = check_all(load_library(), seed=seed, points=check, workers=workers, progress=progress)
+    library = load_library()
     found = census(library)
     unused = [{"rule": r.id, "direction": "backward" if b else "forward", **v.as_data()} for r, b, v in found.lost]
     data = census_data(found.counts, unused, [b.as_data() for b in broken])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from superopt.ir.types import DType
 from superopt.rules import load_library
-from superopt.rules.floats import FloatVerdict, Way, float_key, verdict_in
+from superopt.rules.floats import FloatVerdict, Way, float_key, read_floats, verdict_in
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
+from superopt.verifier import floating_record
 from superopt.verifier.floating import examine, sites_of
 from superopt.verifier.floating_judged import FACTOR, judged
 from superopt.verifier.floating_law import breaches, directions_used
@@ -149,6 +152,23 @@ def test_kernels_of_float64_have_a_say_of_their_own() -> None:
     found = without(made, SAFE, broken)["forward"]
     assert verdict_in(found, DType.FLOAT64).verdict == "unsafe"
     assert verdict_in(found, DType.FLOAT32).verdict == "safe"  # of it nothing was said
+
+
+def test_mending_leaves_out_what_other_points_break(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wrong = rule("Add(MatMul(x, a), MatMul(x, b)) = MatMul(x, Sub(a, b))",
+                 {"x": "f[m, k]", "a": "f[k, n]", "b": "f[k, n]"})  # fmt: skip
+    right = rule("Transpose(Relu(x), perm=[1, 0]) = Relu(Transpose(x, perm=[1, 0]))", {"x": "f[m, n]"})
+
+    class Books(dict[str, Rule]):
+        float_store: ClassVar = {float_key(r): SAFE for r in (wrong, right)}
+
+    monkeypatch.setattr(floating_record, "load_library", lambda: Books(wrong=wrong, right=right))
+    monkeypatch.setattr(floating_record, "BUILT_IN", tmp_path)
+    against = floating_record.mend(seed=3, points=200, workers=1)
+    assert against
+    kept = read_floats(tmp_path / floating_record.FLOATS)
+    assert verdict_in(kept[float_key(wrong)]["forward"], DType.FLOAT32).verdict == "unsafe"
+    assert kept[float_key(right)] == SAFE
 
 
 @pytest.mark.parametrize("dtype", list(FORMATS))
