@@ -14,6 +14,10 @@ import os
 import sys
 from _collections_abc import Callable  # which os has loaded
 
+TYPE_CHECKING = False  # typing's, which is not loaded yet
+if TYPE_CHECKING:
+    from types import FrameType
+
 __all__ = ["CLOSED", "begin", "done", "interrupted", "quit_at_once"]
 
 
@@ -38,20 +42,37 @@ def _quit(*_: object) -> None:
 
 
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SOON = 0.02  # seconds until an interrupt that fell into an import is looked at again
+_PATIENCE = 250  # looks: five seconds, longer than any import takes
+_tries: list[int] = []
 _seen: list[int] = []
 _ending: list[object] = []
 _main = os.getpid()
 _hook = sys.excepthook
 
 
-def _interrupt(number: int, _: object) -> None:
-    """What Python's own handler does, remembered: a module that is being imported may make another error of it.
+def _importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported: a compiled one that is interrupted may take the process with it."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """What Python's own handler does, remembered, and as soon as nothing is being imported.
 
     A process that was forked from a command inherits this; what its parent sends it ends it as if it had not.
     """
     if os.getpid() != _main and number != signal.SIGINT:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+    _tries.append(number)
+    if len(_tries) < _PATIENCE and _importing(frame):
+        signal.signal(signal.SIGALRM, lambda _, at: _interrupt(number, at))
+        signal.setitimer(signal.ITIMER_REAL, _SOON)
+        return
     _seen.append(number)
     raise KeyboardInterrupt
 
@@ -61,7 +82,7 @@ def interrupted() -> bool:
     return bool(_seen)
 
 
-def _exchange(old: tuple[object, ...], new: Callable[[int, object], None]) -> None:
+def _exchange(old: tuple[object, ...], new: Callable[[int, FrameType | None], None]) -> None:
     """Put a handler in the place of these; in another thread than the main one no signal arrives."""
     try:
         for number in _ENDS:
