@@ -12,9 +12,9 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import median
+from statistics import median, pstdev
 from typing import Any, Literal
 
 from superopt.cost.device import Device
@@ -26,6 +26,7 @@ from superopt.cost.record import APART, Record
 from superopt.ir.errors import SuperoptError
 from superopt.ir.kept import keep, kept
 from superopt.ops.record import NotCovered
+from superopt.runtime.spread import IQR_OF_NORMAL, median_error
 
 __all__ = ["Calibration", "calibrated", "calibration_at_hand", "calibration_of", "scaled"]
 
@@ -109,10 +110,16 @@ def calibration_of(name: str, profile: Profile, device: Device) -> Calibration:
     measured = {bound: known.get(bound, usual) for bound in _BOUNDS}
     off = [math.log(r / known[b]) ** 2 for b, ratios in found.items() for r in ratios]
     return Calibration(
-        name, device.name, {b: _stepped(f) for b, f in measured.items()},
+        name, device.name, {b: 1.0 if _alike(found[b]) else _stepped(f) for b, f in measured.items()},
         {b: round(f, 4) for b, f in measured.items()}, round(math.sqrt(sum(off) / len(off)), 4) if off else 1.0,
         len(off), round(time.monotonic() - start, 2),
     )  # fmt: skip
+
+
+def _alike(ratios: Sequence[float]) -> bool:
+    """Whether the two machines cannot be told apart: the median's logarithm is within two of its standard errors."""
+    logs = [math.log(r) for r in ratios]
+    return bool(logs) and abs(median(logs)) < 2.0 * median_error(len(logs)) * IQR_OF_NORMAL * pstdev(logs)
 
 
 def _stepped(factor: float) -> float:

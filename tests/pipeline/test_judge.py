@@ -25,6 +25,8 @@ def raced(ratio: float, spread: float = 0.01, rounds: int = 15) -> Measured:
         (LESS, 0.9, None, True, True),
         (LESS, 1.2, None, True, True),  # it does less: a model that says otherwise is not believed unmeasured
         (LESS, 0.9, raced(1.004), True, True),  # within noise
+        (LESS, 0.9, raced(1.02, spread=0.001), True, True),  # two loadings of one model differ by as much
+        (TRADED, 0.9, raced(1.02, spread=0.001), True, False),
         (LESS, 0.9, raced(1.05), True, False),  # beyond doubt
         (LESS, 0.9, raced(1.05, spread=0.3), True, True),  # a race that scatters shows nothing
         (TRADED, 0.5, None, True, True),
