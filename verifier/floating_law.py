@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,10 +21,13 @@ from superopt.verifier.floating_kernels import RUN_TYPES, kernel_points
 from superopt.verifier.floating_points import Points, confined, drawn, exponents
 from superopt.verifier.floating_values import FORMATS, Format
 
-__all__ = ["Breach", "breaches", "check_all", "directions_used"]
+__all__ = ["Breach", "Task", "breaches", "check_all", "directions_used", "in_processes", "tasks_of"]
 
 Array = np.ndarray[Any, Any]
+_Given = TypeVar("_Given")
+_Made = TypeVar("_Made")
 Progress = Callable[[int, int, str], None]
+Task = tuple[Rule, Directions, int, int]  # a rule, its recorded verdicts, a seed and points for each condition
 Window = Mapping[str, tuple[int, int]]
 Worst = tuple[float, Mapping[str, object]]  # an error, and the point at which it is, as JSON data
 _BATCH = 8192  # points that are evaluated at once
@@ -100,18 +104,32 @@ def check_all(
     library: Library, *, seed: int, points: int, workers: int = 2, progress: Progress | None = None
 ) -> list[Breach]:
     """:func:`breaches` of every admitted rule."""
-    rules = library.admitted
-    tasks = [(rule, library.float_store.get(float_key(rule), {}), seed, points) for rule in rules]
-    found: list[Breach] = []
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        for done, (rule, broken) in enumerate(zip(rules, pool.imap(_checked, tasks, chunksize=4), strict=True), 1):
-            found += broken
+    tasks = tasks_of(library, library.admitted, seed, points)
+    found = in_processes(_checked, tasks, [t[0].id for t in tasks], workers, progress)
+    return [breach for broken in found for breach in broken]
+
+
+def tasks_of(library: Library, rules: Iterable[Rule], seed: int, points: int) -> list[Task]:
+    """Rules with what is recorded of them, to be held against points of a seed."""
+    return [(rule, library.float_store.get(float_key(rule), {}), seed, points) for rule in rules]
+
+
+def in_processes(
+    function: Callable[[_Given], _Made], tasks: Sequence[_Given], names: Sequence[str], workers: int,
+    progress: Progress | None = None,
+) -> Iterator[_Made]:  # fmt: skip
+    """A function's results in the order of its tasks, made by some processes; ``progress`` is told each one's name."""
+    with ExitStack() as stack:
+        alone = workers <= 1 or len(tasks) < 2
+        pool = None if alone else stack.enter_context(multiprocessing.get_context("spawn").Pool(workers))
+        results = map(function, tasks) if pool is None else pool.imap(function, tasks, chunksize=4)
+        for done, (name, result) in enumerate(zip(names, results, strict=True), 1):
+            yield result
             if progress is not None:
-                progress(done, len(rules), rule.id)
-    return found
+                progress(done, len(tasks), name)
 
 
-def _checked(task: tuple[Rule, Directions, int, int]) -> list[Breach]:
+def _checked(task: Task) -> list[Breach]:
     rule, verdicts, seed, points = task
     return breaches(rule, verdicts, seed=seed, points=points)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from superopt.rules.library import BUILT_IN, Library, load_library
 from superopt.rules.rule import Rule
 from superopt.verifier.floating import examine, sites_of
 from superopt.verifier.floating_kernels import with_kernels_specials
-from superopt.verifier.floating_law import Breach, breaches, directions_used
+from superopt.verifier.floating_law import Breach, Task, breaches, directions_used, in_processes, tasks_of
 from superopt.verifier.floating_values import FORMATS
 
 __all__ = ["Census", "census", "mend", "record", "settled"]
@@ -41,20 +41,10 @@ def record(*, everything: bool = False, workers: int = 2, progress: Progress | N
     wanted = [r for k, r in rules.items() if everything or k not in library.float_store]
     kept = {k: row_of(r.id, library.float_store[k]) for k, r in rules.items() if r not in set(wanted)}
     made = dict(kept)
-    for done, (rule, found) in enumerate(_examined(wanted, workers), 1):
-        made[float_key(rule)] = row_of(rule.id, found)
-        if progress is not None:
-            progress(done, len(wanted), rule.id)
+    looked = in_processes(settled, wanted, [r.id for r in wanted], workers, progress)
+    made.update({float_key(r): row_of(r.id, found) for r, found in zip(wanted, looked, strict=True)})
     write_floats(BUILT_IN / FLOATS, made)
     return len(wanted)
-
-
-def _examined(rules: Sequence[Rule], workers: int) -> Iterator[tuple[Rule, Directions]]:
-    if workers <= 1 or len(rules) < 2:
-        yield from ((r, settled(r)) for r in rules)
-        return
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        yield from zip(rules, pool.imap(settled, rules, chunksize=4), strict=True)
 
 
 @dataclass(frozen=True)
@@ -126,7 +116,9 @@ def _held_against(rule: Rule, found: Directions, seed: int, points: int) -> tupl
 
 
 def mend(*, seed: int, points: int, workers: int = 2, progress: Progress | None = None) -> list[Breach]:
-    """Hold what is recorded against points of a seed; what they are against is narrowed, then left out, and written.
+    """Hold what is recorded against points of a seed, and against what kernels make of infinities and NaN.
+
+    What they are against is narrowed, then left out, and written.
 
     Args:
         seed: of sizes and points.
@@ -138,22 +130,20 @@ def mend(*, seed: int, points: int, workers: int = 2, progress: Progress | None 
         What the points were against, all of it mended.
     """
     library = load_library()
-    rules = [library[i] for i in library]
-    made = {float_key(r): row_of(r.id, library.float_store.get(float_key(r), {})) for r in rules}
-    tasks = [(rule, library.float_store.get(float_key(rule), {}), seed, points) for rule in rules]
+    tasks = tasks_of(library, (library[i] for i in library), seed, points)
+    made: dict[str, dict[str, Any]] = {}
     against: list[Breach] = []
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        for done, (rule, (found, broken)) in enumerate(zip(rules, pool.imap(_mended, tasks), strict=True), 1):
-            made[float_key(rule)] = row_of(rule.id, found)
-            against += broken
-            if progress is not None:
-                progress(done, len(rules), rule.id)
+    names = [rule.id for rule, *_ in tasks]
+    for (rule, *_), (found, broken) in zip(tasks, in_processes(_mended, tasks, names, workers, progress), strict=True):
+        made[float_key(rule)] = row_of(rule.id, found)
+        against += broken
     write_floats(BUILT_IN / FLOATS, made)
     return against
 
 
-def _mended(task: tuple[Rule, Directions, int, int]) -> tuple[Directions, list[Breach]]:
-    return _held_against(*task)
+def _mended(task: Task) -> tuple[Directions, list[Breach]]:
+    rule, verdicts, seed, points = task
+    return _held_against(rule, with_specials(rule, verdicts), seed, points)
 
 
 def without(rule: Rule, verdicts: Directions, broken: Sequence[Breach]) -> Directions:
