@@ -116,7 +116,16 @@ class Interpreter:
         clean = all(np.isfinite(v).all() for v in values.values() if isinstance(v, np.ndarray) and v.dtype.kind == "f")
         for group in self.groups:
             self._step(group, values, rng if group.runtime and not group.exact else None, clean)
+            if rng is not None and group.runtime and group.kind in noise.CHOOSING:
+                self._toss(group, values, rng)
         return values
+
+    def _toss(self, group: Group, values: Values, rng: np.random.Generator) -> None:
+        for name in group.gives:
+            result = values[name]
+            if isinstance(result, np.ndarray) and result.dtype.kind == "f":
+                operands = [self._array(n, values) for n in group.nodes[0].input]
+                values[name] = noise.tossed(operands, result, rng)
 
     def _step(self, group: Group, values: Values, rng: np.random.Generator | None, clean: bool) -> None:
         given = {r: values[r] for r in group.reads if r not in self.constants}

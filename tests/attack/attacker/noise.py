@@ -27,6 +27,7 @@ SUMMING = frozenset(_SUMMING.split())
 BOUNDED = frozenset(["Sigmoid", "Tanh", "Erf", "HardSigmoid", "GRU", "LSTM", "RNN"])  # kernels accurate absolutely
 PROPORTIONAL = frozenset(["Gelu", "HardSwish", "Mish", "Elu", "Celu", "Selu", "Softplus", "Shrink"])  # ... to the input
 HOT = {"float16": 2.0**3, "float32": 2.0**8, "float64": 2.0**8}  # from overflow; float16 has no room for more
+CHOOSING = frozenset(["Max", "Min"])  # of zeros with both signs, either
 GRADUAL = frozenset(["Add", "Sub"])  # exact where they end below the smallest normal number
 UNDERFLOWING = frozenset(["Mul", "Div", "Exp"])  # a zero that they make of other numbers was rounded to zero
 
@@ -52,6 +53,20 @@ def moved(
             step = np.where(low, np.maximum(step, AMPLITUDE * wide.dtype.type(info.smallest_subnormal)), step)
         noisy = wide + sign * step
         return np.where(np.isfinite(noisy), noisy, wide).astype(values.dtype)
+
+
+def tossed(operands: list[np.ndarray | None], output: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """What Max or Min chose of its operands, the sign drawn where zeros of both signs tie.
+
+    Neither ONNX nor IEEE 754-2008 (5.3.1, maxNum) says which; ONNX Runtime takes the first of float16 and of two
+    float32 elements, and the second of six.
+    """
+    zeros = [np.broadcast_to(o, output.shape) for o in operands if o is not None]
+    both = np.any([(z == 0) & np.signbit(z) for z in zeros], axis=0) & np.any(
+        [(z == 0) & ~np.signbit(z) for z in zeros], axis=0
+    )
+    sign = rng.choice(np.array([-1.0, 1.0], output.dtype), size=output.shape)
+    return np.where(both & (output == 0), np.copysign(output, sign), output)
 
 
 def burst(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
