@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from superopt.pipeline import Options, Result, optimize
 
-__all__ = ["Options", "Result", "optimize"]
+__all__ = ["TIME_LIMIT", "Options", "Result", "optimize"]
+
+TIME_LIMIT = 120.0  # seconds that a model may take, unless told otherwise: work is what is budgeted
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from superopt import TIME_LIMIT
 from superopt.cli.outputs import claim
 from superopt.cli.shell import (
     Dims,
@@ -40,8 +41,12 @@ def bench(
     ] = None,
     rounds: Annotated[int, typer.Option(min=3, help="interleaved rounds a model, at most")] = 60,
     race_limit: Annotated[float, typer.Option(metavar="S", min=1, help="seconds for timing one model")] = 20.0,
-    time_limit: Annotated[float, typer.Option(metavar="S", min=0, help="seconds that we may take for a model")] = 120.0,
-    peer_limit: Annotated[float, typer.Option(metavar="S", min=1, help="seconds that each other tool may")] = 120.0,
+    time_limit: Annotated[
+        float, typer.Option(metavar="S", min=0, help="seconds that we may take for a model")
+    ] = TIME_LIMIT,
+    peer_limit: Annotated[
+        float, typer.Option(metavar="S", min=1, help="seconds that each other tool may")
+    ] = TIME_LIMIT,
     total_limit: Annotated[
         float | None, typer.Option(metavar="S", min=1, help="begin no further model after this; --resume goes on")
     ] = None,

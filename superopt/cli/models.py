@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from superopt import TIME_LIMIT
 from superopt.cli.outputs import claim, distinct
 from superopt.cli.shell import (
     MOST_WORKERS,
@@ -21,6 +22,7 @@ from superopt.cli.shell import (
     Seed,
     Target,
     Threads,
+    TimeLimit,
     err,
     npz,
     out,
@@ -45,15 +47,7 @@ def optimize(
     ] = None,
     target: Target = "cpu",
     runtime: Runtime = "onnxruntime",
-    time_limit: Annotated[
-        float,
-        typer.Option(
-            metavar="S",
-            min=0,
-            envvar="SUPEROPT_TIME_LIMIT",
-            help="seconds for everything: for emergencies, work is what is budgeted",
-        ),
-    ] = 120.0,
+    time_limit: TimeLimit = TIME_LIMIT,
     memory_limit: Annotated[
         str | None,
         typer.Option(metavar="B", envvar="SUPEROPT_MEMORY_LIMIT", help="of the result and the search: bytes, 512M, 2G"),
@@ -138,15 +132,7 @@ def explain(
     model: Model,
     target: Target = "cpu",
     runtime: Runtime = "onnxruntime",
-    time_limit: Annotated[
-        float,
-        typer.Option(
-            metavar="S",
-            min=0,
-            envvar="SUPEROPT_TIME_LIMIT",
-            help="seconds for everything: for emergencies, work is what is budgeted",
-        ),
-    ] = 120.0,
+    time_limit: TimeLimit = TIME_LIMIT,
     dim: Dims = None,
 ) -> None:
     """Say what optimize would do to MODEL and why: rules by place and gain, near misses, untouched nodes.

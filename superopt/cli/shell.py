@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LARGEST", "MOST_THREADS", "MOST_WORKERS", "Dims", "Force", "Input", "Json", "Model", "Progress", "Runtime",
-    "Seed", "Target", "Threads", "err", "npz", "out", "parse_bytes", "parse_dims", "save", "write_json",
+    "Seed", "Target", "Threads", "TimeLimit", "err", "npz", "out", "parse_bytes", "parse_dims", "save", "write_json",
     "write_text", "written_beside",
 ]  # fmt: skip
 
@@ -42,6 +42,10 @@ Threads = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST, help="the search and the check are deterministic for a seed")]
 Target = Annotated[str, typer.Option(help="cpu, cuda, or profile:NAME", envvar="SUPEROPT_TARGET")]
+TimeLimit = Annotated[
+    float, typer.Option("--time-limit", metavar="S", min=0, envvar="SUPEROPT_TIME_LIMIT",
+                        help="seconds for everything: for emergencies, work is what is budgeted")
+]  # fmt: skip
 Runtime = Annotated[
     str, typer.Option("--runtime", metavar="onnxruntime|openvino", envvar="SUPEROPT_RUNTIME",
                       help="what the model will run in")

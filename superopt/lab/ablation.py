@@ -29,7 +29,8 @@ from superopt.formats.files import replace_file
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph
 from superopt.lab.kept import file_digest
-from superopt.pipeline.optimise import Progress, load, quiet
+from superopt.pipeline.optimise import load
+from superopt.pipeline.options import Progress, quiet
 from superopt.pipeline.racing import runnable
 from superopt.report.ablation import Outcome, data_of, document, outcomes_of, table
 from superopt.rules import Library, Rule, load_library

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +16,7 @@ from superopt.ir import kept
 __all__ = ["Kept", "code_digest", "file_digest"]
 
 # The rooms that figures depend on.
-_DECISIVE = (
-    "search",
-    "cost",
-    "ops",
-    "ir",
-    "formats",
-    "runtime",
-    "verifier",
-    "rules",
-    "pipeline",
-    "lab",
-)  # for the figures
+_DECISIVE = ("search", "cost", "ops", "ir", "formats", "runtime", "verifier", "rules", "pipeline", "lab")
 
 
 @dataclass(frozen=True)
@@ -58,6 +49,30 @@ class Kept:
             self.folder.mkdir(parents=True, exist_ok=True)
             replace_file(self._place(model), json.dumps(made, indent=1).encode(), force=True)
         return made
+
+    def rows(
+        self, models: Sequence[Path], fresh: Callable[[Path], dict[str, Any]], *, seconds: float,
+        progress: Callable[[int, int | None, str], None],
+    ) -> tuple[list[dict[str, Any]], list[str]]:  # fmt: skip
+        """A row a model, kept or made now, and the names of those for which no time was left.
+
+        Args:
+            models: in this order.
+            fresh: makes a model's row.
+            seconds: after which no further row is begun.
+            progress: called with (done, total, name).
+        """
+        rows: list[dict[str, Any]] = []
+        left_out: list[str] = []
+        deadline = time.monotonic() + seconds
+        for number, path in enumerate(models):
+            progress(number, len(models), path.stem)
+            row = self.get(path)
+            if row is None and time.monotonic() >= deadline:
+                left_out.append(path.stem)
+                continue
+            rows.append(row or self.put(path, fresh(path)))
+        return rows, left_out
 
     def _place(self, model: Path) -> Path:
         assert self.folder is not None

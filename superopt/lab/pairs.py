@@ -24,7 +24,7 @@ from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, structural_hash
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Applied, Typing, infer
-from superopt.pipeline.optimise import Progress, quiet
+from superopt.pipeline.options import Progress, quiet
 from superopt.rules import Rule, load_library
 from superopt.search import SearchOptions, search
 

@@ -25,7 +25,8 @@ from superopt.cost.recording import Recorder
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph, structural_hash
 from superopt.ops.record import NotCovered
-from superopt.pipeline.optimise import Progress, load, quiet
+from superopt.pipeline.optimise import load
+from superopt.pipeline.options import Progress, quiet
 from superopt.rules import load_library
 from superopt.search import SearchOptions, search
 

@@ -30,7 +30,8 @@ from superopt.lab.predictions import (
     spearman,
     validate,
 )
-from superopt.pipeline.optimise import Options, Progress, load, quiet, select_rules
+from superopt.pipeline.optimise import load, select_rules
+from superopt.pipeline.options import Options, Progress, quiet
 from superopt.search import SearchOptions
 
 __all__ = ["Validation", "repeat_profile", "validate_costs"]

@@ -58,6 +58,8 @@ def slice_(
 def placed(start: Dim, end: Dim, step: int, size: Dim) -> tuple[Dim, Dim]:
     """Start and end counted from the front, and clamped wherever that needs no size that is not known."""
     low, high = (0, size) if step > 0 else (-1, size - 1)
+    if size == 0:
+        return low, low
     first = _clamped(_counted(start, size), 0, high)
     last = end if step < 0 and isinstance(end, int) and end == -1 else _clamped(_counted(end, size), low, size)
     gap = last - first if step > 0 else first - last

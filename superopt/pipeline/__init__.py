@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from superopt.pipeline.optimise import EFFORTS, Options, Progress, Result, load, optimize
+from superopt.pipeline.optimise import Result, load, optimize
+from superopt.pipeline.options import EFFORTS, Options, Progress
 from superopt.pipeline.racing import measure
 from superopt.pipeline.studies import cost, inspect
 

@@ -21,10 +21,10 @@ from superopt.ir.types import TensorType
 from superopt.ops.infer import Barrier, Typing, infer
 from superopt.pipeline.judge import LOOKS, Comparison, Judgement, demand_of
 from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
+from superopt.pipeline.options import EFFORTS, Options, Progress, quiet
 from superopt.pipeline.racing import LARGE, measure
 from superopt.report.quantities import bytes_text
 from superopt.rules import Library, Rule, load_library
-from superopt.rules.floats import MODES
 from superopt.runtime.choice import runtime_named
 from superopt.runtime.limits import refuse_unbounded
 from superopt.search import AppliedRule, SearchOptions, SearchResult, search
@@ -38,10 +38,13 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = [
-    "EFFORTS", "Effort", "Options", "Progress", "Result", "load", "opaque_nodes", "optimize", "quiet", "select_rules",
-]  # fmt: skip
+    "Result",
+    "load",
+    "opaque_nodes",
+    "optimize",
+    "select_rules",
+]
 
-Progress = Callable[[int, int | None, str], None]
 Model = "str | Path | bytes | onnx.ModelProto | Graph"
 
 _ROUNDS = 15  # of a race whose figures were asked for, at least
@@ -55,65 +58,6 @@ _SUSPECTS = 4  # rules that are left out in turn after a failed check; each cost
 _IMPATIENT = 3.0  # seconds for checking and timing what there is when the search was interrupted, if they take less
 _PEAKS_TAKE = 4.0  # seconds that measuring the device's ceilings may take, which is done once a machine
 _MEASURING = 0.5  # share of the time limit that measuring operators may take; the rest is predicted
-
-
-@dataclass(frozen=True)
-class Effort:
-    """Budgets that count work: e-nodes of all regions, prices that may be measured (``None``: as many as matter)."""
-
-    nodes: int
-    questions: int | None
-
-
-EFFORTS: Mapping[str, Effort] = {
-    "quick": Effort(20_000, 0),  # one order of merging on most models, by known and predicted prices alone
-    "default": Effort(200_000, costs.QUESTIONS),
-    "thorough": Effort(2_000_000, None),
-}
-
-
-@dataclass(frozen=True)
-class Options:
-    """Settings of an optimisation.
-
-    Attributes:
-        target: "cpu" measures on this machine; "profile:NAME" uses a recorded profile and is deterministic.
-        time_limit: seconds for everything; ``None`` lets the search reach its fixpoint, however long that takes.
-        memory_limit: bytes that the result's weights and peak activations may take together, and that the search may
-            add to the process (:mod:`superopt.pipeline.memory` says what holds where the input takes more already).
-        sizes: what symbolic dimensions are costed at; they stay symbolic in the result.
-        threads: threads that an operator is measured with.
-        rules: folder of a rule library used besides the built-in one.
-        enable, disable: rule ids or families.
-        measure: time the input and the result side by side at the end.
-        check: compare the result with the input in ONNX Runtime before returning it.
-        full_check: compare both with the float64 reference on every unsteered input besides, however long that takes.
-        certify: prove the result equal to the input, region by region, beyond checking it.
-        strict: raise ``Unsupported`` when a node would be carried through opaque.
-        floats: which of the rules' verdicts in floating point let a rule be used: "strict" only where it is safe
-            whatever the numbers, "standard" also where the conditions of its safety are known to hold or are checked,
-            "fast" wherever it is true of the reals and moderate numbers stay finite.
-        effort: work budgets of the search, in :data:`EFFORTS`.
-        runtime: what the model will run in: prices, the final race, and a part of the check are its own.
-    """
-
-    target: str = "cpu"
-    time_limit: float | None = 120.0
-    memory_limit: int | None = None
-    seed: int = 0
-    rules: Path | None = None
-    enable: tuple[str, ...] = ()
-    disable: tuple[str, ...] = ()
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    threads: int = 1
-    measure: bool = False
-    check: bool = True
-    full_check: bool = False
-    certify: bool = False
-    strict: bool = False
-    floats: str = "standard"
-    effort: str = "default"
-    runtime: str = "onnxruntime"
 
 
 @dataclass(frozen=True)
@@ -146,10 +90,6 @@ def load(model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph:
     return formats.from_onnx(model)
 
 
-def quiet(done: int, total: int | None, what: str) -> None:
-    """The progress callback that shows nothing."""
-
-
 def optimize(
     model: str | Path | bytes | onnx.ModelProto | Graph,
     *,
@@ -170,10 +110,7 @@ def optimize(
         Unsupported: ``strict`` and a node is opaque. UsageError: a bad setting.
     """
     options = replace(options or Options(), **settings)
-    if options.floats not in MODES:
-        raise UsageError(f"floats={printable(options.floats)!r} is none of {', '.join(MODES)}")
-    if options.effort not in EFFORTS:
-        raise UsageError(f"effort={printable(options.effort)!r} is none of {', '.join(EFFORTS)}")
+    options.validate()
     limit = options.time_limit
     deadline = float("inf") if limit is None else time.monotonic() + limit
     progress(0, None, "loading")

@@ -10,7 +10,8 @@ from superopt import cost as costs
 from superopt import report
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline.optimise import Progress, load, opaque_nodes, quiet
+from superopt.pipeline.optimise import load, opaque_nodes
+from superopt.pipeline.options import Progress, quiet
 
 __all__ = ["cost", "inspect"]
 

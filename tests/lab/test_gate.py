@@ -26,7 +26,7 @@ from superopt.lab.gate.culprit import minimal
 from superopt.lab.gate.laboratory import Laboratory
 from superopt.lab.gate.one import Task
 from superopt.pipeline import optimise
-from superopt.pipeline.optimise import Options
+from superopt.pipeline.options import Options
 from superopt.report.corpus import Culprit
 from superopt.rules import Library, Rule, load_library, parse_rule
 from superopt.search import SearchOptions, search

@@ -14,6 +14,7 @@ from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Value, We
 from superopt.ir.poly import sym
 from superopt.ir.types import DType, OpaqueType, TensorType
 from superopt.ops.infer import Applied, Barrier, Typing, infer
+from superopt.ops.slicing import clamp, placed
 
 N, H = sym("N"), sym("H")
 
@@ -74,6 +75,15 @@ def test_interpolation_by_float_arithmetic_on_sizes() -> None:
         {"two": [2], "four": [4], "zero": [0], "k": np.float32([2, 2])},
     )  # fmt: skip
     assert found.types["y"] == f(1, 3, 2 * H, 20)
+
+
+@pytest.mark.parametrize("start", [-3, -1, 0, 2, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("end", [-3, -1, 0, 2, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("step", [1, -1, 3, -2])
+def test_a_slice_of_an_empty_axis_is_empty(start: int, end: int, step: int) -> None:
+    first, last, step = clamp(start, end, step, 0)
+    low, high = placed(first, last, step, 0)
+    assert low == high
 
 
 def test_slice_of_an_open_size_is_decided_only_where_it_is_certain() -> None:

@@ -22,11 +22,11 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from superopt import formats
+from superopt import TIME_LIMIT, formats
 from superopt.ir.errors import SuperoptError, UsageError, printable
 from superopt.lab.benchmark.inductor import MARK
 from superopt.lab.kept import Kept, code_digest
-from superopt.pipeline.optimise import Progress, quiet
+from superopt.pipeline.options import Progress, quiet
 from superopt.rules import load_library
 from superopt.runtime.race import RaceResult, result_of
 
@@ -56,8 +56,8 @@ class BenchOptions:
     """
 
     tools: tuple[str, ...] = ("ort",)
-    time_limit: float = 120.0
-    peer_limit: float = 120.0
+    time_limit: float = TIME_LIMIT
+    peer_limit: float = TIME_LIMIT
     race_limit: float = 20.0
     rounds: int = 60
     keep: Path | None = None
@@ -92,16 +92,9 @@ def bench(models: Sequence[Path], options: BenchOptions, *, progress: Progress =
         raise UsageError(f"there is nothing called {printable(unknown[0])!r} to compare with", hint=", ".join(TOOLS))
     tools = {name: _available(name) for name in options.tools}
     kept = Kept(options.keep, _stamp(options, tools))
-    rows = []
-    left_out = []
-    deadline = time.monotonic() + options.total_limit
-    for number, path in enumerate(models):
-        progress(number, len(models), path.stem)
-        row = kept.get(path)
-        if row is None and time.monotonic() >= deadline:
-            left_out.append(path.stem)
-            continue
-        rows.append(row or kept.put(path, _fresh(path, options, tools)))
+    rows, left_out = kept.rows(
+        models, lambda path: _fresh(path, options, tools), seconds=options.total_limit, progress=progress
+    )
     facts: Mapping[str, Any] = next((r["circumstances"] for r in rows if r.get("circumstances")), {})
     return {
         "format": "superopt.bench", "version": 2, "date": time.strftime("%Y-%m-%d", time.gmtime()),

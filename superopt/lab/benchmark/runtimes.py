@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from superopt import formats
+from superopt import TIME_LIMIT, formats
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import structural_hash
 from superopt.lab.benchmark.rows import child_job
 from superopt.lab.kept import Kept, code_digest
-from superopt.pipeline.optimise import Progress, quiet
+from superopt.pipeline.options import Progress, quiet
 from superopt.runtime.choice import runtime_named
 from superopt.runtime.race import result_of
 from superopt.runtime.spread import median_error
@@ -47,7 +47,7 @@ class RuntimesOptions:
     """
 
     runtimes: tuple[str, ...]
-    time_limit: float = 120.0
+    time_limit: float = TIME_LIMIT
     race_limit: float = 20.0
     rounds: int = 60
     keep: Path | None = None
@@ -70,15 +70,9 @@ def compare_runtimes(
     versions = {name: runtime_named(name).version for name in options.runtimes}
     settings = [code_digest(), versions, options.time_limit, options.race_limit, options.rounds]
     kept = Kept(options.keep, hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16])
-    rows, left_out = [], []
-    deadline = time.monotonic() + options.total_limit
-    for number, path in enumerate(models):
-        progress(number, len(models), path.stem)
-        row = kept.get(path)
-        if row is None and time.monotonic() >= deadline:
-            left_out.append(path.stem)
-            continue
-        rows.append(row or kept.put(path, _fresh(path, options)))
+    rows, left_out = kept.rows(
+        models, lambda path: _fresh(path, options), seconds=options.total_limit, progress=progress
+    )
     return {
         "format": "superopt.runtimes", "version": 1, "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "runtimes": versions, "rows": rows, "left_out": left_out,

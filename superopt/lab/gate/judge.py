@@ -20,7 +20,8 @@ from superopt.lab.gate.one import Task
 from superopt.lab.gate.settings import CorpusSettings, models_of
 from superopt.lab.gate.workers import run_all
 from superopt.lab.kept import Kept, code_digest
-from superopt.pipeline.optimise import Progress, quiet, select_rules
+from superopt.pipeline.optimise import select_rules
+from superopt.pipeline.options import Progress, quiet
 from superopt.report.corpus import Comparison, CorpusRun, Culprit, Finding, Row
 from superopt.report.corpus.model import geometric_mean
 from superopt.rules import Rule, format_rule

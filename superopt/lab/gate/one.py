@@ -9,7 +9,8 @@ from pathlib import Path
 from superopt import cost as costs
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, structural_hash
-from superopt.pipeline.optimise import Options, load, optimize
+from superopt.pipeline.optimise import load, optimize
+from superopt.pipeline.options import Options
 from superopt.report.corpus import Row
 from superopt.report.corpus.model import Operators
 

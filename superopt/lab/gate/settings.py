@@ -8,8 +8,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from superopt import TIME_LIMIT
 from superopt.ir.errors import UsageError, printable
-from superopt.pipeline.optimise import Options
+from superopt.pipeline.options import Options
 
 __all__ = ["CorpusSettings", "models_of"]
 
@@ -47,8 +48,8 @@ class CorpusSettings:
     threshold: float = 0.02
     thresholds: Mapping[str, float] = field(default_factory=dict)
     total_threshold: float = 0.01
-    time_limit: float = 120.0
-    bisect_limit: float = 120.0
+    time_limit: float = TIME_LIMIT
+    bisect_limit: float = TIME_LIMIT
     workers: int = 0
     sizes: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0

@@ -19,7 +19,7 @@ from pathlib import Path
 from superopt import formats
 from superopt.ir.errors import ResourceLimit, SuperoptError
 from superopt.lab.gate.one import Task, row_of
-from superopt.pipeline.optimise import Progress, quiet
+from superopt.pipeline.options import Progress, quiet
 from superopt.report.corpus import Row
 
 __all__ = ["run_all"]
