@@ -1,0 +1,89 @@
+"""Settings of an optimisation: what it may use, and how much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from superopt import TIME_LIMIT
+from superopt.cost import QUESTIONS
+from superopt.ir.errors import UsageError, printable
+from superopt.rules.floats import MODES
+
+__all__ = ["EFFORTS", "Effort", "Options", "Progress", "quiet"]
+
+Progress = Callable[[int, int | None, str], None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Budgets that count work: e-nodes of all regions, prices that may be measured (``None``: as many as matter)."""
+
+    nodes: int
+    questions: int | None
+
+
+EFFORTS: Mapping[str, Effort] = {
+    "quick": Effort(20_000, 0),  # one order of merging on most models, by known and predicted prices alone
+    "default": Effort(200_000, QUESTIONS),
+    "thorough": Effort(2_000_000, None),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of an optimisation.
+
+    Attributes:
+        target: "cpu" measures on this machine; "profile:NAME" uses a recorded profile and is deterministic.
+        time_limit: seconds for everything; ``None`` lets the search reach its fixpoint, however long that takes.
+        memory_limit: bytes that the result's weights and peak activations may take together, and that the search may
+            add to the process (:mod:`superopt.pipeline.memory` says what holds where the input takes more already).
+        sizes: what symbolic dimensions are costed at; they stay symbolic in the result.
+        threads: threads that an operator is measured with.
+        rules: folder of a rule library used besides the built-in one.
+        enable, disable: rule ids or families.
+        measure: time the input and the result side by side at the end.
+        check: compare the result with the input in ONNX Runtime before returning it.
+        full_check: compare both with the float64 reference on every unsteered input besides, however long that takes.
+        certify: prove the result equal to the input, region by region, beyond checking it.
+        strict: raise ``Unsupported`` when a node would be carried through opaque.
+        floats: which of the rules' verdicts in floating point let a rule be used: "strict" only where it is safe
+            whatever the numbers, "standard" also where the conditions of its safety are known to hold or are checked,
+            "fast" wherever it is true of the reals and moderate numbers stay finite.
+        effort: work budgets of the search, in :data:`EFFORTS`.
+        runtime: what the model will run in: prices, the final race, and a part of the check are its own.
+    """
+
+    target: str = "cpu"
+    time_limit: float | None = TIME_LIMIT
+    memory_limit: int | None = None
+    seed: int = 0
+    rules: Path | None = None
+    enable: tuple[str, ...] = ()
+    disable: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    threads: int = 1
+    measure: bool = False
+    check: bool = True
+    full_check: bool = False
+    certify: bool = False
+    strict: bool = False
+    floats: str = "standard"
+    effort: str = "default"
+    runtime: str = "onnxruntime"
+
+    def validate(self) -> None:
+        """Refuse a word that is none of those known.
+
+        Raises:
+            UsageError: it names the setting and its words.
+        """
+        for name, given, known in (("floats", self.floats, MODES), ("effort", self.effort, tuple(EFFORTS))):
+            if given not in known:
+                raise UsageError(f"{name}={printable(given)!r} is none of {', '.join(known)}")
+
+
+def quiet(done: int, total: int | None, what: str) -> None:
+    """The progress callback that shows nothing."""
