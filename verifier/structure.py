@@ -7,6 +7,7 @@ values that differ only in the names of bound variables (not for all of them: ma
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import threading
 from collections.abc import Mapping
@@ -22,6 +23,9 @@ __all__ = [
     "ONE", "ZERO", "Apply", "Branch", "Element", "Extreme", "Factor", "Factors", "Monomial", "SizeFactor", "SumBase",
     "Value", "free", "fresh", "restart_names", "text",
 ]  # fmt: skip
+
+
+_LONGEST = 20_000  # characters of a text that is kept as it is: far above any rule's
 
 
 class _Names(threading.local):
@@ -89,6 +93,9 @@ class Apply:
     args: tuple[Value, ...]
 
     def show(self, names: Mapping[str, Dim]) -> str:
+        return _shown(self, names)
+
+    def shown(self, names: Mapping[str, Dim]) -> str:
         return f"{self.function}({'; '.join(text(a, names) for a in self.args)})"
 
     @cached_property
@@ -107,6 +114,9 @@ class SumBase:
     value: Value
 
     def show(self, names: Mapping[str, Dim]) -> str:
+        return _shown(self, names)
+
+    def shown(self, names: Mapping[str, Dim]) -> str:
         return f"({text(self.value, names)})"
 
     @cached_property
@@ -131,6 +141,9 @@ class Branch:
         return (free(self.value) | frozenset(n for g in self.guards for n in symbols(g.size))) - set(self.bound)
 
     def show(self, names: Mapping[str, Dim]) -> str:
+        return _shown(self, names)
+
+    def shown(self, names: Mapping[str, Dim]) -> str:
         inner = {**names, **_local_names(self, names)}
         return f"{len(self.bound)}{_guards_text(self.guards, inner)}{text(self.value, inner)}"
 
@@ -143,6 +156,9 @@ class Extreme:
     branches: tuple[Branch, ...]
 
     def show(self, names: Mapping[str, Dim]) -> str:
+        return _shown(self, names)
+
+    def shown(self, names: Mapping[str, Dim]) -> str:
         return f"{self.kind}{{{' | '.join(sorted(b.show(names) for b in self.branches))}}}"
 
     @cached_property
@@ -181,6 +197,9 @@ class Monomial:
 
     def show(self, names: Mapping[str, Dim]) -> str:
         """The key with free names replaced."""
+        return _shown(self, names)
+
+    def shown(self, names: Mapping[str, Dim]) -> str:
         inner = {**names, **_local_names(self, names)}
         factors = " ".join(sorted(f"{f.show(inner)}^{p}" if p != 1 else f.show(inner) for f, p in self.factors))
         return f"{len(self.bound)}{_guards_text(self.guards, inner)}{factors}"
@@ -210,6 +229,21 @@ ZERO: Value = ()
 ONE: Value = (Monomial(Fraction(1), (), frozenset(), ()),)
 
 
+def _shown(item: Apply | SumBase | Branch | Extreme | Monomial, names: Mapping[str, Dim]) -> str:
+    """The item's text, made once for what it depends on: its own free names, and the first number for bound ones.
+
+    A value that is read twice is one object, and its text may double with each level: beyond ``_LONGEST`` characters
+    a digest stands for it.
+    """
+    first = _first_local(names)
+    key = (first, tuple((n, names[n]) for n in sorted(item.free) if n in names))
+    known: dict[object, str] = item.__dict__.setdefault("_texts", {})
+    if key not in known:
+        made = item.shown(names)
+        known[key] = made if len(made) <= _LONGEST else hashlib.sha256(made.encode()).hexdigest()
+    return known[key]
+
+
 def _guards_text(guards: frozenset[Condition], names: Mapping[str, Dim]) -> str:
     shown = sorted(
         str(normal_condition(Condition(g.kind, substitute(g.size, names)))) if names else str(g) for g in guards
@@ -221,8 +255,13 @@ def _local_names(item: Monomial | Branch, outer: Mapping[str, Dim]) -> dict[str,
     """Names for bound variables that no enclosing binder uses."""
     if not item.bound:
         return {}
-    start = max((int(str(v)[1:]) + 1 for v in outer.values() if str(v).startswith("@")), default=0)
+    start = _first_local(outer)
     return {n: sym(f"@{start + i}") for i, n in enumerate(_appearance(item))}
+
+
+def _first_local(names: Mapping[str, Dim]) -> int:
+    """The number of the first name for bound variables that these leave free."""
+    return max((int(text[1:]) + 1 for text in map(str, names.values()) if text.startswith("@")), default=0)
 
 
 def _appearance(item: Monomial | Branch) -> list[str]:
