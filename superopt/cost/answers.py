@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
 from superopt.cost.measure import Timing
 from superopt.cost.predictor import Ceilings, Predictor
 from superopt.cost.profile import Store
+from superopt.cost.question import Question
 from superopt.cost.record import Estimate, Key, Record
 from superopt.ir.errors import SuperoptError
 from superopt.ops.record import NotCovered
@@ -101,11 +104,30 @@ class Answers:
         """Whether the device refused what the key names."""
         return key.text in self._failed
 
+    def price(self, model: Pricing, question: Question, key: Key, time_it: Callable[[Question], Timing]) -> Estimate:
+        """What a model says of a question: by its record, measured now if need be; else predicted, and dear where the
+        device refuses the form."""
+        record = self.get(key, partial(time_it, question), question.work)
+        if record is not None:
+            return model.estimate_of(record)
+        found = model.predicted(question.op, question.work, question.key)
+        return refused(found) if self.failed(key) else found
+
     def predict(self, op: str, work: tuple[int, int], key: Key, cold: float) -> Estimate:
         """What is not measured, from what is; fitted again as records come in."""
         if self._fitted is None or len(self.store) > _REFIT * self._fitted[0]:
             self._fitted = (len(self.store), Predictor.fit(self.store.records, self._ceilings))
         return self._fitted[1].predict(op, *work, key, cold)
+
+
+class Pricing(Protocol):
+    """A cost model as far as :meth:`Answers.price` needs it."""
+
+    def estimate_of(self, record: Record) -> Estimate:
+        """What a record says."""
+
+    def predicted(self, op: str, work: tuple[int, int], key: Key) -> Estimate:
+        """What is expected of an application that was not measured."""
 
 
 def refused(prediction: Estimate) -> Estimate:

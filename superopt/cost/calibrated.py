@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from functools import partial
 
-from superopt.cost.answers import Answers, Progress, refused
+from superopt.cost.answers import Answers, Progress
 from superopt.cost.calibration import Calibration, calibrated, calibration_at_hand, scaled
 from superopt.cost.device import CpuDevice
 from superopt.cost.fusion import BACKENDS
@@ -67,11 +66,7 @@ class CalibratedCpu(RecordedProfile):
     def _lookup(self, question: Question) -> Estimate:
         if question.key.question in self._answers:
             return super()._lookup(question)
-        record = self.answers.get(question.key, partial(self.cpu.time, question), question.work)
-        if record is not None:
-            return self._estimate(record)
-        found = self.predicted(question.op, question.work, question.key)
-        return refused(found) if self.answers.failed(question.key) else found
+        return self.answers.price(self, question, question.key, self.cpu.time)
 
 
 def nearest_profile(device: CpuDevice) -> tuple[str, Profile, Calibration] | None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from functools import cached_property, partial
 
-from superopt.cost.answers import Answers, Progress, refused
+from superopt.cost.answers import Answers, Progress
 from superopt.cost.asked import Asked
 from superopt.cost.cache import last_level_bytes
 from superopt.cost.fusion import cpu_backend
@@ -51,7 +51,12 @@ class MeasuredCpu(Asked):
         kept = store if store is not None else device_store(threads, runtime)
         super().__init__(Answers(kept, time_limit=time_limit, progress=progress), sizes, cpu_backend(runtime))
         self.meter = Meter(threads, runtime)
-        self.lowers = runtime.lowers  # cost graphs by the nodes of the runtime's own optimised graph
+        self.runtime = runtime
+        self._lowers = runtime.lowers
+
+    @property
+    def lowered(self) -> MeasuredCpu | None:
+        return self if self._lowers else None
 
     @property
     def cache_bytes(self) -> int:
@@ -77,7 +82,7 @@ class MeasuredCpu(Asked):
     def recording(self) -> MeasuredCpu:
         """The same model, made to cost graphs by their own operators, as a recorded profile will."""
         other = copy.copy(self)  # shares the answers, and the budget for more of them
-        other.lowers = False
+        other._lowers = False
         return other
 
     def kernel(self, kernel: Kernel) -> Estimate:
@@ -88,7 +93,7 @@ class MeasuredCpu(Asked):
         record = self.answers.get(kernel.key, lambda: self.meter.time(kernel.graph, optimise=False), work)
         if record is None:  # refused alone or not, the runtime runs its own node
             return self.predicted(kernel.key.op, work, kernel.key)
-        return self._estimate(record)
+        return self.estimate_of(record)
 
     def overhead_us(self) -> float:
         """What a run costs before its first node."""
@@ -111,11 +116,7 @@ class MeasuredCpu(Asked):
         return Estimate(self.meter.dispatch / 1e3, "measured", 0.1)
 
     def _lookup(self, question: Question) -> Estimate:
-        record = self.answers.get(question.key, partial(self._time, question), question.work)
-        if record is not None:
-            return self._estimate(record)
-        found = self.predicted(question.op, question.work, question.key)
-        return refused(found) if self.answers.failed(question.key) else found  # our own form of the operator
+        return self.answers.price(self, question, question.key, self._time)
 
     def _time(self, question: Question) -> Timing:
         return measure_graph(application_graph(question), self.meter)

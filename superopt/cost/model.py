@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
@@ -22,12 +22,14 @@ from superopt.cost.trial import at_sizes, value_at_sizes
 from superopt.ir.graph import Graph
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
-from superopt.ops import REGISTRY
-from superopt.ops.meaning import IllTyped
 from superopt.runtime.race import RaceResult
 from superopt.runtime.spread import IQR_OF_NORMAL
 
-__all__ = ["Application", "Attributes", "CostModel", "Racing", "work_of"]
+if TYPE_CHECKING:
+    from superopt.cost.kernel import Kernel
+    from superopt.runtime.protocol import Runtime
+
+__all__ = ["Application", "Attributes", "CostModel", "Lowered", "Racing", "work_of"]
 
 Attributes = Mapping[str, AttributeValue] | Sequence[tuple[str, AttributeValue]]
 Application = tuple[str, Attributes, Sequence[TensorType | None], Sequence[bool]]  # op, attributes, types, constant
@@ -44,12 +46,26 @@ class Racing(Protocol):
     ) -> RaceResult: ...  # fmt: skip
 
 
+class Lowered(Protocol):
+    """A cost model that prices the nodes of the runtime's own optimised graph."""
+
+    @property
+    def runtime(self) -> Runtime:
+        """What optimises the graph, and runs it."""
+
+    def kernel(self, kernel: Kernel) -> Estimate:
+        """The cost of one node of that graph."""
+
+    def overhead_us(self) -> float:
+        """What a run costs before its first node."""
+
+
 class CostModel(ABC):
     """What the search asks. Costs add up over applications; ``after`` names what the backend fuses.
 
     What a model can do beyond answering is declared here: it may know beforehand which answers would have to be
-    measured (:meth:`known`, :meth:`expected`), what its answers depend on (:attr:`digest`), and a device that times
-    whole graphs (:attr:`racing`).
+    measured (:meth:`known`, :meth:`expected`), what its answers depend on (:attr:`digest`), the prices of the
+    runtime's own nodes (:attr:`lowered`), and a device that times whole graphs (:attr:`racing`).
 
     Args:
         sizes: what symbolic dimensions are costed at.
@@ -81,6 +97,11 @@ class CostModel(ABC):
     def measured(self) -> int:
         """How many measurements were made for answers (what was at hand already is not counted)."""
         return 0
+
+    @property
+    def lowered(self) -> Lowered | None:
+        """This model, where it prices the runtime's own nodes; ``None``: graphs are costed by their own."""
+        return None
 
     @property
     def racing(self) -> Racing | None:
@@ -152,24 +173,6 @@ class CostModel(ABC):
         """Whether the consumer is nearly free when it alone reads the producer's result."""
         return self.backend.fusable(producer, consumer, constant_others=constant_others, rank=rank)
 
-    def fused_saving(self, producer: Application, consumer: Application, slot: int) -> float:
-        """Microseconds saved by the backend's running the two as one kernel, the consumer being the only reader.
-
-        Args:
-            producer: what makes argument ``slot`` of the consumer.
-            consumer: the application that may disappear.
-            slot: position of the argument.
-        """
-        op, attributes, types, fixed = consumer
-        if not self._fuses(producer[0], op, types, fixed, slot) or op not in REGISTRY:
-            return 0.0
-        try:
-            _, outs = REGISTRY[op].apply(tuple(types), dict(attributes))
-        except IllTyped:
-            return 0.0
-        alone = self.application(op, attributes, types, outs, fixed).us
-        return max(0.0, alone - self._fused(types, outs, slot).us)
-
     def application(
         self,
         op: str,
@@ -228,7 +231,8 @@ class CostModel(ABC):
         more = max(0, sum(t.nbytes or 0 for t in outs) - (own.nbytes or 0 if own is not None else 0))
         return Estimate((others + more) / self.backend.streamed, "free", 0.0)
 
-    def _estimate(self, record: Record) -> Estimate:
+    def estimate_of(self, record: Record) -> Estimate:
+        """What a record says here: warm or cold, and how sure it is."""
         ns = record.ns + (record.ns_cold - record.ns) * self.colder(record.key)
         least = max(_LEAST_SIGMA, _LEAST_SIGMA_NS / ns) if ns > 0 else _LEAST_SIGMA
         return Estimate(ns / 1e3, "measured", max(record.iqr / IQR_OF_NORMAL, least))

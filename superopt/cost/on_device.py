@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
-from superopt.cost.answers import Answers, Progress, refused
+from superopt.cost.answers import Answers, Progress
 from superopt.cost.asked import Asked
 from superopt.cost.device import Device
 from superopt.cost.model import Racing
@@ -60,9 +59,4 @@ class OnDevice(Asked):
         return Estimate(float(self.facts["dispatch_ns"]) / 1e3, "measured", 0.1)
 
     def _lookup(self, question: Question) -> Estimate:
-        key = self.device.key(question)
-        record = self.answers.get(key, partial(self.device.time, question), question.work)
-        if record is not None:
-            return self._estimate(record)
-        found = self.predicted(question.op, question.work, question.key)
-        return refused(found) if self.answers.failed(key) else found
+        return self.answers.price(self, question, self.device.key(question), self.device.time)

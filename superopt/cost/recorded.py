@@ -81,7 +81,7 @@ class RecordedProfile(CostModel):
     def _lookup(self, question: Question) -> Estimate:
         record = self._answers.get(question.key.question)
         if record is not None:
-            return self._estimate(record)
+            return self.estimate_of(record)
         found = self.predicted(question.op, question.work, question.key)
         return refused(found) if question.key.question in self._refused else found
 

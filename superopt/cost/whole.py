@@ -12,8 +12,7 @@ from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.cost.kernel import Kernel, kernels_of
 from superopt.cost.lowering import distinct, known_types, lowered
 from superopt.cost.measure import SUMMAND
-from superopt.cost.measured import MeasuredCpu
-from superopt.cost.model import CostModel, work_of
+from superopt.cost.model import CostModel, Lowered, work_of
 from superopt.cost.patterns import groups
 from superopt.cost.record import FREE, Estimate
 from superopt.cost.residence import Activations, Weights
@@ -98,9 +97,9 @@ def graph_cost(
     done = facts.work()
     parts: list[_Part] | None = None
     base = 0.0
-    if isinstance(model, MeasuredCpu) and model.lowers and done.weight_bytes <= _LOWERABLE:
-        parts = _as_the_runtime_runs_it(graph, model, sizes or {}, done.peak_activation_bytes)
-        base = model.overhead_us()
+    if model.lowered is not None and done.weight_bytes <= _LOWERABLE:
+        parts = _as_the_runtime_runs_it(graph, model, model.lowered, sizes or {}, done.peak_activation_bytes)
+        base = model.lowered.overhead_us()
     if parts is None:
         parts = facts.grouped(list(facts.applications(model, done.peak_activation_bytes)), model)
     total = sum(part[2].us for part in parts)
@@ -135,7 +134,7 @@ def work(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None) -
 
 
 def _as_the_runtime_runs_it(
-    graph: Graph, model: MeasuredCpu, sizes: Mapping[str, int], activations: int
+    graph: Graph, model: CostModel, prices: Lowered, sizes: Mapping[str, int], activations: int
 ) -> list[_Part] | None:
     """Costs of ONNX Runtime's own nodes; ``None`` when it cannot run the graph on made-up inputs.
 
@@ -145,7 +144,7 @@ def _as_the_runtime_runs_it(
     try:
         refuse_unbounded(graph, sizes)
         feeds = feeds_for(graph, sizes)
-        own = lowered(graph, model.meter.runtime)
+        own = lowered(graph, prices.runtime)
         try:
             types = known_types(own, feeds)
         except SuperoptError:  # integer inputs may be indices
@@ -160,9 +159,7 @@ def _as_the_runtime_runs_it(
     parts: list[_Part] = []
     for part, held in zip(kernels_of(own, types), copies, strict=True):
         if isinstance(part, Kernel):
-            context = reuse.at(held, part.moved - sum(held.values()))
-            assert isinstance(context, MeasuredCpu)
-            alone = context.kernel(part)
+            alone = (reuse.at(held, part.moved - sum(held.values())).lowered or prices).kernel(part)
             estimate = replace(alone, us=alone.us + longer(part.node, sum(held.values())))
             parts.append((part.node.name, part.node.op, estimate, (part.flops, part.moved)))
         else:
@@ -171,7 +168,7 @@ def _as_the_runtime_runs_it(
 
 
 def _activations(
-    graph: Graph, types: Mapping[str, TensorType], model: MeasuredCpu, working_set: int
+    graph: Graph, types: Mapping[str, TensorType], model: CostModel, working_set: int
 ) -> Callable[[Node, int], float]:
     """How much longer the next node of a lowered graph takes than alone, given the bytes of its weights, in order."""
     peaks = model.peaks()
