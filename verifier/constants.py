@@ -16,7 +16,8 @@ from superopt.formats.onnx_writer import to_onnx_bytes
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Value, Weight, constant
 from superopt.ir.types import DType, TensorType, ValueType
-from superopt.ops.infer import Typing, infer
+from superopt.ops.infer import Applied, Typing, infer
+from superopt.ops.record import NotCovered
 from superopt.runtime._barrier import run_node
 from superopt.runtime.ort import make_session
 from superopt.runtime.ort import run as run_session
@@ -99,6 +100,8 @@ def jumps(node: Node, types: Mapping[str, ValueType | None]) -> bool:
 def constants_of(graph: Graph, typing: Typing, but: frozenset[str] = frozenset()) -> Constants:
     """The constants that a model's nodes compute; one that ONNX Runtime cannot compute is not among them.
 
+    A node whose canonical form does without what is not constant (CastLike reads its target's type) runs in that form.
+
     Args:
         graph: the model.
         typing: its types.
@@ -106,15 +109,37 @@ def constants_of(graph: Graph, typing: Typing, but: frozenset[str] = frozenset()
     """
     nodes: list[Node] = []
     known = {n for n, w in graph.constants.items() if w.data is not None}
-    for node in graph.nodes:
+    for node, form in zip(graph.nodes, typing.nodes, strict=True):
         sized = all(_small(typing.types.get(o)) for o in node.outputs if o)
-        if node.op not in RANDOM and sized and known.issuperset(node.reads) and not but.intersection(node.outputs):
+        if node.op in RANDOM or not sized or but.intersection(node.outputs):
+            continue
+        if not known.issuperset(node.reads) and isinstance(form, Applied) and known.issuperset(filter(None, form.args)):
+            node, literals = _written(node, form, typing, graph.opset)
+            graph = replace(graph, weights=(*graph.weights, *literals))
+            known.update(w.name for w in literals)
+        if known.issuperset(node.reads):
             nodes.append(node)
             known.update(o for o in node.outputs if o)
     if not nodes:
         return Constants({})
     arrays = _together(graph, typing, nodes)
     return Constants(_one_by_one(graph, typing, nodes) if arrays is None else arrays)
+
+
+def _written(
+    node: Node, form: Applied, typing: Typing, opset: Mapping[str, int]
+) -> tuple[Node, tuple[Weight, ...]]:  # fmt: skip
+    """A node in its operator's canonical form, and the literals that this has for inputs; the node if there is none."""
+    record = form.operator
+    kinds = [t if isinstance(t, TensorType) else None for t in (typing.types.get(a) if a else None for a in form.args)]
+    try:
+        made = record.write(dict(form.attributes), kinds, opset.get(record.domain, 1))
+    except NotCovered:
+        return node, ()
+    names = {place: f"{node.outputs[0]}/{place}" for place in made.literals}
+    inputs = made.names(form.args, names)
+    literals = tuple(constant(names[place], array) for place, array in made.literals.items())
+    return Node(node.name, record.name, inputs, node.outputs, dict(made.attributes), record.domain), literals
 
 
 def _small(kind: ValueType | None) -> bool:

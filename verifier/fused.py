@@ -16,9 +16,12 @@ from superopt.ir.graph import Attribute, Graph, Node, Weight, constant
 from superopt.ir.types import TensorType
 from superopt.ops.infer import infer
 
-__all__ = ["FUSED", "unfused"]
+__all__ = ["FUSED", "bodies_of", "unfused"]
 
 _CUBIC = 0.044715  # of the tanh approximation of Gelu (Hendrycks and Gimpel, arXiv:1606.08415)
+
+
+_SIXTH = float(np.float32(1 / 6))
 
 
 class _Other(Exception):
@@ -213,7 +216,14 @@ def _layer(parts: _Parts, *, centred: bool) -> None:
     _normal(parts, parts.input(0), parts.input(1), parts.input(2), first=axis % rank, rank=rank, centred=centred)
 
 
+def _hard_swish(parts: _Parts) -> None:
+    """``x · HardSigmoid(x)``, ONNX's own function body: its 1/6 is a float attribute."""
+    x = parts.input(0)
+    parts.op("Mul", x, parts.op("HardSigmoid", x, alpha=_SIXTH, beta=0.5), to=parts.output(0))
+
+
 _OWN = ("", "ai.onnx")
+_BODIES: Mapping[str, Callable[[_Parts], None]] = {"HardSwish": _hard_swish}
 FUSED: Mapping[tuple[str, str], Callable[[_Parts], None]] = {
     ("com.microsoft", "FusedConv"): _conv,
     ("com.microsoft", "FusedGemm"): _gemm,
@@ -229,12 +239,24 @@ FUSED: Mapping[tuple[str, str], Callable[[_Parts], None]] = {
 }
 
 
-def unfused(graph: Graph) -> Graph:
-    """The model with fused operators written out; values keep their names."""
+def bodies_of(graph: Graph) -> frozenset[str]:
+    """ONNX's own operators whose function bodies ONNX Runtime wrote into the model in their place."""
+    wrote = (n.op == "HardSigmoid" and n.attributes.get("alpha") == _SIXTH for n in graph.nodes)
+    return frozenset({"HardSwish"}) if any(wrote) else frozenset()
+
+
+def unfused(graph: Graph, bodies: frozenset[str] = frozenset()) -> Graph:
+    """The model with fused operators written out; values keep their names.
+
+    Args:
+        graph: the model.
+        bodies: operators of ONNX's own that are written out as their function bodies, too (:func:`bodies_of`): over the
+            reals they are something else, since a float attribute does not hold 1/6.
+    """
     opset = graph.opset.get("", graph.opset.get("ai.onnx", 1))
     while True:  # types behind a fused node are known once it is written out
         typing = infer(graph)
-        written = [_written(n, tuple(typing.types.get(i) for i in n.inputs), opset) for n in graph.nodes]
+        written = [_written(n, tuple(typing.types.get(i) for i in n.inputs), opset, bodies) for n in graph.nodes]
         if not any(written):
             return graph
         nodes = [m for n, parts in zip(graph.nodes, written, strict=True) for m in (parts.nodes if parts else (n,))]
@@ -242,9 +264,13 @@ def unfused(graph: Graph) -> Graph:
         graph = replace(graph, nodes=tuple(nodes), weights=(*graph.weights, *weights)).checked()
 
 
-def _written(node: Node, types: tuple[TensorType | None, ...], opset: int) -> _Parts | None:
+def _written(
+    node: Node, types: tuple[TensorType | None, ...], opset: int, bodies: frozenset[str]
+) -> _Parts | None:  # fmt: skip
     """The nodes that a fused node stands for; ``None`` where it is none, or its types are not known yet."""
     rule = FUSED.get(("" if node.domain in _OWN else node.domain, node.op))
+    if node.op in bodies and node.domain in _OWN:
+        rule = _BODIES[node.op]
     if rule is None or (node.op == "LayerNormalization" and node.domain in _OWN and opset >= 17):
         return None
     parts = _Parts(node, types, opset)

@@ -25,7 +25,7 @@ from superopt.verifier.constants import Known, constants_of, contents_of, settle
 from superopt.verifier.differential import CheckResult, check, signature_difference
 from superopt.verifier.expressions import deviation, evaluated, ulps, written
 from superopt.verifier.folds import irrational
-from superopt.verifier.fused import unfused
+from superopt.verifier.fused import bodies_of, unfused
 from superopt.verifier.provenance import Unfolded, unfolded
 from superopt.verifier.regions import PROVED, ROUNDED, Region, Work
 from superopt.verifier.sides import Side, aligned
@@ -143,7 +143,8 @@ def verify(
 
 def _opened(a: Graph, b: Graph) -> tuple[Side, Side, dict[str, float]]:
     """Both models with fused operators written out and folded constants put back, and how far each of those was off."""
-    a, b = settled(unfused(a)), settled(unfused(b))
+    bodies = bodies_of(a) | bodies_of(b)
+    a, b = settled(unfused(a, bodies)), settled(unfused(b, bodies))
     typing = infer(a)
     known = Known(a, typing, constants_of(a, typing))
     found = unfolded(known, b, frozenset(contents_of(w) for w in known.weights.values()))

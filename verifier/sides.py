@@ -164,13 +164,19 @@ def _fingerprints(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, tu
 
 
 def literal(side: Side, name: str, *, uniform: bool = False) -> Term | None:
-    """The numbers of a weight that is small (and not ``uniform``), or the same everywhere; else ``None``."""
+    """The numbers of a constant that is small (and not ``uniform``), or the same everywhere; else ``None``.
+
+    What nodes compute from constants is what ONNX Runtime makes of them.
+    """
     weight = side.graph.weight.get(name)
-    if weight is None or weight.data is None or name in side.made or not weight.type.dtype.is_float:
+    if name in side.made:
+        array = side.computed.arrays.get(name)
+    else:
+        array = None if weight is None or weight.data is None else weight.data.numpy()
+    if array is None or not DType.of(array.dtype).is_float:
         return None
-    array = weight.data.numpy()
     shape: tuple[Dim, ...] = array.shape
-    kind = str(weight.type.dtype)
+    kind = str(DType.of(array.dtype))
     if array.size == 0 or not np.isfinite(array.astype(float)).all():
         return None
     if array.size == 1 or (array.size <= _SMALL and not uniform):
