@@ -59,6 +59,7 @@ class Pattern:
         names: registers of the names that sizes and attributes bind.
         checks: composite expressions, and the registers of what they must equal.
         first_round: only the input's own applications are taken apart, not what was just merged.
+        heavier: the other side does surely more arithmetic with as many operators of the same kinds.
         floats: by element type, the conditions of which one must hold for the other side to be as good in floating
             point; ``None``: whatever the reals allow.
     """
@@ -77,6 +78,7 @@ class Pattern:
     first_round: bool = False
     width: int = 1  # slots
     floats: Mapping[str, tuple[Way, ...]] | None = None
+    heavier: bool = False
     bounded: bool = False  # some variable holds positions, whose range is asked of the graph
     _runtime: dict[tuple[bool, ...], tuple[int, int, int]] = field(default_factory=dict)
     _sizes: dict[tuple[AttributeValue, ...], Sizes | None] = field(default_factory=dict)

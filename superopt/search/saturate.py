@@ -45,9 +45,10 @@ class Limits:
 
     Attributes:
         matches: per rule and round.
-        detours: a move that makes more work at run time starts where at most so many such moves led. Without a limit
-            what was made out of nothing (``x + y`` as ``max(x, y) + min(x, y)``) is taken apart again and again, and
-            fills the e-graph before useful moves have their turn.
+        detours: a move that makes more work at run time (more operators, or more arithmetic with as many) starts where
+            at most so many such moves led. Without a limit what was made out of nothing (``x + y`` as
+            ``max(x, y) + min(x, y)``) is taken apart again and again, and fills the e-graph before useful moves have
+            their turn.
     """
 
     nodes: int = 4000
@@ -233,7 +234,8 @@ class _Search:
         classes = self.graph.classes
         before, after, apart = pattern.runtime(tuple([classes[c].constant for c in state.variables(slots)]))
         detour = max([classes[c].detour for c in slots[: pattern.width]])  # the longest that leads to what it reads
-        if after > before and (apart or detour > self.limits.detours):
+        worse = after > before or (after == before and pattern.heavier)
+        if worse and (apart or detour > self.limits.detours):
             return  # it would take constants apart to make more work at run time, or is such a move itself
         if after >= before and state.saving:
             return  # not here; it may be once something else is known to be constant
@@ -243,7 +245,7 @@ class _Search:
                 state.seen.add(key)  # the numbers say no, and always will
             return
         state.seen.add(key)
-        found = Occurrence(pattern.rule.id, state.recipe, match, detour + (after > before))
+        found = Occurrence(pattern.rule.id, state.recipe, match, detour + worse)
         self.found.append((pattern.growth, state.number, found))
         state.found += 1
         if state.found >= state.limit << state.bans:
