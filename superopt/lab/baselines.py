@@ -31,7 +31,7 @@ from superopt.search.moves import Prepared, prepare
 from superopt.search.optimise import incumbent_of
 from superopt.search.plan import Plan, plan_of
 from superopt.search.program import Program, program_of
-from superopt.search.recipe import instantiate
+from superopt.search.recipe import instantiate, recipe_of
 from superopt.search.regions import segments
 from superopt.search.replay import Names, replay
 from superopt.search.siblings import independent, siblings
@@ -110,7 +110,7 @@ class _State:
                 if time.monotonic() > deadline:
                     return
                 try:
-                    made = instantiate(graph, targets, match)
+                    made = instantiate(graph, recipe_of(tuple(targets)), match)
                 except IllTyped:
                     continue
                 pairs = list(zip(roots, made, strict=True))
@@ -127,7 +127,7 @@ class _State:
         graph.rebuild()
         graph.cause = move.why
         try:
-            made = instantiate(graph, move.targets, move.match)
+            made = instantiate(graph, recipe_of(tuple(move.targets)), move.match)
             chosen = {root: next(iter(graph.classes[graph.find(new)].nodes)) for root, new in zip(
                 move.roots, made, strict=True)}  # fmt: skip
             for root, new in zip(move.roots, made, strict=True):

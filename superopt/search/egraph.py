@@ -21,7 +21,7 @@ from superopt.ops.meaning import Condition, IllTyped
 from superopt.ops.record import Operator
 from superopt.search.known import ANYTHING, Known, known_of, merged
 
-__all__ = ["ABSENT", "LEAF", "PROJECT", "EClass", "EGraph", "ENode", "Head", "TypeClashError", "is_multi"]
+__all__ = ["ABSENT", "LEAF", "PROJECT", "ClassType", "EClass", "EGraph", "ENode", "Head", "TypeClashError", "is_multi"]
 
 ABSENT = -1  # an optional argument that is not given
 PROJECT = "#project"
@@ -181,17 +181,22 @@ class EGraph:
         return identity == ABSENT or self.classes[self.find(identity)].constant
 
     def with_op(self, identity: int, op: str) -> list[ENode]:
-        """The e-nodes of a class that apply an operator."""
+        """The e-nodes of a class that apply an operator to other classes."""
         found = self.classes[identity].by_op
         return (self.ops_of(identity) if found is None else found).get(op, [])
 
     def ops_of(self, identity: int) -> Mapping[str, list[ENode]]:
-        """The e-nodes of a class by the operator that they apply."""
+        """The e-nodes of a class by the operator that they apply, without those that read the class itself.
+
+        What reads itself is in no program, and says of the class only what other forms of it say: matched through,
+        ``Relu(x)`` of an ``x`` that is a ``Relu`` fills an e-graph with maxima of it and 0.
+        """
         group = self.classes[identity]
         if group.by_op is None:
             index: dict[str, list[ENode]] = {}
             for node in group.nodes:
-                index.setdefault(self.heads[node[0]].op, []).append(node)
+                if identity not in node[1:]:
+                    index.setdefault(self.heads[node[0]].op, []).append(node)
             group.by_op = index
         return group.by_op
 

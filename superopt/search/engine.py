@@ -24,11 +24,12 @@ from superopt.search.costing import Pricer
 from superopt.search.emit import emit
 from superopt.search.frugal import frugal
 from superopt.search.losses import Losses
-from superopt.search.lower import Region, region_of
+from superopt.search.lower import Region, lower, region_of
 from superopt.search.match import Pattern
 from superopt.search.moves import Prepared, prepare
 from superopt.search.offers import Offers
-from superopt.search.optimise import Found, optimise
+from superopt.search.optimise import Found, cost_as_it_is, optimise
+from superopt.search.orders import Order, computation
 from superopt.search.plan import Plan, named
 from superopt.search.program import Program, program_of
 from superopt.search.regions import cut, level_order
@@ -129,6 +130,8 @@ class _Run:
         self.losses = Losses()
         self.totals = _Totals()
         self.stages: list[tuple[Program, _Totals]] = []  # what stood after the stages that changed something
+        self.merged = False  # merging what is far apart paid, so other orders are tried
+        self.orders: list[Order] = []  # of merging, that were searched to their end
         self.stopped = "saturated"
         self.nodes = options.node_limit  # e-nodes of the region at hand, at most
         budget = options.fold_budget_bytes
@@ -144,9 +147,9 @@ class _Run:
         """
         self._keep()
         self._merge()
-        merged = self.program.steps is not self.steps
+        self.merged = self.program.steps is not self.steps
         self._closer()
-        for way in (partial(self._closer, merging=True), self._gates_first) if merged else ():
+        for way in (partial(self._closer, merging=True), self._gates_first) if self.merged else ():
             if not self._over():
                 self._another(way)
 
@@ -163,7 +166,14 @@ class _Run:
             self._merge()
             self._prepare()
         self._keep()
-        self._windows("searching")
+        if not self.merged:
+            self._windows("searching")
+        else:
+            computes, start = computation(self.program), self._cost()
+            if any(o.rules_out(computes, start) for o in self.orders):
+                return
+            self._windows("searching")
+            self.orders.append(Order(computes, start, self.totals.before - self.totals.gain))
         self._keep()
 
     def _prepare(self, *, grouped: bool = False) -> None:
@@ -239,6 +249,13 @@ class _Run:
                 return
             if number % 2 == 1 and number < 2 * len(_WINDOWS):
                 self._keep()
+
+    def _cost(self) -> float:
+        """Modelled cost of the program as it stands, as the first phase over all of it will find it."""
+        order, window = list(self.program.running), min(self.options.window, _WINDOWS[0])
+        regions, _ = cut(self.program, order, self.prepared.adjacent, window, fused=self.costs.fusable)
+        found = [region_of(self.program, r) for r in regions]
+        return sum(cost_as_it_is(r, lower(r, REGISTRY), self.pricer) for r in found if r.outputs)
 
     def _keep(self) -> None:
         if not self.stages or self.stages[-1][0].steps is not self.program.steps:

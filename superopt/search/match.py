@@ -37,6 +37,7 @@ _RELATIONS: Mapping[str, Callable[[float, float], bool]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
 _ELEMENT = "dtype:f"  # the name by which sizes hold the element type of a rule's class f
+_FLOAT32 = str(DType.FLOAT32)
 _REMEMBERED = 4096
 _UNSEEN: Sizes = {}
 
@@ -58,6 +59,7 @@ class Pattern:
         names: registers of the names that sizes and attributes bind.
         checks: composite expressions, and the registers of what they must equal.
         first_round: only the input's own applications are taken apart, not what was just merged.
+        heavier: the other side does surely more arithmetic with as many operators of the same kinds.
         floats: by element type, the conditions of which one must hold for the other side to be as good in floating
             point; ``None``: whatever the reals allow.
     """
@@ -76,6 +78,7 @@ class Pattern:
     first_round: bool = False
     width: int = 1  # slots
     floats: Mapping[str, tuple[Way, ...]] | None = None
+    heavier: bool = False
     bounded: bool = False  # some variable holds positions, whose range is asked of the graph
     _runtime: dict[tuple[bool, ...], tuple[int, int, int]] = field(default_factory=dict)
     _sizes: dict[tuple[AttributeValue, ...], Sizes | None] = field(default_factory=dict)
@@ -138,6 +141,14 @@ class Pattern:
             apps = sum(isinstance(t, App) and bool(t.args) for t in postorder(*self.source))  # no literal constants
             found = self._runtime[constant] = (before, after, apps - before)
         return found
+
+    @cached_property
+    def anyway(self) -> frozenset[str]:
+        """Element types for which the other side is as good in floating point, whatever the operands."""
+        free = {
+            t for t, ways in (self.floats or {}).items() if any(not (w.rounded or w.window or w.finite) for w in ways)
+        }
+        return frozenset(free)
 
     @cached_property
     def saves(self) -> bool:
@@ -357,7 +368,7 @@ def match_of(graph: EGraph, pattern: Pattern, slots: Sequence[int], values: tupl
     sizes = pattern.sizes(values)
     if sizes is None:
         return None
-    tensors = {n: slots[s] for n, s in pattern.tensor_slots.items()}
+    tensors = dict(zip(pattern.tensor_slots, [slots[s] for s in pattern.slots], strict=True))
     if pattern.bounded and not _in_bounds(graph, pattern.rule, tensors, sizes):
         return None
     if pattern.floats is not None and not _as_good(graph, pattern, tensors, sizes):
@@ -423,15 +434,17 @@ def _in_bounds(graph: EGraph, rule: Rule, tensors: Mapping[str, int], sizes: Siz
 def _as_good(graph: EGraph, pattern: Pattern, tensors: Mapping[str, int], sizes: Sizes) -> bool:
     """Whether a condition is met under which the other side is as good in floating point."""
     assert pattern.floats is not None
-    dtype = str(sizes.get(_ELEMENT, DType.FLOAT32))
-    ways = pattern.floats.get(dtype, ())
-    if not ways or any(not (w.rounded or w.window or w.finite) for w in ways):
-        return bool(ways)
+    dtype = sizes.get(_ELEMENT, _FLOAT32)
+    if dtype in pattern.anyway:
+        return True
+    ways = pattern.floats.get(str(dtype), ())
+    if not ways:
+        return False
     groups = {n: graph.classes[graph.find(c)] for n, c in tensors.items()}
     known = {n: g.known for n, g in groups.items()}
     known |= {n: Known(most=abs(v), least=abs(v)) for n, v in sizes.items() if isinstance(v, int | float)}
     types = {n: g.type for n, g in groups.items() if isinstance(g.type, TensorType)}
-    return meets(ways, known, types, DType(dtype))
+    return meets(ways, known, types, DType(str(dtype)))
 
 
 def _in_range(scheme: AttributeScheme, value: AttributeValue) -> bool:

@@ -12,14 +12,17 @@ from typing import TypeVar
 
 from superopt.ir.collecting import rarely_collected
 from superopt.ir.kept import code_digest, keep, kept
+from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import App, Project, Term, Var, children, postorder
+from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
+from superopt.ops.work import flops
 from superopt.rules.floats import Floats, Way
 from superopt.rules.generality import independent
 from superopt.rules.kept import CLASSES
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
-from superopt.rules.typing import instances
+from superopt.rules.typing import complete, instances, types_of
 from superopt.search.egraph import is_multi
 from superopt.search.match import Pattern, compile_side
 from superopt.search.merge import NotLiftableError, correspondence, lift, names_of, of_copies
@@ -221,6 +224,7 @@ def _side(
 ) -> _Side:
     pattern = compile_side(rule, source, target, first_round=apart, floats=floats)
     _ = pattern.identity  # kept with the pattern
+    pattern.heavier = _is_heavier(pattern)
     return _Side(pattern, backward, shortens(pattern), pattern.saves)
 
 
@@ -248,13 +252,36 @@ def _data(roots: Sequence[Term]) -> frozenset[str]:
 
 def _flow(roots: Sequence[Term], data: frozenset[str]) -> int:
     """Applications that depend on the variables."""
+    return len(_flowing(roots, data))
+
+
+def _flowing(roots: Sequence[Term], data: frozenset[str]) -> list[App]:
+    """The applications that depend on the variables."""
     moving: set[Term] = set()
-    count = 0
+    found: list[App] = []
     for term in postorder(*roots):
         if (isinstance(term, Var) and term.name in data) or any(c in moving for c in children(term)):
             moving.add(term)
-            count += isinstance(term, App)
-    return count
+            found += [term] if isinstance(term, App) else []
+    return found
+
+
+def _is_heavier(pattern: Pattern) -> bool:
+    """Whether the other side does more arithmetic, whatever the sizes, with as many operators of the same kinds, if
+    second arguments of products and the like are weights: a convolution as one of fewer groups.
+    """
+    data = _data(pattern.source)
+    before, after = _flowing(pattern.source, data), _flowing(pattern.target, data)
+    if Counter(a.op for a in before) != Counter(a.op for a in after) or not any(a.op in _WEIGHTED for a in before):
+        return False
+    types = types_of(pattern.rule).types
+    more = _arithmetic(after, types) - _arithmetic(before, types)
+    return isinstance(more, Poly) and all(c > 0 for _, c in more.terms)
+
+
+def _arithmetic(terms: Iterable[App], types: Mapping[Term, tuple[TensorType, ...]]) -> Dim:
+    given = ((t, [None if a is None else types[a][0] for a in t.args]) for t in terms)
+    return sum((flops(REGISTRY[t.op], args, complete(t)) for t, args in given), start=0)
 
 
 def _plain(rule: Rule) -> tuple[Rule, ...]:

@@ -18,7 +18,7 @@ from superopt.search.plan import Plan, plan_of
 from superopt.search.prune import reduced
 from superopt.search.saturate import Limits, Moves, Outcome, saturate
 
-__all__ = ["Found", "is_simpler", "optimise"]
+__all__ = ["Found", "cost_as_it_is", "is_simpler", "optimise"]
 
 _ILP_CANDIDATES = 4000  # beyond, local search alone
 _NONE = Moves()
@@ -65,7 +65,7 @@ def optimise(
     start = time.monotonic()
     lowered = lower(region, operators)
     graph = lowered.graph
-    before = _as_it_is(region, lowered, pricer)  # now: later, equal values are one class and would be paid once
+    before = cost_as_it_is(region, lowered, pricer)  # now: later, equal values are one class and would be paid once
     half = start + (limits.deadline - start) / 2
     if first.patterns:
         saturate(graph, first, Limits(limits.nodes, limits.rounds, half, limits.matches))
@@ -179,7 +179,7 @@ def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> tup
     return found.choice, found.gap
 
 
-def _as_it_is(region: Region, lowered: Lowered, pricer: Pricer) -> float:
+def cost_as_it_is(region: Region, lowered: Lowered, pricer: Pricer) -> float:
     """The modelled cost of the region before anything was added to its e-graph."""
     roots, paid, given = _frame(region, lowered)
     lowered.graph.rebuild()

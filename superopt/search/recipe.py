@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -74,13 +74,12 @@ def recipe_of(targets: tuple[Term, ...]) -> Recipe:
     return Recipe(tuple(v.name for v in variables), tuple(rest), tuple(number[t] for t in targets), tuples)
 
 
-def instantiate(graph: EGraph, targets: Sequence[Term], match: Match) -> list[int]:
-    """Add terms to the graph under a match and give their classes.
+def instantiate(graph: EGraph, recipe: Recipe, match: Match) -> list[int]:
+    """Add a recipe's terms to the graph under a match and give their classes.
 
     Raises:
         IllTyped: an application is not typed; applications below it may have been added.
     """
-    recipe = recipe_of(tuple(targets))
     classes = [graph.find(match.tensors[name]) for name in recipe.variables]
     attributes = recipe.attributes(graph, match.sizes)
     for (app, numbers, index), values in zip(recipe.rest, attributes, strict=True):

@@ -11,12 +11,13 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
+from typing import NamedTuple, TypeVar
 
-from superopt.ir.terms import AttributeValue, Term
+from superopt.ir.terms import AttributeValue
 from superopt.ops.meaning import IllTyped
 from superopt.search.egraph import EGraph, TypeClashError
 from superopt.search.match import Match, Pattern, match_of
-from superopt.search.recipe import instantiate
+from superopt.search.recipe import Recipe, instantiate, recipe_of
 from superopt.search.siblings import GroupMove, independent, siblings
 from superopt.search.trie import Trie
 
@@ -44,9 +45,10 @@ class Limits:
 
     Attributes:
         matches: per rule and round.
-        detours: a move that makes more work at run time starts where at most so many such moves led. Without a limit
-            what was made out of nothing (``x + y`` as ``max(x, y) + min(x, y)``) is taken apart again and again, and
-            fills the e-graph before useful moves have their turn.
+        detours: a move that makes more work at run time (more operators, or more arithmetic with as many) starts where
+            at most so many such moves led. Without a limit what was made out of nothing (``x + y`` as
+            ``max(x, y) + min(x, y)``) is taken apart again and again, and fills the e-graph before useful moves have
+            their turn.
     """
 
     nodes: int = 4000
@@ -65,20 +67,56 @@ class Outcome:
     quarantined: dict[str, str] = field(default_factory=dict)
 
 
+class Occurrence(NamedTuple):
+    """What a round found: the rule, what it makes, of what, and how many moves in a row then made more work."""
+
+    rule: str
+    makes: Recipe
+    match: Match
+    detour: int
+
+
 class _OutOfTimeError(Exception):
     """The clock ran out while looking for occurrences."""
 
 
 @dataclass(eq=False)
 class _Backoff:
+    """A pattern in one saturation: what was found of it, and whether it is banned.
+
+    Attributes:
+        limit: occurrences in a round before it is banned.
+        number: of the pattern: what is found is applied in the patterns' order.
+        places, variables, values: what is in the slots of roots and variables, of variables, and in the registers.
+        seen: places and values of the occurrences found so far, and of those that never can be one.
+        behind: it has not seen all of the graph as it was in the last round.
+        mode: the walk in which it takes part.
+        found: in this round.
+    """
+
     limit: int
-    number: int  # of the pattern: what is found is applied in the patterns' order
-    places: Callable[[Sequence[int]], object]  # what is in the slots of roots and variables
+    number: int
+    places: Callable[[Sequence[int]], tuple[int, ...]]
+    variables: Callable[[Sequence[int]], tuple[int, ...]]
+    values: Callable[[Sequence[AttributeValue]], tuple[AttributeValue, ...]]
+    recipe: Recipe
+    saving: bool = False
     bans: int = 0
     until: int = 0
-    behind: bool = True  # has not seen all of the graph as it was in the last round
-    mode: int = 0  # the walk in which it takes part
-    found: int = 0  # in this round
+    behind: bool = True
+    mode: int = 0
+    found: int = 0
+    seen: set[tuple[tuple[int, ...], tuple[AttributeValue, ...]]] = field(default_factory=set)
+
+
+T = TypeVar("T")
+
+
+def _items(places: Sequence[int]) -> Callable[[Sequence[T]], tuple[T, ...]]:
+    """What gives the items at these places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return (lambda items: (items[places[0]],)) if places else lambda items: ()
 
 
 _OFF, _SHARED, _ALONE = 0, 1, 2
@@ -115,22 +153,22 @@ def _numbers(patterns: tuple[Pattern, ...]) -> Mapping[Pattern, int]:
 class _Search:
     """Finds new occurrences round by round; which patterns are banned is its state."""
 
-    def __init__(self, graph: EGraph, moves: Moves, limits: Limits, seen: set[tuple[object, ...]]) -> None:
-        self.graph, self.limits, self.seen = graph, limits, seen
+    def __init__(self, graph: EGraph, moves: Moves, limits: Limits) -> None:
+        self.graph, self.limits = graph, limits
         patterns = _distinct((*moves.patterns, *moves.saving))
         self.saving = frozenset(moves.saving).difference(moves.patterns)
         self.one, self.several, self.first = _nets(patterns)
         self.numbers = _numbers(patterns)
         self.states: dict[Pattern, _Backoff] = {}  # of those found so far: most never are
         self.quarantined: Container[str] = ()
-        self.found: list[tuple[int, int, Pattern, Match, int]] = []
+        self.found: list[tuple[int, int, Occurrence]] = []
         self.mode = _SHARED
         self.number = 0
         self.asked = 0
 
     def round(
         self, number: int, levels: Mapping[int, int] | None, quarantined: Container[str]
-    ) -> tuple[list[tuple[Pattern, Match, int]], bool]:
+    ) -> tuple[list[Occurrence], bool]:
         """The new occurrences, what shrinks first, in case a limit is reached; and whether a pattern is banned.
 
         Args:
@@ -164,8 +202,8 @@ class _Search:
         for pattern in alone:
             pattern.trie.walk(self.graph, self._hit)
         banned |= any(s.until > number for s in self.states.values())
-        self.found.sort(key=lambda f: f[:2])
-        return [(pattern, match, detour) for _, _, pattern, match, detour in self.found], banned
+        self.found.sort(key=itemgetter(0, 1))
+        return [occurrence for _, _, occurrence in self.found], banned
 
     def _is_out(self, pattern: Pattern) -> bool:
         return pattern.rule.id in self.quarantined or (pattern.first_round and self.number > 0)
@@ -175,52 +213,52 @@ class _Search:
         most = self.limits.matches if pattern.growth <= 0 else self.limits.matches // _GROWING
         out = self._is_out(pattern)
         made = _Backoff(
-            most, self.numbers[pattern], itemgetter(*pattern.places), behind=out, mode=_OFF if out else _SHARED
-        )
+            most, self.numbers[pattern], _items(pattern.places), _items(pattern.slots), _items(pattern.registers),
+            recipe_of(pattern.target), pattern in self.saving, behind=out, mode=_OFF if out else _SHARED,
+        )  # fmt: skip
         return self.states.setdefault(pattern, made)
 
     def _hit(self, pattern: Pattern, slots: list[int], registers: list[AttributeValue]) -> None:
-        state = self.states.get(pattern) or self._met(pattern)
+        state = self.states.get(pattern)
+        if state is None:
+            state = self._met(pattern)
         if state.mode != self.mode:
             return
         self.asked += 1
         if self.asked & 255 == 0 and time.monotonic() > self.limits.deadline:
             raise _OutOfTimeError
-        values = tuple([registers[r] for r in pattern.registers])
-        key = (state.number, state.places(slots), values)
-        if key in self.seen:
+        values = state.values(registers)
+        key = (state.places(slots), values)
+        if key in state.seen:
             return
         classes = self.graph.classes
-        before, after, apart = pattern.runtime(tuple([classes[slots[i]].constant for i in pattern.slots]))
-        if after > before and (apart or self._detour(pattern, slots) > self.limits.detours):
+        before, after, apart = pattern.runtime(tuple([classes[c].constant for c in state.variables(slots)]))
+        detour = max([classes[c].detour for c in slots[: pattern.width]])  # the longest that leads to what it reads
+        worse = after > before or (after == before and pattern.heavier)
+        if worse and (apart or detour > self.limits.detours):
             return  # it would take constants apart to make more work at run time, or is such a move itself
-        if after >= before and pattern in self.saving:
+        if after >= before and state.saving:
             return  # not here; it may be once something else is known to be constant
         match = match_of(self.graph, pattern, slots, values)
         if match is None or (len(match.roots) > 1 and not independent(self.graph, match.roots)):
             if match is None and not pattern.bounded:
-                self.seen.add(key)  # the numbers say no, and always will
+                state.seen.add(key)  # the numbers say no, and always will
             return
-        detour = self._detour(pattern, slots) + (after > before)
-        self.seen.add(key)
-        self.found.append((pattern.growth, state.number, pattern, match, detour))
+        state.seen.add(key)
+        found = Occurrence(pattern.rule.id, state.recipe, match, detour + worse)
+        self.found.append((pattern.growth, state.number, found))
         state.found += 1
         if state.found >= state.limit << state.bans:
             state.bans += 1
             state.until = self.number + 1 + state.bans
             state.behind, state.mode = True, _OFF
 
-    def _detour(self, pattern: Pattern, slots: Sequence[int]) -> int:
-        """The longest detour that leads to what the pattern reads."""
-        classes = self.graph.classes
-        return max([classes[c].detour for c in slots[: pattern.width]])
-
 
 def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
     """Grow the e-graph by the moves, in place."""
     outcome = Outcome()
     seen: set[tuple[object, ...]] = set()
-    search = _Search(graph, moves, limits, seen)
+    search = _Search(graph, moves, limits)
     graph.rebuild()
     levels: Mapping[int, int] | None = None
     for number in range(limits.rounds):
@@ -235,14 +273,14 @@ def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
         except _OutOfTimeError:
             outcome.stopped = "time"
             return outcome
-        for pattern, match, detour in found:
+        for rule, makes, match, detour in found:
             if _out_of(graph, limits, outcome):
                 graph.detour = 0
                 graph.rebuild()
                 return outcome
-            if pattern.rule.id not in outcome.quarantined:
+            if rule not in outcome.quarantined:
                 graph.detour = detour
-                _apply(graph, pattern.rule.id, match.roots, pattern.target, match, outcome)
+                _apply(graph, rule, match.roots, makes, match, outcome)
         graph.detour = 0
         graph.rebuild()
         if graph.version == before and not banned:
@@ -278,7 +316,7 @@ def _merge_groups(graph: EGraph, moves: Moves, limits: Limits, seen: set[tuple[o
             break
         proposed = list(group.proposals(graph, occurrences, seen))
         for why, roots, targets, match in proposed:
-            _apply(graph, why, roots, targets, match, outcome)
+            _apply(graph, why, roots, recipe_of(targets), match, outcome)
         if proposed:
             graph.rebuild()
 
@@ -293,12 +331,10 @@ def _out_of(graph: EGraph, limits: Limits, outcome: Outcome) -> bool:
     return True
 
 
-def _apply(
-    graph: EGraph, why: str, roots: Sequence[int], targets: Sequence[Term], match: Match, outcome: Outcome
-) -> None:
+def _apply(graph: EGraph, why: str, roots: Sequence[int], makes: Recipe, match: Match, outcome: Outcome) -> None:
     graph.cause = why
     try:
-        made = instantiate(graph, targets, match)
+        made = instantiate(graph, makes, match)
     except IllTyped:
         return  # e.g. an axis that is 1 here broadcasts differently: the rule does not speak about these types
     try:

@@ -9,14 +9,14 @@ point of the tree is looked up at once, in a table that grows as types and attri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from superopt.ir.terms import AttributeValue
-from superopt.ir.types import DType, TensorType
+from superopt.ir.types import DType
 from superopt.ops.record import FLOATS
-from superopt.search.egraph import ABSENT, PROJECT, EGraph, ENode
+from superopt.search.egraph import ABSENT, PROJECT, ClassType, EGraph, ENode, Head
 
 __all__ = ["Apply", "Further", "Select", "Spec", "Step", "Trie", "Typed"]
 
@@ -60,7 +60,10 @@ class Select:
 
 @dataclass(frozen=True)
 class Typed:
-    """The class in ``slot`` must have this element class and these sizes. ``element``: register of class ``f``."""
+    """The class in ``slot`` must have this element class and these sizes. ``element``: register of class ``f``.
+
+    Comes right after the application that the variable is an argument of, in the order of the arguments.
+    """
 
     slot: int
     dtype: str
@@ -80,11 +83,12 @@ class Further:
 
 
 Step = Apply | Select | Typed | Further
+Asked = tuple[Apply, tuple[Typed, ...]]  # an application, and what the variables among its arguments must be
 
 
 @dataclass(eq=False)
 class _Fit(Generic[P]):
-    """Where a step leads, with the registers to compare and those to write."""
+    """Where an application leads, with the registers to compare and those to write."""
 
     place: _Place[P]
     compare: Values
@@ -92,30 +96,11 @@ class _Fit(Generic[P]):
 
 
 @dataclass(eq=False)
-class _Kinds(Generic[P]):
-    """Steps that look at the type of one slot. ``table``: number of a type → what fits it."""
-
-    slot: int
-    steps: dict[Typed, _Place[P]] = field(default_factory=dict)
-    table: dict[int, tuple[_Fit[P], ...]] = field(default_factory=dict)
-
-    def learn(self, number: int, kind: object) -> tuple[_Fit[P], ...]:
-        if len(self.table) >= _REMEMBERED:
-            self.table.clear()
-        made = (
-            _fit(place, _type_values(step, kind), step.known) if isinstance(kind, TensorType) else None
-            for step, place in self.steps.items()
-        )
-        found = self.table[number] = tuple(f for f in made if f is not None)
-        return found
-
-
-@dataclass(eq=False)
 class _Shape(Generic[P]):
-    """Applications of one operator to arguments alike. ``table``: number of a head → what fits its attributes."""
+    """Applications of one operator to arguments alike. ``variables``: places of the arguments whose types are asked."""
 
     args: tuple[tuple[int, bool, str], ...]
-    steps: dict[Apply, _Place[P]] = field(default_factory=dict)
+    steps: dict[Asked, _Place[P]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         given = [(place, *arg) for place, arg in enumerate(self.args, 1)]
@@ -123,21 +108,37 @@ class _Shape(Generic[P]):
         self.fresh = tuple((place, slot) for place, slot, fresh, _ in given if fresh and slot != ABSENT)
         self.known = tuple((place, slot) for place, slot, fresh, _ in given if not fresh and slot != ABSENT)
         self.absent = tuple(place for place, slot, _, _ in given if slot == ABSENT)
+        self.variables = tuple(place for place, slot, fresh, op in given if fresh and not op and slot != ABSENT)
         self.length = len(self.args) + 1
 
-    def fits(self, attributes: tuple[tuple[str, AttributeValue], ...]) -> tuple[_Fit[P], ...]:
-        """Where an application with these attributes leads."""
-        given = dict(attributes)
-        made = (_fit(place, _attribute_values(step, given), step.known) for step, place in self.steps.items())
-        return tuple(f for f in made if f is not None)
+
+@dataclass(eq=False)
+class _Headed(Generic[P]):
+    """The steps of a shape that the attributes of a head fit. ``table``: types of the variables → where they lead."""
+
+    shape: _Shape[P]
+    steps: list[tuple[Asked, _Place[P], dict[int, AttributeValue]]]  # with the registers that the attributes say
+    table: dict[object, tuple[_Fit[P], ...]] = field(default_factory=dict)
+
+    def learn(self, kinds: object, types: Sequence[ClassType]) -> tuple[_Fit[P], ...]:
+        if len(self.table) >= _REMEMBERED:
+            self.table.clear()
+        made: list[_Fit[P]] = []
+        for (apply, typed), place, given in self.steps:
+            values = dict(given)
+            if all(_fits_type(step, kind, values) for step, kind in zip(typed, types, strict=True)):
+                compare = tuple((r, v) for r, v in values.items() if r < apply.known)
+                made.append(_Fit(place, compare, tuple((r, v) for r, v in values.items() if r >= apply.known)))
+        found = self.table[kinds] = tuple(made)
+        return found
 
 
 @dataclass(eq=False)
 class _Alike(Generic[P]):
-    """Shapes that ask the same of the classes of arguments, with what fits. ``depth``: of the deepest pattern below."""
+    """Shapes under one head that ask the same of the classes of arguments. ``depth``: of the deepest pattern below."""
 
     inside: tuple[tuple[int, str], ...]
-    shapes: list[tuple[_Shape[P], tuple[_Fit[P], ...]]] = field(default_factory=list)
+    shapes: list[_Headed[P]] = field(default_factory=list)
     depth: int = 0
 
 
@@ -148,17 +149,21 @@ class _Shapes(Generic[P]):
     by_args: dict[tuple[tuple[int, bool, str], ...], _Shape[P]] = field(default_factory=dict)
     table: dict[int, tuple[_Alike[P], ...]] = field(default_factory=dict)
 
-    def learn(self, number: int, attributes: tuple[tuple[str, AttributeValue], ...]) -> tuple[_Alike[P], ...]:
+    def learn(self, head: Head) -> tuple[_Alike[P], ...]:
         if len(self.table) >= _REMEMBERED:
             self.table.clear()
+        given = dict(head.attributes)
         alike: dict[tuple[tuple[int, str], ...], _Alike[P]] = {}
         for shape in self.by_args.values():
-            fits = shape.fits(attributes)
-            if fits:
+            steps = [
+                (step, place, values) for step, place in shape.steps.items()
+                if (values := _attribute_values(step[0], given)) is not None
+            ]  # fmt: skip
+            if steps:
                 found = alike.setdefault(shape.inside, _Alike(shape.inside))
-                found.shapes.append((shape, fits))
-                found.depth = max(found.depth, *(f.place.depth for f in fits))
-        self.table[number] = made = tuple(alike.values())
+                found.shapes.append(_Headed(shape, steps))
+                found.depth = max(found.depth, *(place.depth for _, place, _ in steps))
+        self.table[head.number] = made = tuple(alike.values())
         return made
 
 
@@ -168,30 +173,28 @@ class _Place(Generic[P]):
 
     depth: int = 0
     ends: list[P] = field(default_factory=list)
-    kinds: dict[int, _Kinds[P]] = field(default_factory=dict)  # by slot
     shapes: dict[tuple[int, str], _Shapes[P]] = field(default_factory=dict)
     selects: dict[Select, _Place[P]] = field(default_factory=dict)
     further: dict[Further, _Place[P]] = field(default_factory=dict)
+    goes_on: bool = False  # there are next steps
 
-    def next(self, step: Step) -> _Place[P]:
-        """The place after a step, made if it is new."""
-        if isinstance(step, Typed):
-            kinds = self.kinds.get(step.slot)
-            if kinds is None:
-                kinds = self.kinds[step.slot] = _Kinds(step.slot)
-            return _below(kinds.steps, step)
-        if isinstance(step, Apply):
-            shapes = self.shapes.get((step.slot, step.op))
-            if shapes is None:
-                shapes = self.shapes[step.slot, step.op] = _Shapes()
-            shape = shapes.by_args.get(step.args)
-            if shape is None:
-                shape = shapes.by_args[step.args] = _Shape(step.args)
-            return _below(shape.steps, step)
-        return _below(self.selects, step) if isinstance(step, Select) else _below(self.further, step)
+    def after(self, step: Apply, typed: tuple[Typed, ...]) -> _Place[P]:
+        """The place after an application to variables of these types, made if it is new."""
+        shapes = self.shapes.get((step.slot, step.op))
+        if shapes is None:
+            shapes = self.shapes[step.slot, step.op] = _Shapes()
+        shape = shapes.by_args.get(step.args)
+        if shape is None:
+            shape = shapes.by_args[step.args] = _Shape(step.args)
+        return _below(self, shape.steps, (step, typed))
+
+    def next(self, step: Select | Further) -> _Place[P]:
+        """The place after another step, made if it is new."""
+        return _below(self, self.selects, step) if isinstance(step, Select) else _below(self, self.further, step)
 
 
-def _below(known: dict[S, _Place[P]], step: S) -> _Place[P]:
+def _below(place: _Place[P], known: dict[S, _Place[P]], step: S) -> _Place[P]:
+    place.goes_on = True
     found = known.get(step)
     if found is None:
         found = known[step] = _Place()
@@ -222,10 +225,21 @@ class Trie(Generic[P]):
         for pattern, steps, depth in self.waiting.pop(op):
             place = root
             place.depth = max(place.depth, depth)
-            for step in steps:
-                place = place.next(step)
-                place.depth = max(place.depth, depth)
+            position = 0
+            while position < len(steps):
+                step = steps[position]
                 self._make_room(step)
+                position += 1
+                if isinstance(step, Apply):
+                    typed = tuple(_typed_at(steps, position))
+                    for kind in typed:
+                        self._make_room(kind)
+                    position += len(typed)
+                    place = place.after(step, typed)
+                else:
+                    assert not isinstance(step, Typed), "types are asked of an application's variables, right after it"
+                    place = place.next(step)
+                place.depth = max(place.depth, depth)
             place.ends.append(pattern)
 
     def _make_room(self, step: Step) -> None:
@@ -280,47 +294,28 @@ class _Walk(Generic[P]):
         self.ancestors: dict[tuple[int, tuple[str, ...]], list[int]] = {}  # of a class along a path
 
     def at(self, place: _Place[P]) -> None:
-        """Match all that is below a place; recursion follows the patterns' sizes, not the graph's."""
-        for pattern in place.ends:
-            self.found(pattern, self.slots, self.registers)
-        if place.kinds:
-            classes = self.graph.classes
-            for kinds in place.kinds.values():
-                group = classes[self.slots[kinds.slot]]
-                fits = kinds.table.get(group.kind)
-                self._follow(kinds.learn(group.kind, group.type) if fits is None else fits)
-        if place.shapes:
-            for (slot, op), shapes in place.shapes.items():
-                for node in self.graph.with_op(self.slots[slot], op):
-                    self._applied(node, shapes)
+        """Match all that comes after a place; recursion follows the patterns' sizes, not the graph's."""
+        graph = self.graph
+        for (slot, op), shapes in place.shapes.items():
+            identity = self.slots[slot]
+            index = graph.classes[identity].by_op
+            nodes = (graph.ops_of(identity) if index is None else index).get(op)
+            if nodes is None:
+                continue
+            heads, table = graph.heads, shapes.table
+            for node in nodes:
+                head = heads[node[0]]
+                found = table.get(head.number)
+                if found is None:
+                    found = shapes.learn(head)
+                if found:
+                    self._bound(node, found)
+                    if head.commutative and len(node) == 3 and node[1] != node[2]:
+                        self._bound((node[0], node[2], node[1]), found)
         if place.selects:
             self._selected(place)
         if place.further:
             self._further(place)
-
-    def _follow(self, fits: tuple[_Fit[P], ...]) -> None:
-        registers = self.registers
-        for fit in fits:
-            if fit.place.depth < self.level:
-                continue
-            for register, value in fit.compare:
-                if registers[register] != value:
-                    break
-            else:
-                for register, value in fit.write:
-                    registers[register] = value
-                self.at(fit.place)
-
-    def _applied(self, node: ENode, shapes: _Shapes[P]) -> None:
-        head = self.graph.heads[node[0]]
-        found = shapes.table.get(head.number)
-        if found is None:
-            found = shapes.learn(head.number, head.attributes)
-        if not found:
-            return
-        self._bound(node, found)
-        if head.commutative and len(node) == 3 and node[1] != node[2]:
-            self._bound((node[0], node[2], node[1]), found)
 
     def _bound(self, node: ENode, found: tuple[_Alike[P], ...]) -> None:
         """Put the arguments of an e-node into slots, for each shape that they have, and go on."""
@@ -335,7 +330,8 @@ class _Walk(Generic[P]):
                 if op not in (self.graph.ops_of(arg) if index is None else index):
                     break
             else:
-                for shape, fits in alike.shapes:
+                for headed in alike.shapes:
+                    shape = headed.shape
                     if count < shape.length:
                         continue  # patterns end with an argument that is given
                     for place, slot in shape.fresh:
@@ -349,7 +345,29 @@ class _Walk(Generic[P]):
                         else:
                             if (shape.absent or count > shape.length) and not _is_absent(node, shape):
                                 continue
-                            self._follow(fits)
+                            self._typed(node, headed)
+
+    def _typed(self, node: ENode, headed: _Headed[P]) -> None:
+        """Go where the types of an application's variables lead."""
+        classes, variables, registers, level = self.graph.classes, headed.shape.variables, self.registers, self.level
+        kinds: object = tuple([classes[node[place]].kind for place in variables]) if variables else ()
+        fits = headed.table.get(kinds)
+        if fits is None:
+            fits = headed.learn(kinds, [classes[node[place]].type for place in variables])
+        for fit in fits:
+            place = fit.place
+            if place.depth < level:
+                continue
+            for register, value in fit.compare:
+                if registers[register] != value:
+                    break
+            else:
+                for register, value in fit.write:
+                    registers[register] = value
+                for pattern in place.ends:
+                    self.found(pattern, self.slots, registers)
+                if place.goes_on:
+                    self.at(place)
 
     def _selected(self, place: _Place[P]) -> None:
         for step, below in place.selects.items():
@@ -360,7 +378,7 @@ class _Walk(Generic[P]):
                     self.slots[step.target] = node[1]
                 elif self.slots[step.target] != node[1]:
                     continue
-                self.at(below)
+                self._reached(below)
 
     def _further(self, place: _Place[P]) -> None:
         for step, below in place.further.items():
@@ -368,7 +386,12 @@ class _Walk(Generic[P]):
             for identity in self._ancestors(step) if known else self.graph.having(step.op):
                 if self.roots is None or identity in self.roots:
                     self.slots[step.slot] = identity
-                    self.at(below)
+                    self._reached(below)
+
+    def _reached(self, place: _Place[P]) -> None:
+        for pattern in place.ends:
+            self.found(pattern, self.slots, self.registers)
+        self.at(place)
 
     def _ancestors(self, step: Further) -> list[int]:
         key = self.slots[step.anchor], step.path
@@ -399,24 +422,22 @@ def _registers(spec: Spec) -> list[int]:
     return [value] if tag == "r" and isinstance(value, int) else []
 
 
-def _fit(place: _Place[P], values: dict[int, AttributeValue] | None, known: int) -> _Fit[P] | None:
-    if values is None:
-        return None
-    compare = tuple((r, v) for r, v in values.items() if r < known)
-    return _Fit(place, compare, tuple((r, v) for r, v in values.items() if r >= known))
+def _typed_at(steps: Sequence[Step], position: int) -> Iterator[Typed]:
+    """The steps from a position on that ask for types."""
+    while position < len(steps) and isinstance(step := steps[position], Typed):
+        yield step
+        position += 1
 
 
-def _type_values(step: Typed, kind: TensorType) -> dict[int, AttributeValue] | None:
-    """What the registers must be for a type to fit, or ``None``."""
-    if kind.shape is None or len(kind.shape) != len(step.sizes) or not _in_class(step.dtype, kind.dtype):
-        return None
-    values: dict[int, AttributeValue] = {}
-    if step.element >= 0:
-        values[step.element] = str(kind.dtype)
-    for spec, given in zip(step.sizes, kind.shape, strict=True):
-        if given == 0 or not _fits(spec, given, values):
-            return None
-    return values
+def _fits_type(step: Typed, kind: ClassType, values: dict[int, AttributeValue]) -> bool:
+    """Whether a type fits, given what registers must be by now; adds what they must be by the type."""
+    if isinstance(kind, tuple) or kind.shape is None:
+        return False
+    if len(kind.shape) != len(step.sizes) or not _in_class(step.dtype, kind.dtype):
+        return False
+    if step.element >= 0 and values.setdefault(step.element, str(kind.dtype)) != str(kind.dtype):
+        return False
+    return all(given != 0 and _fits(spec, given, values) for spec, given in zip(step.sizes, kind.shape, strict=True))
 
 
 def _in_class(name: str, dtype: DType) -> bool:
