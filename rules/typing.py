@@ -83,9 +83,9 @@ def complete(app: App, dtype: DType = DType.FLOAT32) -> dict[str, AttributeValue
 
 
 def type_terms(
-    roots: Sequence[Term], variables: Mapping[str, TensorType]
+    roots: Sequence[Term], variables: Mapping[str, TensorType], *, as_run: bool = False
 ) -> tuple[dict[Term, tuple[TensorType, ...]], dict[App, Meaning]]:
-    """Types and meanings of every subterm, operands first.
+    """Types and meanings of every subterm, operands first; ``as_run``: in the order of operations of kernels.
 
     Raises:
         IllTyped: an operator does not accept its arguments (the message names the operator).
@@ -103,7 +103,8 @@ def type_terms(
         else:
             args = [None if a is None else types[a][0] for a in term.args]
             try:
-                meanings[term], types[term] = operator_of(term).apply(args, complete(term))
+                operator = operator_of(term).as_run if as_run else operator_of(term)
+                meanings[term], types[term] = operator.apply(args, complete(term))
             except IllTyped as error:
                 raise type(error)(f"{term.op}: {error}") from error
     return types, meanings

@@ -34,7 +34,7 @@ from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import rule_text
 from superopt.rules.floats import UNKNOWN, Directions, FloatVerdict
 from superopt.rules.rule import Rule
-from superopt.rules.typing import instances, types_of
+from superopt.rules.typing import instances, type_terms, types_of
 from superopt.verifier.exact import Trial, trial_at
 from superopt.verifier.floating_judged import FACTOR, Judged, judged, plain
 from superopt.verifier.floating_points import (
@@ -154,7 +154,8 @@ def _site(trial: Trial, rng: np.random.Generator) -> Site | None:
     }  # fmt: skip
     types = {t: trial.meanings[t].outputs for t in trial.meanings}
     reals = frozenset(t for t in types if _is_real(t))
-    program = Straight(trial.meanings, whole, shapes, reals)
+    _, run = type_terms((*trial.lhs, *trial.rhs), trial.variables, as_run=True)
+    program = Straight(run, whole, shapes, reals)
     places = _places(trial, rng)
     try:
         pairs = tuple((program.element(trial.lhs[r], at), program.element(trial.rhs[r], at)) for r, at in places)

@@ -11,7 +11,7 @@ ONNX passes as compile-time inputs (the shape of Reshape, the axes of Unsqueeze 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -137,6 +137,8 @@ class Operator:
         read: node → canonical form; raises ``NotCovered`` for uses that the meaning does not describe.
         write: canonical attributes and argument types, at an opset → node form; raises ``NotCovered``.
         commutative: the two arguments can be exchanged (used for normal forms, and checked by a law).
+        kernel: the meaning in the order of operations of ONNX Runtime's kernel, where that rounds otherwise: equal over
+            the reals, and what verdicts in floating point are about. ``None``: as the meaning is written.
         family: the file it lives in.
         definition: for a composite, that it is defined by others (documentation).
     """
@@ -152,8 +154,14 @@ class Operator:
     read: Callable[[NodeView], Canonical]
     write: Callable[[Mapping[str, AttributeValue], Sequence[TensorType | None], int], NodeForm]
     commutative: bool = False
+    kernel: Callable[..., Comprehension | Sequence[Comprehension]] | None = None
     family: str
     domain: str = ""
+
+    @property
+    def as_run(self) -> Operator:
+        """The operator with what its kernel computes for a meaning."""
+        return self if self.kernel is None else _as_run(self)
 
     def check_arity(self, count: int) -> None:
         """Raise :class:`IllTyped` unless the operator takes this many arguments."""
@@ -187,6 +195,12 @@ class Operator:
             IllTyped: the operator does not accept the types.
         """
         return _moving(self, tuple(types), tuple(sorted(attributes.items())))
+
+
+@lru_cache(maxsize=1024)
+def _as_run(operator: Operator) -> Operator:
+    assert operator.kernel is not None
+    return replace(operator, meaning=operator.kernel, kernel=None)
 
 
 @lru_cache(maxsize=65536)
