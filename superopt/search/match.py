@@ -145,13 +145,14 @@ class Pattern:
     @cached_property
     def loops(self) -> int:
         """How many of the side's applications may change nothing where it occurs (``x * 1``): so many that there still
-        are more of the others than the other side has. Else the match would only write an operator that does nothing
-        in another way.
+        are more of the others than the other side has, and one where operators of several kinds change places. Else the
+        match would only write an operator that does nothing in another way.
         """
         before, after = (
             sum(isinstance(t, App) and bool(t.args) for t in postorder(*s)) for s in (self.source, self.target)
         )
-        return max(0, before - after - 1)
+        kinds = {t.op for t in postorder(*self.source) if isinstance(t, App)}
+        return max(0, before - after - 1) + (before == after and len(kinds) > 1)
 
     @cached_property
     def anyway(self) -> frozenset[str]:
