@@ -77,6 +77,7 @@ class EClass:
     nodes: dict[ENode, int] = field(default_factory=dict)  # e-node → the id under which it was born
     parents: list[tuple[ENode, int]] = field(default_factory=list)
     by_op: dict[str, list[ENode]] | None = None
+    loops: dict[str, list[ENode]] = field(default_factory=dict)  # e-nodes that read this class; as old as by_op
 
 
 def is_multi(operator: Operator) -> bool:
@@ -188,16 +189,22 @@ class EGraph:
     def ops_of(self, identity: int) -> Mapping[str, list[ENode]]:
         """The e-nodes of a class by the operator that they apply, without those that read the class itself.
 
-        What reads itself is in no program, and says of the class only what other forms of it say: matched through,
-        ``Relu(x)`` of an ``x`` that is a ``Relu`` fills an e-graph with maxima of it and 0.
+        What reads itself is in no program: it says that an operator changes nothing here (``x * 1``, ``Relu(x)`` of an
+        ``x`` that is a ``Relu``). These are in :attr:`EClass.loops`; an operator of which there are only such has an
+        empty list here.
         """
         group = self.classes[identity]
         if group.by_op is None:
             index: dict[str, list[ENode]] = {}
+            loops: dict[str, list[ENode]] = {}
             for node in group.nodes:
-                if identity not in node[1:]:
-                    index.setdefault(self.heads[node[0]].op, []).append(node)
-            group.by_op = index
+                op = self.heads[node[0]].op
+                same = index.setdefault(op, [])
+                if identity in node[1:]:
+                    loops.setdefault(op, []).append(node)
+                else:
+                    same.append(node)
+            group.by_op, group.loops = index, loops
         return group.by_op
 
     def having(self, op: str) -> list[int]:

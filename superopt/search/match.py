@@ -125,7 +125,7 @@ class Pattern:
     def trie(self) -> Trie[Pattern]:
         """The net of this pattern alone."""
         if self._trie is None:
-            self._trie = Trie([(self, self.steps, self.depth)])
+            self._trie = Trie([(self, self.steps, self.depth)], lambda p: p.loops)
         return self._trie
 
     def runtime(self, constant: tuple[bool, ...]) -> tuple[int, int, int]:
@@ -141,6 +141,18 @@ class Pattern:
             apps = sum(isinstance(t, App) and bool(t.args) for t in postorder(*self.source))  # no literal constants
             found = self._runtime[constant] = (before, after, apps - before)
         return found
+
+    @cached_property
+    def loops(self) -> int:
+        """How many of the side's applications may change nothing where it occurs (``x * 1``): so many that there still
+        are more of the others than the other side has, and one where operators of several kinds change places. Else the
+        match would only write an operator that does nothing in another way.
+        """
+        before, after = (
+            sum(isinstance(t, App) and bool(t.args) for t in postorder(*s)) for s in (self.source, self.target)
+        )
+        kinds = {t.op for t in postorder(*self.source) if isinstance(t, App)}
+        return max(0, before - after - 1) + (before == after and len(kinds) > 1)
 
     @cached_property
     def anyway(self) -> frozenset[str]:

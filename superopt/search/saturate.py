@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
@@ -37,6 +37,13 @@ class Moves:
     patterns: tuple[Pattern, ...] = ()
     groups: tuple[GroupMove, ...] = ()
     saving: tuple[Pattern, ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.patterns, self.groups, self.saving))
+
+    def __hash__(self) -> int:
+        return self._hash  # of thousands of patterns
 
 
 @dataclass(frozen=True)
@@ -122,32 +129,37 @@ def _items(places: Sequence[int]) -> Callable[[Sequence[T]], tuple[T, ...]]:
 _OFF, _SHARED, _ALONE = 0, 1, 2
 
 
-@lru_cache(maxsize=16)
-def _nets(patterns: tuple[Pattern, ...]) -> tuple[Trie[Pattern], Trie[Pattern], Trie[Pattern]]:
-    """The nets of the patterns with one root, of those with several, and of those with several for the first round.
+@dataclass(frozen=True, eq=False)
+class _Nets:
+    """Moves as a search walks them.
 
-    Several roots are looked for everywhere in every round, which most of such patterns need only once.
+    Attributes:
+        one, several, first: the nets of the patterns with one root, of those with several, and of those for the first
+            round.
+        numbers: the place of each pattern.
+        saving: patterns that are only applied where they save an operator.
     """
+
+    one: Trie[Pattern]
+    several: Trie[Pattern]
+    first: Trie[Pattern]
+    numbers: Mapping[Pattern, int]
+    saving: frozenset[Pattern]
+
+
+@lru_cache(maxsize=16)
+def _nets(moves: Moves) -> _Nets:
+    """The nets of the first of all patterns that find and make the same under the same conditions."""
+    patterns = tuple({p.identity: p for p in reversed((*moves.patterns, *moves.saving))}.values())[::-1]
     one, several, first = (
-        Trie([(p, p.steps, p.depth) for p in chosen]) for chosen in (
+        Trie([(p, p.steps, p.depth) for p in chosen], lambda p: p.loops) for chosen in (
             [p for p in patterns if len(p.roots) == 1],
             [p for p in patterns if len(p.roots) > 1 and not p.first_round],
             [p for p in patterns if len(p.roots) > 1 and p.first_round],
         )
     )  # fmt: skip
-    return one, several, first
-
-
-@lru_cache(maxsize=16)
-def _distinct(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
-    """The first of all patterns that find and make the same under the same conditions."""
-    return tuple({p.identity: p for p in reversed(patterns)}.values())[::-1]
-
-
-@lru_cache(maxsize=16)
-def _numbers(patterns: tuple[Pattern, ...]) -> Mapping[Pattern, int]:
-    """The place of each pattern."""
-    return {p: i for i, p in enumerate(patterns)}
+    saving = frozenset(moves.saving).difference(moves.patterns)
+    return _Nets(one, several, first, {p: i for i, p in enumerate(patterns)}, saving)
 
 
 class _Search:
@@ -155,10 +167,9 @@ class _Search:
 
     def __init__(self, graph: EGraph, moves: Moves, limits: Limits) -> None:
         self.graph, self.limits = graph, limits
-        patterns = _distinct((*moves.patterns, *moves.saving))
-        self.saving = frozenset(moves.saving).difference(moves.patterns)
-        self.one, self.several, self.first = _nets(patterns)
-        self.numbers = _numbers(patterns)
+        nets = _nets(moves)
+        self.one, self.several, self.first = nets.one, nets.several, nets.first
+        self.numbers, self.saving = nets.numbers, nets.saving
         self.states: dict[Pattern, _Backoff] = {}  # of those found so far: most never are
         self.quarantined: Container[str] = ()
         self.found: list[tuple[int, int, Occurrence]] = []
@@ -188,19 +199,19 @@ class _Search:
                 state.mode = _OFF
             elif self._is_out(pattern):
                 state.mode = _OFF
-            elif levels is not None and state.behind and len(pattern.roots) == 1:
+            elif levels is not None and state.behind:
                 state.mode = _ALONE
                 alone.append(pattern)
             if state.mode != _OFF:
                 state.behind = False
         self.mode = _SHARED
         self.one.walk(self.graph, self._hit, levels)
-        places = dict.fromkeys(self.graph.places(), 0)  # several roots count only where all are the input's
+        places = self.graph.places()  # several roots count only where all are the input's
         for net in (self.several, self.first) if number == 0 else (self.several,):
-            net.walk(self.graph, self._hit, places, places)
+            net.walk(self.graph, self._hit, levels, places)
         self.mode = _ALONE
         for pattern in alone:
-            pattern.trie.walk(self.graph, self._hit)
+            pattern.trie.walk(self.graph, self._hit, None, places if len(pattern.roots) > 1 else None)
         banned |= any(s.until > number for s in self.states.values())
         self.found.sort(key=itemgetter(0, 1))
         return [occurrence for _, _, occurrence in self.found], banned
@@ -286,7 +297,7 @@ def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
         if graph.version == before and not banned:
             outcome.stopped = "saturated"
             return outcome
-        levels = _distances(graph, max(search.one.depth, 1))
+        levels = _distances(graph, max(search.one.depth, search.several.depth, 1))
     outcome.stopped = "rounds"
     return outcome
 

@@ -98,7 +98,7 @@ def siblings(graph: EGraph, groups: Sequence[GroupMove]) -> list[list[Match]]:
 
 @lru_cache(maxsize=16)
 def _net(groups: tuple[GroupMove, ...]) -> Trie[int]:
-    return Trie([(number, group.one.steps, group.one.depth) for number, group in enumerate(groups)])
+    return Trie([(number, group.one.steps, group.one.depth) for number, group in enumerate(groups)], lambda _: 0)
 
 
 def group_move(

@@ -25,6 +25,7 @@ Spec = tuple[str, object]
 Values = tuple[tuple[int, AttributeValue], ...]  # registers and values
 P = TypeVar("P")
 S = TypeVar("S")
+NEVER = 1 << 30  # the level of a class in which nothing is new
 _REMEMBERED = 4096  # types or heads that a table remembers
 
 
@@ -135,11 +136,12 @@ class _Headed(Generic[P]):
 
 @dataclass(eq=False)
 class _Alike(Generic[P]):
-    """Shapes under one head that ask the same of the classes of arguments. ``depth``: of the deepest pattern below."""
+    """Shapes under one head that ask the same of the classes of arguments; ``depth`` and ``more`` as of a place."""
 
     inside: tuple[tuple[int, str], ...]
     shapes: list[_Headed[P]] = field(default_factory=list)
     depth: int = 0
+    more: bool = False
 
 
 @dataclass(eq=False)
@@ -163,16 +165,26 @@ class _Shapes(Generic[P]):
                 found = alike.setdefault(shape.inside, _Alike(shape.inside))
                 found.shapes.append(_Headed(shape, steps))
                 found.depth = max(found.depth, *(place.depth for _, place, _ in steps))
+                found.more |= any(place.more for _, place, _ in steps)
         self.table[head.number] = made = tuple(alike.values())
         return made
 
 
 @dataclass(eq=False)
 class _Place(Generic[P]):
-    """A point of the tree: the patterns that end here, and the next steps. ``depth``: of the deepest pattern below."""
+    """A point of the tree: the patterns that end here, and the next steps.
+
+    Attributes:
+        depth: of the deepest pattern below.
+        loops: applications that read their own class, which an occurrence of a pattern below may go through, at most.
+        more: some pattern below has further roots.
+        ends: patterns with their own depths and loops.
+    """
 
     depth: int = 0
-    ends: list[P] = field(default_factory=list)
+    loops: int = 0
+    more: bool = False
+    ends: list[tuple[P, int, int]] = field(default_factory=list)
     shapes: dict[tuple[int, str], _Shapes[P]] = field(default_factory=dict)
     selects: dict[Select, _Place[P]] = field(default_factory=dict)
     further: dict[Further, _Place[P]] = field(default_factory=dict)
@@ -183,6 +195,7 @@ class _Place(Generic[P]):
         shapes = self.shapes.get((step.slot, step.op))
         if shapes is None:
             shapes = self.shapes[step.slot, step.op] = _Shapes()
+        shapes.table.clear()  # it did not know of this pattern
         shape = shapes.by_args.get(step.args)
         if shape is None:
             shape = shapes.by_args[step.args] = _Shape(step.args)
@@ -204,43 +217,57 @@ def _below(place: _Place[P], known: dict[S, _Place[P]], step: S) -> _Place[P]:
 class Trie(Generic[P]):
     """Patterns by their steps; the first root is slot 0."""
 
-    def __init__(self, patterns: Iterable[tuple[P, Sequence[Step], int]]) -> None:
-        """Args: patterns, each with its steps and its depth in levels of operators."""
+    def __init__(
+        self, patterns: Iterable[tuple[P, Sequence[Step], int]], loops: Callable[[P], int] | None = None
+    ) -> None:
+        """Args:
+        patterns: each with its steps and its depth in levels of operators.
+        loops: applications that read their own class, which an occurrence of a pattern may go through; ``None``: any
+            number.
+        """
+        self.loops = loops
         self.roots: dict[str, _Place[P]] = {}
-        self.waiting: dict[
-            str, list[tuple[P, Sequence[Step], int]]
-        ] = {}  # by the root's operator, till a graph has one
+        self.met: set[str] = set()  # operators that graphs had
+        self.waiting: dict[frozenset[str], list[tuple[P, Sequence[Step], int]]] = {}  # till a graph has the operators
         self.slots = self.registers = 1
         self.depth = 0
         for pattern, steps, depth in patterns:
-            first = steps[0]
-            op = first.op if isinstance(first, Apply) else PROJECT
-            self.roots.setdefault(op, _Place())
-            self.waiting.setdefault(op, []).append((pattern, steps, depth))
+            needed = frozenset(s.op for s in steps if isinstance(s, Apply))
+            self.waiting.setdefault(needed, []).append((pattern, steps, depth))
             self.depth = max(self.depth, depth)
 
-    def _grow(self, op: str) -> None:
-        """Write the patterns of a root's operator into the tree."""
-        root = self.roots[op]
-        for pattern, steps, depth in self.waiting.pop(op):
-            place = root
-            place.depth = max(place.depth, depth)
-            position = 0
-            while position < len(steps):
-                step = steps[position]
-                self._make_room(step)
-                position += 1
-                if isinstance(step, Apply):
-                    typed = tuple(_typed_at(steps, position))
-                    for kind in typed:
-                        self._make_room(kind)
-                    position += len(typed)
-                    place = place.after(step, typed)
-                else:
-                    assert not isinstance(step, Typed), "types are asked of an application's variables, right after it"
-                    place = place.next(step)
-                place.depth = max(place.depth, depth)
-            place.ends.append(pattern)
+    def _grow(self, graph: EGraph) -> None:
+        """Write the patterns into the tree whose operators graphs have had by now."""
+        if graph.by_op.keys() <= self.met:
+            return
+        self.met |= graph.by_op.keys()
+        for needed in [w for w in self.waiting if w <= self.met]:
+            for pattern, steps, depth in self.waiting.pop(needed):
+                self._write(pattern, steps, depth)
+
+    def _write(self, pattern: P, steps: Sequence[Step], depth: int) -> None:
+        first = steps[0]
+        place = self.roots.setdefault(first.op if isinstance(first, Apply) else PROJECT, _Place())
+        loops = len(steps) if self.loops is None else self.loops(pattern)
+        place.depth, place.loops = max(place.depth, depth), max(place.loops, loops)
+        position, last = 0, max((i for i, s in enumerate(steps) if isinstance(s, Further)), default=-1)
+        place.more |= last > 0
+        while position < len(steps):
+            step = steps[position]
+            self._make_room(step)
+            position += 1
+            if isinstance(step, Apply):
+                typed = tuple(_typed_at(steps, position))
+                for kind in typed:
+                    self._make_room(kind)
+                position += len(typed)
+                place = place.after(step, typed)
+            else:
+                assert not isinstance(step, Typed), "types are asked of an application's variables, right after it"
+                place = place.next(step)
+            place.more |= position <= last
+            place.depth, place.loops = max(place.depth, depth), max(place.loops, loops)
+        place.ends.append((pattern, depth, loops))
 
     def _make_room(self, step: Step) -> None:
         numbers, registers = [step.slot], [0]
@@ -263,19 +290,19 @@ class Trie(Generic[P]):
         Args:
             graph: rebuilt, and not changed meanwhile.
             found: what to do.
-            levels: class → how many levels of operators a pattern needs at least to be matched there; classes that are
-                missing are left out. ``None``: every pattern everywhere.
-            roots: classes that further roots may be; ``None``: any.
+            levels: class → how many levels of operators a pattern needs at least to be matched there; ``None``: every
+                pattern everywhere. In classes that are missing no pattern is new: they are left out where no other
+                root of the pattern is new, either.
+            roots: classes that roots may be; ``None``: any.
         """
-        for op in [o for o in self.waiting if o in graph.by_op]:
-            self._grow(op)
-        run = _Walk(graph, found, self.slots, self.registers, roots)
-        for op, place in self.roots.items():
+        self._grow(graph)
+        run = _Walk(graph, found, self.slots, self.registers, levels, roots)
+        for op, place in sorted(self.roots.items()):
             for identity in graph.having(op):
-                if graph.classes[identity].constant:
+                if graph.classes[identity].constant or (roots is not None and identity not in roots):
                     continue  # what is constant is computed once, whatever its form
-                level = 0 if levels is None else levels.get(identity, place.depth + 1)
-                if level <= place.depth:
+                level = 0 if levels is None else levels.get(identity, NEVER)
+                if level <= place.depth or place.more:
                     run.slots[0] = identity
                     run.level = level
                     run.at(place)
@@ -286,9 +313,11 @@ class _Walk(Generic[P]):
 
     def __init__(
         self, graph: EGraph, found: Callable[[P, list[int], list[AttributeValue]], None], slots: int, registers: int,
-        roots: Container[int] | None,
+        levels: Mapping[int, int] | None, roots: Container[int] | None,
     ) -> None:  # fmt: skip
-        self.graph, self.found, self.roots, self.level = graph, found, roots, 0
+        self.graph, self.found, self.levels, self.roots = graph, found, levels, roots
+        self.level = 0  # of the root at hand that needs least, as far as roots are known
+        self.loops = 0  # applications on the way here that read their own class
         self.slots = [ABSENT] * slots
         self.registers: list[AttributeValue] = [0] * registers
         self.ancestors: dict[tuple[int, tuple[str, ...]], list[int]] = {}  # of a class along a path
@@ -302,26 +331,33 @@ class _Walk(Generic[P]):
             nodes = (graph.ops_of(identity) if index is None else index).get(op)
             if nodes is None:
                 continue
-            heads, table = graph.heads, shapes.table
-            for node in nodes:
-                head = heads[node[0]]
-                found = table.get(head.number)
-                if found is None:
-                    found = shapes.learn(head)
-                if found:
-                    self._bound(node, found)
-                    if head.commutative and len(node) == 3 and node[1] != node[2]:
-                        self._bound((node[0], node[2], node[1]), found)
+            self._applied(nodes, shapes)
+            if place.loops > self.loops and (loops := graph.classes[identity].loops) and op in loops:
+                self.loops += 1
+                self._applied(loops[op], shapes)
+                self.loops -= 1
         if place.selects:
             self._selected(place)
         if place.further:
             self._further(place)
 
+    def _applied(self, nodes: list[ENode], shapes: _Shapes[P]) -> None:
+        heads, table = self.graph.heads, shapes.table
+        for node in nodes:
+            head = heads[node[0]]
+            found = table.get(head.number)
+            if found is None:
+                found = shapes.learn(head)
+            if found:
+                self._bound(node, found)
+                if head.commutative and len(node) == 3 and node[1] != node[2]:
+                    self._bound((node[0], node[2], node[1]), found)
+
     def _bound(self, node: ENode, found: tuple[_Alike[P], ...]) -> None:
         """Put the arguments of an e-node into slots, for each shape that they have, and go on."""
         slots, classes, count, level = self.slots, self.graph.classes, len(node), self.level
         for alike in found:
-            if alike.depth < level:
+            if alike.depth < level and not alike.more:
                 continue
             for place, op in alike.inside:
                 if place >= count or (arg := node[place]) == ABSENT:
@@ -349,14 +385,15 @@ class _Walk(Generic[P]):
 
     def _typed(self, node: ENode, headed: _Headed[P]) -> None:
         """Go where the types of an application's variables lead."""
-        classes, variables, registers, level = self.graph.classes, headed.shape.variables, self.registers, self.level
+        classes, variables, registers = self.graph.classes, headed.shape.variables, self.registers
+        level, loops = self.level, self.loops
         kinds: object = tuple([classes[node[place]].kind for place in variables]) if variables else ()
         fits = headed.table.get(kinds)
         if fits is None:
             fits = headed.learn(kinds, [classes[node[place]].type for place in variables])
         for fit in fits:
             place = fit.place
-            if place.depth < level:
+            if (place.depth < level and not place.more) or place.loops < loops:
                 continue
             for register, value in fit.compare:
                 if registers[register] != value:
@@ -364,8 +401,9 @@ class _Walk(Generic[P]):
             else:
                 for register, value in fit.write:
                     registers[register] = value
-                for pattern in place.ends:
-                    self.found(pattern, self.slots, registers)
+                for pattern, depth, most in place.ends:
+                    if depth >= level and most >= loops:
+                        self.found(pattern, self.slots, registers)
                 if place.goes_on:
                     self.at(place)
 
@@ -381,16 +419,21 @@ class _Walk(Generic[P]):
                 self._reached(below)
 
     def _further(self, place: _Place[P]) -> None:
+        level = self.level
         for step, below in place.further.items():
             known = step.anchor != ABSENT
             for identity in self._ancestors(step) if known else self.graph.having(step.op):
                 if self.roots is None or identity in self.roots:
-                    self.slots[step.slot] = identity
-                    self._reached(below)
+                    self.level = level if self.levels is None else min(level, self.levels.get(identity, NEVER))
+                    if self.level <= below.depth or below.more:
+                        self.slots[step.slot] = identity
+                        self._reached(below)
+            self.level = level
 
     def _reached(self, place: _Place[P]) -> None:
-        for pattern in place.ends:
-            self.found(pattern, self.slots, self.registers)
+        for pattern, depth, most in place.ends:
+            if depth >= self.level and most >= self.loops:
+                self.found(pattern, self.slots, self.registers)
         self.at(place)
 
     def _ancestors(self, step: Further) -> list[int]:
