@@ -1,13 +1,13 @@
 """Bilinear algorithms: what a small tile of an operator computes, with fewer products than its meaning has.
 
-A map ``z = T(x, w)`` that is bilinear in data ``x`` and weights ``w`` is a tensor of coefficients; writing it as a sum of
-``R`` rank-one tensors is an algorithm with ``R`` products (Strassen 1969; Winograd 1980):
+A map ``z = T(x, w)`` that is bilinear in data ``x`` and weights ``w`` is a tensor of coefficients; writing it as a sum
+of ``R`` rank-one tensors is an algorithm with ``R`` products (Strassen 1969; Winograd 1980):
 
     z[k] = Σ_r G[k, r] · (Σ_i A[r, i] · x[i]) · (Σ_j B[r, j] · w[j])
 
 Nobody writes ``A``, ``B`` and ``G``: :mod:`superopt.discovery.bilinear` finds them from an operator's meaning, and
-:mod:`superopt.verifier.bilinear`, which shares no code with it, compares them with that meaning exactly. What was found is
-kept in ``algorithms.json`` beside the rules.
+:mod:`superopt.verifier.bilinear`, which shares no code with it, compares them with that meaning exactly. What was
+found is kept in ``algorithms.json`` beside the rules.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Exact check of bilinear algorithms against the meanings of the operators whose tile they compute.
 
-Two things are shown, and nothing of the finder is used. First, that the tile's terms are homogeneous of degree one in the
-data and of degree one in the weights, by a walk over their meanings: so they are a bilinear map, which its values at pairs
-of unit vectors determine. Second, that the algorithm has these values, as rationals, at every such pair.
+Two things are shown, and nothing of the finder is used. First, that the tile's terms are homogeneous of degree one in
+the data and of degree one in the weights, by a walk over their meanings: so they are a bilinear map, which its values
+at pairs of unit vectors determine. Second, that the algorithm has these values, as rationals, at every such pair.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def check_algorithm(algorithm: Algorithm) -> int:
         The number of coefficients that were compared.
 
     Raises:
-        NotEquivalent: the tile is not bilinear in data and weights, the matrices do not fit it, or a coefficient differs.
+        NotEquivalent: the tile is not bilinear in data and weights, the matrices do not fit it, or a coefficient
+            differs.
     """
     tile = algorithm.tile
     types = {name: TensorType(DType.FLOAT32, shape) for name, shape in tile.shapes.items()}
