@@ -2,8 +2,9 @@
 
 A site is a Conv of stride 1, or a product of matrices, with fixed weights and known sizes. Its forms are priced by the
 cost model as graphs of their own beside the operator, with what the runtime fuses and how it lays out images, and the
-cheapest is taken if it gains enough. Equal sites are priced once. Whether the whole model gained is for the caller to
-measure: beside a form, ONNX Runtime leaves its blocked layout.
+cheapest is taken if it gains enough; where the caller can time graphs on the target, the cheapest few are timed beside
+the operator, and what is fastest is taken. Equal sites are looked at once. Whether the whole model gained is for the
+caller to measure: beside a form, ONNX Runtime leaves its blocked layout.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from superopt.search.bilinear.conv import Axis, ConvForm, write_conv
 from superopt.search.bilinear.matmul import MatMulForm, write_matmul
 from superopt.search.bilinear.writing import Writer
 
-__all__ = ["GROWTH", "Choice", "Form", "Site", "choose", "forms_of", "named", "rewritten", "sites_of"]
+__all__ = ["GROWTH", "Choice", "Form", "Site", "Timing", "choose", "forms_of", "named", "rewritten", "sites_of"]
 
 Form = ConvForm | MatMulForm
+Timing = Callable[[Sequence[Graph]], Sequence[float]]  # of graphs with the same inputs, what each takes of the first
 
 # By mode: how much one operator's errors may grow (root mean square, beside the direct sum's). "strict" has no
 # algorithm that is less accurate than what it replaces; none with fewer products is known that is not.
 GROWTH: Mapping[str, float] = {"strict": 1.0, "standard": 16.0, "fast": 64.0}
 _LEAST_GAIN = 0.05  # share of the operator's time: prices of forms are no better than that
+_CLOSE = 1.1  # prices of forms up to this multiple of the operator's are worth a look at what they take
+_TIMED = 3  # forms of a site that are timed, at most
 _FEWEST = 16  # channels, rows or columns below which products are too small for a form to pay
 _BLOCKS = (14, 8, 5)  # tiles of a block, at most: the largest even division that is no larger is tried
 
@@ -194,6 +198,7 @@ def choose(
     *,
     growth: float,
     typing: Typing | None = None,
+    timing: Timing | None = None,
     progress: Callable[[int, int | None, str], None] | None = None,
 ) -> list[Choice]:
     """The sites where a form gains, each with its cheapest form.
@@ -203,6 +208,7 @@ def choose(
         costs: the target's cost model.
         growth: of errors that a form may bring, as in :data:`GROWTH`.
         typing: its inferred types, if at hand.
+        timing: if given, it has the last word about a site, and prices only say which forms are looked at.
         progress: called with (sites done, sites, which).
     """
     known: dict[Hashable, tuple[Form | None, float, float]] = {}
@@ -212,24 +218,31 @@ def choose(
         if progress is not None:
             progress(done, len(sites), site.node.name)
         if site.alike not in known:
-            known[site.alike] = _cheapest(graph, site, costs, growth)
+            known[site.alike] = _cheapest(graph, site, costs, growth, timing)
         form, before, after = known[site.alike]
         if form is not None and after < (1 - _LEAST_GAIN) * before:
             chosen.append(Choice(site, form, before, after))
     return chosen
 
 
-def _cheapest(graph: Graph, site: Site, costs: CostModel, growth: float) -> tuple[Form | None, float, float]:
+def _cheapest(
+    graph: Graph, site: Site, costs: CostModel, growth: float, timing: Timing | None
+) -> tuple[Form | None, float, float]:  # fmt: skip
     """The cheapest form, what the operator takes and what the form takes."""
     alone = _alone(graph, site)
     before = graph_cost(alone, costs).us
-    best: Form | None = None
-    least = before
-    for form in forms_of(site, growth):
-        after = graph_cost(rewritten(alone, [Choice(site, form, 0.0, 0.0)]), costs).us
-        if after < least:
-            best, least = form, after
-    return best, before, least
+    priced: list[tuple[float, int, Form, Graph]] = []
+    for number, form in enumerate(forms_of(site, growth)):
+        made = rewritten(alone, [Choice(site, form, 0.0, 0.0)])
+        priced.append((graph_cost(made, costs).us, number, form, made))
+    priced = [p for p in sorted(priced, key=lambda p: p[:2]) if p[0] < _CLOSE * before][:_TIMED]
+    if not priced:
+        return None, before, before
+    if timing is None:
+        return priced[0][2], before, priced[0][0]
+    ratios = timing([alone, *(made for *_, made in priced)])[1:]
+    fastest = min(range(len(priced)), key=lambda n: ratios[n])
+    return priced[fastest][2], before, before * ratios[fastest]
 
 
 def _alone(graph: Graph, site: Site) -> Graph:
