@@ -143,6 +143,23 @@ class Algorithm:
         return max(sqrt(g / max(t, 1)) for g, t in zip(grown, self._terms, strict=True))
 
     @cached_property
+    def noise(self) -> float:
+        """:attr:`growth`, with every amplitude weighted by the roundings on its way: what is expected of float errors.
+
+        A term is rounded about as often as its sums of data and of outputs have terms; weights are transformed
+        beforehand, in more bits.
+        """
+        columns = list(zip(self.data, self.weights, strict=True))
+        found = []
+        for row, terms in zip(self.outputs, self._terms, strict=True):
+            parts = (
+                g * g * _squares(a) * _squares(b) * (_some(a) + _some(row))
+                for g, (a, b) in zip(row, columns, strict=True)
+            )
+            found.append(sqrt(sum(parts, Fraction(0)) / max(terms, 1)))
+        return max(found)
+
+    @cached_property
     def _terms(self) -> list[int]:
         """Products that each output is the sum of, taken directly (all coefficients are ±1 in every tile here)."""
         triples: dict[tuple[int, int, int], Fraction] = {}
@@ -198,6 +215,10 @@ def _operations(matrix: Matrix) -> int:
 
 def _sum(row: Sequence[Fraction]) -> Fraction:
     return sum((abs(v) for v in row), Fraction(0))
+
+
+def _some(row: Sequence[Fraction]) -> int:
+    return sum(v != 0 for v in row)
 
 
 def _squares(row: Sequence[Fraction]) -> Fraction:

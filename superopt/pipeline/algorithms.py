@@ -33,7 +33,7 @@ __all__ = ["MOST_ERROR", "Accuracy", "Outcome", "accuracy", "apply_algorithms"]
 # By mode: the largest error that a result may have, relative to an output's largest element, against float64. Besides,
 # it may have at most GROWTH times the model's own.
 MOST_ERROR: Mapping[str, float] = {"strict": 0.0, "standard": 1e-5, "fast": 1e-4}
-_LESS = 3.0  # growth of errors of the algorithms that are tried where those of the mode are over its budget
+_LESS = (6.0, 3.0)  # growth of errors of algorithms that are tried in turn where those of the mode are too inaccurate
 _ROUNDS, _SITE_SECONDS = 5, 6.0  # of the race of one site's forms
 _RACE_SECONDS = 30.0
 
@@ -127,14 +127,14 @@ def apply_algorithms(
     timing = partial(_timed, threads=threads, seed=seed) if target == "cpu" else None
     with costs.for_target(target, threads=threads, sizes=known, time_limit=time_limit, progress=progress) as priced:
         found = Outcome(graph, (), reason="nothing is modelled to gain")
-        for growth in dict.fromkeys((GROWTH[floats], min(_LESS, GROWTH[floats]))):
+        for growth in (GROWTH[floats], *(less for less in _LESS if less < GROWTH[floats])):
             chosen = choose(
                 graph, priced, growth=growth, typing=infer(graph), timing=timing, progress=progress
             )  # fmt: skip
             if not chosen:
                 return found
             found = _judged(graph, chosen, floats, priced, known, threads, seed, inputs, target, progress)
-            if found.errors is None or found.errors.within(floats):
+            if found.errors is not None and found.errors.within(floats):
                 return found
         return found
 

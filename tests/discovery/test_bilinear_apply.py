@@ -12,6 +12,7 @@ from superopt.cost import for_target
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph
+from superopt.lab.algorithms import Measured, replaced
 from superopt.pipeline import algorithms as applying
 from superopt.pipeline.algorithms import Accuracy, accuracy, apply_algorithms
 from superopt.runtime import ort
@@ -154,3 +155,19 @@ def test_a_false_form_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     found = apply_algorithms(graph, target=PROFILE, inputs=1)
     assert found.graph is graph
     assert "check failed" in found.reason
+
+
+def test_a_section_of_the_page_is_replaced_and_nothing_else() -> None:
+    page = "a\n<!-- x -->\nold\n<!-- end of x -->\nb\n"
+    assert replaced(page, "x", ["new"]) == "a\n<!-- x -->\nnew\n<!-- end of x -->\nb\n"
+    with pytest.raises(UsageError, match="no section"):
+        replaced(page, "y", [])
+
+
+def test_prices_are_right_where_what_they_choose_is_as_fast_as_any() -> None:
+    def at(modelled: tuple[float, ...], ratios: tuple[float, ...]) -> Measured:
+        return Measured("s", (None, None, None), modelled, ratios, ratios, 1.0, None, 0.0)
+
+    assert at((100.0, 50.0, 60.0), (1.0, 0.5, 0.49)).right
+    assert not at((100.0, 50.0, 60.0), (1.0, 0.7, 0.49)).right
+    assert at((100.0, 97.0, 99.0), (1.0, 0.98, 1.5)).chosen == 0

@@ -26,7 +26,7 @@ _BATCH = 4096
 _EVEN = 1e-9  # residuals below this share are exact solutions rounded; the solution is made again in rationals
 _LARGEST = 4  # numerators and denominators of points
 _RANKS = 12  # points, at most: with more, float32 has no bits left
-_NEAR = 1.3  # growth of errors within this factor of the least: what is cheaper comes first
+_NEAR = 1.1  # noise within this factor of the least: what is cheaper comes first
 _MOST_SPANS = 300_000  # sets of rank-one matrices that are tried
 
 
@@ -82,14 +82,14 @@ def by_span(tile: Tile, tensor: Array, *, most: int = _MOST_SPANS) -> Found:
 
 
 def by_merit(found: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
-    """Algorithms of equal rank: those near the least growth of errors first, fewest operations at inference first."""
-    least = min((a.growth for a in found), default=0.0)
+    """Algorithms of equal rank: those near the least noise first, of these fewest operations at inference first."""
+    least = min((a.noise for a in found), default=0.0)
 
     def merit(algorithm: Algorithm) -> tuple[bool, int, float, int, str]:
         data, weights, outputs = algorithm.operations
-        far = algorithm.growth > _NEAR * least
+        far = algorithm.noise > _NEAR * least
         text = str((algorithm.data, algorithm.weights, algorithm.outputs))
-        return far, data + outputs, round(algorithm.growth, 6), weights, text
+        return far, data + outputs, round(algorithm.noise, 6), weights, text
 
     return tuple(sorted(found, key=merit))
 
