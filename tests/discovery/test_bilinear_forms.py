@@ -46,24 +46,24 @@ def direct(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, pads: list[int]) 
 
 
 IMAGES = [
-    # image, outputs, algorithms of both axes, pads, tiles of a block, bias
-    ((1, 5, 8, 8), 4, ("conv:4:3", "conv:4:3"), [1, 1, 1, 1], 9, True),
-    ((2, 3, 9, 7), 6, ("conv:4:3", "conv:2:3"), [1, 0, 0, 2], 9, True),
-    ((1, 4, 21, 17), 3, ("conv:2:3", "conv:3:3"), [1, 1, 1, 1], 2, True),
-    ((3, 2, 19, 30), 5, ("conv:6:3", "conv:4:3"), [0, 1, 2, 0], 2, False),
-    ((1, 3, 12, 11), 2, ("conv:2:5", "conv:2:3"), [2, 1, 2, 1], 3, True),
-    ((1, 3, 13, 11), 2, (None, "conv:4:3"), [0, 1, 0, 1], 2, True),
-    ((2, 3, 13, 11), 2, ("conv:4:3", None), [1, 0, 1, 0], 2, False),
+    # image, outputs, algorithms of both axes, pads, bias
+    ((1, 5, 8, 8), 4, ("conv:4:3", "conv:4:3"), [1, 1, 1, 1], True),
+    ((2, 3, 9, 7), 6, ("conv:4:3", "conv:2:3"), [1, 0, 0, 2], True),
+    ((1, 4, 21, 17), 3, ("conv:2:3", "conv:3:3"), [1, 1, 1, 1], True),
+    ((3, 2, 19, 30), 5, ("conv:6:3", "conv:4:3"), [0, 1, 2, 0], False),
+    ((1, 3, 12, 11), 2, ("conv:2:5", "conv:2:3"), [2, 1, 2, 1], True),
+    ((1, 3, 13, 11), 2, (None, "conv:4:3"), [0, 1, 0, 1], True),
+    ((2, 3, 13, 11), 2, ("conv:4:3", None), [1, 0, 1, 0], False),
 ]
 
 
-@pytest.mark.parametrize(("image", "out", "names", "pads", "block", "biased"), IMAGES)
+@pytest.mark.parametrize(("image", "out", "names", "pads", "biased"), IMAGES)
 def test_a_convolution_by_tiles_is_the_convolution(
-    image: tuple[int, ...], out: int, names: tuple[str | None, ...], pads: list[int], block: int, biased: bool
+    image: tuple[int, ...], out: int, names: tuple[str | None, ...], pads: list[int], biased: bool
 ) -> None:
     rng = np.random.default_rng(0)
     axes = [
-        Axis(size, before, after, None if name is None else algorithms()[name], block)
+        Axis(size, before, after, None if name is None else algorithms()[name])
         for size, before, after, name in zip(image[2:], pads[:2], pads[2:], names, strict=True)
     ]
     form = ConvForm(*axes)
@@ -74,7 +74,9 @@ def test_a_convolution_by_tiles_is_the_convolution(
     for kind, most in ((np.float64, 1e-12), (np.float32, 2e-5)):
         bias = None if b is None else b.astype(kind)
         graph = graph_of(
-            image, DType.of(np.dtype(kind)), lambda to, k=kind, c=bias: write_conv(to, form, "x", w.astype(k), c, "y")
+            image,
+            DType.of(np.dtype(kind)),
+            lambda to, k=kind, c=bias: write_conv(to, form, "x", image[0], w.astype(k), c, "y"),
         )
         made = run(graph, x.astype(kind))
         assert made.shape == wanted.shape
@@ -84,8 +86,8 @@ def test_a_convolution_by_tiles_is_the_convolution(
 def test_a_convolution_of_a_signal() -> None:
     rng = np.random.default_rng(1)
     x, w, b = rng.standard_normal((2, 3, 23)), rng.standard_normal((4, 3, 3)), rng.standard_normal(4)
-    form = ConvForm(Axis(1, 0, 0, None, 1), Axis(23, 1, 1, algorithms()["conv:4:3"], 4))
-    graph = graph_of(x.shape, DType.FLOAT64, lambda to: write_conv(to, form, "x", w, b, "y", flat=True))
+    form = ConvForm(Axis(1, 0, 0, None), Axis(23, 1, 1, algorithms()["conv:4:3"]))
+    graph = graph_of(x.shape, DType.FLOAT64, lambda to: write_conv(to, form, "x", 2, w, b, "y"))
     wanted = direct(x, w, b, [1, 1])
     assert np.abs(run(graph, x) - wanted).max() <= 1e-12 * np.abs(wanted).max()
 
@@ -101,9 +103,9 @@ def test_a_product_in_blocks_is_the_product(name: str, sizes: tuple[int, int, in
 
 
 def test_fewer_multiplications_are_what_runs() -> None:
-    form = ConvForm(*[Axis(28, 1, 1, algorithms()["conv:4:3"], 7)] * 2)
+    form = ConvForm(*[Axis(28, 1, 1, algorithms()["conv:4:3"])] * 2)
     graph = graph_of(
-        (1, 8, 28, 28), DType.FLOAT32, lambda to: write_conv(to, form, "x", np.ones((8, 8, 3, 3), "f4"), None, "y")
+        (1, 8, 28, 28), DType.FLOAT32, lambda to: write_conv(to, form, "x", 1, np.ones((8, 8, 3, 3), "f4"), None, "y")
     )
     products = [n for n in graph.nodes if n.op == "MatMul" and graph.weight.get(n.inputs[1])]
     assert (len(products), form.products, form.tiles) == (36, 36, 49)

@@ -36,7 +36,6 @@ _LEAST_GAIN = 0.05  # share of the operator's time: prices of forms are no bette
 _CLOSE = 1.1  # prices of forms up to this multiple of the operator's are worth a look at what they take
 _TIMED = 3  # forms of a site that are timed, at most
 _FEWEST = 16  # channels, rows or columns below which products are too small for a form to pay
-_BLOCKS = (14, 8, 5)  # tiles of a block, at most: the largest even division that is no larger is tried
 
 
 @dataclass(frozen=True)
@@ -144,12 +143,11 @@ def forms_of(site: Site, growth: float) -> list[Form]:
 
 
 def _conv_forms(site: Site, growth: float) -> Iterator[Form]:
-    """One algorithm for both axes where they have equally many taps, and every way to block them alike."""
+    """Tiles of equal size along both axes."""
     sizes, taps, half = site.sizes[2:], site.kernel[2:], len(site.pads) // 2
     spans = [(size, site.pads[i], site.pads[half + i], taps[i]) for i, size in enumerate(sizes)]
     if len(spans) == 1:
         spans.insert(0, (1, 0, 0, 1))
-    seen: set[tuple[int, ...]] = set()
     for outputs in sorted({len(a.outputs) for a in algorithms().values() if a.tile.name.startswith("conv:")}):
         chosen = [_along(outputs, count) for *_, count in spans]
         known = [a for a in chosen if a is not None]
@@ -159,35 +157,23 @@ def _conv_forms(site: Site, growth: float) -> Iterator[Form]:
         fast = [count > 1 for *_, count in spans]
         if not known or [a is not None for a in chosen] != fast or grown > growth:
             continue
-        for most in (*_BLOCKS, max(sizes)):
-            axes = [
-                _axis(size, before, after, algorithm, most)
-                for (size, before, after, _), algorithm in zip(spans, chosen, strict=True)
-            ]
-            key = outputs, *(axis.block for axis in axes)
-            if key not in seen and min(axis.outputs for axis in axes) > 0:
-                seen.add(key)
-                yield ConvForm(axes[0], axes[1])
+        axes = [
+            Axis(size, before, after, algorithm)
+            for (size, before, after, _), algorithm in zip(spans, chosen, strict=True)
+        ]
+        if min(axis.outputs for axis in axes) > 0:
+            yield ConvForm(axes[0], axes[1])
 
 
 def _along(outputs: int, taps: int) -> Algorithm | None:
     return algorithms().get(f"conv:{outputs}:{taps}") if taps > 1 else None
 
 
-def _axis(size: int, before: int, after: int, algorithm: Algorithm | None, most: int) -> Axis:
-    """Blocks of at most ``most`` tiles, all full if there is such a division into at least half as many."""
-    if algorithm is None:
-        return Axis(size, before, after, None, 1)
-    whole = Axis(size, before, after, algorithm, max(1, size))
-    even = [n for n in range(most, most // 2, -1) if whole.within % n == 0]
-    return replace(whole, block=min(whole.within, even[0] if even else most))
-
-
 def named(form: Form) -> str:
     """``F(4×4, 3×3), 36 products`` or ``2×2×2 in 7 products``."""
     if isinstance(form, MatMulForm):
         return f"{'×'.join(map(str, form.parts))} in {form.algorithm.rank} products"
-    axes = [axis for axis in (form.height, form.width) if axis.algorithm is not None]
+    axes = [axis for axis in form.axes if axis.algorithm is not None]
     outputs, taps = ("×".join(str(v) for v in values) for values in zip(*((a.tile, a.taps) for a in axes), strict=True))
     return f"F({outputs}, {taps}), {form.products} products of {form.tiles} tiles"
 
@@ -278,7 +264,7 @@ def _write(writer: Writer, graph: Graph, choice: Choice) -> None:
     data = next(name for name in node.inputs if name)
     if isinstance(form, ConvForm):
         bias = None if site.bias is None else _elements(graph, site.bias)
-        write_conv(writer, form, data, weights, bias, node.outputs[0], flat=len(site.sizes) == 3)
+        write_conv(writer, form, data, site.sizes[0], weights, bias, node.outputs[0])
         return
     if len(site.sizes) == 2:
         write_matmul(writer, form, data, weights, node.outputs[0])

@@ -1,22 +1,21 @@
-"""A convolution by a nested evaluation–interpolation algorithm, as a graph of stock ONNX operators.
+"""A convolution by an evaluation–interpolation algorithm along each axis, as a graph of stock ONNX operators.
 
 What runs at inference, for an image ``[n, c, height, width]`` and along each axis an algorithm of rank R for m outputs:
 
-1. channels last, and where an axis has several *blocks* of tiles, the places that each block reads (``Gather``);
-2. one product by a banded constant an axis, which takes all tiles of a block apart: ``[R·tiles, places]``;
-3. the tiles in front of the points, one product ``[n·tiles, c]·[c, o]`` for each of the R·R points (a two-dimensional
-   constant, which ONNX Runtime packs beforehand), the points together again;
-4. one product by a banded constant an axis, which puts the outputs of a block together: ``[m·tiles, R·tiles]``;
-   what lies beyond the image is left out of the constant, or cut off where there are several blocks; channels second.
+1. channels last, padded, and the places that each tile reads gathered: ``[places·places, tiles·c]``;
+2. one product by a constant ``[R·R, places·places]``, which takes all tiles apart, points in front;
+3. one product ``[tiles, c]·[c, o]`` for each of the points (a two-dimensional constant, which ONNX Runtime packs
+   beforehand), and the bias as one more, which is the same in every output;
+4. one product by a constant ``[m·m, R·R + 1]``, which puts all outputs together; tiles to their places, what lies
+   beyond the image cut off, channels second.
 
-Places outside the image are columns that the constants do not have, so that padding costs nothing. A bias is added to a
-product that has the same coefficient in every output (evaluation at 1 gives one), not to the image. Weights are
-transformed beforehand in float64. It is the form that was fastest of those that were tried (``docs/algorithms.md``).
+Weights are transformed beforehand in float64. It is the form that was fastest of those that were tried: both axes by
+one dense constant take fewer operations than an axis after the other by banded ones, and no tile axes are moved
+between them (``docs/algorithms.md``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,14 +40,12 @@ class Axis:
         size: places of the input.
         before, after: of padding.
         algorithm: for the number of taps along the axis; ``None`` for one tap, where there is nothing to gain.
-        block: tiles that one product takes apart, at most; they are shared out evenly.
     """
 
     size: int
     before: int
     after: int
     algorithm: Algorithm | None
-    block: int
 
     @property
     def tile(self) -> int:
@@ -69,60 +66,27 @@ class Axis:
         return self.size + self.before + self.after - self.taps + 1
 
     @property
-    def blocks(self) -> int:
-        return 1 if self.algorithm is None else -(-self._tiles // self.block)
-
-    @property
-    def within(self) -> int:
-        """Tiles of one block."""
-        return -(-self._tiles // self.blocks)
-
-    @property
-    def _tiles(self) -> int:
+    def tiles(self) -> int:
+        """Tiles that cover the outputs."""
         return -(-self.outputs // self.tile)
 
-    def read(self) -> Array:
-        """The places that each block reads, [blocks, places]: beyond the image, any."""
-        if self.blocks == 1:
-            return np.arange(self.size).reshape(1, -1)
-        span = self.tile * self.within + self.taps - 1
-        starts = self.tile * self.within * np.arange(self.blocks) - self.before
-        places: Array = np.clip(starts[:, None] + np.arange(span), 0, self.size - 1)
+    @property
+    def reads(self) -> Array:
+        """The places of the padded input that the tiles read, [places of a tile, tiles]."""
+        places: Array = np.arange(self.tile + self.taps - 1)[:, None] + self.tile * np.arange(self.tiles)
         return places
 
-    def apart(self) -> Array:
-        """[blocks, rank · tiles, places]: each block's tiles from what it reads, points first."""
-        assert self.algorithm is not None
-        data = array_of(self.algorithm.data)
-        places = self.read().shape[1]
-        made = np.zeros((self.blocks, self.rank, self.within, places))
-        for block in range(self.blocks):
-            origin = 0 if self.blocks == 1 else self.tile * self.within * block - self.before
-            for tile in range(self.within):
-                first = self.tile * (self.within * block + tile) - self.before
-                for offset in range(data.shape[1]):
-                    if 0 <= first + offset < self.size:
-                        made[block, :, tile, first + offset - origin] += data[:, offset]
-        return made.reshape(self.blocks, self.rank * self.within, places)
+    @property
+    def padded(self) -> int:
+        """Places with padding, and with what the last tile reads beyond it."""
+        return max(int(self.reads.max()) + 1, self.size + self.before)
 
-    def together(self) -> Array:
-        """[outputs of a block, rank · tiles]; of a single block, only the outputs that there are."""
-        assert self.algorithm is not None
-        outputs = array_of(self.algorithm.outputs)
-        made = np.zeros((self.within, self.tile, self.rank, self.within))
-        for tile in range(self.within):
-            made[tile, :, :, tile] = outputs
-        whole: Array = made.reshape(self.within * self.tile, self.rank * self.within)
-        return whole[: self.outputs] if self.blocks == 1 else whole
-
-    def even(self) -> tuple[int, float] | None:
-        """A product that has one and the same coefficient in every output, and that coefficient."""
+    @property
+    def factors(self) -> tuple[Array, Array, Array]:
+        """The matrices of data, weights and outputs; of an axis with one tap, the number 1."""
         if self.algorithm is None:
-            return 0, 1.0
-        for number, column in enumerate(array_of(self.algorithm.outputs).T):
-            if column[0] and (column == column[0]).all():
-                return number, float(column[0])
-        return None
+            return (np.ones((1, 1)),) * 3
+        return array_of(self.algorithm.data), array_of(self.algorithm.weights), array_of(self.algorithm.outputs)
 
 
 @dataclass(frozen=True)
@@ -133,6 +97,10 @@ class ConvForm:
     width: Axis
 
     @property
+    def axes(self) -> tuple[Axis, Axis]:
+        return self.height, self.width
+
+    @property
     def products(self) -> int:
         """Matrix products: points of both axes."""
         return self.height.rank * self.width.rank
@@ -140,94 +108,83 @@ class ConvForm:
     @property
     def tiles(self) -> int:
         """Rows of each product, for each image of the batch."""
-        return self.height.blocks * self.height.within * self.width.blocks * self.width.within
+        return self.height.tiles * self.width.tiles
 
 
 def write_conv(
-    writer: Writer, form: ConvForm, image: str, weights: Array, bias: Array | None, output: str, *, flat: bool = False
+    writer: Writer, form: ConvForm, image: str, batch: int, weights: Array, bias: Array | None, output: str
 ) -> None:
     """Append the form's nodes.
 
     Args:
         writer: of the graph.
         form: how.
-        image: name of the input [n, c, height, width], or [n, c, width] where ``flat``.
-        weights: [o, c, taps, taps] or, where ``flat``, [o, c, taps]; float32, or any other float type.
+        image: name of the input [n, c, height, width], or [n, c, width] where the weights have one axis.
+        batch: n.
+        weights: [o, c, taps, taps] or [o, c, taps], of a float type.
         bias: [o].
         output: name that the result gets.
-        flat: whether the image has one axis.
     """
-    height, width = form.height, form.width
+    flat = weights.ndim == 3
     kernel = weights[:, :, None, :] if flat else weights
     out, inner = kernel.shape[:2]
-    kind = weights.dtype
-    rows, columns = (height.blocks, height.within, height.rank), (width.blocks, width.within, width.rank)
-    value = _last(writer, image, inner, flat)
-    for number, axis in ((2, width), (1, height)):
-        if axis.blocks > 1:
-            value = writer.op("Gather", value, writer.sizes(*axis.read().ravel().tolist()), axis=number)
-    read = [axis.read().shape[1] for axis in (height, width)]
-    if height.algorithm is not None:
-        value = writer.reshaped(value, -1, height.blocks, read[0], columns[0] * read[1] * inner)
-        value = writer.op("MatMul", writer.constant(height.apart().astype(kind)), value)
-    if width.algorithm is not None:
-        value = writer.reshaped(value, -1, columns[0], read[1], inner)
-        value = writer.op("MatMul", writer.constant(width.apart().astype(kind)), value)
-    value = writer.reshaped(value, -1, rows[0], rows[2], rows[1], columns[0], columns[2], columns[1] * inner)
-    value = writer.transposed(value, 2, 5, 0, 1, 3, 4, 6)
-    value = writer.reshaped(value, form.products, -1, inner)
-    value, added = _products(writer, form, value, kernel, bias)
-    value = writer.reshaped(value, rows[2], columns[2], -1, rows[0], rows[1], columns[0], columns[1] * out)
-    value = writer.transposed(value, 2, 3, 0, 4, 5, 1, 6)
-    if width.algorithm is not None:
-        value = writer.reshaped(value, -1, columns[2] * columns[1], out)
-        value = writer.op("MatMul", writer.constant(width.together().astype(kind)), value)
-    made = [axis.outputs if axis.blocks == 1 else axis.blocks * axis.within * axis.tile for axis in (height, width)]
-    if height.algorithm is not None:
-        value = writer.reshaped(value, -1, rows[2] * rows[1], made[1] * out)
-        value = writer.op("MatMul", writer.constant(height.together().astype(kind)), value)
-    value = writer.reshaped(value, -1, made[0], made[1], out)
-    for number, (axis, size) in enumerate(zip((height, width), made, strict=True), 1):
-        if size > axis.outputs:
-            ends = (writer.sizes(0), writer.sizes(axis.outputs), writer.sizes(number))
-            value = writer.op("Slice", value, *ends)
-    if bias is not None and not added:
-        value = writer.op("Add", value, writer.constant(bias))
+    value = _gathered(writer, form, image, inner, flat)
+    parts = writer.split(_apart(writer, form, value, batch, kernel), 0, form.products)
+    factors = [axis.factors[1] for axis in form.axes]
+    fixed = np.einsum("ri,sj,ocij->rsco", *factors, kernel.astype(np.float64), optimize=True)
+    products = [
+        writer.op("MatMul", part, writer.constant(matrix.astype(kernel.dtype)))
+        for part, matrix in zip(parts, fixed.reshape(form.products, inner, out), strict=True)
+    ]
+    if bias is not None:
+        products.append(writer.constant(np.broadcast_to(bias, (1, batch * form.tiles, out))))
+    value = _together(writer, form, products, batch, kernel)
     if flat:
-        value = writer.reshaped(value, -1, width.outputs, out)
-        writer.op("Transpose", value, outputs=(output,), perm=(0, 2, 1))
+        value = writer.reshaped(value, batch, form.width.outputs, out)
+    writer.op("Transpose", value, outputs=(output,), perm=(0, 2, 1) if flat else (0, 3, 1, 2))
+
+
+def _gathered(writer: Writer, form: ConvForm, image: str, inner: int, flat: bool) -> str:
+    """What the tiles read, [n, places, tiles · c]."""
+    if flat:
+        value = writer.op("Unsqueeze", writer.transposed(image, 0, 2, 1), writer.sizes(1))
     else:
-        writer.op("Transpose", value, outputs=(output,), perm=(0, 3, 1, 2))
+        value = writer.transposed(image, 0, 2, 3, 1)
+    before = [axis.before for axis in form.axes]
+    after = [axis.padded - axis.size - axis.before for axis in form.axes]
+    if any((*before, *after)):
+        value = writer.op("Pad", value, writer.sizes(0, *before, 0, 0, *after, 0))
+    rows, columns = (axis.reads for axis in form.axes)
+    places: Array = rows[:, None, :, None] * form.width.padded + columns[None, :, None, :]
+    value = writer.reshaped(value, -1, form.height.padded * form.width.padded, inner)
+    value = writer.op("Gather", value, writer.sizes(*places.ravel().tolist()), axis=1)
+    return writer.reshaped(value, -1, len(rows) * len(columns), form.tiles * inner)
 
 
-def _last(writer: Writer, image: str, inner: int, flat: bool) -> str:
-    """The image [n, height, width, c]."""
-    if not flat:
-        return writer.transposed(image, 0, 2, 3, 1)
-    value = writer.transposed(image, 0, 2, 1)
-    return writer.op("Unsqueeze", value, writer.sizes(1))
+def _apart(writer: Writer, form: ConvForm, value: str, batch: int, kernel: Array) -> str:
+    """The points of all tiles, [points, n · tiles, c]."""
+    inner = kernel.shape[1]
+    matrix = np.kron(*(axis.factors[0] for axis in form.axes)).astype(kernel.dtype)
+    value = writer.op("MatMul", writer.constant(matrix), value)
+    if batch > 1:
+        value = writer.transposed(writer.reshaped(value, batch, form.products, form.tiles * inner), 1, 0, 2)
+    return writer.reshaped(value, form.products, batch * form.tiles, inner)
 
 
-def _products(
-    writer: Writer, form: ConvForm, value: str, kernel: Array, bias: Array | None
-) -> tuple[str, bool]:  # fmt: skip
-    """The points' products [points, rows, o], and whether the bias is in them."""
-    factors = [np.ones((1, 1)) if a.algorithm is None else array_of(a.algorithm.weights) for a in _axes(form)]
-    points = np.einsum("ri,sj,ocij->rsco", *factors, kernel.astype(np.float64), optimize=True)
-    even = [axis.even() for axis in _axes(form)]
-    at, share = -1, 1.0
-    if even[0] is not None and even[1] is not None:
-        at, share = even[0][0] * form.width.rank + even[1][0], even[0][1] * even[1][1]
-    made = []
-    for number, part in enumerate(writer.split(value, 0, form.products)):
-        point = points[divmod(number, form.width.rank)]
-        product = writer.op("MatMul", part, writer.constant(point.astype(kernel.dtype)))
-        if bias is not None and number == at:
-            held = (bias.astype(np.float64) / share).astype(kernel.dtype)
-            product = writer.op("Add", product, writer.constant(held))
-        made.append(product)
-    return writer.op("Concat", *made, axis=0), at >= 0
-
-
-def _axes(form: ConvForm) -> Sequence[Axis]:
-    return form.height, form.width
+def _together(writer: Writer, form: ConvForm, products: list[str], batch: int, kernel: Array) -> str:
+    """The image [n, height, width, o] from the products of the points, and from what goes into every output."""
+    out, count, tiles = len(kernel), len(products), form.tiles
+    matrix = np.kron(*(axis.factors[2] for axis in form.axes))
+    matrix = np.pad(matrix, ((0, 0), (0, count - form.products)), constant_values=1.0).astype(kernel.dtype)
+    value = writer.op("Concat", *products, axis=0)
+    if batch > 1:
+        value = writer.transposed(writer.reshaped(value, count, batch, tiles * out), 1, 0, 2)
+    value = writer.op("MatMul", writer.constant(matrix), writer.reshaped(value, batch, count, tiles * out))
+    height, width = form.axes
+    value = writer.reshaped(value, batch, height.tile, width.tile, height.tiles, width.tiles, out)
+    value = writer.transposed(value, 0, 3, 1, 4, 2, 5)
+    value = writer.reshaped(value, batch, height.tiles * height.tile, width.tiles * width.tile, out)
+    for number, axis in enumerate(form.axes, 1):
+        if axis.tiles * axis.tile > axis.outputs:
+            value = writer.op("Slice", value, writer.sizes(0), writer.sizes(axis.outputs), writer.sizes(number))
+    return value
