@@ -123,3 +123,10 @@ def test_errors_in_floating_point_stay_below_the_bound() -> None:
         terms = (np.abs(tensor) > 1e-9).sum(axis=(0, 1)).max()
         steps = max(len(r) for r in (*algorithm.data, *algorithm.outputs)) * 2 + 4  # roundings that one value meets
         assert np.abs(made - exact).max() <= unit * steps * algorithm.bound * terms
+
+
+def test_blocks_of_blocks_are_found_from_smaller_ones() -> None:
+    found = find(tile_named("matmul:4:4:4"), **FEW)
+    assert found.algorithm is not None
+    assert (found.products, found.algorithm.rank) == (64, 49)
+    assert found.algorithm.origin["of"] == ["matmul:2:2:2", "matmul:2:2:2"]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from superopt.discovery.bilinear.flips import by_flips
+from superopt.discovery.bilinear.nesting import halves, nested
 from superopt.discovery.bilinear.points import Found, by_merit, by_points, by_span
 from superopt.discovery.bilinear.tensors import tensor_of
 from superopt.ir.errors import UsageError
@@ -17,7 +18,7 @@ __all__ = ["TILES", "Sought", "find", "log_of", "tile_named"]
 
 TILES = (
     "complex", "conv:2:3", "conv:3:3", "conv:4:3", "conv:6:3", "conv:2:5", "conv:4:5", "conv:2:7",
-    "matmul:2:2:2", "matmul:2:2:3", "matmul:2:3:3", "matmul:3:3:3",
+    "matmul:2:2:2", "matmul:2:2:3", "matmul:2:3:3", "matmul:3:3:3", "matmul:4:4:4",
 )  # fmt: skip
 _SMALL = 6  # elements of data and weights together, up to which all small vectors are tried
 
@@ -87,6 +88,14 @@ def find(tile: Tile, *, seed: int = 0, steps: int = 3_000_000, walks: int = 4) -
     work: dict[str, int] = {}
     for name, finder in finders.items():
         _take(name, finder(), found, work)
+    for pair in halves(tile) if not found else ():
+        needed = {t.name: t for t in pair}
+        parts = {name: find(t, seed=seed, steps=steps, walks=walks) for name, t in needed.items()}
+        for part in parts.values():
+            work.update({n: work.get(n, 0) + w for n, w in part.work.items()})
+        outer, inner = (parts[t.name].algorithm for t in pair)
+        if outer is not None and inner is not None:
+            found.append(nested(tile, outer, inner))
     if not found:  # neither polynomials nor small: the walks, which take longest
         _take("flips", by_flips(tile, tensor, seed=seed, steps=steps, walks=walks), found, work)
     rank = min((a.rank for a in found), default=products)
@@ -118,6 +127,8 @@ def log_of(sought: Sequence[Sought]) -> list[str]:
         how = f"points {', '.join(a.origin['points'])}" if "points" in a.origin else str(a.origin["finder"])
         if a.origin["finder"] == "flips":
             how = f"flips: first met in walk {a.origin['walk']}, after {a.origin['steps']:,} steps"
+        if "of" in a.origin:
+            how = f"{a.origin['of'][0]} of {a.origin['of'][1]}"
         lines.append(
             f"| {s.tile.name} | {s.products} | **{a.rank}** | {', '.join(map(str, a.operations))} "
             f"| {a.growth:.2f}, {a.bound:.2f} | {how} | {tried} | {s.seconds:.1f} |"
