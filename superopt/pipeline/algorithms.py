@@ -126,7 +126,7 @@ def apply_algorithms(
     graph, known = load(model), dict(sizes or {})
     timing = partial(_timed, threads=threads, seed=seed) if target == "cpu" else None
     with costs.for_target(target, threads=threads, sizes=known, time_limit=time_limit, progress=progress) as priced:
-        found = Outcome(graph, (), reason="nothing is modelled to gain")
+        found = Outcome(graph, (), reason="no form of any operator gains enough")
         for growth in (GROWTH[floats], *(less for less in _LESS if less < GROWTH[floats])):
             chosen = choose(
                 graph, priced, growth=growth, typing=infer(graph), timing=timing, progress=progress
