@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check format web browser bench bench-growth bench-cost bench-ablation profile-plan profile-record certify \
+.PHONY: demo test check format web browser bench bench-algorithms bench-growth bench-cost bench-ablation profile-plan profile-record certify \
 	gpu-record conformance corpus clean corpus-gate corpus-compare corpus-update corpus-update-full patterns attack
 
 demo: $(READY)            ## optimise two real models and print before/after
@@ -57,6 +57,9 @@ patterns: $(READY)        ## which patterns of other tools our rules find: docs/
 bench-ablation: $(READY)  ## modelled and measured gains with our rules, with TASO's, and with none; goes on where it stopped
 	@$(BIN)/python -m superopt.lab.ablation corpus/*.json --time-limit 25 --race-limit 6 --total-limit 1440 --measure \
 		--library taso=tests/discovery/taso/shipped --json docs/ablation.json --markdown docs/ablation.md
+
+bench-algorithms: $(READY)  ## operators and models with fewer multiplications beside what they were: the tables of docs/algorithms.md
+	@$(BIN)/python -m superopt.lab.algorithms
 
 bench-handmade: $(READY)  ## our result beside the same rewrite made by hand, where the corpus's sizes are not the prototype's
 	@$(BIN)/python corpus/handmade.py

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from superopt.cli import bench, corpus, library, models, service, streams
+from superopt.cli import algorithms, bench, corpus, library, models, service, streams
 from superopt.cli.settings import defaults, settings_file
 from superopt.ir.errors import Interrupted, InvalidModel, ResourceLimit, SuperoptError, UsageError, printable
 
@@ -78,6 +78,7 @@ for _command in (*models.COMMANDS, *service.COMMANDS):
 app.command("bench")(bench.bench)
 app.add_typer(library.app, name="rules")
 app.add_typer(corpus.app, name="corpus")
+app.add_typer(algorithms.app, name="algorithms")
 app.command()(library.discover)
 
 

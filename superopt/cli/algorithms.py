@@ -1,0 +1,128 @@
+"""``superopt algorithms …``: bilinear algorithms with fewer multiplications, found, checked and shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from superopt.cli.outputs import claim
+from superopt.cli.shell import Dims, Force, Input, Model, Progress, Seed, Target, Threads, err, out, parse_dims, save
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Algorithms with fewer multiplications: find, check, apply.")
+
+Kept = Annotated[Path | None, typer.Argument(metavar="FILE", help="what `find` wrote; the algorithms that are shipped")]
+
+
+@app.command()
+def find(
+    tiles: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TILE...", help="conv:4:3, matmul:2:2:2, complex; by default, what is shipped"),
+    ] = None,
+    destination: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="write them as JSON")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="flips of a walk on the flip graph")] = 3_000_000,
+    walks: Annotated[int, typer.Option(min=1, help="walks on the flip graph")] = 4,
+    seed: Seed = 0,
+    force: Force = False,
+) -> None:
+    """Find algorithms for tiles of operators, from what the operators mean, and print a table of them.
+
+    Everything is checked exactly before it is shown. Equal seeds, steps and walks find the same.
+    """
+    from superopt.discovery.bilinear import TILES, log_of, tile_named
+    from superopt.discovery.bilinear import find as look
+    from superopt.rules.bilinear import save_algorithms
+
+    claim({"--out": None if destination is None else str(destination)}, force=force)
+    chosen = [tile_named(name) for name in tiles or TILES]
+    sought = []
+    for tile in chosen:
+        err().print(f"{tile.name} …", markup=False)
+        sought.append(look(tile, seed=seed, steps=steps, walks=walks))
+    for line in log_of(sought):
+        out().print(line, markup=False, soft_wrap=True)
+    if destination is not None:
+        save_algorithms([s.algorithm for s in sought if s.algorithm is not None], destination)
+
+
+@app.command()
+def check(file: Kept = None) -> None:
+    """Compare algorithms with the meanings of their tiles, exactly. Exit code 5 if one is false."""
+    from superopt.rules.bilinear import KEPT, load_algorithms
+    from superopt.verifier.bilinear import check_algorithm
+
+    for algorithm in load_algorithms(file or KEPT):
+        compared = check_algorithm(algorithm)
+        name, rank = algorithm.tile.name, algorithm.rank
+        out().print(f"{name}: {rank} products, {compared} coefficients compared exactly", markup=False)
+
+
+@app.command()
+def rules(
+    destination: Annotated[Path, typer.Option("--out", metavar="FILE", help="a TOML file for `superopt rules prove`")],
+    file: Kept = None,
+    spatial: Annotated[int, typer.Option(min=1, max=2, help="axes of the images of convolutions")] = 1,
+    force: Force = False,
+) -> None:
+    """Write what algorithms say about operators of every size, as rules that the prover can be asked about."""
+    from superopt.discovery.bilinear.statement import rule_of
+    from superopt.rules.bilinear import KEPT, load_algorithms
+    from superopt.rules.library import write_rules
+
+    claim({"--out": str(destination)}, [file] if file else [], force=force)
+    stated = [rule_of(algorithm, spatial=spatial) for algorithm in load_algorithms(file or KEPT)]
+    written = [rule for rule in stated if rule is not None]
+    write_rules(destination, written)
+    err().print(f"wrote {len(written)} rules to {destination}", markup=False)
+
+
+@app.command()
+def apply(
+    model: Model,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="OUT", help=".onnx or .json; - for stdout")
+    ] = None,
+    floats: Annotated[
+        str,
+        typer.Option(
+            "--float", metavar="strict|standard|fast", help="how much larger errors may be: docs/algorithms.md"
+        ),
+    ] = "standard",
+    target: Target = "cpu",
+    inputs: Annotated[int, typer.Option(min=1, help="random inputs on which errors are measured")] = 3,
+    dim: Dims = None,
+    threads: Threads = 1,
+    seed: Seed = 0,
+    force: Force = False,
+) -> None:
+    """Rewrite MODEL's convolutions and matrix products with fewer multiplications, where that is measured to pay.
+
+    Results differ by rounding errors that are larger than the model's own, within the budget of --float: strict allows
+    none, so nothing is rewritten. What is not faster, or not accurate enough, comes back as it was.
+    """
+    from superopt.pipeline.algorithms import apply_algorithms
+    from superopt.search.bilinear.choosing import named
+
+    claim({"-o": output}, [model], force=force)
+    with Input(model) as path, Progress() as progress:
+        found = apply_algorithms(
+            path, floats=floats, target=target, sizes=parse_dims(dim or []), threads=threads, seed=seed, inputs=inputs,
+            progress=progress,
+        )  # fmt: skip
+        if output is not None:
+            save(found.graph, output, force)
+    console = err() if output == "-" else out()
+    for choice in found.choices:
+        name, share = choice.site.node.name or choice.site.node.outputs[0], choice.after / choice.before
+        console.print(f"{name}: {named(choice.form)}, x{share:.2f} by itself", markup=False, soft_wrap=True)
+    if (errors := found.errors) is not None:
+        text = f"errors against float64: {errors.before:.1e} before, {errors.after:.1e} after, {errors.inputs} inputs"
+        console.print(text, markup=False)
+    if (raced := found.measured) is not None:
+        times = f"{raced.before_ms:.2f} ms before, {raced.after_ms:.2f} ms after, x{raced.ratio:.3f}"
+        console.print(f"measured: {times} (spread {raced.spread:.3f}, {raced.runs} runs)", markup=False)
+    console.print((found.reason and f"unchanged: {found.reason}") or "rewritten", markup=False, soft_wrap=True)

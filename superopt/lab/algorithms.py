@@ -1,0 +1,256 @@
+"""Bilinear algorithms put to the test: ``make bench-algorithms`` writes the tables of ``docs/algorithms.md``.
+
+Single operators of the shapes that decide, beside every form that the default budget of errors allows; random shapes,
+to see whether prices choose well; whole models. Everything is interleaved, with one thread on the thread's CPU clock,
+so that other load on the machine disturbs little; the load is written down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from superopt import cost as costs
+from superopt import formats
+from superopt.cost.model import CostModel
+from superopt.frontend import GraphBuilder
+from superopt.ir.errors import UsageError
+from superopt.ir.graph import Graph
+from superopt.pipeline.algorithms import Accuracy, accuracy, apply_algorithms
+from superopt.runtime.race import circumstances, race
+from superopt.search.bilinear.choosing import GROWTH, Choice, Form, forms_of, named, rewritten, sites_of
+from superopt.verifier.differential import make_inputs
+
+__all__ = ["Measured", "conv", "main", "matmul", "measured", "replaced"]
+
+CONVS = (
+    (512, 512, 28), (256, 256, 28), (512, 512, 16), (256, 256, 14), (512, 512, 14), (128, 128, 28), (256, 256, 56),
+    (512, 512, 7), (128, 128, 56), (64, 64, 56),
+)  # fmt: skip
+MATMULS = ((512, 3072, 768), (1024, 1024, 1024), (2048, 2048, 2048), (512, 768, 3072), (128, 768, 3072))
+MODELS = ("vgg16", "unet", "resnet50", "resnet18", "vit_b16", "bert")
+_ROUNDS, _SECONDS = 9, 40.0
+_NEAR = 1.03  # a choice within this of the fastest is as good
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One operator beside its forms.
+
+    Attributes:
+        shape: of the operator, in words.
+        forms: that were timed, the operator itself first (``None``).
+        modelled: microseconds, by the cost model.
+        ratios, best: medians of time ÷ the operator's in the same round, and ratios of the least times.
+        ms: of the operator.
+        errors: of the form that is fastest.
+        load: of the machine, one minute's average.
+    """
+
+    shape: str
+    forms: tuple[Form | None, ...]
+    modelled: tuple[float, ...]
+    ratios: tuple[float, ...]
+    best: tuple[float, ...]
+    ms: float
+    errors: Accuracy | None
+    load: float
+
+    @property
+    def fastest(self) -> int:
+        return min(range(len(self.ratios)), key=lambda n: self.ratios[n])
+
+    @property
+    def chosen(self) -> int:
+        """The form that prices choose: the operator itself unless one is clearly cheaper."""
+        cheapest = min(range(len(self.modelled)), key=lambda n: self.modelled[n])
+        return cheapest if self.modelled[cheapest] < 0.95 * self.modelled[0] else 0
+
+    @property
+    def right(self) -> bool:
+        """Whether that is the fastest, or takes hardly longer."""
+        return self.ratios[self.chosen] <= _NEAR * self.ratios[self.fastest]
+
+
+def conv(inner: int, out: int, size: int) -> Graph:
+    """A 3×3 convolution with a bias and Relu, one image."""
+    b = GraphBuilder("conv")
+    x = b.input("x", "float32", (1, inner, size, size))
+    w = b.weight("w", (out, inner, 3, 3), scale=(9 * inner) ** -0.5)
+    b.output(b.op("Conv", x, w, b.weight("b", (out,)), pads=[1, 1, 1, 1]).relu(), "y")
+    return b.build()
+
+
+def matmul(rows: int, inner: int, columns: int) -> Graph:
+    """A product of data with fixed weights."""
+    b = GraphBuilder("matmul")
+    x = b.input("x", "float32", (rows, inner))
+    b.output(b.op("MatMul", x, b.weight("w", (inner, columns), scale=inner**-0.5)), "y")
+    return b.build()
+
+
+def measured(graph: Graph, shape: str, model: CostModel, *, rounds: int = _ROUNDS, most: int = 6) -> Measured:
+    """Time an operator beside its forms, the cheapest ``most`` by the model.
+
+    Args:
+        graph: with one site.
+        shape: what to call it.
+        model: prices.
+        rounds: of the race.
+        most: forms.
+
+    Raises:
+        UsageError: there is no site.
+    """
+    sites = sites_of(graph)
+    if not sites:
+        raise UsageError(f"no algorithm applies to {shape}")
+    site = sites[0]
+    made: list[tuple[float, int, Form, Graph]] = []
+    for number, form in enumerate(forms_of(site, GROWTH["standard"])):
+        after = rewritten(graph, [Choice(site, form, 0.0, 0.0)])
+        made.append((costs.graph_cost(after, model).us, number, form, after))
+    made = sorted(made, key=lambda m: m[:2])[:most]
+    feeds = make_inputs(graph, 0, "normal")
+    models = [formats.to_onnx_bytes(g) for g in (graph, *(m[-1] for m in made))]
+    load = os.getloadavg()[0]
+    result = race(models, feeds, rounds=rounds, burst=2, threads=1, clock="cpu", time_limit=_SECONDS)
+    prices = (costs.graph_cost(graph, model).us, *(m[0] for m in made))
+    least = tuple(ms / result.best_ms[0] for ms in result.best_ms)
+    found = Measured(
+        shape, (None, *(m[2] for m in made)), prices, result.ratios, least, result.ms[0], None, load
+    )  # fmt: skip
+    errors = accuracy(graph, made[found.fastest - 1][-1], sizes={}, inputs=3) if found.fastest else None
+    return replace(found, errors=errors)
+
+
+def _name(form: Form | None) -> str:
+    return "direct" if form is None else named(form)
+
+
+def shapes_table(model: CostModel) -> list[str]:
+    """Markdown rows: the issue's shapes."""
+    lines = [
+        "| operator | direct, ms | fastest form | median ratio | ratio of least times | modelled | prices choose "
+        "| largest error: direct, form | load |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    made: list[tuple[str, Callable[[], Graph]]] = [
+        *((f"Conv 3×3, {i}→{o} at {s}×{s}", lambda i=i, o=o, s=s: conv(i, o, s)) for i, o, s in CONVS),
+        *((f"MatMul {m}×{k}·{k}×{n}", lambda m=m, k=k, n=n: matmul(m, k, n)) for m, k, n in MATMULS),
+    ]
+    for shape, build in made:
+        found = measured(build(), shape, model)
+        form = min(range(1, len(found.ratios)), key=lambda n: found.ratios[n])
+        errors = f"{found.errors.before:.1e}, {found.errors.after:.1e}" if found.errors is not None else ""
+        lines.append(
+            f"| {shape} | {found.ms:.2f} | {_name(found.forms[form])} | **{found.ratios[form]:.3f}** "
+            f"| {found.best[form]:.3f} | {found.modelled[form] / found.modelled[0]:.2f} "
+            f"| {_name(found.forms[found.chosen])}: {found.ratios[found.chosen]:.3f} | {errors} | {found.load:.1f} |"
+        )
+        print(lines[-1], flush=True)
+    return lines
+
+
+def random_table(model: CostModel, count: int, seed: int) -> list[str]:
+    """Markdown: on shapes that nobody chose, how often prices choose what is fastest, and what it costs where not."""
+    rng = random.Random(seed)
+    found: list[Measured] = []
+    while len(found) < count:
+        if rng.random() < 0.7:
+            inner, out = (rng.choice((24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512)) for _ in range(2))
+            size = rng.choice((7, 10, 14, 16, 20, 28, 32, 40, 56, 64))
+            if inner * out * size * size > 512 * 512 * 784:
+                continue
+            one = measured(conv(inner, out, size), f"Conv {inner}→{out} at {size}", model, rounds=5, most=3)
+        else:
+            m, k, n = (rng.choice((128, 192, 256, 384, 512, 768, 1024, 1536)) for _ in range(3))
+            one = measured(matmul(m, k, n), f"MatMul {m}×{k}×{n}", model, rounds=5, most=2)
+        found.append(one)
+        print(f"{one.shape}: {_name(one.forms[one.chosen])} {one.ratios[one.chosen]:.3f}, "
+              f"fastest {_name(one.forms[one.fastest])} {one.ratios[one.fastest]:.3f}", flush=True)  # fmt: skip
+    wrong = [m for m in found if not m.right]
+    share = 1 - len(wrong) / len(found)
+    lost = [m.ratios[m.chosen] / m.ratios[m.fastest] for m in found]
+    slower = sum(m.ratios[m.chosen] > _NEAR for m in found)
+    said = (
+        f"{len(found)} random shapes (seed {seed}; 70 % convolutions): prices choose the fastest, or within 3 % of it, "
+        f"on **{share:.0%}**; geometric mean of chosen ÷ fastest {np.exp(np.log(lost).mean()):.3f}, worst "
+        f"{max(lost):.2f}; slower than the operator itself by more than 3 % on {slower}. `superopt algorithms apply` "
+        "times the forms that prices propose, and takes none that is not faster."
+    )
+    rows = [
+        f"- {m.shape}: chose {_name(m.forms[m.chosen])} at {m.ratios[m.chosen]:.3f}, fastest was "
+        f"{_name(m.forms[m.fastest])} at {m.ratios[m.fastest]:.3f}"
+        for m in wrong
+    ]
+    return [said, "", *rows]
+
+
+def models_table(names: Sequence[str], inputs: int) -> list[str]:
+    """Markdown rows: whole models of the corpus, as ``superopt algorithms apply`` rewrites them."""
+    lines = [
+        "| model | rewritten operators | before, ms | after ÷ before | spread, rounds "
+        "| largest error: before, after | outcome | load |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in names:
+        load = os.getloadavg()[0]
+        found = apply_algorithms(formats.load(f"corpus/{name}.json"), inputs=inputs)
+        raced, errors = found.measured, found.errors
+        times = "| | | " if raced is None else (
+            f"| {raced.before_ms:.1f} | **{raced.ratio:.3f}** | {raced.spread:.3f}, {raced.runs} "
+        )  # fmt: skip
+        accuracies = f"{errors.before:.1e}, {errors.after:.1e}" if errors is not None else ""
+        lines.append(
+            f"| {name} | {len(found.choices)} {times}| {accuracies} | {found.reason or 'taken'} | {load:.1f} |"
+        )
+        print(lines[-1], flush=True)
+    return lines
+
+
+def replaced(text: str, section: str, lines: Sequence[str]) -> str:
+    """A page with what is between the marks of a section replaced.
+
+    Raises:
+        UsageError: the page has no such marks.
+    """
+    first, last = f"<!-- {section} -->", f"<!-- end of {section} -->"
+    before, found, rest = text.partition(first)
+    _, closed, after = rest.partition(last)
+    if not found or not closed:
+        raise UsageError(f"the page has no section {section!r}", hint=f"it begins with {first} and ends with {last}")
+    return "\n".join((before + first, *lines, last + after))
+
+
+def main() -> None:
+    """Measure, and write the tables into the page."""
+    parser = argparse.ArgumentParser(prog="python -m superopt.lab.algorithms", description=__doc__)
+    parser.add_argument("--page", type=Path, default=Path("docs/algorithms.md"))
+    parser.add_argument("--only", choices=("shapes", "random", "models"), action="append")
+    parser.add_argument("--count", type=int, default=60, help="random shapes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--inputs", type=int, default=3, help="on which errors of models are measured")
+    chosen = parser.parse_args()
+    wanted = chosen.only or ["shapes", "random", "models"]
+    about = dict(circumstances(1, "cpu"))
+    line = ", ".join(f"{k} {v}" for k, v in about.items())
+    for section in wanted:
+        if section == "models":
+            lines = models_table(chosen.models, chosen.inputs)
+        else:
+            with costs.for_target("cpu" if section == "shapes" else "profile:cpu-epyc-2core", threads=1) as model:
+                lines = shapes_table(model) if section == "shapes" else random_table(model, chosen.count, chosen.seed)
+        text = chosen.page.read_text(encoding="utf-8")
+        chosen.page.write_text(replaced(text, section, ["", *lines, "", f"({line})", ""]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""A convolution by an evaluation–interpolation algorithm along each axis, as a graph of stock ONNX operators.
+
+What runs at inference, for an image ``[n, c, height, width]`` and along each axis an algorithm of rank R for m outputs:
+
+1. channels last, padded, and the places that each tile reads gathered: ``[places·places, tiles·c]``;
+2. one product by a constant ``[R·R, places·places]``, which takes all tiles apart, points in front;
+3. one product ``[tiles, c]·[c, o]`` for each of the points (a two-dimensional constant, which ONNX Runtime packs
+   beforehand), and the bias as one more, which is the same in every output;
+4. one product by a constant ``[m·m, R·R + 1]``, which puts all outputs together; tiles to their places, what lies
+   beyond the image cut off, channels second.
+
+Weights are transformed beforehand in float64. It is the form that was fastest of those that were tried: both axes by
+one dense constant take fewer operations than an axis after the other by banded ones, and no tile axes are moved
+between them (``docs/algorithms.md``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from superopt.rules.bilinear import Algorithm, Matrix
+from superopt.runtime.evaluate import Array
+from superopt.search.bilinear.writing import Writer
+
+__all__ = ["Axis", "ConvForm", "array_of", "write_conv"]
+
+
+def array_of(matrix: Matrix) -> Array:
+    """A matrix of rationals in float64."""
+    return np.array([[float(v) for v in row] for row in matrix])
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial axis of a convolution of stride 1.
+
+    Attributes:
+        size: places of the input.
+        before, after: of padding.
+        algorithm: for the number of taps along the axis; ``None`` for one tap, where there is nothing to gain.
+    """
+
+    size: int
+    before: int
+    after: int
+    algorithm: Algorithm | None
+
+    @property
+    def tile(self) -> int:
+        """Outputs of a tile."""
+        return 1 if self.algorithm is None else len(self.algorithm.outputs)
+
+    @property
+    def rank(self) -> int:
+        return 1 if self.algorithm is None else self.algorithm.rank
+
+    @property
+    def taps(self) -> int:
+        return 1 if self.algorithm is None else len(self.algorithm.weights[0])
+
+    @property
+    def outputs(self) -> int:
+        """Places of the output."""
+        return self.size + self.before + self.after - self.taps + 1
+
+    @property
+    def tiles(self) -> int:
+        """Tiles that cover the outputs."""
+        return -(-self.outputs // self.tile)
+
+    @property
+    def reads(self) -> Array:
+        """The places of the padded input that the tiles read, [places of a tile, tiles]."""
+        places: Array = np.arange(self.tile + self.taps - 1)[:, None] + self.tile * np.arange(self.tiles)
+        return places
+
+    @property
+    def padded(self) -> int:
+        """Places with padding, and with what the last tile reads beyond it."""
+        return max(int(self.reads.max()) + 1, self.size + self.before)
+
+    @property
+    def factors(self) -> tuple[Array, Array, Array]:
+        """The matrices of data, weights and outputs; of an axis with one tap, the number 1."""
+        if self.algorithm is None:
+            return (np.ones((1, 1)),) * 3
+        return array_of(self.algorithm.data), array_of(self.algorithm.weights), array_of(self.algorithm.outputs)
+
+
+@dataclass(frozen=True)
+class ConvForm:
+    """Both axes of an image; an image of one axis has a height of 1."""
+
+    height: Axis
+    width: Axis
+
+    @property
+    def axes(self) -> tuple[Axis, Axis]:
+        return self.height, self.width
+
+    @property
+    def products(self) -> int:
+        """Matrix products: points of both axes."""
+        return self.height.rank * self.width.rank
+
+    @property
+    def tiles(self) -> int:
+        """Rows of each product, for each image of the batch."""
+        return self.height.tiles * self.width.tiles
+
+
+def write_conv(
+    writer: Writer, form: ConvForm, image: str, batch: int, weights: Array, bias: Array | None, output: str
+) -> None:
+    """Append the form's nodes.
+
+    Args:
+        writer: of the graph.
+        form: how.
+        image: name of the input [n, c, height, width], or [n, c, width] where the weights have one axis.
+        batch: n.
+        weights: [o, c, taps, taps] or [o, c, taps], of a float type.
+        bias: [o].
+        output: name that the result gets.
+    """
+    flat = weights.ndim == 3
+    kernel = weights[:, :, None, :] if flat else weights
+    out, inner = kernel.shape[:2]
+    value = _gathered(writer, form, image, inner, flat)
+    parts = writer.split(_apart(writer, form, value, batch, kernel), 0, form.products)
+    factors = [axis.factors[1] for axis in form.axes]
+    fixed = np.einsum("ri,sj,ocij->rsco", *factors, kernel.astype(np.float64), optimize=True)
+    products = [
+        writer.op("MatMul", part, writer.constant(matrix.astype(kernel.dtype)))
+        for part, matrix in zip(parts, fixed.reshape(form.products, inner, out), strict=True)
+    ]
+    if bias is not None:
+        products.append(writer.constant(np.broadcast_to(bias, (1, batch * form.tiles, out))))
+    value = _together(writer, form, products, batch, kernel)
+    if flat:
+        value = writer.reshaped(value, batch, form.width.outputs, out)
+    writer.op("Transpose", value, outputs=(output,), perm=(0, 2, 1) if flat else (0, 3, 1, 2))
+
+
+def _gathered(writer: Writer, form: ConvForm, image: str, inner: int, flat: bool) -> str:
+    """What the tiles read, [n, places, tiles · c]."""
+    if flat:
+        value = writer.op("Unsqueeze", writer.transposed(image, 0, 2, 1), writer.sizes(1))
+    else:
+        value = writer.transposed(image, 0, 2, 3, 1)
+    before = [axis.before for axis in form.axes]
+    after = [axis.padded - axis.size - axis.before for axis in form.axes]
+    if any((*before, *after)):
+        value = writer.op("Pad", value, writer.sizes(0, *before, 0, 0, *after, 0))
+    rows, columns = (axis.reads for axis in form.axes)
+    places: Array = rows[:, None, :, None] * form.width.padded + columns[None, :, None, :]
+    value = writer.reshaped(value, -1, form.height.padded * form.width.padded, inner)
+    value = writer.op("Gather", value, writer.sizes(*places.ravel().tolist()), axis=1)
+    return writer.reshaped(value, -1, len(rows) * len(columns), form.tiles * inner)
+
+
+def _apart(writer: Writer, form: ConvForm, value: str, batch: int, kernel: Array) -> str:
+    """The points of all tiles, [points, n · tiles, c]."""
+    inner = kernel.shape[1]
+    matrix = np.kron(*(axis.factors[0] for axis in form.axes)).astype(kernel.dtype)
+    value = writer.op("MatMul", writer.constant(matrix), value)
+    if batch > 1:
+        value = writer.transposed(writer.reshaped(value, batch, form.products, form.tiles * inner), 1, 0, 2)
+    return writer.reshaped(value, form.products, batch * form.tiles, inner)
+
+
+def _together(writer: Writer, form: ConvForm, products: list[str], batch: int, kernel: Array) -> str:
+    """The image [n, height, width, o] from the products of the points, and from what goes into every output."""
+    out, count, tiles = len(kernel), len(products), form.tiles
+    matrix = np.kron(*(axis.factors[2] for axis in form.axes))
+    matrix = np.pad(matrix, ((0, 0), (0, count - form.products)), constant_values=1.0).astype(kernel.dtype)
+    value = writer.op("Concat", *products, axis=0)
+    if batch > 1:
+        value = writer.transposed(writer.reshaped(value, count, batch, tiles * out), 1, 0, 2)
+    value = writer.op("MatMul", writer.constant(matrix), writer.reshaped(value, batch, count, tiles * out))
+    height, width = form.axes
+    value = writer.reshaped(value, batch, height.tile, width.tile, height.tiles, width.tiles, out)
+    value = writer.transposed(value, 0, 3, 1, 4, 2, 5)
+    value = writer.reshaped(value, batch, height.tiles * height.tile, width.tiles * width.tile, out)
+    for number, axis in enumerate(form.axes, 1):
+        if axis.tiles * axis.tile > axis.outputs:
+            value = writer.op("Slice", value, writer.sizes(0), writer.sizes(axis.outputs), writer.sizes(number))
+    return value

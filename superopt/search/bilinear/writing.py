@@ -1,0 +1,68 @@
+"""Appending operators to a graph that exists: fresh names, constants shared by value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from superopt.ir.graph import Attribute, Graph, Node, Weight, constant
+
+__all__ = ["Writer"]
+
+
+@dataclass
+class Writer:
+    """New nodes and weights whose names begin with ``prefix`` and are not in the graph."""
+
+    graph: Graph
+    prefix: str
+    nodes: list[Node] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        graph = self.graph
+        self._taken = {n.name for n in graph.nodes} | {o for n in graph.nodes for o in n.outputs}
+        self._taken |= {w.name for w in graph.weights} | {v.name for v in graph.inputs}
+        self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+
+    def name(self, stem: str) -> str:
+        """A name that nothing has."""
+        name, count = f"{self.prefix}/{stem}", 1
+        while name in self._taken:
+            name, count = f"{self.prefix}/{stem}_{count}", count + 1
+        self._taken.add(name)
+        return name
+
+    def constant(self, array: np.ndarray) -> str:
+        """A weight with these elements; equal ones are made once."""
+        held = np.ascontiguousarray(array)
+        key = held.dtype.str, held.shape, held.tobytes()
+        if key not in self._known:
+            self._known[key] = self.name("weight")
+            self.weights.append(constant(self._known[key], held))
+        return self._known[key]
+
+    def sizes(self, *values: int) -> str:
+        """An int64 vector."""
+        return self.constant(np.array(values, dtype=np.int64))
+
+    def op(self, op: str, *inputs: str, outputs: Sequence[str] = (), **attributes: Attribute) -> str:
+        """Append a node; the name of its (first) output."""
+        made = tuple(outputs) or (self.name(op),)
+        self.nodes.append(Node(self.name(f"{op}.node"), op, inputs, made, dict(attributes)))
+        return made[0]
+
+    def split(self, value: str, axis: int, count: int) -> list[str]:
+        """``count`` equal parts of size 1."""
+        parts = [self.name("part") for _ in range(count)]
+        self.op("Split", value, self.sizes(*[1] * count), outputs=parts, axis=axis)
+        return parts
+
+    def reshaped(self, value: str, *sizes: int) -> str:
+        """``value`` in another shape; one size may be -1."""
+        return self.op("Reshape", value, self.sizes(*sizes))
+
+    def transposed(self, value: str, *perm: int) -> str:
+        return self.op("Transpose", value, perm=perm)
