@@ -446,7 +446,8 @@ def _learn(models: list[str], out_dir: Path, target: str, seconds: float, sizes:
         )
     out().print(
         f"{len(found.rules)} rules that the library does not derive, in {out_dir}; {found.looked_at} of "
-        f"{found.targets} parts were looked at, {found.derived} equals were known", markup=False, soft_wrap=True,
+        f"{found.targets} parts were looked at, {found.inside} others hold one that an equal was found "
+        f"for; {found.derived} equals follow from the library", markup=False, soft_wrap=True,
     )  # fmt: skip
 
 

@@ -28,9 +28,11 @@ from superopt.discovery.solved import Solved, solve_one
 from superopt.discovery.solving import Solver
 from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.ir.graph import Graph
+from superopt.ir.types import DType
 from superopt.ops.infer import infer
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import text_digest
+from superopt.rules.floats import Floats, float_key
 from superopt.rules.grammar import format_rule, parse_rule
 from superopt.rules.library import Library
 from superopt.rules.rule import Rule
@@ -87,7 +89,9 @@ class Learned:
 
     Attributes:
         rules: as written: proved for all sizes, usable in floating point, not derived by the library or each other.
-        targets: parts of the models that were worth looking at; ``looked_at`` of them were, ``solved`` gave rules.
+        targets: parts of the models that were worth looking at; ``looked_at`` of them were, ``solved`` gave rules,
+            and ``inside`` others was one for which an equal was found.
+        derived: equals that follow from the library.
         saved_us: by model: what the rules save where they were found, places that overlap counted once.
         model_us: by model: what it costs.
         left_out: rules that are proved, and that floating point does not bear.
@@ -97,6 +101,7 @@ class Learned:
     targets: int = 0
     looked_at: int = 0
     solved: int = 0
+    inside: int = 0
     derived: int = 0
     saved_us: dict[str, float] = field(default_factory=dict)
     model_us: dict[str, float] = field(default_factory=dict)
@@ -139,7 +144,8 @@ def learn(
             say(f"out of time after {found.looked_at} of {found.targets} parts; run again to go on")
             break
         if any(n == name and p < part.places[0] for n, p in settled):
-            continue  # a rule applies inside
+            found.inside += 1  # a rule applies to less of it
+            continue
         lesson, saving = school.lesson(part)
         found.looked_at += 1
         found.derived += lesson.derived
@@ -263,7 +269,10 @@ def _finish(found: Learned, lessons: Sequence[_Taught], config: Config, out: Pat
     proved = [r for taught in lessons for r in taught.lesson.rules]
     rules, verdicts = finished(proved, frozenset(range(len(proved))), config, str(out / ".chunks"), 1, None, say)
     borne = tuple(r for r in rules if _borne(r))
-    found.left_out = len(rules) - len(borne)
+    kept = {text_digest(r) for r in borne}
+    lost = {text_digest(r) for r in rules} - kept
+    found.left_out = len(lost)
+    lessons = [t for t in lessons if any(text_digest(r) not in lost for r in t.lesson.rules)] if kept else []
     origin = f"discovered (weights solved for, from {', '.join(sorted({t.model for t in lessons}))})"
     found.rules = tuple(replace(r, origin=origin) for r in borne)
     found.solved = len(lessons)
@@ -273,9 +282,9 @@ def _finish(found: Learned, lessons: Sequence[_Taught], config: Config, out: Pat
 
 
 def _borne(rule: Rule) -> bool:
-    """Whether floating point bears the rule from its slower side to its faster one, under conditions or always."""
-    verdict = judged_in_floats(rule).get("forward", {}).get("float32")
-    return verdict is not None and bool(verdict.ways_in("standard"))
+    """Whether floating point bears the rule from the model's side to the cheaper one, under conditions or always."""
+    found = Floats({float_key(rule): judged_in_floats(rule)})
+    return bool(found.verdict(rule, backward=False, dtype=DType.FLOAT32).ways_in("standard"))
 
 
 def _saved(lessons: Sequence[_Taught]) -> float:

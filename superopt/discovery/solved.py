@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 from superopt.discovery.candidates import operator_count, restricted
 from superopt.discovery.config import Config, Theme
 from superopt.discovery.enumerate import Level
-from superopt.discovery.gain import oriented
 from superopt.discovery.judge import Judge, Tally
 from superopt.discovery.leftsides import left_sides
 from superopt.discovery.lifting import Problem
 from superopt.discovery.solving import Solver, theme_of
 from superopt.discovery.store import Chunks
+from superopt.ir.terms import App, Term, postorder
 from superopt.rules.rule import Rule
 
-__all__ = ["SOLVED", "Solved", "solve_all", "solve_one"]
+__all__ = ["SOLVED", "Solved", "facing", "solve_all", "solve_one"]
 
 SOLVED = "solved"  # origin of a rule whose right side's weights were solved for
 
@@ -42,6 +42,17 @@ class Solved:
     without: tuple[int, int] = (0, 0)
 
 
+def facing(rule: Rule, candidate: Rule) -> Rule:
+    """A rule that a candidate led to, with the candidate's left side on the left."""
+    wanted = _operators(candidate.lhs)
+    turned = _operators(rule.lhs) != wanted and _operators(rule.rhs) == wanted and rule.backward
+    return replace(rule, lhs=rule.rhs, rhs=rule.lhs) if turned else rule
+
+
+def _operators(roots: Sequence[Term]) -> Counter[str]:
+    return Counter(t.op for t in postorder(*roots) if isinstance(t, App))
+
+
 def solve_one(
     solver: Solver, config: Config, chunks: Chunks, name: str, follows: Callable[[Rule], bool], found: Solved
 ) -> bool:
@@ -57,7 +68,7 @@ def solve_one(
         if follows(candidate):
             found.derived += 1
             break
-        proved = [replace(oriented(r, theme), origin=SOLVED, family=name) for r in judge.rules(candidate)]
+        proved = [replace(facing(r, candidate), origin=SOLVED, family=name) for r in judge.rules(candidate)]
         found.rules += [replace(r, id=f"{name}-{len(found.rules) + n}") for n, r in enumerate(proved)]
         if proved:
             break

@@ -85,10 +85,12 @@ class Solver:
         for skeleton in self._cheaper()[:_MOST_ASKED]:
             for holes in (*skeleton.narrower, skeleton.holes) if self._soluble(skeleton) else ():
                 found = self._solved(Skeleton(skeleton.term, holes))
-                if found is not None:
+                if found is None:
+                    continue
+                if found.lhs != found.rhs and self._pays(Skeleton(skeleton.term, holes)):
                     self.last = found
                     yield found
-                    break
+                break
 
     def _computable(self) -> bool:
         """Whether the left side can be evaluated in a field: it compares no numbers."""
@@ -106,10 +108,15 @@ class Solver:
         """Skeletons that cost less than the left side, cheapest first; those that cannot pay are not solved."""
         ranked: list[tuple[float, int, str, Skeleton]] = []
         for skeleton in skeletons(self.problem, self.operators):
-            found = self._price(Skeleton(skeleton.term, (*skeleton.narrower, skeleton.holes)[0]))
-            if found is not None and found[1] < self.most * found[0]:
+            least = Skeleton(skeleton.term, (*skeleton.narrower, skeleton.holes)[0])
+            found = self._price(least)
+            if found is not None and self._pays(least):
                 ranked.append((found[1], len(skeleton.holes), str(skeleton.term), skeleton))
         return [s for *_, s in sorted(ranked, key=lambda row: row[:3])]
+
+    def _pays(self, skeleton: Skeleton) -> bool:
+        found = self._price(skeleton)
+        return found is not None and found[1] < self.most * found[0]
 
     def _soluble(self, skeleton: Skeleton) -> bool:
         """Whether any weights make the skeleton equal at the first place, where its holes are as large as they get."""
@@ -168,8 +175,7 @@ class Solver:
             self.unnamed.append(skeleton)
             return None
         (right,) = map_terms((skeleton.term,), names, {})
-        made = tidied(self._rule(right, {}))
-        return made if operator_count(*made.lhs) and made.lhs != made.rhs else None
+        return tidied(self._rule(right, {}))
 
 
 def places_of(problem: Problem, count: int, seed: int) -> list[Place]:
