@@ -105,7 +105,7 @@ class Theme:
     signals: bool = False
     solve: tuple[str, ...] = ()
     data: tuple[int, ...] = (4, 2)
-    slack: float = 0.999
+    slack: float = 1.0
 
     @property
     def forall(self) -> dict[str, TypeScheme]:
@@ -277,7 +277,7 @@ def _theme(row: Mapping[str, object], where: str) -> Theme:
         bool(row.get("join", True)), str(row.get("origin", "discovered")), json.dumps(row, sort_keys=True),
         bool(row.get("broadcast", True)), bool(row.get("base", False)), frozenset(map(str, _listed(row, "about"))),
         bool(row.get("weights_alone", True)), bool(row.get("shortcuts", False)), bool(row.get("signals", False)),
-        solve, tuple(int(str(r)) for r in _listed(row, "data")) or (4, 2), float(str(row.get("slack", 0.999))),
+        solve, tuple(int(str(r)) for r in _listed(row, "data")) or (4, 2), float(str(row.get("slack", 1.0))),
     )  # fmt: skip
 
 

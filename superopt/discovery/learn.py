@@ -45,6 +45,7 @@ __all__ = ["Learned", "Lesson", "learn"]
 
 FAMILY = "learned"
 _WRITING = 0.25  # share of the time that is kept for minimising and checking what was found
+_CHEAPER = 0.995  # of a part's price: less than that is noise
 _LEAST_SHARE = 2e-4  # of a model's cost: a part that costs less in all is not looked at
 Say = Callable[[str], None]
 
@@ -233,7 +234,7 @@ class _School:
 
     def _learnt(self, problem: Problem, sizes: Mapping[str, int]) -> Lesson:
         found = Solved()
-        solver = Solver(problem, cost=lambda rule: self.price(rule, sizes), seed=self.config.seed)
+        solver = Solver(problem, cost=lambda rule: self.price(rule, sizes), most=_CHEAPER, seed=self.config.seed)
         try:
             solve_one(solver, self.config, self.chunks, FAMILY, self._derives, found)
         except (IllTyped, RuleError):

@@ -227,10 +227,9 @@ def _solution(equation: Poly, problem: Problem, values: Mapping[str, int] | None
         found = _linear(equation, name)
         if found is not None:
             return {name: found}
-    for name in sorted(symbols(equation) & schemes.keys()):
-        neutral = schemes[name].bound
-        if _linear(equation, name) is None and (values is None or values.get(name) == neutral):
-            return {name: neutral}
+    for name in _entangled(equation):
+        if name in schemes and (values is None or values.get(name) == schemes[name].bound):
+            return {name: schemes[name].bound}
     for name in sorted(symbols(equation) & schemes.keys()):
         found = _linear(equation, name)
         if found is not None:
@@ -256,6 +255,15 @@ def _divides(atom: object) -> bool:
         return False
     (monomial, coefficient), *more = atom.numerator.terms
     return not more and coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], str)
+
+
+def _entangled(equation: Poly) -> list[str]:
+    """Names by which something is divided, then those that are multiplied with others: they stand in the way."""
+    quotients = [a for a in sorted(atoms(equation), key=str) if isinstance(a, Quotient)]
+    divisors = [n for q in quotients for n in sorted(symbols(q.denominator))]
+    sums = [equation, *(q.numerator for q in quotients if isinstance(q.numerator, Poly))]
+    factors = [a for s in sums for m, _ in s.terms if len(m) > 1 for a in m if isinstance(a, str)]
+    return list(dict.fromkeys((*divisors, *factors)))
 
 
 def _linear(equation: Poly, name: str) -> Dim | None:

@@ -62,7 +62,7 @@ class Solver:
     problem: Problem
     cost: Cost | None = None
     operators: Sequence[str] = OPERATORS
-    most: float = 0.999
+    most: float = 1.0
     seed: int = 0
     insoluble: list[tuple[Skeleton, Mapping[str, int]]] = field(default_factory=list)
     unnamed: list[Skeleton] = field(default_factory=list)
@@ -196,7 +196,14 @@ def places_of(problem: Problem, count: int, seed: int) -> list[Place]:
     seen = {key: _alike(point) for key, point in drawn.items()}
     alike = {pair for pairs in seen.values() for pair in pairs}
     while drawn and len(chosen) < count:
-        key = min(drawn, key=lambda k: (2 * len(alike & seen[k]) + len(seen[k]), sum(n for _, n in k), k))
+        key = min(
+            drawn,
+            key=lambda k: (
+                2 * len(alike & seen[k]) + len(seen[k]) + sum(v == 1 for _, v in k),
+                sum(n for _, n in k),
+                k,
+            ),
+        )
         point = drawn.pop(key)
         alike &= seen[key]
         algebra = PrimeField(seed + len(chosen))
@@ -207,10 +214,10 @@ def places_of(problem: Problem, count: int, seed: int) -> list[Place]:
 
 
 def _alike(point: Point) -> set[tuple[str, str | int]]:
-    """Names whose values are equal at a point, or 0 or 1: what one point does not tell apart, another should."""
+    """Names whose values are equal at a point, and all values: what one point does not tell apart, another should."""
     sizes = point.sizes
     pairs = {(a, b) for a in sizes for b in sizes if a < b and sizes[a] == sizes[b]}
-    return {*pairs, *((n, v) for n, v in sizes.items() if v in (0, 1))}
+    return {*pairs, *sizes.items()}
 
 
 def _small(problem: Problem, point: Point) -> bool:
