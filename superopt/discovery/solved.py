@@ -14,7 +14,8 @@ from superopt.discovery.leftsides import left_sides
 from superopt.discovery.lifting import Problem
 from superopt.discovery.solving import Solver, theme_of
 from superopt.discovery.store import Chunks
-from superopt.ir.terms import App, Term, postorder
+from superopt.ir.terms import App, Term, Var, postorder
+from superopt.rules.canonical import map_terms
 from superopt.rules.rule import Rule
 
 __all__ = ["SOLVED", "Solved", "facing", "solve_all", "solve_one"]
@@ -81,7 +82,7 @@ def solve_all(
     theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], check: Callable[[], None],
     follows: Callable[[Rule, Sequence[Rule]], bool],
 ) -> Solved:  # fmt: skip
-    """Every left side of a theme, small ones first.
+    """Every left side of a theme, small ones first, but those with a part for which an equal was found.
 
     Args:
         theme: one with ``solve``.
@@ -94,13 +95,18 @@ def solve_all(
     found = Solved()
     by_size: Counter[int] = Counter()
     solved: Counter[int] = Counter()
+    settled: set[str] = set()
     for problem in left_sides(theme.solve, theme.operators, theme.data, broadcast=theme.broadcast):
         check()
+        if any(_form(problem, part) in settled for part in postorder(problem.term) if part != problem.term):
+            continue  # what is equal to a part of it says the same
         size = operator_count(problem.term)
         by_size[size] += 1
         before = len(found.rules)
         solver = Solver(_named(problem), most=theme.slack, seed=config.seed)
-        solved[size] += solve_one(solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found)
+        if solve_one(solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found):
+            solved[size] += 1
+            settled.add(_form(problem, problem.term))
         for rule in found.rules[before:]:
             say(f"{theme.name}: {rule.lhs[0]} = {rule.rhs[0]}")
     for size in sorted(by_size):
@@ -108,6 +114,13 @@ def solve_all(
         found.levels.append(Level(size, sum(by_size[s] for s in upto), sum(by_size[s] for s in upto),
                                   sum(solved[s] for s in upto)))  # fmt: skip
     return found
+
+
+def _form(problem: Problem, term: Term) -> str:
+    """A part of a left side, whatever its weights are called."""
+    weights: dict[str, Term] = {n: Var("w") for n in problem.weights}
+    (made,) = map_terms((term,), weights, {})
+    return str(made)
 
 
 def _named(problem: Problem) -> Problem:
