@@ -14,7 +14,7 @@ from superopt.discovery.leftsides import left_sides
 from superopt.discovery.lifting import Problem
 from superopt.discovery.solving import Solver, theme_of
 from superopt.discovery.store import Chunks
-from superopt.ir.terms import App, Term, Var, postorder
+from superopt.ir.terms import App, Term, Var, postorder, variables
 from superopt.rules.canonical import map_terms
 from superopt.rules.rule import Rule
 
@@ -43,15 +43,17 @@ class Solved:
     without: tuple[int, int] = (0, 0)
 
 
-def facing(rule: Rule, candidate: Rule) -> Rule:
+def facing(rule: Rule, candidate: Rule, theme: Theme) -> Rule:
     """A rule that a candidate led to, with the candidate's left side on the left."""
-    wanted = _operators(candidate.lhs)
-    turned = _operators(rule.lhs) != wanted and _operators(rule.rhs) == wanted and rule.backward
+    wanted = _running(candidate.lhs, theme)
+    turned = _running(rule.lhs, theme) != wanted and _running(rule.rhs, theme) == wanted and rule.backward
     return replace(rule, lhs=rule.rhs, rhs=rule.lhs) if turned else rule
 
 
-def _operators(roots: Sequence[Term]) -> Counter[str]:
-    return Counter(t.op for t in postorder(*roots) if isinstance(t, App))
+def _running(roots: Sequence[Term], theme: Theme) -> set[str]:
+    """Operators that are applied to data."""
+    every = (t for t in postorder(*roots) if isinstance(t, App))
+    return {t.op for t in every if not all(theme.is_weight(n) for n in variables(t))}
 
 
 def solve_one(
@@ -69,7 +71,7 @@ def solve_one(
         if follows(candidate):
             found.derived += 1
             break
-        proved = [replace(facing(r, candidate), origin=SOLVED, family=name) for r in judge.rules(candidate)]
+        proved = [replace(facing(r, candidate, theme), origin=SOLVED, family=name) for r in judge.rules(candidate)]
         found.rules += [replace(r, id=f"{name}-{len(found.rules) + n}") for n, r in enumerate(proved)]
         if proved:
             break
