@@ -28,6 +28,7 @@ from superopt.discovery.solved import Solved, solve_one
 from superopt.discovery.solving import Solver
 from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.ir.graph import Graph
+from superopt.ir.terms import App, postorder, variables
 from superopt.ir.types import DType
 from superopt.ops.infer import infer
 from superopt.ops.meaning import IllTyped
@@ -46,6 +47,7 @@ __all__ = ["Learned", "Lesson", "learn"]
 FAMILY = "learned"
 _WRITING = 0.25  # share of the time that is kept for minimising and checking what was found
 _CHEAPER = 0.995  # of a part's price: less than that is noise
+_ALIKE = 0.9  # of the price, for as many operators
 _LEAST_SHARE = 2e-4  # of a model's cost: a part that costs less in all is not looked at
 Say = Callable[[str], None]
 
@@ -185,6 +187,15 @@ def _targets(
     return [(name, part) for _, name, part in every]
 
 
+def _lighter(rule: Rule, weights: frozenset[str], left: float, right: float) -> bool:
+    """Whether the right side runs fewer operators, or as many that cost a good deal less: prices have errors."""
+    before, after = (
+        sum(isinstance(t, App) and not set(variables(t)) <= weights for t in postorder(*side))
+        for side in (rule.lhs, rule.rhs)
+    )
+    return after < before or (after == before and right < _ALIKE * left)
+
+
 @dataclass(frozen=True)
 class _Taught:
     """A lesson with rules, and where: model, target, and microseconds saved at each of its places."""
@@ -249,7 +260,9 @@ class _School:
             found = priced_at(rule, types_of(rule).types, sizes, weights, self.prices)
         except (RuleError, IllTyped, ZeroDivisionError):
             return None
-        return None if found is None else found[:2]
+        if found is None or not _lighter(rule, weights, found[0], found[1]):
+            return None
+        return found[:2]
 
     def _derives(self, rule: Rule) -> bool:
         """Whether the library derives a candidate: by rules over its own operators, or by any."""
