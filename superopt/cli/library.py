@@ -12,7 +12,19 @@ import typer
 
 from superopt.cli.floats import float_lines, floats, floats_data
 from superopt.cli.outputs import claim
-from superopt.cli.shell import MOST_WORKERS, Force, Json, Progress, Seed, err, out, parse_bytes, write_json
+from superopt.cli.shell import (
+    MOST_WORKERS,
+    Dims,
+    Force,
+    Json,
+    Progress,
+    Seed,
+    err,
+    out,
+    parse_bytes,
+    parse_dims,
+    write_json,
+)
 from superopt.ir.errors import Interrupted, NotEquivalent, UsageError, printable
 
 if TYPE_CHECKING:
@@ -23,6 +35,8 @@ __all__ = ["app", "discover"]
 app = typer.Typer(no_args_is_help=True, help="The rule library: list, show, prove, certify, export.")
 
 app.command()(floats)
+
+LEARNING_SECONDS = 300.0  # of discover --from, where nothing else is said
 
 Rules = Annotated[Path | None, typer.Option("--rules", metavar="DIR", help="a library besides the built-in one")]
 
@@ -355,6 +369,12 @@ def _gains_anew(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def discover(
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from", metavar="MODEL", help="learn from this model's own parts what the library does not know"
+        ),
+    ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="rules/discovery.toml by default")] = None,
     profile: Annotated[
         str | None, typer.Option(help="the themes of one profile: default (what is shipped), or taso")
@@ -368,8 +388,15 @@ def discover(
     workers: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="processes")] = 1,
     time_limit: Annotated[float | None, typer.Option(metavar="S", min=1)] = None,
     memory_limit: Annotated[str | None, typer.Option(metavar="B", help="bytes a process may take, or 4G")] = None,
+    target: Annotated[
+        str, typer.Option(help="with --from: whose prices count; a recorded profile makes the result repeatable")
+    ] = "profile:cpu-epyc-2core",
+    dim: Dims = None,
 ) -> None:
     """Discover rules: enumerate terms, find equal ones, generalise, prove for all sizes, keep what nothing derives.
+
+    With --from (once for each model): for the parts of MODEL, cheaper equals are solved for. What is proved, holds in
+    floating point and does not follow from the library is written for `superopt optimize --rules DIR`.
 
     Without arguments: the library that is shipped, written to the folder `discovered`. A run that was stopped
     (Ctrl-C, a time limit, a kill) goes on where it was; the result is the same however often it was.
@@ -377,6 +404,11 @@ def discover(
     from superopt.discovery import discover as run
     from superopt.discovery import load_config
 
+    if models:
+        if config or profile or themes or operators or max_operators:
+            raise UsageError("--from looks at models, not at a configuration", hint="leave out one of the two")
+        _learn(models, destination, target, time_limit or LEARNING_SECONDS, parse_dims(dim or []))
+        return
     chosen = load_config(config).select(
         profile=profile or (None if config or themes else "default"), themes=_names(themes),
         operators=_names(operators), most=max_operators,
@@ -391,6 +423,32 @@ def discover(
     out().print(f"{len(result.rules)} rules of {result.proved} proved, in {destination}", markup=False)
     if result.unfinished:
         err().print(f"not finished: {', '.join(result.unfinished)}; run again to go on", markup=False)
+
+
+def _learn(models: list[str], out_dir: Path, target: str, seconds: float, sizes: dict[str, int]) -> None:
+    """``discover --from``."""
+    from superopt.pipeline.learning import learn_from
+
+    try:
+        found = learn_from(
+            models, out=out_dir, target=target, time_limit=seconds, sizes=sizes,
+            say=lambda line: err().print(line, markup=False, soft_wrap=True),
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; what is finished is kept in {out_dir}: run again to go on") from None
+    for rule in found.rules:
+        out().print(f"{rule.id}: {rule.lhs[0]} = {rule.rhs[0]}", markup=False, soft_wrap=True)
+    for name, saved in found.saved_us.items():
+        whole = found.model_us[name]
+        share = saved / whole if whole else 0.0
+        out().print(
+            f"{name}: would save {saved:.1f} of {whole:.1f} µs ({share:.1%}), modelled by {target}", markup=False
+        )
+    out().print(
+        f"{len(found.rules)} rules that the library does not derive, in {out_dir}; {found.looked_at} of "
+        f"{found.targets} parts were looked at, {found.inside} others hold one that an equal was found "
+        f"for; {found.derived} equals follow from the library", markup=False, soft_wrap=True,
+    )  # fmt: skip
 
 
 def _names(text: str | None) -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -78,6 +80,10 @@ def optimize(
     effort: Annotated[
         str, typer.Option(metavar="quick|default|thorough", help="how much work the search may do")
     ] = "default",
+    learn: Annotated[
+        float | None,
+        typer.Option("--discover", metavar="S", min=1, help="first look so many seconds for rules of MODEL's own"),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="show where each rule was applied, and near misses")
     ] = False,
@@ -107,7 +113,18 @@ def optimize(
         measure=measure, check=not no_check, full_check=check == "full", certify=verify_by == "certify", strict=strict,
         floats=floats, effort=effort, runtime=runtime,
     )  # fmt: skip
-    with Input(model) as path, Progress() as progress:
+    if learn is not None and rules is not None:
+        raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
+    with Input(model) as path, Progress() as progress, TemporaryDirectory() as own:
+        if learn is not None:
+            from superopt.pipeline.learning import learn_from
+
+            progress(0, None, "learning from the model")
+            learnt = learn_from(
+                [path], out=Path(own), target=target, runtime=runtime, time_limit=learn, sizes=options.sizes, seed=seed
+            )
+            err().print(f"{len(learnt.rules)} rules learnt that the library does not derive", markup=False)
+            options = replace(options, rules=Path(own) if learnt.rules else None)
         result = pipeline.optimize(path, options=options, progress=progress)
         if output is not None:
             save(result.graph, output, force)

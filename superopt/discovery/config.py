@@ -22,9 +22,10 @@ from superopt.rules.grammar import parse_scheme, parse_term
 from superopt.rules.rule import AttributeScheme, Rule, TensorScheme, TypeScheme
 from superopt.rules.scanner import RuleError
 
-__all__ = ["DEFAULT_CONFIG", "HOLES", "Config", "Template", "Theme", "load_config"]
+__all__ = ["DEFAULT_CONFIG", "HOLES", "WEIGHTS", "Config", "Template", "Theme", "load_config"]
 
 DEFAULT_CONFIG = Path(__file__).parent.parent / "rules" / "discovery.toml"
+WEIGHTS = tuple(f"w{c}" for c in "abcdefghijklmnop")  # of left sides that are made of operators alone
 HOLES = ("A", "B", "C", "D", "W", "V", "X", "Y")  # W, V: what depends on weights alone; X, Y: what does not
 
 
@@ -77,6 +78,10 @@ class Theme:
         weights_alone: whether equalities of what depends on weights alone are looked at.
         shortcuts: whether a rule that pays is also kept where others derive it, but not in two rounds.
         signals: whether rules about images are also proposed with one spatial axis.
+        solve: operators of which left sides are made; right sides are solved for (:mod:`superopt.discovery.solving`).
+            Such a theme has no leaves and no vocabulary.
+        data: of a theme that solves: ranks of its data.
+        slack: of a theme that solves: what a right side may cost, as a share of its left side.
     """
 
     name: str
@@ -98,6 +103,9 @@ class Theme:
     weights_alone: bool = True
     shortcuts: bool = False
     signals: bool = False
+    solve: tuple[str, ...] = ()
+    data: tuple[int, ...] = (4, 2)
+    slack: float = 1.0
 
     @property
     def forall(self) -> dict[str, TypeScheme]:
@@ -160,7 +168,7 @@ class Config:
                 continue
             vocabulary = tuple(t for t in theme.vocabulary if not operators or _operators(t.term) <= set(operators))
             size = min(theme.operators, most or theme.operators)
-            if vocabulary:
+            if vocabulary or (theme.solve and not operators):
                 text = json.dumps([theme.text, [t.text for t in vocabulary], size])
                 chosen.append(_changed(theme, vocabulary, size, text))
         if not chosen:
@@ -217,7 +225,8 @@ def load_config(path: Path | str | None = None) -> Config:
 
 _KEYS = frozenset({
     "name", "family", "profiles", "operators", "leaves", "weights", "attributes", "vocabulary", "sizes", "batch",
-    "join", "origin", "broadcast", "base", "about", "weights_alone", "shortcuts", "signals",
+    "join", "origin", "broadcast", "base", "about", "weights_alone", "shortcuts", "signals", "solve", "data",
+    "slack",
 })  # fmt: skip
 
 
@@ -259,12 +268,16 @@ def _theme(row: Mapping[str, object], where: str) -> Theme:
     operators = row.get("operators", 3)
     if not isinstance(operators, int) or operators < 1:
         raise RuleError("operators is a positive integer", where=where)
+    solve = tuple(map(str, _listed(row, "solve")))
+    _known("operator", solve, set(REGISTRY))
+    weights = frozenset(WEIGHTS if solve else map(str, _listed(row, "weights")))
     return Theme(
         name, str(row.get("family", name)), tuple(map(str, _listed(row, "profiles"))), operators, leaves,
-        frozenset(map(str, _listed(row, "weights"))), attributes, vocabulary, sizes, bool(row.get("batch", True)),
+        weights, attributes, vocabulary, sizes, bool(row.get("batch", True)),
         bool(row.get("join", True)), str(row.get("origin", "discovered")), json.dumps(row, sort_keys=True),
         bool(row.get("broadcast", True)), bool(row.get("base", False)), frozenset(map(str, _listed(row, "about"))),
         bool(row.get("weights_alone", True)), bool(row.get("shortcuts", False)), bool(row.get("signals", False)),
+        solve, tuple(int(str(r)) for r in _listed(row, "data")) or (4, 2), float(str(row.get("slack", 1.0))),
     )  # fmt: skip
 
 

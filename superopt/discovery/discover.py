@@ -20,6 +20,7 @@ from superopt.discovery.derive import SHORTCUT
 from superopt.discovery.explore import Bounds, Explored, OutOfBounds, explore
 from superopt.discovery.gain import expected, gains
 from superopt.discovery.minimise import minimised
+from superopt.discovery.solved import SOLVED
 from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.rules.canonical import rule_text, text_digest
 from superopt.rules.grammar import format_rule, parse_rule
@@ -29,7 +30,7 @@ from superopt.verifier.admission import check
 from superopt.verifier.prover import prove
 from superopt.verifier.verdict import verdict_to_json
 
-__all__ = ["DiscoveryResult", "discover"]
+__all__ = ["DiscoveryResult", "discover", "finished", "write_library"]
 
 Progress = Callable[[str], None]
 
@@ -84,12 +85,30 @@ def discover(
     done = [explored[t.name] for t in config.themes if t.name in explored]
     unfinished = tuple(t.name for t in config.themes if t.name not in explored)
     proved = [r for e in done for r in e.rules]
-    kept = _minimised(proved, _paying(done, config), Chunks(chunks), say)
-    rules, verdicts = _proved_again(_identified(kept, config), config, str(chunks), workers, executor, say)
-    _write(folder, rules, verdicts, done, config)
+    rules, verdicts = finished(proved, _paying(done, config), config, str(chunks), workers, executor, say)
+    write_library(folder, rules, verdicts, done, config)
     log = _log(config, done, unfinished, len(proved), rules, time.monotonic() - started, _cpu_seconds() - cpu, workers)
     _replace(folder / "run.json", log)
     return DiscoveryResult(rules, len(proved), tuple(done), unfinished, log)
+
+
+def finished(
+    proved: Sequence[Rule], paying: Container[int], config: Config, chunks: str, workers: int,
+    executor: Executor | None, say: Progress,
+) -> tuple[tuple[Rule, ...], dict[str, Mapping[str, object]]]:  # fmt: skip
+    """Proved rules minimised together, with ids of their own, and verdicts of a fresh check of exactly these.
+
+    Args:
+        proved: in the order in which they were found.
+        paying: which of them (by position) are worth more than a small library.
+        config: seed and effort; it names the rules' origin.
+        chunks: folder of finished work.
+        workers: processes.
+        executor: where they are checked instead.
+        say: called with lines of text.
+    """
+    kept = _minimised(proved, paying, Chunks(Path(chunks)), say)
+    return _proved_again(_identified(kept, config), config, chunks, workers, executor, say)
 
 
 def _silent(_: str) -> None:
@@ -181,6 +200,7 @@ def _identified(rules: Sequence[Rule], config: Config) -> tuple[Rule, ...]:
         origin = rule.origin
         if origin != "definition":
             notes = ["a shortcut"] if origin == SHORTCUT else []
+            notes += ["weights solved for"] if origin == SOLVED else []
             notes += ["for any number of siblings"] if n_ary(rule) else []
             origin = f"discovered ({', '.join([*notes, f'config {config.digest[:12]}'])})"
         name = f"{rule.family}-{digest[:width]}"
@@ -188,13 +208,14 @@ def _identified(rules: Sequence[Rule], config: Config) -> tuple[Rule, ...]:
     return tuple(made[i] for i in sorted(made))
 
 
-def _write(
+def write_library(
     folder: Path,
     rules: Sequence[Rule],
     verdicts: Mapping[str, Mapping[str, object]],
     explored: Sequence[Explored],
     config: Config,
 ) -> None:
+    """Write a folder of rules that ``--rules`` takes, with verdicts, near-misses, undecided candidates and gains."""
     families: dict[str, list[Rule]] = {}
     for rule in rules:
         families.setdefault(rule.family, []).append(rule)

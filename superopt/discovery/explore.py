@@ -17,6 +17,7 @@ from superopt.discovery.derive import QUICK_ROUNDS, SHORTCUT, Universe, derived,
 from superopt.discovery.enumerate import Level, enumerate_terms, points_of
 from superopt.discovery.gain import expected, oriented
 from superopt.discovery.judge import Judge, Tally
+from superopt.discovery.solved import solve_all
 from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import rule_text
@@ -145,6 +146,8 @@ def _explored(
         bounds.check()
 
     bounds.check()
+    if theme.solve:
+        return _solved(theme, config, chunks, say, bounds, known, started)
     points = points_of(theme, config.instances, np.random.default_rng([config.seed, int(theme.digest[:8], 16)]))
     found = enumerate_terms(theme, points, config.seed, config.terms, level_done)
     enumerated = time.process_time() - started
@@ -165,6 +168,24 @@ def _explored(
     return Explored(
         theme.name, tuple(kept), levels, complete, len(proposals), followed, tally.tested, tally.refuted,
         tally.unknown, tally.proved, tuple(tally.near_misses), tuple(tally.undecided), log,
+    )  # fmt: skip
+
+
+def _solved(
+    theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], bounds: Bounds, known: Sequence[Rule],
+    started: float,
+) -> Explored:  # fmt: skip
+    """A theme whose right sides are solved for."""
+    given = [replace(r, id=f"known-{i}") for i, r in enumerate(known) if len(r.lhs) == 1]
+    found = solve_all(theme, config, chunks, say, bounds.check, lambda rule, kept: _follows(rule, [*given, *kept]))
+    log = {
+        "seconds": time.process_time() - started, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "insoluble": float(found.without[0]), "unnamed": float(found.without[1]),
+    }  # fmt: skip
+    tally = found.tally
+    return Explored(
+        theme.name, tuple(found.rules), tuple(found.levels), True, found.candidates, found.derived, tally.tested,
+        tally.refuted, tally.unknown, tally.proved, tuple(tally.near_misses), tuple(tally.undecided), log,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import complete, instances, operator_of, types_of
 
-__all__ = ["PROFILE", "expected", "gains", "oriented", "priced", "write_gains"]
+__all__ = ["PROFILE", "expected", "gains", "oriented", "priced", "priced_at", "write_gains"]
 
 OVERHEAD_US = 2.0  # of starting one operator
 FLOPS_PER_US = 20_000.0  # two CPU cores, float32
@@ -64,7 +64,16 @@ def priced(rule: Rule, weights: frozenset[str], model: CostModel) -> tuple[float
     plain, types, nominal = found
     if not all(isinstance(n, int) for n in nominal.values()):
         return None
-    sizes = {n: v for n, v in nominal.items() if isinstance(v, int)}
+    return priced_at(plain, types, {n: v for n, v in nominal.items() if isinstance(v, int)}, weights, model)
+
+
+def priced_at(
+    plain: Rule, types: Types, sizes: Mapping[str, int], weights: frozenset[str], model: CostModel
+) -> tuple[float, float, str] | None:
+    """Microseconds of the two sides of a rule without ``...`` at given sizes, and how sure they are.
+
+    ``None`` where a side is not well-formed there.
+    """
     sources = {"free"}
 
     def cost(term: App, constant: frozenset[Term], after: str | None) -> float:

@@ -20,7 +20,8 @@ from superopt.ir.errors import UsageError, printable
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.pipeline.judge import LOOKS, Comparison, demand_of
-from superopt.pipeline.optimise import load, quiet
+from superopt.pipeline.optimise import load
+from superopt.pipeline.options import quiet
 from superopt.pipeline.racing import measure
 from superopt.runtime import reference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME

@@ -22,6 +22,7 @@ from superopt.ops.infer import Barrier, Typing, infer
 from superopt.pipeline.judge import LOOKS, Comparison, Judgement, demand_of
 from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.options import EFFORTS, Options, Progress, quiet
+from superopt.pipeline.own import own_rules, search_own_first
 from superopt.pipeline.racing import LARGE, measure
 from superopt.report.quantities import bytes_text
 from superopt.rules import Library, Rule, load_library
@@ -272,7 +273,6 @@ class _Attempt:
     def _search_freely(self, rules: tuple[Rule, ...], *, frugal: bool) -> SearchResult:
         limit = self.options.memory_limit
         limits = SearchOptions(
-            time_limit=None if self.deadline == float("inf") else max(0.0, self._left() - self._reserve()),
             memory_limit=None if limit is None else resident() + max(limit, SEARCHING),
             fold_budget_bytes=None if self.bound is None else self.bound.growth,
             seed=self.options.seed,
@@ -281,7 +281,13 @@ class _Attempt:
             most_nodes=EFFORTS[self.options.effort].nodes,
             frugal=frugal,
         )
-        return search(self.graph, rules, self.costs, limits, progress=self.progress)
+
+        def once(graph: Graph, chosen: tuple[Rule, ...]) -> SearchResult:
+            left = None if self.deadline == float("inf") else max(0.0, self._left() - self._reserve())
+            return search(graph, chosen, self.costs, replace(limits, time_limit=left), progress=self.progress)
+
+        own = () if self.options.rules is None else own_rules(self.library, rules)
+        return search_own_first(self.graph, rules, own, once)
 
     def _left(self) -> float:
         """Seconds until the time limit; infinite where there is none."""

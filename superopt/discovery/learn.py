@@ -1,0 +1,328 @@
+"""Learning from models: their own parts are left sides, and cheaper equals of these are solved for.
+
+Small parts come first, of one size what costs most in the models. What the library derives is not proved again; what
+is proved for all sizes is judged in floating point, minimised, checked afresh and written as a folder that ``--rules``
+takes. Each part is a chunk of work that is kept, so a run that was stopped goes on where it was. With a recorded
+profile for prices, the result is a function of the models and of which parts there was time for.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from superopt.cost import CostModel, graph_cost
+from superopt.discovery.candidates import restricted
+from superopt.discovery.config import WEIGHTS, Config, Theme
+from superopt.discovery.derive import derived, moves_of, parts_of
+from superopt.discovery.discover import finished, write_library
+from superopt.discovery.explore import Explored
+from superopt.discovery.gain import priced_at
+from superopt.discovery.lifting import Problem, lifted
+from superopt.discovery.mining import Target, mined
+from superopt.discovery.solved import Solved, solve_one
+from superopt.discovery.solving import Solver
+from superopt.discovery.store import Chunks, code_digest, digest_of
+from superopt.ir.graph import Graph
+from superopt.ir.terms import App, postorder, variables
+from superopt.ir.types import DType
+from superopt.ops.infer import infer
+from superopt.ops.meaning import IllTyped
+from superopt.rules.canonical import text_digest
+from superopt.rules.floats import Floats, float_key
+from superopt.rules.grammar import format_rule, parse_rule
+from superopt.rules.library import Library
+from superopt.rules.rule import Rule
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import types_of
+from superopt.search.program import program_of
+from superopt.verifier.floating_record import settled as judged_in_floats
+
+__all__ = ["Learned", "Lesson", "learn"]
+
+FAMILY = "learned"
+_WRITING = 0.25  # share of the time that is kept for minimising and checking what was found
+_CHEAPER = 0.995  # of a part's price: less than that is noise
+_ALIKE = 0.9  # of the price, for as many operators
+_LEAST_SHARE = 2e-4  # of a model's cost: a part that costs less in all is not looked at
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one target taught.
+
+    Attributes:
+        rules: proved, and not derived by the library.
+        candidate: what was solved for, over the target's own leaves; ``None`` where nothing was.
+        candidates: right sides that were solved for; ``derived`` of them by the library.
+        insoluble, unnamed: skeletons that no weights make equal, and whose weights no expression was found for.
+    """
+
+    rules: tuple[Rule, ...]
+    candidate: Rule | None
+    candidates: int
+    derived: int
+    insoluble: int
+    unnamed: int
+
+    def as_json(self) -> dict[str, object]:
+        """Plain data."""
+        own = None if self.candidate is None else format_rule(self.candidate)
+        return {**vars(self), "rules": [format_rule(r) for r in self.rules], "candidate": own}
+
+    @staticmethod
+    def from_json(data: Mapping[str, object]) -> Lesson:
+        """The inverse of :meth:`as_json`."""
+        rows, own = data["rules"], data["candidate"]
+        assert isinstance(rows, list)
+        rules = tuple(parse_rule(row, where="chunk", family=FAMILY) for row in rows)
+        candidate = parse_rule(own, where="chunk", family=FAMILY) if isinstance(own, dict) else None
+        counts = {k: v for k, v in data.items() if k not in ("rules", "candidate")}
+        return Lesson(rules, candidate, **counts)  # type: ignore[arg-type]
+
+
+@dataclass
+class Learned:
+    """What a run gave.
+
+    Attributes:
+        rules: as written: proved for all sizes, usable in floating point, not derived by the library or each other.
+        targets: parts of the models that were worth looking at; ``looked_at`` of them were, ``solved`` gave rules,
+            and ``inside`` others was one for which an equal was found.
+        derived: equals that follow from the library.
+        saved_us: by model: what the rules save where they were found, places that overlap counted once.
+        model_us: by model: what it costs.
+        left_out: rules that are proved, and that floating point does not bear.
+    """
+
+    rules: tuple[Rule, ...] = ()
+    targets: int = 0
+    looked_at: int = 0
+    solved: int = 0
+    inside: int = 0
+    derived: int = 0
+    saved_us: dict[str, float] = field(default_factory=dict)
+    model_us: dict[str, float] = field(default_factory=dict)
+    left_out: int = 0
+    seconds: float = 0.0
+
+
+def learn(
+    models: Mapping[str, Graph], library: Library, prices: CostModel, *, out: Path, target: str, seconds: float,
+    sizes: Mapping[str, int] | None = None, seed: int = 0, say: Say = lambda _: None,
+) -> Learned:  # fmt: skip
+    """Find rules for parts of models that the library does not derive, and write them to a folder.
+
+    Args:
+        models: by name.
+        library: what is known.
+        prices: of the device.
+        out: the folder; finished work is kept in its ``.chunks``.
+        target: the name of the prices: other prices, other chunks.
+        seconds: for everything.
+        sizes: of symbolic dimensions.
+        seed: of every random choice.
+        say: told what happens.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    started, cpu = time.monotonic(), time.process_time()
+    deadline = started + seconds * (1 - _WRITING)
+    out.mkdir(parents=True, exist_ok=True)
+    config = _config(models, target, seed)
+    found = Learned()
+    wanted = _targets(models, prices, sizes or {}, found)
+    found.targets = len(wanted)
+    school = _School(library, prices, config, Chunks(out / ".chunks"), target)
+    lessons: list[_Taught] = []
+    settled: list[tuple[str, frozenset[int]]] = []
+    for name, part in wanted:
+        if time.monotonic() > deadline:
+            say(f"out of time after {found.looked_at} of {found.targets} parts; run again to go on")
+            break
+        if any(n == name and p < part.places[0] for n, p in settled):
+            found.inside += 1  # a rule applies to less of it
+            continue
+        lesson, saving = school.lesson(part)
+        found.looked_at += 1
+        found.derived += lesson.derived
+        if lesson.candidates:
+            settled.extend((name, p) for p in part.places)
+        if lesson.rules:
+            lessons.append(_Taught(name, part, lesson, saving))
+            say(f"{name}: {lesson.rules[0].lhs[0]} = {lesson.rules[0].rhs[0]}")
+    _finish(found, lessons, config, out, say)
+    found.seconds = time.process_time() - cpu
+    _log(found, out)
+    return found
+
+
+def _config(models: Mapping[str, Graph], target: str, seed: int) -> Config:
+    """Effort, and a theme that says what the names of mined leaves mean."""
+    text = json.dumps([sorted(models), target, seed])
+    theme = Theme(FAMILY, FAMILY, (), 6, {}, frozenset(WEIGHTS), {}, (), text=text, join=False)
+    return Config(seed, 4, 8, 10.0, 0, (theme,))
+
+
+def _targets(
+    models: Mapping[str, Graph], prices: CostModel, sizes: Mapping[str, int], found: Learned
+) -> list[tuple[str, Target]]:
+    """The models' parts that cost enough to be looked at: small ones first, of one size the most expensive."""
+    every: list[tuple[float, str, Target]] = []
+    for name, graph in models.items():
+        typing = infer(graph, dict(sizes))
+        whole = graph_cost(graph, prices, typing, sizes=sizes).us
+        found.model_us[name] = whole
+        for part in mined(program_of(graph, typing), prices):
+            share = len(part.places) * part.us / whole if whole else 0.0
+            if share >= _LEAST_SHARE:
+                every.append((share, name, part))
+    every.sort(key=lambda e: (len(e[2].places[0]), -e[0], e[1], e[2].text))
+    return [(name, part) for _, name, part in every]
+
+
+def _lighter(rule: Rule, weights: frozenset[str], left: float, right: float) -> bool:
+    """Whether the right side runs fewer operators, or as many that cost a good deal less: prices have errors."""
+    before, after = (
+        sum(isinstance(t, App) and not set(variables(t)) <= weights for t in postorder(*side))
+        for side in (rule.lhs, rule.rhs)
+    )
+    return after < before or (after == before and right < _ALIKE * left)
+
+
+@dataclass(frozen=True)
+class _Taught:
+    """A lesson with rules, and where: model, target, and microseconds saved at each of its places."""
+
+    model: str
+    part: Target
+    lesson: Lesson
+    saving: float
+
+
+@dataclass
+class _School:
+    """What lessons are made with, and those that were."""
+
+    library: Library
+    prices: CostModel
+    config: Config
+    chunks: Chunks
+    target: str
+    known: dict[str, Lesson] = field(default_factory=dict)
+    answers: dict[str, bool] = field(default_factory=dict)
+
+    def lesson(self, part: Target) -> tuple[Lesson, float]:
+        """What a target teaches, which is kept, and what its rule saves once, in microseconds."""
+        forms = list(lifted(part.term, part.kinds, part.weights, dict.fromkeys(part.kinds, "f")))
+        best = Lesson((), None, 0, 0, 0, 0)
+        for problem, values in forms:
+            whole = replace(problem, forall=restricted(problem.rule).forall)
+            sizes = {n: int(v) for n, v in values.items() if float(v).is_integer()}
+            found = self._lesson(whole, sizes)
+            if found.candidate is not None:
+                us = self.price(found.candidate, sizes)
+                return found, 0.0 if us is None else us[0] - us[1]
+            best = found
+        return best, 0.0
+
+    def _lesson(self, problem: Problem, sizes: Mapping[str, int]) -> Lesson:
+        """What a problem teaches: the same for all parts that lift to it, at the sizes of the most expensive one."""
+        text = f"{problem.term} {sorted((n, str(s)) for n, s in problem.forall.items())}"
+        key = digest_of("lesson", code_digest(), text, self.target, self.config.seed, sorted(self.library))
+        if key not in self.known:
+            data = self.chunks.get(key)
+            self.known[key] = self._learnt(problem, sizes) if data is None else Lesson.from_json(data)
+            if data is None:
+                self.chunks.put(key, self.known[key].as_json())
+        return self.known[key]
+
+    def _learnt(self, problem: Problem, sizes: Mapping[str, int]) -> Lesson:
+        found = Solved()
+        solver = Solver(problem, cost=lambda rule: self.price(rule, sizes), most=_CHEAPER, seed=self.config.seed)
+        try:
+            solve_one(solver, self.config, self.chunks, FAMILY, self._derives, found)
+        except (IllTyped, RuleError):
+            return Lesson((), None, 0, 0, 0, 0)
+        insoluble, unnamed = found.without
+        return Lesson(tuple(found.rules), solver.last, found.candidates, found.derived, insoluble, unnamed)
+
+    def price(self, rule: Rule, sizes: Mapping[str, int]) -> tuple[float, float] | None:
+        """Microseconds of both sides at the sizes that the model has; holes are weights."""
+        weights = frozenset(n for n in rule.tensors if n in WEIGHTS or n.startswith("?"))
+        try:
+            found = priced_at(rule, types_of(rule).types, sizes, weights, self.prices)
+        except (RuleError, IllTyped, ZeroDivisionError):
+            return None
+        if found is None or not _lighter(rule, weights, found[0], found[1]):
+            return None
+        return found[:2]
+
+    def _derives(self, rule: Rule) -> bool:
+        """Whether the library derives a candidate: by rules over its own operators, or by any."""
+        key = text_digest(rule)
+        if key not in self.answers:
+            named = replace(rule, id="candidate")
+            rules = [self.library[i] for i in self.library]
+            near = [r for r in rules if r.operators <= named.operators]
+            parts = parts_of(named)
+            self.answers[key] = (
+                derived(named, moves_of(near, parts)) is not None or derived(named, moves_of(rules, parts)) is not None
+            )
+        return self.answers[key]
+
+
+def _finish(found: Learned, lessons: Sequence[_Taught], config: Config, out: Path, say: Say) -> None:
+    """Rules minimised, checked afresh, judged in floating point, and written."""
+    proved = [r for taught in lessons for r in taught.lesson.rules]
+    rules, verdicts = finished(proved, frozenset(range(len(proved))), config, str(out / ".chunks"), 1, None, say)
+    borne = tuple(r for r in rules if _borne(r))
+    kept = {text_digest(r) for r in borne}
+    lost = {text_digest(r) for r in rules} - kept
+    found.left_out = len(lost)
+    lessons = [t for t in lessons if any(text_digest(r) not in lost for r in t.lesson.rules)] if kept else []
+    origin = f"discovered (weights solved for, from {', '.join(sorted({t.model for t in lessons}))})"
+    found.rules = tuple(replace(r, origin=origin) for r in borne)
+    found.solved = len(lessons)
+    write_library(out, found.rules, {r.id: verdicts[r.id] for r in borne}, [_explored(found, lessons)], config)
+    for name in found.model_us:
+        found.saved_us[name] = _saved([t for t in lessons if t.model == name])
+
+
+def _borne(rule: Rule) -> bool:
+    """Whether floating point bears the rule from the model's side to the cheaper one, under conditions or always."""
+    found = Floats({float_key(rule): judged_in_floats(rule)})
+    return bool(found.verdict(rule, backward=False, dtype=DType.FLOAT32).ways_in("standard"))
+
+
+def _saved(lessons: Sequence[_Taught]) -> float:
+    """What rewriting saves, the best places first, each step rewritten at most once."""
+    taken: set[int] = set()
+    total = 0.0
+    offers = [(taught.saving, place) for taught in lessons for place in taught.part.places]
+    for gain, place in sorted(offers, key=lambda o: (-o[0], sorted(o[1]))):
+        if gain > 0 and not place & taken:
+            taken |= place
+            total += gain
+    return total
+
+
+def _explored(found: Learned, lessons: Sequence[_Taught]) -> Explored:
+    """The run in the form of a theme's, for the library's own files."""
+    candidates = sum(taught.lesson.candidates for taught in lessons)
+    return Explored(
+        FAMILY, found.rules, (), True, candidates, found.derived, candidates, 0, 0, len(found.rules), (), (), {}
+    )
+
+
+def _log(found: Learned, out: Path) -> None:
+    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    data = {k: v for k, v in vars(found).items() if k != "rules"}
+    text = json.dumps({**data, "rules": [r.id for r in found.rules], "peak_mb": round(usage, 1)}, indent=1)
+    (out / "run.json").write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,187 @@
+"""Left sides from a list of operators: every way to apply so many of them to one tensor of data, with fresh weights.
+
+Which operands an operator takes, of which rank, and which attributes, is read off its record and its meaning: one
+has the smallest rank at which the result has the data's, its sizes are symbols of their own until the operator demands
+otherwise, and an attribute is a symbol, does nothing, or is what the same operator has elsewhere in the expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement, product
+
+from superopt.discovery.config import WEIGHTS
+from superopt.discovery.lifting import Problem, fresh_shape, settled, with_symbols
+from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, variables
+from superopt.ir.types import DType, TensorType
+from superopt.ops import REGISTRY
+from superopt.ops.meaning import IllTyped
+from superopt.ops.record import Operator
+from superopt.rules.defaults import filled_in
+from superopt.rules.rule import Rule, TensorScheme, TypeScheme
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import operator_of, type_terms
+
+__all__ = ["left_sides"]
+
+DATA = "x"
+_MODES = ("symbols", "neutral", "point")  # attributes as symbols; doing nothing; and with windows of one element
+Attributes = tuple[tuple[str, AttributeValue], ...]
+
+
+@dataclass(frozen=True)
+class _State:
+    """A straight-line program: data terms made so far, over leaves whose sizes need not fit yet."""
+
+    forall: dict[str, TypeScheme]
+    weights: tuple[str, ...]
+    made: tuple[Term, ...]
+
+    @property
+    def rank(self) -> int | None:
+        """Of the last term; ``None`` where no sizes fit."""
+        problem = self.problem(self.made[-1])
+        return None if problem is None else len(_kind(problem).shape or ())
+
+    def problem(self, term: Term) -> Problem | None:
+        """One of the terms, with sizes made to fit."""
+        used = set(variables(term))
+        forall = {n: s for n, s in self.forall.items() if n in used or not isinstance(s, TensorScheme)}
+        return settled(Problem(forall, frozenset(self.weights) & used, term))
+
+
+def _kind(problem: Problem) -> TensorType:
+    return type_terms([problem.term], problem.kinds)[0][problem.term][0]
+
+
+def left_sides(
+    operators: Sequence[str], most: int, ranks: Sequence[int] = (4, 2), *, broadcast: bool = True
+) -> Iterator[Problem]:
+    """Expressions of up to so many of the operators over data ``x``, small ones first; none with a dead part.
+
+    Args:
+        operators: names.
+        most: operators in an expression.
+        ranks: of the data: an image, a matrix.
+        broadcast: whether weights of elementwise operators have other shapes than none at all.
+    """
+    seen: set[str] = set()
+    for rank in ranks:
+        shape = fresh_shape([None] * rank, False, set())
+        states = [_State({DATA: TensorScheme("f", shape)}, (), (Var(DATA),))]
+        for _ in range(most):
+            states = [after for state in states for op in operators for after in _steps(state, op, broadcast)]
+            fresh = {f"{s.made} {s.forall}": s for s in reversed(states)}
+            states = list(fresh.values())
+            for state in states:
+                yield from _whole(state, seen)
+
+
+def _whole(state: _State, seen: set[str]) -> Iterator[Problem]:
+    """The last term of a state, where all the others are parts of it."""
+    last = state.made[-1]
+    if not set(state.made) <= set(postorder(last)):
+        return
+    problem = state.problem(last)
+    text = "" if problem is None else f"{problem.term} {sorted(map(str, problem.kinds.values()))}"
+    if problem is not None and text not in seen:
+        seen.add(text)
+        yield problem
+
+
+def _steps(state: _State, op: str, broadcast: bool) -> Iterator[_State]:
+    """The state after one more application."""
+    record = REGISTRY[op]
+    count = sum(not i.endswith(("?", "*")) for i in record.inputs)
+    if count == 2 and record.family == "elementwise":
+        pairs = combinations_with_replacement(state.made, 2) if record.commutative else product(state.made, repeat=2)
+        for pair in pairs:
+            yield from _applied(state, App(op, pair))
+    for operand in state.made if count else ():
+        problem = state.problem(operand)
+        if problem is None:
+            continue
+        kind = _kind(problem)
+        windows = "ints" in record.attributes.values()
+        names = [n for n in WEIGHTS if n not in state.weights][: count - 1]
+        app = App(op, (operand, *map(Var, names)))
+        for mode in _MODES if windows else _MODES[:1]:
+            for sizes in _ranks(record, kind, broadcast):
+                made = _with_weights(state, app, names, sizes, kind, mode)
+                found = [s for s in made if s.rank == len(kind.shape or ())]
+                yield from found
+                if found and record.family != "elementwise":
+                    break
+
+
+def _ranks(record: Operator, kind: TensorType, broadcast: bool) -> Iterator[list[list[int | None]]]:
+    """Sizes of the weights of one application, unknown or 1."""
+    count = sum(not i.endswith(("?", "*")) for i in record.inputs) - 1
+    rank = len(kind.shape or ())
+    if record.family != "elementwise" or not count:
+        for each in range(1, rank + 1) if count else ():
+            yield [[None for _ in range(each)] for _ in range(count)]
+        if not count:
+            yield []
+        return
+    yield [[] for _ in range(count)]
+    for axis in range(rank if broadcast else 0):
+        yield [[None, *[1] * (rank - 1 - axis)]] * count
+
+
+def _with_weights(
+    state: _State, app: App, names: Sequence[str], sizes: Sequence[Sequence[int | None]], kind: TensorType, mode: str
+) -> Iterator[_State]:
+    frame = Rule("", state.forall, (), (), ())
+    taken = {*state.forall, *frame.sizes, *frame.attribute_atoms}
+    forall = dict(state.forall)
+    for name, some in zip(names, sizes, strict=True):
+        ones = [1 if mode == "point" and axis > 1 else size for axis, size in enumerate(some)]
+        forall[name] = TensorScheme("f", fresh_shape(ones, True, taken))
+    if mode == "point" and not any(len(s) > 2 for s in sizes):
+        return
+    yield from _applied(_State(forall, (*state.weights, *names), state.made), app, mode, taken, kind)
+
+
+def _applied(
+    state: _State, app: App, mode: str = "neutral", taken: set[str] | None = None, kind: TensorType | None = None
+) -> Iterator[_State]:
+    """The state with an application whose attributes are filled in, if there are sizes at which it is well-formed."""
+    whole = _complete(state, app, kind)
+    if whole is None:
+        return
+    schemes: dict[str, TypeScheme] = {}
+    if mode == "symbols" and taken is not None and kind is not None:
+        before = next((t for m in state.made for t in postorder(m) if isinstance(t, App) and t.op == app.op), None)
+        if before is not None:
+            whole = App(app.op, app.args, before.attributes)
+        else:
+            kinds = [kind, *(TensorType(DType.FLOAT32, s.shape) for a in app.args[1:] if isinstance(a, Var)
+                             and isinstance(s := state.forall[a.name], TensorScheme))]  # fmt: skip
+            whole, schemes = with_symbols(whole, kinds, taken, {})
+    made = _State({**state.forall, **schemes}, state.weights, (*state.made, whole))
+    if made.problem(whole) is not None:
+        yield made
+
+
+def _complete(state: _State, app: App, kind: TensorType | None) -> App | None:
+    """The application with every attribute that it has a default for, and windows of two where it has none."""
+    record = operator_of(app)
+    if not record.attributes or kind is None:
+        return app if not record.attributes else None
+    rank = len(kind.shape or ())
+    forall: dict[str, TypeScheme] = {**state.forall, "data": TensorScheme("f", kind.shape or ())}
+    given: Attributes = (("kernel_shape", (2,) * (rank - 2)),) if "kernel_shape" in record.attributes else ()
+    if "count_include_pad" in record.attributes:
+        given = (("count_include_pad", 1), *given)
+    if "axis" in record.attributes:
+        given = (*given, ("axis", rank - 1))
+    operands = (Var("data"), *app.args[1:])
+    try:
+        whole = filled_in(Rule("", forall, (), (App(app.op, operands, tuple(sorted(given))),), (Var("data"),)), app.op)
+    except (RuleError, IllTyped):
+        return None
+    found = whole.lhs[0]
+    complete = isinstance(found, App) and {k for k, _ in found.attributes} == set(record.attributes)
+    return App(app.op, app.args, found.attributes) if complete and isinstance(found, App) else None

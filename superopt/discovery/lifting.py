@@ -1,0 +1,334 @@
+"""From an expression at given sizes to one at symbols: what need not be equal is not.
+
+Every size of a leaf is a symbol of its own at first, and every attribute that an operator takes as a symbol is one.
+Where an operator demands that sizes are equal, the equation is solved for one symbol: a kernel of ``u`` taps on what
+is added to itself afterwards has ``u = p_0 + p_2 + 1``. What cannot be solved so is tried with attributes at the
+value that does nothing. A lifted expression claims nothing: its types are checked anew by whoever uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from superopt.ir.poly import Dim, Poly, Quotient, atoms, substitute, sym, symbols, value_at
+from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, rebuilt
+from superopt.ir.types import DType, TensorType
+from superopt.ops.meaning import Contradiction, IllTyped
+from superopt.rules.canonical import map_terms
+from superopt.rules.rule import CLASSES, AttributeScheme, Rule, TensorScheme, TypeScheme
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import complete, operator_of
+
+__all__ = ["Problem", "fresh_shape", "lifted", "settled", "with_symbols"]
+
+_MOST_EQUATIONS = 40
+_LETTERS: Mapping[tuple[bool, int], str] = {
+    (False, 4): "bchw", (False, 3): "bmk", (False, 2): "mk", (False, 1): "k",
+    (True, 4): "oluv", (True, 3): "lkn", (True, 2): "kn", (True, 1): "n",
+}  # fmt: skip
+_NAMED: Mapping[str, str] = {"strides": "s", "pads": "p", "dilations": "d", "group": "g", "epsilon": "e"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An expression for which an equal, cheaper one is looked for.
+
+    Attributes:
+        forall: tensor and attribute variables, as of a rule.
+        weights: tensor variables that are known before inference.
+        term: over these variables.
+    """
+
+    forall: Mapping[str, TypeScheme]
+    weights: frozenset[str]
+    term: Term
+
+    @property
+    def rule(self) -> Rule:
+        """The expression as both sides of a rule: its types and sizes are the rule's."""
+        return Rule("", self.forall, (), (self.term,), (self.term,))
+
+    @property
+    def kinds(self) -> dict[str, TensorType]:
+        """Types of the tensor variables."""
+        return {n: TensorType(DType(CLASSES[s.dtype]), s.shape) for n, s in self.rule.tensors.items()}
+
+    def bound(self, binding: Mapping[str, Dim]) -> Problem:
+        """The problem with names of sizes and attribute atoms replaced."""
+        forall: dict[str, TypeScheme] = {
+            n: replace(s, shape=tuple(substitute(d, binding) for d in s.shape)) if isinstance(s, TensorScheme) else s
+            for n, s in self.forall.items()
+        }
+        (term,) = map_terms((self.term,), {}, binding)
+        return replace(self, forall=forall, term=term)
+
+
+def fresh_shape(sizes: Sequence[int | None], weight: bool, taken: set[str]) -> tuple[Dim, ...]:
+    """A shape of symbols, named by what the axes usually are; a size that is known to be 1 stays 1."""
+    letters = _LETTERS.get((weight, len(sizes)), "nmkhw")
+    return tuple(
+        1 if size == 1 else sym(fresh_name(letters[min(i, len(letters) - 1)], taken)) for i, size in enumerate(sizes)
+    )
+
+
+def fresh_name(base: str, taken: set[str]) -> str:
+    """A name that was not there, which is then taken."""
+    name = next(n for n in (base, *(f"{base}{i}" for i in range(1, 999))) if n not in taken)
+    taken.add(name)
+    return name
+
+
+# ── attributes as symbols ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def with_symbols(
+    term: App, kinds: Sequence[TensorType | None], taken: set[str], values: dict[str, float],
+    stay: frozenset[str] = frozenset(),
+) -> tuple[App, dict[str, TypeScheme]]:  # fmt: skip
+    """An application with each attribute that its operator takes as a symbol made one.
+
+    Args:
+        term: with known attributes.
+        kinds: of its operands.
+        taken: names that are in use; new ones are added.
+        values: of attribute atoms; new ones are added.
+        stay: attributes that stay numbers.
+    """
+    made: dict[str, TypeScheme] = {}
+    current = dict(term.attributes)
+    kinds_of = operator_of(term).attributes
+    for key, value in sorted(term.attributes, key=lambda a: kinds_of[a[0]] != "ints"):  # what flags are about first
+        zero = tuple(0 for _ in value) if isinstance(value, tuple) else 0
+        least = int(not _accepts(replace(term, attributes=tuple(sorted({**current, key: zero}.items()))), kinds))
+        scheme = _scheme_of(kinds_of[key], value, least)
+        if scheme is None or key in stay:
+            continue
+        names = set(taken)
+        name = fresh_name(_NAMED.get(key, key[0]), names)
+        atoms_of = [name] if scheme.length is None else [f"{name}_{i}" for i in range(scheme.length)]
+        symbolic: AttributeValue = sym(name) if scheme.length is None else tuple(map(sym, atoms_of))
+        if _accepts(replace(term, attributes=tuple(sorted({**current, key: symbolic}.items()))), kinds):
+            current[key], made[name] = symbolic, scheme
+            taken |= {name, *atoms_of}
+            flat = value if isinstance(value, tuple) else (value,)
+            values.update({a: v for a, v in zip(atoms_of, flat, strict=True) if isinstance(v, int | float)})
+    return replace(term, attributes=tuple(sorted(current.items()))), made
+
+
+def _scheme_of(kind: str, value: AttributeValue, least: int) -> AttributeScheme | None:
+    """The range of an attribute's symbol: from 0 or 1 on; ``None`` where it stays a number."""
+    if kind == "float" and isinstance(value, float) and value > 0:
+        return AttributeScheme("real", None, ">", 0)
+    if kind == "int" and isinstance(value, int) and value >= 1:
+        return AttributeScheme("int", None, ">=", 1)
+    if kind == "ints" and isinstance(value, tuple) and value and all(isinstance(v, int) and v >= 0 for v in value):
+        return AttributeScheme("int", len(value), ">=", least)
+    return None
+
+
+def _accepts(term: App, kinds: Sequence[TensorType | None]) -> bool:
+    try:
+        operator_of(term).apply(kinds, complete(term))
+    except (IllTyped, ZeroDivisionError, TypeError):
+        return False
+    return True
+
+
+# ── sizes that operators demand to be equal ───────────────────────────────────────────────────────────────────────────
+
+
+def settled(problem: Problem, values: dict[str, float] | None = None) -> Problem | None:
+    """The problem with sizes made equal wherever its operators demand it; ``None`` where that is not found.
+
+    Args:
+        problem: over sizes that are symbols of their own.
+        values: what they are in the model that the expression is from, to which new symbols are added; without, any
+            sizes will do.
+    """
+    for _ in range(_MOST_EQUATIONS):
+        try:
+            equation = _equation(problem)
+            if equation is None:
+                return problem
+            if isinstance(equation, int):
+                return None
+            known = None if values is None else {n: int(v) for n, v in values.items() if float(v).is_integer()}
+            binding = _solution(equation, problem, known)
+        except (IllTyped, RuleError, ZeroDivisionError, KeyError, TypeError):
+            return None
+        if binding is None:
+            return None
+        if values is not None and known is not None:
+            _follow(values, known, binding)
+        problem = problem.bound(binding)
+    return None
+
+
+def _follow(values: dict[str, float], known: Mapping[str, int], binding: Mapping[str, Dim]) -> None:
+    """The value of a symbol that a size is now a multiple of."""
+    for name, size in binding.items():
+        for new in symbols(size) - values.keys():
+            factor = value_at(substitute(size, {new: 1}), known)
+            values[new] = float(known[name] // factor)
+
+
+def _equation(problem: Problem) -> Dim | None:
+    """A size that has to be 0 and is not identically; ``None`` where all operators are satisfied.
+
+    Raises:
+        IllTyped: an operator does not accept its operands, for another reason.
+    """
+    known: dict[Term, TensorType] = {Var(n): t for n, t in problem.kinds.items()}
+    for term in postorder(problem.term):
+        if not isinstance(term, App):
+            continue
+        kinds = [None if a is None else known[a] for a in term.args]
+        try:
+            meaning, outputs = operator_of(term).apply(kinds, complete(term))
+        except Contradiction:
+            raise
+        except IllTyped:
+            differing = next(_aligned([k for k in kinds if k is not None]), None)
+            if differing is None:
+                raise
+            return differing
+        for condition in meaning.obligations:
+            if condition.kind == "eq":
+                return condition.size
+        known[term] = outputs[0]
+    return None
+
+
+def _aligned(kinds: Sequence[TensorType]) -> Iterator[Dim]:
+    """Differences of sizes that broadcasting puts beside each other; a size of 1 fits any."""
+    first = kinds[0].shape or ()
+    for other in kinds[1:]:
+        for a, b in zip(reversed(first), reversed(other.shape or ()), strict=False):
+            if a != b and a != 1 and b != 1:
+                yield a - b
+
+
+def _solution(equation: Poly, problem: Problem, values: Mapping[str, int] | None) -> Mapping[str, Dim] | None:
+    """A replacement of one symbol that makes an equation hold, or brings it nearer to that."""
+    if values is not None and symbols(equation) <= values.keys() and value_at(equation, values) != 0:
+        return None
+    numerators = _numerators(equation)
+    if numerators is not None:
+        return None if isinstance(numerators, int) else _solution(numerators, problem, values)
+    schemes = problem.rule.attribute_atoms
+    divided = next((q for q in sorted(atoms(equation), key=str) if _divides(q)), None)
+    if isinstance(divided, Quotient):
+        name = next(iter(symbols(divided.numerator)))
+        if name not in schemes:
+            return {name: divided.denominator * sym(fresh_name(name, {*problem.forall, *problem.rule.sizes, *schemes}))}
+    order = list(problem.rule.sizes)
+    for name in sorted(symbols(equation) - schemes.keys(), key=order.index, reverse=True):
+        found = _linear(equation, name)
+        if found is not None:
+            return {name: found}
+    for name in _entangled(equation):
+        if name in schemes and (values is None or values.get(name) == schemes[name].bound):
+            return {name: schemes[name].bound}
+    for name in sorted(symbols(equation) & schemes.keys()):
+        found = _linear(equation, name)
+        if found is not None:
+            return {name: found}
+    return None
+
+
+def _numerators(equation: Poly) -> Dim | None:
+    """Where an equation says that two quotients by one divisor are equal: that their numerators are."""
+    if len(equation.terms) != 2 or sorted(c for _, c in equation.terms) != [-1, 1]:
+        return None
+    parts = [m[0] for m, c in sorted(equation.terms, key=lambda t: -t[1]) if len(m) == 1]
+    if len(parts) == 2:
+        a, b = parts
+        if isinstance(a, Quotient) and isinstance(b, Quotient) and a.denominator == b.denominator:
+            return a.numerator - b.numerator
+    return None
+
+
+def _divides(atom: object) -> bool:
+    """Whether an atom is a size over another: one that has to be a multiple."""
+    if not isinstance(atom, Quotient) or not isinstance(atom.numerator, Poly):
+        return False
+    (monomial, coefficient), *more = atom.numerator.terms
+    return not more and coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], str)
+
+
+def _entangled(equation: Poly) -> list[str]:
+    """Names by which something is divided, then those that are multiplied with others: they stand in the way."""
+    quotients = [a for a in sorted(atoms(equation), key=str) if isinstance(a, Quotient)]
+    divisors = [n for q in quotients for n in sorted(symbols(q.denominator))]
+    sums = [equation, *(q.numerator for q in quotients if isinstance(q.numerator, Poly))]
+    factors = [a for s in sums for m, _ in s.terms if len(m) > 1 for a in m if isinstance(a, str)]
+    return list(dict.fromkeys((*divisors, *factors)))
+
+
+def _linear(equation: Poly, name: str) -> Dim | None:
+    """What a name is, where it occurs once, by itself, with a coefficient of one; not 0 or less for sure."""
+    mine = [(m, c) for m, c in equation.terms if name in symbols(Poly(((m, 1),)))]
+    if len(mine) != 1 or mine[0][0] != (name,) or abs(mine[0][1]) != 1:
+        return None
+    rest = equation - mine[0][1] * sym(name)
+    found = -rest if mine[0][1] == 1 else rest
+    return None if isinstance(found, int) and found < 0 else found
+
+
+# ── an expression of a model ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def lifted(
+    term: Term, kinds: Mapping[str, TensorType], weights: frozenset[str], classes: Mapping[str, str]
+) -> Iterator[tuple[Problem, Mapping[str, float]]]:
+    """The expression with symbols for sizes and attributes, the most general first, and what each symbol was.
+
+    Args:
+        term: with known sizes and attributes.
+        kinds: static types of its leaves.
+        weights: which leaves are known before inference.
+        classes: the class of :data:`superopt.rules.rule.CLASSES` of each leaf.
+    """
+    seen = set()
+    for neutral in (False, True):
+        made = _lifted(term, kinds, weights, classes, neutral=neutral)
+        if made is not None and str(made[0].term) not in seen:
+            seen.add(str(made[0].term))
+            yield made
+
+
+def _lifted(
+    term: Term, kinds: Mapping[str, TensorType], weights: frozenset[str], classes: Mapping[str, str], *, neutral: bool
+) -> tuple[Problem, Mapping[str, float]] | None:
+    """The expression over symbols; with ``neutral``, attributes that do nothing stay numbers."""
+    taken, values = set(kinds), dict[str, float]()
+    forall: dict[str, TypeScheme] = {}
+    for name, kind in kinds.items():
+        sizes = [d if isinstance(d, int) else None for d in kind.shape or ()]
+        shape = fresh_shape(sizes, name in weights, taken)
+        forall[name] = TensorScheme(classes[name], shape)
+        values.update({str(s): float(d) for s, d in zip(shape, sizes, strict=True) if s != 1 and d is not None})
+    made: dict[Term, Term] = {}
+    types: dict[Term, TensorType] = {Var(n): t for n, t in kinds.items()}
+    try:
+        for part in postorder(term):
+            made[part] = part
+            if isinstance(part, App):
+                operands = [None if a is None else types[a] for a in part.args]
+                types[part] = operator_of(part).apply(operands, complete(part))[1][0]
+                stay = frozenset(k for k, v in part.attributes if neutral and _does_nothing(v))
+                made[part], schemes = with_symbols(part, operands, taken, values, stay)
+                forall |= schemes
+    except (IllTyped, RuleError, ZeroDivisionError):
+        return None
+    new = {t: dict(m.attributes) for t, m in made.items() if isinstance(t, App) and isinstance(m, App)}
+    (whole,) = rebuilt((term,), lambda app, key, _: new[app][key])
+    found = settled(Problem(forall, weights, whole), values)
+    return None if found is None else (found, values)
+
+
+def _does_nothing(value: AttributeValue) -> bool:
+    """Strides, dilations and groups of 1, padding of 0."""
+    parts = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(p, int) and p == parts[0] for p in parts) and parts[:1] in ((0,), (1,))

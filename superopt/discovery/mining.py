@@ -1,0 +1,129 @@
+"""Connected parts of a model as left sides: what occurs often and costs much comes first.
+
+A part has one result, is computed from values outside it, and nothing else reads what is inside: a rewrite of it takes
+its place. Parts that are the same up to the names of their leaves are one *target*, as often as it occurs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+
+from superopt.cost import CostModel
+from superopt.discovery.config import WEIGHTS
+from superopt.ir.terms import App, Term, Var
+from superopt.ir.types import TensorType
+from superopt.ops.record import FLOATS
+from superopt.search.program import Program
+
+__all__ = ["Target", "mined"]
+
+_DATA = tuple(f"x{c}" for c in "abcdefghijklmnop")
+_MOST_PARTS = 60  # with one result
+_LEAST, _MOST = 2, 6  # operators in a part
+
+
+@dataclass(frozen=True)
+class Target:
+    """A part of a model.
+
+    Attributes:
+        term: with known sizes and attributes, over leaves of ``xa``, ``xb`` … and ``config.WEIGHTS``.
+        kinds: static types of its leaves.
+        us: what its operators cost, once.
+        places: positions of the steps that it is, each time it occurs.
+        name: of a node where it ends, for people.
+    """
+
+    term: Term
+    kinds: Mapping[str, TensorType]
+    us: float
+    places: tuple[frozenset[int], ...]
+    name: str
+
+    @property
+    def weights(self) -> frozenset[str]:
+        return frozenset(n for n in self.kinds if n in WEIGHTS)
+
+    @property
+    def text(self) -> str:
+        """Equal for targets that are the same."""
+        return f"{self.term} {[(n, str(t)) for n, t in self.kinds.items()]}"
+
+
+def mined(program: Program, model: CostModel) -> list[Target]:
+    """The targets of a program, by frequency times cost."""
+    prices = {p: _price(program, p, model) for p in program.running if _usable(program, p)}
+    found: dict[str, Target] = {}
+    for root in prices:
+        for part in _parts(program, root, prices.keys()):
+            target = _target(program, root, part, sum(prices[p] for p in part))
+            if target is not None:
+                known = found.get(target.text)
+                places = () if known is None else known.places
+                found[target.text] = replace(known or target, places=(*places, part))
+    return sorted(found.values(), key=lambda t: (-len(t.places) * t.us, t.text))
+
+
+def _usable(program: Program, position: int) -> bool:
+    """Whether a step has one result of real numbers, computed from such alone, of known sizes."""
+    step = program.steps[position]
+    names = [a for a in step.args if a is not None]
+    types = [program.types.get(n) for n in (*names, *step.outputs)]
+    return (
+        step.op != "" and len(step.outputs) == 1 and bool(names)
+        and all(t is not None and t.is_static and t.dtype in FLOATS for t in types)
+        and len({t.dtype for t in types if t is not None}) == 1
+    )  # fmt: skip
+
+
+def _price(program: Program, position: int, model: CostModel) -> float:
+    step = program.steps[position]
+    kinds = [None if a is None else program.types[a] for a in step.args]
+    fixed = [a in program.constant for a in step.args]
+    return model.application(step.op, dict(step.attributes), kinds, [program.types[step.outputs[0]]], fixed).us
+
+
+def _parts(program: Program, root: int, usable: Set[int]) -> Iterator[frozenset[int]]:
+    """Connected sets of steps that end in one, grown by producers that only the set reads."""
+    seen: set[frozenset[int]] = {frozenset({root})}
+    waiting = [frozenset({root})]
+    while waiting and len(seen) < _MOST_PARTS:
+        part = waiting.pop(0)
+        if len(part) >= _LEAST:
+            yield part
+        if len(part) == _MOST:
+            continue
+        for member in sorted(part):
+            for name in program.steps[member].args:
+                maker = None if name is None else program.maker.get(name)
+                if name is None or maker is None or maker in part or maker not in usable:
+                    continue
+                inside = all(r in part for r in program.readers.get(name, ())) and name not in program.pinned
+                grown = part | {maker}
+                if inside and name not in program.constant and grown not in seen:
+                    seen.add(grown)
+                    waiting.append(grown)
+
+
+def _target(program: Program, root: int, part: frozenset[int], us: float) -> Target | None:
+    """The part as a term, its leaves numbered in order of first use."""
+    made: dict[str, Term] = {}
+    kinds: dict[str, TensorType] = {}
+    data, weights = iter(_DATA), iter(WEIGHTS)
+
+    def value(name: str) -> Term:
+        if name not in made:
+            own = next(weights if name in program.constant else data)
+            made[name], kinds[own] = Var(own), program.types[name]
+        return made[name]
+
+    try:
+        for position in sorted(part):
+            step = program.steps[position]
+            args = tuple(None if a is None else value(program.same.get(a, a)) for a in step.args)
+            made[step.outputs[0]] = App(step.op, args, tuple(step.attributes))
+    except StopIteration:
+        return None
+    step = program.steps[root]
+    return Target(made[step.outputs[0]], kinds, us, (), step.name)

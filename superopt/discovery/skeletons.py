@@ -1,0 +1,290 @@
+"""Right sides before their weights are known: operators over the left side's data with holes for weights.
+
+A skeleton is made of operators alone: what stands in its holes is solved for (:mod:`superopt.discovery.linear`) and
+synthesised (:mod:`superopt.discovery.synthesis`). Shapes of holes are those at which the operator accepts its operands
+and gives the left side's type, of the sizes that the left side has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from superopt.discovery.lifting import Problem
+from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, remade, variables
+from superopt.ir.types import TensorType
+from superopt.ops import REGISTRY
+from superopt.ops.meaning import Condition, IllTyped
+from superopt.rules.defaults import filled_in
+from superopt.rules.rule import Rule, TensorScheme
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import complete, operator_of, type_terms
+
+__all__ = ["OPERATORS", "Skeleton", "skeletons"]
+
+OPERATORS = ("Conv", "MatMul", "Mul", "Add")
+_HOLE = "?"
+_MOST_RANK = 5
+_MOST_SHAPES = 24  # of the holes of one application
+Shapes = tuple[tuple[Dim, ...], ...]
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A term with holes, and the types of these.
+
+    Attributes:
+        narrower: the same term with smaller holes, each of which broadcasts to this one's: where no weights in these
+            holes will do, none in those will.
+    """
+
+    term: Term
+    holes: Mapping[str, TensorType]
+    narrower: tuple[Mapping[str, TensorType], ...] = ()
+
+
+def skeletons(problem: Problem, operators: Sequence[str] = OPERATORS) -> Iterator[Skeleton]:
+    """Skeletons of the problem's type over its data, of these operators and the linear ones of the problem itself.
+
+    Raises:
+        IllTyped: the problem is not well-formed.
+    """
+    types = type_terms([problem.term], problem.kinds)[0]
+    (target,) = types[problem.term]
+    bases = {t: types[t][0] for t in _data(problem)} | _neutral(problem)
+    sizes = _sizes(problem, types)
+    own = [t.op for t in postorder(problem.term) if isinstance(t, App) and operator_of(t).family in ("conv", "linear")]
+    singles: dict[Term, list[Skeleton]] = {}
+    for base, kind in bases.items():
+        if kind == target and base != problem.term:
+            yield Skeleton(base, {})
+        for op in dict.fromkeys((*operators, *own)):
+            for made in _applied(problem, op, base, kind, target, sizes, f"{_HOLE}a"):
+                singles.setdefault(base, []).append(made)
+                yield made
+    for base, some in singles.items():
+        for single in some:
+            if not _adds(single.term):
+                yield _with_addend(single, target)
+                yield from _with_other(problem, singles, base, single)
+
+
+def _with_addend(single: Skeleton, target: TensorType) -> Skeleton:
+    """A weight added to what a skeleton gives, where the operator does not add one itself."""
+    hole = f"{_HOLE}z"
+    *fewer, widest = _broadcasting(target)
+    narrower = tuple({**single.holes, hole: kind} for kind in fewer)
+    return Skeleton(App("Add", (single.term, Var(hole))), {**single.holes, hole: widest}, narrower)
+
+
+def _with_other(
+    problem: Problem, singles: Mapping[Term, Sequence[Skeleton]], base: Term, single: Skeleton
+) -> Iterator[Skeleton]:
+    """The sum with a skeleton of other data."""
+    mine = set(variables(base)) - problem.weights
+    for other, more in singles.items():
+        theirs = set(variables(other)) - problem.weights
+        if str(base) < str(other) and not mine & theirs:
+            for second in more:
+                names = {h: f"{_HOLE}b{h[2:]}" for h in second.holes}
+                renamed = _renamed(second.term, names)
+                holes = {names[h]: t for h, t in second.holes.items()}
+                yield Skeleton(App("Add", (single.term, renamed)), {**single.holes, **holes})
+
+
+def _renamed(root: Term, names: Mapping[str, str]) -> Term:
+    made: dict[Term, Term] = {}
+    for term in postorder(root):
+        made[term] = Var(names.get(term.name, term.name)) if isinstance(term, Var) else remade(term, made)
+    return made[root]
+
+
+def _adds(term: Term) -> bool:
+    return isinstance(term, App) and term.op == "Add"
+
+
+# ── what skeletons start from ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _data(problem: Problem) -> list[Term]:
+    """Subterms that depend on data, the whole left out."""
+    return [
+        t for t in postorder(problem.term)
+        if t != problem.term and not isinstance(t, Project) and not set(variables(t)) <= problem.weights
+    ]  # fmt: skip
+
+
+def _neutral(problem: Problem) -> dict[Term, TensorType]:
+    """Applications with their weights left out or made 1: what a normalisation is without its affine part."""
+    kinds = problem.kinds
+    found: dict[Term, TensorType] = {}
+    for term in (*_data(problem), problem.term):
+        if not isinstance(term, App) or operator_of(term).family in ("elementwise", "conv", "linear"):
+            continue
+        places = [n for n, a in enumerate(term.args) if a is not None and set(variables(a)) <= problem.weights]
+        if not places or len(places) == len(term.args):
+            continue
+        made = _without(term, places, kinds)
+        try:
+            found[made] = type_terms([made], kinds)[0][made][0]
+        except (IllTyped, RuleError):
+            continue
+    return found
+
+
+def _without(term: App, places: Sequence[int], kinds: Mapping[str, TensorType]) -> App:
+    """The application with arguments that may be absent left out, and the others 1."""
+    record = operator_of(term)
+    types = type_terms([term], kinds)[0]
+    args: list[Term | None] = list(term.args)
+    for place in places:
+        argument = term.args[place]
+        assert argument is not None
+        one = App("ConstantOfShape", (), (("shape", types[argument][0].shape or ()), ("value", 1.0)))
+        args[place] = None if record.inputs[place].endswith("?") else one
+    while args and args[-1] is None:
+        args.pop()
+    return App(term.op, tuple(args), term.attributes)
+
+
+def _sizes(problem: Problem, types: Mapping[Term, tuple[TensorType, ...]]) -> tuple[Dim, ...]:
+    """Sizes that holes may have: those of all tensors, and of attributes; 1."""
+    found: dict[Dim, None] = {1: None}
+    for outputs in types.values():
+        found.update(dict.fromkeys(outputs[0].shape or ()))
+    for term in postorder(problem.term):
+        if isinstance(term, App):
+            for key, value in term.attributes:
+                if key == "kernel_shape" and isinstance(value, tuple):
+                    found.update(dict.fromkeys(v for v in value if isinstance(v, int | Poly)))
+    return tuple(found)
+
+
+# ── one application with holes ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _applied(
+    problem: Problem, op: str, base: Term, kind: TensorType, target: TensorType, sizes: Sequence[Dim], prefix: str
+) -> Iterator[Skeleton]:
+    """The operator applied to data, with weights as its other operands."""
+    record = REGISTRY[op]
+    required = [n for n, i in enumerate(record.inputs) if not i.endswith(("?", "*"))]
+    optional = [n for n, i in enumerate(record.inputs) if i.endswith("?")]
+    for place in required[: 1 if record.commutative else None]:
+        for some in (s for r in range(len(optional) + 1) for s in combinations(optional, r)):
+            places = [n for n in (*required, *some) if n != place]
+            args: list[Term] = [Var(f"{prefix}{n}") for n in range(max((place, *places)) + 1)]
+            args[place] = base
+            for attributes in _attributes(problem, op, tuple(args), base, kind, places, prefix):
+                app = App(op, tuple(args), attributes)
+                if record.family == "elementwise":
+                    yield from _elementwise(app, f"{prefix}{places[0]}", kind, target)
+                    continue
+                for shapes in _hole_shapes(app, place, kind, target, sizes):
+                    holes = {f"{prefix}{n}": TensorType(target.dtype, s) for n, s in zip(places, shapes, strict=True)}
+                    yield Skeleton(app, holes)
+
+
+def _elementwise(app: App, hole: str, kind: TensorType, target: TensorType) -> Iterator[Skeleton]:
+    """An elementwise operator with a weight that broadcasts to its other operand."""
+    if kind == target and len(app.args) == 2:
+        *fewer, widest = _broadcasting(target)
+        yield Skeleton(app, {hole: widest}, tuple({hole: k} for k in fewer))
+
+
+def _attributes(
+    problem: Problem, op: str, args: tuple[Term, ...], base: Term, kind: TensorType, places: Sequence[int], prefix: str
+) -> Iterator[tuple[tuple[str, AttributeValue], ...]]:
+    """What an operator does by default, or with attributes of the left side; whole numbers may be sizes of the data."""
+    record = REGISTRY[op]
+    given = [dict(t.attributes) for t in postorder(problem.term) if isinstance(t, App)]
+    overlays = [{}, *({k: v for k, v in g.items() if k in record.attributes} for g in given)]
+    rank = len(kind.shape or ())
+    seen: dict[tuple[tuple[str, AttributeValue], ...], None] = {}
+    for overlay in overlays:
+        forall = {"data": TensorScheme("f", kind.shape or ())}
+        forall |= {f"{prefix}{n}": TensorScheme("f", (1,) * rank) for n in places}
+        operands = tuple(Var("data") if a == base else a for a in args)
+        app = App(op, operands, tuple(sorted(overlay.items())))
+        try:
+            whole = filled_in(Rule("", forall, (), (app,), (app,)), op).lhs[0]
+        except RuleError:
+            continue
+        assert isinstance(whole, App)
+        if {k for k, _ in whole.attributes} != set(record.attributes):
+            continue
+        seen[whole.attributes] = None
+        for key, value in whole.attributes:
+            if record.attributes[key] == "int" and value == 1:
+                for size in kind.shape or ():
+                    if isinstance(size, Poly):
+                        seen[tuple(sorted({**dict(whole.attributes), key: size}.items()))] = None
+    yield from seen
+
+
+def _hole_shapes(app: App, place: int, kind: TensorType, target: TensorType, sizes: Sequence[Dim]) -> Iterator[Shapes]:
+    """Shapes of the holes at which the application is well-formed and of the target's type."""
+    count = len(app.args) - 1
+    found = 0
+    for ranks in product(range(1, _MOST_RANK), repeat=count):
+        names = [[f"@{n}_{axis}" for axis in range(rank)] for n, rank in enumerate(ranks)]
+        types: list[TensorType | None] = [TensorType(target.dtype, tuple(map(sym, some))) for some in names]
+        types.insert(place, kind)
+        conditions = _conditions(app, types, target)
+        if conditions is None:
+            continue
+        flat = [n for some in names for n in some]
+        for chosen in _fitting(flat, [(c, symbols(c) & set(flat)) for c in conditions], sizes):
+            found += 1
+            if found > _MOST_SHAPES:
+                return
+            yield tuple(tuple(chosen[n] for n in some) for some in names)
+
+
+def _conditions(app: App, types: Sequence[TensorType | None], target: TensorType) -> list[Dim] | None:
+    """Sizes that have to be 0 for the application to be of a type; ``None`` where it cannot be."""
+    try:
+        meaning, outputs = operator_of(app).apply(types, complete(app))
+    except (IllTyped, ZeroDivisionError):
+        return None
+    shape, wanted = outputs[0].shape or (), target.shape or ()
+    if len(shape) != len(wanted) or len(outputs) > 1:
+        return None
+    equations: list[Condition] = [c for c in meaning.obligations if c.kind == "eq"]
+    return [c.size for c in equations] + [a - b for a, b in zip(shape, wanted, strict=True)]
+
+
+def _fitting(
+    names: Sequence[str], conditions: Sequence[tuple[Dim, frozenset[str]]], sizes: Sequence[Dim]
+) -> Iterator[dict[str, Dim]]:
+    """Sizes for the names at which all conditions (with the names in them) are 0, whatever the symbols stand for."""
+    if not names:
+        if all(c == 0 for c, _ in conditions):
+            yield {}
+        return
+    name, *rest = names
+    kept = [(c, n) for c, n in conditions if name not in n]
+    mine = sorted(((c, n - {name}) for c, n in conditions if name in n), key=lambda c: len(c[1]))
+    for size in sizes:
+        bound: list[tuple[Dim, frozenset[str]]] = []
+        for condition, others in mine:
+            made = substitute(condition, {name: size})
+            if not others and made != 0:
+                break
+            bound.append((made, others))
+        else:
+            for more in _fitting(rest, [*kept, *bound], sizes):
+                yield {name: size, **more}
+
+
+def _broadcasting(target: TensorType) -> list[TensorType]:
+    """Types that broadcast to a target, the target itself last; sizes of 1 in front left out."""
+    found: dict[tuple[Dim, ...], None] = {}
+    for keep in product((False, True), repeat=len(target.shape or ())):
+        made = [d if k else 1 for k, d in zip(keep, target.shape or (), strict=True)]
+        while made and made[0] == 1:
+            made.pop(0)
+        found[tuple(made)] = None
+    return [TensorType(target.dtype, s) for s in sorted((s for s in found if s != target.shape), key=len)] + [target]

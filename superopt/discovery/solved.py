@@ -1,0 +1,130 @@
+"""A theme without a vocabulary: left sides from a list of operators, right sides solved for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from superopt.discovery.candidates import operator_count, restricted
+from superopt.discovery.config import Config, Theme
+from superopt.discovery.enumerate import Level
+from superopt.discovery.judge import Judge, Tally
+from superopt.discovery.leftsides import left_sides
+from superopt.discovery.lifting import Problem
+from superopt.discovery.solving import Solver, theme_of
+from superopt.discovery.store import Chunks
+from superopt.ir.terms import App, Term, Var, postorder, variables
+from superopt.rules.canonical import map_terms
+from superopt.rules.rule import Rule
+
+__all__ = ["SOLVED", "Solved", "facing", "solve_all", "solve_one"]
+
+SOLVED = "solved"  # origin of a rule whose right side's weights were solved for
+
+
+@dataclass
+class Solved:
+    """What a theme gave.
+
+    Attributes:
+        rules: proved, in the order in which they were found.
+        levels: by operators of the left side: how many there were up to it, and for how many a right side was solved.
+        candidates: right sides that were solved for; ``derived`` of them by rules kept before.
+        tally: what the verifier said.
+        without: skeletons that no weights make equal, and those whose weights no expression was found for.
+    """
+
+    rules: list[Rule] = field(default_factory=list)
+    levels: list[Level] = field(default_factory=list)
+    candidates: int = 0
+    derived: int = 0
+    tally: Tally = field(default_factory=Tally)
+    without: tuple[int, int] = (0, 0)
+
+
+def facing(rule: Rule, candidate: Rule, theme: Theme) -> Rule:
+    """A rule that a candidate led to, with the candidate's left side on the left."""
+    wanted = _running(candidate.lhs, theme)
+    turned = _running(rule.lhs, theme) != wanted and _running(rule.rhs, theme) == wanted and rule.backward
+    return replace(rule, lhs=rule.rhs, rhs=rule.lhs) if turned else rule
+
+
+def _running(roots: Sequence[Term], theme: Theme) -> set[str]:
+    """Operators that are applied to data."""
+    every = (t for t in postorder(*roots) if isinstance(t, App))
+    return {t.op for t in every if not all(theme.is_weight(n) for n in variables(t))}
+
+
+def solve_one(
+    solver: Solver, config: Config, chunks: Chunks, name: str, follows: Callable[[Rule], bool], found: Solved
+) -> bool:
+    """The cheapest equal of one problem that is proved, added to ``found``; whether any candidate came up."""
+    problem = solver.problem
+    theme = theme_of(problem, name, batch=max(len(t.shape or ()) for t in problem.kinds.values()) < 4)
+    judge = Judge(config, theme, chunks)
+    judge.tally = found.tally
+    some = False
+    for candidate in solver.solutions():
+        some = True
+        found.candidates += 1
+        if follows(candidate):
+            found.derived += 1
+            break
+        proved = [replace(facing(r, candidate, theme), origin=SOLVED, family=name) for r in judge.rules(candidate)]
+        found.rules += [replace(r, id=f"{name}-{len(found.rules) + n}") for n, r in enumerate(proved)]
+        if proved:
+            break
+    insoluble, unnamed = found.without
+    found.without = insoluble + len(solver.insoluble), unnamed + len(solver.unnamed)
+    return some
+
+
+def solve_all(
+    theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], check: Callable[[], None],
+    follows: Callable[[Rule, Sequence[Rule]], bool],
+) -> Solved:  # fmt: skip
+    """Every left side of a theme, small ones first, but those with a part for which an equal was found.
+
+    Args:
+        theme: one with ``solve``.
+        config: seed and effort.
+        chunks: where verdicts are kept.
+        say: told what is found.
+        check: raises when time or memory is used up.
+        follows: whether rules derive a candidate.
+    """
+    found = Solved()
+    by_size: Counter[int] = Counter()
+    solved: Counter[int] = Counter()
+    settled: set[str] = set()
+    for problem in left_sides(theme.solve, theme.operators, theme.data, broadcast=theme.broadcast):
+        check()
+        if any(_form(problem, part) in settled for part in postorder(problem.term) if part != problem.term):
+            continue  # what is equal to a part of it says the same
+        size = operator_count(problem.term)
+        by_size[size] += 1
+        before = len(found.rules)
+        solver = Solver(_named(problem), most=theme.slack, seed=config.seed)
+        if solve_one(solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found):
+            solved[size] += 1
+            settled.add(_form(problem, problem.term))
+        for rule in found.rules[before:]:
+            say(f"{theme.name}: {rule.lhs[0]} = {rule.rhs[0]}")
+    for size in sorted(by_size):
+        upto = [s for s in by_size if s <= size]
+        found.levels.append(Level(size, sum(by_size[s] for s in upto), sum(by_size[s] for s in upto),
+                                  sum(solved[s] for s in upto)))  # fmt: skip
+    return found
+
+
+def _form(problem: Problem, term: Term) -> str:
+    """A part of a left side, whatever its weights are called."""
+    weights: dict[str, Term] = {n: Var("w") for n in problem.weights}
+    (made,) = map_terms((term,), weights, {})
+    return str(made)
+
+
+def _named(problem: Problem) -> Problem:
+    """The problem without attribute variables that nothing mentions any more."""
+    return replace(problem, forall=restricted(problem.rule).forall)

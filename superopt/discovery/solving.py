@@ -1,0 +1,234 @@
+"""An equal expression whose weights are solved for, not typed and not enumerated.
+
+The left side is any expression over data and weights. For each skeleton over its data (:mod:`.skeletons`), cheapest
+first, the weights in the skeleton's holes are found by comparing coefficients at concrete places (:mod:`.linear`), and
+expressions over the left side's weights that have these values are synthesised (:mod:`.synthesis`). What comes out is a
+candidate like any other: tested exactly at other sizes, generalised, and proved for all sizes by :class:`.judge.Judge`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import numpy as np
+
+from superopt.discovery.candidates import operator_count, restricted, tidied
+from superopt.discovery.config import Theme
+from superopt.discovery.gain import expected
+from superopt.discovery.lifting import Problem
+from superopt.discovery.linear import Place, Wanted, asked
+from superopt.discovery.skeletons import OPERATORS, Skeleton, skeletons
+from superopt.discovery.synthesis import Table
+from superopt.ir.poly import Dim
+from superopt.ir.terms import Term
+from superopt.ir.types import TensorType
+from superopt.ops.meaning import IllTyped
+from superopt.rules.canonical import map_terms
+from superopt.rules.rule import Rule, TensorScheme, TypeScheme
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import types_of
+from superopt.verifier.algebra import NeedsOrder, PrimeField, Unlucky
+from superopt.verifier.sampling import Point, draw
+
+__all__ = ["PLACES", "Solver", "places_of", "theme_of"]
+
+PLACES = 3  # concrete assignments of sizes and attributes
+_DRAWS = 60
+_LARGE = 300  # elements of one tensor at a place
+_MOST_ASKED = 80  # skeletons of one problem, the cheapest, whose weights are solved for
+_LEVELS = 3  # of synthesis
+Cost = Callable[[Rule], tuple[float, float] | None]
+
+
+@dataclass
+class Solver:
+    """Looks for cheaper equals of a problem.
+
+    Attributes:
+        problem: the left side.
+        cost: microseconds of a rule's two sides; a skeleton that is not cheaper is not solved.
+        operators: what skeletons are made of.
+        most: a skeleton is solved if it costs less than this share of the left side.
+        seed: of sizes and elements.
+        insoluble: skeletons that no weights make equal, with the sizes at which there are none.
+        unnamed: skeletons whose weights exist, but are no expression that was built.
+        places: where coefficients are compared.
+        last: the last solution.
+        tables: values over the weights, by the shapes that they were made for.
+    """
+
+    problem: Problem
+    cost: Cost | None = None
+    operators: Sequence[str] = OPERATORS
+    most: float = 1.0
+    seed: int = 0
+    insoluble: list[tuple[Skeleton, Mapping[str, int]]] = field(default_factory=list)
+    unnamed: list[Skeleton] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    last: Rule | None = None
+    tables: dict[tuple[tuple[Dim, ...], ...], Table] = field(default_factory=dict)
+
+    def solutions(self) -> Iterator[Rule]:
+        """Candidates, cheapest right side first.
+
+        Raises:
+            IllTyped: the problem is not well-formed.
+        """
+        try:
+            self.places = places_of(self.problem, PLACES, self.seed)
+        except (RuleError, ZeroDivisionError):
+            return
+        if len(self.places) < PLACES or not self._computable():
+            return
+        for skeleton in self._cheaper()[:_MOST_ASKED]:
+            for holes in (*skeleton.narrower, skeleton.holes) if self._soluble(skeleton) else ():
+                found = self._solved(Skeleton(skeleton.term, holes))
+                if found is None:
+                    continue
+                if found.lhs != found.rhs and self._pays(Skeleton(skeleton.term, holes)):
+                    self.last = found
+                    yield found
+                break
+
+    def _computable(self) -> bool:
+        """Whether the left side can be evaluated in a field: it compares no numbers."""
+        place = self.places[0]
+        rng = np.random.default_rng([self.seed, 7])
+        try:
+            asked(self.problem.term, self.problem.term, {}, self.problem.kinds, place, rng)
+        except Unlucky:
+            return True
+        except NeedsOrder:
+            return False
+        return True
+
+    def _cheaper(self) -> list[Skeleton]:
+        """Skeletons that cost less than the left side, cheapest first; those that cannot pay are not solved."""
+        ranked: list[tuple[float, int, str, Skeleton]] = []
+        for skeleton in skeletons(self.problem, self.operators):
+            least = Skeleton(skeleton.term, (*skeleton.narrower, skeleton.holes)[0])
+            found = self._price(least)
+            if found is not None and self._pays(least):
+                ranked.append((found[1], len(skeleton.holes), str(skeleton.term), skeleton))
+        return [s for *_, s in sorted(ranked, key=lambda row: row[:3])]
+
+    def _pays(self, skeleton: Skeleton) -> bool:
+        found = self._price(skeleton)
+        return found is not None and found[1] < self.most * found[0]
+
+    def _soluble(self, skeleton: Skeleton) -> bool:
+        """Whether any weights make the skeleton equal at the first place, where its holes are as large as they get."""
+        return self._asked(skeleton, self.places[0], np.random.default_rng([self.seed, 5])) is not None
+
+    def _price(self, skeleton: Skeleton) -> tuple[float, float] | None:
+        try:
+            return (self.cost or self._expected)(self._rule(skeleton.term, skeleton.holes))
+        except (IllTyped, RuleError, ZeroDivisionError):
+            return None
+
+    def _expected(self, rule: Rule) -> tuple[float, float] | None:
+        return expected(rule, frozenset(n for n in rule.tensors if n in self.problem.weights or n.startswith("?")))
+
+    def _rule(self, term: Term, holes: Mapping[str, TensorType]) -> Rule:
+        forall: dict[str, TypeScheme] = dict(self.problem.forall)
+        forall |= {h: TensorScheme("f", t.shape or ()) for h, t in holes.items()}
+        return restricted(Rule("", forall, (), (self.problem.term,), (term,)))
+
+    def _solved(self, skeleton: Skeleton) -> Rule | None:
+        rng = np.random.default_rng([self.seed, 5])
+        wanted: list[dict[str, Wanted]] = []
+        for place in self.places:
+            found = self._asked(skeleton, place, rng)
+            if found is None or any(not w.functionals.any() for w in found.values()):
+                return None
+            wanted.append(found)
+        return self._named(skeleton, wanted)
+
+    def _asked(self, skeleton: Skeleton, place: Place, rng: np.random.Generator) -> dict[str, Wanted] | None:
+        """What the weights have to be at a place; ``None`` where there are none, which is remembered."""
+        try:
+            found = asked(self.problem.term, skeleton.term, skeleton.holes, self.problem.kinds, place, rng)
+        except (Unlucky, NeedsOrder, IllTyped, ZeroDivisionError, KeyError):
+            return None
+        if found is None:
+            self.insoluble.append((skeleton, place.point.sizes))
+        return found
+
+    def _named(self, skeleton: Skeleton, wanted: Sequence[Mapping[str, Wanted]]) -> Rule | None:
+        """The skeleton with expressions over the left side's weights in its holes."""
+        names: dict[str, Term] = {}
+        shapes = tuple(t.shape or () for t in skeleton.holes.values())
+        table = self.tables.setdefault(shapes, Table(self.problem, self.places, shapes))
+        for level in range(_LEVELS):
+            for hole, kind in skeleton.holes.items():
+                if hole not in names:
+                    term = table.find(kind, [w[hole] for w in wanted])
+                    if term is not None:
+                        names[hole] = term
+            if len(names) == len(skeleton.holes) or level == _LEVELS - 1:
+                break
+            if len(table.level) == level + 2 and not table.grow():
+                break
+        if len(names) < len(skeleton.holes):
+            self.unnamed.append(skeleton)
+            return None
+        (right,) = map_terms((skeleton.term,), names, {})
+        return tidied(self._rule(right, {}))
+
+
+def places_of(problem: Problem, count: int, seed: int) -> list[Place]:
+    """Concrete assignments at which the expression is well-formed, as different and as small as were drawn.
+
+    Raises:
+        RuleError: it is well-formed nowhere.
+    """
+    rule = problem.rule
+    conditions = types_of(rule).lhs_obligations
+    rng = np.random.default_rng([seed, 3])
+    drawn: dict[tuple[tuple[str, int], ...], Point] = {}
+    for attempt in range(_DRAWS):
+        point = draw(rule, 0, rng, conditions, 3 + attempt % 4)
+        if point is not None and _small(problem, point):
+            drawn.setdefault(tuple(point.sizes.items()), point)
+    chosen: list[Place] = []
+    seen = {key: _alike(point) for key, point in drawn.items()}
+    alike = {pair for pairs in seen.values() for pair in pairs}
+    while drawn and len(chosen) < count:
+        key = min(
+            drawn,
+            key=lambda k: (
+                2 * len(alike & seen[k]) + len(seen[k]) + sum(v == 1 for _, v in k),
+                sum(n for _, n in k),
+                k,
+            ),
+        )
+        point = drawn.pop(key)
+        alike &= seen[key]
+        algebra = PrimeField(seed + len(chosen))
+        kinds = {n: t for n, t in problem.kinds.items() if n in problem.weights}
+        place = Place(point, {}, algebra)
+        chosen.append(replace(place, weights={n: algebra.random(rng, place.shape(t)) for n, t in kinds.items()}))
+    return chosen
+
+
+def _alike(point: Point) -> set[tuple[str, str | int]]:
+    """Names whose values are equal at a point, and all values: what one point does not tell apart, another should."""
+    sizes = point.sizes
+    pairs = {(a, b) for a in sizes for b in sizes if a < b and sizes[a] == sizes[b]}
+    return {*pairs, *sizes.items()}
+
+
+def _small(problem: Problem, point: Point) -> bool:
+    place = Place(point, {}, PrimeField())
+    return all(0 < prod(place.shape(outputs[0])) <= _LARGE for outputs in types_of(problem.rule).types.values())
+
+
+def theme_of(problem: Problem, name: str, *, batch: bool = True) -> Theme:
+    """The problem's leaves and attributes as a vocabulary, for whoever generalises and proves a candidate."""
+    rule = problem.rule
+    return Theme(
+        name, name, (), operator_count(problem.term), rule.tensors, problem.weights, rule.attributes, (), batch=batch,
+        join=False,
+    )  # fmt: skip

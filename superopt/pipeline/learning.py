@@ -1,0 +1,42 @@
+"""Rules from the models themselves, before they are optimised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from superopt import cost as costs
+from superopt.discovery.learn import Learned, learn
+from superopt.pipeline.optimise import load
+from superopt.rules import load_library
+
+__all__ = ["learn_from"]
+
+
+def learn_from(
+    models: Sequence[str | Path], *, out: Path, target: str, time_limit: float, runtime: str = "onnxruntime",
+    rules: Path | None = None, sizes: Mapping[str, int] | None = None, seed: int = 0,
+    say: Callable[[str], None] = lambda _: None,
+) -> Learned:  # fmt: skip
+    """Find rules that make parts of models cheaper and that the library does not derive; see ``discovery.learn``.
+
+    Args:
+        models: paths.
+        out: the folder of rules that is written.
+        target: whose prices count; a recorded profile makes the result repeatable.
+        time_limit: seconds for everything.
+        runtime: what the models will run in.
+        rules: known rules besides the library.
+        sizes: of symbolic dimensions.
+        seed: of every random choice.
+        say: told what happens.
+
+    Raises:
+        InvalidModel, UsageError: a model cannot be read, or there is no such target. OSError: ``out`` is not writable.
+    """
+    graphs = {Path(m).stem: load(m) for m in models}
+    with costs.for_target(target, sizes=sizes, questions=0, runtime=runtime) as prices:
+        return learn(
+            graphs, load_library(rules), prices, out=out, target=f"{target} {runtime}", seconds=time_limit,
+            sizes=sizes, seed=seed, say=say,
+        )  # fmt: skip

@@ -1,0 +1,117 @@
+"""Learning from a model's own parts: mined, solved for, proved, written, and used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from superopt import cost as costs
+from superopt.discovery.learn import Learned, learn
+from superopt.discovery.mining import mined
+from superopt.frontend import GraphBuilder
+from superopt.ir.graph import Graph
+from superopt.ops.infer import infer
+from superopt.pipeline import optimize
+from superopt.pipeline.learning import learn_from
+from superopt.rules import load_library
+from superopt.rules.library import Library, parse_file
+from superopt.search.program import program_of
+from superopt.verifier import exact, verdict
+from superopt.verifier.admission import admit
+
+PRICES = "profile:cpu-epyc-2core"
+
+
+def normalised_layer(times: int = 2) -> Graph:
+    """Linear layers with a bias, each followed by a normalisation and a Relu."""
+    b = GraphBuilder("layers")
+    x = b.input("x", "float32", (32, 64))
+    for n in range(times):
+        y = x @ b.weight(f"w{n}", (64, 64), scale=0.1) + b.weight(f"b{n}", (64,))
+        scale, shift, mean = (b.weight(f"{k}{n}", (64,)) for k in "stm")
+        variance = b.constant(np.linspace(0.5, 2.0, 64).astype(np.float32))
+        x = b.op("BatchNormalization", y, scale, shift, mean, variance, epsilon=1e-5).relu()
+    b.output(x, "y")
+    return b.build()
+
+
+def learnt(models: Mapping[str, Graph], library: Library, out: Path, seconds: float = 300.0) -> Learned:
+    with costs.for_target(PRICES) as prices:
+        return learn(models, library, prices, out=out, target=PRICES, seconds=seconds)
+
+
+def test_parts_of_a_model_by_frequency_and_cost() -> None:
+    graph = normalised_layer(3)
+    with costs.for_target(PRICES) as prices:
+        targets = mined(program_of(graph, infer(graph)), prices)
+    texts = {str(t.term): t for t in targets}
+    part = next(t for s, t in texts.items() if s.startswith("BatchNormalization(Add(MatMul(xa, wa), wb)"))
+    assert len(part.places) == 3
+    assert part.weights == {"wa", "wb", "wc", "wd", "we", "wf"}
+    assert all(2 <= len(p) <= 6 for t in targets for p in t.places)
+    totals = [len(t.places) * t.us for t in targets]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_what_something_else_reads_is_not_inside_a_part() -> None:
+    b = GraphBuilder("shared")
+    x = b.input("x", "float32", (8, 8))
+    y = x @ b.weight("w", (8, 8))
+    b.output(y + b.weight("b", (8,)), "z")
+    b.output(y, "y")
+    graph = b.build()
+    with costs.for_target(PRICES) as prices:
+        assert mined(program_of(graph, infer(graph)), prices) == []
+
+
+@pytest.fixture(scope="module")
+def lesson(tmp_path_factory: pytest.TempPathFactory) -> tuple[Learned, Path]:
+    """From a library of nothing: the test is whether rules are found, not whether ours has them."""
+    out = tmp_path_factory.mktemp("learnt")
+    return learnt({"layers": normalised_layer()}, Library({}), out), out
+
+
+def test_learns_what_a_model_needs(lesson: tuple[Learned, Path]) -> None:
+    found, out = lesson
+    assert found.rules
+    assert found.saved_us["layers"] > 0
+    written = parse_file(out / "learned.toml")
+    assert {r.id for r in written} == {r.id for r in found.rules}
+    for rule in written:
+        for seed in (21, 22, 23):  # sizes and elements of other seeds than discovery's
+            assert isinstance(exact.test(rule, seed=seed), verdict.Tested)
+        assert "from layers" in rule.origin
+
+
+def test_learns_the_same_again_and_goes_on_where_it_was(lesson: tuple[Learned, Path], tmp_path: Path) -> None:
+    _, out = lesson
+    text = (out / "learned.toml").read_bytes()
+    none = learnt({"layers": normalised_layer()}, Library({}), tmp_path, seconds=1e-6)
+    assert none.looked_at == 0
+    learnt({"layers": normalised_layer()}, Library({}), tmp_path)
+    assert (tmp_path / "learned.toml").read_bytes() == text
+
+
+def test_what_the_library_derives_is_not_learnt(lesson: tuple[Learned, Path], tmp_path: Path) -> None:
+    _, out = lesson
+    library = Library({r.id: r for r in parse_file(out / "learned.toml")})
+    again = learnt({"layers": normalised_layer()}, library, tmp_path)
+    assert again.rules == ()
+    assert again.derived >= 1
+    assert again.saved_us["layers"] == 0
+
+
+def test_a_learnt_folder_is_admitted_and_used(tmp_path: Path) -> None:
+    from superopt.formats import save
+
+    save(normalised_layer(), tmp_path / "m.onnx")
+    found = learn_from([tmp_path / "m.onnx"], out=tmp_path / "rules", target=PRICES, time_limit=300)
+    assert found.rules
+    library = admit(load_library(tmp_path / "rules"))
+    assert {r.id for r in found.rules} <= {r.id for r in library.admitted}
+    result = optimize(tmp_path / "m.onnx", target=PRICES, rules=tmp_path / "rules", time_limit=120)
+    assert all(n.op != "BatchNormalization" for n in result.graph.nodes)
+    assert result.report.check.verdict == "passed"

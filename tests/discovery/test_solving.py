@@ -1,0 +1,135 @@
+"""Right sides whose weights are solved for: from lists of operators alone, proved, and checked by another evaluator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from superopt.discovery.config import Config, load_config
+from superopt.discovery.explore import explore
+from superopt.discovery.leftsides import left_sides
+from superopt.discovery.lifting import Problem, lifted
+from superopt.discovery.linear import Place, asked
+from superopt.discovery.solving import Solver, places_of
+from superopt.ir.poly import sym
+from superopt.ir.terms import App, Var
+from superopt.ir.types import DType, TensorType
+from superopt.rules.grammar import parse_rule
+from superopt.rules.library import parse_file
+from superopt.rules.rule import Rule
+from superopt.rules.typing import instances
+from superopt.verifier import exact, verdict
+from superopt.verifier.algebra import MODULUS, PrimeField
+from superopt.verifier.prover import prove
+from superopt.verifier.sampling import Point
+from superopt.verifier.witness import runtime_disagrees
+
+ROOT = Path(__file__).resolve().parents[2]
+TOUR = {r.id: instances(r, (0,))[0] for r in parse_file(ROOT / "docs" / "tour.toml")}
+# Rows of the tour whose right sides discovery had from typed composites, and which of their leaves are weights.
+WEIGHTS = {
+    "Conv + BatchNormalization": "kqrmz",
+    "sum of two convolutions": "kl",
+    "RepVGG: 3x3 + 1x1 + identity": "kl",
+    "LoRA": "wab",
+    "LoRA, scaled": "wabt",
+    "scale folded into weights": "abt",
+    "MatMul + BatchNormalization": "aqrmz",
+    "LayerNormalization's affine part into the next product": "qra",
+    "average pooling as convolution": "",
+}
+SLACK = {"LayerNormalization's affine part into the next product": 1.8, "average pooling as convolution": 4.0}
+
+
+def first_solution(row: Rule, weights: str, most: float) -> Rule:
+    solver = Solver(Problem(row.forall, frozenset(weights), row.lhs[0]), most=most)
+    return next(solver.solutions())
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_the_right_side_of_a_left_side_alone(name: str) -> None:
+    found = first_solution(TOUR[name], WEIGHTS[name], SLACK.get(name, 1.0))
+    assert isinstance(prove(found), verdict.ProvedAllSizes), found.rhs
+    for seed in (11, 12, 13):  # at sizes and elements that solving did not use
+        assert isinstance(exact.test(found, seed=seed), verdict.Tested)
+    assert runtime_disagrees(found, seed=5) == ""  # ONNX Runtime knows nothing of our meanings
+
+
+def test_there_is_none_where_there_is_none() -> None:
+    """A zero-padded convolution after a shift has no equal Conv: its border sees no shift."""
+    row = parse_rule({
+        "forall": {"x": "f[n, c, h, w]", "t": "f[c, 1, 1]", "k": "f[o, c, p_0 + p_2 + 1, p_1 + p_3 + 1]",
+                   "p": "ints[4]>=1"},
+        "lhs": ["Conv(Add(x, t), k, pads=p)"], "rhs": ["Conv(Add(x, t), k, pads=p)"],
+    })  # fmt: skip
+    solver = Solver(Problem(row.forall, frozenset("tk"), row.lhs[0]))
+    whole = [
+        s for s in solver._cheaper() if isinstance(s.term, App) and s.term.op == "Conv" and s.term.args[0] == Var("x")
+    ]
+    assert whole
+    assert list(solver.solutions()) == []
+    assert {str(s.term) for s, sizes in solver.insoluble if sizes} >= {str(s.term) for s in whole}
+
+
+def test_a_nonlinear_skeleton_is_not_solved() -> None:
+    n = sym("n")
+    kinds = {"x": TensorType(DType.FLOAT32, (n,))}
+    hole = {"?a": TensorType(DType.FLOAT32, (n,))}
+    place = Place(Point({"n": 3}, {}), {}, PrimeField())
+    square = App("Mul", (Var("x"), App("Mul", (Var("?a"), Var("?a")))))
+    assert asked(Var("x"), square, hole, kinds, place, np.random.default_rng(0)) is None
+
+
+def test_what_a_weight_has_to_be() -> None:
+    """x·k is asked to equal x·w: k is w, and a functional tells it from w + 1."""
+    n = sym("n")
+    kind = TensorType(DType.FLOAT32, (n,))
+    field = PrimeField()
+    weight = field.integers(np.arange(3) + 5)
+    place = Place(Point({"n": 3}, {}), {"w": weight}, field)
+    known, unknown = App("Mul", (Var("x"), Var("w"))), App("Mul", (Var("x"), Var("?a")))
+    found = asked(known, unknown, {"?a": kind}, {"x": kind, "w": kind}, place, np.random.default_rng(0))
+    assert found is not None
+    wanted = found["?a"]
+    assert wanted.whole is not None
+    assert wanted.whole.tolist() == [5, 6, 7]
+    assert wanted.marks(np.arange(3) + 5) == wanted.values
+    assert wanted.marks((np.arange(3) + 6) % MODULUS) != wanted.values
+
+
+def test_sizes_are_told_apart_and_made_equal_where_operators_demand_it() -> None:
+    image, kernel = TensorType(DType.FLOAT32, (2, 8, 9, 9)), TensorType(DType.FLOAT32, (8, 8, 3, 3))
+    window = (("dilations", (1, 1)), ("group", 1), ("pads", (1, 1, 1, 1)), ("strides", (1, 1)))
+    term = App("Add", (App("Conv", (Var("xa"), Var("wa")), window), Var("xa")))
+    forms = list(lifted(term, {"xa": image, "wa": kernel}, frozenset({"wa"}), {"xa": "f", "wa": "f"}))
+    assert forms
+    problem, values = forms[0]
+    shapes = {n: str(t) for n, t in problem.kinds.items()}
+    assert "p_0 + p_2 + 1" in shapes["wa"], shapes  # the output is as large as the image
+    assert values["p_0"] == 1
+
+
+def test_left_sides_of_a_list_of_operators() -> None:
+    texts = [str(p.term) for p in left_sides(["MatMul", "Mul"], 2, (2,))]
+    assert "MatMul(MatMul(x, wa), wb)" in texts
+    assert "Mul(MatMul(x, wa), wb)" in texts
+
+
+def test_a_theme_of_operators_alone(tmp_path: Path) -> None:
+    file = tmp_path / "solving.toml"
+    file.write_text(
+        '[[theme]]\nname = "solved"\nsolve = ["MatMul", "BatchNormalization"]\noperators = 2\ndata = [2]\n', "utf-8"
+    )
+    config: Config = load_config(file)
+    found = explore(config.themes[0], config, str(tmp_path / "chunks"))
+    assert any("BatchNormalization(MatMul" in str(r.lhs[0]) and "MatMul(x" in str(r.rhs[0]) for r in found.rules)
+    again = explore(config.themes[0], config, str(tmp_path / "chunks"))
+    assert [r.fingerprint for r in again.rules] == [r.fingerprint for r in found.rules]
+
+
+def test_solving_draws_places_that_differ() -> None:
+    row = TOUR["LoRA"]
+    places = places_of(Problem(row.forall, frozenset("wab"), row.lhs[0]), 3, 0)
+    assert len({tuple(p.point.sizes.items()) for p in places}) == 3
