@@ -163,6 +163,11 @@ def _fingerprints(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, tu
     return made
 
 
+def _exact_integers(array: np.ndarray) -> bool:
+    """Whether these are positions or sizes that a real number holds exactly."""
+    return array.dtype == np.int64 and bool((np.abs(array) < 2**53).all())
+
+
 def literal(side: Side, name: str, *, uniform: bool = False) -> Term | None:
     """The numbers of a constant that is small (and not ``uniform``), or the same everywhere; else ``None``.
 
@@ -173,7 +178,7 @@ def literal(side: Side, name: str, *, uniform: bool = False) -> Term | None:
         array = side.computed.arrays.get(name)
     else:
         array = None if weight is None or weight.data is None else weight.data.numpy()
-    if array is None or not DType.of(array.dtype).is_float:
+    if array is None or not (DType.of(array.dtype).is_float or _exact_integers(array)):
         return None
     shape: tuple[Dim, ...] = array.shape
     kind = str(DType.of(array.dtype))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from superopt.formats import from_onnx, to_onnx_bytes
 from superopt.ir.graph import Graph, Node, Value, constant
+from superopt.ir.poly import sym
 from superopt.ir.terms import App, Var
 from superopt.ir.types import DType, TensorType
 from superopt.runtime import reference
 from superopt.runtime.ort import make_session, run
+from superopt.verifier import structure
 from superopt.verifier.constants import settled
 from superopt.verifier.expressions import LIMIT, deviation, evaluated
 from superopt.verifier.fused import FUSED, unfused
@@ -323,3 +326,37 @@ def test_a_node_that_reads_a_folded_weight_keeps_its_name() -> None:
         (weight,), (Node("", "MatMul", ("x", "a/b.weight"), ("y",)),), {"": 17},
     ).checked()  # fmt: skip
     assert verify(graph, graph).verdict == "proved"
+
+
+def test_hard_swish_is_what_its_function_body_computes() -> None:
+    whole = model([("HardSwish", "x", "y")], {}, [2, 3], [2, 3])
+    times = ("Mul", "x s", "y")
+    body = model([("HardSigmoid", "x", "s", {"alpha": 1 / 6, "beta": 0.5}), times], {}, [2, 3], [2, 3])
+    assert verify(whole, body).verdict == "proved"
+    other = model([("HardSigmoid", "x", "s", {"alpha": 0.17, "beta": 0.5}), times], {}, [2, 3], [2, 3])
+    assert verify(whole, other).verdict == "refuted"
+
+
+@pytest.mark.parametrize(("part", "verdict"), [("c", "proved"), ("b", "refuted")])
+def test_a_part_taken_by_a_constant_index(part: str, verdict: str) -> None:
+    taken = model([("Gather", "x i", "y", {"axis": 1})], {"i": np.array(2, np.int64)}, [4, 3, 5], [4, 5])
+    rows = [("Split", "x", "a b c", {"axis": 1}), ("Squeeze", f"{part} one", "y")]
+    assert verify(taken, model(rows, {"one": np.array([1], np.int64)}, [4, 3, 5], [4, 5])).verdict == verdict
+
+
+def test_what_is_read_for_its_type_alone_leaves_a_constant_constant() -> None:
+    rows = [("CastLike", "n x", "f"), ("Sqrt", "f", "r"), ("Div", "x r", "y")]
+    scaled = model(rows, {"n": np.array(64, np.int64)}, [2, 3], [2, 3])
+    folded = model([("Div", "x eight", "y")], {"eight": np.array(8, np.float32)}, [2, 3], [2, 3])
+    assert verify(scaled, folded).verdict == "proved"
+
+
+def test_the_text_of_a_value_does_not_double_with_each_reading() -> None:
+    value: structure.Value = (
+        structure.Monomial(Fraction(1), (), frozenset(), ((structure.Element("x", (sym("i"),)), Fraction(1)),)),
+    )
+    for _ in range(60):  # 2^60 readings of x
+        twice = structure.Apply("f", (value, value))
+        value = (structure.Monomial(Fraction(1), (), frozenset(), ((twice, Fraction(1)),)),)
+    assert len(structure.text(value)) < 50_000
+    assert structure.text(value) != structure.text(value, {"i": sym("j")})
