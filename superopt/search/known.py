@@ -40,26 +40,8 @@ class Known(NamedTuple):
 ANYTHING = Known()
 _LARGEST = 1 << 26  # bytes of a weight up to which its elements are looked at
 _ORDINARY = 2.0 ** (GENEROUS[1] + 1)
-_LADDER = (
-    3,
-    4,
-    5,
-    6,
-    8,
-    10,
-    20,
-    30,
-    40,
-    48,
-    62,
-    80,
-    100,
-    120,
-    124,
-    126,
-    127,
-    128,
-)  # exponents by which bounds of float32 are told apart
+# Exponents by which bounds of float32 are told apart: the ends of windows.
+_LADDER = (-60, -48, -40, -30, -20, 3, 4, 5, 6, 8, 10, 20, 30, 40, 48, 62, 80, 100, 120, 124, 126, 127, 128)
 # Data is moved, or chosen; -1 and max(x, 0) are exact too.
 _EXACT = frozenset({
     "Abs", "Clip", "Concat", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
@@ -102,10 +84,9 @@ def known_of(
         constant: it depends on weights alone.
         uniform: of each argument, the one value of all its elements, where it has one.
     """
-    if op == "ConstantOfShape":
-        value = attributes.get("value", 0.0)
-        size = abs(float(value)) if isinstance(value, int | float) else inf
-        return Known(finite=isfinite(size), most=size, least=size if isfinite(size) else 0.0)
+    if op in ("Constant", "ConstantOfShape"):
+        given = attributes.get("values", ()) if op == "Constant" else (attributes.get("value", 0.0),)
+        return _of_numbers(given if isinstance(given, tuple) else ())
     real = [
         a for a, t in zip(args, types, strict=True)
         if a is not None and (t is None or t.dtype.is_float)
@@ -119,6 +100,14 @@ def known_of(
     chosen = [a for a in moving if a in real]
     rounded = not constant and (all(a.rounded for a in chosen) and bool(chosen) if exact else bool(real))
     return Known(rounded, finite, most, least)
+
+
+def _of_numbers(values: Sequence[object]) -> Known:
+    """Facts of a literal's elements."""
+    sizes = [abs(float(v)) if isinstance(v, int | float) else inf for v in values]
+    if not all(map(isfinite, sizes)):
+        return Known(finite=False)
+    return Known(most=max(sizes, default=0.0), least=min((s for s in sizes if s), default=0.0))
 
 
 def _scales_exactly(op: str, uniform: Sequence[float | None]) -> bool:
@@ -218,7 +207,7 @@ def _meets(way: Way, known: Mapping[str, Known], types: Mapping[str, TensorType]
             continue
         inside = found.most * margin < 2.0 ** (high + 1)
         if way.generous and not narrow:
-            if isfinite(found.most) and not inside:
+            if (isfinite(found.most) and not inside) or 0 < found.most <= 2.0**low:
                 return False
         elif not inside or (low > _LEAST[dtype] and not found.least >= 2.0**low):
             return False
