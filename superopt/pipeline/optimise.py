@@ -30,10 +30,7 @@ from superopt.runtime.choice import runtime_named
 from superopt.runtime.limits import refuse_unbounded
 from superopt.search import AppliedRule, SearchOptions, SearchResult, search
 from superopt.search.engine import resident
-from superopt.verifier.admission import admit
 from superopt.verifier.differential import CheckResult, check, check_regions, check_rewrite
-from superopt.verifier.graphs import certify_result
-from superopt.verifier.locate import suspects
 
 if TYPE_CHECKING:
     import onnx
@@ -146,7 +143,8 @@ def select_rules(options: Options) -> Library:
     library = load_library(options.rules).select(enable=options.enable, disable=options.disable)
     if options.rules is None:
         return library
-    from superopt.verifier.prover import prove  # here, because it loads Z3, which most runs do not need
+    from superopt.verifier.admission import admit  # here, because they load Z3, which most runs do not need
+    from superopt.verifier.prover import prove
 
     return admit(library, prover=prove)
 
@@ -258,6 +256,8 @@ class _Attempt:
 
     def _certified(self, after: Graph) -> report.Verification:
         """What can be proved of the result; the check has run already, so a proof that fails takes nothing away."""
+        from superopt.verifier.graphs import certify_result
+
         self.progress(0, None, "proving")
         found = certify_result(self.graph, after, seed=self.options.seed)
         return report.Verification(
@@ -341,6 +341,8 @@ class _Attempt:
         """The rules that were applied; first those used where the result strays furthest on the inputs that failed."""
         places: dict[str, int] = {}
         if checked.feeds:
+            from superopt.verifier.locate import suspects
+
             for rank, outputs in enumerate(suspects(self.graph, found.graph, checked.feeds)):
                 places.update(dict.fromkeys(outputs, rank))
         last = len(places)
