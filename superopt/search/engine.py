@@ -169,11 +169,14 @@ class _Run:
         if not self.merged:
             self._windows("searching")
         else:
-            computes, start = computation(self.program), self._cost()
-            if any(o.rules_out(computes, start) for o in self.orders):
+            computes, gained = computation(self.program), self.totals.gain
+            if any(o.computes == computes for o in self.orders):
+                return
+            start = self._cost() if self.orders else 0.0
+            if any(o.far_ahead_of(start) for o in self.orders):
                 return
             self._windows("searching")
-            self.orders.append(Order(computes, start, self.totals.before - self.totals.gain))
+            self.orders.append(Order(computes, self.totals.before - gained, self.totals.before - self.totals.gain))
         self._keep()
 
     def _prepare(self, *, grouped: bool = False) -> None:

@@ -26,14 +26,11 @@ class Order:
     start: float
     end: float
 
-    def rules_out(self, computes: bytes, start: float) -> bool:
-        """Whether an order that starts with this program, at this cost, has nothing to show that this one has not.
-
-        The same program is searched in the same way; and what all rules add to one order is about what they add to
-        another, so that one far behind stays behind.
-        """
+    def far_ahead_of(self, start: float) -> bool:
+        """Whether an order that starts at this cost stays behind: what all rules add to one order is about what they
+        add to another."""
         gained = max(self.start - self.end, _LITTLE * self.end)
-        return computes == self.computes or start - self.end > _CATCHING_UP * gained
+        return start - self.end > _CATCHING_UP * gained
 
 
 def computation(program: Program) -> bytes:
