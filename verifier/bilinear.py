@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from superopt.ir.errors import NotEquivalent
-from superopt.ir.terms import App, Project, Term, Var, postorder
+from superopt.ir.terms import App, Project, Term, Var, computed, postorder
 from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import Call, Meaning, Number, Read, Reduce, Scalar, Where, subexpressions
 from superopt.rules.bilinear import Algorithm, Tile
@@ -147,15 +147,8 @@ def _unit(tile: Tile, names: Mapping[str, str], place: int) -> dict[str, Array]:
 
 
 def _values(roots: Sequence[Term], meanings: Mapping[App, Meaning], given: Mapping[str, Array]) -> list[Fraction]:
-    found: dict[Term, Array] = {}
-    outputs: dict[App, list[Array]] = {}
-    for term in postorder(*roots):
-        if isinstance(term, Var):
-            found[term] = given[term.name]
-        elif isinstance(term, Project):
-            found[term] = outputs[term.term][term.index]
-        else:
-            operands = [None if a is None else found[a] for a in term.args]
-            outputs[term] = [evaluate(c, operands, Rationals(), {}) for c in meanings[term].outputs]
-            found[term] = outputs[term][0]
+    def outputs(app: App, operands: list[Array | None]) -> list[Array]:
+        return [evaluate(c, operands, Rationals(), {}) for c in meanings[app].outputs]
+
+    found = computed(roots, given, outputs)
     return [Fraction(v) for root in roots for v in np.ravel(found[root]).tolist()]

@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from superopt.ir.poly import value_at
-from superopt.ir.terms import App, Project, Term, Var, postorder
+from superopt.ir.terms import App, Term, computed
 from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import Call, Condition, IllTyped, Meaning, Number, Reduce, subexpressions
 from superopt.rules.clamping import cases
@@ -163,18 +163,11 @@ def _few(trial: Trial, rng: np.random.Generator) -> list[Fraction]:
 
 def values_of(roots: Sequence[Term], trial: Trial, given: Mapping[str, Array], algebra: Algebra) -> dict[Term, Array]:
     """The value of every subterm; each application evaluated once."""
-    found: dict[Term, Array] = {}
-    outputs: dict[App, list[Array]] = {}
-    for term in postorder(*roots):
-        if isinstance(term, Var):
-            found[term] = given[term.name]
-        elif isinstance(term, Project):
-            found[term] = outputs[term.term][term.index]
-        else:
-            operands = [None if a is None else found[a] for a in term.args]
-            outputs[term] = [evaluate(c, operands, algebra, {}) for c in trial.meanings[term].outputs]
-            found[term] = outputs[term][0]
-    return found
+
+    def outputs(app: App, operands: list[Array | None]) -> list[Array]:
+        return [evaluate(c, operands, algebra, {}) for c in trial.meanings[app].outputs]
+
+    return computed(roots, given, outputs)
 
 
 def compare(trial: Trial, given: Mapping[str, Array], algebra: Exact) -> Difference | None:

@@ -200,8 +200,6 @@ def _places(trial: Trial, rng: np.random.Generator) -> list[tuple[int, int]]:
 
 
 def _shape_of(term: Term, trial: Trial) -> tuple[int, ...]:
-    from superopt.rules.typing import type_terms
-
     kind = type_terms((term,), trial.variables)[0][term][0]
     return tuple(value_at(d, {}) for d in kind.shape or ())
 

@@ -17,7 +17,7 @@ from math import prod
 import numpy as np
 
 from superopt.discovery.template import batched, concrete
-from superopt.ir.terms import App, Project, Term, Var, postorder
+from superopt.ir.terms import App, Project, Term, Var, computed, postorder
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import Comprehension
 from superopt.rules.typing import complete, operator_of
@@ -100,17 +100,11 @@ def meanings_of(root: Term, kinds: Mapping[str, TensorType]) -> tuple[dict[App, 
 
 def _evaluated(root: Term, meanings: Meanings, given: Mapping[str, Array], place: Place, count: int) -> Array:
     """The residues of a term for a batch of leaves, a row each."""
-    values: dict[Term, Array] = {}
-    outputs: dict[Term, list[Array]] = {}
-    for term in postorder(root):
-        if isinstance(term, Var):
-            values[term] = given[term.name]
-        elif isinstance(term, Project):
-            values[term] = outputs[term.term][term.index]
-        else:
-            operands = [None if a is None else values[a] for a in term.args]
-            outputs[term] = [place.value(batched(c, count), operands) for c in meanings[term]]
-            values[term] = outputs[term][0]
+
+    def outputs(app: App, operands: list[Array | None]) -> list[Array]:
+        return [place.value(batched(c, count), operands) for c in meanings[app]]
+
+    values = computed((root,), given, outputs)
     return residues(values[root]).reshape(count, -1)
 
 

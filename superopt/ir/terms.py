@@ -8,16 +8,19 @@ variable (``sym("s")`` stands for a whole attribute, e.g. ``strides=s``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from superopt.ir.poly import Poly
 
 __all__ = [
-    "App", "AttributeValue", "Project", "Term", "Var", "children", "format_term", "format_value", "postorder",
-    "rebuilt", "remade", "variables",
+    "App", "AttributeValue", "Project", "Term", "Var", "children", "computed", "format_term", "format_value",
+    "postorder", "rebuilt", "remade", "variables",
 ]  # fmt: skip
+
+_Value = TypeVar("_Value")
 
 AttributeValue = int | float | str | Poly | tuple["AttributeValue", ...]
 
@@ -115,6 +118,30 @@ def postorder(*roots: Term) -> Iterator[Term]:
         else:
             stack.append((term, True))
             stack += [(a, False) for a in reversed(term.args) if a is not None]
+
+
+def computed(
+    roots: Iterable[Term], given: Mapping[str, _Value], compute: Callable[[App, list[_Value | None]], Sequence[_Value]]
+) -> dict[Term, _Value]:  # fmt: skip
+    """The value of every subterm; each application computed once.
+
+    Args:
+        roots: terms.
+        given: values of their variables.
+        compute: the outputs of an application from its operands (``None``: absent).
+    """
+    found: dict[Term, _Value] = {}
+    outputs: dict[App, Sequence[_Value]] = {}
+    for term in postorder(*roots):
+        if isinstance(term, Var):
+            found[term] = given[term.name]
+        elif isinstance(term, Project):
+            found[term] = outputs[term.term][term.index]
+        else:
+            operands = [None if a is None else found[a] for a in term.args]
+            outputs[term] = compute(term, operands)
+            found[term] = outputs[term][0]
+    return found
 
 
 def rebuilt(

@@ -37,6 +37,5 @@ def search_own_first(graph: Graph, rules: tuple[Rule, ...], own: tuple[Rule, ...
         return plain
     return replace(
         second, before_us=first.before_us, applied=(*first.applied, *second.applied),
-        graph=second.graph if second.graph is not first.graph else first.graph,
         seconds=plain.seconds + first.seconds + second.seconds,
     )  # fmt: skip

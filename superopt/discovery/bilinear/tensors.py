@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from superopt.ir.errors import UsageError
-from superopt.ir.terms import App, Project, Term, Var, postorder
+from superopt.ir.terms import App, computed
 from superopt.ir.types import DType, TensorType
 from superopt.rules.bilinear import Tile
 from superopt.rules.typing import type_terms
@@ -97,18 +97,12 @@ def tensor_of(tile: Tile) -> Array:
     """
     types = {name: TensorType(DType.FLOAT32, shape) for name, shape in tile.shapes.items()}
     _, meanings = type_terms(tile.terms, types)
-    found: dict[Term, Array] = {}
-    outputs: dict[App, list[Array]] = {}
     given = {**_symbols(tile, tile.data, 0), **_symbols(tile, tile.weights, 1)}
-    for term in postorder(*tile.terms):
-        if isinstance(term, Var):
-            found[term] = given[term.name]
-        elif isinstance(term, Project):
-            found[term] = outputs[term.term][term.index]
-        else:
-            operands = [None if a is None else found[a] for a in term.args]
-            outputs[term] = [evaluate(c, operands, _Forms(), {}) for c in meanings[term].outputs]
-            found[term] = outputs[term][0]
+
+    def outputs(app: App, operands: list[Array | None]) -> list[Array]:
+        return [evaluate(c, operands, _Forms(), {}) for c in meanings[app].outputs]
+
+    found = computed(tile.terms, given, outputs)
     forms: list[_Form] = [form for root in tile.terms for form in np.ravel(found[root])]
     shape = tile.elements(tile.data), tile.elements(tile.weights), len(forms)
     tensor = np.full(shape, Fraction(0), dtype=object)
