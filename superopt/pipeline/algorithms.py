@@ -8,14 +8,14 @@ inputs that were tried; else it is the input.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from superopt import TIME_LIMIT, formats, report
 from superopt import cost as costs
-from superopt import formats, report
 from superopt.ir.errors import UsageError, printable
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
@@ -103,7 +103,7 @@ def apply_algorithms(
     threads: int = 1,
     seed: int = 0,
     inputs: int = 3,
-    time_limit: float = 120.0,
+    time_limit: float = TIME_LIMIT,
     progress: Callable[[int, int | None, str], None] = quiet,
 ) -> Outcome:
     """Rewrite operators by algorithms with fewer multiplications where that is faster and accurate enough.
@@ -125,13 +125,12 @@ def apply_algorithms(
     if floats not in GROWTH:
         raise UsageError(f"floats={printable(floats)!r} is none of {', '.join(GROWTH)}")
     graph, known = load(model), dict(sizes or {})
+    typing = infer(graph)
     timing = partial(_timed, threads=threads, seed=seed) if target == "cpu" else None
     with costs.for_target(target, threads=threads, sizes=known, time_limit=time_limit, progress=progress) as priced:
         found = Outcome(graph, (), reason="no form of any operator gains enough")
         for growth in (GROWTH[floats], *(less for less in _LESS if less < GROWTH[floats])):
-            chosen = choose(
-                graph, priced, growth=growth, typing=infer(graph), timing=timing, progress=progress
-            )  # fmt: skip
+            chosen = choose(graph, priced, growth=growth, typing=typing, timing=timing, progress=progress)
             if not chosen:
                 return found
             found = _judged(graph, chosen, floats, priced, known, threads, seed, inputs, target, progress)
@@ -160,7 +159,7 @@ def _judged(
         progress(0, None, "measuring")
         measured = measure(graph, after, sizes=sizes, seed=seed, threads=threads, rounds=LOOKS[-1],
                            time_limit=_RACE_SECONDS)  # fmt: skip
-        compared = Comparison(compared.before, compared.after, compared.modelled, measured)
+        compared = replace(compared, measured=measured)
     judged = compared.judged()
     return Outcome(after if judged.taken else graph, choices, checked, errors, measured, judged.reason)
 
