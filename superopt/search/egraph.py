@@ -79,6 +79,11 @@ class EClass:
     by_op: dict[str, list[ENode]] | None = None
     loops: dict[str, list[ENode]] = field(default_factory=dict)  # e-nodes that read this class; as old as by_op
 
+    @property
+    def facts(self) -> tuple[bool, bool, int, Known]:
+        """What is known of the value, on which it depends what may be done with it."""
+        return self.constant, self.exact, self.detour, self.known
+
 
 def is_multi(operator: Operator) -> bool:
     """Whether an application is a tuple from which projections select."""
@@ -114,7 +119,9 @@ class EGraph:
         self.cause = ""  # the rule that e-nodes are now made by
         self.detour = 0  # of the e-nodes that are now made
         self.made_by: list[str] = []  # by birth id
-        self.touched: set[int] = set()  # classes that gained e-nodes since the caller last cleared it
+        self.touched: set[int] = set()  # classes that gained e-nodes in this round
+        self.renewed: set[int] = set()  # classes of before this round of which a union told more
+        self.began = 0  # births before this round
         self.version = 0  # counts unions and births: unchanged means saturated
         self._typed: dict[tuple[int, ...], tuple[ClassType, int] | str] = {}  # by head and types of arguments
         self._places: tuple[int, dict[int, tuple[int, int]]] = (-1, {})
@@ -131,6 +138,10 @@ class EGraph:
     def __len__(self) -> int:
         """Number of e-nodes."""
         return len(self._table)
+
+    def begin_round(self) -> None:
+        """What is new is new since now."""
+        self.touched, self.renewed, self.began = set(), set(), len(self._parent)
 
     def find(self, identity: int) -> int:
         """The class that an id now belongs to."""
@@ -378,10 +389,13 @@ class EGraph:
         for node, birth in drop.nodes.items():
             keep.nodes.setdefault(node, birth)
         newly = (keep.constant, keep.exact) != (drop.constant, drop.exact)
+        facts = keep.facts, drop.facts
         keep.constant, keep.exact = keep.constant or drop.constant, keep.exact or drop.exact
         keep.detour = min(keep.detour, drop.detour)
         was_rounded = keep.known.rounded or drop.known.rounded
         keep.known = merged(keep.known, drop.known)
+        if any(side.id < self.began and known != keep.facts for side, known in zip((keep, drop), facts, strict=True)):
+            self.renewed.add(keep.id)
         keep.parents.extend(drop.parents)
         keep.by_op = None
         del self.classes[drop.id]

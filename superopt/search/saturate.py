@@ -19,7 +19,7 @@ from superopt.search.egraph import EGraph, TypeClashError
 from superopt.search.match import Match, Pattern, match_of
 from superopt.search.recipe import Recipe, instantiate, recipe_of
 from superopt.search.siblings import GroupMove, independent, siblings
-from superopt.search.trie import Trie
+from superopt.search.trie import News, Trie
 
 _GROWING = 4  # sides that add operators get this much less of the matches
 
@@ -179,13 +179,14 @@ class _Search:
         self.asked = 0
 
     def round(
-        self, number: int, levels: Mapping[int, int] | None, quarantined: Container[str]
+        self, number: int, levels: Mapping[int, int] | None, news: News | None, quarantined: Container[str]
     ) -> tuple[list[Occurrence], bool]:
         """The new occurrences, what shrinks first, in case a limit is reached; and whether a pattern is banned.
 
         Args:
             number: of the round.
             levels: classes near what changed in the last round, by distance upwards; ``None`` for all.
+            news: what changed in it.
             quarantined: rules that are out.
 
         Raises:
@@ -207,10 +208,10 @@ class _Search:
             if state.mode != _OFF:
                 state.behind = False
         self.mode = _SHARED
-        self.one.walk(self.graph, self._hit, levels)
+        self.one.walk(self.graph, self._hit, levels, news=news)
         places = self.graph.places()  # several roots count only where all are the input's
         for net in (self.several, self.first) if number == 0 else (self.several,):
-            net.walk(self.graph, self._hit, levels, places, self._apart)
+            net.walk(self.graph, self._hit, levels, places, self._apart, news)
         self.mode = _ALONE
         for pattern in alone:
             several = len(pattern.roots) > 1
@@ -282,15 +283,16 @@ def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
     search = _Search(graph, moves, limits)
     graph.rebuild()
     levels: Mapping[int, int] | None = None
+    news: News | None = None
     for number in range(limits.rounds):
         outcome.rounds = number + 1
         before = graph.version
-        graph.touched = set()
+        graph.begin_round()
         _merge_groups(graph, moves, limits, seen, outcome)
         if _out_of(graph, limits, outcome):
             return outcome
         try:
-            found, banned = search.round(number, levels, outcome.quarantined)
+            found, banned = search.round(number, levels, news, outcome.quarantined)
         except _OutOfTimeError:
             outcome.stopped = "time"
             return outcome
@@ -308,6 +310,7 @@ def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
             outcome.stopped = "saturated"
             return outcome
         levels = _distances(graph, max(search.one.depth, search.several.depth, 1))
+        news = News(graph.began, {graph.find(c) for c in graph.renewed})
     outcome.stopped = "rounds"
     return outcome
 

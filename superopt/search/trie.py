@@ -18,7 +18,7 @@ from superopt.ir.types import DType
 from superopt.ops.record import FLOATS
 from superopt.search.egraph import ABSENT, PROJECT, ClassType, EGraph, ENode, Head
 
-__all__ = ["Apply", "Further", "Select", "Spec", "Step", "Trie", "Typed"]
+__all__ = ["Apply", "Further", "News", "Select", "Spec", "Step", "Trie", "Typed"]
 
 # What a value must be: ("=", a constant), ("r", number of a register), or ("t", (specs, ...)) of a tuple.
 Spec = tuple[str, object]
@@ -85,6 +85,19 @@ class Further:
 
 Step = Apply | Select | Typed | Further
 Asked = tuple[Apply, tuple[Typed, ...]]  # an application, and what the variables among its arguments must be
+
+
+@dataclass(frozen=True)
+class News:
+    """What an e-graph gained since patterns were last looked for: e-nodes born since, and classes of which more is
+    known."""
+
+    since: int
+    renewed: Container[int]
+
+    def all_of(self, identity: int) -> bool:
+        """Whether each e-node of a class counts as new."""
+        return identity in self.renewed
 
 
 @dataclass(eq=False)
@@ -284,7 +297,7 @@ class Trie(Generic[P]):
     def walk(
         self, graph: EGraph, found: Callable[[P, list[int], list[AttributeValue]], None],
         levels: Mapping[int, int] | None = None, roots: Container[int] | None = None,
-        apart: Callable[[int, int], bool] | None = None,
+        apart: Callable[[int, int], bool] | None = None, news: News | None = None,
     ) -> None:  # fmt: skip
         """Call ``found`` with each occurrence of each pattern: the slots and registers, valid during the call.
 
@@ -296,6 +309,7 @@ class Trie(Generic[P]):
                 root of the pattern is new, either.
             roots: classes that roots may be; ``None``: any.
             apart: whether two classes may be roots of one occurrence; ``None``: any may.
+            news: which e-nodes of the classes in ``levels`` are new; ``None``: any may be.
         """
         self._grow(graph)
         run = _Walk(graph, found, self.slots, self.registers, levels, roots, apart)
@@ -308,7 +322,10 @@ class Trie(Generic[P]):
                     run.slots[0] = identity
                     run.chosen = [identity]
                     run.level = level
-                    run.at(place)
+                    if levels is None or news is None or news.all_of(identity):
+                        run.at(place)
+                    else:
+                        run.at_old(place, levels, news)
 
 
 class _Walk(Generic[P]):
@@ -340,6 +357,29 @@ class _Walk(Generic[P]):
                 self.loops += 1
                 self._applied(loops[op], shapes)
                 self.loops -= 1
+        if place.selects:
+            self._selected(place)
+        if place.further:
+            self._further(place)
+
+    def at_old(self, place: _Place[P], levels: Mapping[int, int], news: News) -> None:
+        """:meth:`at` for a first root of which only some e-nodes are new: an old one needs news from what it reads."""
+        identity, level = self.slots[0], self.level
+        group = self.graph.classes[identity]
+        index = self.graph.ops_of(identity) if group.by_op is None else group.by_op
+        for (_, op), shapes in place.shapes.items():
+            for nodes, looped in ((index.get(op, ()), 0), (group.loops.get(op, ()), 1)):
+                if looped > place.loops:
+                    continue
+                for node in nodes:
+                    if group.nodes[node] >= news.since:
+                        self.level = 0
+                    else:
+                        self.level = 1 + min([levels.get(a, NEVER) for a in node[1:] if a != ABSENT], default=NEVER)
+                    if self.level <= place.depth or place.more:
+                        self.loops = looped
+                        self._applied([node], shapes)
+        self.level, self.loops = level, 0
         if place.selects:
             self._selected(place)
         if place.further:
