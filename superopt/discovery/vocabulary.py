@@ -1,0 +1,198 @@
+"""A vocabulary from a list of operators: their signatures, axes and attributes are read off their records.
+
+A theme of this kind (``enumerate = [...]``) says which operators, how many in a term, and of which rank its data are.
+Tensors have that rank, and one size a name an axis. An operand is anything; an axis is every axis; a flag is both its
+values; a real attribute is a symbol; a position is 0 or a named one, a length a named length; what an operator makes
+out of nothing (a constant, a range) is of the tensors' shape or a scalar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations, product
+
+from superopt.ir.types import DType, TensorType
+from superopt.ops import REGISTRY
+from superopt.ops.meaning import IllTyped
+from superopt.ops.record import Operator
+
+__all__ = ["generated"]
+
+_AXES: Mapping[int, tuple[str, ...]] = {1: ("n",), 2: ("m", "n"), 3: ("k", "m", "n")}
+_HOLES = ("A", "B", "C")
+_OPERANDS = 2  # of what takes any number
+_FLAGS = frozenset({"keepdims", "fmod", "upper", "exclusive", "reverse"})
+
+
+def generated(row: Mapping[str, object]) -> Mapping[str, object]:
+    """The row of a theme with leaves and templates instead of ``enumerate``.
+
+    Args:
+        row: with ``enumerate`` (operators) and perhaps ``data`` (``[rank]``, 2 unless said otherwise) and ``tensors``
+            (how many variables, 2 unless said otherwise).
+
+    Raises:
+        KeyError: there is no such operator, or no axes for such a rank.
+    """
+    given, data = row["enumerate"], row.get("data", [2])
+    assert isinstance(given, list)
+    assert isinstance(data, list)
+    operators = [str(op) for op in given]
+    frame = _Frame(operators, int(data[0]), int(str(row.get("tensors", 2))))
+    made = {k: v for k, v in row.items() if k not in ("enumerate", "data", "tensors")}
+    leaves, attributes = frame.leaves(), frame.attributes()
+    vocabulary = list(dict.fromkeys([*frame.constants(), *(t for op in operators for t in frame.templates(op))]))
+    return {
+        **made, "records": operators, "leaves": leaves, "attributes": attributes, "weights": frame.scalars,
+        "vocabulary": vocabulary,
+    }  # fmt: skip
+
+
+class _Frame:
+    """What the tensors of a vocabulary are: their rank and sizes, and which kinds its operators take."""
+
+    def __init__(self, operators: Sequence[str], rank: int, tensors: int) -> None:
+        records = [REGISTRY[op] for op in operators]
+        self.axes = _AXES[rank]
+        self.tensors = tensors
+        self.cuts = any("starts" in r.attributes for r in records)
+        self.pads = any("pads" in r.attributes for r in records)
+        self.gathers = [r for r in records if "indices" in r.inputs]
+        self.expands = any(r.family == "shape" and "shape" in r.attributes for r in records)
+        self.fills = any(not r.inputs and "value" in r.attributes for r in records)
+        elementwise = [r for r in records if r.family in ("elementwise", "activation")]
+        self.booleans = any(_takes(r, DType.BOOL) for r in elementwise)
+        self.numbers = any(_reckons(r) for r in elementwise)
+        keys = dict.fromkeys(n for r in records for n, kind in r.attributes.items() if kind == "float")
+        self.reals = {key: f"r{number}" for number, key in enumerate(keys)}
+        self.scalars = ["t"] if self.numbers else []
+
+    @property
+    def shape(self) -> list[str]:
+        """Sizes along the axes; the last one is cut in three where positions are asked for."""
+        return [*self.axes[:-1], "s + l + u" if self.cuts else self.axes[-1]]
+
+    def leaves(self) -> dict[str, str]:
+        shape = ", ".join(self.shape)
+        found = dict.fromkeys("xyz"[: self.tensors], f"f[{shape}]")
+        if self.booleans:
+            found |= dict.fromkeys("pq", f"b[{shape}]")
+        if self.gathers:
+            found |= {f"i{a}": f"i[j{a}]<{size}" for a, size in enumerate(self.shape)}
+        if self.expands and len(self.axes) > 1:
+            found["v"] = f"f[{self.shape[-1]}]"
+            found["e"] = "f[]"
+        return found | dict.fromkeys(self.scalars, "f[]")
+
+    def attributes(self) -> dict[str, str]:
+        found = dict.fromkeys(self.reals.values(), "real")
+        if self.cuts:
+            found |= {"s": "int>=0", "l": "int>=1", "u": "int>=0"}
+        if self.pads:
+            found |= {"b": "int>=0", "a": "int>=0"}
+        if self.expands:
+            found |= {"h": "int>=1"}
+        return found
+
+    def constants(self) -> Iterator[str]:
+        """Numbers and truth values, as scalars and of the tensors' shape."""
+        for shape in ("", ", ".join(self.shape)):
+            if self.numbers:
+                yield from (f"ConstantOfShape(shape=[{shape}], value={v})" for v in ("0.0", "1.0"))
+            if self.booleans:
+                yield from (f'ConstantOfShape(dtype="bool", shape=[{shape}], value={v})' for v in ("0.0", "1.0"))
+
+    def templates(self, op: str) -> Iterator[str]:
+        record = REGISTRY[op]
+        if op == "Split":
+            yield from (f"Split(A, axis={axis})" for axis in range(len(self.axes)))
+            return
+        for operands in self._operands_of(record):
+            for attributes in self._attributes(record, operands):
+                yield f"{op}({', '.join((*operands, *attributes))})"
+
+    def _operands_of(self, record: Operator) -> Iterator[tuple[str, ...]]:
+        names = _operands(record)
+        if "indices" in names:
+            yield from (("A", f"i{axis}") for axis in range(len(self.axes)))
+        else:
+            yield _HOLES[: len(names)]
+
+    def _attributes(self, record: Operator, operands: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        if "starts" in record.attributes:
+            yield from self._cuts()
+            return
+        ways = [list(self._values(record, key, kind, operands)) for key, kind in record.attributes.items()]
+        for chosen in product(*ways):
+            yield tuple(f"{k}={v}" for k, v in zip(record.attributes, chosen, strict=True) if v)
+
+    def _values(self, record: Operator, key: str, kind: str, operands: tuple[str, ...]) -> Iterator[str]:
+        rank = len(self.axes)
+        if key == "axis":
+            yield from (str(a) for a in range(rank)) if len(operands) < 2 or operands[1][0] != "i" else operands[1][1:]
+        elif key == "axes":
+            yield from (f"[{a}]" for a in range(rank + (record.family == "shape")))
+            if record.family == "reduce" and rank > 1:
+                yield str(list(range(rank)))
+        elif key in _FLAGS:
+            yield from ("0", "1")
+        elif key == "perm":
+            yield from (str(list(p)) for p in permutations(range(rank)))
+        elif key == "pads":
+            for axis in range(rank):
+                before, after = (["0"] * rank for _ in range(2))
+                before[axis], after[axis] = "b", "a"
+                yield f"[{', '.join((*before, *after))}]"
+        elif key == "shape":
+            yield f"[{', '.join(self.shape)}]"
+            if record.inputs:
+                yield f"[h, {', '.join(self.shape)}]"
+            else:  # what stands beside a tensor, or is padded to
+                for axis, new in product(range(rank), [*("ab" if self.pads else ""), *("l" if self.cuts else "")]):
+                    yield f"[{', '.join(new if n == axis else size for n, size in enumerate(self.shape))}]"
+        elif kind == "float":
+            yield self.reals[key]
+        else:
+            yield ""  # by default
+
+    def _cuts(self) -> Iterator[tuple[str, ...]]:
+        """Slices along one axis: from 0 or a named position, of a named length; and backwards."""
+        for axis, size in enumerate(self.shape):
+            last = axis == len(self.shape) - 1
+            starts = ["0", *(("s",) if last else ()), size, *(("b",) if self.pads else ())]
+            lengths = [size, *(("l", "s", "u") if last else ())]
+            for start, length in product(starts, lengths):
+                end = length if start == "0" else f"{start} + {length}"
+                yield (f"axes=[{axis}]", f"ends=[{end}]", f"starts=[{start}]", "steps=[1]")
+            yield (f"axes=[{axis}]", "ends=[-1]", f"starts=[{size} - 1]", "steps=[-1]")
+
+
+def _operands(record: Operator) -> list[str]:
+    """Names of operands; of what takes any number, two."""
+    found: list[str] = []
+    for name in record.inputs:
+        if name.endswith("*"):
+            found += [name] * _OPERANDS
+        elif not name.endswith("?"):
+            found.append(name)
+    return found
+
+
+def _takes(record: Operator, dtype: DType) -> bool:
+    """Whether some operand may be of an element type, the others of that or of numbers."""
+    kinds = [TensorType(d, (2,)) for d in dict.fromkeys((dtype, DType.FLOAT32))]
+    chosen = product(kinds, repeat=len(_operands(record)))
+    return any(kinds[0] in some and _result(record, some) is not None for some in chosen)
+
+
+def _reckons(record: Operator) -> bool:
+    """Whether it makes a number of several."""
+    count = len(_operands(record))
+    return count > 1 and _result(record, [TensorType(DType.FLOAT32, (2,))] * count) is DType.FLOAT32
+
+
+def _result(record: Operator, kinds: Sequence[TensorType]) -> DType | None:
+    try:
+        return record.apply(list(kinds), dict.fromkeys(record.attributes, 0))[1][0].dtype
+    except (IllTyped, TypeError, ValueError):
+        return None
