@@ -1,15 +1,16 @@
 """A vocabulary from a list of operators: their signatures, axes and attributes are read off their records.
 
 A theme of this kind (``enumerate = [...]``) says which operators, how many in a term, and of which rank its data are.
-Tensors have that rank, and one size a name an axis. An operand is anything; an axis is every axis; a flag is both its
-values; a real attribute is a symbol; a position is 0 or a named one, a length a named length; what an operator makes
-out of nothing (a constant, a range) is of the tensors' shape or a scalar.
+Tensors have that rank, and one name an axis for its size. An operand is anything; an axis is every axis; a flag is both
+its values; a real attribute is a symbol. Where positions are asked for, each axis is three named lengths, and a slice
+is from any of their sums to any later one, in the tensor or in what stands behind another or behind padding. What an
+operator makes out of nothing is of the tensors' shape or a scalar.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
@@ -44,7 +45,7 @@ def generated(row: Mapping[str, object]) -> Mapping[str, object]:
     vocabulary = list(dict.fromkeys([*frame.constants(), *(t for op in operators for t in frame.templates(op))]))
     return {
         **made, "records": operators, "leaves": leaves, "attributes": attributes, "weights": frame.scalars,
-        "vocabulary": vocabulary,
+        "vocabulary": vocabulary, "sizes": {n: [1, 3] for n, kind in attributes.items() if kind != "real"},
     }  # fmt: skip
 
 
@@ -69,8 +70,8 @@ class _Frame:
 
     @property
     def shape(self) -> list[str]:
-        """Sizes along the axes; the last one is cut in three where positions are asked for."""
-        return [*self.axes[:-1], "s + l + u" if self.cuts else self.axes[-1]]
+        """Sizes along the axes, each of three lengths where positions are asked for."""
+        return [" + ".join(_lengths(n)) if self.cuts else name for n, name in enumerate(self.axes)]
 
     def leaves(self) -> dict[str, str]:
         shape = ", ".join(self.shape)
@@ -87,7 +88,7 @@ class _Frame:
     def attributes(self) -> dict[str, str]:
         found = dict.fromkeys(self.reals.values(), "real")
         if self.cuts:
-            found |= {"s": "int>=0", "l": "int>=1", "u": "int>=0"}
+            found |= {name: "int>=1" for axis, _ in enumerate(self.axes) for name in _lengths(axis)}
         if self.pads:
             found |= {"b": "int>=0", "a": "int>=0"}
         if self.expands:
@@ -148,7 +149,7 @@ class _Frame:
             if record.inputs:
                 yield f"[h, {', '.join(self.shape)}]"
             else:  # what stands beside a tensor, or is padded to
-                for axis, new in product(range(rank), [*("ab" if self.pads else ""), *("l" if self.cuts else "")]):
+                for axis, new in product(range(rank), "ba" if self.pads else ""):
                     yield f"[{', '.join(new if n == axis else size for n, size in enumerate(self.shape))}]"
         elif kind == "float":
             yield self.reals[key]
@@ -156,15 +157,34 @@ class _Frame:
             yield ""  # by default
 
     def _cuts(self) -> Iterator[tuple[str, ...]]:
-        """Slices along one axis: from 0 or a named position, of a named length; and backwards."""
-        for axis, size in enumerate(self.shape):
-            last = axis == len(self.shape) - 1
-            starts = ["0", *(("s",) if last else ()), size, *(("b",) if self.pads else ())]
-            lengths = [size, *(("l", "s", "u") if last else ())]
-            for start, length in product(starts, lengths):
-                end = length if start == "0" else f"{start} + {length}"
-                yield (f"axes=[{axis}]", f"ends=[{end}]", f"starts=[{start}]", "steps=[1]")
-            yield (f"axes=[{axis}]", "ends=[-1]", f"starts=[{size} - 1]", "steps=[-1]")
+        """Slices along one axis, and along all; backwards; every other element of the middle."""
+        every = list(range(len(self.shape)))
+        for axis in every:
+            for before in ("", self.shape[axis], *(("b",) if self.pads else ())):
+                sums = _sums([before, *_lengths(axis)] if before else _lengths(axis))
+                later = sums[1:] if before else sums
+                for first, last in combinations(later, 2):
+                    yield _cut([axis], [first], [last], 1)
+            yield _cut([axis], [f"{self.shape[axis]} - 1"], ["-1"], -1)
+            yield _cut([axis], _sums(_lengths(axis))[1:2], _sums(_lengths(axis))[2:3], 2)
+        if len(every) > 1:
+            yield _cut(every, [_sums(_lengths(a))[1] for a in every], [_sums(_lengths(a))[2] for a in every], 1)
+            yield _cut(every, [f"{size} - 1" for size in self.shape], ["-1"] * len(every), -1)
+
+
+def _lengths(axis: int) -> list[str]:
+    """Names of the three lengths that an axis is cut into."""
+    return [f"{name}{axis}" for name in ("s", "l", "u")]
+
+
+def _sums(parts: Sequence[str]) -> list[str]:
+    """Positions between parts that follow each other."""
+    return ["0", *(" + ".join(parts[:n]) for n in range(1, len(parts) + 1))]
+
+
+def _cut(axes: Sequence[int], starts: Sequence[str], ends: Sequence[str], step: int) -> tuple[str, ...]:
+    listed = (("axes", list(map(str, axes))), ("ends", ends), ("starts", starts), ("steps", [str(step)] * len(axes)))
+    return tuple(f"{key}=[{', '.join(some)}]" for key, some in listed)
 
 
 def _operands(record: Operator) -> list[str]:

@@ -32,8 +32,8 @@ def test_signatures_are_read_off_the_records(tmp_path: Path) -> None:
     assert {s.dtype for s in logical.leaves.values()} == {"f", "b"}
     assert not any("1.0" in t.text and "bool" not in t.text for t in logical.vocabulary)  # no numbers are reckoned with
     cut = theme(tmp_path, enumerate=["Slice"])
-    assert str(cut.leaves["x"].shape[-1]) == "l + s + u"
-    assert set(cut.attributes) == {"s", "l", "u"}
+    assert str(cut.leaves["x"].shape[-1]) == "l1 + s1 + u1"
+    assert set(cut.attributes) == {"s0", "l0", "u0", "s1", "l1", "u1"}
     volume = theme(tmp_path, enumerate=["Transpose"], data=[3])
     assert len(volume.vocabulary) == 6
 
