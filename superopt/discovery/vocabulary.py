@@ -81,16 +81,16 @@ class _Frame:
         if self.gathers:
             found |= {f"i{a}": f"i[j{a}]<{size}" for a, size in enumerate(self.shape)}
         if self.expands and len(self.axes) > 1:
-            found["v"] = f"f[{self.shape[-1]}]"
-            found["e"] = "f[]"
+            found |= dict.fromkeys("vw"[: self.tensors], f"f[{self.shape[-1]}]") | {"e": "f[]"}
         return found | dict.fromkeys(self.scalars, "f[]")
 
     def attributes(self) -> dict[str, str]:
         found = dict.fromkeys(self.reals.values(), "real")
         if self.cuts:
-            found |= {name: "int>=1" for axis, _ in enumerate(self.axes) for name in _lengths(axis)}
+            names = [_lengths(axis) for axis, _ in enumerate(self.axes)]
+            found |= {name: "int>=1" if name == some[1] else "int>=0" for some in names for name in some}
         if self.pads:
-            found |= {"b": "int>=0", "a": "int>=0"}
+            found |= {f"{name}{axis}": "int>=0" for axis, _ in enumerate(self.axes) for name in "ba"}
         if self.expands:
             found |= {"h": "int>=1"}
         return found
@@ -99,7 +99,8 @@ class _Frame:
         """Numbers and truth values, as scalars and of the tensors' shape."""
         for shape in ("", ", ".join(self.shape)):
             if self.numbers:
-                yield from (f"ConstantOfShape(shape=[{shape}], value={v})" for v in ("0.0", "1.0"))
+                values = ("0.0", "1.0", *(self.reals.values() if not shape else ()))
+                yield from (f"ConstantOfShape(shape=[{shape}], value={v})" for v in values)
             if self.booleans:
                 yield from (f'ConstantOfShape(dtype="bool", shape=[{shape}], value={v})' for v in ("0.0", "1.0"))
 
@@ -132,35 +133,40 @@ class _Frame:
         if key == "axis":
             yield from (str(a) for a in range(rank)) if len(operands) < 2 or operands[1][0] != "i" else operands[1][1:]
         elif key == "axes":
-            yield from (f"[{a}]" for a in range(rank + (record.family == "shape")))
-            if record.family == "reduce" and rank > 1:
-                yield str(list(range(rank)))
+            count = rank + (record.family == "shape")
+            most = rank if record.family == "reduce" else 1
+            yield from (str(list(some)) for n in range(1, most + 1) for some in combinations(range(count), n))
         elif key in _FLAGS:
             yield from ("0", "1")
         elif key == "perm":
-            yield from (str(list(p)) for p in permutations(range(rank)))
+            yield from (str(list(p)) for n in range(2, rank + 1) for p in permutations(range(n)))
         elif key == "pads":
-            for axis in range(rank):
-                before, after = (["0"] * rank for _ in range(2))
-                before[axis], after[axis] = "b", "a"
-                yield f"[{', '.join((*before, *after))}]"
+            for some in ([n] for n in range(rank)) if rank == 1 else (*([n] for n in range(rank)), range(rank)):
+                pads = [f"{name}{n}" if n in some else "0" for name in "ba" for n in range(rank)]
+                yield f"[{', '.join(pads)}]"
         elif key == "shape":
-            yield f"[{', '.join(self.shape)}]"
-            if record.inputs:
-                yield f"[h, {', '.join(self.shape)}]"
-            else:  # what stands beside a tensor, or is padded to
-                for axis, new in product(range(rank), "ba" if self.pads else ""):
-                    yield f"[{', '.join(new if n == axis else size for n, size in enumerate(self.shape))}]"
+            yield from self._shapes(record)
         elif kind == "float":
             yield self.reals[key]
         else:
             yield ""  # by default
 
+    def _shapes(self, record: Operator) -> Iterator[str]:
+        """The tensors' shape; of what is expanded, also with an axis more, and cut; of constants, beside a tensor."""
+        if record.inputs:
+            ways = [[size, *(_lengths(n)[1:2] if self.cuts else [])] for n, size in enumerate(self.shape)]
+            yield from (f"[{', '.join(p)}]" for some in product(*ways) for p in permutations(some))
+            yield f"[h, {', '.join(self.shape)}]"
+            return
+        yield f"[{', '.join(self.shape)}]"
+        for axis, new in product(range(len(self.axes)), "ba" if self.pads else ""):
+            yield f"[{', '.join(f'{new}{n}' if n == axis else size for n, size in enumerate(self.shape))}]"
+
     def _cuts(self) -> Iterator[tuple[str, ...]]:
         """Slices along one axis, and along all; backwards; every other element of the middle."""
         every = list(range(len(self.shape)))
         for axis in every:
-            for before in ("", self.shape[axis], *(("b",) if self.pads else ())):
+            for before in ("", self.shape[axis], *((f"b{axis}",) if self.pads else ())):
                 sums = _sums([before, *_lengths(axis)] if before else _lengths(axis))
                 later = sums[1:] if before else sums
                 for first, last in combinations(later, 2):

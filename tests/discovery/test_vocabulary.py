@@ -35,7 +35,7 @@ def test_signatures_are_read_off_the_records(tmp_path: Path) -> None:
     assert str(cut.leaves["x"].shape[-1]) == "l1 + s1 + u1"
     assert set(cut.attributes) == {"s0", "l0", "u0", "s1", "l1", "u1"}
     volume = theme(tmp_path, enumerate=["Transpose"], data=[3])
-    assert len(volume.vocabulary) == 6
+    assert len(volume.vocabulary) == 6 + 2
 
 
 def test_nothing_is_typed(tmp_path: Path) -> None:
