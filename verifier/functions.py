@@ -276,11 +276,36 @@ class Algebra(Order):
                 return first
             case "ceil":
                 return scale(self._unguarded("floor", [scale(first, -1)]), -1)
+            case "floormod" | "truncmod":
+                return self.remainder(function, first, self.tidy(args[1]))
             case "log":
                 return self.logarithm(first)
             case "pow":
                 return self.pow(first, args[1])
         return self.opaque(function, args)
+
+    def remainder(self, function: str, value: Value, divisor: Value) -> Value:
+        """``a mod b`` without whole multiples of ``b`` in ``a``; ``a`` itself where ``0 <= a < b``; once, not twice.
+
+        A remainder with the sign of the dividend (``truncmod``) is the same as one with the divisor's where both are
+        not negative; multiples are dropped only there.
+        """
+        factor = single_factor(value[0]) if len(value) == 1 and value[0].coefficient == 1 else None
+        if isinstance(factor, Apply) and factor.function == function and factor.args[1] == sealed(divisor):
+            return value
+        rest = value
+        if len(divisor) == 1 and not (divisor[0].bound or divisor[0].guards):
+            unit = divisor[0].of(coefficient=1)
+            rest = tuple(
+                m for m in value
+                if m.of(coefficient=1) != unit or Fraction(m.coefficient, divisor[0].coefficient).denominator != 1
+            )  # fmt: skip
+        inside = self.positive(divisor) == ONE and not self.positive(scale(rest, -1))
+        if function == "truncmod" and not (inside and not self.positive(scale(value, -1))):
+            rest = value
+        elif inside and self.positive(add(divisor, scale(rest, -1))) == ONE:
+            return rest
+        return self.opaque(function, [rest, divisor])
 
     def floor(self, value: Value) -> Value:
         """``⌊k + v⌋ = k + ⌊v⌋`` for a whole ``k``; ``⌊max(v, 0)⌋ = max(⌊v⌋, 0)``, and of ``min`` alike."""

@@ -68,6 +68,8 @@ def candidates(theme: Theme, pairs: Iterable[tuple[Term, Term]]) -> list[Rule]:
         text = f"{a} = {b}"
         if text not in found:
             rule = restricted(Rule(theme.name, theme.forall, (), (a,), (b,), theme.origin, theme.family))
+            if theme.records:
+                rule = _with_sizes(rule)
             if (rule.forward or rule.backward) and a != b and _grounded(rule):
                 found[text] = rule
     return sorted(found.values(), key=_rank)
@@ -85,6 +87,12 @@ def _mentions(root: Term, operators: frozenset[str], leaves: set[Term]) -> bool:
                 return True
             stack.extend(a for a in term.args if a is not None)
     return False
+
+
+def _with_sizes(rule: Rule) -> Rule:
+    """The rule with sizes that no tensor has as attributes: those of what is expanded."""
+    missing = sorted(term_symbols((*rule.lhs, *rule.rhs)) - {*rule.sizes, *rule.attribute_atoms})
+    return replace(rule, forall={**rule.forall, **{n: AttributeScheme("int", None, ">=", 1) for n in missing}})
 
 
 def _grounded(rule: Rule) -> bool:

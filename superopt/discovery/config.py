@@ -15,6 +15,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from superopt.discovery.vocabulary import generated
 from superopt.ir.errors import UsageError, printable
 from superopt.ir.terms import App, Term, postorder, variables
 from superopt.ops import REGISTRY
@@ -82,6 +83,7 @@ class Theme:
             Such a theme has no leaves and no vocabulary.
         data: of a theme that solves: ranks of its data.
         slack: of a theme that solves: what a right side may cost, as a share of its left side.
+        records: operators from whose records leaves and vocabulary were generated (:mod:`.vocabulary`).
     """
 
     name: str
@@ -106,6 +108,17 @@ class Theme:
     solve: tuple[str, ...] = ()
     data: tuple[int, ...] = (4, 2)
     slack: float = 1.0
+    records: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """Where the theme's rules are from: what a person declared, and what was enumerated or solved for."""
+        if self.solve:
+            return f"weights solved for, of {', '.join(self.solve)}"
+        if self.records:
+            return f"enumerated from {', '.join(self.records)}"
+        typed = any(sum(isinstance(t, App) for t in postorder(v.term)) > 1 for v in self.vocabulary)
+        return f"enumerated from the vocabulary {self.name}{', in which expressions are typed' if typed else ''}"
 
     @property
     def forall(self) -> dict[str, TypeScheme]:
@@ -214,6 +227,7 @@ def load_config(path: Path | str | None = None) -> Config:
         raise RuleError(f"unknown key {unknown[0]!r}", where=str(file))
     try:
         rows = [row for theme in data["theme"] for row in _each(theme)]
+        rows = [generated(row) if "enumerate" in row else row for row in rows]
         themes = tuple(_theme(row, f"{file}, theme {row.get('name', n)}") for n, row in enumerate(rows))
         return Config(
             int(data.get("seed", 0)), max(2, int(data.get("instances", 3))), int(data.get("trials", 8)),
@@ -226,7 +240,7 @@ def load_config(path: Path | str | None = None) -> Config:
 _KEYS = frozenset({
     "name", "family", "profiles", "operators", "leaves", "weights", "attributes", "vocabulary", "sizes", "batch",
     "join", "origin", "broadcast", "base", "about", "weights_alone", "shortcuts", "signals", "solve", "data",
-    "slack",
+    "slack", "records",
 })  # fmt: skip
 
 
@@ -269,6 +283,7 @@ def _theme(row: Mapping[str, object], where: str) -> Theme:
     if not isinstance(operators, int) or operators < 1:
         raise RuleError("operators is a positive integer", where=where)
     solve = tuple(map(str, _listed(row, "solve")))
+    made_of = tuple(map(str, _listed(row, "records")))
     _known("operator", solve, set(REGISTRY))
     weights = frozenset(WEIGHTS if solve else map(str, _listed(row, "weights")))
     return Theme(
@@ -278,6 +293,7 @@ def _theme(row: Mapping[str, object], where: str) -> Theme:
         bool(row.get("broadcast", True)), bool(row.get("base", False)), frozenset(map(str, _listed(row, "about"))),
         bool(row.get("weights_alone", True)), bool(row.get("shortcuts", False)), bool(row.get("signals", False)),
         solve, tuple(int(str(r)) for r in _listed(row, "data")) or (4, 2), float(str(row.get("slack", 1.0))),
+        made_of,
     )  # fmt: skip
 
 

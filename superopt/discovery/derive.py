@@ -177,6 +177,9 @@ class Universe:
                 graph.union(first, identity, ARITHMETIC)
         graph.rebuild()
 
+    def _evaluable(self, node: tuple[int, ...]) -> bool:
+        return self.graph.heads[node[0]].operator is not None and all(self.graph.constant(a) for a in node[1:])
+
     def _constant(self, identity: int) -> Array | None:
         """The elements of a class that has a form without leaves, in floating point; iterative."""
         wanted = [identity]
@@ -185,7 +188,7 @@ class Universe:
             if current in self.values:
                 wanted.pop()
                 continue
-            node = next((n for n in self.graph.classes[current].nodes if self.graph.heads[n[0]].operator), None)
+            node = next((n for n in self.graph.classes[current].nodes if self._evaluable(n)), None)
             if node is None or len(wanted) > _DEEPEST:
                 return None
             below = [self.graph.find(a) for a in node[1:]]

@@ -85,7 +85,11 @@ def discover(
     done = [explored[t.name] for t in config.themes if t.name in explored]
     unfinished = tuple(t.name for t in config.themes if t.name not in explored)
     proved = [r for e in done for r in e.rules]
-    rules, verdicts = finished(proved, _paying(done, config), config, str(chunks), workers, executor, say)
+    sources: dict[str, str] = {}
+    for theme, rule in ((t, r) for t in config.themes if t.name in explored for r in explored[t.name].rules):
+        sources.setdefault(text_digest(rule), theme.source)
+    paying = _paying(done, config)
+    rules, verdicts = finished(proved, paying, config, str(chunks), workers, executor, say, sources)
     write_library(folder, rules, verdicts, done, config)
     log = _log(config, done, unfinished, len(proved), rules, time.monotonic() - started, _cpu_seconds() - cpu, workers)
     _replace(folder / "run.json", log)
@@ -94,7 +98,7 @@ def discover(
 
 def finished(
     proved: Sequence[Rule], paying: Container[int], config: Config, chunks: str, workers: int,
-    executor: Executor | None, say: Progress,
+    executor: Executor | None, say: Progress, sources: Mapping[str, str] | None = None,
 ) -> tuple[tuple[Rule, ...], dict[str, Mapping[str, object]]]:  # fmt: skip
     """Proved rules minimised together, with ids of their own, and verdicts of a fresh check of exactly these.
 
@@ -106,9 +110,10 @@ def finished(
         workers: processes.
         executor: where they are checked instead.
         say: called with lines of text.
+        sources: by the digest of a rule's text, where it is from (``Theme.source``), which its origin then says.
     """
     kept = _minimised(proved, paying, Chunks(Path(chunks)), say)
-    return _proved_again(_identified(kept, config), config, chunks, workers, executor, say)
+    return _proved_again(_identified(kept, config, sources or {}), config, chunks, workers, executor, say)
 
 
 def _silent(_: str) -> None:
@@ -191,7 +196,7 @@ def _minimised(rules: Sequence[Rule], paying: Container[int], chunks: Chunks, sa
     return kept
 
 
-def _identified(rules: Sequence[Rule], config: Config) -> tuple[Rule, ...]:
+def _identified(rules: Sequence[Rule], config: Config, sources: Mapping[str, str]) -> tuple[Rule, ...]:
     """Stable ids (family and digest of the text) and the origin; sorted by id."""
     made: dict[str, Rule] = {}
     for rule in rules:
@@ -200,7 +205,7 @@ def _identified(rules: Sequence[Rule], config: Config) -> tuple[Rule, ...]:
         origin = rule.origin
         if origin != "definition":
             notes = ["a shortcut"] if origin == SHORTCUT else []
-            notes += ["weights solved for"] if origin == SOLVED else []
+            notes += [sources[digest]] if digest in sources else ["weights solved for"] if origin == SOLVED else []
             notes += ["for any number of siblings"] if n_ary(rule) else []
             origin = f"discovered ({', '.join([*notes, f'config {config.digest[:12]}'])})"
         name = f"{rule.family}-{digest[:width]}"

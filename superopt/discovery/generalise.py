@@ -20,7 +20,7 @@ from superopt.rules.rule import Guard, Rule, TensorScheme, TypeScheme, attribute
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import instances, types_of
 
-__all__ = ["guarded", "size_general", "specialised", "variable_general", "well_typed"]
+__all__ = ["guarded", "size_general", "specialised", "variable_general", "well_typed", "whole_sizes"]
 
 _MOST_SUBSETS = 80
 Place = tuple[object, ...]  # ("leaf", name, axis) or ("attribute", app, key, position)
@@ -144,6 +144,44 @@ def size_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
                 rule, progress = wider, True
                 break
     return rule
+
+
+def whole_sizes(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
+    """The rule with one name for what only occurs as a sum: ``f[a + b]`` becomes ``f[a]`` where nothing asks for ``b``.
+
+    The size of an axis that nothing else mentions becomes a name of its own.
+
+    Args:
+        rule: a rule whose types are symbolic.
+        holds: a quick exact test.
+    """
+    wider = next((made for made in _with_fewer_sums(rule) if well_typed(made) and holds(made)), None)
+    return rule if wider is None else whole_sizes(wider, holds)
+
+
+def _with_fewer_sums(rule: Rule) -> Iterator[Rule]:
+    """The rule with two names as one wherever they occur, and with one axis' sum as a name of its own."""
+    for name, scheme in rule.tensors.items():
+        for axis, dim in enumerate(scheme.shape):
+            names = sorted(symbols(dim)) if isinstance(dim, Poly) and len(dim.terms) > 1 else []
+            for first, second in combinations(names, 2):
+                made = _bound(rule, {first: sym(first) - sym(second)})
+                if second not in made.sizes and second not in made.attribute_atoms:
+                    yield made
+            if names:
+                fresh = next(n for n in (f"n{i}" for i in range(99)) if n not in {*rule.sizes, *rule.forall})
+                shape = tuple(sym(fresh) if n == axis else d for n, d in enumerate(scheme.shape))
+                yield restricted(replace(rule, forall={**rule.forall, name: replace(scheme, shape=shape)}))
+
+
+def _bound(rule: Rule, binding: Mapping[str, Dim]) -> Rule:
+    """The rule with sizes put in for names, without attributes that nothing mentions any more."""
+    forall: dict[str, TypeScheme] = {
+        n: replace(s, shape=tuple(substitute(d, binding) for d in s.shape)) if isinstance(s, TensorScheme) else s
+        for n, s in rule.forall.items()
+    }
+    lhs, rhs = (map_terms(side, {}, binding) for side in (rule.lhs, rule.rhs))
+    return restricted(replace(rule, forall=forall, lhs=lhs, rhs=rhs))
 
 
 def _apart(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | None:

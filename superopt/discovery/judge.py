@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from superopt.discovery.candidates import joined, restricted, tidied
 from superopt.discovery.config import Config, Theme
-from superopt.discovery.generalise import guarded, size_general, specialised, variable_general, well_typed
+from superopt.discovery.generalise import guarded, size_general, specialised, variable_general, well_typed, whole_sizes
 from superopt.discovery.ranks import any_rank, leading
 from superopt.discovery.spatial import one_axis_less
 from superopt.discovery.store import Chunks, code_digest, digest_of
@@ -66,7 +66,8 @@ class Judge:
         return []
 
     def _proved(self, candidate: Rule) -> list[Rule]:
-        general = size_general(variable_general(candidate, self._quick), self._quick)
+        general = whole_sizes(variable_general(candidate, self._quick), self._quick)
+        general = size_general(general, self._quick)
         every = [made for version in any_rank(general) if (made := self._proved_version(version)) is not None]
         found = list(every)
         for version in self._versions(candidate, general) if len(every) < _EVERY_RANK else ():

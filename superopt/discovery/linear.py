@@ -17,20 +17,25 @@ from math import prod
 import numpy as np
 
 from superopt.discovery.template import batched, concrete
-from superopt.ir.terms import App, Project, Term, Var, computed, postorder
+from superopt.ir.terms import App, Project, Term, Var, postorder
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import Comprehension
 from superopt.rules.typing import complete, operator_of
 from superopt.runtime.evaluate import Array, evaluate
-from superopt.verifier.algebra import MODULUS, PrimeField
+from superopt.verifier.algebra import MODULUS, PrimeField, Unlucky
 from superopt.verifier.sampling import Point
 
-__all__ = ["Place", "Wanted", "asked", "meanings_of", "residues"]
+__all__ = ["Known", "Place", "Undecided", "Wanted", "asked", "meanings_of", "residues"]
 
 _FUNCTIONALS = 2
 _SPARE = 8  # equations more than unknowns: what they add would show a right side that is no solution
 _MOST = 400  # unknown elements at a point
+_DRAWS = 5  # of a sample that meets an inverse of zero
 Meanings = Mapping[App, tuple[Comprehension, ...]]
+
+
+class Undecided(Exception):
+    """Whether there are weights is not looked at here."""
 
 
 def residues(x: Array) -> Array:
@@ -98,80 +103,173 @@ def meanings_of(root: Term, kinds: Mapping[str, TensorType]) -> tuple[dict[App, 
     return found, types[root][0]
 
 
-def _evaluated(root: Term, meanings: Meanings, given: Mapping[str, Array], place: Place, count: int) -> Array:
-    """The residues of a term for a batch of leaves, a row each."""
+class Known:
+    """An expression without unknowns at a place, and every term over its leaves, at samples of the data drawn once.
 
-    def outputs(app: App, operands: list[Array | None]) -> list[Array]:
-        return [place.value(batched(c, count), operands) for c in meanings[app]]
+    Args:
+        term: the expression.
+        kinds: types of its leaves; those that are no weights of the place are data.
+        place: sizes, and the elements of the weights.
+        rng: where elements of the data come from.
 
-    values = computed((root,), given, outputs)
-    return residues(values[root]).reshape(count, -1)
+    Raises:
+        IllTyped: the expression is not well-formed.
+    """
+
+    def __init__(self, term: Term, kinds: Mapping[str, TensorType], place: Place, rng: np.random.Generator) -> None:
+        self.term = term
+        self.kinds = kinds
+        self.place = place
+        self.rng = rng
+        meanings, output = meanings_of(term, kinds)
+        self.width = prod(place.shape(output))  # elements of the output
+        self.samples: list[dict[Term, Array]] = []
+        self._single = {app: tuple(batched(c, 1) for c in some) for app, some in meanings.items()}
+
+    def goal(self, sample: int) -> Array:
+        """The expression's elements, as residues.
+
+        Raises:
+            Unlucky, NeedsOrder: an inverse of zero in every draw, or a function that compares numbers.
+        """
+        while len(self.samples) <= sample:
+            self.samples.append(self._drawn())
+        return residues(self.samples[sample][self.term]).reshape(-1)
+
+    def _drawn(self) -> dict[Term, Array]:
+        for attempt in range(_DRAWS):
+            values: dict[Term, Array] = {Var(n): v[None] for n, v in self.place.weights.items()}
+            for name, kind in self.kinds.items():
+                if name not in self.place.weights:
+                    values[Var(name)] = self.place.algebra.random(self.rng, self.place.shape(kind))[None]
+            try:
+                self._fill(self.term, values)
+            except Unlucky:
+                if attempt == _DRAWS - 1:
+                    raise
+            else:
+                break
+        return values
+
+    def value(self, term: Term, sample: int, meanings: Meanings) -> Array:
+        """A term over the leaves at a sample, in a batch of one; each is computed once.
+
+        Raises:
+            Unlucky, NeedsOrder: as above.
+        """
+        self.goal(sample)
+        values = self.samples[sample]
+        if term not in values:
+            for app, some in meanings.items():
+                if app not in self._single:
+                    self._single[app] = tuple(batched(c, 1) for c in some)
+            self._fill(term, values)
+        return values[term]
+
+    def _fill(self, root: Term, values: dict[Term, Array]) -> None:
+        for term in postorder(root):
+            if isinstance(term, App) and term not in values:
+                operands = [None if a is None else values[a] for a in term.args]
+                values[term] = self.place.value(self._single[term][0], operands)
+            elif isinstance(term, Project) and term not in values:
+                operands = [None if a is None else values[a] for a in term.term.args]
+                values[term] = self.place.value(self._single[term.term][term.index], operands)
 
 
 def asked(
-    known: Term, unknown: Term, holes: Mapping[str, TensorType], kinds: Mapping[str, TensorType], place: Place,
-    rng: np.random.Generator,
-) -> dict[str, Wanted] | None:  # fmt: skip
-    """What the holes of ``unknown`` have to be for it to equal ``known`` at a place.
+    known: Known, unknown: Term, holes: Mapping[str, TensorType], rng: np.random.Generator
+) -> dict[str, Wanted] | None:
+    """What the holes of ``unknown`` have to be for it to equal ``known`` at its place.
 
     Args:
         known: an expression without holes.
         unknown: one of the same type, with holes for weights.
         holes: their types.
-        kinds: types of all other leaves.
-        place: sizes, and the elements of the weights.
-        rng: where elements of the data come from.
+        rng: of the functionals.
 
     Returns:
-        By hole; ``None`` where ``unknown`` is not linear in its holes, no weights make the two equal, or what they
-        have to be depends on each other.
+        By hole; ``None`` where no weights make the two equal.
 
     Raises:
+        Undecided: ``unknown`` is not linear in its holes, has too many, or what they have to be depends on each other.
         Unlucky, NeedsOrder: an inverse of zero, or a function that compares numbers.
         IllTyped: one of them is not well-formed.
     """
-    shapes = {h: place.shape(t) for h, t in holes.items()}
+    shapes = {h: known.place.shape(t) for h, t in holes.items()}
     sizes = {h: prod(s) for h, s in shapes.items()}
     count = sum(sizes.values())
     if count > _MOST:
-        return None
-    left, output = meanings_of(known, kinds)
-    right, _ = meanings_of(unknown, {**kinds, **holes})
+        raise Undecided(f"{count} unknown elements")
+    meanings, _ = meanings_of(unknown, {**known.kinds, **holes})
+    skeleton = _Linear(known, unknown, meanings, shapes)
     rows, goals = [], []
-    for _ in range((count + _SPARE) // prod(place.shape(output)) + 1):
-        data = {n: place.algebra.random(rng, place.shape(t)) for n, t in kinds.items() if n not in place.weights}
-        one = {n: v[None] for n, v in {**place.weights, **data}.items()}
-        target = _evaluated(known, left, one, place, 1)[0]
-        found = _coefficients(unknown, right, {**place.weights, **data}, shapes, place, rng)
-        if found is None:
-            return None
-        matrix, offset = found
+    for sample in range((count + _SPARE) // known.width + 1):
+        matrix, offset = skeleton.coefficients(sample, rng)
         rows.append(matrix)
-        goals.append((target - offset) % MODULUS)
+        goals.append((known.goal(sample) - offset) % MODULUS)
     reduced = _reduced(np.concatenate(rows), np.concatenate(goals))
     return None if reduced is None else _separated(*reduced, sizes, shapes, rng)
 
 
-def _coefficients(
-    unknown: Term, meanings: Meanings, given: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], place: Place,
-    rng: np.random.Generator,
-) -> tuple[Array, Array] | None:  # fmt: skip
-    """Outputs by unknowns, and the output where all unknowns are 0; ``None`` where the outputs are not linear."""
-    count = sum(prod(s) for s in shapes.values())
-    probe = rng.integers(0, MODULUS // 2, size=count)
-    units = np.concatenate([np.zeros((1, count), dtype=np.int64), np.eye(count, dtype=np.int64), probe[None]])
-    batch, start = len(units), 0
-    leaves = {n: np.broadcast_to(v, (batch, *v.shape)) for n, v in given.items()}
-    for hole, shape in shapes.items():
-        width = prod(shape)
-        leaves[hole] = place.algebra.integers(units[:, start : start + width]).reshape(batch, *shape)
-        start += width
-    out = _evaluated(unknown, meanings, leaves, place, batch)
-    offset = out[0]
-    matrix = (out[1:-1] - offset).T % MODULUS
-    if not np.array_equal((_times(matrix, probe) + offset) % MODULUS, out[-1]):
-        return None
-    return matrix, offset
+class _Linear:
+    """A term with holes, evaluated at all unit vectors of its holes at once; what has no hole is evaluated once."""
+
+    def __init__(self, known: Known, root: Term, meanings: Meanings, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.known = known
+        self.root = root
+        self.meanings = meanings
+        self.shapes = shapes
+        self.count = sum(prod(s) for s in shapes.values())
+        self.batch = self.count + 2
+        self.open: dict[Term, None] = {}  # terms with holes, parts first
+        for term in postorder(root):
+            if isinstance(term, Var):
+                inside = term.name in shapes
+            elif isinstance(term, Project):
+                inside = term.term in self.open
+            else:
+                inside = any(a in self.open for a in term.args if a is not None)
+            if inside:
+                self.open[term] = None
+        self.batches = {
+            t: tuple(batched(c, self.batch) for c in meanings[t]) for t in self.open if isinstance(t, App)
+        }  # fmt: skip
+
+    def coefficients(self, sample: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Outputs by unknowns, and the output where all unknowns are 0.
+
+        Raises:
+            Undecided: the outputs are not linear in the unknowns.
+        """
+        place, count = self.known.place, self.count
+        probe = rng.integers(0, MODULUS // 2, size=count)
+        units = np.concatenate([np.zeros((1, count), dtype=np.int64), np.eye(count, dtype=np.int64), probe[None]])
+        values: dict[Term, Array] = {}
+        start = 0
+        for hole, shape in self.shapes.items():
+            width = prod(shape)
+            part = units[:, start : start + width]
+            values[Var(hole)] = place.algebra.integers(part).reshape(self.batch, *shape)
+            start += width
+        for term in self.open:
+            if isinstance(term, Var):
+                continue
+            app = term.term if isinstance(term, Project) else term
+            operands = [None if a is None else self._operand(a, values, sample) for a in app.args]
+            index = term.index if isinstance(term, Project) else 0
+            values[term] = place.value(self.batches[app][index], operands)
+        out = residues(self._operand(self.root, values, sample)).reshape(self.batch, -1)
+        offset = out[0]
+        matrix = (out[1:-1] - offset).T % MODULUS
+        if not np.array_equal((_times(matrix, probe) + offset) % MODULUS, out[-1]):
+            raise Undecided("not linear")
+        return matrix, offset
+
+    def _operand(self, term: Term, values: Mapping[Term, Array], sample: int) -> Array:
+        if term in self.open:
+            return values[term]
+        one = self.known.value(term, sample, self.meanings)
+        return np.broadcast_to(one, (self.batch, *one.shape[1:]))
 
 
 def _times(matrix: Array, vector: Array) -> Array:
@@ -205,8 +303,12 @@ def _reduced(matrix: Array, goals: Array) -> tuple[Array, Array, list[int]] | No
 def _separated(
     rows: Array, goals: Array, pivots: list[int], sizes: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]],
     rng: np.random.Generator,
-) -> dict[str, Wanted] | None:  # fmt: skip
-    """The equations of each unknown by itself; ``None`` where one speaks of several."""
+) -> dict[str, Wanted]:  # fmt: skip
+    """The equations of each unknown by itself.
+
+    Raises:
+        Undecided: one speaks of several.
+    """
     found: dict[str, Wanted] = {}
     start = 0
     for hole, width in sizes.items():
@@ -214,7 +316,7 @@ def _separated(
         mine = [i for i, p in enumerate(pivots) if p in inside]
         outside = np.delete(rows[mine], np.arange(start, start + width), axis=1)
         if outside.any():
-            return None
+            raise Undecided("what weights have to be depends on each other")
         own = rows[mine][:, start : start + width]
         mixed = rng.integers(1, MODULUS, size=(_FUNCTIONALS, len(mine)))
         functionals = np.stack([_times(own.T, m) for m in mixed]) if mine else np.zeros((_FUNCTIONALS, width), np.int64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations, product
 
 from superopt.discovery.lifting import Problem
@@ -166,7 +167,7 @@ def _sizes(problem: Problem, types: Mapping[Term, tuple[TensorType, ...]]) -> tu
 
 
 def _applied(
-    problem: Problem, op: str, base: Term, kind: TensorType, target: TensorType, sizes: Sequence[Dim], prefix: str
+    problem: Problem, op: str, base: Term, kind: TensorType, target: TensorType, sizes: tuple[Dim, ...], prefix: str
 ) -> Iterator[Skeleton]:
     """The operator applied to data, with weights as its other operands."""
     record = REGISTRY[op]
@@ -224,10 +225,13 @@ def _attributes(
     yield from seen
 
 
-def _hole_shapes(app: App, place: int, kind: TensorType, target: TensorType, sizes: Sequence[Dim]) -> Iterator[Shapes]:
+@lru_cache(maxsize=4096)
+def _hole_shapes(
+    app: App, place: int, kind: TensorType, target: TensorType, sizes: tuple[Dim, ...]
+) -> tuple[Shapes, ...]:
     """Shapes of the holes at which the application is well-formed and of the target's type."""
     count = len(app.args) - 1
-    found = 0
+    found: list[Shapes] = []
     for ranks in product(range(1, _MOST_RANK), repeat=count):
         names = [[f"@{n}_{axis}" for axis in range(rank)] for n, rank in enumerate(ranks)]
         types: list[TensorType | None] = [TensorType(target.dtype, tuple(map(sym, some))) for some in names]
@@ -237,10 +241,10 @@ def _hole_shapes(app: App, place: int, kind: TensorType, target: TensorType, siz
             continue
         flat = [n for some in names for n in some]
         for chosen in _fitting(flat, [(c, symbols(c) & set(flat)) for c in conditions], sizes):
-            found += 1
-            if found > _MOST_SHAPES:
-                return
-            yield tuple(tuple(chosen[n] for n in some) for some in names)
+            if len(found) == _MOST_SHAPES:
+                return tuple(found)
+            found.append(tuple(tuple(chosen[n] for n in some) for some in names))
+    return tuple(found)
 
 
 def _conditions(app: App, types: Sequence[TensorType | None], target: TensorType) -> list[Dim] | None:
@@ -267,7 +271,7 @@ def _fitting(
     name, *rest = names
     kept = [(c, n) for c, n in conditions if name not in n]
     mine = sorted(((c, n - {name}) for c, n in conditions if name in n), key=lambda c: len(c[1]))
-    for size in sizes:
+    for size in _candidates(name, [c for c, others in mine if not others], sizes):
         bound: list[tuple[Dim, frozenset[str]]] = []
         for condition, others in mine:
             made = substitute(condition, {name: size})
@@ -277,6 +281,17 @@ def _fitting(
         else:
             for more in _fitting(rest, [*kept, *bound], sizes):
                 yield {name: size, **more}
+
+
+def _candidates(name: str, conditions: Sequence[Dim], sizes: Sequence[Dim]) -> Sequence[Dim]:
+    """The sizes, or the one of them that a condition in the name alone leaves."""
+    for condition in conditions:
+        zero, one, two = (substitute(condition, {name: n}) for n in range(3))
+        slope = one - zero
+        if two - one == slope and slope in (1, -1):
+            only = zero if slope == -1 else 0 - zero
+            return [only] if only in sizes else []
+    return sizes
 
 
 def _broadcasting(target: TensorType) -> list[TensorType]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from superopt.discovery.candidates import operator_count, restricted
 from superopt.discovery.config import Config, Theme
 from superopt.discovery.enumerate import Level
+from superopt.discovery.instances import is_instance
 from superopt.discovery.judge import Judge, Tally
 from superopt.discovery.leftsides import left_sides
-from superopt.discovery.lifting import Problem
+from superopt.discovery.lifting import Problem, settled
 from superopt.discovery.solving import Solver, theme_of
 from superopt.discovery.store import Chunks
-from superopt.ir.terms import App, Term, Var, postorder, variables
-from superopt.rules.canonical import map_terms
-from superopt.rules.rule import Rule
+from superopt.ir.terms import App, Term, postorder, variables
+from superopt.rules.rule import Rule, attribute_symbols
 
 __all__ = ["SOLVED", "Solved", "facing", "solve_all", "solve_one"]
 
@@ -84,7 +84,7 @@ def solve_all(
     theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], check: Callable[[], None],
     follows: Callable[[Rule, Sequence[Rule]], bool],
 ) -> Solved:  # fmt: skip
-    """Every left side of a theme, small ones first, but those with a part for which an equal was found.
+    """Every left side of a theme, small ones first, but those with an instance of one for which an equal was found.
 
     Args:
         theme: one with ``solve``.
@@ -97,20 +97,27 @@ def solve_all(
     found = Solved()
     by_size: Counter[int] = Counter()
     solved: Counter[int] = Counter()
-    settled: set[str] = set()
-    for problem in left_sides(theme.solve, theme.operators, theme.data, broadcast=theme.broadcast):
-        check()
-        if any(_form(problem, part) in settled for part in postorder(problem.term) if part != problem.term):
-            continue  # what is equal to a part of it says the same
-        size = operator_count(problem.term)
-        by_size[size] += 1
-        before = len(found.rules)
-        solver = Solver(_named(problem), most=theme.slack, seed=config.seed)
-        if solve_one(solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found):
-            solved[size] += 1
-            settled.add(_form(problem, problem.term))
-        for rule in found.rules[before:]:
-            say(f"{theme.name}: {rule.lhs[0]} = {rule.rhs[0]}")
+    known: list[Problem] = []
+    seen: set[str] = set()
+    for given in left_sides(theme.solve, theme.operators, theme.data, broadcast=theme.broadcast):
+        for number, problem in enumerate((given, *_narrower(given))):
+            check()
+            text = f"{problem.term} {sorted(map(str, problem.kinds.values()))}"
+            if text in seen or any(is_instance(problem, k) for k in known):
+                continue  # what is equal to a part of it says the same
+            seen.add(text)
+            size = operator_count(problem.term)
+            by_size[size] += 1
+            before = len(found.rules)
+            solver = Solver(_named(problem), most=theme.slack, seed=config.seed)
+            some = solve_one(solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found)
+            if some:
+                solved[size] += 1
+                known.append(solver.problem)
+            for rule in found.rules[before:]:
+                say(f"{theme.name}: {rule.lhs[0]} = {rule.rhs[0]}")
+            if some and number == 0:
+                break
     for size in sorted(by_size):
         upto = [s for s in by_size if s <= size]
         found.levels.append(Level(size, sum(by_size[s] for s in upto), sum(by_size[s] for s in upto),
@@ -118,11 +125,15 @@ def solve_all(
     return found
 
 
-def _form(problem: Problem, term: Term) -> str:
-    """A part of a left side, whatever its weights are called."""
-    weights: dict[str, Term] = {n: Var("w") for n in problem.weights}
-    (made,) = map_terms((term,), weights, {})
-    return str(made)
+def _narrower(problem: Problem) -> Iterator[Problem]:
+    """The problem with one of its attributes at the value that does nothing: what groups have no equal for, one has."""
+    for name, scheme in problem.rule.attributes.items():
+        if scheme.kind == "int":
+            value = scheme.bound if scheme.relation == ">=" else 0
+            bound = problem.bound(dict.fromkeys(attribute_symbols(name, scheme), value))
+            made = settled(replace(bound, forall={n: s for n, s in bound.forall.items() if n != name}))
+            if made is not None:
+                yield made
 
 
 def _named(problem: Problem) -> Problem:

@@ -9,6 +9,7 @@ candidate like any other: tested exactly at other sizes, generalised, and proved
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -18,12 +19,13 @@ from superopt.discovery.candidates import operator_count, restricted, tidied
 from superopt.discovery.config import Theme
 from superopt.discovery.gain import expected
 from superopt.discovery.lifting import Problem
-from superopt.discovery.linear import Place, Wanted, asked
+from superopt.discovery.linear import Known, Place, Undecided, Wanted, asked
 from superopt.discovery.skeletons import OPERATORS, Skeleton, skeletons
 from superopt.discovery.synthesis import Table
 from superopt.ir.poly import Dim
-from superopt.ir.terms import Term
+from superopt.ir.terms import App, Term, Var
 from superopt.ir.types import TensorType
+from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import map_terms
 from superopt.rules.rule import Rule, TensorScheme, TypeScheme
@@ -39,6 +41,8 @@ _DRAWS = 60
 _LARGE = 300  # elements of one tensor at a place
 _MOST_ASKED = 80  # skeletons of one problem, the cheapest, whose weights are solved for
 _LEVELS = 3  # of synthesis
+_UNDECIDED = (Undecided, Unlucky, NeedsOrder, IllTyped, ZeroDivisionError, KeyError)
+Key = tuple[Term, frozenset[tuple[str, TensorType]]]
 Cost = Callable[[Rule], tuple[float, float] | None]
 
 
@@ -55,8 +59,11 @@ class Solver:
         insoluble: skeletons that no weights make equal, with the sizes at which there are none.
         unnamed: skeletons whose weights exist, but are no expression that was built.
         places: where coefficients are compared.
+        known: the left side there.
         last: the last solution.
         tables: values over the weights, by the shapes that they were made for.
+        first: whether there are weights at the first place: 0 none, 1 some, ``None`` not decided.
+        nameless: values of weights, at all places, that are no expression that was built.
     """
 
     problem: Problem
@@ -67,8 +74,11 @@ class Solver:
     insoluble: list[tuple[Skeleton, Mapping[str, int]]] = field(default_factory=list)
     unnamed: list[Skeleton] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
+    known: list[Known] = field(default_factory=list)
     last: Rule | None = None
     tables: dict[tuple[tuple[Dim, ...], ...], Table] = field(default_factory=dict)
+    first: dict[Key, int | None] = field(default_factory=dict)
+    nameless: set[tuple[TensorType, bytes]] = field(default_factory=set)
 
     def solutions(self) -> Iterator[Rule]:
         """Candidates, cheapest right side first.
@@ -82,7 +92,12 @@ class Solver:
             return
         if len(self.places) < PLACES or not self._computable():
             return
-        for skeleton in self._cheaper()[:_MOST_ASKED]:
+        cheaper = self._cheaper()
+        wider = {key: skeleton for skeleton in cheaper for key in _without_one(skeleton)}
+        for skeleton in cheaper[:_MOST_ASKED]:
+            more = wider.get(_key(skeleton.term, skeleton.holes))
+            if more is not None and self._none(more):
+                self._none(skeleton, known=True)
             for holes in (*skeleton.narrower, skeleton.holes) if self._soluble(skeleton) else ():
                 found = self._solved(Skeleton(skeleton.term, holes))
                 if found is None:
@@ -94,10 +109,10 @@ class Solver:
 
     def _computable(self) -> bool:
         """Whether the left side can be evaluated in a field: it compares no numbers."""
-        place = self.places[0]
         rng = np.random.default_rng([self.seed, 7])
+        self.known = [Known(self.problem.term, self.problem.kinds, p, rng) for p in self.places]
         try:
-            asked(self.problem.term, self.problem.term, {}, self.problem.kinds, place, rng)
+            self.known[0].goal(0)
         except Unlucky:
             return True
         except NeedsOrder:
@@ -119,8 +134,24 @@ class Solver:
         return found is not None and found[1] < self.most * found[0]
 
     def _soluble(self, skeleton: Skeleton) -> bool:
-        """Whether any weights make the skeleton equal at the first place, where its holes are as large as they get."""
-        return self._asked(skeleton, self.places[0], np.random.default_rng([self.seed, 5])) is not None
+        """Whether weights make the skeleton equal at the first place, where its holes are as large as they get."""
+        if self._none(skeleton):
+            self.insoluble.append((skeleton, self.places[0].point.sizes))
+            return False
+        return self.first[_key(skeleton.term, skeleton.holes)] == 1
+
+    def _none(self, skeleton: Skeleton, *, known: bool = False) -> bool:
+        """Whether there are no such weights at the first place; they are looked for once."""
+        key = _key(skeleton.term, skeleton.holes)
+        if known:
+            self.first[key] = 0
+        if key not in self.first:
+            rng = np.random.default_rng([self.seed, 5])
+            self.first[key] = None
+            with suppress(*_UNDECIDED):
+                found = asked(self.known[0], skeleton.term, skeleton.holes, rng)
+                self.first[key] = 0 if found is None else 1
+        return self.first[key] == 0
 
     def _price(self, skeleton: Skeleton) -> tuple[float, float] | None:
         try:
@@ -139,26 +170,30 @@ class Solver:
     def _solved(self, skeleton: Skeleton) -> Rule | None:
         rng = np.random.default_rng([self.seed, 5])
         wanted: list[dict[str, Wanted]] = []
-        for place in self.places:
-            found = self._asked(skeleton, place, rng)
+        for known in self.known:
+            found = self._asked(skeleton, known, rng)
             if found is None or any(not w.functionals.any() for w in found.values()):
                 return None
             wanted.append(found)
         return self._named(skeleton, wanted)
 
-    def _asked(self, skeleton: Skeleton, place: Place, rng: np.random.Generator) -> dict[str, Wanted] | None:
+    def _asked(self, skeleton: Skeleton, known: Known, rng: np.random.Generator) -> dict[str, Wanted] | None:
         """What the weights have to be at a place; ``None`` where there are none, which is remembered."""
         try:
-            found = asked(self.problem.term, skeleton.term, skeleton.holes, self.problem.kinds, place, rng)
-        except (Unlucky, NeedsOrder, IllTyped, ZeroDivisionError, KeyError):
+            found = asked(known, skeleton.term, skeleton.holes, rng)
+        except _UNDECIDED:
             return None
         if found is None:
-            self.insoluble.append((skeleton, place.point.sizes))
+            self.insoluble.append((skeleton, known.place.point.sizes))
         return found
 
     def _named(self, skeleton: Skeleton, wanted: Sequence[Mapping[str, Wanted]]) -> Rule | None:
         """The skeleton with expressions over the left side's weights in its holes."""
         names: dict[str, Term] = {}
+        values = {h: _whole([w[h] for w in wanted], k) for h, k in skeleton.holes.items()}
+        if any(v in self.nameless for v in values.values()):
+            self.unnamed.append(skeleton)
+            return None
         shapes = tuple(t.shape or () for t in skeleton.holes.values())
         table = self.tables.setdefault(shapes, Table(self.problem, self.places, shapes))
         for level in range(_LEVELS):
@@ -172,10 +207,32 @@ class Solver:
             if len(table.level) == level + 2 and not table.grow():
                 break
         if len(names) < len(skeleton.holes):
+            self.nameless |= {v for h, v in values.items() if h not in names and v is not None}
             self.unnamed.append(skeleton)
             return None
         (right,) = map_terms((skeleton.term,), names, {})
         return tidied(self._rule(right, {}))
+
+
+def _key(term: Term, holes: Mapping[str, TensorType]) -> Key:
+    return term, frozenset(holes.items())
+
+
+def _without_one(skeleton: Skeleton) -> Iterator[Key]:
+    """The skeletons that this one is at a weight of 0: without the weight that is added, inside or behind."""
+    term = skeleton.term
+    if isinstance(term, App) and term.args and isinstance(last := term.args[-1], Var) and last.name in skeleton.holes:
+        holes = {h: k for h, k in skeleton.holes.items() if h != last.name}
+        if term.op == "Add" and isinstance(inner := term.args[0], App):
+            yield _key(inner, holes)
+        elif len(term.args) == len(REGISTRY[term.op].inputs) and REGISTRY[term.op].inputs[-1].endswith("?"):
+            yield _key(replace(term, args=term.args[:-1]), holes)
+
+
+def _whole(wanted: Sequence[Wanted], kind: TensorType) -> tuple[TensorType, bytes] | None:
+    """A weight's values at all places; ``None`` where they are not determined."""
+    values = [w.whole for w in wanted]
+    return None if any(v is None for v in values) else (kind, b"".join(v.tobytes() for v in values if v is not None))
 
 
 def places_of(problem: Problem, count: int, seed: int) -> list[Place]:

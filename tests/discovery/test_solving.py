@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from superopt.discovery.candidates import restricted
 from superopt.discovery.config import Config, load_config
 from superopt.discovery.explore import explore
+from superopt.discovery.instances import is_instance
 from superopt.discovery.leftsides import left_sides
 from superopt.discovery.lifting import Problem, lifted
-from superopt.discovery.linear import Place, asked
+from superopt.discovery.linear import Known, Place, Undecided, asked
+from superopt.discovery.solved import _narrower
 from superopt.discovery.solving import Solver, places_of
 from superopt.ir.poly import sym
 from superopt.ir.terms import App, Var
@@ -79,7 +83,9 @@ def test_a_nonlinear_skeleton_is_not_solved() -> None:
     hole = {"?a": TensorType(DType.FLOAT32, (n,))}
     place = Place(Point({"n": 3}, {}), {}, PrimeField())
     square = App("Mul", (Var("x"), App("Mul", (Var("?a"), Var("?a")))))
-    assert asked(Var("x"), square, hole, kinds, place, np.random.default_rng(0)) is None
+    rng = np.random.default_rng(0)
+    with pytest.raises(Undecided, match="not linear"):
+        asked(Known(Var("x"), kinds, place, rng), square, hole, rng)
 
 
 def test_what_a_weight_has_to_be() -> None:
@@ -90,7 +96,8 @@ def test_what_a_weight_has_to_be() -> None:
     weight = field.integers(np.arange(3) + 5)
     place = Place(Point({"n": 3}, {}), {"w": weight}, field)
     known, unknown = App("Mul", (Var("x"), Var("w"))), App("Mul", (Var("x"), Var("?a")))
-    found = asked(known, unknown, {"?a": kind}, {"x": kind, "w": kind}, place, np.random.default_rng(0))
+    rng = np.random.default_rng(0)
+    found = asked(Known(known, {"x": kind, "w": kind}, place, rng), unknown, {"?a": kind}, rng)
     assert found is not None
     wanted = found["?a"]
     assert wanted.whole is not None
@@ -133,3 +140,47 @@ def test_solving_draws_places_that_differ() -> None:
     row = TOUR["LoRA"]
     places = places_of(Problem(row.forall, frozenset("wab"), row.lhs[0]), 3, 0)
     assert len({tuple(p.point.sizes.items()) for p in places}) == 3
+
+
+def convolutions(first: str, second: str) -> Problem:
+    """A sum of two convolutions of one image."""
+    row = parse_rule({
+        "forall": {"x": "f[n, c*g, h, w]", "k": "f[c*g, c, p_0 + p_2 + 1, p_1 + p_3 + 1]", "l": "f[c*g, c*g, 1, 1]",
+                   "p": "ints[4]>=0", "g": "int>=1"},
+        "lhs": [f"Add({first}, {second})"], "rhs": ["x"],
+    })  # fmt: skip
+    return Problem(restricted(row).forall, frozenset("kl") & set(row.tensors), row.lhs[0])
+
+
+def in_one_group(problem: Problem) -> Problem:
+    return next(p for p in _narrower(problem) if "group=g" not in str(p.term))
+
+
+WINDOW = "Conv(x, k, dilations=[1, 1], group=g, pads=p, strides=[1, 1])"
+POINT = "Conv(x, l, dilations=[1, 1], group=1, pads=[0, 0, 0, 0], strides=[1, 1])"
+
+
+def test_what_groups_have_no_equal_for_one_group_has() -> None:
+    """A 3×3 beside a 1×1, RepVGG's branches: for any groups there is no convolution, for one there is."""
+    problem = convolutions(WINDOW, POINT)
+    assert list(Solver(problem).solutions()) == []
+    merged = next(Solver(in_one_group(problem)).solutions())
+    assert str(merged.rhs[0]).startswith("Conv(x, Add(k, Pad(l")
+    assert isinstance(prove(merged), verdict.ProvedAllSizes)
+
+
+def test_instances() -> None:
+    grouped = convolutions(WINDOW, "x")
+    single = in_one_group(grouped)
+    assert is_instance(single, grouped)
+    assert not is_instance(grouped, single)
+    behind = replace(single, term=App("Relu", (single.term,)))
+    assert is_instance(behind, grouped)
+    twice = Problem(parse_rule({"forall": {"x": "f[n, c, h, w]"}, "lhs": ["Add(x, x)"], "rhs": ["x"]}).forall,
+                    frozenset(), App("Add", (Var("x"), Var("x"))))  # fmt: skip
+    same = convolutions(WINDOW, WINDOW)
+    assert not is_instance(same, twice)  # its equal may open the convolution
+    assert is_instance(replace(same, term=App("Relu", (same.term,))), twice)
+    other = Problem(parse_rule({"forall": {"x": "f[m, k]"}, "lhs": ["Add(x, x)"], "rhs": ["x"]}).forall, frozenset(),
+                    App("Add", (Var("x"), Var("x"))))  # fmt: skip
+    assert not is_instance(replace(same, term=App("Relu", (same.term,))), other)  # of another rank
