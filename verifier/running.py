@@ -29,7 +29,7 @@ _BIG = 1 << 16  # bytes of a weight that is written once, to a file, and read by
 class Bench:
     """A folder for weights, as long as it is open.
 
-    Sessions are of one thread, so that equal runs round equally.
+    Sessions are of one thread unless more are asked for, so that equal runs round equally.
     """
 
     def __init__(self) -> None:
@@ -54,13 +54,13 @@ class Bench:
         """
         return make_session(self._source(graph), threads=1, optimise=optimise)
 
-    def loaded(self, graph: Graph, runtime: Runtime) -> Loaded:
-        """A graph in another runtime, as its user runs it.
+    def loaded(self, graph: Graph, runtime: Runtime, threads: int = 1) -> Loaded:
+        """A graph in a runtime, as its user runs it.
 
         Raises:
             InvalidModel, Unsupported, ResourceLimit: the runtime refuses it.
         """
-        return runtime.load(self._source(graph), threads=1)
+        return runtime.load(self._source(graph), threads=threads)
 
     def _source(self, graph: Graph) -> bytes | Path:
         if all(_size(w) < _BIG for w in graph.weights):

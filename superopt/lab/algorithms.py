@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,9 @@ from superopt.cost.model import CostModel
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph
-from superopt.pipeline.algorithms import Accuracy, accuracy, apply_algorithms
+from superopt.pipeline.fewer import Accuracy, accuracy
+from superopt.pipeline.optimise import optimize
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.race import circumstances, race
 from superopt.search.bilinear.choosing import GROWTH, Choice, Form, forms_of, named, rewritten, sites_of
 from superopt.verifier.differential import make_inputs
@@ -126,7 +129,7 @@ def measured(graph: Graph, shape: str, model: CostModel, *, rounds: int = _ROUND
     found = Measured(
         shape, (None, *(m[2] for m in made)), prices, result.ratios, least, result.ms[0], None, load
     )  # fmt: skip
-    errors = accuracy(graph, made[found.fastest - 1][-1], sizes={}, inputs=3) if found.fastest else None
+    errors = accuracy(graph, made[found.fastest - 1][-1], sizes={}, runtime=ONNX_RUNTIME) if found.fastest else None
     return replace(found, errors=errors)
 
 
@@ -193,23 +196,25 @@ def random_table(model: CostModel, count: int, seed: int) -> list[str]:
     return [said, "", *rows]
 
 
-def models_table(names: Sequence[str], inputs: int) -> list[str]:
-    """Markdown rows: whole models of the corpus, as ``superopt algorithms apply`` rewrites them."""
+def models_table(names: Sequence[str]) -> list[str]:
+    """Markdown rows: whole models of the corpus, as ``superopt optimize --measure`` returns them."""
     lines = [
         "| model | rewritten operators | before, ms | after ÷ before | spread, rounds "
-        "| largest error: before, after | outcome | load |",
-        "|---|---|---|---|---|---|---|---|",
+        "| largest error: before, after | weights, MB: before, after | seconds | load |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name in names:
-        load = os.getloadavg()[0]
-        found = apply_algorithms(formats.load(f"corpus/{name}.json"), inputs=inputs)
-        raced, errors = found.measured, found.errors
+        load, start = os.getloadavg()[0], time.monotonic()
+        found = optimize(formats.load(f"corpus/{name}.json"), measure=True).report
+        seconds = time.monotonic() - start
+        raced, errors, work = found.measured, found.errors, found.work
         times = "| | | " if raced is None else (
             f"| {raced.before_ms:.1f} | **{raced.ratio:.3f}** | {raced.spread:.3f}, {raced.runs} "
         )  # fmt: skip
         accuracies = f"{errors.before:.1e}, {errors.after:.1e}" if errors is not None else ""
+        weights = f"{(work.weight_bytes_before or 0) / 1e6:.0f}, {(work.weight_bytes_after or 0) / 1e6:.0f}"
         lines.append(
-            f"| {name} | {len(found.choices)} {times}| {accuracies} | {found.reason or 'taken'} | {load:.1f} |"
+            f"| {name} | {len(found.algorithms)} {times}| {accuracies} | {weights} | {seconds:.0f} | {load:.1f} |"
         )
         print(lines[-1], flush=True)
     return lines
@@ -237,14 +242,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60, help="random shapes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--models", nargs="*", default=list(MODELS))
-    parser.add_argument("--inputs", type=int, default=3, help="on which errors of models are measured")
     chosen = parser.parse_args()
     wanted = chosen.only or ["shapes", "random", "models"]
     about = dict(circumstances(1, "cpu"))
     line = ", ".join(f"{k} {v}" for k, v in about.items())
     for section in wanted:
         if section == "models":
-            lines = models_table(chosen.models, chosen.inputs)
+            lines = models_table(chosen.models)
         else:
             with costs.for_target("cpu" if section == "shapes" else "profile:cpu-epyc-2core", threads=1) as model:
                 lines = shapes_table(model) if section == "shapes" else random_table(model, chosen.count, chosen.seed)
