@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 from superopt.ir.errors import ResourceLimit, Unsupported
@@ -52,8 +53,8 @@ from superopt.verifier.power import EFFORTS, NONE, Effort, Power
 from superopt.verifier.running import Bench
 
 __all__ = [
-    "EXACT", "FACTOR", "MARGIN", "CheckResult", "Power", "Slack", "check", "check_regions", "check_rewrite", "make_inputs",
-    "signature_difference",
+    "EXACT", "FACTOR", "MARGIN", "CheckResult", "Power", "Slack", "check", "check_regions", "check_rewrite",
+    "make_inputs", "signature_difference",
 ]  # fmt: skip
 
 _TRIALS = 3  # unsteered inputs
@@ -109,6 +110,7 @@ def check_rewrite(
     sizes: Mapping[str, int] | None = None,
     runtime: Runtime = ONNX_RUNTIME,
     slack: Slack = EXACT,
+    bench: Bench | None = None,
 ) -> CheckResult:
     """Compare a model with its rewritten form at what that is worth: rewritten places first, then the whole.
 
@@ -125,6 +127,7 @@ def check_rewrite(
         sizes: symbolic dimensions that are fixed.
         runtime: as in :func:`check`; places run in ONNX Runtime alone.
         slack: as in :func:`check`; it holds for the whole, and for the places that have such nodes.
+        bench: where the models' weights have been written already.
 
     Returns:
         ``trials`` counts the inputs of the places and of the whole; ``power`` is that of the places' inputs where
@@ -149,7 +152,7 @@ def check_rewrite(
         return replace(found, trials=found.trials + places.trials, power=places.power or found.power, reason=said)
 
     plan = _plan(seed, _TRIALS, time_limit, patience, sizes, EFFORTS["quick"], QUICK)
-    return _bounded(before, after, replace(plan, runtime=runtime, slack=slack), judged)
+    return _bounded(before, after, replace(plan, runtime=runtime, slack=slack), judged, bench)
 
 
 def _plan(
@@ -163,8 +166,9 @@ def _plan(
 
 
 def _bounded(
-    before: Graph, after: Graph, plan: Plan, judged: Callable[[Plan, Bench, Typing], CheckResult]
-) -> CheckResult:
+    before: Graph, after: Graph, plan: Plan, judged: Callable[[Plan, Bench, Typing], CheckResult],
+    bench: Bench | None = None,
+) -> CheckResult:  # fmt: skip
     """A check within bounds of time and memory."""
     difference = signature_difference(before, after)
     if difference is not None:
@@ -173,8 +177,8 @@ def _bounded(
         typing = infer(before, plan.sizes)
         refuse_unbounded(before, plan.sizes, typing=typing, copies=_COPIES)
         refuse_unbounded(after, plan.sizes, copies=_COPIES)
-        with bounded_memory(), Bench() as bench:
-            return judged(plan, bench, typing)
+        with bounded_memory(), Bench() if bench is None else nullcontext(bench) as given:
+            return judged(plan, given, typing)
     except MemoryError:
         return CheckResult("skipped", reason="not enough memory to run the model")
     except (ResourceLimit, Unsupported) as error:
@@ -197,7 +201,13 @@ def check_regions(
         if left == 0.0:
             return replace(total, verdict="skipped", reason=f"the time ran out after {position} regions")
         found = check(
-            before, after, seed=seed + position, trials=trials, time_limit=left, patience=left, runtime=runtime,
+            before,
+            after,
+            seed=seed + position,
+            trials=trials,
+            time_limit=left,
+            patience=left,
+            runtime=runtime,
             slack=slack,
         )
         if found.verdict == "failed":

@@ -14,6 +14,7 @@ from superopt.formats.tensors import SparseData, expected_bytes, packed_chunks
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph, Weight, WeightData
 from superopt.ir.types import DType
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME, Session
 from superopt.runtime.ort import InferenceSession, make_session
 from superopt.runtime.ort import run as run_session
 from superopt.runtime.protocol import Loaded, Runtime
@@ -36,6 +37,7 @@ class Bench:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._places: dict[int, tuple[WeightData, tuple[str, int, int]]] = {}  # by the elements' identity
         self._models = 0
+        self._sessions: dict[int, tuple[Graph, InferenceSession]] = {}  # that are kept, by the graph's identity
 
     def __enter__(self) -> Bench:
         return self
@@ -43,23 +45,36 @@ class Bench:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._sessions.clear()
         if self._folder is not None:
             self._folder.cleanup()
 
-    def session(self, graph: Graph, *, optimise: bool) -> InferenceSession:
-        """A session for a graph.
+    def session(self, graph: Graph, *, optimise: bool, keep: bool = False) -> InferenceSession:
+        """A session for a graph, which may be one that was kept.
+
+        Args:
+            graph: the model.
+            optimise: with all of the runtime's optimisations, or none.
+            keep: an optimised one for who asks next, until the bench is closed.
 
         Raises:
             InvalidModel, Unsupported, ResourceLimit: ONNX Runtime refuses it.
         """
-        return make_session(self._source(graph), threads=1, optimise=optimise)
+        if optimise and id(graph) in self._sessions:
+            return self._sessions[id(graph)][1]
+        made = make_session(self._source(graph), threads=1, optimise=optimise)
+        if optimise and keep:
+            self._sessions[id(graph)] = graph, made
+        return made
 
-    def loaded(self, graph: Graph, runtime: Runtime, threads: int = 1) -> Loaded:
+    def loaded(self, graph: Graph, runtime: Runtime, *, threads: int = 1, keep: bool = False) -> Loaded:
         """A graph in a runtime, as its user runs it.
 
         Raises:
             InvalidModel, Unsupported, ResourceLimit: the runtime refuses it.
         """
+        if runtime is ONNX_RUNTIME and threads == 1:
+            return Session(self.session(graph, optimise=True, keep=keep))
         return runtime.load(self._source(graph), threads=threads)
 
     def _source(self, graph: Graph) -> bytes | Path:

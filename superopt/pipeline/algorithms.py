@@ -80,7 +80,9 @@ def apply_algorithms(
     with costs.for_target(target, threads=threads, sizes=known, time_limit=time_limit, progress=progress) as priced:
         formed = with_forms(
             graph, graph, priced, setting,
-            lambda made, slack: check_rewrite(graph, made, seed=seed, sizes=known, slack=slack), notes, progress,
+            lambda made, bench, slack: check_rewrite(
+                graph, made, seed=seed, sizes=known, bench=bench, slack=slack
+            ), notes, progress,
         )  # fmt: skip
     if formed is None:
         return Outcome(graph, None, "; ".join(notes) or "no form of any operator gains enough")

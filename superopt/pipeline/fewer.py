@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from math import inf
+from statistics import median, stdev
 
 import numpy as np
 
@@ -24,8 +25,8 @@ from superopt.pipeline.memory import needed
 from superopt.runtime import reference
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.protocol import Loaded, Runtime
-from superopt.runtime.race import Clock, RaceResult, race_bound, result_of
-from superopt.runtime.spread import median_error
+from superopt.runtime.race import Clock, RaceResult, race_bound
+from superopt.runtime.spread import median_beyond
 from superopt.search.bilinear.choosing import (
     GROWTH,
     Choice,
@@ -47,9 +48,7 @@ MOST_ERROR: Mapping[str, float] = {"strict": 0.0, "standard": 1e-5, "fast": 1e-4
 _LESS = (6.0, 3.0)  # growth of errors of algorithms that are tried in turn where those of the mode are too inaccurate
 _CLEAR = 0.3  # share of an operator's time: forms that are modelled to gain so much are a candidate of their own
 _LEAST = 3 * SITTING  # what the whole has to gain for what forms cost in accuracy and memory
-_FEWEST = 3  # rounds of a race that say anything
-_LOOKS = (_FEWEST, *LOOKS)
-_ERRORS = NormalDist().inv_cdf(1 - DOUBT / len(_LOOKS))  # standard errors that are beyond doubt
+_WRONG = DOUBT / len(LOOKS)  # how often one look at a race may be wrong
 _LARGE = 1 << 30  # bytes of weights above which no form is tried: the race and the errors need the models whole
 _INPUTS, _WORK = 3, 1e10  # inputs on which errors are measured, at most, and FLOPs of the reference for all but one
 
@@ -65,6 +64,9 @@ class Accuracy:
     def within(self, mode: str) -> bool:
         """Whether a mode's budget allows it."""
         return self.after <= MOST_ERROR[mode] and self.after <= GROWTH[mode] * self.before
+
+
+Check = Callable[[Graph, Bench, Slack], CheckResult]  # of a result, whose weights may have been written already
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def with_forms(
     plain: Graph,
     prices: CostModel,
     setting: Setting,
-    check: Callable[[Graph, Slack], CheckResult] | None,
+    check: Check | None,
     notes: list[str],
     progress: Callable[[int, int | None, str], None],
 ) -> Formed | None:
@@ -181,7 +183,7 @@ class _Measured:
 
 def _tried(
     original: Graph, plain: Graph, chosen: list[Choice], prices: CostModel, setting: Setting,
-    check: Callable[[Graph, Slack], CheckResult] | None, progress: Callable[[int, int | None, str], None],
+    check: Check | None, progress: Callable[[int, int | None, str], None],
 ) -> tuple[Formed | None, str, bool]:  # fmt: skip
     """The best of some choices, or why there is none, and whether more accurate forms would not help either."""
     clear = [c for c in chosen if c.after < (1.0 - _CLEAR) * c.before]
@@ -191,46 +193,49 @@ def _tried(
         before, after = (costs.graph_cost(graph, prices, sizes=setting.sizes).us for graph in (plain, made[0]))
         if after > (1.0 - _LEAST) * before:
             return None, f"they are modelled at {after / before:.3f} of the result without them", True
-    try:
-        found = _measured(original, plain, made, setting, progress)
-    except (InvalidModel, Unsupported, ResourceLimit) as error:
-        return None, f"the model could not be run with them: {error}", False
-    if found.raced is not None and not found.raced.won:
-        return None, f"timed beside the result without them, they take {found.raced.text} of its time", True
-    best, errors = made[found.best], found.errors
-    if not errors.within(setting.mode):
-        why = f"errors grow from {errors.before:.1e} to {errors.after:.1e}, which {setting.mode!r} does not allow"
-        return None, why, False
-    checked: CheckResult | None = None
-    if check is not None:
-        progress(0, None, "checking")
-        new = frozenset(n.name for n in best.nodes) - {n.name for n in plain.nodes}
-        checked = check(best, Slack(MOST_ERROR[setting.mode], new))
-        if checked.verdict != "passed":
-            return None, f"the check {checked.verdict}: {checked.reason}", False
+    with Bench() as bench:
+        try:
+            found = _measured(original, plain, made, setting, bench, progress)
+        except (InvalidModel, Unsupported, ResourceLimit) as error:
+            return None, f"the model could not be run with them: {error}", False
+        if found.raced is not None and not found.raced.won:
+            return None, f"timed beside the result without them, they take {found.raced.text} of its time", True
+        best, errors = made[found.best], found.errors
+        if not errors.within(setting.mode):
+            why = f"errors grow from {errors.before:.1e} to {errors.after:.1e}, which {setting.mode!r} does not allow"
+            return None, why, False
+        checked: CheckResult | None = None
+        if check is not None:
+            progress(0, None, "checking")
+            new = frozenset(n.name for n in best.nodes) - {n.name for n in plain.nodes}
+            checked = check(best, bench, Slack(MOST_ERROR[setting.mode], new))
+            if checked.verdict != "passed":
+                return None, f"the check {checked.verdict}: {checked.reason}", False
     cost = costs.graph_cost(best, prices, sizes=setting.sizes)
     measured = None if found.raced is None else found.raced.measured
     return Formed(best, tuple(portfolio[found.best]), checked, errors, cost, measured), "", True
 
 
 def _measured(
-    original: Graph, plain: Graph, made: Sequence[Graph], setting: Setting,
+    original: Graph, plain: Graph, made: Sequence[Graph], setting: Setting, bench: Bench,
     progress: Callable[[int, int | None, str], None],
 ) -> _Measured:  # fmt: skip
     """Sessions of all are made once, for the race and for the errors of what wins it."""
     graphs = {id(graph): graph for graph in (original, plain, *made)}
     for graph in graphs.values():
         refuse_unbounded(graph, setting.sizes)
-    with Bench() as bench:
-        loaded = {key: bench.loaded(graph, setting.runtime, setting.threads) for key, graph in graphs.items()}
-        raced = None
-        if setting.races:
-            progress(0, None, "measuring with fewer multiplications")
-            raced = _race(original, plain, made, loaded, setting)
-            if not raced.won:
-                return _Measured(raced.best, Accuracy(0.0, 0.0, 0), raced)
-        best = 0 if raced is None else raced.best
-        return _Measured(best, _errors(original, loaded[id(original)], loaded[id(made[best])], setting), raced)
+    loaded = {
+        key: bench.loaded(graph, setting.runtime, threads=setting.threads, keep=any(graph is m for m in made))
+        for key, graph in graphs.items()
+    }
+    raced = None
+    if setting.races:
+        progress(0, None, "measuring with fewer multiplications")
+        raced = _race(original, plain, made, loaded, setting)
+        if not raced.won:
+            return _Measured(raced.best, Accuracy(0.0, 0.0, 0), raced)
+    best = 0 if raced is None else raced.best
+    return _Measured(best, _errors(original, loaded[id(original)], loaded[id(made[best])], setting), raced)
 
 
 def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choice]:
@@ -263,13 +268,14 @@ class _Raced:
     def against(self, candidate: int) -> tuple[float, float]:
         """The ratio of a candidate's time to that of the result without forms, and its doubt."""
         samples = [(row[self.plain], row[candidate]) for row in self.result.samples]
-        found = result_of(samples, 0, {})
-        return found.ratios[1], _ERRORS * median_error(len(samples)) * found.spread[1]
+        ratios = [candidate / plain for plain, candidate in samples]
+        doubt = median_beyond(len(ratios), _WRONG) * stdev(ratios) if len(ratios) >= LOOKS[0] else inf
+        return median(ratios), doubt
 
     @property
     def won(self) -> bool:
         ratio, doubt = self.against(self.plain + 1 + self.best)
-        return len(self.result.samples) >= _FEWEST and ratio + doubt < 1.0 - _LEAST
+        return ratio + doubt < 1.0 - _LEAST
 
     @property
     def settled(self) -> bool:
@@ -287,9 +293,10 @@ class _Raced:
         """The input and the best candidate."""
         which = self.plain + 1 + self.best
         found = self.result
+        ratios = [row[which] / row[0] for row in found.samples]
         return report.Measured(
             found.ms[0], found.ms[which], found.ratios[which], found.rounds, found.spread[which],
-            dict(found.circumstances),
+            dict(found.circumstances), stdev(ratios) if len(ratios) > 1 else 0.0,
         )  # fmt: skip
 
 
@@ -304,7 +311,7 @@ def _race(
     result = race_bound(
         bound, runtime=setting.runtime, rounds=LOOKS[-1], burst=1, threads=setting.threads, clock=clock,
         time_limit=setting.seconds, seed=setting.seed,
-        looks=dict.fromkeys(_LOOKS, lambda r: _Raced(r, first).settled),
+        looks=dict.fromkeys(LOOKS, lambda r: _Raced(r, first).settled),
     )  # fmt: skip
     return _Raced(result, first)
 

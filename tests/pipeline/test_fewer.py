@@ -162,8 +162,8 @@ def test_the_fastest_of_the_portfolio_is_taken() -> None:
     assert found.best == 1
     assert found.won
     assert found.measured.ratio == pytest.approx(0.7)
-    tie = fewer._Raced(result_of([[10.0, 9.0, 9.0]] * 7, 7, {}), plain=1)
-    assert not tie.won
+    assert not fewer._Raced(result_of([[10.0, 9.0, 9.0]] * 7, 7, {}), plain=1).won
+    assert not fewer._Raced(result_of([[10.0, 9.0, 5.0]] * 2, 2, {}), plain=1).won
 
 
 def test_models_without_a_place_ask_for_no_prices(monkeypatch: pytest.MonkeyPatch) -> None:
