@@ -48,6 +48,7 @@ MOST_ERROR: Mapping[str, float] = {"strict": 0.0, "standard": 1e-5, "fast": 1e-4
 _LESS = (6.0, 3.0)  # growth of errors of algorithms that are tried in turn where those of the mode are too inaccurate
 _CLEAR = 0.3  # share of an operator's time: forms that are modelled to gain so much are a candidate of their own
 _LEAST = 3 * SITTING  # what the whole has to gain for what forms cost in accuracy and memory
+_FUTILE = LOOKS[1]  # rounds after which what does not seem to gain enough will not
 _WRONG = DOUBT / len(LOOKS)  # how often one look at a race may be wrong
 _LARGE = 1 << 30  # bytes of weights above which no form is tried: the race and the errors need the models whole
 _INPUTS, _WORK = 3, 1e10  # inputs on which errors are measured, at most, and FLOPs of the reference for all but one
@@ -186,11 +187,14 @@ def _tried(
     check: Check | None, progress: Callable[[int, int | None, str], None],
 ) -> tuple[Formed | None, str, bool]:  # fmt: skip
     """The best of some choices, or why there is none, and whether more accurate forms would not help either."""
+    before = costs.graph_cost(plain, prices, sizes=setting.sizes).us
     clear = [c for c in chosen if c.after < (1.0 - _CLEAR) * c.before]
-    portfolio = [chosen, clear] if setting.races and 0 < len(clear) < len(chosen) else [chosen]
+    rest = sum(c.before - c.after for c in chosen if c.after >= (1.0 - _CLEAR) * c.before)
+    both = setting.races and clear and rest > _LEAST * before  # else a race could not tell them from each other
+    portfolio = [chosen, clear] if both else [chosen]
     made = [rewritten(plain, choices) for choices in portfolio]
     if not setting.races:
-        before, after = (costs.graph_cost(graph, prices, sizes=setting.sizes).us for graph in (plain, made[0]))
+        after = costs.graph_cost(made[0], prices, sizes=setting.sizes).us
         if after > (1.0 - _LEAST) * before:
             return None, f"they are modelled at {after / before:.3f} of the result without them", True
     with Bench() as bench:
@@ -275,13 +279,13 @@ class _Raced:
     @property
     def won(self) -> bool:
         ratio, doubt = self.against(self.plain + 1 + self.best)
-        return ratio + doubt < 1.0 - _LEAST
+        return ratio < 1.0 - _LEAST and ratio + doubt < 1.0
 
     @property
     def settled(self) -> bool:
         """Whether more rounds would change nothing."""
         ratio, doubt = self.against(self.plain + 1 + self.best)
-        return abs(ratio - (1.0 - _LEAST)) > doubt
+        return self.won or ratio - doubt > 1.0 - _LEAST or (ratio >= 1.0 - _LEAST and self.result.rounds >= _FUTILE)
 
     @property
     def text(self) -> str:
