@@ -47,6 +47,7 @@ __all__ = ["MOST_ERROR", "Accuracy", "Formed", "Setting", "accuracy", "with_form
 MOST_ERROR: Mapping[str, float] = {"strict": 0.0, "standard": 1e-5, "fast": 1e-4}
 _LESS = (6.0, 3.0)  # growth of errors of algorithms that are tried in turn where those of the mode are too inaccurate
 _CLEAR = 0.3  # share of an operator's time: forms that are modelled to gain so much are a candidate of their own
+_WORTH = 0.02  # share of the whole that forms have to be modelled to gain before they are tried
 _LEAST = 3 * SITTING  # what the whole has to gain for what forms cost in accuracy and memory
 _FUTILE = LOOKS[1]  # rounds after which what does not seem to gain enough will not
 _WRONG = DOUBT / len(LOOKS)  # how often one look at a race may be wrong
@@ -108,6 +109,7 @@ class Formed:
         checked: against the input; ``None`` where no check was asked for.
         errors: of the input and of the result.
         cost: what it is modelled to take.
+        slack: share of an output's largest magnitude by which the mode lets it be off.
         measured: a race of the input and the result, if there was one.
     """
 
@@ -116,6 +118,7 @@ class Formed:
     checked: CheckResult | None
     errors: Accuracy
     cost: GraphCost
+    slack: float
     measured: report.Measured | None
 
     def reported(self) -> tuple[report.Algorithm, ...]:
@@ -157,14 +160,15 @@ def with_forms(
         return None
     progress(0, None, "looking for fewer multiplications")
     typing = infer(plain)
+    before = costs.graph_cost(plain, prices, sizes=setting.sizes).us
     tried: list[list[Choice]] = []
     for growth in (GROWTH[setting.mode], *(less for less in _LESS if less < GROWTH[setting.mode])):
         chosen = choose(plain, prices, growth=growth, typing=typing, sizes=setting.sizes)
         chosen = _fitting(plain, chosen, setting)
-        if not chosen or chosen in tried:
+        if not chosen or chosen in tried or sum(c.before - c.after for c in chosen) < _WORTH * before:
             continue
         tried.append(chosen)
-        found, why, final = _tried(original, plain, chosen, prices, setting, check, progress)
+        found, why, final = _tried(original, plain, before, chosen, prices, setting, check, progress)
         if found is not None:
             return found
         notes.append(f"{len(chosen)} operators with fewer multiplications were left out: {why}")
@@ -183,11 +187,10 @@ class _Measured:
 
 
 def _tried(
-    original: Graph, plain: Graph, chosen: list[Choice], prices: CostModel, setting: Setting,
+    original: Graph, plain: Graph, before: float, chosen: list[Choice], prices: CostModel, setting: Setting,
     check: Check | None, progress: Callable[[int, int | None, str], None],
 ) -> tuple[Formed | None, str, bool]:  # fmt: skip
     """The best of some choices, or why there is none, and whether more accurate forms would not help either."""
-    before = costs.graph_cost(plain, prices, sizes=setting.sizes).us
     clear = [c for c in chosen if c.after < (1.0 - _CLEAR) * c.before]
     rest = sum(c.before - c.after for c in chosen if c.after >= (1.0 - _CLEAR) * c.before)
     both = setting.races and clear and rest > _LEAST * before  # else a race could not tell them from each other
@@ -217,7 +220,11 @@ def _tried(
                 return None, f"the check {checked.verdict}: {checked.reason}", False
     cost = costs.graph_cost(best, prices, sizes=setting.sizes)
     measured = None if found.raced is None else found.raced.measured
-    return Formed(best, tuple(portfolio[found.best]), checked, errors, cost, measured), "", True
+    return (
+        Formed(best, tuple(portfolio[found.best]), checked, errors, cost, MOST_ERROR[setting.mode], measured),
+        "",
+        True,
+    )
 
 
 def _measured(

@@ -225,7 +225,8 @@ class _Attempt:
             measured = self._race(after, notes)
         if self.interrupted:
             found = replace(found, stopped="interrupted")
-        verification = self._certified(after) if self.options.certify and not self.interrupted else None
+        slack = 0.0 if best.forms is None else best.forms.slack
+        verification = self._certified(after, slack) if self.options.certify and not self.interrupted else None
         made = self._report(
             found, best.checked, measured, notes, before, best.cost if after is not self.graph else before, best.forms
         )
@@ -307,12 +308,12 @@ class _Attempt:
         compared = replace(compared, measured=found)
         return compared.judged(), compared.measured
 
-    def _certified(self, after: Graph) -> report.Verification:
+    def _certified(self, after: Graph, slack: float) -> report.Verification:
         """What can be proved of the result; the check has run already, so a proof that fails takes nothing away."""
         from superopt.verifier.graphs import certify_result
 
         self.progress(0, None, "proving")
-        found = certify_result(self.graph, after, seed=self.options.seed)
+        found = certify_result(self.graph, after, seed=self.options.seed, slack=slack)
         return report.Verification(
             found.words, found.same, found.proved, found.tested, found.proved_share, found.reason
         )
