@@ -14,6 +14,7 @@ from superopt.formats.tensors import SparseData, expected_bytes, packed_chunks
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph, Weight, WeightData
 from superopt.ir.types import DType
+from superopt.runtime.limits import give_back
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME, Session
 from superopt.runtime.ort import InferenceSession, make_session
 from superopt.runtime.ort import run as run_session
@@ -25,6 +26,7 @@ Arrays = dict[str, np.ndarray]
 REFUSALS = (InvalidModel, Unsupported, ResourceLimit, UsageError)  # with which ONNX Runtime says that it cannot run
 
 _BIG = 1 << 16  # bytes of a weight that is written once, to a file, and read by all sessions
+_LARGE = 1 << 24  # bytes of weights from which giving memory back is worth the milliseconds that it takes
 
 
 class Bench:
@@ -63,6 +65,8 @@ class Bench:
         if optimise and id(graph) in self._sessions:
             return self._sessions[id(graph)][1]
         made = make_session(self._source(graph), threads=1, optimise=optimise)
+        if self._is_large(graph):
+            give_back()
         if optimise and keep:
             self._sessions[id(graph)] = graph, made
         return made
@@ -76,6 +80,9 @@ class Bench:
         if runtime is ONNX_RUNTIME and threads == 1:
             return Session(self.session(graph, optimise=True, keep=keep))
         return runtime.load(self._source(graph), threads=threads)
+
+    def _is_large(self, graph: Graph) -> bool:
+        return sum(map(_size, graph.weights)) >= _LARGE
 
     def _source(self, graph: Graph) -> bytes | Path:
         if all(_size(w) < _BIG for w in graph.weights):

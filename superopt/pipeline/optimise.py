@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from superopt import cost as costs
 from superopt import formats, report
 from superopt.cost import CostModel, GraphCost
+from superopt.ir.collecting import rarely_collected
 from superopt.ir.diff import changed_regions
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError, printable
 from superopt.ir.graph import Graph, structural_hash
@@ -92,6 +93,7 @@ def load(model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph:
     return formats.from_onnx(model)
 
 
+@rarely_collected()
 def optimize(
     model: str | Path | bytes | onnx.ModelProto | Graph,
     *,

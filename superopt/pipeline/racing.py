@@ -14,7 +14,7 @@ import numpy as np
 from superopt import formats, report
 from superopt.cost.model import Racing
 from superopt.ir.graph import Graph
-from superopt.runtime.limits import refuse_unbounded
+from superopt.runtime.limits import give_back, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Runtime
 from superopt.runtime.race import Clock, Enough, RaceResult, race_bound
@@ -58,7 +58,7 @@ def measure(
         device: another device than this machine's processor.
         runtime: what runs them.
         looks: after so many rounds, whether that is enough; another device runs them all.
-        bench: where weights are written, and the second model's session is kept for whoever checks it.
+        bench: where weights are written, and sessions are kept for whoever checks the result.
 
     Raises:
         ResourceLimit: running them would take too long or too much memory. InvalidModel, Unsupported: the runtime
@@ -71,13 +71,13 @@ def measure(
     if device is not None:
         return _measured(device.race((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
     with Bench() if bench is None else nullcontext(bench) as given:
-        bound = [
-            given.loaded(graph, runtime, threads=threads, keep=graph is after).bound(feeds) for graph in (before, after)
-        ]
+        bound = [given.loaded(graph, runtime, threads=threads, keep=True).bound(feeds) for graph in (before, after)]
         result = race_bound(
             bound, runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock, time_limit=time_limit,
             looks={n: _asked(enough) for n, enough in looks.items()},
         )  # fmt: skip
+        del bound
+        give_back()
     return _measured(result)
 
 

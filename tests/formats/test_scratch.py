@@ -18,19 +18,22 @@ def test_elements_come_back(dtype: DType) -> None:
     drawn = RandomData(TensorType(dtype, (300, 401)), 5, 3.0)
     first = drawn.numpy().copy()
     again = drawn.numpy()
-    assert again.dtype == first.dtype and again.shape == first.shape
+    assert again.dtype == first.dtype
+    assert again.shape == first.shape
     assert again.tobytes() == first.tobytes() == RandomData(drawn.type, 5, 3.0).numpy().tobytes()
 
 
 def test_the_file_is_emptied_when_nobody_holds_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_arenas", [])
     one, two = scratch(np.ones(1 << 16)), scratch(np.zeros(1 << 16))
-    assert one is not None and two is not None
+    assert one is not None
+    assert two is not None
     arena = module._arenas[-1]
     view = two.array()
     assert os.fstat(arena.descriptor).st_size == 2 * view.nbytes
     del one
-    assert not view.any() and os.fstat(arena.descriptor).st_size == 2 * view.nbytes
+    assert not view.any()
+    assert os.fstat(arena.descriptor).st_size == 2 * view.nbytes
     del two, view
     assert os.fstat(arena.descriptor).st_size == 0
 
