@@ -74,7 +74,8 @@ def optimize(
         typer.Option(
             "--float",
             metavar="strict|standard|fast",
-            help="use rules where floats are safe; also where conditions hold; or all true of the reals",
+            help="rules where floats are safe; also where conditions hold; all true of the reals. Errors of algorithms: "
+            "none; up to 1e-5; 1e-4",
         ),
     ] = "standard",
     effort: Annotated[

@@ -236,7 +236,7 @@ def _measured(
     for graph in graphs.values():
         refuse_unbounded(graph, setting.sizes)
     loaded = {
-        key: bench.loaded(graph, setting.runtime, threads=setting.threads, keep=any(graph is m for m in made))
+        key: bench.loaded(graph, setting.runtime, threads=setting.threads, keep=graph is not plain)
         for key, graph in graphs.items()
     }
     raced = None
