@@ -74,8 +74,8 @@ def optimize(
         typer.Option(
             "--float",
             metavar="strict|standard|fast",
-            help="rules where floats are safe; also where conditions hold; all true of the reals. Errors of algorithms: "
-            "none; up to 1e-5; 1e-4",
+            help="rules where floats are safe; where conditions hold, too; all that are true of the reals. Algorithms "
+            "with fewer multiplications: none; errors up to 1e-5; up to 1e-4",
         ),
     ] = "standard",
     effort: Annotated[

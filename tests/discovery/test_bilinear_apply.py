@@ -128,6 +128,27 @@ def test_a_result_that_others_read_too_keeps_what_follows_apart() -> None:
     assert np.abs(run(made, feeds) - run(graph, feeds)).max() <= 1e-5
 
 
+def test_what_forms_share_is_made_once() -> None:
+    b = GraphBuilder("m")
+    x, w = b.input("x", "float32", (1, 32, 12, 12)), b.weight("w", (32, 32, 3, 3), scale=0.06)
+    first, *others = (
+        b.op("Conv", x, *with_bias, pads=[1, 1, 1, 1])
+        for with_bias in ((w,), (w, b.weight("b", (32,))), (b.weight("v", (32, 32, 3, 3), scale=0.06),))
+    )
+    for number, other in enumerate(others):
+        first = b.op("Add", first, b.op("Mul", other, b.constant(np.float32(number + 2))))
+    b.output(first, "y")
+    graph = b.build()
+    sites = sites_of(graph)
+    form = forms_of(sites[0], GROWTH["standard"])[0]
+    assert isinstance(form, ConvForm)
+    made = rewritten(graph, [Choice(site, form, 1.0, 0.5) for site in sites])
+    assert [n.op for n in made.nodes].count("Gather") == 1
+    assert sum(w.type.shape == (32, 32) for w in made.weights) == 2 * form.products
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 32, 12, 12)).astype(np.float32)}
+    assert np.abs(run(made, feeds) - run(graph, feeds)).max() <= 1e-5 * np.abs(run(graph, feeds)).max()
+
+
 @pytest.mark.parametrize("rank", [3, 4])
 def test_a_batch_may_be_symbolic(rank: int) -> None:
     b = GraphBuilder("m")

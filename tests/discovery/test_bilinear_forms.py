@@ -31,7 +31,7 @@ def graph_of(image: tuple[int, ...], kind: DType, write: Callable[[Writer], None
 
 def kernel(w: np.ndarray, b: np.ndarray | None) -> Kernel:
     """The fixed operands of a convolution."""
-    return Kernel(w.shape[0], w.shape[1], w.ndim == 3, w.dtype, lambda: w, None if b is None else lambda: b)
+    return Kernel(("w", "b"), w.shape[0], w.shape[1], w.ndim == 3, w.dtype, lambda: w, None if b is None else lambda: b)
 
 
 def run(graph: Graph, x: np.ndarray) -> np.ndarray:
@@ -103,7 +103,7 @@ def test_a_product_in_blocks_is_the_product(name: str, sizes: tuple[int, int, in
     rng = np.random.default_rng(2)
     x, w = rng.standard_normal(sizes[:2]), rng.standard_normal(sizes[1:])
     form = MatMulForm(*sizes, algorithms()[name])
-    graph = graph_of(x.shape, DType.FLOAT64, lambda to: write_matmul(to, form, "x", w.dtype, lambda: w, "y"))
+    graph = graph_of(x.shape, DType.FLOAT64, lambda to: write_matmul(to, form, "x", "w", w.dtype, lambda: w, "y"))
     assert np.abs(run(graph, x) - x @ w).max() <= 1e-12 * max(1.0, np.abs(x @ w).max())
 
 

@@ -423,15 +423,16 @@ def _write(writer: Writer, graph: Graph, choice: Choice) -> None:
     weights, data = partial(_elements, graph, site.weights), node.inputs[0]
     if isinstance(form, ConvForm):
         bias = None if site.bias is None else partial(_elements, graph, site.bias)
-        kernel = Kernel(site.kernel[0], site.kernel[1], len(site.kernel) == 3, kind, weights, bias)
+        names = (site.weights, *(() if site.bias is None else (site.bias,)))
+        kernel = Kernel(names, site.kernel[0], site.kernel[1], len(site.kernel) == 3, kind, weights, bias)
         write_conv(writer, form, data, site.sizes[0], kernel, site.output, site.after)
         return
     if len(site.sizes) == 2:
-        write_matmul(writer, form, data, kind, weights, node.outputs[0])
+        write_matmul(writer, form, data, site.weights, kind, weights, node.outputs[0])
         return
     flat = writer.reshaped(data, form.rows, form.inner)
     made = writer.name("product")
-    write_matmul(writer, form, flat, kind, weights, made)
+    write_matmul(writer, form, flat, site.weights, kind, weights, made)
     shape = writer.sizes(*site.sizes[:-1], form.columns)
     writer.op("Reshape", made, shape, outputs=(node.outputs[0],))
 

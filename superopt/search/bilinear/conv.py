@@ -109,6 +109,12 @@ class ConvForm:
         return self.height.rank * self.width.rank
 
     @property
+    def tiled(self) -> tuple[tuple[int, int, int, str], ...]:
+        """What tells forms of one image apart: of each axis, sizes and the algorithm's tile."""
+        names = ("" if axis.algorithm is None else axis.algorithm.tile.name for axis in self.axes)
+        return tuple((a.size, a.before, a.after, name) for a, name in zip(self.axes, names, strict=True))
+
+    @property
     def grown(self) -> float:
         """Weights afterwards ÷ weights before."""
         return self.products / (self.height.taps * self.width.taps)
@@ -124,6 +130,7 @@ class Kernel:
     """A convolution's fixed operands.
 
     Attributes:
+        name: of the weights, and of the bias if there is one: equal for equal elements alone.
         out, inner: channels.
         flat: weights are [o, c, taps], not [o, c, taps, taps].
         kind: element type.
@@ -131,6 +138,7 @@ class Kernel:
         bias: [o], likewise; ``None`` where there is none.
     """
 
+    name: tuple[str, ...]
     out: int
     inner: int
     flat: bool
@@ -154,20 +162,25 @@ def write_conv(
         after: what is applied to the result's elements, one by one: it comes before the channels become second, so that
             ONNX Runtime finds their Transpose beside what reads the result.
     """
-    value = _gathered(writer, form, image, kernel)
-    parts = writer.split(_apart(writer, form, value, batch, kernel), 0, form.products)
-    points = _Points(form, kernel)
-    products = [
-        writer.op("MatMul", part, writer.computed((kernel.inner, kernel.out), kernel.kind, partial(points.at, number)))
-        for number, part in enumerate(parts)
-    ]
+
+    def apart() -> list[str]:
+        value = _gathered(writer, form, image, kernel)
+        return writer.split(_apart(writer, form, value, batch, kernel), 0, form.products)
+
+    parts = writer.once((image, form.tiled), apart)  # two convolutions of one image take it apart once
+    points, shape = _Points(form, kernel), (kernel.inner, kernel.out)
+    products: list[str] = []
+    for number, part in enumerate(parts):
+        key = kernel.name[0], form.tiled, number
+        weight = writer.computed(key, shape, kernel.kind, partial(points.at, number))
+        products.append(writer.op("MatMul", part, weight))
     bias = kernel.bias
     if bias is not None and batch > 0:
-        shape = (1, batch * form.tiles, kernel.out)
-        products.append(writer.computed(shape, kernel.kind, lambda: np.broadcast_to(bias(), shape)))
+        wide = (1, batch * form.tiles, kernel.out)
+        products.append(writer.computed((kernel.name, wide), wide, kernel.kind, lambda: np.broadcast_to(bias(), wide)))
     value = _together(writer, form, products, batch, kernel)
     if bias is not None and batch < 0:
-        value = writer.op("Add", value, writer.computed((kernel.out,), kernel.kind, bias))
+        value = writer.op("Add", value, writer.computed(kernel.name, (kernel.out,), kernel.kind, bias))
     if kernel.flat:
         value = writer.reshaped(value, batch, form.width.outputs, kernel.out)
     for node in after:

@@ -52,14 +52,16 @@ class MatMulForm:
 
 
 def write_matmul(
-    writer: Writer, form: MatMulForm, data: str, kind: np.dtype[np.generic], weights: Callable[[], Array], output: str
-) -> None:
+    writer: Writer, form: MatMulForm, data: str, name: str, kind: np.dtype[np.generic], weights: Callable[[], Array],
+    output: str,
+) -> None:  # fmt: skip
     """Append the form's nodes.
 
     Args:
         writer: of the graph.
         form: how.
         data: name of the left operand [rows, inner].
+        name: of the weights.
         kind: element type.
         weights: the elements [inner, columns]; asked for only where they are needed.
         output: name that the product [rows, columns] gets.
@@ -84,10 +86,10 @@ def write_matmul(
         made: Array = (matrix[number] @ parts()).reshape(deep, wide)
         return made
 
-    products = [
-        writer.op("MatMul", value, writer.computed((deep, wide), kind, partial(fixed, number)))
-        for number, value in enumerate(_sums(writer, form.algorithm.data, blocks, kind))
-    ]
+    products: list[str] = []
+    for number, value in enumerate(_sums(writer, form.algorithm.data, blocks, kind)):
+        key = name, form.algorithm.tile.name, number
+        products.append(writer.op("MatMul", value, writer.computed(key, (deep, wide), kind, partial(fixed, number))))
     made = _sums(writer, form.algorithm.outputs, products, kind)
     lines = [writer.op("Concat", *made[i * s : (i + 1) * s], axis=1) if s > 1 else made[i] for i in range(p)]
     last = () if spare[0] or spare[2] else (output,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,6 +31,7 @@ class Writer:
         graph = self.graph
         self._taken = {n.name for n in graph.nodes} | {o for n in graph.nodes for o in n.outputs}
         self._taken |= {w.name for w in graph.weights} | {v.name for v in graph.inputs}
+        self._made: dict[Hashable, list[str]] = {}
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def name(self, stem: str) -> str:
@@ -50,12 +51,25 @@ class Writer:
             self.weights.append(constant(self._known[key], held))
         return self._known[key]
 
-    def computed(self, shape: Sequence[int], kind: np.dtype[np.generic], elements: Callable[[], np.ndarray]) -> str:
-        """A weight of this shape and type, with these elements if weights are filled; not compared with others."""
+    def computed(
+        self, key: Hashable, shape: Sequence[int], kind: np.dtype[np.generic], elements: Callable[[], np.ndarray]
+    ) -> str:
+        """A weight of this shape and type, with these elements if weights are filled; made once for a key."""
+        return self.once(("weight", key), lambda: [self._computed(shape, kind, elements)])[0]
+
+    def _computed(
+        self, shape: Sequence[int], kind: np.dtype[np.generic], elements: Callable[[], np.ndarray]
+    ) -> str:  # fmt: skip
         name = self.name("weight")
         kept = constant(name, elements().astype(kind)) if self.filled else None
         self.weights.append(kept or Weight(name, TensorType(DType.of(kind), tuple(shape)), None))
         return name
+
+    def once(self, key: Hashable, make: Callable[[], list[str]]) -> list[str]:
+        """Names of values that are made for a key when it is first asked for, and used again."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def sizes(self, *values: int) -> str:
         """An int64 vector."""
