@@ -83,6 +83,7 @@ class Setting:
         races: whether there is one; prices decide otherwise.
         seconds: for the race.
         left: seconds until the time is up.
+        needs: seconds that have to be left before anything is tried.
         memory: bytes that weights and activations may take together; ``None`` without a limit.
         inputs: on which errors are measured; ``None``: as many as that is worth.
     """
@@ -95,6 +96,7 @@ class Setting:
     races: bool
     seconds: float
     left: Callable[[], float]
+    needs: float = 0.0
     memory: int | None = None
     inputs: int | None = None
 
@@ -156,14 +158,18 @@ def with_forms(
     """
     if GROWTH[setting.mode] <= 1.0 or not prices.backend.processor or not possible(plain):
         return None
-    if sum(w.type.nbytes or 0 for w in plain.weights) > _LARGE:
+    pricing = _pricing(prices)
+    if pricing is None or sum(w.type.nbytes or 0 for w in plain.weights) > _LARGE:
+        return None
+    if setting.left() < setting.needs:
+        notes.append("there was no time left to look for fewer multiplications")
         return None
     progress(0, None, "looking for fewer multiplications")
     typing = infer(plain)
-    before = costs.graph_cost(plain, prices, sizes=setting.sizes).us
+    before = costs.graph_cost(plain, pricing, sizes=setting.sizes).us
     tried: list[list[Choice]] = []
     for growth in (GROWTH[setting.mode], *(less for less in _LESS if less < GROWTH[setting.mode])):
-        chosen = choose(plain, prices, growth=growth, typing=typing, sizes=setting.sizes)
+        chosen = choose(plain, pricing, growth=growth, typing=typing, sizes=setting.sizes)
         chosen = _fitting(plain, chosen, setting)
         if not chosen or chosen in tried or sum(c.before - c.after for c in chosen) < _WORTH * before:
             continue
@@ -184,6 +190,17 @@ class _Measured:
     best: int
     errors: Accuracy
     raced: _Raced | None
+
+
+def _pricing(prices: CostModel) -> CostModel | None:
+    """What prices forms: a model that would have to measure each of their operators leaves that to a recorded profile
+    of its backend, however many threads that had; ``None`` where there is none."""
+    if prices.lowered is None:
+        return prices
+    profiles = (costs.load_profile(name) for name in costs.profile_names())
+    alike = (p for p in profiles if costs.BACKENDS.get(str(p.header.get("backend"))) is prices.backend)
+    found = next(alike, None)
+    return None if found is None else costs.RecordedProfile(found, prices.sizes)
 
 
 def _tried(

@@ -247,15 +247,15 @@ class _Attempt:
     def _with_forms(self, found: SearchResult, notes: list[str]) -> _Candidate | None:
         """A search's result with fewer multiplications, where that is checked, accurate enough, and faster."""
         options = self.options
-        enough = self._left() > _FORMS * self._reserve() + _FORMS_RACE
-        if found.stopped == "interrupted" or options.enable or ALGORITHMS in options.disable or not enough:
+        if found.stopped == "interrupted" or options.enable or ALGORITHMS in options.disable:
             return None
         from superopt.pipeline.fewer import Setting, with_forms  # here, because most models have no place for it
 
         setting = Setting(
             options.floats, options.sizes, options.seed, options.threads, runtime_named(options.runtime),
             races=options.target == "cpu" or options.measure,
-            seconds=_SHOWN_RACE if options.measure else _FORMS_RACE, left=self._left,
+            seconds=_SHOWN_RACE if options.measure else min(_FORMS_RACE, self._left() / _FORMS), left=self._left,
+            needs=_FORMS * self._reserve(),
             memory=None if self.bound is None else self.bound.most,
         )  # fmt: skip
         checks = self._check if options.check else None

@@ -42,7 +42,7 @@ _FEWEST = 16  # channels, rows or columns below which products are too small for
 _WHERE = {"Conv", "MatMul"}
 # What operators take in a form of what they take alone: in front of each, products have filled the core's cache with
 # something else. By ONNX Runtime's profile of eight forms: 1.2 to 2.8 times where elements are moved.
-_APART = {**dict.fromkeys(("Concat", "Gather", "Pad", "Slice", "Split", "Transpose"), 1.5), "Add": 1.3, "Sub": 1.3}
+_APART = dict.fromkeys(("Concat", "Gather", "Pad", "Slice", "Split", "Transpose"), 1.5)
 
 
 @dataclass(frozen=True)
