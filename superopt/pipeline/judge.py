@@ -65,6 +65,11 @@ class Comparison:
         return 0.0 if found is None else _doubt(found)
 
     @property
+    def hopeless(self) -> bool:
+        """Whether no race could show it faster: it trades, for less than two loadings of one model differ by."""
+        return not self.after.no_more_than(self.before) and 1.0 - self.modelled < SITTING
+
+    @property
     def settled(self) -> bool:
         """Whether more rounds of the race would change nothing: it is clear, or it decides nothing."""
         if self.measured is None:

@@ -306,6 +306,11 @@ class _Attempt:
             after_cost.us / before_cost.us if before_cost.us else 1.0,
             simpler=len(after.nodes) < len(self.graph.nodes),
         )  # fmt: skip
+        if compared.hopeless and self._races and not self.options.measure:
+            return Judgement(
+                False, f"the rewritten graph does more of some work for less of other, and is modelled at "
+                f"{compared.modelled:.3f} of the input's cost: two loadings of one model differ by as much"
+            ), None  # fmt: skip
         found = self._race(after, notes, lambda measured: replace(compared, measured=measured).settled, bench)
         compared = replace(compared, measured=found)
         return compared.judged(), compared.measured
@@ -444,8 +449,7 @@ class _Attempt:
             bench: where the models' weights are written, for the check that follows.
         """
         options, wanted = self.options, self.options.measure
-        confirms = options.target in ("cpu", "cuda") and self._weights() <= LARGE
-        if not (wanted or confirms):
+        if not self._races:
             return None
         left = self._left() - self._reserve()  # the check comes after
         if left <= 0.0 and not wanted:
@@ -469,6 +473,11 @@ class _Attempt:
             self.interrupted = True
             self._hurry()
             return None
+
+    @property
+    def _races(self) -> bool:
+        """Whether results are timed beside the input."""
+        return self.options.measure or (self.options.target in ("cpu", "cuda") and self._weights() <= LARGE)
 
     def _weights(self) -> int:
         return sum(w.type.nbytes or 0 for w in self.graph.weights)
