@@ -119,7 +119,7 @@ class Moves:
 
 def compare(
     old: np.ndarray, new: np.ndarray, dtype: DType | None, moves: Moves | None = None, *, mixed: bool = False,
-    exact: np.ndarray | None = None, full: np.ndarray | None = None,
+    exact: np.ndarray | None = None, full: np.ndarray | None = None, slack: float = 0.0,
 ) -> Comparison:  # fmt: skip
     """Judge an output of the result by the original's.
 
@@ -132,6 +132,7 @@ def compare(
         exact: the reference's output, for elements where the original is not finite.
         full: where the original is so near to overflow that the result may overflow, or may not where the original
             did; nowhere by default.
+        slack: share of the output's largest magnitude that is a free distance as well.
     """
     if new.shape != old.shape:
         return Comparison(np.inf, np.inf, differs=True, problem=f"its shape was {old.shape} and is {new.shape}")
@@ -148,7 +149,7 @@ def compare(
     usable = finite & np.isfinite(made)
     distance = np.abs(np.subtract(made, first, where=usable, out=np.zeros(first.shape)))
     scale = float(np.max(np.abs(first), where=usable, initial=0.0)) or 1.0
-    free = _free(first, dtype, mixed)
+    free = np.maximum(_free(first, dtype, mixed), slack * scale)
     worst = float(distance.max(initial=0.0))
     beyond = distance > free
     if not beyond.any():
@@ -288,8 +289,9 @@ def _discrete(old: np.ndarray, new: np.ndarray, moves: Moves | None) -> Comparis
 
 
 def agrees_with_reals(
-    old: np.ndarray | None, new: np.ndarray, exact: np.ndarray, dtype: DType | None, moves: Moves | None = None
-) -> Comparison:
+    old: np.ndarray | None, new: np.ndarray, exact: np.ndarray, dtype: DType | None, moves: Moves | None = None,
+    *, slack: float = 0.0,
+) -> Comparison:  # fmt: skip
     """The second criterion: against a float64 reference, an error of at most ``FACTOR`` times the original's own.
 
     For the largest error and for the root mean square; an error up to :data:`MARGIN` epsilons of the largest magnitude
@@ -302,6 +304,7 @@ def agrees_with_reals(
         exact: what the reference gave.
         dtype: declared element type.
         moves: how the original moves by its own rounding.
+        slack: share of the largest magnitude that is allowed as well.
     """
     if exact.shape != new.shape:
         return Comparison(np.inf, np.inf, problem=f"its shape is {new.shape} and the reference's {exact.shape}")
@@ -319,7 +322,7 @@ def agrees_with_reals(
         usable &= np.isfinite(old.astype(np.float64, copy=False))
     scale = float(np.max(np.abs(truth), where=usable, initial=0.0))
     tolerance = MARGIN.get(dtype, _NARROW) * _epsilon(dtype) * scale * (ALONE if old is None else 1.0)
-    tolerance = max(tolerance, float(ml_dtypes.finfo(dtype.numpy).tiny))  # type: ignore[no-untyped-call]
+    tolerance = max(tolerance, slack * scale, float(ml_dtypes.finfo(dtype.numpy).tiny))  # type: ignore[no-untyped-call]
     if old is not None:
         first = old.astype(np.float64, copy=False)
         if moves is not None:

@@ -24,6 +24,9 @@ Where an element is further than 16 ε·s, a second criterion must hold as well,
 ``full``): the result's error against the float64 reference is at most 4 times the original's, largest and root mean
 square, or 64 ε of the largest magnitude. So being nearer to the reals is no excuse, nor is being further away.
 
+Where a budget of errors is given (``slack``: algorithms with fewer multiplications), a share of an output's largest
+magnitude is a free distance as well, by both criteria, at the places that use it and in the whole model.
+
 A result that will run in another runtime is run there as well and held to the same bound. Where that runtime strays
 from it on the *original* (it rounds otherwise, or reads an edge of a definition otherwise), the result may be as far
 from what that runtime makes of the original as the bound says, and the check says so.
@@ -44,14 +47,14 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Runtime
 from superopt.verifier._feeds import make_inputs
 from superopt.verifier._judgement import FACTOR, MARGIN
-from superopt.verifier.judge import QUICK, WHOLE, CheckResult, Judge, Plan, Thoroughness
+from superopt.verifier.judge import EXACT, QUICK, WHOLE, CheckResult, Judge, Plan, Slack, Thoroughness
 from superopt.verifier.places import check_places
 from superopt.verifier.power import EFFORTS, NONE, Effort, Power
 from superopt.verifier.running import Bench
 
 __all__ = [
-    "FACTOR", "MARGIN", "CheckResult", "Power", "check", "check_regions", "check_rewrite", "make_inputs",
-    "signature_difference",
+    "EXACT", "FACTOR", "MARGIN", "CheckResult", "Power", "Slack", "check", "check_regions", "check_rewrite",
+    "make_inputs", "signature_difference",
 ]  # fmt: skip
 
 _TRIALS = 3  # unsteered inputs
@@ -71,6 +74,7 @@ def check(
     full: bool = False,
     power: str = "none",
     runtime: Runtime = ONNX_RUNTIME,
+    slack: Slack = EXACT,
 ) -> CheckResult:
     """Compare a model with its rewritten form.
 
@@ -86,13 +90,14 @@ def check(
         full: run the float64 reference on every unsteered input, however much work that is.
         power: "none", or "quick" or "thorough": try that many mutations of the result on the same inputs.
         runtime: what the result will run in; if not ONNX Runtime, the result is run there, too.
+        slack: what a budget of errors allows besides, and for which nodes of the result.
     """
 
     def judged(plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
         return Judge(before, after, plan, bench, typing).run()
 
     plan = _plan(seed, max(trials, 1), time_limit, patience, sizes, EFFORTS[power])
-    return _bounded(before, after, replace(plan, full=full, runtime=runtime), judged)
+    return _bounded(before, after, replace(plan, full=full, runtime=runtime, slack=slack), judged)
 
 
 def check_rewrite(
@@ -104,6 +109,7 @@ def check_rewrite(
     patience: float | None = None,
     sizes: Mapping[str, int] | None = None,
     runtime: Runtime = ONNX_RUNTIME,
+    slack: Slack = EXACT,
     bench: Bench | None = None,
 ) -> CheckResult:
     """Compare a model with its rewritten form at what that is worth: rewritten places first, then the whole.
@@ -120,6 +126,7 @@ def check_rewrite(
         patience: seconds after which the check is given up, with the verdict "skipped".
         sizes: symbolic dimensions that are fixed.
         runtime: as in :func:`check`; places run in ONNX Runtime alone.
+        slack: as in :func:`check`; it holds for the whole, and for the places that have such nodes.
         bench: where the models' weights have been written already.
 
     Returns:
@@ -145,7 +152,7 @@ def check_rewrite(
         return replace(found, trials=found.trials + places.trials, power=places.power or found.power, reason=said)
 
     plan = _plan(seed, _TRIALS, time_limit, patience, sizes, EFFORTS["quick"], QUICK)
-    return _bounded(before, after, replace(plan, runtime=runtime), judged, bench)
+    return _bounded(before, after, replace(plan, runtime=runtime, slack=slack), judged, bench)
 
 
 def _plan(
@@ -180,7 +187,7 @@ def _bounded(
 
 def check_regions(
     pairs: Iterable[tuple[Graph, Graph]], *, seed: int = 0, trials: int = 1, time_limit: float | None = None,
-    runtime: Runtime = ONNX_RUNTIME,
+    runtime: Runtime = ONNX_RUNTIME, slack: Slack = EXACT,
 ) -> CheckResult:  # fmt: skip
     """Check a model too large to run whole, region by region: the same check on pairs of subgraphs.
 
@@ -194,7 +201,14 @@ def check_regions(
         if left == 0.0:
             return replace(total, verdict="skipped", reason=f"the time ran out after {position} regions")
         found = check(
-            before, after, seed=seed + position, trials=trials, time_limit=left, patience=left, runtime=runtime
+            before,
+            after,
+            seed=seed + position,
+            trials=trials,
+            time_limit=left,
+            patience=left,
+            runtime=runtime,
+            slack=slack,
         )
         if found.verdict == "failed":
             return replace(found, reason=f"region {position}: {found.reason}")

@@ -67,11 +67,14 @@ class Explanations:
         bench: where sessions are made.
         plain: a session of the original, optimisations off.
         longest: seconds that the next run may take.
+        slack: share of an output's largest magnitude that needs no explanation.
     """
 
     def __init__(
-        self, graph: Graph, typing: Typing, bench: Bench, plain: InferenceSession, longest: Callable[[], float]
-    ) -> None:
+        self, graph: Graph, typing: Typing, bench: Bench, plain: InferenceSession, longest: Callable[[], float],
+        slack: float = 0.0,
+    ) -> None:  # fmt: skip
+        self._slack = slack
         self._graph, self._typing, self._bench, self._plain = graph, typing, bench, plain
         self._longest = longest
         self._disturbed: Disturbed | None = None
@@ -98,7 +101,7 @@ class Explanations:
         full: np.ndarray | None = None
 
         def look(moved: Moves | None) -> Comparison:
-            return compare(old, made, dtype, moved, mixed=mixed, exact=exact, full=full)
+            return compare(old, made, dtype, moved, mixed=mixed, exact=exact, full=full, slack=self._slack)
 
         if np.isinf(found.absolute):  # NaNs and infinities: no rounding explains them
             full = self._near(trial, number, name)

@@ -22,7 +22,7 @@ from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
 from superopt.verifier.apart import far_apart, witness
 from superopt.verifier.constants import Known, constants_of, contents_of, settled
-from superopt.verifier.differential import CheckResult, check, signature_difference
+from superopt.verifier.differential import CheckResult, Slack, check, signature_difference
 from superopt.verifier.expressions import deviation, evaluated, ulps, written
 from superopt.verifier.folds import irrational
 from superopt.verifier.fused import bodies_of, unfused
@@ -80,7 +80,7 @@ class GraphVerdict:
 
 
 def certify_result(
-    before: Graph, after: Graph, *, seed: int = 0, time_limit: float = 2.0, total: float = 60.0
+    before: Graph, after: Graph, *, seed: int = 0, time_limit: float = 2.0, total: float = 60.0, slack: float = 0.0
 ) -> GraphVerdict:
     """:func:`verify` for ``optimize --verify certify``: what the optimiser made of a model, within a time in all.
 
@@ -89,12 +89,12 @@ def certify_result(
     Raises:
         UsageError: inputs or outputs differ in names, order or types.
     """
-    return verify(before, after, seed=seed, time_limit=time_limit, total=total, power="quick")
+    return verify(before, after, seed=seed, time_limit=time_limit, total=total, power="quick", slack=slack)
 
 
 def verify(
     a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials: int = 3, total: float = float("inf"),
-    power: str = "thorough",
+    power: str = "thorough", slack: float = 0.0,
 ) -> GraphVerdict:  # fmt: skip
     """Compare two models with the same signature.
 
@@ -106,6 +106,7 @@ def verify(
         trials: inputs on which both are run against the reference.
         total: seconds for all proofs.
         power: how many mutations of a result that is only tested are tried: "none", "quick" or "thorough".
+        slack: share of an output's largest magnitude by which the second may be off, beyond what rounding explains.
 
     Raises:
         UsageError: their inputs or outputs differ in names, order or types.
@@ -116,7 +117,8 @@ def verify(
             f"the models have different signatures: {difference[1]}",
             hint="only models that take and give the same can be equal",
         )
-    ran = check(a, b, seed=seed, trials=trials)
+    allowed = Slack(slack, frozenset(node.name for node in b.nodes))
+    ran = check(a, b, seed=seed, trials=trials, slack=allowed)
     first, second, found = _opened(a, b)
     if ran.verdict == "failed":
         same = {n: first.named[c] for n, c in second.classes.items() if c in first.named}
@@ -137,7 +139,7 @@ def verify(
     if apart is not None:
         return replace(verdict, verdict="refuted", feeds=apart[1], reason=apart[0])
     if verdict.verdict == "tested" and power != "none":
-        return replace(verdict, check=check(a, b, seed=seed, trials=trials, power=power))
+        return replace(verdict, check=check(a, b, seed=seed, trials=trials, power=power, slack=allowed))
     return verdict
 
 

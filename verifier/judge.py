@@ -26,7 +26,7 @@ from superopt.verifier.power import NONE, Effort, Power, measure_power
 from superopt.verifier.running import Arrays, Bench, attempt
 from superopt.verifier.steering import Feed, changed_rows, steered
 
-__all__ = ["QUICK", "WHOLE", "CheckResult", "Judge", "Plan", "Thoroughness"]
+__all__ = ["EXACT", "QUICK", "WHOLE", "CheckResult", "Judge", "Plan", "Slack", "Thoroughness"]
 
 _LONGEST_RUN = 15.0  # seconds of one run
 _RANDOM = ("RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "Dropout")
@@ -88,6 +88,26 @@ QUICK = Thoroughness(work=6e9, reference=1e8, both=1e8)
 
 
 @dataclass(frozen=True)
+class Slack:
+    """What a budget of errors allows a result beyond what the original's own rounding explains.
+
+    Attributes:
+        share: of an output's largest magnitude.
+        nodes: of the result, by name, for which it is meant: places without any are held to the bound as it is.
+    """
+
+    share: float = 0.0
+    nodes: frozenset[str] = frozenset()
+
+    def at(self, graph: Graph) -> float:
+        """The share for a graph, the result or a part of it."""
+        return self.share if self.share and any(node.name in self.nodes for node in graph.nodes) else 0.0
+
+
+EXACT = Slack()  # no more than its own rounding explains
+
+
+@dataclass(frozen=True)
 class Plan:
     """Settings of a check: see :func:`superopt.verifier.differential.check`."""
 
@@ -100,6 +120,7 @@ class Plan:
     power: Effort = NONE
     effort: Thoroughness = WHOLE
     runtime: Runtime = ONNX_RUNTIME
+    slack: Slack = EXACT
 
     def late(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
@@ -130,6 +151,7 @@ class Judge:
         self.plain: InferenceSession | None = None
         self.explanations: Explanations | None = None
         self.notes: list[str] = []
+        self.slack = plan.slack.at(after)
         self.elsewhere = Elsewhere(before, after, bench, plan.runtime)
 
     @property
@@ -143,7 +165,9 @@ class Judge:
             self.plain = self.bench.session(self.before, optimise=False)
         except (InvalidModel, Unsupported) as refusal:
             return self._in_float64(refusal.what)
-        self.explanations = Explanations(self.before, self.typing, self.bench, self.plain, self.plan.longest)
+        self.explanations = Explanations(
+            self.before, self.typing, self.bench, self.plain, self.plan.longest, self.slack
+        )
         sessions, refused = self._result()
         if refused is not None:
             return CheckResult("failed", reason=f"ONNX Runtime accepts the original but refuses the result: {refused}")
@@ -284,7 +308,7 @@ class Judge:
         """Each output by the first criterion, with as much evidence as it takes."""
         assert self.explanations is not None
         old, mixed = trial.original, trial.feed.mixed
-        found = {n: compare(old[n], made[n], self.types[n], mixed=mixed) for n in names}
+        found = {n: compare(old[n], made[n], self.types[n], mixed=mixed, slack=self.slack) for n in names}
         apart = [n for n, c in found.items() if c.problem is not None and made[n].shape == old[n].shape]
         odd = [n for n in apart if np.isinf(found[n].absolute)]
         exact = (self._exact(trial, odd)[0] or {}) if odd else {}
@@ -316,7 +340,9 @@ class Judge:
         for name in names:
             assert self.explanations is not None
             given = self.explanations.all_moves(trial, number, name)
-            found = agrees_with_reals(trial.original[name], made[name], exact[name], self.types[name], given)
+            found = agrees_with_reals(
+                trial.original[name], made[name], exact[name], self.types[name], given, slack=self.slack
+            )
             if found.problem is not None:
                 said = f"output {name!r} ({trial.feed.name}) against float64: {found.problem}"
                 return replace(total, verdict="failed", culprit_output=name, reason=said)
@@ -359,7 +385,7 @@ class Judge:
             except (Unsupported, ResourceLimit) as error:
                 raise Unsupported(f"neither ONNX Runtime nor the reference can run the model: {error.what}") from error
             for name in names:
-                found = agrees_with_reals(None, new[name], old[name], self.types[name])
+                found = agrees_with_reals(None, new[name], old[name], self.types[name], slack=self.slack)
                 total = _worse(total, found, name, f"{kind} inputs")
                 if total.verdict == "failed":
                     return replace(total, trials=number + 1, feeds=feeds)

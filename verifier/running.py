@@ -32,7 +32,7 @@ _LARGE = 1 << 24  # bytes of weights from which giving memory back is worth the 
 class Bench:
     """A folder for weights, as long as it is open.
 
-    Sessions are of one thread, so that equal runs round equally.
+    Sessions are of one thread unless more are asked for, so that equal runs round equally.
     """
 
     def __init__(self) -> None:

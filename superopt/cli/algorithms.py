@@ -116,13 +116,14 @@ def apply(
         if output is not None:
             save(found.graph, output, force)
     console = err() if output == "-" else out()
-    for choice in found.choices:
-        name, share = choice.site.node.name or choice.site.node.outputs[0], choice.after / choice.before
-        console.print(f"{name}: {named(choice.form)}, x{share:.2f} by itself", markup=False, soft_wrap=True)
-    if (errors := found.errors) is not None:
+    if (made := found.formed) is not None:
+        for choice in made.choices:
+            name, share = choice.site.node.name or choice.site.output, choice.after / choice.before
+            console.print(f"{name}: {named(choice.form)}, modelled x{share:.2f}", markup=False, soft_wrap=True)
+        errors = made.errors
         text = f"errors against float64: {errors.before:.1e} before, {errors.after:.1e} after, {errors.inputs} inputs"
         console.print(text, markup=False)
-    if (raced := found.measured) is not None:
-        times = f"{raced.before_ms:.2f} ms before, {raced.after_ms:.2f} ms after, x{raced.ratio:.3f}"
-        console.print(f"measured: {times} (spread {raced.spread:.3f}, {raced.runs} runs)", markup=False)
+        if (raced := made.measured) is not None:
+            times = f"{raced.before_ms:.2f} ms before, {raced.after_ms:.2f} ms after, x{raced.ratio:.3f}"
+            console.print(f"measured: {times} (spread {raced.spread:.3f}, {raced.runs} runs)", markup=False)
     console.print((found.reason and f"unchanged: {found.reason}") or "rewritten", markup=False, soft_wrap=True)

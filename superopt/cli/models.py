@@ -74,7 +74,8 @@ def optimize(
         typer.Option(
             "--float",
             metavar="strict|standard|fast",
-            help="use rules where floats are safe; also where conditions hold; or all true of the reals",
+            help="rules where floats are safe; where conditions hold, too; all that are true of the reals. Algorithms "
+            "with fewer multiplications: none; errors up to 1e-5; up to 1e-4",
         ),
     ] = "standard",
     effort: Annotated[
@@ -215,6 +216,9 @@ def verify(
     time_limit: Annotated[float, typer.Option(metavar="S", min=0.1, help="seconds for the proof of one region")] = 5.0,
     trials: Annotated[int, typer.Option(min=1, max=MOST_TRIALS, help="random inputs on which both are run")] = 3,
     seed: Seed = 0,
+    errors: Annotated[
+        float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="of an output's largest element, allowed besides")
+    ] = 0.0,
     counterexample: Annotated[
         Path, typer.Option(metavar="FILE", help="where inputs on which the models differ are written")
     ] = Path("counterexample.npz"),
@@ -225,6 +229,7 @@ def verify(
 
     proved | proved up to the rounding of folded constants (max n ulp) | tested (power n %) | refuted (with inputs that
     show it) | unknown. Exit code 5 when refuted, whatever files exist already: without -f a new name is taken.
+    A result with fewer multiplications rounds otherwise: --errors 1e-5 holds it to what optimize allows it.
     """
     from superopt.formats import load
     from superopt.report.views import show_verdict, verdict_data
@@ -233,7 +238,7 @@ def verify(
     claim({"--json": report_json}, [a, b], force=True)  # what exists gets a fresh name: it must not hide a verdict
     distinct({"--counterexample": counterexample, "--json": report_json}, [a, b])
     with Input(a) as first, Input(b) as second:
-        found = compare(load(first), load(second), seed=seed, time_limit=time_limit, trials=trials)
+        found = compare(load(first), load(second), seed=seed, time_limit=time_limit, trials=trials, slack=errors)
         data = verdict_data(found)
     refuted = found.verdict == "refuted"
     problems: list[SuperoptError] = []

@@ -41,8 +41,9 @@ class Backend:
     BatchNormalization that the backend folds itself would look better unfolded. ``streamed`` is a rough figure: bytes a
     microsecond that a fused consumer reads of its other arguments, and writes more than its producer would. ``packing``
     are kernels that read a packed copy of a weight, which only kernels of the same name share. ``patterns`` are groups
-    of more than two, or known by more than their names, that run as one kernel. ``processor``: it runs on the
-    machine's processor, so that profiles of its kind can be scaled to each other.
+    of more than two, or known by more than their names, that run as one kernel. ``blocked`` are operators that run on
+    images kept in blocks of channels: a convolution puts them there, the others where their operands are.
+    ``processor``: it runs on the machine's processor, so that profiles of its kind can be scaled to each other.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Backend:
     streamed: float = 20_000.0
     packing: frozenset[str] = frozenset()
     patterns: tuple[Pattern, ...] = ()
+    blocked: frozenset[str] = frozenset()
     processor: bool = True
 
     def copy_of(self, weight: str, kernel: str) -> str:
@@ -100,7 +102,11 @@ def _elements(kind: TensorType | None) -> int:
 
 
 def _fusion(producers: str, consumers: str, other: Other = "none", rank: int = 99, becomes: str = "") -> Fusion:
-    return Fusion(frozenset(producers.split()), frozenset(consumers.split()), other, rank, becomes)
+    return Fusion(_named(producers), _named(consumers), other, rank, becomes)
+
+
+def _named(names: str) -> frozenset[str]:
+    return frozenset(names.split())
 
 
 # Read off ONNX Runtime 1.31's optimised graphs at its highest level, float32, CPU.
@@ -122,6 +128,10 @@ ONNX_RUNTIME_CPU = Backend(
     # Sixteen products with eight matrices of 1 MiB take 14 µs each as MatMul, or as Gemm, and 30 µs where eight are
     # MatMul and eight are Gemm: as long as with sixteen matrices.
     packing=frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul"}),
+    blocked=_named(
+        "Add AveragePool BatchNormalization Clip Concat Conv GlobalAveragePool GlobalMaxPool HardSigmoid LeakyRelu "
+        "MaxPool Mul Relu Resize Sigmoid Sum Tanh"
+    ),
 )
 
 # Read off OpenVINO 2026.4's executed graphs, float32, CPU (tests/runtime/test_openvino.py runs every pair).

@@ -22,7 +22,7 @@ from superopt.ir.types import TensorType
 from superopt.ops.infer import Barrier, Typing, infer
 from superopt.pipeline.judge import LOOKS, Comparison, Judgement, demand_of
 from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
-from superopt.pipeline.options import EFFORTS, Options, Progress, quiet
+from superopt.pipeline.options import ALGORITHMS, EFFORTS, Options, Progress, quiet
 from superopt.pipeline.own import own_rules, search_own_first
 from superopt.pipeline.racing import LARGE, measure
 from superopt.report.quantities import bytes_text
@@ -31,11 +31,13 @@ from superopt.runtime.choice import runtime_named
 from superopt.runtime.limits import refuse_unbounded
 from superopt.search import AppliedRule, SearchOptions, SearchResult, search
 from superopt.search.engine import resident
-from superopt.verifier.differential import CheckResult, check, check_regions, check_rewrite
+from superopt.verifier.differential import EXACT, CheckResult, Slack, check, check_regions, check_rewrite
 from superopt.verifier.running import Bench
 
 if TYPE_CHECKING:
     import onnx
+
+    from superopt.pipeline.fewer import Formed
 
 __all__ = [
     "Result",
@@ -56,6 +58,8 @@ _GRACE = 0.1  # share of the time limit by which a check that has begun may go o
 _SUSPECTS = 4  # rules that are left out in turn after a failed check; each costs a search
 _IMPATIENT = 3.0  # seconds for checking and timing what there is when the search was interrupted, if they take less
 _PEAKS_TAKE = 4.0  # seconds that measuring the device's ceilings may take, which is done once a machine
+_FORMS_RACE = 10.0  # seconds for the race of results with fewer multiplications: three or four whole models
+_FORMS = 4.0  # times what a check needs that have to be left before fewer multiplications are looked for
 _MEASURING = 0.5  # share of the time limit that measuring operators may take; the rest is predicted
 
 
@@ -142,7 +146,8 @@ def select_rules(options: Options) -> Library:
     Raises:
         RuleError: a rule does not parse, is false (the message holds the counterexample), or cannot be shown true.
     """
-    library = load_library(options.rules).select(enable=options.enable, disable=options.disable)
+    disabled = tuple(name for name in options.disable if name != ALGORITHMS)
+    library = load_library(options.rules).select(enable=options.enable, disable=disabled)
     if options.rules is None:
         return library
     from superopt.verifier.admission import admit  # here, because they load Z3, which most runs do not need
@@ -163,7 +168,8 @@ def _refuse_opaque(graph: Graph, typing: Typing) -> None:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """What a search came back with: checked, costed, and judged beside the input; ``changed``: it is not the input."""
+    """What a search came back with: checked, costed, and judged beside the input; ``changed``: it is not the input,
+    ``forms``: what of it has fewer multiplications."""
 
     found: SearchResult
     checked: CheckResult
@@ -171,6 +177,7 @@ class _Candidate:
     judged: Judgement
     measured: report.Measured | None = None
     changed: bool = False
+    forms: Formed | None = None
 
 
 @dataclass
@@ -206,12 +213,12 @@ class _Attempt:
         if found.stopped == "interrupted":
             self._hurry()
         before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
-        best = self._tried(found, before, notes)
-        if not best.judged.taken and best.changed and self._worth_another(best, before):
-            notes.append(f"{best.judged.reason}, so only what asks for less of everything is tried")
-            raced = best.measured
-            best = self._tried(self._search(self.library.admitted, frugal=True), before, notes)
-            best = replace(best, measured=best.measured or _of_input(raced))
+        best = self._with_forms(found, notes)
+        if best is None:
+            best = self._without_forms(found, before, notes)
+            kept = best.found.graph if best.judged.taken else self.graph
+            if self.failures and kept is not found.graph:  # what failed with forms failed for something else
+                best = self._with_forms(replace(best.found, graph=kept), notes) or best
         found, after, measured = best.found, best.found.graph, best.measured
         if not best.judged.taken:
             notes.append(f"{best.judged.reason}, so the input is returned")
@@ -220,11 +227,49 @@ class _Attempt:
             measured = self._race(after, notes)
         if self.interrupted:
             found = replace(found, stopped="interrupted")
-        verification = self._certified(after) if self.options.certify and not self.interrupted else None
+        slack = 0.0 if best.forms is None else best.forms.slack
+        verification = self._certified(after, slack) if self.options.certify and not self.interrupted else None
         made = self._report(
-            found, best.checked, measured, notes, before, best.cost if after is not self.graph else before
+            found, best.checked, measured, notes, before, best.cost if after is not self.graph else before, best.forms
         )
         return Result(after, self.graph, replace(made, verification=verification))
+
+    def _without_forms(self, found: SearchResult, before: GraphCost, notes: list[str]) -> _Candidate:
+        """A search's result, or where it is refused what a search finds that asks for less of everything."""
+        best = self._tried(found, before, notes)
+        if not best.judged.taken and best.changed and self._worth_another(best, before):
+            notes.append(f"{best.judged.reason}, so only what asks for less of everything is tried")
+            raced = best.measured
+            best = self._tried(self._search(self.library.admitted, frugal=True), before, notes)
+            best = replace(best, measured=best.measured or _of_input(raced))
+        return best
+
+    def _with_forms(self, found: SearchResult, notes: list[str]) -> _Candidate | None:
+        """A search's result with fewer multiplications, where that is checked, accurate enough, and faster."""
+        options = self.options
+        if found.stopped == "interrupted" or options.enable or ALGORITHMS in options.disable:
+            return None
+        from superopt.pipeline.fewer import Setting, with_forms  # here, because most models have no place for it
+
+        setting = Setting(
+            options.floats, options.sizes, options.seed, options.threads, runtime_named(options.runtime),
+            races=options.target == "cpu" or options.measure,
+            seconds=_SHOWN_RACE if options.measure else min(_FORMS_RACE, self._left() / _FORMS), left=self._left,
+            needs=_FORMS * self._reserve(),
+            memory=None if self.bound is None else self.bound.most,
+        )  # fmt: skip
+        checks = self._check if options.check else None
+        try:
+            forms = with_forms(self.graph, found.graph, self.costs, setting, checks, notes, self.progress)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self._hurry()
+            return None
+        if forms is None:
+            return None
+        found = replace(found, graph=forms.graph)
+        checked = forms.checked or _skipped("switched off")
+        return _Candidate(found, checked, forms.cost, Judgement(True), forms.measured, changed=True, forms=forms)
 
     def _worth_another(self, best: _Candidate, before: GraphCost) -> bool:
         """Whether there is time for another candidate, and enough to gain: at most what the best is modelled at."""
@@ -270,12 +315,12 @@ class _Attempt:
         compared = replace(compared, measured=found)
         return compared.judged(), compared.measured
 
-    def _certified(self, after: Graph) -> report.Verification:
+    def _certified(self, after: Graph, slack: float) -> report.Verification:
         """What can be proved of the result; the check has run already, so a proof that fails takes nothing away."""
         from superopt.verifier.graphs import certify_result
 
         self.progress(0, None, "proving")
-        found = certify_result(self.graph, after, seed=self.options.seed)
+        found = certify_result(self.graph, after, seed=self.options.seed, slack=slack)
         return report.Verification(
             found.words, found.same, found.proved, found.tested, found.proved_share, found.reason
         )
@@ -368,7 +413,7 @@ class _Attempt:
             found.applied, key=lambda a: (min((places.get(n, last) for n in a.where), default=last), -a.count)
         )
 
-    def _check(self, after: Graph, bench: Bench) -> CheckResult:
+    def _check(self, after: Graph, bench: Bench, slack: Slack = EXACT) -> CheckResult:
         """Rewritten places and the whole model; where it cannot run, or is too big for that, the places alone."""
         most = min(LARGE, self.options.memory_limit or LARGE)
         whole = _skipped(f"the model's weights are more than {bytes_text(most)}")
@@ -377,12 +422,16 @@ class _Attempt:
             checked = partial(check, full=True, power="quick") if self.options.full_check else quick
             whole = checked(self.graph, after, seed=self.options.seed, sizes=self.options.sizes,
                             time_limit=self._limit(), patience=self._patience(),
-                            runtime=runtime_named(self.options.runtime))  # fmt: skip
+                            runtime=runtime_named(self.options.runtime), slack=slack)  # fmt: skip
             if whole.verdict != "skipped":
                 return whole
         regions = changed_regions(self.graph, after, self.typing.types)
         pieces = check_regions(
-            regions, seed=self.options.seed, time_limit=self._patience(), runtime=runtime_named(self.options.runtime)
+            regions,
+            seed=self.options.seed,
+            time_limit=self._patience(),
+            runtime=runtime_named(self.options.runtime),
+            slack=slack,
         )
         why = f"checked place by place, because {whole.reason}"
         return replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)
@@ -438,7 +487,7 @@ class _Attempt:
 
     def _report(
         self, found: SearchResult, checked: CheckResult, measured: report.Measured | None, notes: list[str],
-        before: GraphCost, after: GraphCost,
+        before: GraphCost, after: GraphCost, forms: Formed | None,
     ) -> report.Report:  # fmt: skip
         model, changed = self.costs, found.graph is not self.graph
         return report.Report(
@@ -475,6 +524,8 @@ class _Attempt:
             notes=tuple(self.remarks) + tuple(notes) + found.notes,
             near_misses=found.near_misses,
             check_failures=tuple(self.failures),
+            algorithms=() if forms is None else forms.reported(),
+            errors=None if forms is None else forms.errors_reported(self.options.floats),
             roofline=costs.roofline_data(before, after, model.peaks() if self._left() > _PEAKS_TAKE else None),
         )  # fmt: skip
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from superopt.report.model import (
+    Algorithm,
     Applied,
     Check,
     CheckFailure,
     CheckPower,
     Cost,
+    Errors,
     Measured,
     Nodes,
     Opaque,
@@ -21,6 +23,6 @@ from superopt.report.model import (
 )
 
 __all__ = [
-    "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Measured", "Nodes", "Opaque", "Outcome",
-    "Questions", "Report", "Search", "Verification", "Work", "operator_counts",
+    "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "Measured", "Nodes", "Opaque",
+    "Outcome", "Questions", "Report", "Search", "Verification", "Work", "operator_counts",
 ]  # fmt: skip

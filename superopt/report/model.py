@@ -11,8 +11,8 @@ from superopt.ir.graph import Graph
 from superopt.runtime.spread import median_error
 
 __all__ = [
-    "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Measured", "Nodes", "Opaque", "Outcome", "Questions",
-    "Report", "Search", "Verification", "Work", "operator_counts",
+    "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "Measured", "Nodes", "Opaque",
+    "Outcome", "Questions", "Report", "Search", "Verification", "Work", "operator_counts",
 ]  # fmt: skip
 
 
@@ -153,6 +153,41 @@ class Applied:
 
 
 @dataclass(frozen=True)
+class Algorithm:
+    """An operator that the result computes with fewer multiplications.
+
+    Attributes:
+        where: its name in the input, or that of its result.
+        operator: Conv or MatMul.
+        algorithm: F(4×4, 3×3), 36 products of 49 tiles.
+        growth, bound: how much larger than a direct sum's its rounding errors can be: root mean square, at worst.
+        before_us, after_us: what the operator and the algorithm are modelled to take.
+    """
+
+    where: str
+    operator: str
+    algorithm: str
+    growth: float
+    bound: float
+    before_us: float
+    after_us: float
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Largest errors against float64, relative to the largest element of an output, over so many random inputs.
+
+    ``most`` is what the mode allows the result, and ``times`` how many times the input's own.
+    """
+
+    before: float
+    after: float
+    inputs: int
+    most: float
+    times: float
+
+
+@dataclass(frozen=True)
 class Search:
     """What the search did; ``stopped`` is "saturated", "time", "nodes", "memory" or "interrupted".
 
@@ -215,6 +250,8 @@ class Report:
     runtime: str = "onnxruntime"
     questions: Questions = Questions()
     result: Outcome | None = None
+    algorithms: tuple[Algorithm, ...] = ()
+    errors: Errors | None = None
 
     def json(self) -> dict[str, Any]:
         """The report as JSON data, ``{"format": "superopt.report", "version": 1, …}``."""

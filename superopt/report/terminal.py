@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from superopt.ir.errors import printable
-from superopt.report.model import Report, Work
+from superopt.report.model import Algorithm, Report, Work
 from superopt.report.quantities import bytes_text, count_text, time_text
 
 __all__ = ["show_explanation", "show_report", "table"]
@@ -59,6 +59,14 @@ def show_report(console: Console, name: str, report: Report) -> None:
     if report.rules_applied:
         rules = [(a.rule, str(a.count), a.verdict) for a in report.rules_applied]
         console.print(table("rule", "times", "verdict", rows=rules, numeric=(1,)))
+    if report.algorithms:
+        headers = "algorithm", "times", "errors grow by", "modelled"
+        console.print(table(*headers, rows=_algorithms(report), numeric=(1, 2, 3)))
+    if (e := report.errors) is not None:
+        console.print(
+            f"errors against float64: {e.before:.1e} before, {e.after:.1e} after, of the largest element, "
+            f"{e.inputs} inputs; --float {report.float} allows {e.most:.0e}, and x{e.times:g}"
+        )
     console.print(f"check {escape(report.check.text)}")
     if report.verification is not None:
         v = report.verification
@@ -88,10 +96,25 @@ def show_explanation(console: Console, report: Report) -> None:
             console.print(f"    at {escape(printable(place))}")
         if len(applied.where) > 20:
             console.print(f"    and {len(applied.where) - 20} more places")
-    if not report.rules_applied:
+    for one in report.algorithms:
+        share = one.after_us / (one.before_us or 1.0)
+        console.print(f"{escape(printable(one.where))}: {one.operator} by {one.algorithm}, x{share:.2f} of it modelled")
+    if not report.rules_applied and not report.algorithms:
         console.print("no rule was applied")
     for miss in report.near_misses:
         console.print(f"near miss: {escape(miss)}")
+
+
+def _algorithms(report: Report) -> list[tuple[str, ...]]:
+    """A row for each algorithm: how often, by how much errors can grow (root mean square, at worst), and its share."""
+    alike: dict[tuple[str, str], list[Algorithm]] = {}
+    for one in report.algorithms:
+        alike.setdefault((one.operator, one.algorithm), []).append(one)
+    return [
+        (f"{op}: {name}", str(len(group)), f"x{group[0].growth:.1f}, x{group[0].bound:.0f}",
+         f"x{sum(a.after_us for a in group) / (sum(a.before_us for a in group) or 1.0):.2f}")
+        for (op, name), group in alike.items()
+    ]  # fmt: skip
 
 
 def _memory(work: Work, side: str) -> int | None:

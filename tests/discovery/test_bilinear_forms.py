@@ -14,7 +14,7 @@ from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
 from superopt.rules.bilinear import algorithms
 from superopt.runtime import ort
-from superopt.search.bilinear.conv import Axis, ConvForm, write_conv
+from superopt.search.bilinear.conv import Axis, ConvForm, Kernel, write_conv
 from superopt.search.bilinear.matmul import MatMulForm, write_matmul
 from superopt.search.bilinear.writing import Writer
 from superopt.verifier.prover import prove
@@ -27,6 +27,11 @@ def graph_of(image: tuple[int, ...], kind: DType, write: Callable[[Writer], None
     writer = Writer(empty, "form")
     write(writer)
     return replace(empty, weights=tuple(writer.weights), nodes=tuple(writer.nodes)).checked()
+
+
+def kernel(w: np.ndarray, b: np.ndarray | None) -> Kernel:
+    """The fixed operands of a convolution."""
+    return Kernel(("w", "b"), w.shape[0], w.shape[1], w.ndim == 3, w.dtype, lambda: w, None if b is None else lambda: b)
 
 
 def run(graph: Graph, x: np.ndarray) -> np.ndarray:
@@ -76,7 +81,7 @@ def test_a_convolution_by_tiles_is_the_convolution(
         graph = graph_of(
             image,
             DType.of(np.dtype(kind)),
-            lambda to, k=kind, c=bias: write_conv(to, form, "x", image[0], w.astype(k), c, "y"),
+            lambda to, k=kind, c=bias: write_conv(to, form, "x", image[0], kernel(w.astype(k), c), "y"),
         )
         made = run(graph, x.astype(kind))
         assert made.shape == wanted.shape
@@ -87,7 +92,7 @@ def test_a_convolution_of_a_signal() -> None:
     rng = np.random.default_rng(1)
     x, w, b = rng.standard_normal((2, 3, 23)), rng.standard_normal((4, 3, 3)), rng.standard_normal(4)
     form = ConvForm(Axis(1, 0, 0, None), Axis(23, 1, 1, algorithms()["conv:4:3"]))
-    graph = graph_of(x.shape, DType.FLOAT64, lambda to: write_conv(to, form, "x", 2, w, b, "y"))
+    graph = graph_of(x.shape, DType.FLOAT64, lambda to: write_conv(to, form, "x", 2, kernel(w, b), "y"))
     wanted = direct(x, w, b, [1, 1])
     assert np.abs(run(graph, x) - wanted).max() <= 1e-12 * np.abs(wanted).max()
 
@@ -98,14 +103,16 @@ def test_a_product_in_blocks_is_the_product(name: str, sizes: tuple[int, int, in
     rng = np.random.default_rng(2)
     x, w = rng.standard_normal(sizes[:2]), rng.standard_normal(sizes[1:])
     form = MatMulForm(*sizes, algorithms()[name])
-    graph = graph_of(x.shape, DType.FLOAT64, lambda to: write_matmul(to, form, "x", w, "y"))
+    graph = graph_of(x.shape, DType.FLOAT64, lambda to: write_matmul(to, form, "x", "w", w.dtype, lambda: w, "y"))
     assert np.abs(run(graph, x) - x @ w).max() <= 1e-12 * max(1.0, np.abs(x @ w).max())
 
 
 def test_fewer_multiplications_are_what_runs() -> None:
     form = ConvForm(*[Axis(28, 1, 1, algorithms()["conv:4:3"])] * 2)
     graph = graph_of(
-        (1, 8, 28, 28), DType.FLOAT32, lambda to: write_conv(to, form, "x", 1, np.ones((8, 8, 3, 3), "f4"), None, "y")
+        (1, 8, 28, 28),
+        DType.FLOAT32,
+        lambda to: write_conv(to, form, "x", 1, kernel(np.ones((8, 8, 3, 3), "f4"), None), "y"),
     )
     products = [n for n in graph.nodes if n.op == "MatMul" and graph.weight.get(n.inputs[1])]
     assert (len(products), form.products, form.tiles) == (36, 36, 49)

@@ -10,7 +10,8 @@ import pytest
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
-from superopt.verifier.differential import check, check_regions, make_inputs
+from superopt.verifier.differential import Slack, check, check_regions, make_inputs
+from superopt.verifier.graphs import verify
 
 rng = np.random.default_rng(3)
 F = DType.FLOAT32
@@ -161,3 +162,32 @@ def test_regions():
     assert bad.verdict == "failed"
     assert bad.reason.startswith("region 2")
     assert check_regions([]).verdict == "skipped"
+
+
+def off_by(share: float) -> tuple[Graph, Graph]:
+    """A model, and one that is off by nearly so much of every element, at a node of its own."""
+    kind = TensorType(DType.FLOAT32, (4, 8))
+    before = Graph("m", (Value("x", kind),), (Value("y", None),), (), (Node("n", "Sin", ("x",), ("y",)),), {"": 18})
+    nodes = (Node("n", "Sin", ("x",), ("s",)), Node("times", "Mul", ("s", "c"), ("y",)))
+    shift = constant("c", np.full((4, 8), 1.0 + 0.9 * share, np.float32))
+    return before, replace(before, nodes=nodes, weights=(shift,)).checked()
+
+
+def test_a_budget_of_errors_is_allowed_where_it_is_meant_and_no_more():
+    before, after = off_by(1e-4)
+    allowed = Slack(2e-4, frozenset({"times"}))
+    assert check(before, after).verdict == "failed"
+    assert check(before, after, slack=allowed).verdict == "passed"
+    assert check(before, after, slack=Slack(2e-4, frozenset({"elsewhere"}))).verdict == "failed"
+    assert check(before, after, slack=Slack(1e-5, frozenset({"times"}))).verdict == "failed"
+    assert check(*off_by(2e-3), slack=allowed).verdict == "failed"
+    assert check(before, after, slack=allowed, full=True).verdict == "passed"
+    assert check(before, after, slack=Slack(1e-5, frozenset({"times"})), full=True).verdict == "failed"
+
+
+def test_a_budget_is_for_rounding_and_not_for_what_differs_over_the_reals():
+    before, after = off_by(1e-5)
+    found = verify(before, after, power="none", slack=1e-4)
+    assert found.check.verdict == "passed"
+    assert found.verdict == "refuted"
+    assert "over the reals" in found.reason

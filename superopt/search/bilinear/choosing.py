@@ -1,41 +1,48 @@
 """Where an algorithm with fewer multiplications pays: sites, forms for each, prices of both, one graph.
 
-A site is a Conv of stride 1, or a product of matrices, with fixed weights and known sizes. Its forms are priced by the
-cost model as graphs of their own beside the operator, with what the runtime fuses and how it lays out images, and the
-cheapest is taken if it gains enough; where the caller can time graphs on the target, the cheapest few are timed beside
-the operator, and what is fastest is taken. Equal sites are looked at once. Whether the whole model gained is for the
-caller to measure: beside a form, ONNX Runtime leaves its blocked layout.
+A site is a Conv of stride 1, or a product of matrices, with fixed weights and known sizes (a batch may be symbolic).
+Its forms are priced by the cost model beside the operator, each with what the runtime runs in one kernel with the
+operator and would run apart from a form; then the chosen ones together, with the changes of layout that they bring and
+spare (:mod:`.layout`). Equal sites are looked at once. No weights are computed for that, and nothing is timed: whether
+the whole model gained is for the caller to measure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
 
 from superopt.cost.model import CostModel
 from superopt.cost.whole import graph_cost
-from superopt.ir.graph import Graph, Node, Value
+from superopt.ir.graph import Graph, Node, Value, attribute_key
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Applied, Typing, infer
+from superopt.ops.infer import Applied, Barrier, Typing, infer
 from superopt.rules.bilinear import Algorithm, algorithms
 from superopt.runtime.evaluate import Array
-from superopt.search.bilinear.conv import Axis, ConvForm, write_conv
+from superopt.search.bilinear.conv import Axis, ConvForm, Kernel, write_conv
+from superopt.search.bilinear.layout import Place, changes_us
 from superopt.search.bilinear.matmul import MatMulForm, write_matmul
 from superopt.search.bilinear.writing import Writer
 
-__all__ = ["GROWTH", "Choice", "Form", "Site", "Timing", "choose", "forms_of", "named", "rewritten", "sites_of"]
+__all__ = [
+    "GROWTH", "LEAST_GAIN", "Choice", "Form", "Site", "accuracy_of", "alternatives", "choose", "forms_of", "named",
+    "possible", "rewritten", "sites_of",
+]  # fmt: skip
 
 Form = ConvForm | MatMulForm
-Timing = Callable[[Sequence[Graph]], Sequence[float]]  # of graphs with the same inputs, what each takes of the first
 
 # By mode: how much one operator's errors may grow (root mean square, beside the direct sum's). "strict" has no
 # algorithm that is less accurate than what it replaces; none with fewer products is known that is not.
 GROWTH: Mapping[str, float] = {"strict": 1.0, "standard": 16.0, "fast": 64.0}
-_LEAST_GAIN = 0.05  # share of the operator's time: prices of forms are no better than that
-_CLOSE = 1.1  # prices of forms up to this multiple of the operator's are worth a look at what they take
-_TIMED = 3  # forms of a site that are timed, at most
+LEAST_GAIN = 0.05  # share of the operator's time: prices of forms are no better than that
 _FEWEST = 16  # channels, rows or columns below which products are too small for a form to pay
+_WHERE = {"Conv", "MatMul"}
+# What operators take in a form of what they take alone: in front of each, products have filled the core's cache with
+# something else. By ONNX Runtime's profile of eight forms: 1.2 to 2.8 times where elements are moved.
+_APART = dict.fromkeys(("Concat", "Gather", "Pad", "Slice", "Split", "Transpose"), 1.5)
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,9 @@ class Site:
         pads: of a Conv, before and after each axis; empty for a product of matrices.
         weights: name of the fixed operand.
         bias: name of a Conv's bias.
+        kernel: sizes of the fixed operand.
+        after: what alone reads the result and works element by element; a form of a Conv takes it in.
+        fused: what the runtime runs in one kernel with the operator besides, and would run apart from a form.
     """
 
     node: Node
@@ -56,40 +66,71 @@ class Site:
     weights: str
     bias: str | None
     kernel: tuple[int, ...]
-
-    @property
-    def alike(self) -> Hashable:
-        """Equal for sites of equal prices."""
-        return self.node.op, self.image, self.pads, self.kernel, self.bias is not None
+    after: tuple[Node, ...] = ()
+    fused: tuple[Node, ...] = ()
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return tuple(d for d in self.image.shape or () if isinstance(d, int))
+        """Those of the data; -1 for a symbolic batch."""
+        return tuple(d if isinstance(d, int) else -1 for d in self.image.shape or ())
+
+    @property
+    def output(self) -> str:
+        """What a form computes."""
+        return (self.node, *self.after)[-1].outputs[0]
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """What a form replaces."""
+        return (self.node, *self.after)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A site with its cheapest form, and what the operator and the form are modelled to take, in microseconds."""
+    """A site with its form, and what the operator and the form are modelled to take, in microseconds."""
 
     site: Site
     form: Form
     before: float
     after: float
 
+    @property
+    def more_bytes(self) -> int:
+        """By how much the weights grow, about."""
+        return round(4 * prod(self.site.kernel) * (self.form.grown - 1.0))
 
-def sites_of(graph: Graph, typing: Typing | None = None) -> list[Site]:
+
+def possible(graph: Graph) -> bool:
+    """Whether there may be sites, without types: what most models without any pay."""
+    return any(
+        node.op in _WHERE
+        and not node.domain
+        and len(node.inputs) > 1
+        and (held := graph.constants.get(node.inputs[1])) is not None
+        and min((d for d in (held.type.shape or (0,))[:2] if isinstance(d, int)), default=0) >= _FEWEST
+        for node in graph.nodes
+    )
+
+
+def sites_of(graph: Graph, typing: Typing | None = None, costs: CostModel | None = None) -> list[Site]:
     """The operators that some algorithm applies to.
 
     Args:
         graph: a checked graph.
         typing: its inferred types, if at hand.
+        costs: says what the runtime would run in one kernel with each; without, that is left open.
     """
     typing = typing or infer(graph)
-    return [
-        site
-        for node, known in zip(graph.nodes, typing.nodes, strict=True)
-        if isinstance(known, Applied) and (site := _site(graph, typing, node, known)) is not None
-    ]
+    known = {id(node): what for node, what in zip(graph.nodes, typing.nodes, strict=True)}
+    found: list[Site] = []
+    for node in graph.nodes:
+        applied = known[id(node)]
+        site = _site(graph, typing, node, applied) if isinstance(applied, Applied) else None
+        if site is not None:
+            after = tuple(_after(graph, typing, known, site.node)) if site.pads else ()
+            fused = () if costs is None else tuple(_fused(graph, typing, known, (site.node, *after)[-1], costs))
+            found.append(replace(site, after=after, fused=fused))
+    return found
 
 
 def _site(graph: Graph, typing: Typing, node: Node, known: Applied) -> Site | None:
@@ -98,9 +139,11 @@ def _site(graph: Graph, typing: Typing, node: Node, known: Applied) -> Site | No
         return None
     image, weights = typing.types.get(known.args[0]), graph.constants.get(known.args[1])
     bias = known.args[2] if len(known.args) > 2 else None
-    if image is None or weights is None or weights.data is None or image.dtype != DType.FLOAT32:
+    if image is None or image.shape is None or image.dtype != DType.FLOAT32:
         return None
-    if not image.is_static or weights.type.shape is None or (bias is not None and bias not in graph.constants):
+    if weights is None or weights.data is None or weights.type.shape is None:
+        return None
+    if bias is not None and bias not in graph.constants:
         return None
     kernel = tuple(d for d in weights.type.shape if isinstance(d, int))
     return reader(Site(node, image, (), known.args[1], bias, kernel), known.attributes)
@@ -108,7 +151,7 @@ def _site(graph: Graph, typing: Typing, node: Node, known: Applied) -> Site | No
 
 def _conv(site: Site, attributes: Mapping[str, AttributeValue]) -> Site | None:
     plain = all(v == 1 for name in ("strides", "dilations") for v in _ints(attributes[name]))
-    if not plain or attributes["group"] != 1 or len(site.sizes) not in (3, 4):
+    if not plain or attributes["group"] != 1 or len(site.sizes) not in (3, 4) or min(site.sizes[1:]) < 1:
         return None
     if min(site.kernel[:2]) < _FEWEST:
         return None
@@ -116,9 +159,53 @@ def _conv(site: Site, attributes: Mapping[str, AttributeValue]) -> Site | None:
 
 
 def _matmul(site: Site, attributes: Mapping[str, AttributeValue]) -> Site | None:
-    if len(site.kernel) != 2 or len(site.sizes) < 2 or min(*site.kernel, *_rows(site)) < _FEWEST:
+    if len(site.kernel) != 2 or len(site.sizes) < 2 or min(site.sizes) < 1:
         return None
-    return site
+    return site if min(*site.kernel, *_rows(site)) >= _FEWEST else None
+
+
+_Known = Mapping[int, Applied | Barrier]  # by the node's identity
+
+
+def _after(graph: Graph, typing: Typing, nodes: _Known, node: Node) -> Iterator[Node]:
+    """What follows one after the other, element by element, with constants of one element alone."""
+    while (reader := _reader(graph, node.outputs[0])) is not None:
+        known = nodes[id(reader)]
+        if not isinstance(known, Applied) or known.operator.family not in ("elementwise", "activation"):
+            return
+        first, rest = reader.inputs[0], [n for n in reader.inputs[1:] if n]
+        small = all(n in graph.constants and graph.constants[n].type.elements == 1 for n in rest)
+        if first != node.outputs[0] or not small or typing.types.get(first) != typing.types.get(reader.outputs[0]):
+            return
+        yield reader
+        node = reader
+
+
+def _fused(graph: Graph, typing: Typing, nodes: _Known, node: Node, costs: CostModel) -> Iterator[Node]:
+    """What the runtime runs in one kernel with the node, one after the other."""
+    while (reader := _reader(graph, node.outputs[0])) is not None and isinstance(nodes[id(reader)], Applied):
+        others = [n for n in reader.reads if n != node.outputs[0]]
+        fixed = [graph.constants[n].type for n in others if n in graph.constants]
+        moving = [n for n in others if n not in graph.constants]
+        rank = max((t.rank or 0 for t in fixed), default=0)
+        if not costs.fusable(node.op, reader.op, constant_others=not moving, rank=rank):
+            return
+        if any(typing.types.get(n) is None for n in (*moving, *reader.outputs)):
+            return
+        makers = (graph.producer.get(n) for n in moving)
+        if any(m is not None and costs.fusable(m.op, reader.op, constant_others=False) for m in makers):
+            return  # it would run with what makes the other operand
+        yield reader
+        node = reader
+
+
+def _reader(graph: Graph, name: str) -> Node | None:
+    """The one node that reads a value which is no output."""
+    readers = graph.consumers.get(name, ())
+    alone = len(readers) == 1 and list(readers[0].reads).count(name) == 1
+    if not alone or any(v.name == name for v in graph.outputs) or len(readers[0].outputs) != 1:
+        return None
+    return readers[0]
 
 
 def _rows(site: Site) -> tuple[int, int]:
@@ -178,80 +265,152 @@ def named(form: Form) -> str:
     return f"F({outputs}, {taps}), {form.products} products of {form.tiles} tiles"
 
 
+def accuracy_of(form: Form) -> tuple[float, float]:
+    """How much larger than a direct sum's the errors can be: root mean square, and at worst."""
+    if isinstance(form, MatMulForm):
+        return form.algorithm.growth, form.algorithm.bound
+    growth = bound = 1.0
+    for axis in form.axes:
+        if axis.algorithm is not None:
+            growth, bound = growth * axis.algorithm.growth, bound * axis.algorithm.bound
+    return growth, bound
+
+
 def choose(
     graph: Graph,
     costs: CostModel,
     *,
     growth: float,
     typing: Typing | None = None,
-    timing: Timing | None = None,
-    progress: Callable[[int, int | None, str], None] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    gain: float = LEAST_GAIN,
 ) -> list[Choice]:
-    """The sites where a form gains, each with its cheapest form.
+    """The sites where a form gains, each with its cheapest form: a function of the graph and the prices.
 
     Args:
         graph: a checked graph.
         costs: the target's cost model.
         growth: of errors that a form may bring, as in :data:`GROWTH`.
-        typing: its inferred types, if at hand.
-        timing: if given, it has the last word about a site, and prices only say which forms are looked at.
-        progress: called with (sites done, sites, which).
+        typing: its inferred types, symbolic sizes as they are, if at hand.
+        sizes: what a symbolic batch is costed at.
+        gain: share of the operator's time that a form has to gain.
     """
+    typing = typing or infer(graph)
     known: dict[Hashable, tuple[Form | None, float, float]] = {}
     chosen: list[Choice] = []
-    sites = sites_of(graph, typing)
-    for done, site in enumerate(sites):
-        if progress is not None:
-            progress(done, len(sites), site.node.name)
-        if site.alike not in known:
-            known[site.alike] = _cheapest(graph, site, costs, growth, timing)
-        form, before, after = known[site.alike]
-        if form is not None and after < (1 - _LEAST_GAIN) * before:
+    for site in sites_of(graph, typing, costs):
+        alone = _alone(graph, typing, site)
+        key = _alike(alone)
+        if key not in known:
+            known[key] = _cheapest(alone, site, costs, growth, sizes or {})
+        form, before, after = known[key]
+        if form is not None and after < (1 - gain) * before:
             chosen.append(Choice(site, form, before, after))
+    return _in_place(graph, typing, chosen, costs, gain)
+
+
+def _in_place(
+    graph: Graph, typing: Typing, chosen: list[Choice], costs: CostModel, gain: float
+) -> list[Choice]:  # fmt: skip
+    """Without those that gain too little once layouts are counted, the least one first."""
+
+    def lost(choices: Sequence[Choice]) -> float:
+        return changes_us(graph, typing, [Place(c.site.nodes, c.site.node.inputs[0]) for c in choices], costs)
+
+    convs = [c for c in chosen if c.site.pads]
+    while convs:
+        together = lost(convs)
+        alone = [together - lost([*convs[:i], *convs[i + 1 :]]) for i in range(len(convs))]
+        gains = [(c.before - c.after - more) / c.before for c, more in zip(convs, alone, strict=True)]
+        least = min(range(len(convs)), key=lambda i: gains[i])
+        if gains[least] >= gain:
+            break
+        chosen = [c for c in chosen if c is not convs[least]]
+        del convs[least]
     return chosen
 
 
 def _cheapest(
-    graph: Graph, site: Site, costs: CostModel, growth: float, timing: Timing | None
+    alone: Graph, site: Site, costs: CostModel, growth: float, sizes: Mapping[str, int]
 ) -> tuple[Form | None, float, float]:  # fmt: skip
     """The cheapest form, what the operator takes and what the form takes."""
-    alone = _alone(graph, site)
-    before = graph_cost(alone, costs).us
-    priced: list[tuple[float, int, Form, Graph]] = []
-    for number, form in enumerate(forms_of(site, growth)):
-        made = rewritten(alone, [Choice(site, form, 0.0, 0.0)])
-        priced.append((graph_cost(made, costs).us, number, form, made))
-    priced = [p for p in sorted(priced, key=lambda p: p[:2]) if p[0] < _CLOSE * before][:_TIMED]
+    before, priced = _priced(alone, site, costs, growth, sizes)
     if not priced:
         return None, before, before
-    if timing is None:
-        return priced[0][2], before, priced[0][0]
-    ratios = timing([alone, *(made for *_, made in priced)])[1:]
-    fastest = min(range(len(priced)), key=lambda n: ratios[n])
-    return priced[fastest][2], before, before * ratios[fastest]
+    us, _, form = min(priced, key=lambda p: p[:2])
+    return form, before, us
 
 
-def _alone(graph: Graph, site: Site) -> Graph:
-    """The operator as a model of its own."""
-    read = {name for name in site.node.reads if name in graph.weight}
-    fed = next(name for name in site.node.reads if name not in read)
-    weights = tuple(w for w in graph.weights if w.name in read)
-    inputs, outputs = (Value(fed, site.image),), (Value(site.node.outputs[0], None),)
-    return Graph(site.node.name or site.node.op, inputs, outputs, weights, (site.node,), graph.opset)
+def _priced(
+    alone: Graph, site: Site, costs: CostModel, growth: float, sizes: Mapping[str, int]
+) -> tuple[float, list[tuple[float, int, Form]]]:  # fmt: skip
+    """What an operator takes, and what its forms take, with their numbers, without those that cannot be cheaper."""
+    before = graph_cost(alone, costs, sizes=sizes).us
+    priced: list[tuple[float, int, Form]] = []
+    for number, form in enumerate(forms_of(site, growth)):
+        if _products_us(site, form, costs) < before:
+            made = graph_cost(rewritten(alone, [Choice(site, form, 0.0, 0.0)], filled=False), costs, sizes=sizes)
+            us = made.us + sum((_APART.get(op, 1.0) - 1.0) * estimate.us for _, op, estimate in made.per_node)
+            priced.append((us, number, form))
+    return before, priced
 
 
-def rewritten(graph: Graph, choices: Sequence[Choice]) -> Graph:
-    """The graph with these operators written as their forms; weights that nothing reads any more are left out."""
+def alternatives(graph: Graph, site: Site, costs: CostModel, growth: float) -> list[tuple[float, Form | None]]:
+    """What a graph's site is modelled to take in its place: as it is, and by each form, the cheapest first."""
+    typing = infer(graph)
+    before, priced = _priced(_alone(graph, typing, site), site, costs, growth, {})
+    place = [Place(site.nodes, site.node.inputs[0])] if site.pads else []
+    more = changes_us(graph, typing, place, costs) - changes_us(graph, typing, [], costs)
+    return [(before, None), *((us + more, form) for us, _, form in sorted(priced, key=lambda p: p[:2]))]
+
+
+def _products_us(site: Site, form: Form, costs: CostModel) -> float:
+    """What a form's products are expected to take by themselves: less than all of it."""
+    if isinstance(form, MatMulForm):
+        (rows, inner, columns), count = form.block, form.algorithm.rank
+    else:
+        rows, inner, columns, count = form.tiles * max(site.sizes[0], 1), site.kernel[1], site.kernel[0], form.products
+    left, right, made = (TensorType(DType.FLOAT32, s) for s in ((rows, inner), (inner, columns), (rows, columns)))
+    return count * costs.expected("MatMul", {}, [left, right], [made], [False, True]).us
+
+
+def _alone(graph: Graph, typing: Typing, site: Site) -> Graph:
+    """The operator, with what runs in one kernel with it, as a model of its own."""
+    nodes = (*site.nodes, *site.fused)
+    made = {o for node in nodes for o in node.outputs}
+    read = dict.fromkeys(n for node in nodes for n in node.reads if n not in made)
+    weights = tuple(graph.weight[n] for n in read if n in graph.weight)
+    inputs = tuple(Value(n, typing.types[n]) for n in read if n not in graph.weight)
+    return Graph(site.node.op, inputs, (Value(nodes[-1].outputs[0], None),), weights, nodes, graph.opset)
+
+
+def _alike(alone: Graph) -> Hashable:
+    """Equal for operators of equal prices."""
+    return (
+        tuple(v.type for v in alone.inputs), tuple(w.type for w in alone.weights),
+        tuple((n.op, tuple(sorted((k, attribute_key(v)) for k, v in n.attributes.items()))) for n in alone.nodes),
+    )  # fmt: skip
+
+
+def rewritten(graph: Graph, choices: Sequence[Choice], *, filled: bool = True) -> Graph:
+    """The graph with these operators written as their forms; weights that nothing reads any more are left out.
+
+    Args:
+        graph: where they are.
+        choices: of different sites.
+        filled: compute the new weights; without, they have types alone, for a price.
+    """
     made = {id(choice.site.node): choice for choice in choices}
-    writer = Writer(graph, "bilinear")
+    within = {id(node) for choice in choices for node in choice.site.nodes}
+    writer = Writer(graph, "bilinear", filled)
     nodes: list[Node] = []
     for node in graph.nodes:
-        if id(node) not in made:
+        if id(node) not in within:
             nodes.append(node)
-            continue
-        writer.nodes.clear()
-        _write(writer, graph, made[id(node)])
-        nodes += writer.nodes
+        elif id(node) in made:
+            writer.nodes.clear()
+            _write(writer, graph, made[id(node)])
+            nodes += writer.nodes
     read = {name for node in nodes for name in node.reads} | {v.name for v in graph.outputs}
     read |= {v.name for v in graph.inputs}
     weights = tuple(w for w in graph.weights if w.name in read) + tuple(writer.weights)
@@ -260,18 +419,20 @@ def rewritten(graph: Graph, choices: Sequence[Choice]) -> Graph:
 
 def _write(writer: Writer, graph: Graph, choice: Choice) -> None:
     site, form, node = choice.site, choice.form, choice.site.node
-    weights = _elements(graph, site.weights)
-    data = next(name for name in node.inputs if name)
+    kind = graph.weight[site.weights].type.dtype.numpy
+    weights, data = partial(_elements, graph, site.weights), node.inputs[0]
     if isinstance(form, ConvForm):
-        bias = None if site.bias is None else _elements(graph, site.bias)
-        write_conv(writer, form, data, site.sizes[0], weights, bias, node.outputs[0])
+        bias = None if site.bias is None else partial(_elements, graph, site.bias)
+        names = (site.weights, *(() if site.bias is None else (site.bias,)))
+        kernel = Kernel(names, site.kernel[0], site.kernel[1], len(site.kernel) == 3, kind, weights, bias)
+        write_conv(writer, form, data, site.sizes[0], kernel, site.output, site.after)
         return
     if len(site.sizes) == 2:
-        write_matmul(writer, form, data, weights, node.outputs[0])
+        write_matmul(writer, form, data, site.weights, kind, weights, node.outputs[0])
         return
     flat = writer.reshaped(data, form.rows, form.inner)
     made = writer.name("product")
-    write_matmul(writer, form, flat, weights, made)
+    write_matmul(writer, form, flat, site.weights, kind, weights, made)
     shape = writer.sizes(*site.sizes[:-1], form.columns)
     writer.op("Reshape", made, shape, outputs=(node.outputs[0],))
 

@@ -16,15 +16,18 @@ between them (``docs/algorithms.md``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 
+from superopt.ir.graph import Node
 from superopt.rules.bilinear import Algorithm, Matrix
 from superopt.runtime.evaluate import Array
 from superopt.search.bilinear.writing import Writer
 
-__all__ = ["Axis", "ConvForm", "array_of", "write_conv"]
+__all__ = ["Axis", "ConvForm", "Kernel", "array_of", "write_conv"]
 
 
 def array_of(matrix: Matrix) -> Array:
@@ -106,13 +109,46 @@ class ConvForm:
         return self.height.rank * self.width.rank
 
     @property
+    def tiled(self) -> tuple[tuple[int, int, int, str], ...]:
+        """What tells forms of one image apart: of each axis, sizes and the algorithm's tile."""
+        names = ("" if axis.algorithm is None else axis.algorithm.tile.name for axis in self.axes)
+        return tuple((a.size, a.before, a.after, name) for a, name in zip(self.axes, names, strict=True))
+
+    @property
+    def grown(self) -> float:
+        """Weights afterwards ÷ weights before."""
+        return self.products / (self.height.taps * self.width.taps)
+
+    @property
     def tiles(self) -> int:
         """Rows of each product, for each image of the batch."""
         return self.height.tiles * self.width.tiles
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """A convolution's fixed operands.
+
+    Attributes:
+        name: of the weights, and of the bias if there is one: equal for equal elements alone.
+        out, inner: channels.
+        flat: weights are [o, c, taps], not [o, c, taps, taps].
+        kind: element type.
+        weights: the elements, [o, c, taps, taps]; asked for only where they are needed.
+        bias: [o], likewise; ``None`` where there is none.
+    """
+
+    name: tuple[str, ...]
+    out: int
+    inner: int
+    flat: bool
+    kind: np.dtype[np.generic]
+    weights: Callable[[], Array]
+    bias: Callable[[], Array] | None = None
+
+
 def write_conv(
-    writer: Writer, form: ConvForm, image: str, batch: int, weights: Array, bias: Array | None, output: str
+    writer: Writer, form: ConvForm, image: str, batch: int, kernel: Kernel, output: str, after: Sequence[Node] = ()
 ) -> None:
     """Append the form's nodes.
 
@@ -120,40 +156,78 @@ def write_conv(
         writer: of the graph.
         form: how.
         image: name of the input [n, c, height, width], or [n, c, width] where the weights have one axis.
-        batch: n.
-        weights: [o, c, taps, taps] or [o, c, taps], of a float type.
-        bias: [o].
+        batch: n; -1 where it is not known.
+        kernel: weights and bias.
         output: name that the result gets.
+        after: what is applied to the result's elements, one by one: it comes before the channels become second, so that
+            ONNX Runtime finds their Transpose beside what reads the result.
     """
-    flat = weights.ndim == 3
-    kernel = weights[:, :, None, :] if flat else weights
-    out, inner = kernel.shape[:2]
-    value = _gathered(writer, form, image, inner, flat)
-    parts = writer.split(_apart(writer, form, value, batch, kernel), 0, form.products)
-    factors = [axis.factors[1] for axis in form.axes]
-    fixed = np.einsum("ri,sj,ocij->rsco", *factors, kernel.astype(np.float64), optimize=True)
-    products = [
-        writer.op("MatMul", part, writer.constant(matrix.astype(kernel.dtype)))
-        for part, matrix in zip(parts, fixed.reshape(form.products, inner, out), strict=True)
-    ]
-    if bias is not None:
-        products.append(writer.constant(np.broadcast_to(bias, (1, batch * form.tiles, out))))
+
+    def apart() -> list[str]:
+        value = _gathered(writer, form, image, kernel)
+        return writer.split(_apart(writer, form, value, batch, kernel), 0, form.products)
+
+    parts = writer.once((image, form.tiled), apart)  # two convolutions of one image take it apart once
+    points, shape = _Points(form, kernel), (kernel.inner, kernel.out)
+    products: list[str] = []
+    for number, part in enumerate(parts):
+        key = kernel.name[0], form.tiled, number
+        weight = writer.computed(key, shape, kernel.kind, partial(points.at, number))
+        products.append(writer.op("MatMul", part, weight))
+    bias = kernel.bias
+    if bias is not None and batch > 0:
+        wide = (1, batch * form.tiles, kernel.out)
+        products.append(writer.computed((kernel.name, wide), wide, kernel.kind, lambda: np.broadcast_to(bias(), wide)))
     value = _together(writer, form, products, batch, kernel)
-    if flat:
-        value = writer.reshaped(value, batch, form.width.outputs, out)
-    writer.op("Transpose", value, outputs=(output,), perm=(0, 2, 1) if flat else (0, 3, 1, 2))
+    if bias is not None and batch < 0:
+        value = writer.op("Add", value, writer.computed(kernel.name, (kernel.out,), kernel.kind, bias))
+    if kernel.flat:
+        value = writer.reshaped(value, batch, form.width.outputs, kernel.out)
+    for node in after:
+        made, data = writer.name(node.op), node.inputs[0]
+        assert data not in node.inputs[1:]
+        writer.nodes.append(replace(node, inputs=(value, *node.inputs[1:]), outputs=(made,)))
+        value = made
+    writer.op("Transpose", value, outputs=(output,), perm=(0, 2, 1) if kernel.flat else (0, 3, 1, 2))
 
 
-def _gathered(writer: Writer, form: ConvForm, image: str, inner: int, flat: bool) -> str:
+@dataclass(frozen=True)
+class _Points:
+    """The weights, transformed in float64."""
+
+    form: ConvForm
+    kernel: Kernel
+
+    @cached_property
+    def taps(self) -> Array:
+        """[taps · taps, c · o]."""
+        weights = np.asarray(self.kernel.weights(), dtype=np.float64)
+        return np.ascontiguousarray(weights.reshape(self.kernel.out, self.kernel.inner, -1).transpose(2, 1, 0)).reshape(
+            -1, self.kernel.inner * self.kernel.out
+        )
+
+    @cached_property
+    def matrix(self) -> Array:
+        """[points, taps · taps]."""
+        return np.kron(*(axis.factors[1] for axis in self.form.axes))
+
+    def at(self, number: int) -> Array:
+        """Of one point, [c, o]."""
+        made: Array = (self.matrix[number] @ self.taps).reshape(self.kernel.inner, self.kernel.out)
+        return made
+
+
+def _gathered(writer: Writer, form: ConvForm, image: str, kernel: Kernel) -> str:
     """What the tiles read, [n, places, tiles · c]."""
-    if flat:
-        value = writer.op("Unsqueeze", writer.transposed(image, 0, 2, 1), writer.sizes(1))
+    inner = kernel.inner
+    if kernel.flat:
+        value = writer.reshaped(writer.transposed(image, 0, 2, 1), -1, 1, form.width.size, inner)
     else:
         value = writer.transposed(image, 0, 2, 3, 1)
     before = [axis.before for axis in form.axes]
     after = [axis.padded - axis.size - axis.before for axis in form.axes]
     if any((*before, *after)):
-        value = writer.op("Pad", value, writer.sizes(0, *before, 0, 0, *after, 0))
+        value = writer.padded(value, 0, *before, 0, 0, *after, 0)
     rows, columns = (axis.reads for axis in form.axes)
     places: Array = rows[:, None, :, None] * form.width.padded + columns[None, :, None, :]
     value = writer.reshaped(value, -1, form.height.padded * form.width.padded, inner)
@@ -161,23 +235,23 @@ def _gathered(writer: Writer, form: ConvForm, image: str, inner: int, flat: bool
     return writer.reshaped(value, -1, len(rows) * len(columns), form.tiles * inner)
 
 
-def _apart(writer: Writer, form: ConvForm, value: str, batch: int, kernel: Array) -> str:
+def _apart(writer: Writer, form: ConvForm, value: str, batch: int, kernel: Kernel) -> str:
     """The points of all tiles, [points, n · tiles, c]."""
-    inner = kernel.shape[1]
-    matrix = np.kron(*(axis.factors[0] for axis in form.axes)).astype(kernel.dtype)
+    inner = kernel.inner
+    matrix = np.kron(*(axis.factors[0] for axis in form.axes)).astype(kernel.kind)
     value = writer.op("MatMul", writer.constant(matrix), value)
-    if batch > 1:
+    if batch != 1:
         value = writer.transposed(writer.reshaped(value, batch, form.products, form.tiles * inner), 1, 0, 2)
-    return writer.reshaped(value, form.products, batch * form.tiles, inner)
+    return writer.reshaped(value, form.products, -1, inner)
 
 
-def _together(writer: Writer, form: ConvForm, products: list[str], batch: int, kernel: Array) -> str:
+def _together(writer: Writer, form: ConvForm, products: list[str], batch: int, kernel: Kernel) -> str:
     """The image [n, height, width, o] from the products of the points, and from what goes into every output."""
-    out, count, tiles = len(kernel), len(products), form.tiles
+    out, count, tiles = kernel.out, len(products), form.tiles
     matrix = np.kron(*(axis.factors[2] for axis in form.axes))
-    matrix = np.pad(matrix, ((0, 0), (0, count - form.products)), constant_values=1.0).astype(kernel.dtype)
+    matrix = np.pad(matrix, ((0, 0), (0, count - form.products)), constant_values=1.0).astype(kernel.kind)
     value = writer.op("Concat", *products, axis=0)
-    if batch > 1:
+    if batch != 1:
         value = writer.transposed(writer.reshaped(value, count, batch, tiles * out), 1, 0, 2)
     value = writer.op("MatMul", writer.constant(matrix), writer.reshaped(value, batch, count, tiles * out))
     height, width = form.axes
@@ -186,5 +260,5 @@ def _together(writer: Writer, form: ConvForm, products: list[str], batch: int, k
     value = writer.reshaped(value, batch, height.tiles * height.tile, width.tiles * width.tile, out)
     for number, axis in enumerate(form.axes, 1):
         if axis.tiles * axis.tile > axis.outputs:
-            value = writer.op("Slice", value, writer.sizes(0), writer.sizes(axis.outputs), writer.sizes(number))
+            value = writer.sliced(value, {number: (0, axis.outputs)})
     return value

@@ -7,9 +7,10 @@ a transform share are computed once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache, partial
 
 import numpy as np
 
@@ -31,6 +32,11 @@ class MatMulForm:
     algorithm: Algorithm
 
     @property
+    def grown(self) -> float:
+        """Weights afterwards ÷ weights before."""
+        return self.algorithm.rank / (self.parts[1] * self.parts[2])
+
+    @property
     def parts(self) -> tuple[int, int, int]:
         """Blocks along rows, inner size and columns."""
         (p, q), (_, s) = self.algorithm.tile.shapes.values()
@@ -45,39 +51,51 @@ class MatMulForm:
         )  # fmt: skip
 
 
-def write_matmul(writer: Writer, form: MatMulForm, data: str, weights: Array, output: str) -> None:
+def write_matmul(
+    writer: Writer, form: MatMulForm, data: str, name: str, kind: np.dtype[np.generic], weights: Callable[[], Array],
+    output: str,
+) -> None:  # fmt: skip
     """Append the form's nodes.
 
     Args:
         writer: of the graph.
         form: how.
         data: name of the left operand [rows, inner].
-        weights: [inner, columns], of a float type.
+        name: of the weights.
+        kind: element type.
+        weights: the elements [inner, columns]; asked for only where they are needed.
         output: name that the product [rows, columns] gets.
     """
     (p, q, s), (high, deep, wide) = form.parts, form.block
     spare = p * high - form.rows, q * deep - form.inner, s * wide - form.columns
     if spare[0] or spare[1]:
-        data = writer.op("Pad", data, writer.sizes(0, 0, spare[0], spare[1]))
+        data = writer.padded(data, 0, 0, spare[0], spare[1])
     blocks = [
-        writer.op("Slice", data, writer.sizes(i * high, j * deep), writer.sizes((i + 1) * high, (j + 1) * deep))
+        writer.sliced(data, {0: (i * high, (i + 1) * high), 1: (j * deep, (j + 1) * deep)})
         for i in range(p)
         for j in range(q)
     ]
-    held = np.pad(weights.astype(np.float64), ((0, spare[1]), (0, spare[2])))
-    parts = held.reshape(q, deep, s, wide).transpose(0, 2, 1, 3).reshape(q * s, deep, wide)
-    fixed = np.einsum("rj,jkn->rkn", array_of(form.algorithm.weights), parts)
-    products = [
-        writer.op("MatMul", value, writer.constant(matrix.astype(weights.dtype)))
-        for value, matrix in zip(_sums(writer, form.algorithm.data, blocks, weights.dtype), fixed, strict=True)
-    ]
-    made = _sums(writer, form.algorithm.outputs, products, weights.dtype)
+    matrix = array_of(form.algorithm.weights)
+
+    @cache
+    def parts() -> Array:
+        held = np.pad(weights().astype(np.float64), ((0, spare[1]), (0, spare[2])))
+        return held.reshape(q, deep, s, wide).transpose(0, 2, 1, 3).reshape(q * s, deep * wide)
+
+    def fixed(number: int) -> Array:
+        made: Array = (matrix[number] @ parts()).reshape(deep, wide)
+        return made
+
+    products: list[str] = []
+    for number, value in enumerate(_sums(writer, form.algorithm.data, blocks, kind)):
+        key = name, form.algorithm.tile.name, number
+        products.append(writer.op("MatMul", value, writer.computed(key, (deep, wide), kind, partial(fixed, number))))
+    made = _sums(writer, form.algorithm.outputs, products, kind)
     lines = [writer.op("Concat", *made[i * s : (i + 1) * s], axis=1) if s > 1 else made[i] for i in range(p)]
-    ends = writer.sizes(0, 0), writer.sizes(form.rows, form.columns)
     last = () if spare[0] or spare[2] else (output,)
     value = writer.op("Concat", *lines, outputs=last, axis=0)
     if not last:
-        writer.op("Slice", value, *ends, outputs=(output,))
+        writer.sliced(value, {0: (0, form.rows), 1: (0, form.columns)}, outputs=(output,))
 
 
 def _sums(writer: Writer, matrix: Matrix, values: Sequence[str], kind: np.dtype[np.generic]) -> list[str]:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from superopt.ir.graph import Attribute, Graph, Node, Weight, constant
+from superopt.ir.types import DType, TensorType
 
 __all__ = ["Writer"]
 
 
 @dataclass
 class Writer:
-    """New nodes and weights whose names begin with ``prefix`` and are not in the graph."""
+    """New nodes and weights whose names begin with ``prefix`` and are not in the graph.
+
+    ``filled`` says whether weights that are computed from the graph's get elements, or only types, which is all that a
+    price needs.
+    """
 
     graph: Graph
     prefix: str
+    filled: bool = True
     nodes: list[Node] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
 
@@ -25,6 +31,7 @@ class Writer:
         graph = self.graph
         self._taken = {n.name for n in graph.nodes} | {o for n in graph.nodes for o in n.outputs}
         self._taken |= {w.name for w in graph.weights} | {v.name for v in graph.inputs}
+        self._made: dict[Hashable, list[str]] = {}
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def name(self, stem: str) -> str:
@@ -44,6 +51,26 @@ class Writer:
             self.weights.append(constant(self._known[key], held))
         return self._known[key]
 
+    def computed(
+        self, key: Hashable, shape: Sequence[int], kind: np.dtype[np.generic], elements: Callable[[], np.ndarray]
+    ) -> str:
+        """A weight of this shape and type, with these elements if weights are filled; made once for a key."""
+        return self.once(("weight", key), lambda: [self._computed(shape, kind, elements)])[0]
+
+    def _computed(
+        self, shape: Sequence[int], kind: np.dtype[np.generic], elements: Callable[[], np.ndarray]
+    ) -> str:  # fmt: skip
+        name = self.name("weight")
+        kept = constant(name, elements().astype(kind)) if self.filled else None
+        self.weights.append(kept or Weight(name, TensorType(DType.of(kind), tuple(shape)), None))
+        return name
+
+    def once(self, key: Hashable, make: Callable[[], list[str]]) -> list[str]:
+        """Names of values that are made for a key when it is first asked for, and used again."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
     def sizes(self, *values: int) -> str:
         """An int64 vector."""
         return self.constant(np.array(values, dtype=np.int64))
@@ -54,11 +81,33 @@ class Writer:
         self.nodes.append(Node(self.name(f"{op}.node"), op, inputs, made, dict(attributes)))
         return made[0]
 
+    @property
+    def opset(self) -> int:
+        """Whose node forms are written: sizes were attributes before they were operands."""
+        return self.graph.opset.get("", 1)
+
     def split(self, value: str, axis: int, count: int) -> list[str]:
         """``count`` equal parts of size 1."""
-        parts = [self.name("part") for _ in range(count)]
-        self.op("Split", value, self.sizes(*[1] * count), outputs=parts, axis=axis)
+        parts, sizes = [self.name("part") for _ in range(count)], (1,) * count
+        if self.opset >= 13:
+            self.op("Split", value, self.sizes(*sizes), outputs=parts, axis=axis)
+        else:
+            self.op("Split", value, outputs=parts, axis=axis, split=sizes)
         return parts
+
+    def sliced(self, value: str, ranges: Mapping[int, tuple[int, int]], outputs: Sequence[str] = ()) -> str:
+        """From a place to another (not included) along some axes."""
+        starts, ends = zip(*ranges.values(), strict=True)
+        if self.opset >= 10:
+            limits = self.sizes(*starts), self.sizes(*ends), self.sizes(*ranges)
+            return self.op("Slice", value, *limits, outputs=outputs)
+        return self.op("Slice", value, outputs=outputs, starts=starts, ends=ends, axes=tuple(ranges))
+
+    def padded(self, value: str, *pads: int) -> str:
+        """With zeros before and after each axis."""
+        if self.opset >= 11:
+            return self.op("Pad", value, self.sizes(*pads))
+        return self.op("Pad", value, pads=pads)
 
     def reshaped(self, value: str, *sizes: int) -> str:
         """``value`` in another shape; one size may be -1."""

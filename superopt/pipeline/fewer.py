@@ -1,0 +1,390 @@
+"""Fewer multiplications for a result: forms that prices choose, raced beside the result without them, checked.
+
+The last step of an optimisation, and one that can only add: a form that fails the check, costs more accuracy than the
+mode allows, or does not win the race leaves the result as it was. Forms are chosen by prices alone
+(:func:`superopt.search.bilinear.choosing.choose`), so that without a race the result is a function of graph and prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from statistics import median, stdev
+
+import numpy as np
+
+from superopt import cost as costs
+from superopt import report
+from superopt.cost import CostModel, GraphCost
+from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
+from superopt.ir.graph import Graph
+from superopt.ops.infer import infer
+from superopt.pipeline.judge import DOUBT, LOOKS, SITTING
+from superopt.pipeline.memory import needed
+from superopt.runtime import reference
+from superopt.runtime.limits import refuse_unbounded
+from superopt.runtime.protocol import Loaded, Runtime
+from superopt.runtime.race import Clock, RaceResult, race_bound
+from superopt.runtime.spread import median_beyond
+from superopt.search.bilinear.choosing import (
+    GROWTH,
+    Choice,
+    accuracy_of,
+    choose,
+    named,
+    possible,
+    rewritten,
+)
+from superopt.search.bilinear.matmul import MatMulForm
+from superopt.verifier.differential import CheckResult, Slack, make_inputs
+from superopt.verifier.running import Bench
+
+__all__ = ["MOST_ERROR", "Accuracy", "Formed", "Setting", "accuracy", "with_forms"]
+
+# By mode: the largest error that a result may have, relative to an output's largest element, against float64. Besides,
+# it may have at most GROWTH times the model's own.
+MOST_ERROR: Mapping[str, float] = {"strict": 0.0, "standard": 1e-5, "fast": 1e-4}
+_LESS = (6.0, 3.0)  # growth of errors of algorithms that are tried in turn where those of the mode are too inaccurate
+_CLEAR = 0.3  # share of an operator's time: forms that are modelled to gain so much are a candidate of their own
+_WORTH = 0.02  # share of the whole that forms have to be modelled to gain before they are tried
+_LEAST = 3 * SITTING  # what the whole has to gain for what forms cost in accuracy and memory
+_FUTILE = LOOKS[1]  # rounds after which what does not seem to gain enough will not
+_WRONG = DOUBT / len(LOOKS)  # how often one look at a race may be wrong
+_LARGE = 1 << 30  # bytes of weights above which no form is tried: the race and the errors need the models whole
+_SPENT = 0.5  # of the budget, at most, on the few inputs that are measured: on 100 it was up to 1.8 times as much
+_INPUTS, _WORK = 3, 1e10  # inputs on which errors are measured, at most, and FLOPs of the reference for all but one
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Largest errors against float64, relative to the largest element of the output, over so many random inputs."""
+
+    before: float
+    after: float
+    inputs: int
+
+    def within(self, mode: str, share: float = 1.0) -> bool:
+        """Whether a mode's budget, or a share of it, allows it."""
+        return self.after <= share * min(MOST_ERROR[mode], GROWTH[mode] * self.before)
+
+
+Check = Callable[[Graph, Bench, Slack], CheckResult]  # of a result, whose weights may have been written already
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How forms are tried.
+
+    Attributes:
+        mode: the budget of errors, as ``--float`` says it.
+        sizes: what symbolic dimensions are costed and run at.
+        seed: of inputs and of the order in a race.
+        threads, runtime: of the race.
+        races: whether there is one; prices decide otherwise.
+        seconds: for the race.
+        left: seconds until the time is up.
+        needs: seconds that have to be left before anything is tried.
+        memory: bytes that weights and activations may take together; ``None`` without a limit.
+        inputs: on which errors are measured; ``None``: as many as that is worth.
+    """
+
+    mode: str
+    sizes: Mapping[str, int]
+    seed: int
+    threads: int
+    runtime: Runtime
+    races: bool
+    seconds: float
+    left: Callable[[], float]
+    needs: float = 0.0
+    memory: int | None = None
+    inputs: int | None = None
+
+
+@dataclass(frozen=True)
+class Formed:
+    """A result with forms: faster than without them as far as a race or prices say, checked, and accurate enough.
+
+    Attributes:
+        graph: the result.
+        choices: its forms.
+        checked: against the input; ``None`` where no check was asked for.
+        errors: of the input and of the result.
+        cost: what it is modelled to take.
+        slack: share of an output's largest magnitude by which the mode lets it be off.
+        measured: a race of the input and the result, if there was one.
+    """
+
+    graph: Graph
+    choices: tuple[Choice, ...]
+    checked: CheckResult | None
+    errors: Accuracy
+    cost: GraphCost
+    slack: float
+    measured: report.Measured | None
+
+    def reported(self) -> tuple[report.Algorithm, ...]:
+        """What a report says of each."""
+        return tuple(_reported(choice) for choice in self.choices)
+
+    def errors_reported(self, mode: str) -> report.Errors:
+        """The errors, with what a mode allows."""
+        found = self.errors
+        return report.Errors(found.before, found.after, found.inputs, MOST_ERROR[mode], GROWTH[mode])
+
+
+def with_forms(
+    original: Graph,
+    plain: Graph,
+    prices: CostModel,
+    setting: Setting,
+    check: Check | None,
+    notes: list[str],
+    progress: Callable[[int, int | None, str], None],
+) -> Formed | None:
+    """A result with forms in the place of some operators; ``None`` where there is nothing to gain.
+
+    Args:
+        original: the input.
+        plain: the result so far, or the input.
+        prices: the target's cost model.
+        setting: how.
+        check: a result against the input; ``None`` for no check.
+        notes: why forms that were tried are left out is added.
+        progress: called with (done, total, what).
+
+    Raises:
+        KeyboardInterrupt: nothing is kept of what was begun.
+    """
+    if GROWTH[setting.mode] <= 1.0 or not prices.backend.processor or not possible(plain):
+        return None
+    pricing = _pricing(prices)
+    if pricing is None or sum(w.type.nbytes or 0 for w in plain.weights) > _LARGE:
+        return None
+    if setting.left() < setting.needs:
+        notes.append("there was no time left to look for fewer multiplications")
+        return None
+    progress(0, None, "looking for fewer multiplications")
+    typing = infer(plain)
+    before = costs.graph_cost(plain, pricing, sizes=setting.sizes).us
+    tried: list[list[Choice]] = []
+    for growth in (GROWTH[setting.mode], *(less for less in _LESS if less < GROWTH[setting.mode])):
+        chosen = choose(plain, pricing, growth=growth, typing=typing, sizes=setting.sizes)
+        chosen = _fitting(plain, chosen, setting)
+        if not chosen or chosen in tried or sum(c.before - c.after for c in chosen) < _WORTH * before:
+            continue
+        tried.append(chosen)
+        found, why, final = _tried(original, plain, before, chosen, prices, setting, check, progress)
+        if found is not None:
+            return found
+        notes.append(f"{len(chosen)} operators with fewer multiplications were left out: {why}")
+        if final or setting.left() <= 0.0:
+            return None
+    return None
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What running the candidates said: which is best, its errors, and the race, if there was one."""
+
+    best: int
+    errors: Accuracy
+    raced: _Raced | None
+
+
+def _pricing(prices: CostModel) -> CostModel | None:
+    """What prices forms: a model that would have to measure each of their operators leaves that to a recorded profile
+    of its backend, however many threads that had; ``None`` where there is none."""
+    if prices.lowered is None:
+        return prices
+    profiles = (costs.load_profile(name) for name in costs.profile_names())
+    alike = (p for p in profiles if costs.BACKENDS.get(str(p.header.get("backend"))) is prices.backend)
+    found = next(alike, None)
+    return None if found is None else costs.RecordedProfile(found, prices.sizes)
+
+
+def _tried(
+    original: Graph, plain: Graph, before: float, chosen: list[Choice], prices: CostModel, setting: Setting,
+    check: Check | None, progress: Callable[[int, int | None, str], None],
+) -> tuple[Formed | None, str, bool]:  # fmt: skip
+    """The best of some choices, or why there is none, and whether more accurate forms would not help either."""
+    clear = [c for c in chosen if c.after < (1.0 - _CLEAR) * c.before]
+    rest = sum(c.before - c.after for c in chosen if c.after >= (1.0 - _CLEAR) * c.before)
+    both = setting.races and clear and rest > _LEAST * before  # else a race could not tell them from each other
+    portfolio = [chosen, clear] if both else [chosen]
+    made = [rewritten(plain, choices) for choices in portfolio]
+    if not setting.races:
+        after = costs.graph_cost(made[0], prices, sizes=setting.sizes).us
+        if after > (1.0 - _LEAST) * before:
+            return None, f"they are modelled at {after / before:.3f} of the result without them", True
+    with Bench() as bench:
+        try:
+            found = _measured(original, plain, made, setting, bench, progress)
+        except (InvalidModel, Unsupported, ResourceLimit) as error:
+            return None, f"the model could not be run with them: {error}", False
+        if found.raced is not None and not found.raced.won:
+            return None, f"timed beside the result without them, they take {found.raced.text} of its time", True
+        best, errors = made[found.best], found.errors
+        if not errors.within(setting.mode, _SPENT):
+            why = f"errors grow from {errors.before:.1e} to {errors.after:.1e}, which {setting.mode!r} does not allow"
+            return None, why, False
+        checked: CheckResult | None = None
+        if check is not None:
+            progress(0, None, "checking")
+            new = frozenset(n.name for n in best.nodes) - {n.name for n in plain.nodes}
+            checked = check(best, bench, Slack(MOST_ERROR[setting.mode], new))
+            if checked.verdict != "passed":
+                return None, f"the check {checked.verdict}: {checked.reason}", False
+    cost = costs.graph_cost(best, prices, sizes=setting.sizes)
+    measured = None if found.raced is None else found.raced.measured
+    return (
+        Formed(best, tuple(portfolio[found.best]), checked, errors, cost, MOST_ERROR[setting.mode], measured),
+        "",
+        True,
+    )
+
+
+def _measured(
+    original: Graph, plain: Graph, made: Sequence[Graph], setting: Setting, bench: Bench,
+    progress: Callable[[int, int | None, str], None],
+) -> _Measured:  # fmt: skip
+    """Sessions of all are made once, for the race and for the errors of what wins it."""
+    graphs = {id(graph): graph for graph in (original, plain, *made)}
+    for graph in graphs.values():
+        refuse_unbounded(graph, setting.sizes)
+    loaded = {
+        key: bench.loaded(graph, setting.runtime, threads=setting.threads, keep=graph is not plain)
+        for key, graph in graphs.items()
+    }
+    raced = None
+    if setting.races:
+        progress(0, None, "measuring with fewer multiplications")
+        raced = _race(original, plain, made, loaded, setting)
+        if not raced.won:
+            return _Measured(raced.best, Accuracy(0.0, 0.0, 0), raced)
+    best = 0 if raced is None else raced.best
+    return _Measured(best, _errors(original, loaded[id(original)], loaded[id(made[best])], setting), raced)
+
+
+def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choice]:
+    """As many of the forms as memory allows, without those first that gain the least for a byte."""
+    weights = sum(w.type.nbytes or 0 for w in plain.weights)
+    kept = list(chosen)
+    while kept:
+        if weights + sum(c.more_bytes for c in kept) <= _LARGE and (
+            setting.memory is None
+            or needed(rewritten(plain, kept, filled=False), None, setting.sizes) <= setting.memory
+        ):
+            return kept
+        least = min(range(len(kept)), key=lambda i: (kept[i].before - kept[i].after) / max(kept[i].more_bytes, 1))
+        del kept[least]
+    return kept
+
+
+@dataclass(frozen=True)
+class _Raced:
+    """A race of the input, the result without forms, and candidates with them: ``best`` is the fastest of these."""
+
+    result: RaceResult
+    plain: int
+
+    @property
+    def best(self) -> int:
+        first = self.plain + 1
+        return min(range(first, len(self.result.ms)), key=lambda i: self.against(i)[0]) - first
+
+    def against(self, candidate: int) -> tuple[float, float]:
+        """The ratio of a candidate's time to that of the result without forms, and its doubt."""
+        samples = [(row[self.plain], row[candidate]) for row in self.result.samples]
+        ratios = [candidate / plain for plain, candidate in samples]
+        doubt = median_beyond(len(ratios), _WRONG) * stdev(ratios) if len(ratios) >= LOOKS[0] else inf
+        return median(ratios), doubt
+
+    @property
+    def won(self) -> bool:
+        ratio, doubt = self.against(self.plain + 1 + self.best)
+        return ratio < 1.0 - _LEAST and ratio + doubt < 1.0
+
+    @property
+    def settled(self) -> bool:
+        """Whether more rounds would change nothing."""
+        ratio, doubt = self.against(self.plain + 1 + self.best)
+        return self.won or ratio - doubt > 1.0 - _LEAST or (ratio >= 1.0 - _LEAST and self.result.rounds >= _FUTILE)
+
+    @property
+    def text(self) -> str:
+        ratio, doubt = self.against(self.plain + 1 + self.best)
+        return f"{ratio:.3f} ± {doubt:.3f}"
+
+    @property
+    def measured(self) -> report.Measured:
+        """The input and the best candidate."""
+        which = self.plain + 1 + self.best
+        found = self.result
+        ratios = [row[which] / row[0] for row in found.samples]
+        return report.Measured(
+            found.ms[0], found.ms[which], found.ratios[which], found.rounds, found.spread[which],
+            dict(found.circumstances), stdev(ratios) if len(ratios) > 1 else 0.0,
+        )  # fmt: skip
+
+
+def _race(
+    original: Graph, plain: Graph, made: Sequence[Graph], loaded: Mapping[int, Loaded], setting: Setting
+) -> _Raced:  # fmt: skip
+    graphs = [original, *([plain] if plain is not original else []), *made]
+    first = len(graphs) - len(made) - 1
+    feeds = make_inputs(original, setting.seed, "normal", sizes=setting.sizes)
+    clock: Clock = "cpu" if setting.threads == 1 else "wall"
+    bound = [loaded[id(graph)].bound(feeds) for graph in graphs]
+    result = race_bound(
+        bound, runtime=setting.runtime, rounds=LOOKS[-1], burst=1, threads=setting.threads, clock=clock,
+        time_limit=setting.seconds, seed=setting.seed,
+        looks=dict.fromkeys(LOOKS, lambda r: _Raced(r, first).settled),
+    )  # fmt: skip
+    return _Raced(result, first)
+
+
+def accuracy(
+    before: Graph, after: Graph, *, sizes: Mapping[str, int], runtime: Runtime, seed: int = 0, inputs: int = 3
+) -> Accuracy:
+    """Errors of two graphs in a runtime against the first in float64, on the same standard normal inputs.
+
+    Raises:
+        InvalidModel, Unsupported, ResourceLimit: one of them cannot be run.
+    """
+    with Bench() as bench:
+        loaded = [bench.loaded(graph, runtime) for graph in (before, after)]
+        return _errors_on(before, loaded, sizes, range(seed, seed + inputs))
+
+
+def _errors(original: Graph, before: Loaded, after: Loaded, setting: Setting) -> Accuracy:
+    done = costs.work(original, infer(original, setting.sizes), setting.sizes)
+    count = setting.inputs or max(1, min(_INPUTS, int(_WORK / max(done.flops, 1))))
+    return _errors_on(original, [before, after], setting.sizes, range(setting.seed, setting.seed + count))
+
+
+def _errors_on(graph: Graph, sessions: Sequence[Loaded], sizes: Mapping[str, int], seeds: Sequence[int]) -> Accuracy:
+    worst = [0.0] * len(sessions)
+    names = [v.name for v in graph.outputs]
+    for seed in seeds:
+        feeds = make_inputs(graph, seed, "normal", sizes=sizes)
+        exact = reference.run(graph, feeds, sizes=sizes)
+        for side, session in enumerate(sessions):
+            made = session.run(feeds, names)
+            worst[side] = max(worst[side], *(_error(made[name], exact[name]) for name in names))
+    return Accuracy(worst[0], worst[1], len(seeds))
+
+
+def _error(made: np.ndarray, exact: np.ndarray) -> float:
+    if exact.dtype.kind != "f" or not exact.size:
+        return 0.0
+    return float(np.abs(made.astype(np.float64) - exact).max() / (np.abs(exact).max() or 1.0))
+
+
+def _reported(choice: Choice) -> report.Algorithm:
+    growth, bound = accuracy_of(choice.form)
+    name = named(choice.form)
+    where = choice.site.node.name or choice.site.output
+    op = "MatMul" if isinstance(choice.form, MatMulForm) else "Conv"
+    return report.Algorithm(where, op, name, growth, bound, choice.before, choice.after)

@@ -1,0 +1,172 @@
+"""Fewer multiplications as the last step of an optimisation: what they may take away, which is nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import superopt
+from superopt import formats
+from superopt.frontend import GraphBuilder
+from superopt.ir.graph import Graph
+from superopt.pipeline import fewer
+from superopt.pipeline.fewer import GROWTH, MOST_ERROR
+from superopt.report import Report
+from superopt.runtime import ort
+from superopt.runtime.race import RaceResult, result_of
+from superopt.search.bilinear.choosing import Choice, rewritten
+
+PROFILE = "profile:cpu-epyc-2core"
+
+
+def model(channels: int = 192, size: int = 14) -> Graph:
+    """Two convolutions, each with a normalisation that the rules fold into it."""
+    b = GraphBuilder("m")
+    x = b.input("image", "float32", (1, channels, size, size))
+    for number in range(2):
+        with b.scope(f"conv{number}"):
+            w = b.weight("w", (channels, channels, 3, 3), scale=(9 * channels) ** -0.5)
+            x = b.op("Conv", x, w, pads=[1, 1, 1, 1])
+            parts = [b.weight(n, (channels,)) for n in ("scale", "bias", "mean")]
+            x = b.op("BatchNormalization", x, *parts, b.constant(np.ones(channels, np.float32))).relu()
+    b.output(x, "y")
+    return b.build()
+
+
+def optimised(graph: Graph, **settings: object) -> tuple[Graph, Report]:
+    options = superopt.Options(target=PROFILE, time_limit=None)
+    found = superopt.optimize(graph, options=replace(options, **settings))  # type: ignore[arg-type]
+    return found.graph, found.report
+
+
+def outputs(graph: Graph, x: np.ndarray) -> np.ndarray:
+    return ort.run(ort.make_session(formats.to_onnx_bytes(graph), threads=1), {"image": x})["y"]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Graph:
+    """What is found without."""
+    return optimised(model(), disable=("algorithms",))[0]
+
+
+def test_the_default_uses_them_and_says_where_and_how_accurately() -> None:
+    graph = model()
+    result, report = optimised(graph)
+    assert {n.op for n in result.nodes} & {"Conv", "BatchNormalization"} == set()
+    assert [(a.operator, a.algorithm[:2]) for a in report.algorithms] == [("Conv", "F(")] * 2
+    assert all(1 < a.growth < a.bound and a.after_us < a.before_us for a in report.algorithms)
+    assert report.errors is not None
+    assert (report.errors.most, report.errors.times) == (MOST_ERROR["standard"], GROWTH["standard"])
+    assert 0 < report.errors.after <= min(report.errors.most, report.errors.times * report.errors.before)
+    assert report.check.verdict == "passed"
+    assert {a.rule for a in report.rules_applied} >= {"fold"}
+    assert report.cost.after_us < 0.9 * report.cost.before_us
+    assert report.json()["algorithms"][0]["where"]
+    x = np.random.default_rng(0).standard_normal((1, 192, 14, 14)).astype(np.float32)
+    assert np.abs(outputs(result, x) - outputs(graph, x)).max() <= 1e-5 * np.abs(outputs(graph, x)).max()
+
+
+@pytest.mark.parametrize("settings", [{"floats": "strict"}, {"disable": ("algorithms",)}])
+def test_none_are_used_where_none_are_allowed(settings: dict[str, object], plain: Graph) -> None:
+    result, report = optimised(model(), **settings)
+    assert (report.algorithms, report.errors) == ((), None)
+    assert [n.op for n in plain.nodes] == ["Conv", "Relu"] * 2
+    assert [n.op for n in result.nodes if n.op != "BatchNormalization"] == ["Conv", "Relu"] * 2
+
+
+def test_the_same_graph_and_prices_give_the_same_result() -> None:
+    assert optimised(model())[1].result == optimised(model())[1].result
+
+
+def test_a_memory_limit_holds_with_them(plain: Graph) -> None:
+    kept, report = optimised(model())
+    work = report.work
+    needed = (work.weight_bytes_after or 0) + (work.peak_activation_bytes_after or 0)
+    for limit in (needed // 2, 3 * needed // 4):
+        result, report = optimised(model(), memory_limit=limit)
+        work = report.work
+        assert (work.weight_bytes_after or 0) + (work.peak_activation_bytes_after or 0) <= limit
+        assert len(report.algorithms) < 2
+        assert "BatchNormalization" not in {n.op for n in result.nodes}
+    assert len(kept.nodes) > len(plain.nodes)
+
+
+def test_false_forms_are_left_out_and_nothing_else(monkeypatch: pytest.MonkeyPatch, plain: Graph) -> None:
+    def false(graph: Graph, choices: Sequence[Choice], *, filled: bool = True) -> Graph:
+        made = rewritten(graph, choices, filled=filled)
+        ends = [n for n in made.nodes if n.op == "Relu"]
+        return replace(made, nodes=tuple(replace(n, op="Neg") if n is ends[-1] else n for n in made.nodes))
+
+    monkeypatch.setattr(fewer, "rewritten", false)
+    monkeypatch.setattr(fewer.Accuracy, "within", lambda *_: True)
+    result, report = optimised(model())
+    assert report.algorithms == ()
+    assert [n.op for n in result.nodes] == [n.op for n in plain.nodes]
+    assert report.check.verdict == "passed"
+    assert any("with fewer multiplications were left out: the check failed" in note for note in report.notes)
+    assert {a.rule for a in report.rules_applied} >= {"fold"}
+
+
+def test_more_accurate_ones_are_tried_where_the_budget_is_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, report = optimised(model())
+    assert report.errors is not None
+    assert {a.algorithm[:9] for a in report.algorithms} == {"F(4×4, 3×"}
+    monkeypatch.setattr(fewer, "MOST_ERROR", {**MOST_ERROR, "standard": 1.8 * report.errors.after})
+    _, less = optimised(model())
+    assert less.errors is not None
+    assert less.errors.after < report.errors.after
+    assert max(a.growth for a in less.algorithms) <= 6.0
+    assert any("does not allow" in note for note in less.notes)
+    monkeypatch.setattr(fewer, "MOST_ERROR", {**MOST_ERROR, "standard": 1e-9})
+    result, none = optimised(model())
+    assert none.algorithms == ()
+    assert [n.op for n in result.nodes] == ["Conv", "Relu"] * 2
+
+
+def raced(*times: float, rounds: int = 15) -> Callable[..., RaceResult]:
+    """A race in which the models take so long, with a little noise: the input, the result, candidates."""
+    rng = np.random.default_rng(0)
+
+    def race(bound: Sequence[object], **_: object) -> RaceResult:
+        made = times[: len(bound) - 1] if len(bound) == 3 else times
+        used = [times[0], *times[1:]][: len(bound)]
+        assert len(used) == len(bound), made
+        return result_of([[t * rng.normal(1.0, 0.002) for t in used] for _ in range(rounds)], rounds, {})
+
+    return race
+
+
+@pytest.mark.parametrize(
+    ("times", "rounds", "used"),
+    [((10.0, 10.0, 6.0), 15, True), ((10.0, 10.0, 9.9), 15, False), ((10.0, 10.0, 12.0), 15, False),
+     ((10.0, 10.0, 6.0), 1, False)],
+)  # fmt: skip
+def test_a_lost_race_leaves_out_forms_and_nothing_else(
+    times: tuple[float, ...], rounds: int, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fewer, "race_bound", raced(*times, rounds=rounds))
+    result, report = optimised(model(), target="cpu", time_limit=60.0)
+    assert bool(report.algorithms) is used
+    assert ("MatMul" in {n.op for n in result.nodes}) is used
+    assert "BatchNormalization" not in {n.op for n in result.nodes}
+    if not used:
+        assert any("they take" in note for note in report.notes)
+
+
+def test_the_fastest_of_the_portfolio_is_taken() -> None:
+    samples = [[10.0, 9.0, 8.0, 7.0], [10.0, 9.1, 8.0, 7.1], [10.0, 9.0, 8.1, 7.0]]
+    found = fewer._Raced(result_of(samples, 3, {}), plain=1)
+    assert found.best == 1
+    assert found.won
+    assert found.measured.ratio == pytest.approx(0.7)
+    assert not fewer._Raced(result_of([[10.0, 9.0, 9.0]] * 7, 7, {}), plain=1).won
+    assert not fewer._Raced(result_of([[10.0, 9.0, 5.0]] * 2, 2, {}), plain=1).won
+
+
+def test_models_without_a_place_ask_for_no_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fewer, "choose", lambda *_, **__: pytest.fail("asked"))
+    _, report = optimised(model(channels=8, size=8))
+    assert report.algorithms == ()
