@@ -1,7 +1,7 @@
 """Proofs of gradients: that a pushforward is the derivative of the meaning, and a pullback the adjoint of that.
 
-The derivative ``D f`` of an operator is a meaning, derived from its own (:mod:`superopt.ops.derivative.forward`). Of what
-is emitted, terms over operators, the prover is asked, for all sizes, attributes and values,
+The derivative ``D f`` of an operator is a meaning, derived from its own (:mod:`superopt.ops.derivative.forward`). Of
+what is emitted, terms over operators, the prover is asked, for all sizes, attributes and values,
 
 * ``push(x, ẋ)[i] = (D f)(x, ẋ)[i]``: the pushforward is the derivative;
 * ``Σ_i c[i]·(D f)(x, ẋ)[i] = Σ_j pull(x, c)[j]·ẋ[j]`` for each operand by itself: the pullback is its adjoint.
@@ -19,7 +19,7 @@ from functools import cache
 from importlib.resources import files
 
 from superopt.ir.errors import UsageError
-from superopt.ir.terms import App, Project, Term, Var, variables
+from superopt.ir.terms import App, Project, Term, Var, postorder, variables
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.derivative.declared import Site
@@ -30,7 +30,7 @@ from superopt.ops.derivative.modes import is_still, pull, push
 from superopt.ops.record import Operator
 from superopt.rules.grammar import parse_scheme, parse_term
 from superopt.rules.rule import AttributeScheme, Rule, TensorScheme, TypeScheme
-from superopt.rules.typing import complete, instances, variable_types
+from superopt.rules.typing import complete, instances, type_terms, variable_types
 from superopt.verifier.prover import prove
 from superopt.verifier.verdict import ProvedAllSizes
 
@@ -105,7 +105,8 @@ def check_gradients(names: Iterable[str] = ()) -> Iterator[OperatorGradient]:
 
 def _checked(name: str) -> OperatorGradient:
     started = time.monotonic()
-    proved, missing, total = 0, [], 0
+    proved, total = 0, 0
+    missing: dict[str, None] = {}
     for statement in statements(name):
         total += 1
         with REGISTRY.also(*_derivatives(statement.rule)):
@@ -113,10 +114,18 @@ def _checked(name: str) -> OperatorGradient:
         if isinstance(verdict, ProvedAllSizes):
             proved += 1
         else:
-            missing.append(f"{statement.what} in {statement.case}: {getattr(verdict, 'reason', verdict)}")
+            missing.setdefault(f"{statement.what} in {statement.case}: {getattr(verdict, 'reason', verdict)}")
     declared = REGISTRY[name].derivative
     how = "derived" if declared is None else "by expansion" if declared.expansion is not None else "declared"
-    return OperatorGradient(name, how, proved, total, tuple(missing), kinks_of(REGISTRY[name]), time.monotonic() - started)
+    return OperatorGradient(name, how, proved, total, tuple(missing), _kinks(name), time.monotonic() - started)
+
+
+def _kinks(name: str) -> tuple[str, ...]:
+    rule = instances(_case(cases()[name][0]))[0]
+    _, meanings = type_terms(rule.lhs, variable_types(rule))
+    (term,) = rule.lhs
+    assert isinstance(term, App)
+    return kinks_of(meanings[term].outputs)
 
 
 def statements(name: str) -> Iterator[Statement]:
@@ -158,7 +167,11 @@ def _of_application(name: str, case: str, rule: Rule, term: App) -> Iterator[Sta
     site = Site(name, args, attributes, moving)
     if is_still(site):
         raise UsageError(f"{name} does not move with its operands", where=f"gradients.toml, case {case!r}")
-    derivative = _derivative_app(name, term, attributes)
+    attribute_items = tuple(sorted(attributes.items()))
+
+    def derivative(tangents: Sequence[Term | None]) -> App:
+        return App(PREFIX + name, (*term.args, *tangents), attribute_items)
+
     tangents = [_beside(a, "d", p) if p in moving else None for p, a in enumerate(args)]
     outputs = site.outputs()
     several = len(outputs) > 1
@@ -166,8 +179,8 @@ def _of_application(name: str, case: str, rule: Rule, term: App) -> Iterator[Sta
         body = derivative([None if t is None else t.term for t in tangents])
         whole: Term = Project(body, place) if several else body
         if moved is not None:
-            yield _statement(name, case, f"pushforward{f' of output {place}' if several else ''}", rule, whole, moved.term,
-                             [*tangents])  # fmt: skip
+            what = f"pushforward of output {place}" if several else "pushforward"
+            yield _statement(name, case, what, rule, whole, moved.term, tangents)
     given = [variable(f"c{place}", y.type) for place, y in enumerate(outputs)]
     found = pull(site, given)
     for place in sorted(moving):
@@ -188,7 +201,7 @@ def _operand(term: Term | None, types: Mapping[str, TensorType]) -> Expr | None:
         return None
     if isinstance(term, Var):
         return variable(term.name, types[term.name])
-    assert isinstance(term, App) and not term.args, "an operand of a case is a variable or a number"
+    assert isinstance(term, App), "an operand of a case is a variable or a number"
     return apply(term.op, **complete(term))
 
 
@@ -197,24 +210,13 @@ def _beside(x: Expr | None, prefix: str, place: int) -> Expr:
     return variable(f"{prefix}{place}", x.type)
 
 
-def _derivative_app(name: str, term: App, attributes: Mapping[str, object]):  # type: ignore[no-untyped-def]
-    def made(tangents: Sequence[Term | None]) -> App:
-        items = tuple(sorted(attributes.items()))
-        return App(PREFIX + name, (*term.args, *tangents), items)  # type: ignore[arg-type]
-
-    return made
-
-
 def _inner(a: Expr, b: Expr) -> Expr:
     """``Σ a·b`` over all elements."""
-    kind = a.type
-    product = Expr(App("Mul", (a.term, b.term)), kind)
-    return apply_sum(product) if a.rank else product
-
-
-def apply_sum(x: Expr) -> Expr:
-    attributes = (("axes", tuple(range(x.rank))), ("keepdims", 0))
-    return Expr(App("ReduceSum", (x.term,), attributes), TensorType(x.dtype, ()))
+    product = App("Mul", (a.term, b.term))  # of a derivative, too, which has no record to ask for the type
+    if not a.rank:
+        return Expr(product, a.type)
+    attributes = (("axes", tuple(range(a.rank))), ("keepdims", 0))
+    return Expr(App("ReduceSum", (product,), attributes), TensorType(a.dtype, ()))
 
 
 def _statement(
@@ -237,7 +239,6 @@ def _derivatives(rule: Rule) -> list[Operator]:
 
 
 def _count(rule: Rule, op: str) -> int:
-    from superopt.ir.terms import postorder
-
+    """How many operands the derivative's operator has in a rule."""
     found = next(t for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App) and t.op == op)
     return len(found.args) // 2

@@ -173,6 +173,7 @@ def written(value: Dim, size: Dim) -> Dim:
 OPERATORS = (
     Operator(
         name="Slice", inputs=("X",), attributes={"starts": "ints", "ends": "ints", "axes": "ints", "steps": "ints"},
-        meaning=slice_, since=1, dtypes=ANY, read=read_slice, write=write_slice, derivative=moves.SLICE, family="slicing",
+        meaning=slice_, since=1, dtypes=ANY, read=read_slice, write=write_slice, derivative=moves.SLICE,
+        family="slicing",
     ),
 )  # fmt: skip

@@ -114,13 +114,11 @@ class Derivative:
         pullback: from the site and the cotangents of its outputs (``None``: does not matter): by operand.
         pushforward: from the site and tangents of its operands (``None``: stays): of its outputs.
         expansion: the operator's outputs by other operators, through which both are taken.
-        kinks: where there is no derivative and what is taken there, if not what the meaning's functions say.
     """
 
     pullback: Callable[[Site, Tangents], Cotangents] | None = None
     pushforward: Callable[[Site, Tangents], Tangents] | None = None
     expansion: Callable[[Site], Expr] | None = None
-    kinks: str = ""
 
 
 def linear_in(

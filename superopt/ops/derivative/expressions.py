@@ -18,8 +18,8 @@ from superopt.ir.terms import App, AttributeValue, Project, Term, Var
 from superopt.ir.types import DType, TensorType
 
 __all__ = [
-    "Expr", "Factor", "added", "apply", "apply_all", "cast", "constant", "expanded", "reshaped", "reversed_perm", "summed_to",
-    "transposed", "unsqueezed", "squeezed", "variable",
+    "Expr", "Factor", "Number", "added", "apply", "apply_all", "cast", "constant", "expanded", "reshaped",
+    "reversed_perm", "squeezed", "summed_to", "transposed", "unsqueezed", "variable",
 ]  # fmt: skip
 
 Number = int | float | Fraction | Poly

@@ -3,7 +3,7 @@
 Every scalar of such a meaning is a tensor over the index variables that it depends on. A *slot* is a place among the
 axes, counted from the last: output variables have those of the output, a variable of a reduction has that at which
 it is read, if nothing else is there at the same time, else one in front. So broadcasting does the rest: pointwise
-functions need no other operators than themselves, and the mean inside a normalisation is a reduction that keeps its axis.
+functions need no other operators than themselves, and the mean in a normalisation is a reduction that keeps its axis.
 Guards and positions that are computed are not treated.
 """
 
@@ -80,7 +80,9 @@ def pushforward(output: Comprehension, args: Sequence[Expr | None], tangents: Se
     return run.gathered(run.number(body), run.outer, output.shape)
 
 
-def pullback(output: Comprehension, args: Sequence[Expr | None], wanted: frozenset[int], given: Expr) -> dict[int, Expr]:
+def pullback(
+    output: Comprehension, args: Sequence[Expr | None], wanted: frozenset[int], given: Expr
+) -> dict[int, Expr]:
     """The cotangents of the wanted operands from that of an output; those that do not matter are left out.
 
     Raises:
@@ -293,6 +295,8 @@ class _Lowering:
                 return self.number(other)
             if isinstance(one, Call) and one.function == "inv":
                 return self.number(other) / self.number(one.args[0])
+            if isinstance(one, Call) and one.function == "select" and {*one.args[1:]} == {number(0), number(1)}:
+                return self.times(self.number(other), one)
             if self.value(one).dtype is DType.BOOL:
                 return apply("Where", self.value(one), self.number(other), constant(0, self.dtype))
         return self.number(a) * self.number(b)
@@ -333,9 +337,9 @@ class _Lowering:
             if isinstance(node, Read):
                 found[node.operand] = plus(found.get(node.operand), self.returned(node, g))
                 continue
-            for inner, contribution in self.contributions(node, g, moves):
-                part = self.reduction("sum", sorted(self.names_under(node, inner)), contribution)
-                adjoints[id(inner)] = plus(adjoints.get(id(inner)), part)
+            for moved, contribution in self.contributions(node, g, moves):
+                part = self.reduction("sum", sorted(self.names_under(node, moved)), contribution)
+                adjoints[id(moved)] = plus(adjoints.get(id(moved)), part)
         return found
 
     def names_under(self, node: Scalar, inner: Scalar) -> frozenset[str]:
@@ -376,6 +380,9 @@ class _Lowering:
             return g / self.number(factor.args[0])
         if factor == Number(Fraction(-1)):
             return -g
+        if isinstance(factor, Call) and factor.function == "select":
+            zero, taken = constant(0, self.dtype), factor.args[1] == number(1)
+            return apply("Where", self.boolean(factor.args[0]), *((g, zero) if taken else (zero, g)))
         if isinstance(factor, Call) and factor.function == "not" and self.value(factor.args[0]).dtype is DType.BOOL:
             return apply("Where", self.value(factor.args[0]), constant(0, self.dtype), g)
         share = self.value(factor)

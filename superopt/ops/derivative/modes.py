@@ -1,7 +1,7 @@
 """Derivatives of one application, in both directions: declared, by expansion, or derived from the meaning.
 
-:func:`pull` is reverse mode's step and :func:`push` forward mode's. A pushforward that is neither declared nor derived is
-the transpose of the pullback, which is linear in the cotangent and made of operators that have pullbacks.
+:func:`pull` is reverse mode's step and :func:`push` forward mode's. A pushforward that is neither declared nor derived
+is the transpose of the pullback, which is linear in the cotangent and made of operators that have pullbacks.
 """
 
 from __future__ import annotations

@@ -138,7 +138,9 @@ def _gather_elements(site: Site, given: Tangents) -> Cotangents:
     spread = apply("ReduceSum", unsqueezed(g, (g.rank,)) * picks, axes=(axis,), keepdims=0)
     whole = transposed(spread, (*range(axis), g.rank - 1, *range(axis, g.rank - 1)))
     after = tuple(s - t for s, t in zip(data.shape, whole.shape, strict=True))
-    return {0: whole if not any(a != 0 for a in after) else apply("Pad", whole, pads=(*(0,) * g.rank, *after), value=0.0)}
+    return {
+        0: whole if not any(a != 0 for a in after) else apply("Pad", whole, pads=(*(0,) * g.rank, *after), value=0.0)
+    }
 
 
 def _trilu(site: Site, given: Tangents) -> Cotangents:
@@ -162,7 +164,9 @@ def _resize(site: Site, given: Tangents) -> Cotangents:
             continue
         size = x.shape[axis]
         unit = apply("EyeLike", shape=(size, size), k=0, dtype=x.dtype.value)
-        matrix = apply(site.op, unit, **{**site.attributes, "scales_up": (ups[axis], 1), "scales_down": (downs[axis], 1)})
+        matrix = apply(
+            site.op, unit, **{**site.attributes, "scales_up": (ups[axis], 1), "scales_down": (downs[axis], 1)}
+        )
         perm = (*(a for a in range(x.rank) if a != axis), axis)
         g = transposed(apply("MatMul", transposed(g, perm), matrix), reversed_perm(perm))
     return {0: g}

@@ -4,7 +4,7 @@ A *kink* is a point where a function has no derivative. The convention there is 
 
 * ``max``, ``min`` of an element and a constant have the derivative from the left: ``Relu`` has 0 at 0, ``LeakyRelu``
   its slope, ``Clip`` 0 at its lower bound and 1 at its upper one.
-* ``max``, ``min`` of two elements share equally where they are equal, and so do all of a reduction that are the largest.
+* ``max``, ``min`` of two elements share equally where they are equal, as do all of a reduction that are the largest.
 * ``abs`` has 0 at 0. Functions that are constant between jumps (``floor``, ``sign``, comparisons …) have 0 everywhere.
 """
 
@@ -69,9 +69,9 @@ STEPS = frozenset({
 
 # What is said of an operator whose meaning has the function, for people.
 KINKS: Mapping[str, str] = {
-    "max": "where the arguments are equal", "min": "where the arguments are equal", "abs": "at 0 (taken as 0)",
-    **{name: "at the jumps (taken as 0)" for name in STEPS},
-    "select": "where the condition changes", "truncmod": "at multiples of the divisor", "sqrt": "at 0 (infinite)",
+    "abs": "at 0: 0", "sqrt": "at 0: infinite", "truncmod": "at multiples of the divisor: as beside them",
+    "select": "where the condition changes: that of the branch taken",
+    **dict.fromkeys(("floor", "ceil", "round", "sign"), "at the jumps: 0"),
 }  # fmt: skip
 
 
@@ -82,8 +82,7 @@ def is_constant(value: Scalar) -> bool:
 def choices(function: str, args: tuple[Scalar, ...]) -> tuple[Scalar, ...] | None:
     """For ``max``, ``min`` and ``select``: the share (0, ½ or 1) that each argument has in the value; else ``None``."""
     if function == "select":
-        taken = call("not", call("equal", args[0], 0))
-        return number(0), taken, call("not", taken)
+        return number(0), call("select", args[0], 1, 0), call("select", args[0], 0, 1)
     if function not in ("max", "min"):
         return None
     a, b = args

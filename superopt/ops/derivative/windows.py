@@ -35,7 +35,9 @@ def unseen(size: Dim, kernel: Dim, axis: int, at: Settings) -> Dim:
 
 def spread_back(g: Expr, w: Expr, sizes: Sequence[Dim], at: Settings, group: Dim) -> Expr:
     """The adjoint of a convolution in its image, whose spatial sizes are given."""
-    extra = tuple(unseen(size, kernel, axis, at) for axis, (size, kernel) in enumerate(zip(sizes, w.shape[2:], strict=True)))
+    extra = tuple(
+        unseen(size, kernel, axis, at) for axis, (size, kernel) in enumerate(zip(sizes, w.shape[2:], strict=True))
+    )
     return apply("ConvTranspose", g, w, group=group, output_padding=extra, **at)
 
 
@@ -106,13 +108,13 @@ def _conv_transpose(site: Site, given: Tangents) -> Cotangents:
 def _affine_push(site: Site, tangents: Tangents) -> Tangents:
     """Bilinear in image and weights, plus the bias along the channels."""
     linear = linear_in(0, 1, keep=lambda _, s: (s.args[0], s.args[1]))
-    found = list(linear(site, tangents)) if any(t is not None for t in tangents[:2]) else [None]
+    (whole,) = linear(site, tangents) if any(t is not None for t in tangents[:2]) else (None,)
     moved = tangents[2] if len(tangents) > 2 else None
-    if moved is not None:
-        shape = site.output().shape
-        column = unsqueezed(moved, tuple(range(1, len(shape) - 1)))
-        found[0] = expanded(column, shape) if found[0] is None else found[0] + column
-    return found
+    if moved is None:
+        return [whole]
+    shape = site.output().shape
+    column = unsqueezed(moved, tuple(range(1, len(shape) - 1)))
+    return [expanded(column, shape) if whole is None else whole + column]
 
 
 def planes(x: Expr) -> Expr:
@@ -158,4 +160,4 @@ def _max_pool(site: Site, given: Tangents) -> Cotangents:
 CONV = Derivative(_conv, _affine_push)
 CONV_TRANSPOSE = Derivative(_conv_transpose, _affine_push)
 AVERAGE_POOL = Derivative(_average_pool, linear_in(0))
-MAX_POOL = Derivative(_max_pool, kinks="where elements of a window are equal and largest: they share equally")
+MAX_POOL = Derivative(_max_pool)
