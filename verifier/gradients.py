@@ -116,7 +116,8 @@ def _checked(name: str) -> OperatorGradient:
         else:
             missing.setdefault(f"{statement.what} in {statement.case}: {getattr(verdict, 'reason', verdict)}")
     declared = REGISTRY[name].derivative
-    how = "derived" if declared is None else "by expansion" if declared.expansion is not None else "declared"
+    expanded = declared is not None and declared.expansion is not None
+    how = "by expansion" if expanded else "declared" if declared is not None and declared.pullback else "derived"
     return OperatorGradient(name, how, proved, total, tuple(missing), _kinks(name), time.monotonic() - started)
 
 

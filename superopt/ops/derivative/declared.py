@@ -114,11 +114,13 @@ class Derivative:
         pullback: from the site and the cotangents of its outputs (``None``: does not matter): by operand.
         pushforward: from the site and tangents of its operands (``None``: stays): of its outputs.
         expansion: the operator's outputs by other operators, through which both are taken.
+        statistics: operands that are measured, not learnt: a training step leaves weights there alone.
     """
 
     pullback: Callable[[Site, Tangents], Cotangents] | None = None
     pushforward: Callable[[Site, Tangents], Tangents] | None = None
     expansion: Callable[[Site], Expr] | None = None
+    statistics: tuple[int, ...] = ()
 
 
 def linear_in(
