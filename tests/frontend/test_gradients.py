@@ -162,6 +162,28 @@ def test_symbolic_sizes_stay_or_are_fixed() -> None:
     assert str(gradients(b.build(), sizes={"n": 7}).outputs[0].type) == "float32[7, 3]"
 
 
+def test_sizes_that_are_not_known_are_computed_where_it_runs() -> None:
+    """Broadcasting, means, joins, slices and convolutions with a batch and a length of any size."""
+    b = GraphBuilder("g")
+    x = b.input("x", "float32", ("n", 3, "t"))
+    y = b.op("Conv", x, b.weight("w", (4, 3, 3)), pads=[1, 1]).tanh()
+    z = b.op("Concat", y, x, axis=1).transpose(0, 2, 1)
+    mean = z.mean([0, 1], keepdims=True)
+    b.output((z.slice(1, 1, 2**31) * mean).softmax() @ b.weight("v", (7, 2)), "out")
+    graph = b.build()
+    free = vjp(graph, None, ["x", "w", "v"])
+    source = np.random.default_rng(0)
+    for n, t in ((2, 5), (3, 4)):
+        fixed = vjp(graph, None, ["x", "w", "v"], sizes={"n": n, "t": t})
+        feeds = {
+            "x": source.standard_normal((n, 3, t)).astype(np.float32),
+            "cotangent out": source.standard_normal((n, t - 1, 2)).astype(np.float32),
+        }
+        one, two = ort(free, **feeds), ort(fixed, **feeds)
+        for name in ("d/d x", "d/d w", "d/d v"):
+            np.testing.assert_allclose(one[name], two[name], rtol=1e-5, atol=1e-6)
+
+
 LOOP = """
 <ir_version: 8, opset_import: ["" : 17]>
 g (float[2] x, bool c) => (float[2] y) {

@@ -161,7 +161,7 @@ def test_losses_are_their_definitions(loss: str) -> None:
         "cross-entropy": -np.mean(np.log(softmax[np.arange(8), label])),
         "bce": -np.mean(real * np.log(1 / (1 + np.exp(-y))) + (1 - real) * np.log(1 / (1 + np.exp(y)))),
     }[loss]  # fmt: skip
-    target = {t: label if loss == "cross-entropy" else real for t in targets}
+    target = dict.fromkeys(targets, label if loss == "cross-entropy" else real)
     assert run(graph, {"x": x, **target})[name] == pytest.approx(expected, rel=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Derivatives of every operator at random attributes: against differences in float64, each other, and a second order."""
+"""Derivatives of every operator at random attributes: against differences in float64, each other, and second order."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_every_operator_has_a_statement_or_does_not_move(samples: list[Any]) -> 
     stated = set(moving_operators())
     assert stated <= set(REGISTRY)
     still = set(REGISTRY) - stated
-    seen = {name: 0 for name in still}
+    seen = dict.fromkeys(still, 0)
     for sample in samples:
         if sample.op in still:
             _, site, _ = site_of(sample)

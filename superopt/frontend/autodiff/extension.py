@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from superopt.frontend.autodiff.sizes import RuntimeSizes, open_symbols
 from superopt.ir.errors import InvalidModel, Unsupported, UsageError, printable
 from superopt.ir.graph import Graph, Node, Value, Weight, constant, label
-from superopt.ir.poly import substitute
+from superopt.ir.poly import Poly, substitute
 from superopt.ir.terms import App, Project, Term, Var, postorder
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.derivative.expressions import Expr, variable
+from superopt.ops.forms import dtype_code
 from superopt.ops.infer import Applied, Barrier, infer
 from superopt.ops.record import NotCovered
 from superopt.runtime.reference import evaluate_application
@@ -71,6 +73,9 @@ class Extension:
         self._made: dict[Term, str] = {}
         self._arrays: dict[str, np.ndarray] = {}
         self._counts: dict[str, int] = {}
+        sources = {v.name: self.types.get(v.name) for v in graph.inputs}
+        sources |= {o: self.types.get(o) for n in graph.nodes for o in n.outputs}
+        self.sizes = RuntimeSizes(sources, self._node, lambda array: self._literal(array, "size/constant").name)
         for step in self.steps:
             if isinstance(step.applied, Applied):
                 self._know(step.node, step.applied)
@@ -141,15 +146,27 @@ class Extension:
         _, types = record.apply(kinds, attributes)
         if len(types) == 1 and self._folded(term, names, types[0], stem):
             return
+        if term.op == "ConstantOfShape" and isinstance(size := attributes["value"], Poly):
+            self._made[term] = self._number(size, types[0], stem)
+            return
+        computed: dict[int, str] = {}
         try:
-            form = record.write(attributes, kinds, self.opset)
+            try:
+                form = record.write(attributes, kinds, self.opset)
+            except NotCovered:
+                if not open_symbols(attributes):
+                    raise
+                form, computed = self.sizes.written(record, attributes, kinds, self.opset)
         except NotCovered as reason:
             raise Unsupported(
                 f"its derivative needs {term.op}, which cannot be written: {reason}",
                 hint="fix the sizes that are not known (--dim N=8), or take a newer opset",
             ) from None
         outputs = tuple(self.fresh(f"{stem}/{term.op}") for _ in types)
-        literals = {p: self._literal(a, f"{stem}/{term.op}").name for p, a in form.literals.items()}
+        literals = {
+            p: computed[p] if p in computed else self._literal(a, f"{stem}/{term.op}").name
+            for p, a in form.literals.items()
+        }
         node = Node(outputs[0], record.name, form.names(names, literals), outputs, dict(form.attributes), record.domain)
         self.nodes.append(node)
         for place, (output, kind) in enumerate(zip(outputs, types, strict=True)):
@@ -158,12 +175,31 @@ class Extension:
         if len(types) == 1:
             self._made[term] = outputs[0]
 
+    def _number(self, size: Poly, kind: TensorType, stem: str) -> str:
+        """A size that is not known as a number of rank 0."""
+        whole = self._node("Squeeze", (self.sizes.size(size),), {})
+        return self._node("Cast", (whole,), {"to": dtype_code(kind.dtype.value)}, kind)
+
+    def _node(
+        self, op: str, inputs: Sequence[str], attributes: Mapping[str, int], kind: TensorType | None = None
+    ) -> str:
+        """A node of an operator on sizes."""
+        output = self.fresh(f"size/{op}")
+        self.nodes.append(Node(output, op, tuple(inputs), (output,), dict(attributes)))
+        if kind is not None:
+            self.types[output] = kind
+        return output
+
     def _folded(self, term: App, names: Sequence[str | None], kind: TensorType, stem: str) -> bool:
         """Compute what depends on nothing, if it is small: in float64, rounded once."""
         count = kind.elements
         if not isinstance(count, int) or count > FOLDED or any(n is not None and n not in self._arrays for n in names):
             return False
-        if not kind.is_static or (count > 1 and term.op in ("ConstantOfShape", "Range")):
+        if (
+            not kind.is_static
+            or open_symbols(dict(term.attributes))
+            or (count > 1 and term.op in ("ConstantOfShape", "Range"))
+        ):
             return False  # as short as a node
         arrays = [None if n is None else self._arrays[n] for n in names]
         kinds = [None if n is None else self.types[n] for n in names]
