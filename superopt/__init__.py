@@ -11,15 +11,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from superopt.pipeline import Options, Result, optimize
+    from superopt.pipeline import Options, Result, load, optimize
+    from superopt.pipeline.derivatives import gradients, hessian_vector, jvp, linearize, modes, train_step, vjp
 
-__all__ = ["TIME_LIMIT", "Options", "Result", "optimize"]
+__all__ = [
+    "TIME_LIMIT", "Options", "Result", "gradients", "hessian_vector", "jvp", "linearize", "load", "modes", "optimize",
+    "train_step", "vjp",
+]  # fmt: skip
 
 TIME_LIMIT = 120.0  # seconds that a model may take, unless told otherwise: work is what is budgeted
 
 
+_DERIVATIVES = frozenset({"gradients", "hessian_vector", "jvp", "linearize", "modes", "train_step", "vjp"})
+
+
 def __getattr__(name: str) -> Any:
     """The front door is imported when it is first used, so that ``import superopt`` and ``--help`` cost nothing."""
+    if name in _DERIVATIVES:
+        from superopt.pipeline import derivatives
+
+        return getattr(derivatives, name)
     if name in __all__:
         from superopt import pipeline
 

@@ -35,6 +35,9 @@ class Tensor:
     builder: GraphBuilder
     name: str
 
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, {self.type or 'of a type that is not known'})"
+
     @property
     def type(self) -> TensorType | None:
         """Element type and shape: declared, or inferred from the operators' records; ``None`` where not known."""

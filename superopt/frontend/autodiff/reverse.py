@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from superopt.frontend.autodiff.extension import Extension, Step, at_sizes
 from superopt.ir.errors import SuperoptError, UsageError, printable
-from superopt.ir.graph import Graph, Value, label
+from superopt.ir.graph import Graph, Node, Value, Weight, label
+from superopt.ir.types import TensorType
 from superopt.ops.derivative.declared import NotDifferentiable, Site
 from superopt.ops.derivative.expressions import Expr, added, apply, constant
 from superopt.ops.derivative.modes import is_still, pull
@@ -59,6 +61,28 @@ def gradients(
     kept = tuple(extension.graph.outputs) if keep_outputs else ()
     made = [extension.named(found[name], derivative_name(of, name)) for name in to]
     return extension.result((*kept, *made))
+
+
+@dataclass(frozen=True)
+class Added:
+    """What a graph has to grow by to have gradients, and their names."""
+
+    nodes: tuple[Node, ...]
+    weights: tuple[Weight, ...]
+    types: Mapping[str, TensorType | None]
+    gradients: tuple[str, ...]
+
+
+def seeded(graph: Graph, outputs: Sequence[str], inputs: Sequence[str]) -> Added:
+    """The parts of :func:`gradients` that the graph does not have, under names that it does not use."""
+    extension = Extension(graph)
+    of, to = chosen_outputs(extension, outputs), chosen_inputs(extension, inputs)
+    seeds = {name: constant(1, extension.expr(name).dtype, extension.expr(name).shape) for name in of}
+    found = adjoints(extension, seeds, to)
+    names = tuple(str(extension.emit(found[name]).term) for name in to)
+    fresh = {o for n in extension.nodes for o in n.outputs} | {w.name for w in extension.weights.values()}
+    types = {name: extension.types.get(name) for name in fresh}
+    return Added(tuple(extension.nodes), tuple(extension.weights.values()), types, names)
 
 
 def vjp(
