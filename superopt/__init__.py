@@ -11,28 +11,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from superopt.frontend.jit import jit
     from superopt.pipeline import Options, Result, load, optimize
     from superopt.pipeline.derivatives import gradients, hessian_vector, jvp, linearize, modes, train_step, vjp
 
 __all__ = [
-    "TIME_LIMIT", "Options", "Result", "gradients", "hessian_vector", "jvp", "linearize", "load", "modes", "optimize",
+    "TIME_LIMIT", "Options", "Result", "gradients", "hessian_vector", "jit", "jvp", "linearize", "load", "modes",
+    "optimize",
     "train_step", "vjp",
 ]  # fmt: skip
 
 TIME_LIMIT = 120.0  # seconds that a model may take, unless told otherwise: work is what is budgeted
 
 
-_DERIVATIVES = frozenset({"gradients", "hessian_vector", "jvp", "linearize", "modes", "train_step", "vjp"})
+_HOMES = {
+    **dict.fromkeys(
+        ("gradients", "hessian_vector", "jvp", "linearize", "modes", "train_step", "vjp"), "pipeline.derivatives"
+    ),
+    "jit": "frontend.jit",
+}
 
 
 def __getattr__(name: str) -> Any:
     """The front door is imported when it is first used, so that ``import superopt`` and ``--help`` cost nothing."""
-    if name in _DERIVATIVES:
-        from superopt.pipeline import derivatives
-
-        return getattr(derivatives, name)
     if name in __all__:
-        from superopt import pipeline
+        from importlib import import_module
 
-        return getattr(pipeline, name)
+        return getattr(import_module(f"superopt.{_HOMES.get(name, 'pipeline')}"), name)
     raise AttributeError(f"module 'superopt' has no attribute {name!r}")

@@ -12,6 +12,7 @@ import numpy as np
 from superopt.formats.tensors import RandomData
 from superopt.frontend.tensor import Operand, Tensor
 from superopt.frontend.types import checked_types, infer_types
+from superopt.ir.drawing import svg
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import ArrayData, Attribute, Graph, Node, OpaqueAttribute, Value, Weight, constant
 from superopt.ir.poly import Dim, Poly, sym
@@ -241,6 +242,13 @@ class GraphBuilder:
             self._types.update(infer_types(self._graph(outputs=())))
             self._typed = len(self._nodes)
         return self._types.get(tensor.name)
+
+    def __repr__(self) -> str:
+        return f"GraphBuilder({self.name!r}: {len(self._inputs)} inputs, {len(self._nodes)} nodes)"
+
+    def _repr_svg_(self) -> str:
+        """What has been built so far, as notebooks show it."""
+        return svg(self._graph(tuple(self._outputs)))
 
     def build(self) -> Graph:
         """The graph, checked; output types that were not declared are inferred where the records cover them.
