@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from superopt.frontend.jit import jit
     from superopt.pipeline import Options, Result, load, optimize
     from superopt.pipeline.derivatives import gradients, hessian_vector, jvp, linearize, modes, train_step, vjp
+    from superopt.pipeline.pytorch import explain, from_torch
 
 __all__ = [
-    "TIME_LIMIT", "Options", "Result", "gradients", "hessian_vector", "jit", "jvp", "linearize", "load", "modes",
-    "optimize",
-    "train_step", "vjp",
+    "TIME_LIMIT", "Options", "Result", "explain", "from_torch", "gradients", "hessian_vector", "jit", "jvp",
+    "linearize", "load", "modes", "optimize", "train_step", "vjp",
 ]  # fmt: skip
 
 TIME_LIMIT = 120.0  # seconds that a model may take, unless told otherwise: work is what is budgeted
@@ -29,6 +29,7 @@ _HOMES = {
         ("gradients", "hessian_vector", "jvp", "linearize", "modes", "train_step", "vjp"), "pipeline.derivatives"
     ),
     "jit": "frontend.jit",
+    **dict.fromkeys(("explain", "from_torch"), "pipeline.pytorch"),
 }
 
 
