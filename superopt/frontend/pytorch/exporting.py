@@ -14,7 +14,7 @@ import torch
 
 from superopt.formats import from_onnx
 from superopt.ir.errors import Unsupported, printable
-from superopt.ir.graph import Graph
+from superopt.ir.graph import Graph, constant
 
 __all__ = ["exported", "from_torch", "tried"]
 
@@ -32,9 +32,38 @@ def from_torch(module: torch.nn.Module, example_inputs: Sequence[Any]) -> Graph:
         Unsupported: PyTorch cannot export it, or a call changes what it is given or draws random numbers.
     """
     inputs = tuple(example_inputs)
-    graph = exported(module, inputs)
     tried(module, inputs)
-    return graph
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    apart = _WithoutState(module, tuple(held), len(inputs))
+    graph = exported(apart, (*inputs, *(v.detach() for v in held.values())))
+    if len(graph.inputs) != len(inputs) + len(held):
+        raise Unsupported("what is exported does not read all inputs and parameters")
+    names = {v.name: name for v, name in zip(graph.inputs[len(inputs) :], held, strict=True)}
+    taken = {o for n in graph.nodes for o in n.outputs} | {v.name for v in graph.inputs} - names.keys()
+    names = {old: new for old, new in names.items() if new not in taken}
+
+    def new(values: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names.get(v, v) for v in values)
+
+    arrays = zip(graph.inputs[len(inputs) :], held.values(), strict=True)
+    weights = [constant(names.get(v.name, v.name), a.detach().numpy().copy()) for v, a in arrays]
+    nodes = tuple(replace(n, inputs=new(n.inputs)) for n in graph.nodes)
+    used = {name for n in nodes for name in n.inputs}
+    kept = tuple(w for w in (*weights, *graph.weights) if w.name in used)
+    return replace(graph, inputs=graph.inputs[: len(inputs)], nodes=nodes, weights=kept).checked()
+
+
+class _WithoutState(torch.nn.Module):
+    """A module whose parameters and buffers are arguments, so that the exporter does not compute with them."""
+
+    def __init__(self, module: torch.nn.Module, names: tuple[str, ...], inputs: int) -> None:
+        super().__init__()
+        self.inner = [module]  # in a list, so that they are not this module's own
+        self.names, self.inputs = names, inputs
+
+    def forward(self, *values: Any) -> Any:
+        held = dict(zip(self.names, values[self.inputs :], strict=True))
+        return torch.func.functional_call(self.inner[0], held, values[: self.inputs])
 
 
 def exported(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Graph:
