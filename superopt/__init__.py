@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from superopt.frontend.jit import jit
-    from superopt.pipeline import Options, Result, load, optimize
+    from superopt.pipeline import Options, Result, load
     from superopt.pipeline.derivatives import gradients, hessian_vector, jvp, linearize, modes, train_step, vjp
+    from superopt.pipeline.door import optimize
     from superopt.pipeline.pytorch import explain, from_torch
 
 __all__ = [
@@ -29,6 +30,7 @@ _HOMES = {
         ("gradients", "hessian_vector", "jvp", "linearize", "modes", "train_step", "vjp"), "pipeline.derivatives"
     ),
     "jit": "frontend.jit",
+    "optimize": "pipeline.door",
     **dict.fromkeys(("explain", "from_torch"), "pipeline.pytorch"),
 }
 

@@ -214,6 +214,8 @@ def test_a_module_is_a_graph() -> None:
     (output,) = [v.name for v in slope.outputs]
     found = ONNX_RUNTIME.load(to_onnx_bytes(slope)).run({name: x.numpy()}, [output])[output]
     np.testing.assert_allclose(found, leaf.grad.numpy(), rtol=1e-3, atol=1e-5)
+    faster = superopt.optimize(module, (x,), effort="quick", time_limit=30)
+    assert len(faster.graph.nodes) < len(graph.nodes)
     with pytest.raises(Unsupported, match="it draws random numbers"):
         from_torch(nn.Dropout(0.5).train(), (x,))
 
