@@ -79,13 +79,14 @@ class Adam:
     def moved(
         self, weight: Expr, gradient: Expr, kept: tuple[Expr, ...], lr: Expr, count: Expr
     ) -> tuple[Expr, tuple[Expr, ...]]:
-        """Without decay: ``w - lr/(1 - β₁ᵗ) · m / (√v/√(1 - β₂ᵗ) + ε)``."""
+        """Without decay: ``w - lr/(1 - β₁ᵗ) · m / (√v/√(1 - β₂ᵗ) + ε)``, with what is a number apart."""
         mean = kept[0] * self.beta1 + gradient * (1 - self.beta1)
         square = kept[1] * self.beta2 + gradient * gradient * (1 - self.beta2)
         first, second = (1 - apply("Pow", constant(b, count.dtype), count) for b in (self.beta1, self.beta2))
-        root = apply("Sqrt", square) / cast(apply("Sqrt", second), weight.dtype)
-        rate = lr / cast(first, weight.dtype)
-        return weight - mean * rate / (root + self.epsilon), (mean, square)
+        scale = apply("Sqrt", second)
+        rate = lr * cast(scale / first, weight.dtype)
+        root = apply("Sqrt", square) + cast(scale * self.epsilon, weight.dtype)
+        return weight - mean * rate / root, (mean, square)
 
 
 @dataclass(frozen=True)
