@@ -10,6 +10,8 @@ from superopt.ir.errors import UsageError
 from superopt.ops import REGISTRY
 from superopt.ops.derivative.declared import Cotangents, Derivative, Site, Tangents
 from superopt.ops.derivative.expressions import apply
+from superopt.rules.grammar import parse_rule
+from superopt.verifier import ProvedAllSizes, prove
 from superopt.verifier.gradients import check_gradients, moving_operators
 
 # What the prover does not show, though tests in floating point do: Celu compares a function of x with 0; windows that
@@ -93,3 +95,14 @@ def test_kinks_are_named() -> None:
     assert found["Abs"] == ("at 0: 0",)
     assert found["ReduceMax"] == ("where several elements are the largest: they share equally",)
     assert found["Exp"] == ()
+
+
+@pytest.mark.parametrize(("start", "proved"), [(0, True), (1, False)])
+def test_a_position_that_is_compared_is_the_one_that_is_read(start: int, proved: bool) -> None:
+    """What Gather's pullback rests on: a row of ones where an element was taken from picks that element."""
+    columns = f'Range(start={start}, limit=m + {start}, delta=1, dtype="int64")'
+    rule = parse_rule({
+        "id": "picked", "forall": {"x": "f[m, n]", "i": "i[k]<m"}, "lhs": ["Gather(x, i, axis=0)"],
+        "rhs": [f'MatMul(Cast(Equal(Unsqueeze(i, axes=[1]), {columns}), to="float32"), x)'],
+    })  # fmt: skip
+    assert isinstance(prove(rule), ProvedAllSizes) == proved
