@@ -11,17 +11,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from superopt.pipeline import Options, Result, optimize
+    from superopt.frontend.jit import jit
+    from superopt.pipeline import Options, Result, load
+    from superopt.pipeline.derivatives import gradients, hessian_vector, jvp, linearize, modes, train_step, vjp
+    from superopt.pipeline.door import optimize
+    from superopt.pipeline.pytorch import explain, from_torch
 
-__all__ = ["TIME_LIMIT", "Options", "Result", "optimize"]
+__all__ = [
+    "TIME_LIMIT", "Options", "Result", "explain", "from_torch", "gradients", "hessian_vector", "jit", "jvp",
+    "linearize", "load", "modes", "optimize", "train_step", "vjp",
+]  # fmt: skip
 
 TIME_LIMIT = 120.0  # seconds that a model may take, unless told otherwise: work is what is budgeted
+
+
+_HOMES = {
+    **dict.fromkeys(
+        ("gradients", "hessian_vector", "jvp", "linearize", "modes", "train_step", "vjp"), "pipeline.derivatives"
+    ),
+    "jit": "frontend.jit",
+    "optimize": "pipeline.door",
+    **dict.fromkeys(("explain", "from_torch"), "pipeline.pytorch"),
+}
 
 
 def __getattr__(name: str) -> Any:
     """The front door is imported when it is first used, so that ``import superopt`` and ``--help`` cost nothing."""
     if name in __all__:
-        from superopt import pipeline
+        from importlib import import_module
 
-        return getattr(pipeline, name)
+        return getattr(import_module(f"superopt.{_HOMES.get(name, 'pipeline')}"), name)
     raise AttributeError(f"module 'superopt' has no attribute {name!r}")

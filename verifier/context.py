@@ -39,7 +39,7 @@ class Context:
         least: least values of sizes and attribute atoms.
         reals: real attribute atoms and their sign (2: positive, 0: any).
         booleans: tensor variables of class ``b``.
-        naturals: tensor variables of class ``i`` with a bound: their elements are at least 0.
+        naturals: tensor variables of class ``i`` with a bound: their elements are at least 0, and below it.
         binding: sizes that equations of the context determined.
         parts: new names ``c/d``, where the context says that ``c`` is a multiple of ``d``, and what they stand for.
     """
@@ -54,7 +54,7 @@ class Context:
     least: Mapping[str, int]
     reals: Mapping[str, int]
     booleans: frozenset[str]
-    naturals: frozenset[str]
+    naturals: Mapping[str, Dim]
     binding: Mapping[str, Dim]
     parts: Mapping[str, Dim]
 
@@ -98,7 +98,7 @@ def context_of(rule: Rule) -> Context:
     return Context(
         left, right, all_types, all_meanings, variables, tuple(assumed), needed, least, reals,
         frozenset(n for n, s in rule.tensors.items() if s.dtype == "b"),
-        frozenset(n for n, s in rule.tensors.items() if s.below is not None), binding, parts,
+        {n: substitute(s.below, binding) for n, s in rule.tensors.items() if s.below is not None}, binding, parts,
     )  # fmt: skip
 
 

@@ -5,8 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from superopt.verifier.factors import constant_of, content_of, leading, sealed
-from superopt.verifier.normal import ONE, ZERO, Apply, Monomial, Value, add, atom_value, mul, scale
+from superopt.verifier.factors import constant_of, content_of, dimension_of, leading, sealed, single_factor
+from superopt.verifier.normal import (
+    ONE,
+    ZERO,
+    Apply,
+    Element,
+    Monomial,
+    Value,
+    add,
+    atom_value,
+    mul,
+    scale,
+    size_value,
+)  # fmt: skip
 from superopt.verifier.signs import Signs
 
 __all__ = ["Order"]
@@ -53,4 +65,17 @@ class Order(Signs):
             return ZERO if number else ONE
         if self.sign(value) == 2 or self.sign(scale(value, -1)) == 2:
             return ZERO
-        return atom_value(Apply("zero", (sealed(scale(value, 1 / leading(value))),)))
+        return self._at_position(value) or atom_value(Apply("zero", (sealed(scale(value, 1 / leading(value))),)))
+
+    def _at_position(self, value: Value) -> Value | None:
+        """``[i - d = 0]`` for a position ``i`` that is an element of a tensor of positions: ``at(d, i)``."""
+        chosen = next((m for m in value if isinstance(single_factor(m.of(coefficient=Fraction(1))), Element)), None)
+        if chosen is None or abs(chosen.coefficient) != 1:
+            return None
+        element = single_factor(chosen.of(coefficient=Fraction(1)))
+        assert isinstance(element, Element)
+        place = dimension_of(scale(tuple(m for m in value if m is not chosen), -chosen.coefficient))
+        below = self.naturals.get(element.tensor)
+        if below is None or place is None:
+            return None
+        return atom_value(Apply("at", (size_value(place), atom_value(element), size_value(below))))

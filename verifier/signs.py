@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from superopt.ir.poly import Poly, substitute, sym, symbols
+from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ops.meaning import Condition
 from superopt.verifier.arith import Facts, ge
 from superopt.verifier.factors import BINARY_VALUED, dimension_of
@@ -32,12 +32,12 @@ def absolute(value: Value) -> Value | None:
 class Signs:
     """Signs under facts. ``reals`` gives the sign of real attribute variables (2: positive).
 
-    ``naturals`` are the tensor variables whose elements are positions, hence not negative.
+    ``naturals`` are the tensor variables whose elements are positions, hence not negative, and what they are below.
     """
 
     facts: Facts
     reals: Mapping[str, int] = field(default_factory=dict)
-    naturals: frozenset[str] = frozenset()
+    naturals: Mapping[str, Dim] = field(default_factory=dict)
 
     def sign(self, value: Value) -> int:
         """2: surely positive, 1: surely not negative, 0: not known. Guards and sums over empty ranges count."""
@@ -97,6 +97,8 @@ class Signs:
                 return 1
             case Apply("exp", _):
                 return 2
+            case Apply("pow", (base, _)):
+                return 2 if self.sign(base) == 2 else 0
             case Apply("sqrt", (value,)):
                 return 2 if self.sign(value) == 2 else 1
             case Apply(function, _) if function in BINARY_VALUED | {"ramp"}:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from superopt.cli import algorithms, bench, corpus, library, models, service, streams
+from superopt.cli import algorithms, bench, corpus, gradients, library, models, service, streams
 from superopt.cli.settings import defaults, settings_file
 from superopt.ir.errors import Interrupted, InvalidModel, ResourceLimit, SuperoptError, UsageError, printable
 
@@ -79,7 +79,9 @@ app.command("bench")(bench.bench)
 app.add_typer(library.app, name="rules")
 app.add_typer(corpus.app, name="corpus")
 app.add_typer(algorithms.app, name="algorithms")
+app.add_typer(gradients.app, name="gradients")
 app.command()(library.discover)
+app.command()(gradients.train_step)
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ import numpy as np
 
 from superopt.formats.tensors import RandomData
 from superopt.frontend.tensor import Operand, Tensor
-from superopt.frontend.types import infer_types
+from superopt.frontend.types import checked_types, infer_types
+from superopt.ir.drawing import svg
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import ArrayData, Attribute, Graph, Node, OpaqueAttribute, Value, Weight, constant
 from superopt.ir.poly import Dim, Poly, sym
@@ -156,6 +157,8 @@ class GraphBuilder:
     def op(self, op: str, *inputs: Operand | None, domain: str = "", name: str = "", **attributes: Any) -> Tensor:
         """Append one operator with one output.
 
+        What the operator cannot take is refused here, with the types.
+
         Args:
             op: ONNX operator name.
             inputs: tensors; ``None`` omits an optional one; arrays and lists become constants; a bare number takes the
@@ -180,8 +183,10 @@ class GraphBuilder:
         full = self._claim(self._prefix + name) if name else self._fresh(op)
         made = (full, *(self._claim(f"{full}.{i}") for i in range(1, outputs)))
         read = {key: _attribute(key, v, full) for key, v in attributes.items() if v is not None}
-        self._nodes.append(Node(full, op, reads, made, read, domain=domain))
-        if op in _KEEPS_DTYPE and beside is not None:
+        node = Node(full, op, reads, made, read, domain=domain)
+        self._types.update(checked_types(node, self._types, self._weights, self._opset))
+        self._nodes.append(node)
+        if full not in self._types and op in _KEEPS_DTYPE and beside is not None:
             near = self._types.get(beside.name)
             self._types[full] = None if near is None else TensorType(near.dtype, None)
         self._made.update(made)
@@ -209,6 +214,27 @@ class GraphBuilder:
         declared = None if shape is None else TensorType(_dtype(dtype or "float32", name), _dims(shape, name))
         self._outputs.append(Value(value.name, declared))
 
+    def gradients(self, outputs: Tensor | Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The gradient of the sum of the outputs' elements with respect to each input, as values of this graph.
+
+        >>> b = GraphBuilder("g")
+        >>> x = b.input("x", "float32", (3,))
+        >>> (slope,) = b.gradients(x * x, [x])
+        >>> str(slope.type)
+        'float32[3]'
+        """
+        from superopt.frontend.autodiff.reverse import seeded  # which builds on graphs, as this does
+
+        of = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+        values = tuple(Value(self.operand(t).name, self.type_of(t)) for t in of)
+        added = seeded(self._graph(values), [t.name for t in of], [self.operand(t).name for t in inputs])
+        self._weights.update((w.name, w) for w in added.weights)
+        self._nodes += added.nodes
+        self._types.update(added.types)
+        self._names.update(added.types)
+        self._made.update(o for n in added.nodes for o in n.outputs)
+        return tuple(Tensor(self, name) for name in added.gradients)
+
     def type_of(self, tensor: Tensor) -> TensorType | None:
         """Declared or inferred type of a value; ``None`` where no operator record covers what made it."""
         found = self._types.get(tensor.name)
@@ -216,6 +242,13 @@ class GraphBuilder:
             self._types.update(infer_types(self._graph(outputs=())))
             self._typed = len(self._nodes)
         return self._types.get(tensor.name)
+
+    def __repr__(self) -> str:
+        return f"GraphBuilder({self.name!r}: {len(self._inputs)} inputs, {len(self._nodes)} nodes)"
+
+    def _repr_svg_(self) -> str:
+        """What has been built so far, as notebooks show it."""
+        return svg(self._graph(tuple(self._outputs)))
 
     def build(self) -> Graph:
         """The graph, checked; output types that were not declared are inferred where the records cover them.

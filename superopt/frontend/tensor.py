@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from superopt.ir.errors import UsageError
+from superopt.ir.poly import Dim
 from superopt.ir.types import TensorType
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ class Tensor:
 
     builder: GraphBuilder
     name: str
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, {self.type or 'of a type that is not known'})"
 
     @property
     def type(self) -> TensorType | None:
@@ -84,6 +89,75 @@ class Tensor:
             "a symbolic tensor has no truth value while a graph is being built", where=self.name, hint="use op('Where')"
         )
 
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        """Sizes of the axes.
+
+        Raises:
+            UsageError: even their number is not known.
+        """
+        kind = self.type
+        if kind is None or kind.shape is None:
+            raise UsageError("its shape is not known", where=self.name)
+        return kind.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def T(self) -> Tensor:
+        """The axes in reverse order."""
+        return self.transpose(*range(self.ndim - 1, -1, -1))
+
+    def __lt__(self, other: Operand) -> Tensor:
+        return self.builder.op("Less", self, self.like(other))
+
+    def __le__(self, other: Operand) -> Tensor:
+        return self.builder.op("LessOrEqual", self, self.like(other))
+
+    def __gt__(self, other: Operand) -> Tensor:
+        return self.builder.op("Greater", self, self.like(other))
+
+    def __ge__(self, other: Operand) -> Tensor:
+        return self.builder.op("GreaterOrEqual", self, self.like(other))
+
+    def __getitem__(self, key: int | slice | tuple[int | slice, ...]) -> Tensor:
+        """Basic indexing by known integers and slices, one for each of the first axes."""
+        found, axis = self, 0
+        for part in key if isinstance(key, tuple) else (key,):
+            if isinstance(part, slice):
+                step = part.step or 1
+                first = (0 if step > 0 else -1) if part.start is None else part.start
+                last = (2**63 - 1 if step > 0 else -(2**63) + 1) if part.stop is None else part.stop
+                if part != slice(None):
+                    found = found.slice(axis, first, last, step)
+                axis += 1
+            else:
+                found = found.take(axis, part)
+        return found
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
+        """Functions of the array API for symbolic tensors."""
+        from superopt.frontend import array_api  # which is made of this class
+
+        return array_api
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Operand, **options: object) -> Tensor:
+        """NumPy's functions of elements, on symbolic tensors."""
+        from superopt.frontend.array_api import function_named
+
+        if method != "__call__" or options:
+            raise UsageError(f"np.{ufunc.__name__}.{method} with {sorted(options)} cannot be traced", where=self.name)
+        return function_named(ufunc.__name__)(*inputs)
+
+    def __array_function__(self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Tensor:
+        """NumPy's other functions, on symbolic tensors."""
+        from superopt.frontend.array_api import function_named
+
+        return function_named(function.__name__)(*args, **kwargs)
+
     def like(self, other: Operand) -> Tensor:
         """``other`` as a tensor of this graph; a number takes this tensor's element type."""
         return self.builder.operand(other, self)
@@ -126,11 +200,33 @@ class Tensor:
     def flatten(self, axis: int = 1) -> Tensor:
         return self.builder.op("Flatten", self, axis=axis)
 
-    def sum(self, axes: Sequence[int], *, keepdims: bool = True) -> Tensor:
-        return self.builder.op("ReduceSum", self, np.array(axes, np.int64), keepdims=int(keepdims))
+    def sum(self, axes: Axes = None, *, axis: Axes = None, keepdims: bool | None = None) -> Tensor:
+        """The sum over axes; see :meth:`reduced`."""
+        return self.reduced("ReduceSum", axes if axis is None else axis, keepdims)
 
-    def mean(self, axes: Sequence[int], *, keepdims: bool = True) -> Tensor:
-        return self.builder.op("ReduceMean", self, np.array(axes, np.int64), keepdims=int(keepdims))
+    def mean(self, axes: Axes = None, *, axis: Axes = None, keepdims: bool | None = None) -> Tensor:
+        """The mean over axes; see :meth:`reduced`."""
+        return self.reduced("ReduceMean", axes if axis is None else axis, keepdims)
+
+    def max(self, axes: Axes = None, *, axis: Axes = None, keepdims: bool | None = None) -> Tensor:
+        """The largest along axes; see :meth:`reduced`."""
+        return self.reduced("ReduceMax", axes if axis is None else axis, keepdims)
+
+    def min(self, axes: Axes = None, *, axis: Axes = None, keepdims: bool | None = None) -> Tensor:
+        """The smallest along axes; see :meth:`reduced`."""
+        return self.reduced("ReduceMin", axes if axis is None else axis, keepdims)
+
+    def reduced(self, op: str, axes: Axes, keepdims: bool | None = None) -> Tensor:
+        """A reduction over axes: a list as ONNX takes it (they stay, of size 1); else as NumPy does (they go).
+
+        Args:
+            op: the operator.
+            axes: a list; or a number, a tuple, or ``None`` for all.
+            keepdims: whether they stay, whatever is usual.
+        """
+        keep = isinstance(axes, list) if keepdims is None else keepdims
+        chosen = range(self.ndim) if axes is None else [axes] if isinstance(axes, int) else axes
+        return self.builder.op(op, self, np.array(chosen, np.int64), keepdims=int(keep))
 
     def slice(self, axis: int, start: int, end: int, step: int = 1) -> Tensor:
         """Elements ``start``, ``start + step`` … before ``end`` along ``axis``."""
@@ -146,4 +242,5 @@ class Tensor:
         return self.builder.ops("Split", self, np.array(sizes, np.int64), outputs=len(sizes), axis=axis)
 
 
+Axes = int | Sequence[int] | None
 Operand = Tensor | np.ndarray | np.generic | float | int | Sequence[int]

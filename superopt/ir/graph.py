@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 import networkx as nx
 import numpy as np
 
+from superopt.ir.drawing import svg
 from superopt.ir.errors import InvalidModel, printable
 from superopt.ir.types import DType, TensorType, ValueType
 
@@ -216,6 +217,10 @@ class Graph:
         if all(a == b for a, b in zip(order, range(len(order)), strict=True)):
             return self
         return replace(self, nodes=tuple(self.nodes[i] for i in order))
+
+    def _repr_svg_(self) -> str:
+        """The graph drawn, as notebooks show it."""
+        return svg(self)
 
     def to_networkx(self) -> nx.MultiDiGraph[int | str]:
         """The graph for networkx's algorithms: who reads whom.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from superopt.ir.types import DType
+from superopt.ops.derivative import smooth
 from superopt.ops.elementwise import element, pointwise
 from superopt.ops.forms import float32, reader, writer
 from superopt.ops.meaning import (
@@ -91,21 +92,24 @@ SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 OPERATORS = (
     activation("Relu", 6, positive),
-    activation("Sigmoid", 6, lambda x: 1 / (1 + call("exp", -x))),
+    replace(activation("Sigmoid", 6, lambda x: 1 / (1 + call("exp", -x))), derivative=smooth.SIGMOID),
     activation("Tanh", 6, lambda x: call("tanh", x)),
     activation("LeakyRelu", 6, lambda x, alpha: positive(x) + alpha * negative(x), alpha=0.01),
     activation("Elu", 6, elu, alpha=1.0),
-    replace(activation("Celu", 12, celu, alpha=1.0), dtypes=frozenset({DType.FLOAT32})),
+    replace(activation("Celu", 12, celu, alpha=1.0), dtypes=frozenset({DType.FLOAT32}), derivative=smooth.CELU),
     activation("Shrink", 9, shrink, bias=0.0, lambd=0.5),
     activation(
         "Selu", 6, lambda x, alpha, gamma: gamma * elu(x, alpha), alpha=SELU_ALPHA, gamma=SELU_GAMMA
     ),
     activation("HardSigmoid", 6, lambda x, alpha, beta: saturated(alpha * x + beta), alpha=0.2, beta=0.5),
     activation("HardSwish", 14, lambda x: x * saturated(x * Fraction(1, 6) + Fraction(1, 2))),
-    activation("Softplus", 1, softplus),
+    replace(activation("Softplus", 1, softplus), derivative=smooth.SOFTPLUS),
     activation("Softsign", 1, lambda x: x / (1 + call("abs", x))),
-    activation("Mish", 18, lambda x: x * call("tanh", softplus(x))),
-    activation("Swish", 24, lambda x, alpha: x * (1 / (1 + call("exp", -(alpha * x)))), alpha=1.0),
+    replace(activation("Mish", 18, lambda x: x * call("tanh", softplus(x))), derivative=smooth.MISH),
+    replace(
+        activation("Swish", 24, lambda x, alpha: x * (1 / (1 + call("exp", -(alpha * x)))), alpha=1.0),
+        derivative=smooth.SWISH,
+    ),
     activation("ThresholdedRelu", 10, lambda x, alpha: call("select", call("less", alpha, x), x, 0), alpha=1.0),
     Operator(
         name="Gelu", inputs=("X",), attributes={"approximate": "string"}, meaning=pointwise(gelu), since=20,

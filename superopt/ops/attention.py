@@ -8,6 +8,7 @@ from superopt.ir.graph import Attribute
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
+from superopt.ops.derivative import composites
 from superopt.ops.elementwise import element
 from superopt.ops.forms import (
     arguments,
@@ -122,6 +123,7 @@ OPERATORS = (
     Operator(
         name="Attention", inputs=("Q", "K", "V", "mask?"), attributes={"is_causal": "int", "scale": "float"},
         meaning=attention, since=23, dtypes=FLOATS, result=first_dtype, read=read_attention, write=write_attention,
+        derivative=composites.ATTENTION,
         family="attention",
     ),
 )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
+from superopt.ops.derivative import windows as derivatives
 from superopt.ops.forms import arguments, integer, integers, only, onnx_value, present, since_only
 from superopt.ops.meaning import (
     Comprehension,
@@ -149,10 +150,11 @@ def write_conv(attributes: Mapping[str, AttributeValue], types: Sequence[TensorT
 OPERATORS = (
     Operator(
         name="Conv", inputs=("X", "W", "B?"), attributes={**WINDOW, "group": "int"}, meaning=conv, since=1,
-        read=read_conv, write=write_conv, family="conv",
+        read=read_conv, write=write_conv, derivative=derivatives.CONV, family="conv",
     ),
     Operator(
         name="ConvTranspose", inputs=("X", "W", "B?"), attributes={**WINDOW, "group": "int", "output_padding": "ints"},
-        meaning=conv_transpose, since=1, read=read_conv_transpose, write=write_conv, family="conv",
+        meaning=conv_transpose, since=1, read=read_conv_transpose, write=write_conv,
+        derivative=derivatives.CONV_TRANSPOSE, family="conv",
     ),
 )  # fmt: skip

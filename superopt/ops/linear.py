@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from superopt.ir.poly import Dim
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
+from superopt.ops.derivative import matrices
 from superopt.ops.elementwise import element
 from superopt.ops.forms import arguments, flag, integer, only, present, reader, real, since_only, text, writer
 from superopt.ops.meaning import (
@@ -171,15 +172,15 @@ def explicit(equation: str, shapes: Sequence[Sequence[Dim]]) -> str:
 OPERATORS = (
     Operator(
         name="MatMul", inputs=("A", "B"), meaning=matmul, since=1, dtypes=NUMERIC,
-        read=reader(), write=writer(1), family="linear",
+        read=reader(), write=writer(1), derivative=matrices.MATMUL, family="linear",
     ),
     Operator(
         name="Gemm", inputs=("A", "B", "C?"), meaning=gemm, since=7,
         attributes={"alpha": "float", "beta": "float", "transA": "int", "transB": "int"},
-        read=read_gemm, write=write_gemm, family="linear",
+        read=read_gemm, write=write_gemm, derivative=matrices.GEMM, family="linear",
     ),
     Operator(
         name="Einsum", inputs=("Inputs*",), meaning=einsum, since=12, attributes={"equation": "string"}, dtypes=NUMERIC,
-        read=read_einsum, write=writer(12), family="linear",
+        read=read_einsum, write=writer(12), derivative=matrices.EINSUM, family="linear",
     ),
 )  # fmt: skip

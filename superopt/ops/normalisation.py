@@ -13,6 +13,8 @@ from math import prod
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
+from superopt.ops.derivative import composites, smooth
+from superopt.ops.derivative.declared import Derivative
 from superopt.ops.elementwise import element
 from superopt.ops.forms import (
     arguments,
@@ -305,22 +307,23 @@ def write_axes(attributes: Mapping[str, AttributeValue], types: Sequence[TensorT
 def norm(
     name: str, since: int, inputs: tuple[str, ...], meaning: Callable[..., Comprehension],
     attributes: Mapping[str, str], read: Callable[[NodeView], Canonical],
-    kernel: Callable[..., Comprehension] | None = None,
+    kernel: Callable[..., Comprehension] | None = None, derivative: Derivative | None = None,
 ) -> Operator:  # fmt: skip
     return Operator(
         name=name, inputs=inputs, attributes=attributes, meaning=meaning, kernel=kernel, since=since, read=read,
-        write=write_softmax if name.endswith("Softmax") else writer(since), family="normalisation",
+        write=write_softmax if name.endswith("Softmax") else writer(since), derivative=derivative,
+        family="normalisation",
     )  # fmt: skip
 
 
 EPSILON = {"epsilon": "float"}
 AXIS_EPSILON = {"axis": "int", "epsilon": "float"}
 OPERATORS = (
-    norm("Softmax", 1, ("X",), softmax, {"axis": "int"}, read_softmax),
-    norm("LogSoftmax", 1, ("X",), log_softmax, {"axis": "int"}, read_softmax),
+    norm("Softmax", 1, ("X",), softmax, {"axis": "int"}, read_softmax, derivative=smooth.SOFTMAX),
+    norm("LogSoftmax", 1, ("X",), log_softmax, {"axis": "int"}, read_softmax, derivative=smooth.LOG_SOFTMAX),
     norm(
         "BatchNormalization", 7, ("X", "scale", "B", "mean", "var"), batch_normalization, EPSILON,
-        read_batch_normalization,
+        read_batch_normalization, derivative=Derivative(statistics=(3, 4)),
     ),
     norm("InstanceNormalization", 6, ("X", "scale", "B"), instance_normalization, EPSILON, reader(epsilon=1e-5)),
     norm(
@@ -330,11 +333,11 @@ OPERATORS = (
     norm("RMSNormalization", 23, ("X", "scale"), rms_normalization, AXIS_EPSILON, read_axis_normalization),
     norm(
         "GroupNormalization", 21, ("X", "scale", "B"), group_normalization, {"num_groups": "int", **EPSILON},
-        reader(num_groups=int, epsilon=1e-5, ignored=("stash_type",)),
+        reader(num_groups=int, epsilon=1e-5, ignored=("stash_type",)), derivative=composites.GROUP_NORMALIZATION,
     ),
     norm(
         "LRN", 1, ("X",), lrn, {"alpha": "float", "beta": "float", "bias": "float", "size": "int"},
-        reader(alpha=1e-4, beta=0.75, bias=1.0, size=int),
+        reader(alpha=1e-4, beta=0.75, bias=1.0, size=int), derivative=composites.LRN,
     ),
     Operator(
         name="MeanVarianceNormalization", inputs=("X",), attributes={"axes": "ints"},

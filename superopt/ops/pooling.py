@@ -9,6 +9,7 @@ from superopt.ir.graph import Attribute
 from superopt.ir.poly import Dim
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
+from superopt.ops.derivative import windows as derivatives
 from superopt.ops.forms import arguments, flag, integer, integers, only, onnx_value, present, reader, since_only, writer
 from superopt.ops.meaning import (
     Comprehension,
@@ -149,11 +150,11 @@ def vector_of(value: Attribute) -> tuple[object, ...]:
 OPERATORS = (
     Operator(
         name="MaxPool", inputs=("X",), attributes=WINDOW, meaning=max_pool, since=1, read=read_pool, write=write_pool,
-        family="pooling",
+        derivative=derivatives.MAX_POOL, family="pooling",
     ),
     Operator(
         name="AveragePool", inputs=("X",), attributes={**WINDOW, "count_include_pad": "int"}, meaning=average_pool,
-        since=7, read=read_pool, write=write_pool, family="pooling",
+        since=7, read=read_pool, write=write_pool, derivative=derivatives.AVERAGE_POOL, family="pooling",
     ),
     Operator(
         name="GlobalAveragePool", inputs=("X",), meaning=spatial(mean_at), since=1, read=reader(), write=writer(1),

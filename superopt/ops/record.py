@@ -11,8 +11,10 @@ ONNX passes as compile-time inputs (the shape of Reshape, the axes of Unsqueeze 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +24,9 @@ from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import Comprehension, IllTyped, Meaning, build
 from superopt.ops.rounding import Rounding, moves, rounding_of
+
+if TYPE_CHECKING:
+    from superopt.ops.derivative.declared import Derivative
 
 __all__ = [
     "Canonical", "NodeForm", "NodeView", "NotCovered", "Operator", "Registry", "FLOATS", "INTEGERS", "NUMERIC", "ANY",
@@ -139,6 +144,7 @@ class Operator:
         commutative: the two arguments can be exchanged (used for normal forms, and checked by a law).
         kernel: the meaning in the order of operations of ONNX Runtime's kernel, where that rounds otherwise: equal over
             the reals, and what verdicts in floating point are about. ``None``: as the meaning is written.
+        derivative: what is declared of its derivative; ``None``: it is read from the meaning (``ops.derivative``).
         family: the file it lives in.
         definition: for a composite, that it is defined by others (documentation).
     """
@@ -155,6 +161,7 @@ class Operator:
     write: Callable[[Mapping[str, AttributeValue], Sequence[TensorType | None], int], NodeForm]
     commutative: bool = False
     kernel: Callable[..., Comprehension | Sequence[Comprehension]] | None = None
+    derivative: Derivative | None = None
     family: str
     domain: str = ""
 
@@ -252,6 +259,17 @@ class Registry(Mapping[str, Operator]):
             raise ValueError(f"operator {operator.name} is recorded twice")
         self._records[operator.name] = operator
         return operator
+
+    @contextmanager
+    def also(self, *operators: Operator) -> Iterator[None]:
+        """With further operators, for statements about them; they are gone afterwards."""
+        for operator in operators:
+            self.add(operator)
+        try:
+            yield
+        finally:
+            for operator in operators:
+                del self._records[operator.name]
 
     def __getitem__(self, name: str) -> Operator:
         return self._records[name]

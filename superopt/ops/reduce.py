@@ -9,6 +9,8 @@ from superopt.ir.graph import Attribute
 from superopt.ir.poly import Dim
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
+from superopt.ops.derivative.declared import Derivative
+from superopt.ops.derivative.smooth import LOG_SUM_EXP
 from superopt.ops.forms import flag, int64s, integer, listed, normal_axes, only, onnx_value, since_only
 from superopt.ops.meaning import (
     Comprehension,
@@ -110,10 +112,12 @@ def writing(name: str) -> Callable[[Mapping[str, AttributeValue], Sequence[Tenso
     return write
 
 
-def operator(name: str, reduction: Reduction, dtypes: frozenset[DType] = FLOATS) -> Operator:
+def operator(
+    name: str, reduction: Reduction, dtypes: frozenset[DType] = FLOATS, derivative: Derivative | None = None
+) -> Operator:  # fmt: skip
     return Operator(
         name=name, inputs=("X",), attributes={"axes": "ints", "keepdims": "int"}, meaning=reducing(reduction), since=1,
-        dtypes=dtypes, read=read_reduce, write=writing(name), family="reduce",
+        dtypes=dtypes, read=read_reduce, write=writing(name), derivative=derivative, family="reduce",
     )  # fmt: skip
 
 
@@ -128,5 +132,5 @@ OPERATORS = (
     operator("ReduceL2", lambda sizes, at: call("sqrt", total(sizes, square(at)))),
     operator("ReduceSumSquare", lambda sizes, at: total(sizes, square(at)), INTEGER_SUMS),
     operator("ReduceLogSum", lambda sizes, at: call("log", total(sizes, at))),
-    operator("ReduceLogSumExp", lambda sizes, at: call("log", total(sizes, exponential(at)))),
+    operator("ReduceLogSumExp", lambda sizes, at: call("log", total(sizes, exponential(at))), derivative=LOG_SUM_EXP),
 )

@@ -10,6 +10,7 @@ from superopt.ir.graph import Attribute
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
+from superopt.ops.derivative import moves
 from superopt.ops.forms import (
     arguments,
     first_dtype,
@@ -339,30 +340,32 @@ def write_cumsum(attributes: Attributes, types: Types, opset: int) -> NodeForm:
 OPERATORS = (
     Operator(
         name="Concat", inputs=("inputs*",), attributes={"axis": "int"}, meaning=concat, since=4, dtypes=ANY,
-        read=read_concat, write=writer(4), family="selection",
+        read=read_concat, write=writer(4), derivative=moves.CONCAT, family="selection",
     ),
     Operator(
         name="Split", inputs=("X",), outputs=("outputs*",), attributes={"axis": "int", "split": "ints"}, meaning=split,
-        since=2, dtypes=ANY, read=read_split, write=write_split, family="selection",
+        since=2, dtypes=ANY, read=read_split, write=write_split, derivative=moves.SPLIT, family="selection",
     ),
     Operator(
         name="Pad", inputs=("X",), attributes={"pads": "ints", "value": "float"}, meaning=pad, since=2, dtypes=NUMERIC,
-        read=read_pad, write=write_pad, family="selection",
+        read=read_pad, write=write_pad, derivative=moves.PAD, family="selection",
     ),
     Operator(
         name="Gather", inputs=("data", "indices"), attributes={"axis": "int"}, meaning=gather, since=1, dtypes=ANY,
-        result=first_dtype, read=read_gather, write=writer(1), family="selection",
+        result=first_dtype, read=read_gather, write=writer(1), derivative=moves.GATHER, family="selection",
     ),
     Operator(
         name="GatherElements", inputs=("data", "indices"), attributes={"axis": "int"}, meaning=gather_elements,
-        since=11, dtypes=ANY, result=first_dtype, read=read_gather, write=writer(11), family="selection",
+        since=11, dtypes=ANY, result=first_dtype, read=read_gather, write=writer(11),
+        derivative=moves.GATHER_ELEMENTS, family="selection",
     ),
     Operator(
         name="Trilu", inputs=("X",), attributes={"upper": "int", "k": "int"}, meaning=trilu, since=14, dtypes=NUMERIC,
-        read=read_trilu, write=write_trilu, family="selection",
+        read=read_trilu, write=write_trilu, derivative=moves.TRILU, family="selection",
     ),
     Operator(
         name="CumSum", inputs=("X",), attributes={"axis": "int", "exclusive": "int", "reverse": "int"}, meaning=cumsum,
-        since=11, dtypes=FLOATS | {DType.INT32, DType.INT64}, read=read_cumsum, write=write_cumsum, family="selection",
+        since=11, dtypes=FLOATS | {DType.INT32, DType.INT64}, read=read_cumsum, write=write_cumsum,
+        derivative=moves.CUMSUM, family="selection",
     ),
 )  # fmt: skip

@@ -9,6 +9,8 @@ import numpy as np
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
+from superopt.ops.derivative import moves
+from superopt.ops.derivative.declared import Derivative
 from superopt.ops.elementwise import element
 from superopt.ops.forms import (
     int64s,
@@ -347,23 +349,25 @@ def write_depth_to_space(attributes: Attributes, types: Types, opset: int) -> No
 def move(
     name: str, since: int, meaning: Callable[..., Comprehension], attributes: Mapping[str, str],
     read: Callable[[NodeView], Canonical], write: Callable[[Attributes, Types, int], NodeForm],
+    derivative: Derivative | None = None,
 ) -> Operator:  # fmt: skip
     return Operator(
         name=name, inputs=("X",), attributes=attributes, meaning=meaning, since=since, dtypes=ANY, read=read,
-        write=write, family="shape",
+        write=write, derivative=derivative, family="shape",
     )  # fmt: skip
 
 
 OPERATORS = (
     move("Transpose", 1, transpose, {"perm": "ints"}, read_transpose, write_transpose),
-    move("Reshape", 5, reshape, {"shape": "ints"}, read_reshape, write_reshape),
-    move("Flatten", 1, flatten, {"axis": "int"}, read_flatten, writer(1)),
+    move("Reshape", 5, reshape, {"shape": "ints"}, read_reshape, write_reshape, moves.RESHAPE),
+    move("Flatten", 1, flatten, {"axis": "int"}, read_flatten, writer(1), moves.RESHAPE),
     move("Squeeze", 1, squeeze, {"axes": "ints"}, read_squeeze, write_axes),
     move("Unsqueeze", 1, unsqueeze, {"axes": "ints"}, read_unsqueeze, write_axes),
     move("Expand", 8, expand, {"shape": "ints"}, read_expand, write_expand),
-    move("Tile", 6, tile, {"repeats": "ints"}, read_tile, write_tile),
+    move("Tile", 6, tile, {"repeats": "ints"}, read_tile, write_tile, moves.TILE),
     move(
-        "DepthToSpace", 1, depth_to_space, {"blocksize": "int", "mode": "string"}, read_depth, write_depth_to_space
+        "DepthToSpace", 1, depth_to_space, {"blocksize": "int", "mode": "string"}, read_depth, write_depth_to_space,
+        moves.DEPTH_TO_SPACE,
     ),
-    move("SpaceToDepth", 1, space_to_depth, {"blocksize": "int"}, read_depth, writer(1)),
+    move("SpaceToDepth", 1, space_to_depth, {"blocksize": "int"}, read_depth, writer(1), moves.SPACE_TO_DEPTH),
 )  # fmt: skip

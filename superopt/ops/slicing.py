@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from superopt.ir.poly import Dim
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
+from superopt.ops.derivative import moves
 from superopt.ops.forms import int64s, listed, normal_axes, only, onnx_value, surely_nonnegative
 from superopt.ops.meaning import Comprehension, Contradiction, IllTyped, Operand, Scalar, at_least, require, tensor
 from superopt.ops.record import ANY, Canonical, NodeForm, NodeView, NotCovered, Operator
@@ -172,6 +173,7 @@ def written(value: Dim, size: Dim) -> Dim:
 OPERATORS = (
     Operator(
         name="Slice", inputs=("X",), attributes={"starts": "ints", "ends": "ints", "axes": "ints", "steps": "ints"},
-        meaning=slice_, since=1, dtypes=ANY, read=read_slice, write=write_slice, family="slicing",
+        meaning=slice_, since=1, dtypes=ANY, read=read_slice, write=write_slice, derivative=moves.SLICE,
+        family="slicing",
     ),
 )  # fmt: skip

@@ -1,0 +1,182 @@
+"""``train_step``: a model's training step as one model, which any ONNX runtime runs.
+
+Weights that are learnt, and what the optimiser keeps beside them, are inputs with a value to start from, and outputs
+``next NAME``. A loop feeds what it got: see :meth:`TrainingStep.next_feeds`. Operators are as at inference:
+BatchNormalization keeps its statistics and Dropout drops nothing, as in PyTorch's ``eval`` mode.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from superopt.frontend.autodiff.extension import Extension, at_sizes
+from superopt.frontend.autodiff.reverse import adjoints, chosen_outputs, moving_values
+from superopt.frontend.training.losses import LOSSES, Loss
+from superopt.frontend.training.optimisers import Optimiser, optimiser
+from superopt.ir.errors import UsageError, printable
+from superopt.ir.graph import Graph, Value, Weight, constant
+from superopt.ops.derivative.expressions import Expr, added, cast
+from superopt.ops.derivative.expressions import constant as ones
+from superopt.ops.infer import Applied
+
+__all__ = ["TrainingStep", "train_step"]
+
+RATE, COUNT = "learning_rate", "step"
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """A training step.
+
+    Attributes:
+        graph: inputs of the model, targets, then the state (weights, what the optimiser keeps, ``learning_rate`` and
+            ``step``); outputs the loss and the next state.
+        loss: the name of the loss among the outputs: ``loss``, if the model has no value of that name.
+        parameters: names of the weights that are learnt.
+        state: output → the input that it is next time.
+        targets: names of the inputs that the model's outputs are compared with.
+    """
+
+    graph: Graph
+    loss: str
+    parameters: tuple[str, ...]
+    state: Mapping[str, str]
+    targets: tuple[str, ...]
+
+    def initial(self) -> dict[str, np.ndarray]:
+        """The state to start from."""
+        found = {}
+        for name in self.state.values():
+            data = self.graph.weight[name].data
+            assert data is not None
+            found[name] = data.numpy()
+        return found
+
+    def next_feeds(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The state to feed next, from the outputs of a step."""
+        return {name: outputs[output] for output, name in self.state.items()}
+
+
+def train_step(
+    graph: Graph,
+    loss: str | Loss = "mse",
+    optimizer: str | Optimiser = "sgd",
+    *,
+    outputs: Sequence[str] | None = None,
+    train: Sequence[str] = ("*",),
+    freeze: Sequence[str] = (),
+    lr: float | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> TrainingStep:
+    """Forward pass, loss, backward pass and update of a model's weights, as one model.
+
+    Args:
+        graph: a model with values for its weights.
+        loss: a name of :data:`superopt.frontend.training.LOSSES`, or a loss.
+        optimizer: "sgd", "momentum", "adam", "adamw", or one with its own settings.
+        outputs: the outputs that the loss is of; all real ones by default.
+        train: patterns (``*``, ``?``) of names of weights to learn. Only real weights of more than one element on the
+            way to the loss are learnt, and no statistics of BatchNormalization.
+        freeze: patterns of names of weights not to learn.
+        lr: the learning rate to start with; the optimiser's own by default.
+        sizes: symbolic dimensions to fix.
+
+    Raises:
+        UsageError: there is nothing to learn, or no such loss or optimiser.
+        NotDifferentiable: a node between weights and loss has no derivative; names it.
+    """
+    chosen = optimiser(optimizer) if isinstance(optimizer, str) else optimizer
+    forward, name_of_loss, targets = with_loss(at_sizes(graph, sizes or {}), loss, outputs)
+    extension = Extension(forward)
+    parameters = _parameters(extension, name_of_loss, train, freeze)
+    y = extension.expr(name_of_loss)
+    found = adjoints(extension, {name_of_loss: ones(1, y.dtype)}, parameters)
+    state: dict[str, str] = {}
+    kept: list[Weight] = []
+
+    def stated(name: str, array: np.ndarray) -> Expr:
+        """An input of the step with a value to start from."""
+        made = extension.input(name, constant("", array).type)
+        kept.append(constant(str(made.term), array))
+        return made
+
+    made = list(forward.outputs)
+    rate = stated(RATE, np.array(chosen.lr if lr is None else lr, np.float32))
+    count = extension.emit(stated(COUNT, np.array(0, np.float32)) + 1, COUNT)
+    pairs: list[tuple[str, Expr]] = [(COUNT, count), (RATE, rate)]
+    for name in parameters:
+        weight = extension.expr(name)
+        slots = [f"{slot} {name}" for slot in chosen.kept]
+        zeros = np.zeros(tuple(d for d in weight.shape if isinstance(d, int)), weight.dtype.numpy)
+        beside = tuple(stated(slot, zeros) for slot in slots)
+        moved, after = chosen.update(weight, found[name], beside, cast(rate, weight.dtype), count)
+        pairs += [(name, moved), *zip(slots, after, strict=True)]
+    for name, expr in pairs:
+        made.append(extension.named(expr, f"next {name}", "update"))
+        state[f"next {name}"] = name
+    fed = [Value(name, extension.expr(name).type) for name in parameters]
+    given = [v for v in forward.inputs if v.name not in set(parameters)]
+    result = extension.result(made, name=f"{graph.name}, training step", inputs=(*given, *fed, *extension.inputs))
+    weights = [*(w for w in result.weights if w.name not in {k.name for k in kept}), *kept]
+    told = {"parameters": parameters, "targets": targets, "state": state}
+    metadata = {**graph.metadata, "superopt.training": json.dumps(told)}
+    return TrainingStep(
+        replace(result, weights=tuple(weights), metadata=metadata).checked(), name_of_loss, parameters, state, targets
+    )  # fmt: skip
+
+
+def with_loss(graph: Graph, loss: str | Loss, outputs: Sequence[str] | None) -> tuple[Graph, str, tuple[str, ...]]:
+    """The model with its loss as the only output, the loss's name, and those of the targets, which are inputs.
+
+    Raises:
+        UsageError: there is no such loss, or no real output.
+    """
+    if isinstance(loss, str):
+        if loss not in LOSSES:
+            raise UsageError(f"loss {loss!r} is not one of {', '.join(LOSSES)}")
+        loss = LOSSES[loss]
+    extension = Extension(graph)
+    of = chosen_outputs(extension, outputs)
+    parts: list[Expr] = []
+    targets: list[str] = []
+    for name in of:
+        y = extension.expr(name)
+        target = None
+        if loss.target is not None:
+            stem = "target" if len(of) == 1 else f"target {name}"
+            target = extension.input(stem, loss.target(y.type))
+            targets.append(str(target.term))
+        parts.append(loss.value(y, target))
+    whole = added(parts)
+    assert whole is not None
+    output = extension.named(whole, extension.free("loss"), "loss")
+    return extension.result([output]), output.name, tuple(targets)
+
+
+def _parameters(extension: Extension, loss: str, train: Sequence[str], freeze: Sequence[str]) -> tuple[str, ...]:
+    """Weights to learn: real, of more than one element, on the way to the loss, and not left out.
+
+    Raises:
+        UsageError: there are none.
+    """
+    fixed: set[str] = set()
+    for step in extension.steps:
+        if isinstance(step.applied, Applied) and (declared := step.applied.operator.derivative) is not None:
+            fixed.update(n for p, n in enumerate(step.applied.args) if p in declared.statistics and n is not None)
+
+    def chosen(weight: Weight) -> bool:
+        real = weight.type.dtype.is_float and weight.data is not None and weight.type.elements not in (0, 1)
+        named = any(fnmatch.fnmatchcase(weight.name, p) for p in train)
+        return real and named and not any(fnmatch.fnmatchcase(weight.name, p) for p in freeze)
+
+    candidates = [w.name for w in extension.graph.weights if w.name not in fixed and chosen(w)]
+    found = tuple(name for name in candidates if loss in moving_values(extension, [name]))
+    if not found:
+        listing = ", ".join(printable(w.name, 30) for w in extension.graph.weights[:8])
+        raise UsageError("no weight is learnt", hint=f"weights: {listing or 'none'}")
+    return found

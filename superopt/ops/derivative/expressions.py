@@ -1,0 +1,184 @@
+"""Terms with their types, and arithmetic on them: what derivatives are written in.
+
+>>> from superopt.ir.types import DType, TensorType
+>>> x = variable("x", TensorType(DType.FLOAT32, (2, 3)))
+>>> y = x * 2.0 + apply("ReduceSum", x, axes=(1,), keepdims=1)
+>>> print(y.term, y.type)
+Add(Mul(x, ConstantOfShape(dtype="float32", shape=[], value=2.0)), ReduceSum(x, axes=[1], keepdims=1)) float32[2, 3]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from superopt.ir.poly import Dim, Poly
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var
+from superopt.ir.types import DType, TensorType
+
+__all__ = [
+    "Expr", "Factor", "Number", "added", "apply", "apply_all", "cast", "constant", "expanded", "reshaped",
+    "reversed_perm", "squeezed", "summed_to", "transposed", "unsqueezed", "variable",
+]  # fmt: skip
+
+Number = int | float | Fraction | Poly
+
+
+@dataclass(frozen=True)
+class Expr:
+    """A term, and the type of its value. A number beside it is a constant of its element type."""
+
+    term: Term
+    type: TensorType
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        assert self.type.shape is not None
+        return self.type.shape
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    def __add__(self, other: Factor) -> Expr:
+        return apply("Add", self, self.beside(other))
+
+    def __radd__(self, other: Number) -> Expr:
+        return apply("Add", self.beside(other), self)
+
+    def __sub__(self, other: Factor) -> Expr:
+        return apply("Sub", self, self.beside(other))
+
+    def __rsub__(self, other: Number) -> Expr:
+        return apply("Sub", self.beside(other), self)
+
+    def __mul__(self, other: Factor) -> Expr:
+        return self if other == 1 else apply("Mul", self, self.beside(other))
+
+    def __rmul__(self, other: Number) -> Expr:
+        return self * other
+
+    def __truediv__(self, other: Factor) -> Expr:
+        return self if other == 1 else apply("Div", self, self.beside(other))
+
+    def __neg__(self) -> Expr:
+        return apply("Neg", self)
+
+    def beside(self, other: Factor) -> Expr:
+        """``other`` as an expression; a number gets this one's element type."""
+        return other if isinstance(other, Expr) else constant(other, self.dtype)
+
+
+Factor = Expr | Number
+
+
+def variable(name: str, kind: TensorType) -> Expr:
+    """A value by its name."""
+    return Expr(Var(name), kind)
+
+
+def apply_all(name: str, *args: Expr | None, **attributes: AttributeValue) -> tuple[Expr, ...]:
+    """An operator's outputs, in canonical form: every attribute is named, but ``dtype`` may be left out (float32).
+
+    Raises:
+        IllTyped: the operator does not accept the arguments.
+    """
+    from superopt.ops import REGISTRY  # the records name these functions, so they are not there when this is loaded
+
+    record = REGISTRY[name]
+    kinds = [None if a is None else a.type for a in args]
+    term = App(name, tuple(None if a is None else a.term for a in args), tuple(sorted(attributes.items())))
+    _, types = record.apply(kinds, attributes)
+    if len(types) == 1:
+        return (Expr(term, types[0]),)
+    return tuple(Expr(Project(term, place), kind) for place, kind in enumerate(types))
+
+
+def apply(name: str, *args: Expr | None, **attributes: AttributeValue) -> Expr:
+    """The first output of an operator."""
+    return apply_all(name, *args, **attributes)[0]
+
+
+def constant(value: Number, dtype: DType, shape: Sequence[Dim] = ()) -> Expr:
+    """A number, exactly: a fraction that no float is becomes a quotient of two that are."""
+    if isinstance(value, Fraction) and Fraction(float(value)) != value:
+        whole = (constant(value.numerator, dtype), constant(value.denominator, dtype))
+        return apply("Div", *whole) if not shape else expanded(apply("Div", *whole), shape)
+    held: AttributeValue = value if isinstance(value, Poly) else float(value)
+    return apply("ConstantOfShape", shape=tuple(shape), value=held, dtype=dtype.value)
+
+
+def added(parts: Sequence[Expr | None]) -> Expr | None:
+    """The sum; ``None`` stands for 0."""
+    given = [p for p in parts if p is not None]
+    whole = given[0] if given else None
+    for part in given[1:]:
+        assert whole is not None
+        whole = whole + part
+    return whole
+
+
+def cast(x: Expr, dtype: DType) -> Expr:
+    """At another element type."""
+    return x if x.dtype is dtype else apply("Cast", x, to=dtype.value)
+
+
+def reshaped(x: Expr, shape: Sequence[Dim]) -> Expr:
+    """The elements in another shape."""
+    return x if x.shape == tuple(shape) else apply("Reshape", x, shape=tuple(shape))
+
+
+def expanded(x: Expr, shape: Sequence[Dim]) -> Expr:
+    """Broadcast to a shape."""
+    return x if x.shape == tuple(shape) else apply("Expand", x, shape=tuple(shape))
+
+
+def squeezed(x: Expr, axes: Sequence[int]) -> Expr:
+    """Without axes of size 1: one step for several, and a reduction that kept them keeps them no longer."""
+    if not axes:
+        return x
+    if isinstance(x.term, App) and x.term.args and (source := x.term.args[0]) is not None:
+        given = dict(x.term.attributes)
+        before = given.get("axes")
+        if x.term.op == "Squeeze" and isinstance(before, tuple):
+            left = [a for a in range(x.rank + len(before)) if a not in before]
+            whole = tuple(sorted((*(a for a in before if isinstance(a, int)), *(left[a] for a in axes))))
+            sizes = iter(x.shape)
+            full = tuple(1 if a in before else next(sizes) for a in range(x.rank + len(before)))
+            return squeezed(Expr(source, TensorType(x.dtype, full)), whole)
+        if given.get("keepdims") == 1 and before == tuple(axes):
+            kept = tuple(s for a, s in enumerate(x.shape) if a not in axes)
+            term = App(x.term.op, x.term.args, tuple(sorted({**given, "keepdims": 0}.items())))
+            return Expr(term, TensorType(x.dtype, kept))
+    return apply("Squeeze", x, axes=tuple(axes))
+
+
+def unsqueezed(x: Expr, axes: Sequence[int]) -> Expr:
+    """With axes of size 1, at these places of the result."""
+    return apply("Unsqueeze", x, axes=tuple(axes)) if axes else x
+
+
+def transposed(x: Expr, perm: Sequence[int]) -> Expr:
+    """Axis ``i`` of the result is axis ``perm[i]``."""
+    return x if tuple(perm) == tuple(range(x.rank)) else apply("Transpose", x, perm=tuple(perm))
+
+
+def reversed_perm(perm: Sequence[int]) -> tuple[int, ...]:
+    """The permutation that undoes one."""
+    return tuple(sorted(range(len(perm)), key=lambda place: perm[place]))
+
+
+def summed_to(x: Expr, shape: Sequence[Dim]) -> Expr:
+    """The adjoint of broadcasting: sums over the axes that broadcasting from ``shape`` added or widened."""
+    lead = x.rank - len(shape)
+    widened = tuple(a for a in range(lead, x.rank) if shape[a - lead] == 1 and x.shape[a] != 1)
+    if lead:
+        x = apply("ReduceSum", x, axes=tuple(range(lead)), keepdims=0)
+    if widened:
+        x = apply("ReduceSum", x, axes=tuple(a - lead for a in widened), keepdims=1)
+    return x

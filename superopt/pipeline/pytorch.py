@@ -1,0 +1,39 @@
+"""PyTorch modules at the front door: optimised, explained, and as a backend of ``torch.compile`` (extra ``torch``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from superopt.frontend import pytorch
+from superopt.frontend.pytorch import Explanation, explain, from_torch
+from superopt.ir.graph import Graph
+from superopt.pipeline.optimise import optimize
+
+__all__ = ["Explanation", "backend", "explain", "from_torch"]
+
+QUICK = {"effort": "quick", "time_limit": 30.0}
+
+
+def backend(
+    module: Any, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """``torch.compile(model, backend="superopt", options={"effort": "default"})``.
+
+    Args:
+        module: a region, as ``torch.compile`` hands it over.
+        example_inputs: of its first call.
+        options: settings of ``superopt.optimize`` for the region's graph and for that of its backward pass; a quick
+            search by default. ``{"effort": "none"}`` runs them as they are exported.
+        mode: not used.
+    """
+    settings = {**QUICK, **(options or {})}
+    if settings["effort"] == "none":
+        return pytorch.backend(module, example_inputs)
+    return pytorch.backend(module, example_inputs, rewrite=partial(optimised, settings))
+
+
+def optimised(settings: Mapping[str, Any], graph: Graph) -> Graph:
+    """The graph that ``superopt.optimize`` makes of one."""
+    return optimize(graph, **settings).graph

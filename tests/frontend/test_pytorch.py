@@ -1,0 +1,256 @@
+"""PyTorch: modules as graphs, and ``torch.compile`` with equal outputs and gradients (skipped without PyTorch)."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+import superopt  # noqa: E402
+from superopt.frontend.pytorch import backend, explain, from_torch  # noqa: E402
+from superopt.frontend.training import SGD, Adam, AdamW, train_step  # noqa: E402
+from superopt.ir.errors import Unsupported  # noqa: E402
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME  # noqa: E402
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.n, self.b = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Any) -> Any:
+        return F.relu(x + self.b(F.relu(self.n(self.a(x)))))
+
+
+class RepVGG(nn.Module):
+    """The training form: three branches with a normalisation each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.big, self.small = nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.Conv2d(6, 6, 1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(6) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        return F.relu(self.norms[0](self.big(x)) + self.norms[1](self.small(x)) + self.norms[2](x))
+
+
+class MobileOne(nn.Module):
+    """The training form: depthwise branches, then pointwise ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep = nn.ModuleList(nn.Conv2d(6, 6, 3, padding=1, groups=6, bias=False) for _ in range(2))
+        self.wide = nn.ModuleList(nn.Conv2d(6, 8, 1, bias=False) for _ in range(2))
+        self.n, self.m = nn.BatchNorm2d(6), nn.BatchNorm2d(8)
+
+    def forward(self, x: Any) -> Any:
+        x = F.relu(sum(self.n(c(x)) for c in self.deep))
+        return F.relu(sum(self.m(c(x)) for c in self.wide))
+
+
+class Cached(nn.Module):
+    """A block of attention that appends to a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out, self.norm = nn.Linear(16, 48), nn.Linear(16, 16), nn.LayerNorm(16)
+
+    def forward(self, x: Any, keys: Any, values: Any) -> Any:
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(self.norm(x)).split(16, -1)
+        k, v = torch.cat([keys, k], 1), torch.cat([values, v], 1)
+        heads = [z.view(batch, -1, 4, 4).transpose(1, 2) for z in (q, k, v)]
+        y = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(batch, length, 16)
+        return x + self.out(y), k, v
+
+
+class Lora(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+        self.base.weight.requires_grad_(False)
+
+    def forward(self, x: Any) -> Any:
+        return self.base(x) + self.b(self.a(x)) * 0.5
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        y = self.linear(x)
+        return y * 2 if y.sum() > 0 else y - 1
+
+
+@torch.library.custom_op("superopt_tests::odd", mutates_args=())
+def odd(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+odd.register_fake(lambda x: torch.empty_like(x))
+odd.register_autograd(lambda ctx, g: g * 3)
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return odd(self.linear(x)) + 1
+
+
+def normal(*shape: int) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+# Module, inputs, and whether superopt takes all of it (None: some).
+MODULES: dict[str, tuple[Any, tuple[Any, ...], bool | None]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), (normal(3, 4),), True),
+    "residual": (lambda: Residual().eval(), (normal(2, 8, 6, 6),), True),
+    "repvgg": (lambda: RepVGG().eval(), (normal(2, 6, 5, 5),), True),
+    "mobileone": (lambda: MobileOne().eval(), (normal(2, 6, 5, 5),), True),
+    "bert": (
+        lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.0), (normal(2, 5, 16),), True,
+    ),
+    "gpt_with_cache": (Cached, (normal(1, 1, 16), normal(1, 3, 16), normal(1, 3, 16)), True),
+    "lstm_cell": (lambda: nn.LSTMCell(4, 6), (normal(2, 4),), True),
+    "lora": (Lora, (normal(3, 8),), True),
+    "branching": (Branching, (normal(3, 4),), True),
+    "custom": (Custom, (normal(3, 4),), False),
+    "convnet": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5)),
+        (normal(2, 3, 8, 8),), True,
+    ),
+    "embedding": (
+        lambda: nn.Sequential(nn.Embedding(10, 6), nn.Linear(6, 3), nn.LogSoftmax(-1)),
+        (torch.tensor([[1, 3, 3], [0, 9, 2]]),), True,
+    ),
+    "batchnorm_in_training": (lambda: Residual().train(), (normal(2, 8, 6, 6),), False),
+    "dropout_in_training": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout()), (normal(3, 4),), False),
+}  # fmt: skip
+
+
+def loss(value: Any) -> Any:
+    return sum((v**2).sum() for v in (value if isinstance(value, tuple) else (value,)))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_compiled_modules_have_equal_outputs_and_gradients(name: str) -> None:
+    make, inputs, taken = MODULES[name]
+    torch.manual_seed(0)
+    eager = make()
+    other = copy.deepcopy(eager)
+    torch._dynamo.reset()
+    compiled = torch.compile(other, backend=backend)
+    for _ in range(2):
+        found = []
+        for module in (eager, compiled):
+            torch.manual_seed(1)
+            given = [v.clone().requires_grad_(v.is_floating_point()) for v in inputs]
+            value = module(*given)
+            loss(value).backward()
+            found.append((value, [v.grad for v in given]))
+        (want, grads), (got, others) = found
+        pairs = list(zip(want, got, strict=True)) if isinstance(want, tuple) else [(want, got)]
+        pairs += [(a, b) for a, b in zip(grads, others, strict=True) if a is not None]
+        pairs += [(a.grad, b.grad) for a, b in zip(eager.parameters(), other.parameters(), strict=True)]
+        pairs += list(zip(eager.buffers(), other.buffers(), strict=True))
+        for a, b in pairs:
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    told = explain(make(), inputs)
+    assert told.regions
+    assert (told.taken == len(told.regions)) == taken, str(told)
+    assert all(r.reason for r in told.regions if r.graph is None)
+
+
+def test_a_batch_of_any_size() -> None:
+    torch._dynamo.reset()
+    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    compiled = torch.compile(module, backend=backend)
+    for batch in (2, 5, 7, 3):
+        x = normal(batch, 4)
+        torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+def test_the_entry_point_is_a_backend_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (name, target), = project["entry-points"]["torch_dynamo_backends"].items()  # fmt: skip
+    assert name == "superopt"
+    module, _, function = target.partition(":")
+    chosen = getattr(__import__(module, fromlist=[function]), function)
+    torch._dynamo.reset()
+    layer = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    x = normal(3, 4)
+    compiled = torch.compile(layer, backend=chosen, options={"effort": "quick", "time_limit": 20})
+    torch.testing.assert_close(compiled(x), layer(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_is_a_graph() -> None:
+    module = RepVGG().eval()
+    x = normal(1, 6, 5, 5)
+    graph = from_torch(module, (x,))
+    (name,) = [v.name for v in graph.inputs]
+    slope = superopt.gradients(graph)
+    from superopt.formats import to_onnx_bytes
+
+    leaf = x.clone().requires_grad_()
+    module(leaf).sum().backward()
+    (output,) = [v.name for v in slope.outputs]
+    found = ONNX_RUNTIME.load(to_onnx_bytes(slope)).run({name: x.numpy()}, [output])[output]
+    np.testing.assert_allclose(found, leaf.grad.numpy(), rtol=1e-3, atol=1e-5)
+    faster = superopt.optimize(module, (x,), effort="quick", time_limit=30)
+    assert len(faster.graph.nodes) < len(graph.nodes)
+    with pytest.raises(Unsupported, match="it draws random numbers"):
+        from_torch(nn.Dropout(0.5).train(), (x,))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (SGD(0.05, momentum=0.9), lambda p: torch.optim.SGD(p, 0.05, momentum=0.9)),
+        (Adam(0.01), lambda p: torch.optim.Adam(p, 0.01)),
+        (AdamW(0.01), lambda p: torch.optim.AdamW(p, 0.01)),
+    ],
+    ids=["momentum", "adam", "adamw"],
+)
+@pytest.mark.parametrize("model", ["mlp", "residual", "convnet"])
+def test_twenty_steps_are_pytorchs(model: str, ours: Any, theirs: Any) -> None:
+    from superopt.formats import to_onnx_bytes
+
+    torch.manual_seed(3)
+    make, (x,), _ = MODULES[model]
+    module = make()
+    graph = from_torch(module, (x,))
+    step = train_step(graph, "mse", ours)
+    target = torch.randn_like(module(x)).detach()
+    (name,) = [v.name for v in graph.inputs]
+    session = onnxruntime.InferenceSession(to_onnx_bytes(step.graph))
+    outputs = [v.name for v in step.graph.outputs]
+    learnt = [p for p in module.parameters() if p.numel() > 1]
+    optimiser = theirs(learnt)
+    state: dict[str, np.ndarray] = {}
+    for _ in range(20):
+        optimiser.zero_grad()
+        value = F.mse_loss(module(x), target)
+        value.backward()
+        optimiser.step()
+        feeds = {name: x.numpy(), "target": target.numpy(), **state}
+        found = dict(zip(outputs, session.run(outputs, feeds), strict=True))
+        assert found[step.loss] == pytest.approx(value.item(), rel=2e-3, abs=1e-6)
+        state = step.next_feeds(found)
