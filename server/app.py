@@ -23,6 +23,7 @@ from starlette.staticfiles import StaticFiles
 from superopt.server import openapi
 from superopt.server.answers import Answers
 from superopt.server.guard import Guard
+from superopt.server.health import HealthFirst
 from superopt.server.problems import Problem
 from superopt.server.routes import ROUTERS
 from superopt.server.service import Service
@@ -44,9 +45,11 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         to_thread.current_default_thread_limiter().total_tokens = _THREADS
         await run_in_threadpool(service.database.persist, service.database.migrate, 30.0)
+        await service.health.start()
         await service.watcher.start()
         yield
         await service.watcher.stop()
+        await service.health.stop()
         service.database.close()
 
     app = FastAPI(
@@ -61,6 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.mount("/static", StaticFiles(directory=_HERE / "static"), name="static")
     _handle_problems(app)
     app.add_middleware(Answers)
+    app.add_middleware(HealthFirst, health=service.health)
     app.add_middleware(Guard, service=service)  # the outermost
     return app
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import math
 import re
 import threading
 import time
@@ -28,6 +26,7 @@ from superopt.server.certificates import Certificates
 from superopt.server.connections import Connections
 from superopt.server.database import Database
 from superopt.server.evidence import Evidence
+from superopt.server.health import Health
 from superopt.server.keys import ANYONE, Caller, Keys
 from superopt.server.problems import Problem
 from superopt.server.recorded import Recorded
@@ -38,7 +37,6 @@ from superopt.server.watch import Watcher
 
 __all__ = ["Service", "of"]
 
-_LOOK_AGAIN, _LOOKED = 0.25, 1.0  # seconds after which the database is asked again, and waited for
 _SLOW = 8  # trials and proofs that are made or waited for
 _TRIALS = 2  # rules that are tried at once
 _TRIAL_WAIT = 5.0  # seconds that one more waits for its turn
@@ -63,38 +61,13 @@ class Service:
         self.certificates = Certificates(self.settings.data / "certificates")
         self.evidence = Evidence(BUILT_IN)
         self.recorded = Recorded(self.settings.corpus)
-        self._looking: asyncio.Task[None] | None = None
-        self._looked = -math.inf  # when the database answered
-        self._own = CapacityLimiter(1)  # a thread that waits behind no request
+        self.health = Health(self.store, self.blobs.incoming)
         self._slow = CapacityLimiter(_SLOW)
         self._trying = threading.BoundedSemaphore(_TRIALS)
         self.connections = Connections(self.settings.door, self.settings.limits.body)
         self.streams: Counter[str] = Counter()  # open event streams by client address
         self._refused: dict[str, tuple[float, Problem]] = {}  # by owner, and until when
         self.requests: dict[tuple[str, str, int], int] = {}  # (method, route, status) → count
-
-    async def look(self) -> None:
-        """Whether the database answers, or did so a moment ago. Who asks while another one looks shares that look.
-
-        Raises:
-            DBAPIError: it does not.
-        """
-        age = time.monotonic() - self._looked
-        if self._looking is None and age > _LOOK_AGAIN:
-            self._looking = asyncio.create_task(self._look())
-            self._looking.add_done_callback(lambda task: task.exception())  # somebody may be waiting for it, or nobody
-        if age > _LOOKED and self._looking is not None:
-            await asyncio.shield(self._looking)
-
-    async def _look(self) -> None:
-        try:
-            await to_thread.run_sync(self.store.look, limiter=self._own)
-            self._looked = time.monotonic()
-        except BaseException:
-            self._looked = -math.inf
-            raise
-        finally:
-            self._looking = None
 
     async def slowly(self, work: Callable[..., T], *arguments: Any) -> T:
         """Do what takes seconds, or waits for it, in threads of its own: all else goes on beside it.

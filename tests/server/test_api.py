@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import threading
 import uuid
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from service_testing import GRAPH, TINY, files_below, tiny
+from service_testing import GRAPH, TINY, files_below, tiny, until
 from starlette.testclient import TestClient
 
 from superopt.lab.gate import updated, write_run
@@ -224,7 +225,22 @@ def test_health_and_metrics(client: TestClient, monkeypatch: pytest.MonkeyPatch)
     assert 'superopt_http_requests_total{method="POST",route="/v1/jobs",status="202"} 1' in text
     with monkeypatch.context() as full:
         full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+        until(lambda: client.get("/readyz").status_code == 503, 10)
         assert "disk is full" in str(problem(client.get("/readyz"), 503, "unavailable"))
+    until(lambda: client.get("/readyz").status_code == 200, 10)
+
+
+def test_health_does_not_wait_for_a_database_that_hangs(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = client.app.state.service  # type: ignore[attr-defined]
+    hangs = threading.Event()
+    monkeypatch.setattr(service.store, "look", hangs.wait)
+    try:
+        until(lambda: "database" in client.get("/readyz").text, 20)
+        assert client.get("/livez").status_code == 200
+        problem(client.get("/readyz"), 503, "unavailable")
+    finally:
+        hangs.set()
+    until(lambda: client.get("/readyz").status_code == 200, 10)
 
 
 def test_security_headers_everywhere(client: TestClient) -> None:
@@ -241,10 +257,11 @@ def test_a_database_that_does_not_answer(tmp_path: Path) -> None:
         service = client.app.state.service  # type: ignore[attr-defined]
         good = service.store.database
         service.store.database = type(good)(replace(settings, database=f"sqlite:///{tmp_path}/no/folder/x").url)
-        problem(client.get("/readyz"), 503, "unavailable")
+        until(lambda: client.get("/readyz").status_code == 503, 10)
+        assert "database" in str(problem(client.get("/readyz"), 503, "unavailable"))
         problem(client.get(f"/v1/jobs/{uuid.uuid4()}"), 503, "unavailable")
         service.store.database = good
-        assert client.get("/readyz").status_code == 200
+        until(lambda: client.get("/readyz").status_code == 200, 10)
 
 
 def test_rule_pages_need_no_script(client: TestClient) -> None:
