@@ -25,7 +25,7 @@ from superopt.server.answers import Answers
 from superopt.server.guard import Guard
 from superopt.server.health import HealthFirst
 from superopt.server.problems import Problem
-from superopt.server.routes import ROUTERS
+from superopt.server.routes import ONLY_KNOWN, ROUTERS
 from superopt.server.service import Service
 from superopt.server.settings import Settings
 
@@ -60,7 +60,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.service = service
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, dependencies=[ONLY_KNOWN])
     app.mount("/static", StaticFiles(directory=_HERE / "static"), name="static")
     _handle_problems(app)
     app.add_middleware(Answers)

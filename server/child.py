@@ -190,10 +190,23 @@ def _write(result: Result, options: Options, most: int) -> dict[str, Any]:
             without[name] = str(error)
     if len(without) == len(forms):
         raise ResourceLimit(f"the result is too large to send: {without['json']}")
-    (out / FILES["report"]).write_text(json.dumps(result.report.json(), allow_nan=False))
+    told = result.report.json() | {"roofline": _roofline(result, options)}
+    (out / FILES["report"]).write_text(json.dumps(told, allow_nan=False))
     view = union(result.original, result.graph, sizes=options.sizes)
     (out / FILES["comparison"]).write_text(json.dumps(view, allow_nan=False))
     return said | {"without": without}
+
+
+def _roofline(result: Result, options: Options) -> dict[str, Any]:
+    """The report's roofline under the ceilings of this machine, where the job's own time was not enough to learn them:
+    they are measured once, which takes seconds, and kept."""
+    from superopt import cost
+
+    data = dict(result.report.roofline or {})
+    if options.target != "cpu" or "flops_per_second" in data:
+        return data
+    with cost.for_target("cpu", runtime=options.runtime, sizes=options.sizes) as model:
+        return data | cost.ceilings(model.peaks())
 
 
 def _write_json(graph: Graph, path: Path) -> None:

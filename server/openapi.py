@@ -13,7 +13,8 @@ from superopt.server.problems import MEDIA, TITLES
 
 __all__ = [
     "CERTIFICATE", "COMPARISON", "EVENTS", "GRAPH", "HEALTH", "JOB", "JOB_ACCEPTED", "LIMITS", "METRICS", "OPERATORS",
-    "OPTIMIZED", "PROFILES", "REPORT", "RULE", "RULES", "TRIAL", "document", "last_event_id", "submission",
+    "OPTIMIZED", "PROFILES", "REPORT", "RULE", "RULES", "TRIAL", "continuation", "document", "last_event_id",
+    "submission",
 ]  # fmt: skip
 
 Responses = dict[int | str, dict[str, Any]]
@@ -176,10 +177,17 @@ def submission() -> dict[str, Any]:
             "security": [{}, {"key": []}]}  # fmt: skip
 
 
+def continuation() -> dict[str, Any]:
+    """The parameters of going on with a job."""
+    return {"parameters": [p for p in submission()["parameters"] if p["name"] == "time_limit"],
+            "security": [{}, {"key": []}]}  # fmt: skip
+
+
 def last_event_id() -> dict[str, Any]:
-    """The header by which a stream resumes."""
-    return {"parameters": [{"name": "Last-Event-ID", "in": "header", "required": False,
-                            "schema": {"type": "string", "pattern": "^[0-9]{1,9}$"}}]}  # fmt: skip
+    """By what a stream resumes: a header, or a parameter where a client cannot set headers."""
+    schema = {"type": "string", "pattern": "^[0-9]{1,9}$"}
+    places = (("Last-Event-ID", "header"), ("last_event_id", "query"))
+    return {"parameters": [{"name": n, "in": where, "required": False, "schema": schema} for n, where in places]}
 
 
 def document(app: FastAPI) -> dict[str, Any]:

@@ -20,11 +20,12 @@ from superopt.server.database import Database, events, jobs, now, results
 from superopt.server.problems import Problem
 from superopt.server.settings import Limits
 
-__all__ = ["FINAL", "Claim", "Pulse", "Store", "Submission"]
+__all__ = ["FINAL", "Claim", "Pulse", "Store", "Submission", "reusable"]
 
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 Pulse = Literal["go on", "cancel", "lost"]
 _WAITING = ("queued", "running")
+_CUT_SHORT = frozenset({"time", "interrupted"})  # how searches stop that went no further
 Row = dict[str, Any]
 
 
@@ -343,6 +344,11 @@ class Store:
                 wanted |= {f["sha256"] for f in outputs["files"].values()}
             running = connection.execute(sa.select(jobs.c.id, jobs.c.attempt).where(jobs.c.state == "running"))
             return frozenset(wanted), frozenset(f"{row.id}-{row.attempt}" for row in running)
+
+
+def reusable(outputs: Mapping[str, Any]) -> bool:
+    """Whether a result answers for an equal job: not if its search was cut short, for another one may find more."""
+    return outputs.get("stopped") not in _CUT_SHORT
 
 
 def _holding(held: Claim) -> tuple[sa.ColumnElement[bool], ...]:

@@ -26,16 +26,15 @@ from superopt.server.blobs import Blobs
 from superopt.server.child import FILES
 from superopt.server.database import Database
 from superopt.server.settings import Settings
-from superopt.server.store import Claim, Store
+from superopt.server.store import Claim, Store, reusable
 
-__all__ = ["Worker", "reusable", "work"]
+__all__ = ["Worker", "work"]
 
 log = logging.getLogger("superopt.worker")
 
 _ROOT = str(Path(superopt.__file__).parents[1])
 _START = "import sys; sys.path.append({root!r}); from superopt.server.child import main; main()"
 _BEAT = 0.5  # seconds between heartbeats, hence the longest that a cancellation goes unnoticed
-_CUT_SHORT = frozenset({"time", "interrupted"})  # a search that went no further: its result answers for no other job
 _SWEEP = 30.0
 _RELOAD = 1.0  # seconds before the engine is loaded again, doubled each time
 
@@ -331,11 +330,6 @@ class _Run:
                 return file.read().decode(errors="replace")
         except OSError:
             return ""
-
-
-def reusable(outputs: dict[str, Any]) -> bool:
-    """Whether a result answers for an equal job: not if its search was cut short, for another one may find more."""
-    return outputs.get("stopped") not in _CUT_SHORT
 
 
 def _read_outcome(folder: Path, run: _Run) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from superopt.server.body import GRAPH_JSON, MULTIPART, ONNX
 from superopt.server.child import SIDECAR
 from superopt.server.problems import Problem, from_outcome
 from superopt.server.service import Service
+from superopt.server.store import reusable
 
 __all__ = ["describe", "ended", "negotiate", "send_file", "send_result"]
 
@@ -51,6 +52,8 @@ def describe(job: Mapping[str, Any], *, ahead: int | None = None) -> dict[str, A
         found["representations"] = {_TYPES[name]: size for name, size in _graphs(outputs["files"]).items()}
         if "comparison" in outputs["files"]:
             found["links"]["comparison"] = f"{base}/comparison"
+        if not reusable(outputs):
+            found["links"]["continue"] = f"{base}/continue"
     return found
 
 

@@ -19,6 +19,7 @@ from superopt.server.charts import cost_bars
 from superopt.server.parameters import read_options
 from superopt.server.problems import Problem
 from superopt.server.routes.documents import describe, ended, send_file
+from superopt.server.routes.jobs import go_on
 from superopt.server.routes.render import page
 from superopt.server.service import Service, of
 from superopt.server.store import FINAL
@@ -151,6 +152,19 @@ async def post_cancel(job_id: str, request: Request) -> Response:
     except Problem as problem:
         return page("problem.html", "", status=problem.status, problem=problem.body)
     return RedirectResponse(f"/jobs/{job_id}", 303)
+
+
+@router.post("/jobs/{job_id}/continue")
+async def post_continue_page(job_id: str, request: Request) -> Response:
+    """The page's button to search on; off to the new job's page."""
+    service = of(request)
+    try:
+        upload = await receive(request, service.blobs, service.settings.limits, _FORM)
+        caller = await service.caller(request, next(iter(upload.fields.get("key", [])), ""))
+        job = await go_on(service, job_id, caller)
+    except Problem as problem:
+        return page("problem.html", "", status=problem.status, problem=problem.body)
+    return RedirectResponse(f"/jobs/{job['id']}", 303)
 
 
 @router.get("/jobs/{job_id}/graph.{form}")

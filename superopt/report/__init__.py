@@ -18,9 +18,10 @@ from superopt.report.model import (
     Verification,
     Work,
     operator_counts,
+    outcome,
 )
 
 __all__ = [
     "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Measured", "Nodes", "Opaque", "Outcome",
-    "Questions", "Report", "Search", "Verification", "Work", "operator_counts",
+    "Questions", "Report", "Search", "Verification", "Work", "operator_counts", "outcome",
 ]  # fmt: skip

@@ -45,14 +45,15 @@ def _headline(report: Report) -> str:
         return "Unchanged: no better equivalent graph was found."
     if report.measured is not None:
         m = report.measured
-        return f"Measured at {m.ratio:.3f} of the input's time (±{m.spread:.3f}, {m.runs} interleaved rounds)."
+        said = f"Measured at {m.ratio:.3f} of the input's time (±{m.spread:.3f}, {m.runs} interleaved rounds)"
+        return f"{said}: no difference." if m.outcome == "no difference" else f"{said}."
     return f"Modelled at {report.cost.after_us / max(report.cost.before_us, 1e-9):.3f} of the input's cost."
 
 
 def _bars(report: Report) -> str:
     pairs = [("modelled", report.cost.before_us, report.cost.after_us)]
     if report.measured is not None:
-        pairs.append(("measured", report.measured.before_ms * 1e3, report.measured.after_ms * 1e3))
+        pairs.append(("measured", report.measured.before_ms * 1e3, report.measured.after_paired_ms * 1e3))
     parts = []
     for what, before, after in pairs:
         parts.append(f"<h2>Time, {what}</h2>")

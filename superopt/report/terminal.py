@@ -50,8 +50,9 @@ def show_report(console: Console, name: str, report: Report) -> None:
     ]  # fmt: skip
     if report.measured is not None:
         m = report.measured
-        rows.append(("measured", time_text(1e3 * m.before_ms), time_text(1e3 * m.after_ms),
-                     f"x{m.ratio:.3f} (±{m.spread:.3f}, {m.runs} interleaved rounds, {_where(report)})"))  # fmt: skip
+        rows.append(("measured", time_text(1e3 * m.before_ms), time_text(1e3 * m.after_paired_ms),
+                     f"x{m.ratio:.3f} (±{m.spread:.3f}, {m.runs} interleaved rounds, {_where(report)})"
+                     f"{', no difference' if m.outcome == 'no difference' else ''}"))  # fmt: skip
     console.print(table("", "before", "after", "", rows=rows, numeric=(1, 2)))
     changed = _changed_operators(report)
     if changed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 import threading
 import uuid
@@ -16,9 +17,13 @@ from service_testing import GRAPH, TINY, files_below, tiny, until
 from starlette.testclient import TestClient
 
 from superopt.lab.gate import updated, write_run
+from superopt.pipeline import EFFORTS
 from superopt.report.corpus import CorpusRun, Row
 from superopt.rules import load_library, parse_rule
+from superopt.rules.floats import MODES
+from superopt.runtime.choice import RUNTIMES
 from superopt.server.app import create_app
+from superopt.server.parameters import DESCRIPTIONS
 from superopt.server.problems import TITLES
 from superopt.server.routes import render
 from superopt.server.settings import Limits, Settings
@@ -50,6 +55,7 @@ def test_a_job_is_accepted_and_can_be_looked_at(client: TestClient) -> None:
     job = client.get(answer.headers["location"]).json()
     assert (job["state"], job["ahead"], job["attempt"]) == ("queued", 0, 0)
     assert job["options"] == {"target": "cpu", "time_limit": 3.0, "seed": 0, "measure": False, "strict": False,
+                              "floats": "standard", "runtime": "onnxruntime", "effort": "default",
                               "sizes": {"N": 8}, "enable": [], "disable": ["conv"]}  # fmt: skip
     problem(client.get(f"{answer.headers['location']}/result"), 409, "not-ready")
     problem(client.get(f"{answer.headers['location']}/report"), 409, "not-ready")
@@ -228,6 +234,29 @@ def test_health_and_metrics(client: TestClient, monkeypatch: pytest.MonkeyPatch)
         until(lambda: client.get("/readyz").status_code == 503, 10)
         assert "disk is full" in str(problem(client.get("/readyz"), 503, "unavailable"))
     until(lambda: client.get("/readyz").status_code == 200, 10)
+
+
+def test_the_words_of_options_are_the_engines(client: TestClient) -> None:
+    known = {"float": MODES, "runtime": tuple(RUNTIMES), "effort": tuple(EFFORTS)}
+    for name, words in known.items():
+        assert tuple(DESCRIPTIONS[name][0]["enum"]) == words
+        assert client.post(f"/v1/jobs?{name}={words[0]}", content=tiny(), headers=JSON).status_code == 202
+        problem(client.post(f"/v1/jobs?{name}=best", content=tiny(), headers=JSON), 400, "invalid-parameter")
+
+
+@pytest.mark.parametrize("path", ["/v1/rules?operatr=Conv", "/v1/limits?x=1", "/v1/profiles?a"])
+def test_a_parameter_that_does_not_exist_is_named(client: TestClient, path: str) -> None:
+    name = path.partition("?")[2].partition("=")[0]
+    found = problem(client.get(path), 400, "invalid-parameter")
+    assert found["errors"] == [{"parameter": name, "detail": "there is no such parameter"}]
+
+
+def test_pads_are_drawn_whole(client: TestClient) -> None:
+    """What defines a rule is in its drawing, however long it is."""
+    long = next(i for i in LIBRARY if any("e_3 + p_3" in text for text in client.get(f"/v1/rules/{i}").json()["rhs"]))
+    page = client.get(f"/rules/{long}").text
+    drawn = " ".join(re.findall(r'<text class="more"[^>]*>([^<]*)</text>', page))
+    assert "pads=[e_0 + p_0, e_1 + p_1, e_2 + p_2, e_3 + p_3]" in drawn
 
 
 def test_health_does_not_wait_for_a_database_that_hangs(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,3 +33,4 @@ def test_noise_is_not_shown_as_a_gain(ratio: float, spread: float, shown: str, t
     with TestClient(create_app(Settings(data=tmp_path / "data", corpus=corpus)), base_url="http://localhost") as client:
         page = client.get("/corpus").text
     assert f'<td class="n {shown}">{ratio:.3f} ' in page
+    assert ("no difference" in page) == (not shown)

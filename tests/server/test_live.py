@@ -21,8 +21,7 @@ from service_testing import GRAPH, Live, files_below, free_port, start, stop, ti
 from superopt.formats import from_bytes
 from superopt.server.database import Database
 from superopt.server.settings import Limits, Settings
-from superopt.server.store import Store
-from superopt.server.worker import reusable
+from superopt.server.store import Store, reusable
 from superopt.verifier.differential import check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,6 +182,16 @@ def test_a_search_that_was_cut_short_answers_for_nobody_else(live: Live) -> None
     assert (again.status_code, again.json()["cached"]) == (202, False)
     until(lambda: live.succeeded(again), 180)
     assert live.http.get(again.headers["location"]).json()["cached"] is False
+    on = live.http.post(f"{first.headers['location']}/continue", params={"time_limit": 120})
+    assert on.status_code == 202
+    until(lambda: live.succeeded(on), 240)
+    done = live.http.get(on.headers["location"]).json()
+    assert done["stopped"] not in ("time", "interrupted")
+    assert "continue" not in done["links"]
+    assert live.http.post(f"{on.headers['location']}/continue").status_code == 409
+    for way in (first, on):
+        report = live.http.get(f"{way.headers['location']}/report").json()
+        assert report["roofline"]["flops_per_second"] > 0  # the processor's, however little time the job had
     endings = ("saturated", "nodes", "memory", "time", "interrupted")
     assert [reusable({"stopped": ending}) for ending in endings] == [True, True, True, False, False]
 
