@@ -87,7 +87,8 @@ SCHEMAS: dict[str, Any] = {
                   "outputs": {"type": "array"}}},
     "RuleEntry": {
         "type": "object", "required": ["id", "family", "verdict", "operators", "forall", "where", "lhs", "rhs"],
-        "properties": {"id": _NAME, "family": _NAME, "verdict": _NAME, "operators": _STRINGS, "where": _STRINGS,
+        "properties": {"id": _NAME, "name": _NAME, "known_as": _STRINGS, "family": _NAME, "verdict": _NAME,
+                       "operators": _STRINGS, "where": _STRINGS,
                        "forall": {"type": "object", "additionalProperties": _NAME}, "lhs": _STRINGS, "rhs": _STRINGS,
                        "origin": _NAME, "directions": _STRINGS},
     },

@@ -25,7 +25,7 @@ __all__ = ["router"]
 router = APIRouter(include_in_schema=False)
 _PAGE = 50
 _RULES = 8  # rules that a model's row names
-_ORDERS = {"": "name", "used": "most used in the corpus", "short": "shortest first"}
+_ORDERS = {"": "as found", "used": "most used in the corpus", "short": "shortest first"}
 
 
 @router.get("/rules")

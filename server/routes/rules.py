@@ -34,10 +34,14 @@ async def get_rules(
     request: Request, operator: Word = "", family: Word = "", verdict: Word = "", q: Word = "", after: Word = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Response:  # fmt: skip
-    """A page of rules, sorted by id; all filters must fit. ``next`` (and the Link header) lead to the next page."""
+    """A page of rules; all filters must fit. ``next`` (and the Link header) lead to the next page.
+
+    Sorted by id; with ``q`` (names of operators or their beginnings, what is done to them, well-known rewrites such as
+    ``qkv``, or text of the rule) the likeliest first.
+    """
     catalogue = of(request).catalogue
     body = catalogue.page(operator, family, verdict, q, after, limit)
-    rest = [e["id"] for e in catalogue.select(operator, family, verdict, q) if e["id"] > after]
+    rest = [e["id"] for e in catalogue.rest(operator, family, verdict, q, after)]
     headers = {}
     if len(rest) > limit:
         filters = {"operator": operator, "family": family, "verdict": verdict, "q": q}

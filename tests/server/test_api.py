@@ -405,7 +405,8 @@ def test_the_corpus_page_shows_what_was_recorded(tmp_path: Path) -> None:
         assert "0.800" in page
         assert "1 worse than in the run before: one" in page
         assert "<b>because" not in page
-        assert f"{FOLDING} ×3" in page
+        assert f"/rules/{FOLDING}" in page
+        assert "fold BatchNormalization into Conv ×3" in page
         rule = client.get(f"/rules/{FOLDING}").text
         assert "profile:here" in rule
         assert "tiny forms" not in rule
