@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from superopt.ir.graph import Graph
     from superopt.pipeline import Options, Result
 
@@ -33,6 +35,8 @@ _EVERY = 0.02  # seconds between two progress messages; more would only be overw
 # What takes long to load. Not ONNX Runtime: it starts a thread, and only one thread survives a fork.
 _PRELOAD = ("superopt.formats", "superopt.rules", "superopt.report", "superopt.verifier.admission", "highspy")
 SIDECAR = "weights.safetensors"
+FRAME = "frame-"  # and the number of a step: the model after it
+_FRAMES = 128 << 20  # bytes of all of them
 FILES = {  # what a job leaves, by the name that the job table keeps it under
     "json": "graph.json", "onnx": "graph.onnx", "parts": "weights.json", "weights": SIDECAR,
     "report": "report.json", "comparison": "comparison.json",
@@ -167,6 +171,7 @@ def _options(job: dict[str, Any]) -> dict[str, Any]:
 
 def _write(result: Result, options: Options, most: int) -> dict[str, Any]:
     """Every representation of the result that fits; at least one does, or it is a ``ResourceLimit``."""
+    from superopt import pipeline
     from superopt.formats.tensors import RandomData
     from superopt.server.compare import union
 
@@ -190,11 +195,27 @@ def _write(result: Result, options: Options, most: int) -> dict[str, Any]:
             without[name] = str(error)
     if len(without) == len(forms):
         raise ResourceLimit(f"the result is too large to send: {without['json']}")
-    told = result.report.json() | {"roofline": _roofline(result, options)}
+    report, way = pipeline.explained(result, options)
+    told = report.json() | {"roofline": _roofline(result, options)}
     (out / FILES["report"]).write_text(json.dumps(told, allow_nan=False))
+    if way is not None:
+        _write_frames([step.graph for step in way.steps])
     view = union(result.original, result.graph, sizes=options.sizes)
     (out / FILES["comparison"]).write_text(json.dumps(view, allow_nan=False))
     return said | {"without": without}
+
+
+def _write_frames(graphs: Sequence[Graph]) -> None:
+    """The model after each step, as JSON graphs; none of them where they are too large together."""
+    from superopt.formats import to_json
+    from superopt.formats.json_writer import format_document
+    from superopt.formats.tensors import RandomData
+
+    stored = sum(w.type.nbytes or 0 for g in graphs for w in g.weights if not isinstance(w.data, RandomData | None))
+    if stored * 4 // 3 > _FRAMES:
+        return
+    for number, graph in enumerate(graphs, 1):
+        Path("out", f"{FRAME}{number}.json").write_text(format_document(to_json(graph)), encoding="utf-8")
 
 
 def _roofline(result: Result, options: Options) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from superopt.server.parameters import DESCRIPTIONS
 from superopt.server.problems import MEDIA, TITLES
 
 __all__ = [
-    "CERTIFICATE", "COMPARISON", "EVENTS", "GRAPH", "HEALTH", "JOB", "JOB_ACCEPTED", "LIMITS", "METRICS", "OPERATORS",
-    "OPTIMIZED", "PROFILES", "REPORT", "RULE", "RULES", "TRIAL", "continuation", "document", "last_event_id",
-    "submission",
+    "CERTIFICATE", "COMPARISON", "EVENTS", "FRAME", "GRAPH", "HEALTH", "JOB", "JOB_ACCEPTED", "LIMITS", "METRICS",
+    "OPERATORS", "OPTIMIZED", "PROFILES", "REPORT", "RULE", "RULES", "TRIAL", "continuation", "document",
+    "last_event_id", "submission",
 ]  # fmt: skip
 
 Responses = dict[int | str, dict[str, Any]]
@@ -142,6 +142,7 @@ JOB = _json(_ref("Job"), 401, 403, 404, 503)
 GRAPH: Responses = {200: _GRAPHS, **_UNCHANGED, **_problems(404, 406, 409, 410, 422, 500, 503)}
 REPORT = {**_json(_ref("Report"), 404, 409, 410, 422, 500, 503), **_UNCHANGED}
 COMPARISON = {**_json(_ref("Comparison"), 404, 409, 410, 422, 500, 503), **_UNCHANGED}
+FRAME = {**_json(_ref("Graph"), 400, 404, 409, 410, 422, 500, 503, media=GRAPH_JSON), **_UNCHANGED}
 EVENTS: Responses = {
     200: {"description": "a stream", "content": {"text/event-stream": {"example":
           'id: 3\nevent: progress\ndata: {"done": 2, "total": 9, "what": "region 2"}\n\n'}}},

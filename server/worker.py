@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 
 import superopt
 from superopt.server.blobs import Blobs
-from superopt.server.child import FILES
+from superopt.server.child import FILES, FRAME
 from superopt.server.database import Database
 from superopt.server.settings import Settings
 from superopt.server.store import Claim, Store, reusable
@@ -170,7 +170,8 @@ class Worker:
 
     def _adopt(self, held: Claim, folder: Path, outputs: dict[str, Any]) -> dict[str, Any]:
         files = {}
-        for name, file in FILES.items():
+        frames = {path.stem: path.name for path in (folder / "out").glob(f"{FRAME}*.json")}
+        for name, file in (FILES | frames).items():
             if (path := folder / "out" / file).is_file():
                 digest, size = self.blobs.adopt(path)
                 files[name] = {"sha256": digest, "size": size}

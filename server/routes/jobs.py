@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from superopt.server import openapi as doc
-from superopt.server.body import Upload, receive
+from superopt.server.body import GRAPH_JSON, Upload, receive
+from superopt.server.child import FRAME
 from superopt.server.keys import Caller
 from superopt.server.parameters import read_options
 from superopt.server.problems import Problem
@@ -176,6 +177,20 @@ async def get_comparison(job_id: str, request: Request) -> Response:
     if "comparison" not in ended(job)["files"]:
         raise Problem(404, "not-found", "this job was done by a version that kept no comparison")
     return await send_file(service, job, request, "comparison", "application/json", {})
+
+
+@router.get("/{job_id}/frames/{step}", responses=doc.FRAME, summary="Fetch the model after a step")
+async def get_frame(job_id: str, step: int, request: Request) -> Response:
+    """The whole model after a step of the report's derivation, for ``superopt verify``; the last one is the result."""
+    service = of(request)
+    job = await service.job(job_id)
+    files = ended(job)["files"]
+    if f"{FRAME}{step}" not in files:
+        why = "the derivation has no such step" if f"{FRAME}1" in files else (
+            "no frames are kept: nothing changed, or they are too large together; superopt explain --step makes them"
+        )  # fmt: skip
+        raise Problem(404, "not-found", why)
+    return await send_file(service, job, request, f"{FRAME}{step}", GRAPH_JSON, {})
 
 
 @router.get("/{job_id}/events", responses=doc.EVENTS, summary="Follow a job", openapi_extra=doc.last_event_id())

@@ -15,7 +15,7 @@ from superopt.ir.errors import printable
 from superopt.report.roofline import roofline
 from superopt.server.blobs import Spool
 from superopt.server.body import GRAPH_JSON, ONNX, Upload, receive
-from superopt.server.charts import cost_bars
+from superopt.server.charts import cost_bars, staircase
 from superopt.server.parameters import read_options
 from superopt.server.problems import Problem
 from superopt.server.routes.documents import describe, ended, send_file
@@ -135,7 +135,11 @@ def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
     if report["status"] == "unchanged":
         data = {k: v for k, v in data.items() if k != "after"}
     plot, note = roofline(data)
-    return {"report": report, "bars": cost_bars(data), "plot": plot, "plot_note": note}
+    way = report.get("derivation") or {}
+    stairs = staircase([way["before_us"], *(s["us"] for s in way["steps"])]) if way else ""
+    return {
+        "report": report, "bars": cost_bars(data), "plot": plot, "plot_note": note, "steps": way, "stairs": stairs,
+    }  # fmt: skip
 
 
 @router.post("/jobs/{job_id}/cancel")

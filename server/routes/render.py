@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, Response
 
 from superopt.ir.errors import printable
 from superopt.report import outcome
-from superopt.report.quantities import bytes_text, count_text, time_text
+from superopt.report.quantities import bytes_text, count_text, counted, time_text
 
 __all__ = ["VERDICTS", "built", "page"]
 
@@ -52,7 +52,7 @@ def _templates() -> Environment:
                        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     made.filters |= {
         "us": time_text, "count": count_text, "size": bytes_text, "printable": printable, "zip": zip,
-        "decimal": _decimal, "scientific": _scientific, "verdict": _verdict,
+        "decimal": _decimal, "scientific": _scientific, "verdict": _verdict, "operators": counted,
     }  # fmt: skip
     made.globals |= {"version": version("superopt"), "verdict_words": VERDICTS, "proof_words": _PROOF, "wide": False}
     return made

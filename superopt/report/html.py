@@ -7,7 +7,7 @@ from html import escape
 
 from superopt.ir.errors import printable
 from superopt.report.model import Report
-from superopt.report.quantities import bytes_text, count_text, time_text
+from superopt.report.quantities import bytes_text, count_text, counted, time_text
 from superopt.report.roofline import STYLE as PLOT_STYLE
 from superopt.report.roofline import roofline
 
@@ -117,7 +117,26 @@ def _rules(report: Report) -> str:
     ]
     if not rows:
         return "<h2>Rules</h2><p>No rule was applied.</p>"
-    return "<h2>Rules</h2>" + _table(("rule", "times", "verdict", "gain"), rows, (1, 3))
+    return "<h2>Rules</h2>" + _table(("rule", "times", "verdict", "gain"), rows, (1, 3)) + _derivation(report)
+
+
+def _derivation(report: Report) -> str:
+    found = report.derivation
+    if found is None:
+        return ""
+    rows = [
+        (str(s["step"]), ", ".join(s["rules"]) or "–", counted(s["removed"]), counted(s["added"]),
+         time_text(s["gain_us"]), time_text(s["us"]))
+        for s in found["steps"]
+    ]  # fmt: skip
+    whole = found["before_us"] - found["after_us"]
+    note = (
+        f"{len(rows)} steps {found['order']}: together {time_text(whole)}, from {time_text(found['before_us'])} to "
+        f"{time_text(found['after_us'])}, modelled. superopt explain MODEL --result RESULT --step N -o FILE writes the "
+        "model after step N, which superopt verify compares with either."
+    )
+    headers = ("step", "rules", "takes out", "puts in", "gains", "then")
+    return f"<h2>Step by step</h2>{_table(headers, rows, (0, 4, 5))}<p>{escape(note)}</p>"
 
 
 def _circumstances(report: Report) -> str:

@@ -151,7 +151,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Applied:
-    """A rule that the result uses: how often, where (node names of the result) and with which verdict."""
+    """A rule that the result uses: how often, where (node names of the result) and with which verdict.
+
+    ``gain_us`` is the modelled gain of the steps whose nodes it made where the report has a derivation
+    (:mod:`superopt.pipeline.derivation`), and that of the search's regions otherwise.
+    """
 
     rule: str
     count: int
@@ -223,6 +227,7 @@ class Report:
     runtime: str = "onnxruntime"
     questions: Questions = Questions()
     result: Outcome | None = None
+    derivation: Mapping[str, Any] | None = None
 
     def json(self) -> dict[str, Any]:
         """The report as JSON data, ``{"format": "superopt.report", "version": 1, …}``."""

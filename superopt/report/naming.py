@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 from superopt.ir.terms import App, Project, Term, Var, postorder, variables
 from superopt.ops import REGISTRY
@@ -247,13 +248,17 @@ class RuleIndex:
         for op in rule.operators:
             say(_operator_words(op), 1.0)
             say(_OPERATORS.get(op, ()), 0.8)
-        say((rule.family, *map(str, _WORD.findall(rule.id))), 1.0)
+        say([rule.family], 1.0)
+        say(map(str, _WORD.findall(rule.id)), 1.0)
         return found
 
     @cached_property
     def _texts(self) -> Mapping[str, str]:
-        texts = ((i, format_rule(self._library[i])) for i in self.names)
-        return {i: " ".join((i, *t["lhs"], *t["rhs"])).lower() for i, t in texts}
+        found = {}
+        for rule_id in self.names:
+            text: dict[str, Any] = format_rule(self._library[rule_id])
+            found[rule_id] = " ".join((rule_id, *text["lhs"], *text["rhs"])).lower()
+        return found
 
     @lru_cache(maxsize=256)  # noqa: B019  (one index per library)
     def search(self, words: str) -> Sequence[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -11,9 +12,9 @@ from rich.table import Table
 
 from superopt.ir.errors import printable
 from superopt.report.model import Report, Work
-from superopt.report.quantities import bytes_text, count_text, time_text
+from superopt.report.quantities import bytes_text, count_text, counted, time_text
 
-__all__ = ["show_explanation", "show_report", "table"]
+__all__ = ["show_derivation", "show_explanation", "show_report", "table"]
 
 
 def table(*headers: str, rows: Iterable[tuple[str, ...]], numeric: tuple[int, ...] = ()) -> Table:
@@ -91,8 +92,24 @@ def show_explanation(console: Console, report: Report) -> None:
             console.print(f"    and {len(applied.where) - 20} more places")
     if not report.rules_applied:
         console.print("no rule was applied")
+    if report.derivation is not None:
+        show_derivation(console, report.derivation)
     for miss in report.near_misses:
         console.print(f"near miss: {escape(miss)}")
+
+
+def show_derivation(console: Console, derivation: Mapping[str, Any]) -> None:
+    """The steps from a model to its result, with what each gains; they add up to the whole."""
+    rows = [
+        (str(s["step"]), " + ".join(s["rules"]) or "–", counted(s["removed"]), counted(s["added"]),
+         time_text(s["gain_us"]), time_text(s["us"]))
+        for s in derivation["steps"]
+    ]  # fmt: skip
+    console.print(table("step", "rules", "takes out", "puts in", "gains", "then", rows=rows, numeric=(4, 5)))
+    whole = derivation["before_us"] - derivation["after_us"]
+    console.print(
+        f"{len(rows)} steps {derivation['order']}: {time_text(whole)} in all, of {time_text(derivation['before_us'])}"
+    )
 
 
 def _memory(work: Work, side: str) -> int | None:

@@ -337,3 +337,20 @@ def test_without_the_extra_serve_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setattr(server, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'superopt\[server\]'"):
         server.serve(Settings(data=tmp_path))
+
+
+def test_every_frame_of_a_derivation_is_a_model_that_computes_the_same(live: Live) -> None:
+    sent = model("mobileone_s0")
+    answer = live.post(sent, time_limit=30, target="profile:cpu-epyc-2core")
+    until(lambda: live.succeeded(answer), 180)
+    job = live.http.get(answer.headers["location"]).json()
+    derivation = live.http.get(job["links"]["report"]).json()["derivation"]
+    whole = derivation["before_us"] - derivation["after_us"]
+    assert sum(s["gain_us"] for s in derivation["steps"]) == pytest.approx(whole, rel=1e-6)
+    before = from_bytes(sent)
+    for step in range(1, len(derivation["steps"]) + 1):
+        frame = live.http.get(job["links"]["frames"].format(step=step))
+        assert check(before, from_bytes(frame.content), trials=1).verdict == "passed"
+    assert live.http.get(job["links"]["frames"].format(step=999)).status_code == 404
+    page = live.http.get(f"/jobs/{job['id']}").text
+    assert page.count("data-step=") == 2 * len(derivation["steps"]) + 1
