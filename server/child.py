@@ -150,14 +150,17 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
 def _load() -> Graph:
     from superopt.formats import load
 
-    alone = not Path("in", SIDECAR).exists()
+    beside = sorted(path.name for path in Path("in").iterdir() if path.name != "model")
     os.chdir("in")
     try:
-        return load("model", external=not alone)  # ``in`` holds nothing but what the client sent
+        return load("model", external=bool(beside))  # ``in`` holds nothing but what the client sent
     except SuperoptError as error:
-        raise type(error)(
-            error.what, where=error.where.removeprefix("model").removeprefix(", "), hint=error.hint
-        ) from None
+        hint = error.hint
+        if "external data" in f"{error.where} {error.what}" or "in another file" in error.what:
+            sent = f"beside the model came {', '.join(beside)[:300]}" if beside else "no other file came with the model"
+            hint = f"{sent}; send each file as a part named data, with the file name that the model has for it"
+        where = error.where.removeprefix("model").removeprefix(", ")
+        raise type(error)(error.what, where=where, hint=hint) from None
     finally:
         os.chdir("..")
 

@@ -14,7 +14,7 @@ from superopt.server.problems import MEDIA, TITLES
 __all__ = [
     "CERTIFICATE", "COMPARISON", "EVENTS", "FRAME", "GRAPH", "HEALTH", "JOB", "JOB_ACCEPTED", "LIMITS", "METRICS",
     "OPERATORS", "OPTIMIZED", "PROFILES", "REPORT", "RULE", "RULES", "TRIAL", "continuation", "document",
-    "last_event_id", "submission",
+    "UPLOADS", "UPLOAD_MADE", "last_event_id", "submission", "tus",
 ]  # fmt: skip
 
 Responses = dict[int | str, dict[str, Any]]
@@ -143,6 +143,15 @@ GRAPH: Responses = {200: _GRAPHS, **_UNCHANGED, **_problems(404, 406, 409, 410, 
 REPORT = {**_json(_ref("Report"), 404, 409, 410, 422, 500, 503), **_UNCHANGED}
 COMPARISON = {**_json(_ref("Comparison"), 404, 409, 410, 422, 500, 503), **_UNCHANGED}
 FRAME = {**_json(_ref("Graph"), 400, 404, 409, 410, 422, 500, 503, media=GRAPH_JSON), **_UNCHANGED}
+_TUS = {"Tus-Resumable": {"schema": _NAME}, "Upload-Offset": {"schema": _NAME}}
+_UPLOAD_ERRORS = _problems(400, 401, 404, 408, 409, 413, 415, 422, 429, 503)
+UPLOADS: Responses = {
+    200: {"description": "found", "headers": _TUS}, 204: {"description": "done", "headers": _TUS}, **_UPLOAD_ERRORS,
+}  # fmt: skip
+UPLOAD_MADE: Responses = {
+    201: {"description": "made", "headers": {"Location": {"schema": _NAME}, **_TUS}},
+    **_UPLOAD_ERRORS,
+}
 EVENTS: Responses = {
     200: {"description": "a stream", "content": {"text/event-stream": {"example":
           'id: 3\nevent: progress\ndata: {"done": 2, "total": 9, "what": "region 2"}\n\n'}}},
@@ -162,11 +171,20 @@ METRICS = _json({"type": "string"}, 503, media="text/plain")
 def submission() -> dict[str, Any]:
     """The operation's body and option parameters."""
     binary = {"type": "string", "format": "binary"}
-    parameters = [
+    uploads = {
+        "name": "upload",
+        "in": "query",
+        "required": False,
+        "schema": {"type": "array", "items": _NAME},
+        "description": "ids of resumable uploads, in place of a body: the model, and the files of its weights",
+    }
+    parameters = [uploads] + [
         {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
         for name, (schema, text) in DESCRIPTIONS.items()
     ]
-    form = {"type": "object", "required": ["graph"], "properties": {"graph": binary, "weights.safetensors": binary}}
+    data = {"type": "array", "items": binary, "description": "files that an ONNX model points to, under their names"}
+    properties = {"graph": binary, "weights.safetensors": binary, "data": data}
+    form = {"type": "object", "required": ["graph"], "properties": properties}
     content = {
         GRAPH_JSON: {
             "schema": {"type": "object", "description": "`superopt schema` prints the schema"},
@@ -177,6 +195,12 @@ def submission() -> dict[str, Any]:
     }
     return {"parameters": parameters, "requestBody": {"required": True, "content": content},
             "security": [{}, {"key": []}]}  # fmt: skip
+
+
+def tus(*headers: str) -> dict[str, Any]:
+    """The headers of a resumable upload's operation."""
+    named = [{"name": h, "in": "header", "required": False, "schema": _NAME} for h in headers]
+    return {"parameters": named, "security": [{}, {"key": []}]}
 
 
 def continuation() -> dict[str, Any]:

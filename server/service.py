@@ -33,6 +33,7 @@ from superopt.server.recorded import Recorded
 from superopt.server.settings import Settings
 from superopt.server.store import Store, Submission
 from superopt.server.trials import try_rule
+from superopt.server.uploads import Uploads
 from superopt.server.watch import Watcher
 
 __all__ = ["Service", "of"]
@@ -56,6 +57,8 @@ class Service:
         self.store = Store(self.database, self.settings.limits)
         self.blobs = Blobs(self.settings.data)
         self.keys = Keys(self.database)
+        limits = self.settings.limits
+        self.uploads = Uploads(self.settings.data, self.blobs, limits.upload, limits.uploads)
         self.watcher = Watcher(self.store, self.settings.poll)
         self.catalogue = Catalogue()
         self.certificates = Certificates(self.settings.data / "certificates")

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Result
 from sqlalchemy.exc import IntegrityError
 
+from superopt.server.body import sidecars
 from superopt.server.database import Database, events, jobs, now, results
 from superopt.server.problems import Problem
 from superopt.server.settings import Limits
@@ -338,7 +339,7 @@ class Store:
         wanted: set[str] = set()
         with self.database.read() as connection:
             for row in connection.execute(sa.select(jobs.c.model, jobs.c.weights, jobs.c.outputs)):
-                wanted |= {digest for digest in (row.model, row.weights) if digest}
+                wanted |= {digest for digest in (row.model, *sidecars(row.weights).values()) if digest}
                 wanted |= {f["sha256"] for f in (row.outputs or {"files": {}})["files"].values()}
             for outputs in connection.execute(sa.select(results.c.outputs)).scalars():
                 wanted |= {f["sha256"] for f in outputs["files"].values()}

@@ -23,10 +23,12 @@ from sqlalchemy.exc import DBAPIError
 
 import superopt
 from superopt.server.blobs import Blobs
+from superopt.server.body import MODEL_FILE, sidecars
 from superopt.server.child import FILES, FRAME
 from superopt.server.database import Database
 from superopt.server.settings import Settings
 from superopt.server.store import Claim, Store, reusable
+from superopt.server.uploads import Uploads
 
 __all__ = ["Worker", "work"]
 
@@ -56,6 +58,7 @@ class Worker:
         self.database = Database(settings.url)
         self.store = Store(self.database, settings.limits)
         self.blobs = Blobs(settings.data)
+        self.uploads = Uploads(settings.data, self.blobs, settings.limits.upload, settings.limits.uploads)
         self.stopping = False
         self._swept = 0.0
         self._reaped = 0.0
@@ -122,6 +125,7 @@ class Worker:
             self._swept = clock
             self.store.expire()
             self.blobs.sweep(*self.store.references(), self.settings.limits.grace)
+            self.uploads.sweep(self.settings.limits.retention)
             self.blobs.sweep_incoming(self.settings.limits.body_seconds + self.settings.limits.grace)
 
     def _finish(self, held: Claim) -> None:
@@ -163,9 +167,9 @@ class Worker:
     def _prepare(self, held: Claim, folder: Path) -> None:
         for part in ("in", "out", "tmp"):
             (folder / part).mkdir(parents=True, mode=0o700)
-        self.blobs.copy(held.model, folder / "in" / "model")
-        if held.weights is not None:
-            self.blobs.copy(held.weights, folder / "in" / "weights.safetensors")
+        self.blobs.copy(held.model, folder / "in" / MODEL_FILE)
+        for name, digest in sidecars(held.weights).items():
+            self.blobs.copy(digest, folder / "in" / name)
         (folder / "job.json").write_text(json.dumps({"options": held.options}))
 
     def _adopt(self, held: Claim, folder: Path, outputs: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +179,7 @@ class Worker:
             if (path := folder / "out" / file).is_file():
                 digest, size = self.blobs.adopt(path)
                 files[name] = {"sha256": digest, "size": size}
-        received = sum(self.blobs.path(d).stat().st_size for d in (held.model, held.weights) if d)
+        received = sum(self.blobs.path(d).stat().st_size for d in (held.model, *sidecars(held.weights).values()))
         return {**outputs, "files": files, "input": received}
 
 

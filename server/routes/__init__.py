@@ -11,6 +11,7 @@ from superopt.server.routes.meta import router as meta
 from superopt.server.routes.optimize import router as optimize
 from superopt.server.routes.pages import router as pages
 from superopt.server.routes.rules import router as rules
+from superopt.server.routes.uploads import router as uploads
 
 __all__ = ["ONLY_KNOWN", "ROUTERS"]
 
@@ -26,4 +27,4 @@ async def _only_known(request: Request) -> None:
 
 ONLY_KNOWN = Depends(_only_known)  # a query parameter that the OpenAPI document does not name is refused
 
-ROUTERS = (optimize, jobs, rules, meta, pages, library)
+ROUTERS = (optimize, jobs, uploads, rules, meta, pages, library)

@@ -89,7 +89,12 @@ async def enqueue(
     limits = service.settings.limits
     caller = await service.caller(request)
     options = read_options(request.query_params.getlist, limits, service.catalogue)
-    upload = await receive(request, service.blobs, limits, most)
+    chosen = request.query_params.getlist("upload")
+    if chosen:
+        found = [await run_in_threadpool(service.uploads.find, i, caller.owner) for i in dict.fromkeys(chosen)]
+        upload = await service.slowly(service.uploads.model, found)
+    else:
+        upload = await receive(request, service.blobs, limits, most)
     if not upload.model:
         raise Problem(422, "invalid-model", "the form has no part named graph")
     return await service.enqueue(service.submission(upload, options, caller, job_id=job_id, key=key))

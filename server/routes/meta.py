@@ -18,7 +18,8 @@ __all__ = ["router"]
 
 router = APIRouter(tags=["service"])
 _PUBLIC = (
-    "sync_body", "body", "body_idle", "body_seconds", "sync_seconds", "wait", "search_seconds", "most_search_seconds",
+    "sync_body", "body", "upload", "uploads",
+    "body_idle", "body_seconds", "sync_seconds", "wait", "search_seconds", "most_search_seconds",
     "job_seconds", "job_memory", "result", "per_minute", "active", "queued", "retention", "streams",
     "streams_per_address",
 )  # fmt: skip

@@ -354,3 +354,56 @@ def test_every_frame_of_a_derivation_is_a_model_that_computes_the_same(live: Liv
     assert live.http.get(job["links"]["frames"].format(step=999)).status_code == 404
     page = live.http.get(f"/jobs/{job['id']}").text
     assert page.count("data-step=") == 2 * len(derivation["steps"]) + 1
+
+
+def with_data(name: str = "model.onnx.data", files: int = 1) -> dict[str, bytes]:
+    """An ONNX model whose weights are in files beside it, as PyTorch writes it: name → bytes."""
+    nodes = [helper.make_node("Add", ["x" if i == 0 else f"y{i - 1}", f"w{i}"], [f"y{i}"]) for i in range(2)]
+    weights, data = [], {}
+    for i in range(2):
+        place = name if files == 1 else f"{name}.{i}"
+        proto = TensorProto(name=f"w{i}", data_type=TensorProto.FLOAT, dims=[512], data_location=TensorProto.EXTERNAL)
+        for key, value in (("location", place), ("offset", len(data.get(place, b""))), ("length", 2048)):
+            proto.external_data.add(key=key, value=str(value))
+        data[place] = data.get(place, b"") + bytes([0, 0, 128, 63]) * 512
+        weights.append(proto)
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [512]) for n in ("x", "y1")]
+    graph = helper.make_graph(nodes, "beside", ends[:1], ends[1:], initializer=weights)
+    made = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    return {"graph": made.SerializeToString(), **data}
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_an_onnx_model_comes_with_the_files_of_its_weights(live: Live, files: int) -> None:
+    graph, *data = with_data(files=files).items()
+    parts = [("graph", ("model.onnx", graph[1])), *(("data", (name, body)) for name, body in data)]
+    answer = live.http.post("/v1/jobs", files=parts, params={"time_limit": 10})
+    assert answer.status_code == 202
+    until(lambda: live.succeeded(answer), 120)
+    result = onnx.load_from_string(live.http.get(f"{answer.headers['location']}/result").content)
+    weights = [onnx.numpy_helper.to_array(w) for w in result.graph.initializer]
+    assert (sum(weights) == 2.0).all()  # x + 1 + 1, or x + 2
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        ([], "no other file came with the model"),
+        ([("data", ("other.data", b"x" * 4096))], "beside the model came other.data"),
+        ([("data", ("model.onnx.data", b"x" * 4000))], "the file has 4000"),
+    ],
+)
+def test_what_is_wrong_with_files_beside_a_model_is_said(live: Live, sent: list[object], said: str) -> None:
+    parts = [("graph", ("model.onnx", with_data()["graph"])), *sent]
+    answer = live.http.post("/v1/optimize", files=parts)
+    assert answer.status_code == 422, answer.text
+    assert said in answer.json()["detail"]
+    assert "model.onnx.data" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("name", ["../w.data", "..", ".hidden", "model", "", "a/b\\..", "x" * 300])
+def test_names_of_files_beside_a_model_are_names(live: Live, name: str) -> None:
+    graph = with_data()["graph"]
+    answer = live.http.post("/v1/jobs", files=[("graph", ("m.onnx", graph)), ("data", (name, b"x"))])
+    inside = name.rsplit("/", 1)[-1] == "w.data"  # of a path only the file's own name is taken
+    assert answer.status_code == (202 if inside else 422)
