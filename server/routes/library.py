@@ -100,7 +100,8 @@ async def get_corpus_page(request: Request) -> Response:
     service = of(request)
     models = await run_in_threadpool(_models, service)
     return page("corpus.html", "/corpus", wide=bool(service.recorded.runs), models=models, runs=service.recorded.runs,
-                measured=bool(service.recorded.measured), known=service.catalogue.entries)  # fmt: skip
+                measured=bool(service.recorded.measured), tools=service.recorded.tools,
+                benchmarks=service.recorded.benchmarks, known=service.catalogue.entries)  # fmt: skip
 
 
 def _models(service: Service) -> list[dict[str, Any]]:
@@ -111,7 +112,8 @@ def _models(service: Service) -> list[dict[str, Any]]:
         rows = [_row(name, run) for run in recorded.runs]
         rules: dict[str, int] = next((r["rules"] for r in rows if r and r["rules"]), {})
         common = sorted(rules.items(), key=lambda item: -item[1])[:_RULES]
-        made.append({**model, "runs": rows, "rules": common, "measured": recorded.measured.get(name)})
+        made.append({**model, "runs": rows, "rules": common, "measured": recorded.measured.get(name),
+                     "beside": recorded.beside.get(name, {})})  # fmt: skip
     return made
 
 

@@ -66,8 +66,8 @@ def _bare(weight: Weight) -> Weight:
 def _says_only_structure(weight: Weight) -> bool:
     elements = weight.type.elements
     if weight.type.dtype.is_integer:  # of an embedding's indices there are many
-        return elements is not None and elements <= _NUMBERS
-    return elements == 1
+        return isinstance(elements, int) and elements <= _NUMBERS
+    return bool(elements == 1)
 
 
 def _held(node: Node) -> Weight | None:
