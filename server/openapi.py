@@ -12,9 +12,9 @@ from superopt.server.parameters import DESCRIPTIONS
 from superopt.server.problems import MEDIA, TITLES
 
 __all__ = [
-    "CERTIFICATE", "COMPARISON", "EVENTS", "FRAME", "GRAPH", "HEALTH", "JOB", "JOB_ACCEPTED", "LIMITS", "METRICS",
-    "OPERATORS", "OPTIMIZED", "PROFILES", "REPORT", "RULE", "RULES", "TRIAL", "continuation", "document",
-    "UPLOADS", "UPLOAD_MADE", "last_event_id", "submission", "tus",
+    "CERTIFICATE", "COMPARISON", "EVENTS", "FRAME", "GRAPH", "HEALTH", "JOB", "JOB_ACCEPTED", "JUDGEMENT", "LIMITS",
+    "METRICS", "OPERATORS", "OPTIMIZED", "PROFILES", "REPORT", "RULE", "RULES", "TRIAL", "continuation", "document",
+    "UPLOADS", "UPLOAD_MADE", "last_event_id", "submission", "tus", "typed_rule",
 ]  # fmt: skip
 
 Responses = dict[int | str, dict[str, Any]]
@@ -143,6 +143,7 @@ GRAPH: Responses = {200: _GRAPHS, **_UNCHANGED, **_problems(404, 406, 409, 410, 
 REPORT = {**_json(_ref("Report"), 404, 409, 410, 422, 500, 503), **_UNCHANGED}
 COMPARISON = {**_json(_ref("Comparison"), 404, 409, 410, 422, 500, 503), **_UNCHANGED}
 FRAME = {**_json(_ref("Graph"), 400, 404, 409, 410, 422, 500, 503, media=GRAPH_JSON), **_UNCHANGED}
+JUDGEMENT = _json({"type": "object", "required": ["format", "verdict"]}, 400, 401, 408, 413, 422, 503)
 _TUS = {"Tus-Resumable": {"schema": _NAME}, "Upload-Offset": {"schema": _NAME}}
 _UPLOAD_ERRORS = _problems(400, 401, 404, 408, 409, 413, 415, 422, 429, 503)
 UPLOADS: Responses = {
@@ -194,6 +195,18 @@ def submission() -> dict[str, Any]:
         MULTIPART: {"schema": form},
     }
     return {"parameters": parameters, "requestBody": {"required": True, "content": content},
+            "security": [{}, {"key": []}]}  # fmt: skip
+
+
+def typed_rule() -> dict[str, Any]:
+    """The body of a rule to judge."""
+    schema = {"type": "object", "required": ["forall", "lhs", "rhs"], "properties": {
+        "forall": {"type": "object", "additionalProperties": _NAME}, "where": _STRINGS, "lhs": _STRINGS,
+        "rhs": _STRINGS,
+    }}  # fmt: skip
+    example = {"forall": {"x": "f[m, k]", "a": "f[k, n]", "b": "f[k, n]"},
+               "lhs": ["Add(MatMul(x, a), MatMul(x, b))"], "rhs": ["MatMul(x, Add(a, b))"]}  # fmt: skip
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}},
             "security": [{}, {"key": []}]}  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from superopt.server.connections import Connections
 from superopt.server.database import Database
 from superopt.server.evidence import Evidence
 from superopt.server.health import Health
+from superopt.server.judge import Judge
 from superopt.server.keys import ANYONE, Caller, Keys
 from superopt.server.problems import Problem
 from superopt.server.recorded import Recorded
@@ -62,6 +63,7 @@ class Service:
         self.watcher = Watcher(self.store, self.settings.poll)
         self.catalogue = Catalogue()
         self.certificates = Certificates(self.settings.data / "certificates")
+        self.judge = Judge()
         self.evidence = Evidence(BUILT_IN)
         self.recorded = Recorded(self.settings.corpus)
         self.health = Health(self.store, self.blobs.incoming)
@@ -105,6 +107,16 @@ class Service:
     @lru_cache(maxsize=256)  # noqa: B019  (one service per process; the same seed gives the same)
     def _tried(self, rule_id: str, seed: int) -> dict[str, Any]:
         return try_rule(self.catalogue.library[rule_id], seed)
+
+    def judged(self, rule: Mapping[str, Any]) -> dict[str, Any]:
+        """What is known of a rule that somebody typed, with the library's rules that are most like it.
+
+        Raises:
+            Problem: 422 where it is no rule; 503 while another one is judged.
+        """
+        found = self.judge.judged(rule)
+        near = self.catalogue.index.search(found["name"])[:5] if "name" in found else ()
+        return found | {"nearest": [{"id": i, "name": self.catalogue.index.names[i]} for i in near]}
 
     async def needs_key(self) -> bool:
         """Whether making work takes a key."""
