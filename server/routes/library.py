@@ -107,7 +107,7 @@ async def _playground(
 def _rule_of(typed: Mapping[str, str]) -> dict[str, Any]:
     """A rule from the lines of a form; ``x, y: f[m]`` declares both."""
     lines = {name: [line.strip() for line in text.splitlines() if line.strip()] for name, text in typed.items()}
-    forall = {}
+    forall: dict[str, str] = {}
     for line in lines["forall"]:
         names, colon, scheme = line.partition(":")
         if not colon:
