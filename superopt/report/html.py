@@ -117,7 +117,12 @@ def _rules(report: Report) -> str:
     ]
     if not rows:
         return "<h2>Rules</h2><p>No rule was applied.</p>"
-    return "<h2>Rules</h2>" + _table(("rule", "times", "verdict", "gain"), rows, (1, 3)) + _derivation(report)
+    names = _table(("rule", "times", "verdict", "gain"), rows, (1, 3))
+    told = "" if report.derivation is None else (
+        "<p>Gains are those of the steps below, whose nodes the rule made: they add up to the whole. A rule that only "
+        "prepared another one's node has none by itself.</p>"
+    )  # fmt: skip
+    return f"<h2>Rules</h2>{names}{told}{_derivation(report)}"
 
 
 def _derivation(report: Report) -> str:
