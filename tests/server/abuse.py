@@ -201,6 +201,14 @@ def _watch(host: str, port: int, pipe: Connection) -> None:
     pipe.send((sorted(times), failed, max(memory, resident(host, port)), late))
 
 
+def _attackers(url: str, name: str, count: int, seconds: float, pipe: Connection) -> None:
+    """In a process of their own: strangers come from elsewhere, and are not to take the processor from the measured."""
+    os.nice(1)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    kind = next(a for a in ATTACKS if a.__name__ == name)
+    pipe.send(raid(url, kind, count, seconds))
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What was seen of a service under attack.
@@ -240,12 +248,17 @@ def attack(url: str, kind: Callable[[Attack], Awaitable[None]], count: int, seco
     """
     place = urlsplit(url)
     host, port = place.hostname or "", place.port or 80
-    ours, theirs = multiprocessing.Pipe()
-    watcher = multiprocessing.get_context("spawn").Process(target=_watch, args=(host, port, theirs), daemon=True)
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    watcher = spawn.Process(target=_watch, args=(host, port, theirs), daemon=True)
     watcher.start()
-    os.nice(1)  # strangers come from elsewhere: they are not to take the processor from those that they are measured by
+    told, tells = spawn.Pipe()
+    attackers = spawn.Process(target=_attackers, args=(url, kind.__name__, count, seconds, tells), daemon=True)
+    attackers.start()
     try:
-        answers = raid(url, kind, count, seconds)
+        assert told.poll(seconds + 60), "the attackers do not come back"
+        answers = told.recv()
+        attackers.join()
     finally:
         ours.send("enough")
     assert ours.poll(60), "the watcher got no answer"
