@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 from superopt.ir.errors import ResourceLimit, Unsupported
@@ -103,6 +104,7 @@ def check_rewrite(
     patience: float | None = None,
     sizes: Mapping[str, int] | None = None,
     runtime: Runtime = ONNX_RUNTIME,
+    bench: Bench | None = None,
 ) -> CheckResult:
     """Compare a model with its rewritten form at what that is worth: rewritten places first, then the whole.
 
@@ -118,6 +120,7 @@ def check_rewrite(
         patience: seconds after which the check is given up, with the verdict "skipped".
         sizes: symbolic dimensions that are fixed.
         runtime: as in :func:`check`; places run in ONNX Runtime alone.
+        bench: where the models' weights have been written already.
 
     Returns:
         ``trials`` counts the inputs of the places and of the whole; ``power`` is that of the places' inputs where
@@ -142,7 +145,7 @@ def check_rewrite(
         return replace(found, trials=found.trials + places.trials, power=places.power or found.power, reason=said)
 
     plan = _plan(seed, _TRIALS, time_limit, patience, sizes, EFFORTS["quick"], QUICK)
-    return _bounded(before, after, replace(plan, runtime=runtime), judged)
+    return _bounded(before, after, replace(plan, runtime=runtime), judged, bench)
 
 
 def _plan(
@@ -156,8 +159,9 @@ def _plan(
 
 
 def _bounded(
-    before: Graph, after: Graph, plan: Plan, judged: Callable[[Plan, Bench, Typing], CheckResult]
-) -> CheckResult:
+    before: Graph, after: Graph, plan: Plan, judged: Callable[[Plan, Bench, Typing], CheckResult],
+    bench: Bench | None = None,
+) -> CheckResult:  # fmt: skip
     """A check within bounds of time and memory."""
     difference = signature_difference(before, after)
     if difference is not None:
@@ -166,8 +170,8 @@ def _bounded(
         typing = infer(before, plan.sizes)
         refuse_unbounded(before, plan.sizes, typing=typing, copies=_COPIES)
         refuse_unbounded(after, plan.sizes, copies=_COPIES)
-        with bounded_memory(), Bench() as bench:
-            return judged(plan, bench, typing)
+        with bounded_memory(), Bench() if bench is None else nullcontext(bench) as given:
+            return judged(plan, given, typing)
     except MemoryError:
         return CheckResult("skipped", reason="not enough memory to run the model")
     except (ResourceLimit, Unsupported) as error:

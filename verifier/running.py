@@ -14,6 +14,8 @@ from superopt.formats.tensors import SparseData, expected_bytes, packed_chunks
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph, Weight, WeightData
 from superopt.ir.types import DType
+from superopt.runtime.limits import give_back
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME, Session
 from superopt.runtime.ort import InferenceSession, make_session
 from superopt.runtime.ort import run as run_session
 from superopt.runtime.protocol import Loaded, Runtime
@@ -24,6 +26,7 @@ Arrays = dict[str, np.ndarray]
 REFUSALS = (InvalidModel, Unsupported, ResourceLimit, UsageError)  # with which ONNX Runtime says that it cannot run
 
 _BIG = 1 << 16  # bytes of a weight that is written once, to a file, and read by all sessions
+_LARGE = 1 << 24  # bytes of weights from which giving memory back is worth the milliseconds that it takes
 
 
 class Bench:
@@ -36,6 +39,7 @@ class Bench:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._places: dict[int, tuple[WeightData, tuple[str, int, int]]] = {}  # by the elements' identity
         self._models = 0
+        self._sessions: dict[int, tuple[Graph, InferenceSession]] = {}  # that are kept, by the graph's identity
 
     def __enter__(self) -> Bench:
         return self
@@ -43,24 +47,42 @@ class Bench:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._sessions.clear()
         if self._folder is not None:
             self._folder.cleanup()
 
-    def session(self, graph: Graph, *, optimise: bool) -> InferenceSession:
-        """A session for a graph.
+    def session(self, graph: Graph, *, optimise: bool, keep: bool = False) -> InferenceSession:
+        """A session for a graph, which may be one that was kept.
+
+        Args:
+            graph: the model.
+            optimise: with all of the runtime's optimisations, or none.
+            keep: an optimised one for who asks next, until the bench is closed.
 
         Raises:
             InvalidModel, Unsupported, ResourceLimit: ONNX Runtime refuses it.
         """
-        return make_session(self._source(graph), threads=1, optimise=optimise)
+        if optimise and id(graph) in self._sessions:
+            return self._sessions[id(graph)][1]
+        made = make_session(self._source(graph), threads=1, optimise=optimise)
+        if self._is_large(graph):
+            give_back()
+        if optimise and keep:
+            self._sessions[id(graph)] = graph, made
+        return made
 
-    def loaded(self, graph: Graph, runtime: Runtime) -> Loaded:
-        """A graph in another runtime, as its user runs it.
+    def loaded(self, graph: Graph, runtime: Runtime, *, threads: int = 1, keep: bool = False) -> Loaded:
+        """A graph in a runtime, as its user runs it.
 
         Raises:
             InvalidModel, Unsupported, ResourceLimit: the runtime refuses it.
         """
-        return runtime.load(self._source(graph), threads=1)
+        if runtime is ONNX_RUNTIME and threads == 1:
+            return Session(self.session(graph, optimise=True, keep=keep))
+        return runtime.load(self._source(graph), threads=threads)
+
+    def _is_large(self, graph: Graph) -> bool:
+        return sum(map(_size, graph.weights)) >= _LARGE
 
     def _source(self, graph: Graph) -> bytes | Path:
         if all(_size(w) < _BIG for w in graph.weights):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from superopt.formats.files import CHUNK, MappedFile
+from superopt.formats.scratch import Scratch, scratch
 from superopt.ir.errors import InvalidModel, ResourceLimit
 from superopt.ir.graph import ArrayData, WeightData
 from superopt.ir.types import DType, TensorType
@@ -27,6 +27,7 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_ELEMENTS = 2**62
+_SMALL = 1 << 16  # bytes of a draw that is held: writing as many takes as long as drawing them
 MAX_EXPANDED = 8 << 30  # bytes that a few bytes of file may ask for (random and sparse weights)
 
 
@@ -134,16 +135,6 @@ class FileData:
         return unpack(self.file.window(self.offset, size), self.type)
 
 
-_RECENT: deque[np.ndarray] = deque()  # the last draws: a model is read several times in a row
-_RECENT_BYTES = 128 << 20
-
-
-def _keep(array: np.ndarray) -> None:
-    _RECENT.append(array)
-    while sum(a.nbytes for a in _RECENT) > _RECENT_BYTES:
-        _RECENT.popleft()
-
-
 @dataclass(frozen=True)
 class RandomData:
     """Seeded random elements: ``offset + scale * draw`` from NumPy's ``Generator(PCG64(seed))``.
@@ -157,23 +148,25 @@ class RandomData:
     scale: float = 1.0
     offset: float = 0.0
     distribution: str = "normal"
-    _made: list[weakref.ref[np.ndarray]] = field(default_factory=list, compare=False, repr=False)
+    _made: list[np.ndarray | Scratch | weakref.ref[np.ndarray]] = field(default_factory=list, compare=False, repr=False)
 
     @cached_property
     def digest(self) -> str:
         return ArrayData(self.numpy()).digest
 
     def numpy(self) -> np.ndarray:
-        """The elements; made again once nobody holds them and other draws took their place among the recent ones.
+        """The elements: drawn once and kept, large ones in a scratch file. Where that has no room, they are drawn again
+        once nobody holds them.
 
         Raises:
             ResourceLimit: they would take more than 8 GiB.
         """
-        found = self._made[0]() if self._made else None
+        made = self._made[0] if self._made else None
+        found = made.array() if isinstance(made, Scratch) else made() if isinstance(made, weakref.ref) else made
         if found is None:
             found = self._draw()
-            self._made[:] = [weakref.ref(found)]
-            _keep(found)
+            small = found.nbytes < _SMALL
+            self._made[:] = [found if small else scratch(found) or weakref.ref(found)]
         return found
 
     def _draw(self) -> np.ndarray:

@@ -5,28 +5,32 @@ more of any of the three, and less of one, is taken unless it was *measured slow
 copies of one model differ by from sitting to sitting. One that trades one
 for another is taken only if it was measured faster beyond doubt or, where nothing was measured, if the model says so.
 Beyond doubt means that a race is wrong once in a thousand (:data:`DOUBT`), however often it was looked at
-(:data:`LOOKS`; Bonferroni); ties go to the simpler graph.
+(:data:`LOOKS`; Bonferroni) and however few rounds it had (Student); ties go to the simpler graph.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import hypot
+from math import hypot, inf
 from statistics import NormalDist
 
 from superopt import report
 from superopt.cost import Demand, GraphCost
-from superopt.runtime.spread import median_error
+from superopt.runtime.spread import median_beyond
 
 __all__ = ["DOUBT", "LOOKS", "SITTING", "Comparison", "Judgement", "demand_of"]
 
 DOUBT = 1e-3  # how often a race may be wrong about which of two equal models is faster
-LOOKS = (7, 15, 31)  # rounds after which a race is looked at: it ends there if it is settled, and at the last anyway
+LOOKS = (3, 7, 15, 31)  # rounds after which a race is looked at: it ends there if settled, and at the last anyway
+_FUTILE = (
+    7  # rounds after which what has to be faster and is not yet will not be: its gain is below what rounds scatter
+)
 SITTING = (
     0.01  # standard deviation of the ratio of a model to its copy, from one loading of both to another: 0.0097 over
 )
 # the 45 of docs/benchmark.json. A race's rounds do not show it.
-_ERRORS = NormalDist().inv_cdf(1 - DOUBT / len(LOOKS))  # standard errors that are beyond doubt
+_WRONG = DOUBT / len(LOOKS)  # how often one look may be wrong
+_FARTHEST = NormalDist().inv_cdf(1 - _WRONG) * SITTING  # what two copies of one model may seem to differ by
 
 
 @dataclass(frozen=True)
@@ -55,22 +59,31 @@ class Comparison:
     simpler: bool = False
 
     @property
-    def error(self) -> float:
-        """The standard error of the measured ratio; 0 where nothing was measured."""
+    def doubt(self) -> float:
+        """How far the measured ratio may be off beyond what a look allows; 0 where nothing was measured."""
         found = self.measured
-        return 0.0 if found is None else median_error(found.runs) * found.spread
+        return 0.0 if found is None else _doubt(found)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no race could show it faster: it trades, for less than two loadings of one model differ by."""
+        return not self.after.no_more_than(self.before) and 1.0 - self.modelled < SITTING
 
     @property
     def settled(self) -> bool:
         """Whether more rounds of the race would change nothing: it is clear, or it decides nothing."""
         if self.measured is None:
             return True
-        off = abs(self.measured.ratio - 1.0)
-        return off > _ERRORS * self._sure or (self.after.no_more_than(self.before) and self.measured.ratio <= 1.0)
+        ratio = self.measured.ratio
+        if ratio - self._margin > 1.0:
+            return True
+        if self.after.no_more_than(self.before):
+            return ratio <= 1.0 or ratio + self.doubt <= 1.0 + _FARTHEST
+        return ratio + self.doubt < 1.0 or (ratio >= 1.0 and self.measured.runs >= _FUTILE)
 
     def judged(self) -> Judgement:
         """The policy."""
-        if self.measured is not None and self.measured.ratio - _ERRORS * self._sure > 1.0:
+        if self.measured is not None and self.measured.ratio - self._margin > 1.0:
             return Judgement(False, f"the rewritten graph was measured to take {self._ratio} of the input's time")
         if self.after.no_more_than(self.before):
             return Judgement(True)
@@ -78,7 +91,7 @@ class Comparison:
             if self.modelled < 1.0 or (self.modelled == 1.0 and self.simpler):
                 return Judgement(True)
             return Judgement(False, f"the rewritten graph is modelled at {self.modelled:.3f} of the input's cost")
-        if self.measured.ratio + _ERRORS * self.error < 1.0:
+        if self.measured.ratio + self.doubt < 1.0:
             return Judgement(True)
         if self.simpler and self.after.kernels <= self.before.kernels and self.measured.ratio <= 1.0:
             return Judgement(True)
@@ -88,14 +101,20 @@ class Comparison:
         )  # fmt: skip
 
     @property
-    def _sure(self) -> float:
-        """The error by which a slower result is judged: what does less is not refused for how it happened to lie."""
-        return hypot(self.error, SITTING) if self.after.no_more_than(self.before) else self.error
+    def _margin(self) -> float:
+        """By how much a slower result has to be: what does less is not refused for how it happened to lie."""
+        return hypot(self.doubt, _FARTHEST) if self.after.no_more_than(self.before) else self.doubt
 
     @property
     def _ratio(self) -> str:
         assert self.measured is not None
-        return f"{self.measured.ratio:.3f} ± {_ERRORS * self._sure:.3f}"
+        if self.measured.runs < LOOKS[0]:
+            return f"{self.measured.ratio:.3f} in {self.measured.runs} rounds"
+        return f"{self.measured.ratio:.3f} ± {self._margin:.3f}"
+
+
+def _doubt(found: report.Measured) -> float:
+    return inf if found.runs < LOOKS[0] else median_beyond(found.runs, _WRONG) * found.deviation
 
 
 def demand_of(cost: GraphCost) -> Demand:

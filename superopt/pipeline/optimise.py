@@ -1,4 +1,4 @@
-"""Optimising a model: load → search → check → race → report."""
+"""Optimising a model: load → search → race → check → report."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from superopt import cost as costs
 from superopt import formats, report
 from superopt.cost import CostModel, GraphCost
+from superopt.ir.collecting import rarely_collected
 from superopt.ir.diff import changed_regions
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError, printable
 from superopt.ir.graph import Graph, structural_hash
@@ -31,6 +32,7 @@ from superopt.runtime.limits import refuse_unbounded
 from superopt.search import AppliedRule, SearchOptions, SearchResult, search
 from superopt.search.engine import resident
 from superopt.verifier.differential import CheckResult, check, check_regions, check_rewrite
+from superopt.verifier.running import Bench
 
 if TYPE_CHECKING:
     import onnx
@@ -51,7 +53,6 @@ _RACE_SECONDS, _SHOWN_RACE = 4.0, 30.0  # for the final race, and where its figu
 _FLOPS, _BYTES = 1e10, 3e8  # FLOPs and bytes of weights a second that the final check gets through, at worst
 _RESERVED = 0.6  # share of the time limit, at most, that is kept for the check, which comes before everything else
 _GRACE = 0.1  # share of the time limit by which a check that has begun may go over it
-_RACE = 0.7  # a race takes about this much of what the check took
 _SUSPECTS = 4  # rules that are left out in turn after a failed check; each costs a search
 _IMPATIENT = 3.0  # seconds for checking and timing what there is when the search was interrupted, if they take less
 _PEAKS_TAKE = 4.0  # seconds that measuring the device's ceilings may take, which is done once a machine
@@ -88,6 +89,7 @@ def load(model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph:
     return formats.from_onnx(model)
 
 
+@rarely_collected()
 def optimize(
     model: str | Path | bytes | onnx.ModelProto | Graph,
     *,
@@ -176,7 +178,7 @@ class _Attempt:
     """One optimisation in progress: ``run`` goes straight through.
 
     ``failures`` are checks that failed on the way, ``remarks`` what the report has to say about memory and sizes,
-    ``checked_for`` the seconds that the last check took, ``interrupted`` whether the last race was.
+    ``tried_for`` the seconds that judging and checking the last candidate took, ``interrupted`` whether its race was.
     """
 
     graph: Graph
@@ -188,7 +190,7 @@ class _Attempt:
     deadline: float
     failures: list[report.CheckFailure] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    checked_for: float = 0.0
+    tried_for: float = 0.0
     interrupted: bool = False
     bound: MemoryBound | None = None
 
@@ -202,7 +204,7 @@ class _Attempt:
         notes: list[str] = []
         found = self._search(self.library.admitted)
         if found.stopped == "interrupted":
-            self.deadline = min(self.deadline, time.monotonic() + max(_IMPATIENT, self._reserve()))
+            self._hurry()
         before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
         best = self._tried(found, before, notes)
         if not best.judged.taken and best.changed and self._worth_another(best, before):
@@ -227,21 +229,30 @@ class _Attempt:
     def _worth_another(self, best: _Candidate, before: GraphCost) -> bool:
         """Whether there is time for another candidate, and enough to gain: at most what the best is modelled at."""
         most = 1.0 - (best.cost.us / before.us if before.us else 1.0)
-        return not self.interrupted and self._left() > 2 * self.checked_for and most > SearchOptions().least_gain
+        return not self.interrupted and self._left() > 2 * self.tried_for and most > SearchOptions().least_gain
 
     def _tried(self, found: SearchResult, before: GraphCost, notes: list[str]) -> _Candidate:
-        """A search's result, checked and judged beside the input."""
-        checked = _UNCHANGED
-        if found.graph is not self.graph:
-            found, checked = self._settle(found, notes)
-        if found.graph is self.graph:
-            return _Candidate(found, checked, before, Judgement(True))
-        cost = costs.graph_cost(found.graph, self.costs, sizes=self.options.sizes)
-        judged, raced = self._judged(found.graph, before, cost, notes)
-        return _Candidate(found, checked, cost, judged, raced, changed=True)
+        """A search's result, judged beside the input and, if it is to be returned, checked."""
+        start, checked = time.monotonic(), _UNCHANGED
+        with Bench() as bench:
+            while found.graph is not self.graph:
+                cost = costs.graph_cost(found.graph, self.costs, sizes=self.options.sizes)
+                judged, raced = self._judged(found.graph, before, cost, notes, bench)
+                candidate = _Candidate(found, checked, cost, judged, raced, changed=True)
+                if not judged.taken or checked.verdict == "passed":
+                    break
+                settled, checked = self._settle(found, notes, bench)
+                candidate = replace(candidate, checked=checked)
+                if settled.graph is found.graph:
+                    break
+                found = settled  # what is left without the rule at fault: checked, and to be judged
+            else:
+                candidate = _Candidate(found, checked, before, Judgement(True))
+        self.tried_for = time.monotonic() - start
+        return candidate
 
     def _judged(
-        self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, notes: list[str]
+        self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, notes: list[str], bench: Bench
     ) -> tuple[Judgement, report.Measured | None]:
         """Whether a result is returned: by what it does, what it is modelled at, and a race that goes on while it
         could still change that."""
@@ -250,7 +261,12 @@ class _Attempt:
             after_cost.us / before_cost.us if before_cost.us else 1.0,
             simpler=len(after.nodes) < len(self.graph.nodes),
         )  # fmt: skip
-        found = self._race(after, notes, lambda measured: replace(compared, measured=measured).settled)
+        if compared.hopeless and self._races and not self.options.measure:
+            return Judgement(
+                False, f"the rewritten graph does more of some work for less of other, and is modelled at "
+                f"{compared.modelled:.3f} of the input's cost: two loadings of one model differ by as much"
+            ), None  # fmt: skip
+        found = self._race(after, notes, lambda measured: replace(compared, measured=measured).settled, bench)
         compared = replace(compared, measured=found)
         return compared.judged(), compared.measured
 
@@ -289,6 +305,10 @@ class _Attempt:
         own = () if self.options.rules is None else own_rules(self.library, rules)
         return search_own_first(self.graph, rules, own, once)
 
+    def _hurry(self) -> None:
+        """What there is gets little more time: somebody waits for it."""
+        self.deadline = min(self.deadline, time.monotonic() + max(_IMPATIENT, self._reserve()))
+
     def _left(self) -> float:
         """Seconds until the time limit; infinite where there is none."""
         return max(0.0, self.deadline - time.monotonic())
@@ -308,14 +328,12 @@ class _Attempt:
         limit = self._limit()
         return None if limit is None else limit + _GRACE * (self.options.time_limit or 0.0)
 
-    def _settle(self, found: SearchResult, notes: list[str]) -> tuple[SearchResult, CheckResult]:
+    def _settle(self, found: SearchResult, notes: list[str], bench: Bench) -> tuple[SearchResult, CheckResult]:
         """Check a rewritten graph; when it fails, leave out the rule at fault and search again, else fall back."""
         if not self.options.check:
             return found, _skipped("switched off")
         self.progress(0, None, "checking")
-        start = time.monotonic()
-        checked = self._check(found.graph)
-        self.checked_for = time.monotonic() - start
+        checked = self._check(found.graph, bench)
         if checked.verdict == "passed":
             return found, checked
         if checked.verdict == "skipped":
@@ -328,7 +346,7 @@ class _Attempt:
                 break
             fewer = tuple(r for r in rules if r.id != applied.rule)
             again = self._search(fewer)
-            checked = self._check(again.graph) if again.graph is not self.graph else _UNCHANGED
+            checked = self._check(again.graph, bench) if again.graph is not self.graph else _UNCHANGED
             if checked.verdict == "passed" or checked is _UNCHANGED:
                 self.failures.append(_failure(first_reason, found, applied.rule))
                 notes.append(f"rule {applied.rule} failed the check here ({first_reason}); it was left out")
@@ -350,12 +368,13 @@ class _Attempt:
             found.applied, key=lambda a: (min((places.get(n, last) for n in a.where), default=last), -a.count)
         )
 
-    def _check(self, after: Graph) -> CheckResult:
+    def _check(self, after: Graph, bench: Bench) -> CheckResult:
         """Rewritten places and the whole model; where it cannot run, or is too big for that, the places alone."""
         most = min(LARGE, self.options.memory_limit or LARGE)
         whole = _skipped(f"the model's weights are more than {bytes_text(most)}")
         if self._weights() <= most:
-            checked = partial(check, full=True, power="quick") if self.options.full_check else check_rewrite
+            quick = partial(check_rewrite, bench=bench)
+            checked = partial(check, full=True, power="quick") if self.options.full_check else quick
             whole = checked(self.graph, after, seed=self.options.seed, sizes=self.options.sizes,
                             time_limit=self._limit(), patience=self._patience(),
                             runtime=runtime_named(self.options.runtime))  # fmt: skip
@@ -369,40 +388,47 @@ class _Attempt:
         return replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)
 
     def _race(
-        self, after: Graph, notes: list[str], settled: Callable[[report.Measured], bool] | None = None
-    ) -> report.Measured | None:
+        self, after: Graph, notes: list[str], settled: Callable[[report.Measured], bool] | None = None,
+        bench: Bench | None = None,
+    ) -> report.Measured | None:  # fmt: skip
         """The whole models side by side, if the target is this machine and they are not too large, or on request.
 
         Args:
             after: beside the input.
             notes: what hindered it is added.
             settled: whether what was measured so far is enough; by default, after the usual rounds.
+            bench: where the models' weights are written, for the check that follows.
         """
         options, wanted = self.options, self.options.measure
-        confirms = options.target in ("cpu", "cuda") and self._weights() <= LARGE
-        if not (wanted or confirms):
+        if not self._races:
             return None
-        left = self._limit()
-        if left is not None and not wanted and left < _RACE * self.checked_for:
+        left = self._left() - self._reserve()  # the check comes after
+        if left <= 0.0 and not wanted:
             notes.append("there was no time left to time the models whole: their modelled costs decide")
             return None
         self.progress(0, None, "measuring")
         try:
-            limit = _SHOWN_RACE if wanted else _RACE_SECONDS if left is None else min(left, _RACE_SECONDS)
+            limit = _SHOWN_RACE if wanted else min(left, _RACE_SECONDS)
             looks = [n for n in LOOKS if n >= _ROUNDS or not wanted]
             return measure(
                 self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads,
                 rounds=LOOKS[-1] if settled is not None else _ROUNDS, burst=3 if wanted else 1, time_limit=limit,
                 device=self.costs.racing, runtime=runtime_named(options.runtime),
-                looks={} if settled is None else dict.fromkeys(looks, settled),
+                looks={} if settled is None else dict.fromkeys(looks, settled), bench=bench,
             )  # fmt: skip
         except (Unsupported, InvalidModel, ResourceLimit) as error:
             notes.append(f"the models could not be timed whole: {error}")
             return None
-        except KeyboardInterrupt:  # the result is found and checked
+        except KeyboardInterrupt:  # the result is found, and has to be checked
             notes.append("timing the models whole was interrupted: their modelled costs decide")
-            self.deadline, self.interrupted = time.monotonic(), True
+            self.interrupted = True
+            self._hurry()
             return None
+
+    @property
+    def _races(self) -> bool:
+        """Whether results are timed beside the input."""
+        return self.options.measure or (self.options.target in ("cpu", "cuda") and self._weights() <= LARGE)
 
     def _weights(self) -> int:
         return sum(w.type.nbytes or 0 for w in self.graph.weights)

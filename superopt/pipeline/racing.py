@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from statistics import stdev
 from types import MappingProxyType
 from typing import Any
 
@@ -13,11 +14,12 @@ import numpy as np
 from superopt import formats, report
 from superopt.cost.model import Racing
 from superopt.ir.graph import Graph
-from superopt.runtime.limits import refuse_unbounded
+from superopt.runtime.limits import give_back, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Runtime
-from superopt.runtime.race import Clock, Enough, RaceResult, race
+from superopt.runtime.race import Clock, Enough, RaceResult, race_bound
 from superopt.verifier.differential import make_inputs
+from superopt.verifier.running import Bench
 
 __all__ = ["LARGE", "measure", "runnable"]
 
@@ -38,12 +40,25 @@ def measure(
     device: Racing | None = None,
     runtime: Runtime = ONNX_RUNTIME,
     looks: Mapping[int, Callable[[report.Measured], bool]] = MappingProxyType({}),
+    bench: Bench | None = None,
 ) -> report.Measured:
     """Time two graphs side by side in a runtime with all its own optimisations, or on another device.
 
     With one thread the clock is the thread's CPU time, which other load on the machine does not disturb.
 
-    ``looks`` says after so many rounds whether that is enough; another device runs them all.
+    Args:
+        before: the input; models' weights are written to files once.
+        after: what is timed beside it.
+        sizes: of symbolic dimensions.
+        seed: of the inputs.
+        rounds: at most.
+        burst: consecutive runs whose minimum is a sample.
+        time_limit: seconds, without loading the models.
+        threads: inside an operator.
+        device: another device than this machine's processor.
+        runtime: what runs them.
+        looks: after so many rounds, whether that is enough; another device runs them all.
+        bench: where weights are written, and sessions are kept for whoever checks the result.
 
     Raises:
         ResourceLimit: running them would take too long or too much memory. InvalidModel, Unsupported: the runtime
@@ -55,12 +70,14 @@ def measure(
     feeds: Mapping[str, np.ndarray[Any, Any]] = make_inputs(before, seed, "normal", sizes=sizes)
     if device is not None:
         return _measured(device.race((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
-    with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
-        models = [runnable(graph, Path(folder) / f"{i}.onnx") for i, graph in enumerate((before, after))]
-        result = race(
-            models, feeds, runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock,
-            time_limit=time_limit, looks={n: _asked(enough) for n, enough in looks.items()},
+    with Bench() if bench is None else nullcontext(bench) as given:
+        bound = [given.loaded(graph, runtime, threads=threads, keep=True).bound(feeds) for graph in (before, after)]
+        result = race_bound(
+            bound, runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock, time_limit=time_limit,
+            looks={n: _asked(enough) for n, enough in looks.items()},
         )  # fmt: skip
+        del bound
+        give_back()
     return _measured(result)
 
 
@@ -69,9 +86,11 @@ def _asked(enough: Callable[[report.Measured], bool]) -> Enough:
 
 
 def _measured(result: RaceResult) -> report.Measured:
+    ratios = [after / before for before, after in result.samples]
     return report.Measured(
-        result.ms[0], result.ms[1], result.ratios[1], result.rounds, result.spread[1], dict(result.circumstances)
-    )
+        result.ms[0], result.ms[1], result.ratios[1], result.rounds, result.spread[1], dict(result.circumstances),
+        stdev(ratios) if len(ratios) > 1 else 0.0,
+    )  # fmt: skip
 
 
 def runnable(graph: Graph, path: Path) -> bytes | Path:

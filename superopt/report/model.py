@@ -34,7 +34,11 @@ def outcome(ratio: float, spread: float) -> str:
 
 @dataclass(frozen=True)
 class Measured:
-    """Whole-model times, interleaved in one run; ``ratio`` is the median of after ÷ before over the rounds."""
+    """Whole-model times, interleaved in one run; ``ratio`` is the median of after ÷ before over the rounds.
+
+    ``runs``: rounds; ``spread``: the interquartile range of their ratios; ``deviation``: the standard deviation of
+    these.
+    """
 
     before_ms: float
     after_ms: float
@@ -42,6 +46,7 @@ class Measured:
     runs: int
     spread: float = 0.0
     circumstances: Mapping[str, Any] = field(default_factory=dict)
+    deviation: float = 0.0
 
     @property
     def outcome(self) -> str:

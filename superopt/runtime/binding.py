@@ -84,7 +84,6 @@ class _Steps:
         for name, value in zip(self._outputs, self.made, strict=True):
             self._binding.bind_ortvalue_output(name, value)
         self._fixed = True
-        self.run()
 
     def run(self) -> None:
         """Run once."""

@@ -7,9 +7,11 @@ sizes that depend on data) is bounded while it runs: memory by the system, time 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import resource
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from superopt.ops.infer import Applied, Typing, infer, small_of_weight
 from superopt.ops.meaning import IllTyped
 from superopt.ops.work import flops
 
-__all__ = ["available", "bounded_memory", "refuse_unbounded", "stopped_after"]
+__all__ = ["available", "bounded_memory", "give_back", "refuse_unbounded", "stopped_after"]
 
 SIZE = 8  # of a symbolic dimension whose size is not given
 MOST_FLOPS = 4e12  # of one operator: a minute or two on a core, in which nothing can interrupt it
@@ -45,6 +47,18 @@ def available() -> int:
         found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
     soft = resource.getrlimit(resource.RLIMIT_AS)[0]
     return max(0, min(found + ([soft] if soft > 0 else [])))
+
+
+def give_back() -> None:
+    """Hand free memory back to the system, where the C library has a way to: it keeps what a session was made with, of
+    which only half is still in use (ResNet-50: 100 of 245 MB)."""
+    _trimmer()(0)
+
+
+@lru_cache(maxsize=1)
+def _trimmer() -> Callable[[int], int]:
+    found: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    return found or (lambda _: 0)
 
 
 def refuse_unbounded(

@@ -17,13 +17,15 @@ from superopt.runtime.binding import bind
 from superopt.runtime.ort import InferenceSession, make_session, run
 from superopt.runtime.protocol import Bound, Loaded, Runtime, Traced
 
-__all__ = ["ONNX_RUNTIME"]
+__all__ = ["ONNX_RUNTIME", "Session"]
 
 _LAYOUT = frozenset({"ReorderInput", "ReorderOutput"})
 
 
 @dataclass(frozen=True, eq=False)
-class _Session:
+class Session:
+    """A session of ONNX Runtime as a :class:`superopt.runtime.protocol.Loaded`."""
+
     session: InferenceSession
 
     def run(
@@ -49,7 +51,7 @@ class _OnnxRuntime:
         return str(onnxruntime.__version__)
 
     def load(self, model: bytes | Path, *, threads: int | None = None, optimise: bool = True) -> Loaded:
-        return _Session(make_session(model, threads=threads, optimise=optimise))
+        return Session(make_session(model, threads=threads, optimise=optimise))
 
     def lowered(self, model: bytes) -> bytes:
         with tempfile.TemporaryDirectory(prefix="superopt-") as folder:

@@ -1,4 +1,4 @@
-"""What interquartile ranges say where the draws are normal: how far they scatter, and how far their median may be off.
+"""What draws say where they are normal: how far they scatter, and how far their median may be off.
 
 Times are not normal (noise only adds), but ratios within a round nearly are, and their quartiles do not mind outliers.
 """
@@ -6,9 +6,10 @@ Times are not normal (noise only adds), but ratios within a round nearly are, an
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from statistics import NormalDist
 
-__all__ = ["IQR_OF_NORMAL", "median_error"]
+__all__ = ["IQR_OF_NORMAL", "median_beyond", "median_error"]
 
 IQR_OF_NORMAL = 2 * NormalDist().inv_cdf(0.75)  # interquartile range of a normal distribution, in standard deviations
 
@@ -16,3 +17,32 @@ IQR_OF_NORMAL = 2 * NormalDist().inv_cdf(0.75)  # interquartile range of a norma
 def median_error(count: int) -> float:
     """The standard error of the median of so many draws, in interquartile ranges: √(π/2) σ/√n; at least one draw."""
     return math.sqrt(math.pi / 2 / max(count, 1)) / IQR_OF_NORMAL
+
+
+@lru_cache(maxsize=256)
+def median_beyond(count: int, probability: float) -> float:
+    """By how many of their standard deviations the median of so many normal draws is too high with this probability.
+
+    The standard deviation is that of the draws themselves (``ddof=1``), of which few know little: Student's law, with
+    the standard error of a median in place of a mean's, which overstates the probability (0.3 to 0.6 of it was found
+    for 3 to 31 draws). Even degrees of freedom have a closed form (Abramowitz and Stegun 26.7.4); an even count gets
+    that of one draw fewer. Infinite for fewer than three.
+    """
+    freedom = (count - 1) // 2 * 2
+    if freedom < 2:
+        return math.inf
+    low, high = 0.0, 1e9
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _beyond(middle, freedom) > probability else (low, middle)
+    return high * math.sqrt(math.pi / 2 / count)
+
+
+def _beyond(t: float, freedom: int) -> float:
+    """The probability of more than ``t`` by Student's law with an even number of degrees of freedom."""
+    angle = math.atan(t / math.sqrt(freedom))
+    term = total = 1.0
+    for k in range(1, freedom // 2):
+        term *= math.cos(angle) ** 2 * (2 * k - 1) / (2 * k)
+        total += term
+    return 0.5 - 0.5 * math.sin(angle) * total

@@ -43,7 +43,7 @@ __all__ = ["resident", "search"]
 
 _PHASES = 40
 _WINDOWS = (14, 30, 1 << 30)  # operators of a region in the first two phases, the next two, and then (at most)
-_QUIET = 3  # phases with different cuts that must find nothing before the search stops
+_QUIET = 2  # phases that look at something new and find nothing, the last not of the narrowest windows, before it stops
 _LITTLE = 1e-3  # a phase that gains less than this share of the cost has found nothing
 _PHASE_NODES = 30_000  # e-nodes of one phase, shared by its distinct regions: many regions get smaller e-graphs
 _FEWEST = 60  # e-nodes that a region may grow by at least, and by three for each of its steps
@@ -236,19 +236,20 @@ class _Run:
             window = min(self.options.window, _WINDOWS[-1 if near else min(number // 2, len(_WINDOWS) - 1)])
             regions, cuts = cut(self.program, order, self.prepared.adjacent, window, avoid, self.costs.fusable)
             avoid = cuts
-            gained = self.totals.gain
+            gained, known = self.totals.gain, len(self.memo)
             if near:
                 self._prepare(grouped=True)
             chosen = [region_of(self.program, r) for r in regions]
             kind, moves = (_NEAR, self.prepared.near) if near else ("", None)
             self._phase(chosen, f"{what}, phase {number + 1}", moves, first=number == 0, kind=kind)
             improved = self.totals.gain - gained > _LITTLE * self.totals.before
-            quiet = 0 if improved else quiet + 1
-            widest = window == self.options.window
+            looked = len(self.memo) > known or window == self.options.window  # else these regions were searched before
+            quiet = 0 if improved else quiet + looked
             if self.totals.e_nodes > self.options.most_nodes:
                 self.stopped = "nodes" if self.stopped == "saturated" else self.stopped
                 return
-            if self._over() or (widest and (quiet >= _QUIET or (quiet and len(regions) <= 1))):
+            alone = quiet and len(regions) <= 1  # every cut gives this region
+            if self._over() or alone or (quiet >= _QUIET and window > _WINDOWS[0]):
                 return
             if number % 2 == 1 and number < 2 * len(_WINDOWS):
                 self._keep()

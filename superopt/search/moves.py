@@ -16,6 +16,7 @@ from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import App, Project, Term, Var, children, postorder
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
+from superopt.ops.meaning import Condition
 from superopt.ops.work import flops
 from superopt.rules.floats import Floats, Way
 from superopt.rules.generality import independent
@@ -116,7 +117,7 @@ class _All:
     adjacent: frozenset[tuple[str, str]]
 
 
-_CLASSES: tuple[type, ...] = (*CLASSES, _All, _Side, Apply, Further, GroupMove, Pattern, Select, Typed, Way)
+_CLASSES: tuple[type, ...] = (*CLASSES, _All, _Side, Apply, Condition, Further, GroupMove, Pattern, Select, Typed, Way)
 _FOLDER = "moves"
 _MOST_FILES = 24  # of some megabytes
 _WORTH = 200  # rules from which it takes longer to prepare them than to read a file
@@ -223,7 +224,7 @@ def _side(
     rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...], backward: bool, apart: bool, floats: _Ways
 ) -> _Side:
     pattern = compile_side(rule, source, target, first_round=apart, floats=floats)
-    _ = pattern.identity  # kept with the pattern
+    _ = pattern.identity, pattern.loops, pattern.demands  # kept with the pattern
     pattern.heavier = _is_heavier(pattern)
     return _Side(pattern, backward, shortens(pattern), pattern.saves)
 

@@ -173,6 +173,7 @@ class _Search:
         self.states: dict[Pattern, _Backoff] = {}  # of those found so far: most never are
         self.quarantined: Container[str] = ()
         self.found: list[tuple[int, int, Occurrence]] = []
+        self.joined: dict[tuple[int, int], bool] = {}  # in this round
         self.mode = _SHARED
         self.number = 0
         self.asked = 0
@@ -191,6 +192,7 @@ class _Search:
             _OutOfTimeError: the deadline has passed.
         """
         self.found, self.number, self.quarantined, banned = [], number, quarantined, False
+        self.joined = {}
         alone: list[Pattern] = []
         for pattern, state in self.states.items():
             state.found, state.mode = 0, _SHARED
@@ -208,13 +210,21 @@ class _Search:
         self.one.walk(self.graph, self._hit, levels)
         places = self.graph.places()  # several roots count only where all are the input's
         for net in (self.several, self.first) if number == 0 else (self.several,):
-            net.walk(self.graph, self._hit, levels, places)
+            net.walk(self.graph, self._hit, levels, places, self._apart)
         self.mode = _ALONE
         for pattern in alone:
-            pattern.trie.walk(self.graph, self._hit, None, places if len(pattern.roots) > 1 else None)
+            several = len(pattern.roots) > 1
+            pattern.trie.walk(self.graph, self._hit, None, places if several else None, self._apart)
         banned |= any(s.until > number for s in self.states.values())
         self.found.sort(key=itemgetter(0, 1))
         return [occurrence for _, _, occurrence in self.found], banned
+
+    def _apart(self, one: int, other: int) -> bool:
+        """Whether neither of two values of the input depends on the other."""
+        known = self.joined.get((one, other))
+        if known is None:
+            known = self.joined[one, other] = independent(self.graph, (one, other))
+        return known
 
     def _is_out(self, pattern: Pattern) -> bool:
         return pattern.rule.id in self.quarantined or (pattern.first_round and self.number > 0)
@@ -251,8 +261,8 @@ class _Search:
         if after >= before and state.saving:
             return  # not here; it may be once something else is known to be constant
         match = match_of(self.graph, pattern, slots, values)
-        if match is None or (len(match.roots) > 1 and not independent(self.graph, match.roots)):
-            if match is None and not pattern.bounded:
+        if match is None:
+            if not pattern.bounded:
                 state.seen.add(key)  # the numbers say no, and always will
             return
         state.seen.add(key)

@@ -284,6 +284,7 @@ class Trie(Generic[P]):
     def walk(
         self, graph: EGraph, found: Callable[[P, list[int], list[AttributeValue]], None],
         levels: Mapping[int, int] | None = None, roots: Container[int] | None = None,
+        apart: Callable[[int, int], bool] | None = None,
     ) -> None:  # fmt: skip
         """Call ``found`` with each occurrence of each pattern: the slots and registers, valid during the call.
 
@@ -294,9 +295,10 @@ class Trie(Generic[P]):
                 pattern everywhere. In classes that are missing no pattern is new: they are left out where no other
                 root of the pattern is new, either.
             roots: classes that roots may be; ``None``: any.
+            apart: whether two classes may be roots of one occurrence; ``None``: any may.
         """
         self._grow(graph)
-        run = _Walk(graph, found, self.slots, self.registers, levels, roots)
+        run = _Walk(graph, found, self.slots, self.registers, levels, roots, apart)
         for op, place in sorted(self.roots.items()):
             for identity in graph.having(op):
                 if graph.classes[identity].constant or (roots is not None and identity not in roots):
@@ -304,6 +306,7 @@ class Trie(Generic[P]):
                 level = 0 if levels is None else levels.get(identity, NEVER)
                 if level <= place.depth or place.more:
                     run.slots[0] = identity
+                    run.chosen = [identity]
                     run.level = level
                     run.at(place)
 
@@ -313,9 +316,10 @@ class _Walk(Generic[P]):
 
     def __init__(
         self, graph: EGraph, found: Callable[[P, list[int], list[AttributeValue]], None], slots: int, registers: int,
-        levels: Mapping[int, int] | None, roots: Container[int] | None,
+        levels: Mapping[int, int] | None, roots: Container[int] | None, apart: Callable[[int, int], bool] | None,
     ) -> None:  # fmt: skip
-        self.graph, self.found, self.levels, self.roots = graph, found, levels, roots
+        self.graph, self.found, self.levels, self.roots, self.apart = graph, found, levels, roots, apart
+        self.chosen: list[int] = []  # the roots on the way here
         self.level = 0  # of the root at hand that needs least, as far as roots are known
         self.loops = 0  # applications on the way here that read their own class
         self.slots = [ABSENT] * slots
@@ -423,12 +427,17 @@ class _Walk(Generic[P]):
         for step, below in place.further.items():
             known = step.anchor != ABSENT
             for identity in self._ancestors(step) if known else self.graph.having(step.op):
-                if self.roots is None or identity in self.roots:
+                if (self.roots is None or identity in self.roots) and self._may_join(identity):
                     self.level = level if self.levels is None else min(level, self.levels.get(identity, NEVER))
                     if self.level <= below.depth or below.more:
                         self.slots[step.slot] = identity
+                        self.chosen.append(identity)
                         self._reached(below)
+                        self.chosen.pop()
             self.level = level
+
+    def _may_join(self, identity: int) -> bool:
+        return self.apart is None or all(self.apart(identity, other) for other in self.chosen)
 
     def _reached(self, place: _Place[P]) -> None:
         for pattern, depth, most in place.ends:

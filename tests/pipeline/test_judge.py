@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import random
-from statistics import median, quantiles
+from statistics import median, quantiles, stdev
 
 import pytest
 
 from superopt.cost import Demand
 from superopt.pipeline.judge import DOUBT, Comparison
 from superopt.report import Measured
+from superopt.runtime.spread import IQR_OF_NORMAL
 
 INPUT = Demand(1000, 1000, 10)
 LESS, MORE, TRADED = Demand(900, 1000, 10), Demand(1000, 1000, 11), Demand(2000, 1000, 5)
 
 
 def raced(ratio: float, spread: float = 0.01, rounds: int = 15) -> Measured:
-    return Measured(1.0, ratio, ratio, rounds, spread)
+    return Measured(1.0, ratio, ratio, rounds, spread, deviation=spread / IQR_OF_NORMAL)
 
 
 @pytest.mark.parametrize(
@@ -49,17 +50,18 @@ def test_the_policy(after: Demand, modelled: float, measured: Measured | None, s
 def race(rng: random.Random, truth: float, noise: float, rounds: int) -> Measured:
     ratios = [truth * rng.lognormvariate(0.0, noise) for _ in range(rounds)]
     low, _, high = quantiles(ratios, n=4)
-    return Measured(1.0, 1.0, median(ratios), rounds, high - low)
+    return Measured(1.0, 1.0, median(ratios), rounds, high - low, deviation=stdev(ratios))
 
 
+@pytest.mark.parametrize("rounds", [3, 7, 15, 31])
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
-def test_noise_seldom_decides(noise: float) -> None:
+def test_noise_seldom_decides(noise: float, rounds: int) -> None:
     """Of equal models, one that does less is refused, and one that trades is taken, about as seldom as is said."""
     rng = random.Random(7)
-    races = [race(rng, 1.0, noise, 31) for _ in range(2000)]
+    races = [race(rng, 1.0, noise, rounds) for _ in range(4000)]
     refused = sum(not Comparison(INPUT, LESS, 0.9, m, True).judged().taken for m in races)
     taken = sum(Comparison(INPUT, TRADED, 0.9, m, False).judged().taken for m in races)
-    most = 10 * DOUBT * len(races)  # quartiles of 31 rounds know the scatter to a fifth, so that the tails are fatter
+    most = 2 * DOUBT * len(races)  # one look has a quarter of the doubt; ratios are not quite normal
     assert refused <= most
     assert taken <= most
 
@@ -78,3 +80,13 @@ def test_a_race_goes_on_while_it_could_change_something() -> None:
     assert not Comparison(INPUT, LESS, 0.9, raced(1.02, spread=0.3)).settled
     assert not Comparison(INPUT, TRADED, 0.9, raced(0.99, spread=0.3)).settled
     assert Comparison(INPUT, TRADED, 0.9, raced(0.5)).settled
+    assert Comparison(INPUT, TRADED, 0.9, raced(0.5, rounds=3)).settled  # three rounds show what is that large
+    assert not Comparison(INPUT, TRADED, 0.9, raced(0.9, rounds=3)).settled
+    assert not Comparison(INPUT, TRADED, 0.9, raced(0.5, spread=0.0, rounds=2)).settled  # and two show nothing
+    assert Comparison(INPUT, TRADED, 0.9, raced(1.001, rounds=7)).settled  # it has to be faster, and is not
+    assert Comparison(INPUT, LESS, 0.9, raced(1.002, rounds=7)).settled  # it cannot be shown to be slower any more
+
+
+def test_two_rounds_decide_nothing() -> None:
+    assert not Comparison(INPUT, TRADED, 0.9, raced(0.5, spread=0.0, rounds=2)).judged().taken
+    assert Comparison(INPUT, LESS, 0.9, raced(1.5, spread=0.0, rounds=2)).judged().taken
