@@ -28,10 +28,9 @@ def require() -> None:
         raise UsageError(f"the service needs {', '.join(missing)}", hint="pip install 'superopt[server]'")
 
 
-def examples() -> Path | None:
-    """The folder of example models, where superopt runs from a checkout."""
-    folder = Path(__file__).resolve().parents[1] / "corpus"
-    return folder if (folder / "manifest.toml").is_file() else None
+def examples() -> Path:
+    """The gallery: the corpus' models, and what was recorded of them. In a checkout its files are links."""
+    return Path(__file__).parent / "gallery"
 
 
 def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> None:

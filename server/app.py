@@ -23,8 +23,9 @@ from starlette.staticfiles import StaticFiles
 from superopt.server import openapi
 from superopt.server.answers import Answers
 from superopt.server.guard import Guard
+from superopt.server.health import HealthFirst
 from superopt.server.problems import Problem
-from superopt.server.routes import ROUTERS
+from superopt.server.routes import ONLY_KNOWN, ROUTERS
 from superopt.server.service import Service
 from superopt.server.settings import Settings
 
@@ -44,9 +45,11 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         to_thread.current_default_thread_limiter().total_tokens = _THREADS
         await run_in_threadpool(service.database.persist, service.database.migrate, 30.0)
+        await service.health.start()
         await service.watcher.start()
         yield
         await service.watcher.stop()
+        await service.health.stop()
         service.database.close()
 
     app = FastAPI(
@@ -57,10 +60,11 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.service = service
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, dependencies=[ONLY_KNOWN])
     app.mount("/static", StaticFiles(directory=_HERE / "static"), name="static")
     _handle_problems(app)
     app.add_middleware(Answers)
+    app.add_middleware(HealthFirst, health=service.health)
     app.add_middleware(Guard, service=service)  # the outermost
     return app
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -16,7 +17,10 @@ from superopt.server.blobs import Blobs, Spool
 from superopt.server.problems import Problem
 from superopt.server.settings import Limits
 
-__all__ = ["GRAPH_JSON", "MULTIPART", "ONNX", "Upload", "receive"]
+__all__ = [
+    "FILE_NAME", "GRAPH_JSON", "MODEL_FILE", "MULTIPART", "ONNX", "Upload", "packed", "pieces", "receive", "recognised",
+    "sidecars",
+]  # fmt: skip
 
 GRAPH_JSON = "application/vnd.superopt.graph+json"
 ONNX = "application/octet-stream"
@@ -26,12 +30,16 @@ _MEDIA = {
     ONNX: ONNX, "application/x-onnx": ONNX, "application/onnx": ONNX, "application/vnd.onnx": ONNX,
 }  # fmt: skip
 _WEIGHTS = "weights.safetensors"
+MODEL_FILE = "model"  # what the model is called where it is worked at
+_FILES = 256  # files beside a model
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ .+@#=,()-]{0,150}")  # the name of one: no folder, no hidden file
 _FIELD = 4096  # bytes of a form field
 _FIELDS = 32
 _JSON = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{")
 _SPACE = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*")
 _READS = (
-    f"send {GRAPH_JSON}, ONNX as {ONNX}, or multipart/form-data with the parts graph and {_WEIGHTS}"
+    f"send {GRAPH_JSON}, ONNX as {ONNX}, or multipart/form-data with the parts graph and {_WEIGHTS}, or graph and "
+    "parts named data, each with the file name that the model has for it (model.onnx.data)"
 )  # fmt: skip
 
 
@@ -40,7 +48,8 @@ class Upload:
     """What a client sent, in the store.
 
     Attributes:
-        model: blob of the graph. weights: blob of the safetensors file, if one came with it.
+        model: blob of the graph.
+        weights: what came with it: the blob of the safetensors file, or JSON of names and blobs (:func:`sidecars`).
         media: of the graph, by its content.
         fields: the other fields of a form.
     """
@@ -51,6 +60,21 @@ class Upload:
     filename: str = ""
     size: int = 0
     fields: dict[str, list[str]] = field(default_factory=dict)
+
+
+def sidecars(weights: str | None) -> dict[str, str]:
+    """The files that came with a model: name → blob."""
+    if weights is None:
+        return {}
+    found: dict[str, str] = json.loads(weights) if weights.startswith("{") else {_WEIGHTS: weights}
+    return found
+
+
+def packed(files: Mapping[str, str]) -> str | None:
+    """The files that came with a model, as :func:`sidecars` reads them."""
+    if not files:
+        return None
+    return files[_WEIGHTS] if list(files) == [_WEIGHTS] else json.dumps(dict(files), sort_keys=True)
 
 
 async def receive(request: Request, blobs: Blobs, limits: Limits, most: int) -> Upload:
@@ -73,7 +97,7 @@ async def receive(request: Request, blobs: Blobs, limits: Limits, most: int) -> 
         raise _too_large(most)
     kind, parameters = parse_options_header(request.headers.get("content-type", ""))
     media = kind.decode("latin-1").lower()
-    chunks = _chunks(request, limits, most)
+    chunks = pieces(request, limits, most)
     if media == MULTIPART:
         return await _multipart(chunks, parameters.get(b"boundary", b""), blobs)
     if media not in _MEDIA:
@@ -82,11 +106,11 @@ async def receive(request: Request, blobs: Blobs, limits: Limits, most: int) -> 
     with Spool(blobs) as spool:
         async for chunk in chunks:
             spool.write(chunk)
-        found = _recognised(spool.head, spool.size, must_be_json=_MEDIA[media] == GRAPH_JSON)
+        found = recognised(spool.head, spool.size, must_be_json=_MEDIA[media] == GRAPH_JSON)
         return Upload(spool.keep(), None, found, size=spool.size)
 
 
-async def _chunks(request: Request, limits: Limits, most: int) -> AsyncIterator[bytes]:
+async def pieces(request: Request, limits: Limits, most: int) -> AsyncIterator[bytes]:
     """The pieces of the body as they come."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limits.body_seconds
@@ -114,8 +138,12 @@ def _too_large(most: int) -> Problem:
     return Problem(413, "too-large", f"the body is larger than {most} bytes; GET /v1/limits shows the limits")
 
 
-def _recognised(head: bytes, size: int, *, must_be_json: bool) -> str:
-    """The media type by content."""
+def recognised(head: bytes, size: int, *, must_be_json: bool) -> str:
+    """The media type of a model by its first bytes.
+
+    Raises:
+        Problem: 422 where it is empty, or should be JSON and is not.
+    """
     if size == 0:
         raise Problem(422, "invalid-model", "the model is empty", errors=[{"detail": "is empty"}])
     blank = _SPACE.fullmatch(head) is not None and size > len(head)  # a long run of spaces: the reader will say
@@ -158,16 +186,30 @@ class _Form:
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         self._part = options.get(b"name", b"").decode("utf-8", "replace")
         filename = options.get(b"filename", b"").decode("utf-8", "replace")
-        if self._part not in ("graph", "weights", _WEIGHTS):
+        if self._part not in ("graph", "weights", _WEIGHTS, "data"):
             if sum(map(len, self.upload.fields.values())) >= _FIELDS:
                 raise Problem(413, "too-large", f"more than {_FIELDS} form fields")
             return
-        slot = "graph" if self._part == "graph" else "weights"
-        if slot in self.spools:
-            raise Problem(422, "invalid-model", f"the part {slot!r} was sent twice")
-        if slot == "graph":
+        slot = self._slot(filename)
+        if slot in self.spools and self.spools[slot].size:
+            raise Problem(422, "invalid-model", f"{slot[:80]!r} was sent twice")
+        if len(self.spools) > _FILES:
+            raise Problem(413, "too-large", f"more than {_FILES} files")
+        if slot == "":
             self.upload.filename = filename
         self._spool = self.spools[slot] = self._stack.enter_context(Spool(self._blobs))
+
+    def _slot(self, filename: str) -> str:
+        """Under which name a file is kept beside the model; empty is the model."""
+        if self._part == "graph":
+            return ""
+        name = re.split(r"[\\/]", filename)[-1]
+        if self._part == _WEIGHTS or (self._part == "weights" and (not name or name.endswith(".safetensors"))):
+            return _WEIGHTS
+        if not FILE_NAME.fullmatch(name) or name == MODEL_FILE:
+            raise Problem(422, "invalid-model", f"{name[:80]!r} is no name for a file beside a model; the part "
+                          f"{self._part!r} needs the file name that the model has for it")  # fmt: skip
+        return name
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._spool is not None:
@@ -206,12 +248,12 @@ async def _multipart(chunks: AsyncIterator[bytes], boundary: bytes | str, blobs:
 
 def _kept(form: _Form) -> Upload:
     upload = form.upload
-    graph, weights = form.spools.get("graph"), form.spools.get("weights")
+    graph = form.spools.get("")
     if graph is None or (graph.size == 0 and not upload.filename and "example" in upload.fields):
         return upload  # the caller says whether a graph is needed
-    upload.media = _recognised(graph.head, graph.size, must_be_json=False)
+    upload.media = recognised(graph.head, graph.size, must_be_json=False)
     upload.model, upload.size = graph.keep(), graph.size
-    if weights is not None and weights.size:
-        upload.weights = weights.keep()
-        upload.size += weights.size
+    beside = {name: spool for name, spool in form.spools.items() if name and spool.size}
+    upload.weights = packed({name: spool.keep() for name, spool in beside.items()})
+    upload.size += sum(spool.size for spool in beside.values())
     return upload

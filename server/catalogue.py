@@ -11,6 +11,7 @@ from typing import Any
 
 from superopt import cost
 from superopt.ops import REGISTRY, Operator
+from superopt.report.naming import RuleIndex
 from superopt.rules import Library, Rule, format_rule, load_library
 from superopt.rules.floats import float_key
 
@@ -22,6 +23,7 @@ class Catalogue:
 
     def __init__(self) -> None:
         self.library: Library = load_library()
+        self.index = RuleIndex(self.library)
         self.entries: Mapping[str, Mapping[str, Any]] = {i: self._entry(self.library[i]) for i in self.library}
 
     @cached_property
@@ -42,7 +44,8 @@ class Catalogue:
     def _entry(self, rule: Rule) -> dict[str, Any]:
         text = format_rule(rule)
         return {
-            "id": rule.id, "family": rule.family, "verdict": self.library.verdict_name(rule.id),
+            "id": rule.id, "name": self.index.names[rule.id], "known_as": list(self.index.known_as(rule.id)),
+            "family": rule.family, "verdict": self.library.verdict_name(rule.id),
             "operators": sorted(rule.operators), "forall": text["forall"], "where": text["where"],
             "lhs": text["lhs"], "rhs": text["rhs"], "origin": rule.origin,
             "directions": [d for d, can in (("left to right", rule.forward), ("right to left", rule.backward)) if can],
@@ -75,21 +78,27 @@ class Catalogue:
 
     @lru_cache(maxsize=512)  # noqa: B019  (one catalogue per process)
     def select(self, operator: str, family: str, verdict: str, q: str) -> Sequence[Mapping[str, Any]]:
-        """The entries that fit all filters, sorted by id; an empty filter fits everything."""
-        words = q.lower().split()
+        """The entries that fit all filters, by id; with words (:meth:`RuleIndex.search`) the likeliest first. An empty
+        filter fits everything."""
         return [
-            e for e in self.entries.values()
+            e for e in (self.entries[i] for i in self.index.search(q))
             if (not operator or operator in e["operators"])
             and (not family or family == e["family"])
             and (not verdict or verdict == e["verdict"])
-            and all(w in " ".join((e["id"], *e["lhs"], *e["rhs"])).lower() for w in words)
         ]  # fmt: skip
+
+    def rest(self, operator: str, family: str, verdict: str, q: str, after: str) -> Sequence[Mapping[str, Any]]:
+        """The entries of :meth:`select` that come after one; all of them after none, or after one that is not there."""
+        found = self.select(operator, family, verdict, q)
+        if not q:
+            return [e for e in found if e["id"] > after]
+        return found[1 + next((n for n, e in enumerate(found) if e["id"] == after), -1) :]
 
     @lru_cache(maxsize=256)  # noqa: B019
     def page(self, operator: str, family: str, verdict: str, q: str, after: str, limit: int) -> bytes:
         """A page of the list as JSON, ready to send."""
         found = self.select(operator, family, verdict, q)
-        rest = [e for e in found if e["id"] > after]
+        rest = self.rest(operator, family, verdict, q, after)
         following = rest[limit - 1]["id"] if len(rest) > limit else None
         data = {"rules": rest[:limit], "total": len(found), "next": following, "digest": self.digest}
         return json.dumps(data, ensure_ascii=False).encode()

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["cost_bars", "spark"]
+from superopt.report.quantities import time_text
+
+__all__ = ["cost_bars", "spark", "staircase"]
 
 _BARS = 12
 
@@ -33,6 +35,26 @@ def cost_bars(roofline: Mapping[str, Any]) -> list[dict[str, Any]]:
         sums = {side: sum(r[side] for r in rest) for side in ("before", "after")}
         shown.append({"op": f"{len(rest)} more", "count": "", **sums})
     return [{**r, "most": max(r["before"], r["after"], 1e-9)} for r in shown]
+
+
+def staircase(us: Sequence[float]) -> str:
+    """What a model costs before the first step and after each: a staircase, a step a rectangle that can be marked."""
+    if len(us) < 2 or max(us) <= 0:
+        return ""
+    wide, high, most = 640.0, 110.0, max(us)
+    run = wide / len(us)
+    parts = []
+    for number, value in enumerate(us):
+        tall = max(1.0, (high - 10) * value / most)
+        title = f"after step {number}: {time_text(value)}" if number else f"the input: {time_text(value)}"
+        side = "after" if number else "before"
+        parts.append(
+            f'<rect data-step="{number}" class="fill-{side}" x="{number * run + 1:.1f}" '
+            f'y="{high - tall:.1f}" width="{max(run - 2, 1):.1f}" height="{tall:.1f}"><title>{title}</title></rect>'
+        )
+    label = f"modelled time from {time_text(us[0])} to {time_text(us[-1])} in {len(us) - 1} steps"
+    head = f'<svg class="stairs" viewBox="0 0 {wide:.0f} {high:.0f}" role="img" aria-label="{escape(label)}">'
+    return head + "".join(parts) + "</svg>"
 
 
 def spark(values: Sequence[float], label: str) -> str:

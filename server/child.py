@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from superopt.ir.graph import Graph
     from superopt.pipeline import Options, Result
 
@@ -33,6 +35,8 @@ _EVERY = 0.02  # seconds between two progress messages; more would only be overw
 # What takes long to load. Not ONNX Runtime: it starts a thread, and only one thread survives a fork.
 _PRELOAD = ("superopt.formats", "superopt.rules", "superopt.report", "superopt.verifier.admission", "highspy")
 SIDECAR = "weights.safetensors"
+FRAME = "frame-"  # and the number of a step: the model after it
+_FRAMES = 128 << 20  # bytes of all of them
 FILES = {  # what a job leaves, by the name that the job table keeps it under
     "json": "graph.json", "onnx": "graph.onnx", "parts": "weights.json", "weights": SIDECAR,
     "report": "report.json", "comparison": "comparison.json",
@@ -146,14 +150,17 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
 def _load() -> Graph:
     from superopt.formats import load
 
-    alone = not Path("in", SIDECAR).exists()
+    beside = sorted(path.name for path in Path("in").iterdir() if path.name != "model")
     os.chdir("in")
     try:
-        return load("model", external=not alone)  # ``in`` holds nothing but what the client sent
+        return load("model", external=bool(beside))  # ``in`` holds nothing but what the client sent
     except SuperoptError as error:
-        raise type(error)(
-            error.what, where=error.where.removeprefix("model").removeprefix(", "), hint=error.hint
-        ) from None
+        hint = error.hint
+        if "external data" in f"{error.where} {error.what}" or "in another file" in error.what:
+            sent = f"beside the model came {', '.join(beside)[:300]}" if beside else "no other file came with the model"
+            hint = f"{sent}; send each file as a part named data, with the file name that the model has for it"
+        where = error.where.removeprefix("model").removeprefix(", ")
+        raise type(error)(error.what, where=where, hint=hint) from None
     finally:
         os.chdir("..")
 
@@ -167,6 +174,7 @@ def _options(job: dict[str, Any]) -> dict[str, Any]:
 
 def _write(result: Result, options: Options, most: int) -> dict[str, Any]:
     """Every representation of the result that fits; at least one does, or it is a ``ResourceLimit``."""
+    from superopt import pipeline
     from superopt.formats.tensors import RandomData
     from superopt.server.compare import union
 
@@ -190,10 +198,39 @@ def _write(result: Result, options: Options, most: int) -> dict[str, Any]:
             without[name] = str(error)
     if len(without) == len(forms):
         raise ResourceLimit(f"the result is too large to send: {without['json']}")
-    (out / FILES["report"]).write_text(json.dumps(result.report.json(), allow_nan=False))
+    report, way = pipeline.explained(result, options)
+    told = report.json() | {"roofline": _roofline(result, options)}
+    (out / FILES["report"]).write_text(json.dumps(told, allow_nan=False))
+    if way is not None:
+        _write_frames([step.graph for step in way.steps])
     view = union(result.original, result.graph, sizes=options.sizes)
     (out / FILES["comparison"]).write_text(json.dumps(view, allow_nan=False))
     return said | {"without": without}
+
+
+def _write_frames(graphs: Sequence[Graph]) -> None:
+    """The model after each step, as JSON graphs; none of them where they are too large together."""
+    from superopt.formats import to_json
+    from superopt.formats.json_writer import format_document
+    from superopt.formats.tensors import RandomData
+
+    stored = sum(w.type.nbytes or 0 for g in graphs for w in g.weights if not isinstance(w.data, RandomData | None))
+    if stored * 4 // 3 > _FRAMES:
+        return
+    for number, graph in enumerate(graphs, 1):
+        Path("out", f"{FRAME}{number}.json").write_text(format_document(to_json(graph)), encoding="utf-8")
+
+
+def _roofline(result: Result, options: Options) -> dict[str, Any]:
+    """The report's roofline under the ceilings of this machine, where the job's own time was not enough to learn them:
+    they are measured once, which takes seconds, and kept."""
+    from superopt import cost
+
+    data = dict(result.report.roofline or {})
+    if options.target != "cpu" or "flops_per_second" in data:
+        return data
+    with cost.for_target("cpu", runtime=options.runtime, sizes=options.sizes) as model:
+        return data | cost.ceilings(model.peaks())
 
 
 def _write_json(graph: Graph, path: Path) -> None:

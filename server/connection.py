@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from superopt.server.connections import Connections
 from superopt.server.guard import SECURITY
 from superopt.server.heads import read_head
+from superopt.server.health import PATHS
 from superopt.server.problems import MEDIA, Problem
 from superopt.server.transport import BUFFER, HEAD, Outgoing
 
@@ -28,7 +29,7 @@ __all__ = ["Connection"]
 
 _FRAMING = 1 << 12  # bytes of chunk sizes and extensions beyond those of the body; then the body is mostly framing
 _DRAIN = 1 << 18  # bytes that are still read from a refused client; then it has to stop sending to read the answer
-_HEALTH = frozenset({b"/livez", b"/readyz"})  # answered before all else, and to whoever has too many requests in hand
+_HEALTH = frozenset(path.encode() for path in PATHS)  # answered at once, and to whoever has too many requests in hand
 _ASKS_HEALTH = re.compile(rb"GET /(?:livez|readyz)[ ?]").match
 
 
@@ -56,6 +57,8 @@ class Connection(HttpToolsProtocol):
         self._last_word: Problem | None = None  # to be said once they are
         self._upgrade = False
         self._held = b""  # was read, and waits for its turn
+        self._urgent = self._parsing = False  # what was asked last is to be answered at once; the parser is at work
+        self._at_once: tuple[Any, Any] | None = None  # a request, and who answers it
         self._pieces: list[bytes] = []  # of the body
         self.leaving = False  # the last answer was written
 
@@ -172,6 +175,7 @@ class Connection(HttpToolsProtocol):
     def _read(self, data: bytes | memoryview) -> None:
         body, reading, count = self._body, self._reading, len(data)
         self._head += count
+        self._parsing = True
         try:
             self.parser.feed_data(data)
             self._check_progress(count, body, reading)
@@ -185,6 +189,9 @@ class Connection(HttpToolsProtocol):
             self._refuse(_malformed(error))
         except Problem as problem:
             self._refuse(problem)
+        finally:
+            self._parsing = False
+            self._answer_at_once()
 
     def _check_progress(self, count: int, body: int, before: _Reading) -> None:
         """What is not finished yet must not be too large already."""
@@ -246,11 +253,13 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= self._limits.pipelined:
             raise Problem(429, "quota", f"more than {self._limits.pipelined} requests without waiting for an answer")
         owner = self._door.client(self._host, head.forwarded)
-        if not self._door.begin(owner, always=self.url.partition(b"?")[0] in _HEALTH):
+        always = self.url.partition(b"?")[0] in _HEALTH
+        if not self._door.begin(owner, always=always):
             raise Problem(429, "quota", "too many requests of this address are in hand", retry_after=1)
         self._owners.append(owner)
         if owner != self._host:
             self.scope["client"] = (owner, 0)
+        self._urgent = always and head.length == 0
         try:
             super().on_headers_complete()
         except BaseException:  # the address is not understood
@@ -304,10 +313,26 @@ class Connection(HttpToolsProtocol):
                 self._say(self._last_word)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        if cycle.scope["raw_path"] in _HEALTH:
-            super()._start_asgi_task(cycle, app)
+        if self._urgent and self._parsing:  # not one that waited behind another
+            self._at_once = cycle, app
         else:
             self._door.queue(self.loop, self._host, partial(self._begin, cycle, app))
+
+    def _answer_at_once(self) -> None:
+        """Run to its end what waits for nothing (:mod:`superopt.server.health`); a task would wait for its turn."""
+        if self._at_once is None:
+            return
+        (cycle, app), self._at_once = self._at_once, None
+        if cycle.disconnected:
+            return
+        if cycle.scope["method"] != "GET" or self.flow.write_paused:
+            super()._start_asgi_task(cycle, app)
+            return
+        try:
+            cycle.run_asgi(app).send(None)
+        except StopIteration:
+            return
+        raise AssertionError("an answer about health waited for something")
 
     def _begin(self, cycle: Any, app: Any) -> None:
         if not cycle.disconnected:

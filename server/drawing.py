@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from html import escape
 
@@ -10,7 +11,8 @@ from superopt.rules.rule import scalar_value
 
 __all__ = ["draw"]
 
-_CHAR, _HIGH, _GAP, _LEVEL = 7.6, 32, 18, 60
+_CHAR, _SMALL, _HIGH, _LINE, _GAP, _BETWEEN = 7.6, 5.2, 32, 12, 18, 28
+_WRAP = 38  # characters of a line of attributes: all of them are shown, for they may be what a rule is about
 
 
 def draw(roots: Sequence[Term], title: str) -> str:
@@ -25,16 +27,16 @@ def draw(roots: Sequence[Term], title: str) -> str:
     rows: list[list[Term]] = [[] for _ in range(max(level.values()) + 1)]
     for term in terms:
         rows[level[term]].append(term)
-    place, width = _places(rows)
-    height = _LEVEL * len(rows) + _GAP
+    place, width, height = _places(rows)
     parts = [_edges(term, place) for term in terms]
     parts += [_box(term, *place[term]) for term in terms]
     for number, root in enumerate(roots):
         x, y = place[_below(root)]
+        bottom = y + _high(_below(root)) / 2
         label = f"output {number + 1}" if len(roots) > 1 else "output"
         shift = _port(root) * 12
-        parts.append(f'<path class="edge" d="M{x + shift:.0f} {y + _HIGH / 2} v14"/>'
-                     f'<text class="out" x="{x + shift:.0f}" y="{y + _HIGH / 2 + 26}">{label}</text>')  # fmt: skip
+        parts.append(f'<path class="edge" d="M{x + shift:.0f} {bottom:.0f} v14"/>'
+                     f'<text class="out" x="{x + shift:.0f}" y="{bottom + 26:.0f}">{label}</text>')  # fmt: skip
     return (
         f'<svg class="graph" role="img" viewBox="0 0 {width:.0f} {height + 22:.0f}" width="{width:.0f}">'
         f"<title>{escape(title)}</title>{''.join(parts)}</svg>"
@@ -62,14 +64,14 @@ def _levels(terms: Sequence[Term]) -> dict[Term, int]:
     return level
 
 
-def _label(term: Term) -> tuple[str, str]:
-    """The text in a box, and the attributes as its tooltip."""
+def _label(term: Term) -> tuple[str, list[str]]:
+    """The text in a box, and the lines of its attributes."""
     if isinstance(term, Var):
-        return term.name, ""
+        return term.name, []
     assert isinstance(term, App)
     if (value := scalar_value(term)) is not None:
-        return (f"{value:g}" if isinstance(value, float) else str(value)), ""
-    return term.op, ", ".join(f"{k}={_text(v)}" for k, v in term.attributes)
+        return (f"{value:g}" if isinstance(value, float) else str(value)), []
+    return term.op, textwrap.wrap(", ".join(f"{k}={_text(v)}" for k, v in term.attributes), _WRAP)
 
 
 def _text(value: object) -> str:
@@ -78,20 +80,26 @@ def _text(value: object) -> str:
 
 def _wide(term: Term) -> float:
     label, more = _label(term)
-    return max(30.0, len(label) * _CHAR + 16, min(len(more), 40) * 5.2 + 12)
+    return max(30.0, len(label) * _CHAR + 16, max(map(len, more), default=0) * _SMALL + 12)
 
 
-def _places(rows: Sequence[Sequence[Term]]) -> tuple[dict[Term, tuple[float, float]], float]:
-    """Centres, each row in the middle."""
+def _high(term: Term) -> float:
+    return _HIGH + _LINE * max(0, len(_label(term)[1]) - 1)
+
+
+def _places(rows: Sequence[Sequence[Term]]) -> tuple[dict[Term, tuple[float, float]], float, float]:
+    """Centres, each row in the middle; how wide and how high all of it is."""
     spans = [sum(_wide(t) for t in row) + _GAP * (len(row) - 1) for row in rows]
     width = max(spans) + 2 * _GAP
     place: dict[Term, tuple[float, float]] = {}
-    for number, (row, span) in enumerate(zip(rows, spans, strict=True)):
-        x = (width - span) / 2
+    top: float = _GAP
+    for row, span in zip(rows, spans, strict=True):
+        x, high = (width - span) / 2, max(map(_high, row))
         for term in row:
-            place[term] = (x + _wide(term) / 2, _GAP + _HIGH / 2 + number * _LEVEL)
+            place[term] = (x + _wide(term) / 2, top + high / 2)
             x += _wide(term) + _GAP
-    return place, width
+        top += high + _BETWEEN
+    return place, width, top
 
 
 def _edges(term: Term, place: dict[Term, tuple[float, float]]) -> str:
@@ -102,7 +110,7 @@ def _edges(term: Term, place: dict[Term, tuple[float, float]]) -> str:
         source_x, source_y = place[_below(argument)]
         start = source_x + _port(argument) * 12
         end = x + (number - (len(arguments) - 1) / 2) * 10
-        y0, y1 = source_y + _HIGH / 2, y - _HIGH / 2
+        y0, y1 = source_y + _high(_below(argument)) / 2, y - _high(term) / 2
         middle = (y0 + y1) / 2
         found.append(f'<path class="edge" d="M{start:.0f} {y0:.0f} C{start:.0f} {middle:.0f} {end:.0f} {middle:.0f} '
                      f'{end:.0f} {y1:.0f}"/>')  # fmt: skip
@@ -111,15 +119,15 @@ def _edges(term: Term, place: dict[Term, tuple[float, float]]) -> str:
 
 def _box(term: Term, x: float, y: float) -> str:
     label, more = _label(term)
-    wide = _wide(term)
+    wide, high = _wide(term), _high(term)
+    top = y - high / 2
     kind = "op" if isinstance(term, App) and scalar_value(term) is None else "leaf"
     round_ = 5 if kind == "op" else 13
-    text = f'<text x="{x:.0f}" y="{y + (-2 if more else 4.5):.0f}">{escape(label)}</text>'
-    if more:
-        short = more if len(more) <= 40 else more[:39] + "…"
-        text += f'<text class="more" x="{x:.0f}" y="{y + 11:.0f}">{escape(short)}</text>'
+    text = f'<text x="{x:.0f}" y="{top + (14 if more else 20.5):.0f}">{escape(label)}</text>'
+    for number, line in enumerate(more):
+        text += f'<text class="more" x="{x:.0f}" y="{top + 27 + _LINE * number:.0f}">{escape(line)}</text>'
     return (
-        f'<g class="{kind}"><title>{escape(f"{label} {more}".strip())}</title>'
-        f'<rect x="{x - wide / 2:.0f}" y="{y - _HIGH / 2:.0f}" width="{wide:.0f}" height="{_HIGH}" rx="{round_}"/>'
+        f'<g class="{kind}"><title>{escape(" ".join((label, *more)))}</title>'
+        f'<rect x="{x - wide / 2:.0f}" y="{top:.0f}" width="{wide:.0f}" height="{high:.0f}" rx="{round_}"/>'
         f"{text}</g>"
     )

@@ -12,8 +12,9 @@ from superopt.server.parameters import DESCRIPTIONS
 from superopt.server.problems import MEDIA, TITLES
 
 __all__ = [
-    "CERTIFICATE", "COMPARISON", "EVENTS", "GRAPH", "HEALTH", "JOB", "JOB_ACCEPTED", "LIMITS", "METRICS", "OPERATORS",
-    "OPTIMIZED", "PROFILES", "REPORT", "RULE", "RULES", "TRIAL", "document", "last_event_id", "submission",
+    "CERTIFICATE", "COMPARISON", "EVENTS", "FRAME", "GRAPH", "HEALTH", "JOB", "JOB_ACCEPTED", "JUDGEMENT", "LIMITS",
+    "METRICS", "OPERATORS", "OPTIMIZED", "PROFILES", "REPORT", "RULE", "RULES", "TRIAL", "continuation", "document",
+    "UPLOADS", "UPLOAD_MADE", "last_event_id", "submission", "tus", "typed_rule",
 ]  # fmt: skip
 
 Responses = dict[int | str, dict[str, Any]]
@@ -86,7 +87,8 @@ SCHEMAS: dict[str, Any] = {
                   "outputs": {"type": "array"}}},
     "RuleEntry": {
         "type": "object", "required": ["id", "family", "verdict", "operators", "forall", "where", "lhs", "rhs"],
-        "properties": {"id": _NAME, "family": _NAME, "verdict": _NAME, "operators": _STRINGS, "where": _STRINGS,
+        "properties": {"id": _NAME, "name": _NAME, "known_as": _STRINGS, "family": _NAME, "verdict": _NAME,
+                       "operators": _STRINGS, "where": _STRINGS,
                        "forall": {"type": "object", "additionalProperties": _NAME}, "lhs": _STRINGS, "rhs": _STRINGS,
                        "origin": _NAME, "directions": _STRINGS},
     },
@@ -140,6 +142,17 @@ JOB = _json(_ref("Job"), 401, 403, 404, 503)
 GRAPH: Responses = {200: _GRAPHS, **_UNCHANGED, **_problems(404, 406, 409, 410, 422, 500, 503)}
 REPORT = {**_json(_ref("Report"), 404, 409, 410, 422, 500, 503), **_UNCHANGED}
 COMPARISON = {**_json(_ref("Comparison"), 404, 409, 410, 422, 500, 503), **_UNCHANGED}
+FRAME = {**_json(_ref("Graph"), 400, 404, 409, 410, 422, 500, 503, media=GRAPH_JSON), **_UNCHANGED}
+JUDGEMENT = _json({"type": "object", "required": ["format", "verdict"]}, 400, 401, 408, 413, 422, 503)
+_TUS = {"Tus-Resumable": {"schema": _NAME}, "Upload-Offset": {"schema": _NAME}}
+_UPLOAD_ERRORS = _problems(400, 401, 404, 408, 409, 413, 415, 422, 429, 503)
+UPLOADS: Responses = {
+    200: {"description": "found", "headers": _TUS}, 204: {"description": "done", "headers": _TUS}, **_UPLOAD_ERRORS,
+}  # fmt: skip
+UPLOAD_MADE: Responses = {
+    201: {"description": "made", "headers": {"Location": {"schema": _NAME}, **_TUS}},
+    **_UPLOAD_ERRORS,
+}
 EVENTS: Responses = {
     200: {"description": "a stream", "content": {"text/event-stream": {"example":
           'id: 3\nevent: progress\ndata: {"done": 2, "total": 9, "what": "region 2"}\n\n'}}},
@@ -159,11 +172,20 @@ METRICS = _json({"type": "string"}, 503, media="text/plain")
 def submission() -> dict[str, Any]:
     """The operation's body and option parameters."""
     binary = {"type": "string", "format": "binary"}
-    parameters = [
+    uploads = {
+        "name": "upload",
+        "in": "query",
+        "required": False,
+        "schema": {"type": "array", "items": _NAME},
+        "description": "ids of resumable uploads, in place of a body: the model, and the files of its weights",
+    }
+    parameters = [uploads] + [
         {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
         for name, (schema, text) in DESCRIPTIONS.items()
     ]
-    form = {"type": "object", "required": ["graph"], "properties": {"graph": binary, "weights.safetensors": binary}}
+    data = {"type": "array", "items": binary, "description": "files that an ONNX model points to, under their names"}
+    properties = {"graph": binary, "weights.safetensors": binary, "data": data}
+    form = {"type": "object", "required": ["graph"], "properties": properties}
     content = {
         GRAPH_JSON: {
             "schema": {"type": "object", "description": "`superopt schema` prints the schema"},
@@ -176,10 +198,35 @@ def submission() -> dict[str, Any]:
             "security": [{}, {"key": []}]}  # fmt: skip
 
 
+def typed_rule() -> dict[str, Any]:
+    """The body of a rule to judge."""
+    schema = {"type": "object", "required": ["forall", "lhs", "rhs"], "properties": {
+        "forall": {"type": "object", "additionalProperties": _NAME}, "where": _STRINGS, "lhs": _STRINGS,
+        "rhs": _STRINGS,
+    }}  # fmt: skip
+    example = {"forall": {"x": "f[m, k]", "a": "f[k, n]", "b": "f[k, n]"},
+               "lhs": ["Add(MatMul(x, a), MatMul(x, b))"], "rhs": ["MatMul(x, Add(a, b))"]}  # fmt: skip
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}},
+            "security": [{}, {"key": []}]}  # fmt: skip
+
+
+def tus(*headers: str) -> dict[str, Any]:
+    """The headers of a resumable upload's operation."""
+    named = [{"name": h, "in": "header", "required": False, "schema": _NAME} for h in headers]
+    return {"parameters": named, "security": [{}, {"key": []}]}
+
+
+def continuation() -> dict[str, Any]:
+    """The parameters of going on with a job."""
+    return {"parameters": [p for p in submission()["parameters"] if p["name"] == "time_limit"],
+            "security": [{}, {"key": []}]}  # fmt: skip
+
+
 def last_event_id() -> dict[str, Any]:
-    """The header by which a stream resumes."""
-    return {"parameters": [{"name": "Last-Event-ID", "in": "header", "required": False,
-                            "schema": {"type": "string", "pattern": "^[0-9]{1,9}$"}}]}  # fmt: skip
+    """By what a stream resumes: a header, or a parameter where a client cannot set headers."""
+    schema = {"type": "string", "pattern": "^[0-9]{1,9}$"}
+    places = (("Last-Event-ID", "header"), ("last_event_id", "query"))
+    return {"parameters": [{"name": n, "in": where, "required": False, "schema": schema} for n, where in places]}
 
 
 def document(app: FastAPI) -> dict[str, Any]:

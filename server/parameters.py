@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from superopt import cost
 from superopt.ir.errors import UsageError
+from superopt.rules.floats import MODES
 from superopt.server.catalogue import Catalogue
 from superopt.server.problems import Problem
 from superopt.server.settings import Limits
@@ -19,6 +20,8 @@ __all__ = ["DESCRIPTIONS", "read_options", "refuse_unknown"]
 _TARGET = re.compile(r"cpu|cuda|profile:[A-Za-z0-9_-]{1,80}")
 _DIM = re.compile(r"([^=\s]{1,80})=([0-9]{1,9})")
 _MANY = 200
+# Words of options that the engine knows; the API process does without the engine, and a test compares them.
+_WORDS = {"float": "floats", "runtime": "runtime", "effort": "effort"}  # parameter → option of the pipeline
 
 DESCRIPTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
     "target": ({"type": "string", "default": "cpu", "pattern": f"^({_TARGET.pattern})$"},
@@ -31,6 +34,13 @@ DESCRIPTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
     "disable": ({"type": "array", "items": {"type": "string"}, "maxItems": _MANY}, "do without a rule or a family"),
     "dim": ({"type": "array", "items": {"type": "string", "pattern": r"^[^=\s]{1,80}=[1-9][0-9]{0,8}$"},
              "maxItems": _MANY}, "N=8: the size to cost a symbolic dimension at; it stays symbolic"),
+    "float": ({"type": "string", "enum": [*MODES], "default": "standard"},
+              "use rules where floats are safe (strict), also where the conditions of their safety hold (standard), or "
+              "wherever they are true of the reals (fast)"),
+    "runtime": ({"type": "string", "enum": ["onnxruntime", "openvino"], "default": "onnxruntime"},
+                "what the model will run in"),
+    "effort": ({"type": "string", "enum": ["quick", "default", "thorough"], "default": "default"},
+               "how much work the search may do"),
     "measure": ({"type": "boolean", "default": False}, "time input and result side by side"),
     "strict": ({"type": "boolean", "default": False}, "fail if a node is not understood"),
 }  # fmt: skip
@@ -47,7 +57,7 @@ def read_options(given: Callable[[str], Sequence[str]], limits: Limits, catalogu
     Raises:
         Problem: 400, naming the parameter.
     """
-    for name in ("target", "time_limit", "seed", "measure", "strict"):
+    for name in ("target", "time_limit", "seed", *_WORDS, "measure", "strict"):
         if len(given(name)) > 1:
             raise _wrong(name, "is given more than once")
         if "" in given(name):
@@ -61,6 +71,7 @@ def read_options(given: Callable[[str], Sequence[str]], limits: Limits, catalogu
         "target": target,
         "time_limit": _seconds(_last(given("time_limit")), limits),
         "seed": _seed(_last(given("seed"))),
+        **{option: _word(name, _last(given(name))) for name, option in _WORDS.items()},
         "measure": _yes("measure", _last(given("measure"))),
         "strict": _yes("strict", _last(given("strict"))),
         "sizes": _sizes([d for d in given("dim") if d]),
@@ -76,16 +87,17 @@ def read_options(given: Callable[[str], Sequence[str]], limits: Limits, catalogu
     return options
 
 
-def refuse_unknown(names: Iterable[str]) -> None:
+def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
     """Refuse a parameter that does not exist: its sender believes that it does something.
 
     Raises:
         Problem: 400, naming each and what may be meant.
     """
-    unknown = sorted(set(names) - set(DESCRIPTIONS))
+    unknown = sorted(set(names) - set(known))
     if unknown:
-        close = difflib.get_close_matches(unknown[0], DESCRIPTIONS, 1, 0.5)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(DESCRIPTIONS)}"
+        close = difflib.get_close_matches(unknown[0], known, 1, 0.5)
+        there = f"there are {', '.join(known)}" if known else "there are none here"
+        hint = f"did you mean {close[0]}?" if close else there
         raise Problem(
             400, "invalid-parameter", f"{unknown[0][:80]}: there is no such parameter; {hint}",
             errors=[{"parameter": name[:80], "detail": "there is no such parameter"} for name in unknown[:_MANY]],
@@ -118,6 +130,13 @@ def _seed(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 11 and int(text) < 2**31):
         raise _wrong("seed", "is not an integer from 0 to 2147483647")
     return int(text)
+
+
+def _word(name: str, text: str) -> str:
+    schema, _ = DESCRIPTIONS[name]
+    if text and text not in schema["enum"]:
+        raise _wrong(name, f"is none of {', '.join(schema['enum'])}")
+    return text or str(schema["default"])
 
 
 def _yes(name: str, text: str) -> bool:

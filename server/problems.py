@@ -33,6 +33,7 @@ TITLES: Mapping[str, str] = {
     "too-large": "The body is too large",
     "unsupported-media-type": "This kind of body is not read",
     "invalid-parameter": "A parameter is wrong",
+    "invalid-rule": "This is no rule",
     "invalid-model": "The model is not valid",
     "unsupported-model": "The model holds what superopt does not understand",
     "usage": "The options do not fit together",

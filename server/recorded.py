@@ -21,6 +21,7 @@ __all__ = ["Recorded", "Run"]
 log = logging.getLogger("superopt.serve")
 _WORSE = 1.02  # growth against the run before from which a page says so
 _PLACES = ("baselines/*.json", "*baseline*.json")
+_BENCHMARK, _OURS = "superopt.bench", "superopt"
 _BENCHMARKS = ("bench*/*.json", "*bench*.json")
 
 
@@ -120,9 +121,47 @@ class Recorded:
         return found
 
     @cached_property
+    def benchmarks(self) -> list[dict[str, Any]]:
+        """Recorded benchmarks (``superopt bench --json``): each a machine, a date, its tools, and rows by model."""
+        made = []
+        for path in self._files(_BENCHMARKS):
+            try:
+                data = json.loads(path.read_text())
+                if isinstance(data, dict) and data.get("format") == _BENCHMARK:
+                    made.append(data)
+            except (OSError, ValueError) as error:
+                log.warning("%s is not a benchmark: %s", path, error)
+        return made
+
+    @cached_property
+    def beside(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """What other optimisers make of a model: model → tool → ratio and spread, or why there is none."""
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for data in self.benchmarks:
+            for row in data["rows"]:
+                found[Path(row["model"]).stem] = {t: r for t, r in row["tools"].items() if t != _OURS}
+        return found
+
+    @cached_property
+    def tools(self) -> dict[str, str]:
+        """The other optimisers of the benchmarks, with their versions, and what they are where that needs saying."""
+        return {
+            tool: facts.get("what") or f"version {facts['version']}"
+            for data in self.benchmarks for tool, facts in data["tools"].items() if tool != _OURS
+        }  # fmt: skip
+
+    @cached_property
     def measured(self) -> dict[str, dict[str, Any]]:
         """Whole-model times before and after, by model: the benchmark's, else what a run measured by the way."""
         found: dict[str, dict[str, Any]] = {}
+        for data in self.benchmarks:
+            for row in data["rows"]:
+                ours = row["tools"].get(_OURS, {})
+                if ours.get("ratio") is not None and ours.get("ms") is not None:
+                    found[Path(row["model"]).stem] = {
+                        "ratio": ours["ratio"], "spread": ours["spread"], "before_ms": row["before_ms"],
+                        "after_ms": ours["ms"],
+                    }  # fmt: skip
         for run in self.runs:
             for name, row in run.rows.items():
                 if row.measured is not None:
@@ -130,6 +169,8 @@ class Recorded:
         for path in self._files(_BENCHMARKS):
             try:
                 rows = json.loads(path.read_text())
+                if isinstance(rows, dict) and rows.get("format") == _BENCHMARK:
+                    continue
                 for row in rows if isinstance(rows, list) else rows["rows"]:
                     if "ratio" in row:
                         kept = {k: float(row[k]) for k in ("ratio", "spread", "before_ms", "after_ms")}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import math
 import re
 import threading
 import time
@@ -28,17 +26,19 @@ from superopt.server.certificates import Certificates
 from superopt.server.connections import Connections
 from superopt.server.database import Database
 from superopt.server.evidence import Evidence
+from superopt.server.health import Health
+from superopt.server.judge import Judge
 from superopt.server.keys import ANYONE, Caller, Keys
 from superopt.server.problems import Problem
 from superopt.server.recorded import Recorded
 from superopt.server.settings import Settings
 from superopt.server.store import Store, Submission
 from superopt.server.trials import try_rule
+from superopt.server.uploads import Uploads
 from superopt.server.watch import Watcher
 
 __all__ = ["Service", "of"]
 
-_LOOK_AGAIN, _LOOKED = 0.25, 1.0  # seconds after which the database is asked again, and waited for
 _SLOW = 8  # trials and proofs that are made or waited for
 _TRIALS = 2  # rules that are tried at once
 _TRIAL_WAIT = 5.0  # seconds that one more waits for its turn
@@ -58,43 +58,21 @@ class Service:
         self.store = Store(self.database, self.settings.limits)
         self.blobs = Blobs(self.settings.data)
         self.keys = Keys(self.database)
+        limits = self.settings.limits
+        self.uploads = Uploads(self.settings.data, self.blobs, limits.upload, limits.uploads)
         self.watcher = Watcher(self.store, self.settings.poll)
         self.catalogue = Catalogue()
         self.certificates = Certificates(self.settings.data / "certificates")
+        self.judge = Judge()
         self.evidence = Evidence(BUILT_IN)
         self.recorded = Recorded(self.settings.corpus)
-        self._looking: asyncio.Task[None] | None = None
-        self._looked = -math.inf  # when the database answered
-        self._own = CapacityLimiter(1)  # a thread that waits behind no request
+        self.health = Health(self.store, self.blobs.incoming)
         self._slow = CapacityLimiter(_SLOW)
         self._trying = threading.BoundedSemaphore(_TRIALS)
         self.connections = Connections(self.settings.door, self.settings.limits.body)
         self.streams: Counter[str] = Counter()  # open event streams by client address
         self._refused: dict[str, tuple[float, Problem]] = {}  # by owner, and until when
         self.requests: dict[tuple[str, str, int], int] = {}  # (method, route, status) → count
-
-    async def look(self) -> None:
-        """Whether the database answers, or did so a moment ago. Who asks while another one looks shares that look.
-
-        Raises:
-            DBAPIError: it does not.
-        """
-        age = time.monotonic() - self._looked
-        if self._looking is None and age > _LOOK_AGAIN:
-            self._looking = asyncio.create_task(self._look())
-            self._looking.add_done_callback(lambda task: task.exception())  # somebody may be waiting for it, or nobody
-        if age > _LOOKED and self._looking is not None:
-            await asyncio.shield(self._looking)
-
-    async def _look(self) -> None:
-        try:
-            await to_thread.run_sync(self.store.look, limiter=self._own)
-            self._looked = time.monotonic()
-        except BaseException:
-            self._looked = -math.inf
-            raise
-        finally:
-            self._looking = None
 
     async def slowly(self, work: Callable[..., T], *arguments: Any) -> T:
         """Do what takes seconds, or waits for it, in threads of its own: all else goes on beside it.
@@ -129,6 +107,16 @@ class Service:
     @lru_cache(maxsize=256)  # noqa: B019  (one service per process; the same seed gives the same)
     def _tried(self, rule_id: str, seed: int) -> dict[str, Any]:
         return try_rule(self.catalogue.library[rule_id], seed)
+
+    def judged(self, rule: Mapping[str, Any]) -> dict[str, Any]:
+        """What is known of a rule that somebody typed, with the library's rules that are most like it.
+
+        Raises:
+            Problem: 422 where it is no rule; 503 while another one is judged.
+        """
+        found = self.judge.judged(rule)
+        near = self.catalogue.index.search(found["name"])[:5] if "name" in found else ()
+        return found | {"nearest": [{"id": i, "name": self.catalogue.index.names[i]} for i in near]}
 
     async def needs_key(self) -> bool:
         """Whether making work takes a key."""

@@ -28,6 +28,8 @@ class Limits:
     Attributes:
         sync_body: body of ``POST /v1/optimize``.
         body: body of a job (graph and weights together).
+        upload: of one resumable upload, which comes in pieces of ``body`` at most.
+        uploads: resumable uploads that one owner may have.
         body_idle: longest pause between two pieces of a body.
         body_seconds: longest time for a whole body.
         sync_seconds: how long ``POST /v1/optimize`` waits before it answers 202 and leaves the job running.
@@ -51,6 +53,8 @@ class Limits:
 
     sync_body: int = MIB
     body: int = 512 * MIB
+    upload: int = 8 * GIB
+    uploads: int = 20
     body_idle: float = 10.0
     body_seconds: float = 600.0
     sync_seconds: float = 180.0

@@ -16,15 +16,17 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Result
 from sqlalchemy.exc import IntegrityError
 
+from superopt.server.body import sidecars
 from superopt.server.database import Database, events, jobs, now, results
 from superopt.server.problems import Problem
 from superopt.server.settings import Limits
 
-__all__ = ["FINAL", "Claim", "Pulse", "Store", "Submission"]
+__all__ = ["FINAL", "Claim", "Pulse", "Store", "Submission", "reusable"]
 
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 Pulse = Literal["go on", "cancel", "lost"]
 _WAITING = ("queued", "running")
+_CUT_SHORT = frozenset({"time", "interrupted"})  # how searches stop that went no further
 Row = dict[str, Any]
 
 
@@ -337,12 +339,17 @@ class Store:
         wanted: set[str] = set()
         with self.database.read() as connection:
             for row in connection.execute(sa.select(jobs.c.model, jobs.c.weights, jobs.c.outputs)):
-                wanted |= {digest for digest in (row.model, row.weights) if digest}
+                wanted |= {digest for digest in (row.model, *sidecars(row.weights).values()) if digest}
                 wanted |= {f["sha256"] for f in (row.outputs or {"files": {}})["files"].values()}
             for outputs in connection.execute(sa.select(results.c.outputs)).scalars():
                 wanted |= {f["sha256"] for f in outputs["files"].values()}
             running = connection.execute(sa.select(jobs.c.id, jobs.c.attempt).where(jobs.c.state == "running"))
             return frozenset(wanted), frozenset(f"{row.id}-{row.attempt}" for row in running)
+
+
+def reusable(outputs: Mapping[str, Any]) -> bool:
+    """Whether a result answers for an equal job: not if its search was cut short, for another one may find more."""
+    return outputs.get("stopped") not in _CUT_SHORT
 
 
 def _holding(held: Claim) -> tuple[sa.ColumnElement[bool], ...]:

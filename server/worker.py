@@ -23,19 +23,20 @@ from sqlalchemy.exc import DBAPIError
 
 import superopt
 from superopt.server.blobs import Blobs
-from superopt.server.child import FILES
+from superopt.server.body import MODEL_FILE, sidecars
+from superopt.server.child import FILES, FRAME
 from superopt.server.database import Database
 from superopt.server.settings import Settings
-from superopt.server.store import Claim, Store
+from superopt.server.store import Claim, Store, reusable
+from superopt.server.uploads import Uploads
 
-__all__ = ["Worker", "reusable", "work"]
+__all__ = ["Worker", "work"]
 
 log = logging.getLogger("superopt.worker")
 
 _ROOT = str(Path(superopt.__file__).parents[1])
 _START = "import sys; sys.path.append({root!r}); from superopt.server.child import main; main()"
 _BEAT = 0.5  # seconds between heartbeats, hence the longest that a cancellation goes unnoticed
-_CUT_SHORT = frozenset({"time", "interrupted"})  # a search that went no further: its result answers for no other job
 _SWEEP = 30.0
 _RELOAD = 1.0  # seconds before the engine is loaded again, doubled each time
 
@@ -57,6 +58,7 @@ class Worker:
         self.database = Database(settings.url)
         self.store = Store(self.database, settings.limits)
         self.blobs = Blobs(settings.data)
+        self.uploads = Uploads(settings.data, self.blobs, settings.limits.upload, settings.limits.uploads)
         self.stopping = False
         self._swept = 0.0
         self._reaped = 0.0
@@ -123,6 +125,7 @@ class Worker:
             self._swept = clock
             self.store.expire()
             self.blobs.sweep(*self.store.references(), self.settings.limits.grace)
+            self.uploads.sweep(self.settings.limits.retention)
             self.blobs.sweep_incoming(self.settings.limits.body_seconds + self.settings.limits.grace)
 
     def _finish(self, held: Claim) -> None:
@@ -164,18 +167,19 @@ class Worker:
     def _prepare(self, held: Claim, folder: Path) -> None:
         for part in ("in", "out", "tmp"):
             (folder / part).mkdir(parents=True, mode=0o700)
-        self.blobs.copy(held.model, folder / "in" / "model")
-        if held.weights is not None:
-            self.blobs.copy(held.weights, folder / "in" / "weights.safetensors")
+        self.blobs.copy(held.model, folder / "in" / MODEL_FILE)
+        for name, digest in sidecars(held.weights).items():
+            self.blobs.copy(digest, folder / "in" / name)
         (folder / "job.json").write_text(json.dumps({"options": held.options}))
 
     def _adopt(self, held: Claim, folder: Path, outputs: dict[str, Any]) -> dict[str, Any]:
         files = {}
-        for name, file in FILES.items():
+        frames = {path.stem: path.name for path in (folder / "out").glob(f"{FRAME}*.json")}
+        for name, file in (FILES | frames).items():
             if (path := folder / "out" / file).is_file():
                 digest, size = self.blobs.adopt(path)
                 files[name] = {"sha256": digest, "size": size}
-        received = sum(self.blobs.path(d).stat().st_size for d in (held.model, held.weights) if d)
+        received = sum(self.blobs.path(d).stat().st_size for d in (held.model, *sidecars(held.weights).values()))
         return {**outputs, "files": files, "input": received}
 
 
@@ -331,11 +335,6 @@ class _Run:
                 return file.read().decode(errors="replace")
         except OSError:
             return ""
-
-
-def reusable(outputs: dict[str, Any]) -> bool:
-    """Whether a result answers for an equal job: not if its search was cut short, for another one may find more."""
-    return outputs.get("stopped") not in _CUT_SHORT
 
 
 def _read_outcome(folder: Path, run: _Run) -> dict[str, Any]:

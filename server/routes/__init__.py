@@ -1,12 +1,30 @@
 """The HTTP resources, a router each."""
 
+from fastapi import Depends
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+
+from superopt.server.parameters import refuse_unknown
 from superopt.server.routes.jobs import router as jobs
 from superopt.server.routes.library import router as library
 from superopt.server.routes.meta import router as meta
 from superopt.server.routes.optimize import router as optimize
 from superopt.server.routes.pages import router as pages
 from superopt.server.routes.rules import router as rules
+from superopt.server.routes.uploads import router as uploads
 
-__all__ = ["ROUTERS"]
+__all__ = ["ONLY_KNOWN", "ROUTERS"]
 
-ROUTERS = (optimize, jobs, rules, meta, pages, library)
+
+async def _only_known(request: Request) -> None:
+    route = request.scope["route"]
+    assert isinstance(route, APIRoute)
+    if route.include_in_schema:  # a page may be linked to with whatever a mailer adds
+        listed = (route.openapi_extra or {}).get("parameters", ())
+        declared = [p.alias for p in route.dependant.query_params]
+        refuse_unknown(request.query_params, [*declared, *(p["name"] for p in listed if p["in"] == "query")])
+
+
+ONLY_KNOWN = Depends(_only_known)  # a query parameter that the OpenAPI document does not name is refused
+
+ROUTERS = (optimize, jobs, uploads, rules, meta, pages, library)

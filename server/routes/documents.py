@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from superopt.server.body import GRAPH_JSON, MULTIPART, ONNX
-from superopt.server.child import SIDECAR
+from superopt.server.child import FRAME, SIDECAR
 from superopt.server.problems import Problem, from_outcome
 from superopt.server.service import Service
+from superopt.server.store import reusable
 
 __all__ = ["describe", "ended", "negotiate", "send_file", "send_result"]
 
@@ -51,6 +52,10 @@ def describe(job: Mapping[str, Any], *, ahead: int | None = None) -> dict[str, A
         found["representations"] = {_TYPES[name]: size for name, size in _graphs(outputs["files"]).items()}
         if "comparison" in outputs["files"]:
             found["links"]["comparison"] = f"{base}/comparison"
+        if f"{FRAME}1" in outputs["files"]:
+            found["links"]["frames"] = f"{base}/frames/{{step}}"
+        if not reusable(outputs):
+            found["links"]["continue"] = f"{base}/continue"
     return found
 
 
@@ -174,4 +179,5 @@ async def send_file(
     path = service.blobs.path(facts["sha256"])
     if not await run_in_threadpool(path.is_file):
         raise Problem(410, "gone", "the result is not kept any more; submit the model again")
-    return FileResponse(path, media_type=media, headers=headers, filename=f"{job['id'][:8]}{_SUFFIX[name]}")
+    suffix = _SUFFIX.get(name, f".{name}.json")
+    return FileResponse(path, media_type=media, headers=headers, filename=f"{job['id'][:8]}{suffix}")

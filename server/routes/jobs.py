@@ -6,7 +6,7 @@ import json
 import re
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -15,14 +15,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from superopt.server import openapi as doc
-from superopt.server.body import receive
-from superopt.server.parameters import read_options, refuse_unknown
+from superopt.server.body import GRAPH_JSON, Upload, receive
+from superopt.server.child import FRAME
+from superopt.server.keys import Caller
+from superopt.server.parameters import read_options
 from superopt.server.problems import Problem
 from superopt.server.routes.documents import describe, ended, send_file, send_result
 from superopt.server.service import Service, of
-from superopt.server.store import FINAL
+from superopt.server.store import FINAL, reusable
 
-__all__ = ["enqueue", "router", "submit"]
+__all__ = ["enqueue", "go_on", "router", "submit"]
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
@@ -86,12 +88,51 @@ async def enqueue(
     service = of(request)
     limits = service.settings.limits
     caller = await service.caller(request)
-    refuse_unknown(request.query_params)
     options = read_options(request.query_params.getlist, limits, service.catalogue)
-    upload = await receive(request, service.blobs, limits, most)
+    chosen = request.query_params.getlist("upload")
+    if chosen:
+        found = [await run_in_threadpool(service.uploads.find, i, caller.owner) for i in dict.fromkeys(chosen)]
+        upload = await service.slowly(service.uploads.model, found)
+    else:
+        upload = await receive(request, service.blobs, limits, most)
     if not upload.model:
         raise Problem(422, "invalid-model", "the form has no part named graph")
     return await service.enqueue(service.submission(upload, options, caller, job_id=job_id, key=key))
+
+
+@router.post("/{job_id}/continue", status_code=202, openapi_extra=doc.continuation(), responses=doc.JOB_ACCEPTED,
+             summary="Search on")  # fmt: skip
+async def post_continue(job_id: str, request: Request) -> Response:
+    """A new job that goes on where the search of this one was cut short; 409 where it went to its end."""
+    service = of(request)
+    caller = await service.caller(request)
+    given = request.query_params.getlist("time_limit")
+    job = await go_on(service, job_id, caller, given)
+    return JSONResponse(describe(job), 202, {"Location": f"/v1/jobs/{job['id']}"})
+
+
+async def go_on(service: Service, job_id: str, caller: Caller, seconds: Sequence[str] = ()) -> Mapping[str, Any]:
+    """Enqueue the model of a job whose search was cut short again: regions that were finished are not searched again.
+
+    Args:
+        service: that has the job.
+        job_id: of the caller's own job.
+        caller: who asks.
+        seconds: the time limit as it came; the job's own where there is none.
+
+    Raises:
+        Problem: 403 or 404; 409 where there is nothing to go on with; 400 for the time limit.
+    """
+    job = await service.job(job_id)
+    if job["owner"] != caller.owner:
+        raise Problem(403, "forbidden", "the job belongs to another key")
+    if reusable(ended(job)):
+        raise Problem(409, "conflict", "the search of this job went to its end; there is nothing to go on with")
+    asked = read_options(lambda name: seconds if name == "time_limit" else (), service.settings.limits,
+                         service.catalogue)  # fmt: skip
+    options = dict(job["options"]) | ({"time_limit": asked["time_limit"]} if seconds else {})
+    upload = Upload(job["model"], job["weights"], job["media"])
+    return await service.enqueue(service.submission(upload, options, caller, name=job["name"]))
 
 
 @router.get("/{job_id}", responses=doc.JOB, summary="Look at a job")
@@ -141,6 +182,20 @@ async def get_comparison(job_id: str, request: Request) -> Response:
     if "comparison" not in ended(job)["files"]:
         raise Problem(404, "not-found", "this job was done by a version that kept no comparison")
     return await send_file(service, job, request, "comparison", "application/json", {})
+
+
+@router.get("/{job_id}/frames/{step}", responses=doc.FRAME, summary="Fetch the model after a step")
+async def get_frame(job_id: str, step: int, request: Request) -> Response:
+    """The whole model after a step of the report's derivation, for ``superopt verify``; the last one is the result."""
+    service = of(request)
+    job = await service.job(job_id)
+    files = ended(job)["files"]
+    if f"{FRAME}{step}" not in files:
+        why = "the derivation has no such step" if f"{FRAME}1" in files else (
+            "no frames are kept: nothing changed, or they are too large together; superopt explain --step makes them"
+        )  # fmt: skip
+        raise Problem(404, "not-found", why)
+    return await send_file(service, job, request, f"{FRAME}{step}", GRAPH_JSON, {})
 
 
 @router.get("/{job_id}/events", responses=doc.EVENTS, summary="Follow a job", openapi_extra=doc.last_event_id())

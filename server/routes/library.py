@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from superopt.server.body import receive
 from superopt.server.charts import spark
 from superopt.server.drawing import draw
 from superopt.server.problems import Problem
@@ -24,8 +25,14 @@ __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False)
 _PAGE = 50
+_FORM = 1 << 14  # bytes of a form that holds no file
+_TYPED = ("forall", "where", "lhs", "rhs")
+_EXAMPLE = {
+    "forall": "x: f[m, k]\na, b: f[k, n]", "where": "", "lhs": "Add(MatMul(x, a), MatMul(x, b))",
+    "rhs": "MatMul(x, Add(a, b))",
+}  # fmt: skip
 _RULES = 8  # rules that a model's row names
-_ORDERS = {"": "name", "used": "most used in the corpus", "short": "shortest first"}
+_ORDERS = {"": "as found", "used": "most used in the corpus", "short": "shortest first"}
 
 
 @router.get("/rules")
@@ -68,6 +75,49 @@ def _ordered(found: Sequence[Mapping[str, Any]], order: str, uses: Mapping[str, 
             return found
 
 
+@router.get("/playground")
+async def get_playground(request: Request) -> Response:
+    """A rule to type; the query may have one already, which is judged when it is sent."""
+    typed = {name: request.query_params.get(name, "")[:4000] for name in _TYPED}
+    return await _playground(request, typed if any(typed.values()) else _EXAMPLE)
+
+
+@router.post("/playground")
+async def post_playground(request: Request) -> Response:
+    """The rule, judged."""
+    service = of(request)
+    typed = dict.fromkeys(_TYPED, "")
+    try:
+        upload = await receive(request, service.blobs, service.settings.limits, _FORM)
+        typed = {name: next(iter(upload.fields.get(name, [])), "") for name in _TYPED}
+        await service.caller(request, next(iter(upload.fields.get("key", [])), ""))
+        found = await service.slowly(service.judged, _rule_of(typed))
+    except Problem as problem:
+        return await _playground(request, typed, problem=problem)
+    return await _playground(request, typed, found=found)
+
+
+async def _playground(
+    request: Request, typed: Mapping[str, str], found: Mapping[str, Any] | None = None, problem: Problem | None = None
+) -> Response:
+    return page("playground.html", "/playground", status=problem.status if problem else 200, typed=typed, found=found,
+                problem=problem, needs_key=await of(request).needs_key())  # fmt: skip
+
+
+def _rule_of(typed: Mapping[str, str]) -> dict[str, Any]:
+    """A rule from the lines of a form; ``x, y: f[m]`` declares both."""
+    lines = {name: [line.strip() for line in text.splitlines() if line.strip()] for name, text in typed.items()}
+    forall: dict[str, str] = {}
+    for line in lines["forall"]:
+        names, colon, scheme = line.partition(":")
+        if not colon:
+            raise Problem(422, "invalid-rule", f"for all: {line[:80]!r} is not NAME: TYPE, as in x: f[m, k]")
+        forall.update((name.strip(), scheme.strip()) for name in names.split(","))
+    return {"forall": forall, "lhs": lines["lhs"], "rhs": lines["rhs"]} | (
+        {"where": lines["where"]} if lines["where"] else {}
+    )  # fmt: skip
+
+
 @router.get("/rules/{rule_id}")
 async def get_rule_page(rule_id: str, request: Request) -> Response:
     """One rule: in words, as text, drawn, what is known of it, where it fires; and tried, if the query has a seed."""
@@ -100,7 +150,8 @@ async def get_corpus_page(request: Request) -> Response:
     service = of(request)
     models = await run_in_threadpool(_models, service)
     return page("corpus.html", "/corpus", wide=bool(service.recorded.runs), models=models, runs=service.recorded.runs,
-                measured=bool(service.recorded.measured), known=service.catalogue.entries)  # fmt: skip
+                measured=bool(service.recorded.measured), tools=service.recorded.tools,
+                benchmarks=service.recorded.benchmarks, known=service.catalogue.entries)  # fmt: skip
 
 
 def _models(service: Service) -> list[dict[str, Any]]:
@@ -111,7 +162,8 @@ def _models(service: Service) -> list[dict[str, Any]]:
         rows = [_row(name, run) for run in recorded.runs]
         rules: dict[str, int] = next((r["rules"] for r in rows if r and r["rules"]), {})
         common = sorted(rules.items(), key=lambda item: -item[1])[:_RULES]
-        made.append({**model, "runs": rows, "rules": common, "measured": recorded.measured.get(name)})
+        made.append({**model, "runs": rows, "rules": common, "measured": recorded.measured.get(name),
+                     "beside": recorded.beside.get(name, {})})  # fmt: skip
     return made
 
 

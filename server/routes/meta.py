@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import shutil
 import time
 from dataclasses import asdict
 
 from fastapi import APIRouter
-from sqlalchemy.exc import DBAPIError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from superopt.server import openapi as doc
-from superopt.server.problems import Problem
 from superopt.server.service import Service, of
 
 __all__ = ["router"]
 
 router = APIRouter(tags=["service"])
-_ROOM = 1 << 18  # bytes that a small job leaves on the disk
 _PUBLIC = (
-    "sync_body", "body", "body_idle", "body_seconds", "sync_seconds", "wait", "search_seconds", "most_search_seconds",
+    "sync_body", "body", "upload", "uploads",
+    "body_idle", "body_seconds", "sync_seconds", "wait", "search_seconds", "most_search_seconds",
     "job_seconds", "job_memory", "result", "per_minute", "active", "queued", "retention", "streams",
     "streams_per_address",
 )  # fmt: skip
@@ -40,24 +36,15 @@ async def get_limits(request: Request) -> Response:
 
 
 @router.get("/livez", responses=doc.HEALTH, summary="Alive")
-async def livez() -> Response:
+async def livez(request: Request) -> Response:
     """200 while the process answers."""
-    return JSONResponse({"status": "ok"})
+    return of(request).health.answer("/livez")
 
 
 @router.get("/readyz", responses=doc.HEALTH, summary="Ready")
 async def readyz(request: Request) -> Response:
     """200 while jobs can be accepted: the database answers and the disk can be written."""
-    service = of(request)
-    try:
-        await service.look()
-    except DBAPIError:
-        raise Problem(503, "unavailable", "the database does not answer", retry_after=2) from None
-    if not os.access(service.blobs.incoming, os.W_OK):
-        raise Problem(503, "unavailable", "the data folder cannot be written", retry_after=10)
-    if shutil.disk_usage(service.blobs.incoming).free < _ROOM:
-        raise Problem(503, "unavailable", "the data folder's disk is full", retry_after=10)
-    return JSONResponse({"status": "ok"})
+    return of(request).health.answer("/readyz")
 
 
 @router.get("/metrics", responses=doc.METRICS, summary="Metrics", response_class=PlainTextResponse)

@@ -15,10 +15,11 @@ from superopt.ir.errors import printable
 from superopt.report.roofline import roofline
 from superopt.server.blobs import Spool
 from superopt.server.body import GRAPH_JSON, ONNX, Upload, receive
-from superopt.server.charts import cost_bars
+from superopt.server.charts import cost_bars, staircase
 from superopt.server.parameters import read_options
 from superopt.server.problems import Problem
 from superopt.server.routes.documents import describe, ended, send_file
+from superopt.server.routes.jobs import go_on
 from superopt.server.routes.render import page
 from superopt.server.service import Service, of
 from superopt.server.store import FINAL
@@ -134,7 +135,11 @@ def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
     if report["status"] == "unchanged":
         data = {k: v for k, v in data.items() if k != "after"}
     plot, note = roofline(data)
-    return {"report": report, "bars": cost_bars(data), "plot": plot, "plot_note": note}
+    way = report.get("derivation") or {}
+    stairs = staircase([way["before_us"], *(s["us"] for s in way["steps"])]) if way else ""
+    return {
+        "report": report, "bars": cost_bars(data), "plot": plot, "plot_note": note, "steps": way, "stairs": stairs,
+    }  # fmt: skip
 
 
 @router.post("/jobs/{job_id}/cancel")
@@ -151,6 +156,19 @@ async def post_cancel(job_id: str, request: Request) -> Response:
     except Problem as problem:
         return page("problem.html", "", status=problem.status, problem=problem.body)
     return RedirectResponse(f"/jobs/{job_id}", 303)
+
+
+@router.post("/jobs/{job_id}/continue")
+async def post_continue_page(job_id: str, request: Request) -> Response:
+    """The page's button to search on; off to the new job's page."""
+    service = of(request)
+    try:
+        upload = await receive(request, service.blobs, service.settings.limits, _FORM)
+        caller = await service.caller(request, next(iter(upload.fields.get("key", [])), ""))
+        job = await go_on(service, job_id, caller)
+    except Problem as problem:
+        return page("problem.html", "", status=problem.status, problem=problem.body)
+    return RedirectResponse(f"/jobs/{job['id']}", 303)
 
 
 @router.get("/jobs/{job_id}/graph.{form}")

@@ -12,7 +12,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from starlette.responses import HTMLResponse, Response
 
 from superopt.ir.errors import printable
-from superopt.report.quantities import bytes_text, count_text, time_text
+from superopt.report import outcome
+from superopt.report.quantities import bytes_text, count_text, counted, time_text
 
 __all__ = ["VERDICTS", "built", "page"]
 
@@ -41,9 +42,8 @@ def _scientific(value: float | None) -> str:
 
 
 def _verdict(measured: Mapping[str, Any]) -> str:
-    """``good`` or ``worse``, or nothing where 1 is within what is written behind ±."""
-    ratio, spread = float(measured["ratio"]), float(measured["spread"])
-    return "" if abs(ratio - 1.0) <= spread else "good" if ratio < 1.0 else "worse"
+    """The class of a measured ratio: ``good`` or ``worse``, or nothing where it shows no difference."""
+    return {"faster": "good", "slower": "worse"}.get(outcome(float(measured["ratio"]), float(measured["spread"])), "")
 
 
 @lru_cache(maxsize=1)
@@ -52,7 +52,7 @@ def _templates() -> Environment:
                        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     made.filters |= {
         "us": time_text, "count": count_text, "size": bytes_text, "printable": printable, "zip": zip,
-        "decimal": _decimal, "scientific": _scientific, "verdict": _verdict,
+        "decimal": _decimal, "scientific": _scientific, "verdict": _verdict, "operators": counted,
     }  # fmt: skip
     made.globals |= {"version": version("superopt"), "verdict_words": VERDICTS, "proof_words": _PROOF, "wide": False}
     return made

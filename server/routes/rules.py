@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from superopt.server import openapi as doc
+from superopt.server.body import pieces
 from superopt.server.problems import Problem
 from superopt.server.service import of
 
@@ -18,6 +20,7 @@ __all__ = ["MOST_SEED", "read_seed", "router"]
 
 router = APIRouter(prefix="/v1", tags=["library"])
 MOST_SEED = 999_999
+_MOST_RULE = 1 << 14  # bytes of one that is typed
 Word = Annotated[str, Query(max_length=200)]
 
 
@@ -34,10 +37,14 @@ async def get_rules(
     request: Request, operator: Word = "", family: Word = "", verdict: Word = "", q: Word = "", after: Word = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Response:  # fmt: skip
-    """A page of rules, sorted by id; all filters must fit. ``next`` (and the Link header) lead to the next page."""
+    """A page of rules; all filters must fit. ``next`` (and the Link header) lead to the next page.
+
+    Sorted by id; with ``q`` (names of operators or their beginnings, what is done to them, well-known rewrites such as
+    ``qkv``, or text of the rule) the likeliest first.
+    """
     catalogue = of(request).catalogue
     body = catalogue.page(operator, family, verdict, q, after, limit)
-    rest = [e["id"] for e in catalogue.select(operator, family, verdict, q) if e["id"] > after]
+    rest = [e["id"] for e in catalogue.rest(operator, family, verdict, q, after)]
     headers = {}
     if len(rest) > limit:
         filters = {"operator": operator, "family": family, "verdict": verdict, "q": q}
@@ -79,6 +86,24 @@ async def get_trial(rule_id: str, request: Request, seed: Annotated[int, Query(g
     """Both sides at small random sizes and elements, in float64 and float32; the same for the same seed."""
     found = await of(request).slowly(of(request).trial, rule_id, seed)
     return JSONResponse(found, headers={"Cache-Control": "public, max-age=3600"})
+
+
+@router.post("/rules/judge", responses=doc.JUDGEMENT, openapi_extra=doc.typed_rule(), summary="Judge a rule")
+async def post_judge(request: Request) -> Response:
+    """Is it true? Proved for all sizes (with its certificate and what floating point makes of it), refuted by numbers,
+    or not known. The grammar is that of the library, whose rules are examples of it."""
+    service = of(request)
+    await service.caller(request)
+    body = b""
+    async for chunk in pieces(request, service.settings.limits, _MOST_RULE):
+        body += chunk
+    try:
+        rule = json.loads(body)
+    except ValueError:
+        raise Problem(422, "invalid-rule", "the body is no JSON") from None
+    if not isinstance(rule, dict):
+        raise Problem(422, "invalid-rule", "the body is not a JSON object with forall, lhs and rhs")
+    return JSONResponse(await service.slowly(service.judged, rule))
 
 
 def read_seed(text: str) -> int:

@@ -46,19 +46,31 @@ def list_rules(
     family: Annotated[str | None, typer.Option(help="only this family")] = None,
     operator: Annotated[str | None, typer.Option(metavar="OP", help="only rules that mention this operator")] = None,
     verdict: Annotated[str | None, typer.Option(help="only this verdict, e.g. proved_all_sizes")] = None,
+    search: Annotated[
+        str | None, typer.Option(metavar="WORDS", help="the likeliest first: 'conv batchnorm fold', qkv, gelu …")
+    ] = None,
     rules: Rules = None,
     report_json: Json = None,
     force: Force = False,
 ) -> None:
     """List rules with their verdicts."""
+    from superopt.report.naming import RuleIndex
     from superopt.report.terminal import table
     from superopt.rules import format_rule, load_library
 
     claim({"--json": report_json}, force=force)
     library = load_library(rules)
+    index = RuleIndex(library)
     rows = []
-    for rule_id, rule in library.items():
-        fixed = {"id": rule_id, "family": rule.family, "verdict": library.verdict_name(rule_id), "origin": rule.origin}
+    for rule_id in index.search(search or ""):
+        rule = library[rule_id]
+        fixed = {
+            "id": rule_id,
+            "name": index.names[rule_id],
+            "family": rule.family,
+            "verdict": library.verdict_name(rule_id),
+            "origin": rule.origin,
+        }
         text = format_rule(rule)
         row: dict[str, object] = {**fixed, "lhs": text["lhs"], "rhs": text["rhs"]}
         mentioned = json.dumps([text["lhs"], text["rhs"]])
@@ -71,8 +83,8 @@ def list_rules(
     if report_json is not None:
         write_json(rows, report_json, force)
     if report_json != "-":
-        cells = [(str(r["id"]), str(r["family"]), str(r["verdict"])) for r in rows]
-        out().print(table("rule", "family", "verdict", rows=cells))
+        cells = [(str(r["id"]), str(r["name"]), str(r["family"]), str(r["verdict"])) for r in rows]
+        out().print(table("rule", "name", "family", "verdict", rows=cells))
         counts = Counter(str(r["verdict"]) for r in rows)
         err().print(f"{len(rows)} rules: " + ", ".join(f"{n} {v}" for v, n in counts.most_common()))
 
@@ -88,6 +100,7 @@ def show(
     force: Force = False,
 ) -> None:
     """Show one rule: both sides, preconditions, and what is known of it."""
+    from superopt.report.naming import rule_name
     from superopt.rules import format_rule, load_library
 
     claim({"--json": report_json}, force=force)
@@ -106,6 +119,7 @@ def show(
     if report_json == "-":
         return
     console = out()
+    console.print(rule_name(library[rule_id]), markup=False)
     console.print(f"{rule_id}  ({data['family']}, origin {data.get('origin') or 'not stated'})", markup=False)
     for name, scheme in data["forall"].items():
         console.print(f"  for all {name}: {scheme}", markup=False)

@@ -129,6 +129,9 @@ def optimize(
         result = pipeline.optimize(path, options=options, progress=progress)
         if output is not None:
             save(result.graph, output, force)
+    if explain or report_json is not None or report_html is not None:
+        told, _ = pipeline.explained(result, options)
+        result = replace(result, report=told)
     if report_json is not None:
         write_json(result.report.json(), report_json, force)
     if report_html is not None:
@@ -152,22 +155,46 @@ def explain(
     runtime: Runtime = "onnxruntime",
     time_limit: TimeLimit = TIME_LIMIT,
     dim: Dims = None,
+    made: Annotated[
+        str | None, typer.Option("--result", metavar="MODEL", help="what was made of it, instead of optimising again")
+    ] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", min=1, help="write the model after step N to -o")] = None,
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="OUT", help=".onnx or .json")] = None,
+    report_json: Json = None,
+    force: Force = False,
 ) -> None:
-    """Say what optimize would do to MODEL and why: rules by place and gain, near misses, untouched nodes.
+    """Say what optimize would do to MODEL and why: step by step, rules by place and gain, near misses, untouched nodes.
 
-    A model that superopt wrote also tells which rules made each of its nodes.
+    Steps go from the inputs to the outputs, and each leaves a whole model: --step N -o FILE writes it, superopt verify
+    compares it. Their gains add up. A model that superopt wrote also tells which rules made each of its nodes.
     """
     from superopt import pipeline
-    from superopt.report.terminal import show_explanation, show_report
+    from superopt.formats import load
+    from superopt.report.terminal import show_derivation, show_explanation, show_report
     from superopt.report.views import show_provenance
 
+    if (step is None) != (output is None):
+        raise UsageError("--step N and -o OUT go together")
+    claim({"-o": output, "--json": report_json}, [model, made] if made else [model], force=force)
+    options = pipeline.Options(target=target, runtime=runtime, time_limit=time_limit, sizes=parse_dims(dim or []))
+    console = err() if "-" in (output, report_json) else out()
     with Input(model) as path, Progress() as progress:
-        options = pipeline.Options(target=target, runtime=runtime, time_limit=time_limit, sizes=parse_dims(dim or []))
-        result = pipeline.optimize(path, options=options, progress=progress)
-    console = out()
-    show_provenance(console, result.original)
-    show_report(console, model, result.report)
-    show_explanation(console, result.report)
+        if made is None:
+            result = pipeline.optimize(path, options=options, progress=progress)
+            told, found = pipeline.explained(result, options)
+            show_provenance(console, result.original)
+            show_report(console, model, told)
+            show_explanation(console, told)
+        else:
+            with Input(made) as other:
+                found = pipeline.derive(load(path), load(other), target=target, runtime=runtime, sizes=options.sizes)
+            show_derivation(console, found.json())
+    if report_json is not None:
+        write_json(found.json() if found is not None else None, report_json, force)
+    if step is not None and output is not None:
+        if found is None or step > len(found.steps):
+            raise UsageError(f"there is no step {step}: there are {len(found.steps) if found else 0}")
+        save(found.steps[step - 1].graph, output, force)
 
 
 def inspect(model: Model, dim: Dims = None, report_json: Json = None, force: Force = False) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from superopt.cost.peaks import Peaks
 from superopt.cost.whole import GraphCost
 
-__all__ = ["operator_rows", "roofline_data"]
+__all__ = ["ceilings", "operator_rows", "roofline_data"]
 
 
 def operator_rows(found: GraphCost) -> list[dict[str, Any]]:
@@ -27,15 +27,19 @@ def operator_rows(found: GraphCost) -> list[dict[str, Any]]:
     return sorted(rows.values(), key=lambda r: (-r["us"], r["op"]))
 
 
+def ceilings(peaks: Peaks | None) -> dict[str, Any]:
+    """The part of :func:`roofline_data` that is about the device; empty where its ceilings were not measured."""
+    if peaks is None:
+        return {}
+    return {
+        "device": peaks.device, "flops_per_second": peaks.flops_per_second,
+        "bytes_per_second": peaks.bytes_per_second, "cache_bytes_per_second": peaks.cache_bytes_per_second,
+    }  # fmt: skip
+
+
 def roofline_data(before: GraphCost, after: GraphCost | None, peaks: Peaks | None) -> dict[str, Any]:
     """What a roofline plot needs, as JSON data: ceilings (none where they were not measured) and operators by side."""
-    ceilings: dict[str, Any] = {}
-    if peaks is not None:
-        ceilings = {
-            "device": peaks.device, "flops_per_second": peaks.flops_per_second,
-            "bytes_per_second": peaks.bytes_per_second, "cache_bytes_per_second": peaks.cache_bytes_per_second,
-        }  # fmt: skip
     sides = {"before": operator_rows(before)}
     if after is not None:
         sides["after"] = operator_rows(after)
-    return {**ceilings, **sides}
+    return {**ceilings(peaks), **sides}

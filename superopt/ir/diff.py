@@ -16,7 +16,7 @@ from networkx.utils import UnionFind
 from superopt.ir.graph import Graph, Node, Value, attribute_key
 from superopt.ir.types import TensorType, ValueType
 
-__all__ = ["GraphDiff", "changed_regions", "compare", "excerpt", "grown", "value_digests"]
+__all__ = ["GraphDiff", "changed_regions", "compare", "excerpt", "grown", "pieces", "value_digests"]
 
 
 @dataclass(frozen=True)
@@ -116,15 +116,23 @@ def changed_regions(a: Graph, b: Graph, types: Mapping[str, ValueType | None]) -
         b: the graph after, with the same names for the values that both have.
         types: types of the values of ``a``.
     """
+    pairs: list[tuple[Graph, Graph]] = []
+    for part_a, part_b in pieces(a, b):
+        made = {o for n in part_a for o in n.outputs if o} & {o for n in part_b for o in n.outputs if o}
+        pairs.append(_pair(a, b, part_a, part_b, sorted(made), types))
+    return tuple(pairs)
+
+
+def pieces(a: Graph, b: Graph) -> tuple[tuple[tuple[Node, ...], tuple[Node, ...]], ...]:
+    """The nodes of each place where ``b`` was rewritten from ``a``: of both sides, in the order of the first graph.
+
+    Between two pieces stand values that both graphs have under one name, so each piece can be put in by itself.
+    """
     keys_a, keys_b = {_verbatim(n) for n in a.nodes}, {_verbatim(n) for n in b.nodes}
     other = _other_constants(a, b)
     changed_a = [n for n in a.nodes if _verbatim(n) not in keys_b or not other.isdisjoint(n.reads)]
     changed_b = [n for n in b.nodes if _verbatim(n) not in keys_a or not other.isdisjoint(n.reads)]
-    pairs: list[tuple[Graph, Graph]] = []
-    for part_a, part_b in _pieces(changed_a, changed_b):
-        made = {o for n in part_a for o in n.outputs if o} & {o for n in part_b for o in n.outputs if o}
-        pairs.append(_pair(a, b, part_a, part_b, sorted(made), types))
-    return tuple(pairs)
+    return tuple((tuple(x), tuple(y)) for x, y in _pieces(changed_a, changed_b))
 
 
 def grown(

@@ -20,9 +20,10 @@ from superopt.report.model import (
     Verification,
     Work,
     operator_counts,
+    outcome,
 )
 
 __all__ = [
     "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "Measured", "Nodes", "Opaque",
-    "Outcome", "Questions", "Report", "Search", "Verification", "Work", "operator_counts",
+    "Outcome", "Questions", "Report", "Search", "Verification", "Work", "operator_counts", "outcome",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from html import escape
 
 from superopt.ir.errors import printable
 from superopt.report.model import Report
-from superopt.report.quantities import bytes_text, count_text, time_text
+from superopt.report.quantities import bytes_text, count_text, counted, time_text
 from superopt.report.roofline import STYLE as PLOT_STYLE
 from superopt.report.roofline import roofline
 
@@ -45,14 +45,15 @@ def _headline(report: Report) -> str:
         return "Unchanged: no better equivalent graph was found."
     if report.measured is not None:
         m = report.measured
-        return f"Measured at {m.ratio:.3f} of the input's time (±{m.spread:.3f}, {m.runs} interleaved rounds)."
+        said = f"Measured at {m.ratio:.3f} of the input's time (±{m.spread:.3f}, {m.runs} interleaved rounds)"
+        return f"{said}: no difference." if m.outcome == "no difference" else f"{said}."
     return f"Modelled at {report.cost.after_us / max(report.cost.before_us, 1e-9):.3f} of the input's cost."
 
 
 def _bars(report: Report) -> str:
     pairs = [("modelled", report.cost.before_us, report.cost.after_us)]
     if report.measured is not None:
-        pairs.append(("measured", report.measured.before_ms * 1e3, report.measured.after_ms * 1e3))
+        pairs.append(("measured", report.measured.before_ms * 1e3, report.measured.after_paired_ms * 1e3))
     parts = []
     for what, before, after in pairs:
         parts.append(f"<h2>Time, {what}</h2>")
@@ -116,7 +117,31 @@ def _rules(report: Report) -> str:
     ]
     if not rows:
         return "<h2>Rules</h2><p>No rule was applied.</p>"
-    return "<h2>Rules</h2>" + _table(("rule", "times", "verdict", "gain"), rows, (1, 3))
+    names = _table(("rule", "times", "verdict", "gain"), rows, (1, 3))
+    told = "" if report.derivation is None else (
+        "<p>Gains are those of the steps below, whose nodes the rule made: they add up to the whole. A rule that only "
+        "prepared another one's node has none by itself.</p>"
+    )  # fmt: skip
+    return f"<h2>Rules</h2>{names}{told}{_derivation(report)}"
+
+
+def _derivation(report: Report) -> str:
+    found = report.derivation
+    if found is None:
+        return ""
+    rows = [
+        (str(s["step"]), ", ".join(s["rules"]) or "–", counted(s["removed"]), counted(s["added"]),
+         time_text(s["gain_us"]), time_text(s["us"]))
+        for s in found["steps"]
+    ]  # fmt: skip
+    whole = found["before_us"] - found["after_us"]
+    note = (
+        f"{len(rows)} steps {found['order']}: together {time_text(whole)}, from {time_text(found['before_us'])} to "
+        f"{time_text(found['after_us'])}, modelled. superopt explain MODEL --result RESULT --step N -o FILE writes the "
+        "model after step N, which superopt verify compares with either."
+    )
+    headers = ("step", "rules", "takes out", "puts in", "gains", "then")
+    return f"<h2>Step by step</h2>{_table(headers, rows, (0, 4, 5))}<p>{escape(note)}</p>"
 
 
 def _circumstances(report: Report) -> str:

@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from superopt.ir.graph import Graph
-from superopt.runtime.spread import median_error
 
 __all__ = [
     "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "Measured", "Nodes", "Opaque",
-    "Outcome", "Questions", "Report", "Search", "Verification", "Work", "operator_counts",
+    "Outcome", "Questions", "Report", "Search", "Verification", "Work", "operator_counts", "outcome",
 ]  # fmt: skip
 
 
@@ -23,6 +22,14 @@ class Cost:
     before_us: float
     after_us: float
     measured_share: float
+
+
+def outcome(ratio: float, spread: float) -> str:
+    """What a measured ratio of after ÷ before says: "faster", "slower", or "no difference" where 1 is within what is
+    written behind ±."""
+    if abs(ratio - 1.0) <= spread:
+        return "no difference"
+    return "faster" if ratio < 1.0 else "slower"
 
 
 @dataclass(frozen=True)
@@ -42,9 +49,15 @@ class Measured:
     deviation: float = 0.0
 
     @property
-    def doubtful(self) -> bool:
-        """Whether the ratio is within two standard errors of 1; the spread is the rounds' interquartile range."""
-        return abs(self.ratio - 1.0) < 2.0 * median_error(self.runs) * self.spread
+    def outcome(self) -> str:
+        """See :func:`outcome`."""
+        return outcome(self.ratio, self.spread)
+
+    @property
+    def after_paired_ms(self) -> float:
+        """The result's time as the pairs of rounds give it: so ``before_ms`` and this have the ``ratio``, which the two
+        medians by themselves have only where nothing drifted."""
+        return self.before_ms * self.ratio
 
 
 _REFERENCES = {"original": "the input", "original and float64": "the input and a float64 reference",
@@ -143,7 +156,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Applied:
-    """A rule that the result uses: how often, where (node names of the result) and with which verdict."""
+    """A rule that the result uses: how often, where (node names of the result) and with which verdict.
+
+    ``gain_us`` is the modelled gain of the steps whose nodes it made where the report has a derivation
+    (:mod:`superopt.pipeline.derivation`), and that of the search's regions otherwise.
+    """
 
     rule: str
     count: int
@@ -252,6 +269,7 @@ class Report:
     result: Outcome | None = None
     algorithms: tuple[Algorithm, ...] = ()
     errors: Errors | None = None
+    derivation: Mapping[str, Any] | None = None
 
     def json(self) -> dict[str, Any]:
         """The report as JSON data, ``{"format": "superopt.report", "version": 1, …}``."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["bytes_text", "count_text", "time_text"]
+from collections.abc import Mapping
+
+from superopt.ir.errors import printable
+
+__all__ = ["bytes_text", "count_text", "counted", "time_text"]
 
 
 def time_text(microseconds: float) -> str:
@@ -30,3 +34,9 @@ def bytes_text(value: float | None) -> str:
         if abs(value) >= scale:
             return f"{value / scale:.1f} {letter}"
     return f"{value:g} B"
+
+
+def counted(operators: Mapping[str, int]) -> str:
+    """Operators with how many of each, the first ones."""
+    named = [f"{printable(op)} x{n}" if n > 1 else printable(op) for op, n in list(operators.items())[:4]]
+    return ", ".join(named) + (" …" if len(operators) > 4 else "")

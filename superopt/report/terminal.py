@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -11,9 +12,9 @@ from rich.table import Table
 
 from superopt.ir.errors import printable
 from superopt.report.model import Algorithm, Report, Work
-from superopt.report.quantities import bytes_text, count_text, time_text
+from superopt.report.quantities import bytes_text, count_text, counted, time_text
 
-__all__ = ["show_explanation", "show_report", "table"]
+__all__ = ["show_derivation", "show_explanation", "show_report", "table"]
 
 
 def table(*headers: str, rows: Iterable[tuple[str, ...]], numeric: tuple[int, ...] = ()) -> Table:
@@ -50,8 +51,9 @@ def show_report(console: Console, name: str, report: Report) -> None:
     ]  # fmt: skip
     if report.measured is not None:
         m = report.measured
-        rows.append(("measured", time_text(1e3 * m.before_ms), time_text(1e3 * m.after_ms),
-                     f"x{m.ratio:.3f} (±{m.spread:.3f}, {m.runs} interleaved rounds, {_where(report)})"))  # fmt: skip
+        rows.append(("measured", time_text(1e3 * m.before_ms), time_text(1e3 * m.after_paired_ms),
+                     f"x{m.ratio:.3f} (±{m.spread:.3f}, {m.runs} interleaved rounds, {_where(report)})"
+                     f"{', no difference' if m.outcome == 'no difference' else ''}"))  # fmt: skip
     console.print(table("", "before", "after", "", rows=rows, numeric=(1, 2)))
     changed = _changed_operators(report)
     if changed:
@@ -101,6 +103,8 @@ def show_explanation(console: Console, report: Report) -> None:
         console.print(f"{escape(printable(one.where))}: {one.operator} by {one.algorithm}, x{share:.2f} of it modelled")
     if not report.rules_applied and not report.algorithms:
         console.print("no rule was applied")
+    if report.derivation is not None:
+        show_derivation(console, report.derivation)
     for miss in report.near_misses:
         console.print(f"near miss: {escape(miss)}")
 
@@ -115,6 +119,20 @@ def _algorithms(report: Report) -> list[tuple[str, ...]]:
          f"x{sum(a.after_us for a in group) / (sum(a.before_us for a in group) or 1.0):.2f}")
         for (op, name), group in alike.items()
     ]  # fmt: skip
+
+
+def show_derivation(console: Console, derivation: Mapping[str, Any]) -> None:
+    """The steps from a model to its result, with what each gains; they add up to the whole."""
+    rows = [
+        (str(s["step"]), " + ".join(s["rules"]) or "–", counted(s["removed"]), counted(s["added"]),
+         time_text(s["gain_us"]), time_text(s["us"]))
+        for s in derivation["steps"]
+    ]  # fmt: skip
+    console.print(table("step", "rules", "takes out", "puts in", "gains", "then", rows=rows, numeric=(4, 5)))
+    whole = derivation["before_us"] - derivation["after_us"]
+    console.print(
+        f"{len(rows)} steps {derivation['order']}: {time_text(whole)} in all, of {time_text(derivation['before_us'])}"
+    )
 
 
 def _memory(work: Work, side: str) -> int | None:

@@ -48,7 +48,7 @@ async function drawn(page) {
 }
 
 const views = (page) => page.$$eval(".pane svg", (all) => all.map((svg) => svg.getAttribute("viewBox")));
-const pagesOf = (jobs) => ({ optimise: "/", rules: "/rules?operator=Conv", rule: `/rules/${facts.rule}?seed=3`, corpus: "/corpus", job: `/jobs/${jobs.repvgg}` });
+const pagesOf = (jobs) => ({ optimise: "/", rules: "/rules?operator=Conv", rule: `/rules/${facts.rule}?seed=3`, corpus: "/corpus", playground: "/playground", job: `/jobs/${jobs.repvgg}` });
 
 const scenarios = {
   /** A file is chosen, its job followed, its result read and downloaded. */
@@ -198,7 +198,7 @@ const scenarios = {
     const page = await open("/rules");
     const all = await page.textContent("#found [role=status]");
     await keep(page, "rules-all", false);
-    const named = () => page.$$eval(".rules h2", (all) => all.map((h) => h.textContent));
+    const named = () => page.$$eval(".rules code", (all) => all.map((id) => id.textContent));
     const first = await named();
     await page.click(".pages a[rel=next]");
     await page.waitForURL(/page=2/);
@@ -206,9 +206,9 @@ const scenarios = {
     await page.click(".pages [aria-label='Page 1']");
     await page.waitForURL(/rules$/);
     await page.selectOption("select[name=sort]", "used");
-    await page.waitForFunction((id) => document.querySelector(".rules h2").textContent === id, facts.rule);
+    await page.waitForFunction((id) => document.querySelector(".rules code").textContent === id, facts.rule);
     await page.selectOption("select[name=sort]", "");
-    await page.waitForFunction((id) => document.querySelector(".rules h2").textContent === id, first[0]);
+    await page.waitForFunction((id) => document.querySelector(".rules code").textContent === id, first[0]);
     const [, family, count] = /^(.*?) ([\d,]+)$/.exec((await page.textContent(".families a:nth-child(2)")).trim());
     await page.click(".families a:nth-child(2)");
     await page.waitForURL(new RegExp(`family=${family}`));
@@ -221,7 +221,7 @@ const scenarios = {
     assert.ok((await page.locator("select[name=family] option").count()) < (await page.locator("select[name=operator] option").count()));
     await page.fill("input[name=q]", facts.rule);
     await page.waitForURL(new RegExp(`q=${facts.rule}`));
-    await page.click(`h2 a:text-is('${facts.rule}')`);
+    await page.click(`h2 a[href='/rules/${facts.rule}']`);
     await page.waitForURL(new RegExp(`/rules/${facts.rule}`));
     assert.equal(await page.locator(".sides svg.graph").count(), 2);
     assert.match(await page.textContent("main"), /proved for all sizes/);
@@ -241,7 +241,7 @@ const scenarios = {
     const page = await open("/rules?operator=Conv", { javaScriptEnabled: false });
     await page.fill("input[name=q]", facts.rule);
     await page.click("text=Filter");
-    await page.click(`h2 a:text-is('${facts.rule}')`);
+    await page.click(`h2 a[href='/rules/${facts.rule}']`);
     assert.match(await page.textContent("main"), /equals/);
     await page.click("text=Evaluate both sides");
     assert.match(await page.textContent("#tried"), /Both sides agree/);

@@ -189,23 +189,42 @@ def resident(host: str, port: int) -> float:
 
 def _watch(host: str, port: int, pipe: Connection) -> None:
     times: list[float] = []
-    failed, memory = 0, 0.0
+    failed, memory, late, slept = 0, 0.0, 0.0, time.monotonic()
     while not pipe.poll(0.05):
         began = time.monotonic()
+        late = max(late, began - slept - 0.05)
         failed += not ask(host, port, b"/readyz", 10).startswith(b"HTTP/1.1 200")
         times.append(time.monotonic() - began)
         if len(times) % 10 == 1:
             memory = max(memory, resident(host, port))
-    pipe.send((sorted(times), failed, max(memory, resident(host, port))))
+        slept = time.monotonic()
+    pipe.send((sorted(times), failed, max(memory, resident(host, port)), late))
+
+
+def _attackers(url: str, name: str, count: int, seconds: float, pipe: Connection) -> None:
+    """In a process of their own: strangers come from elsewhere, and are not to take the processor from the measured."""
+    os.nice(1)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    kind = next(a for a in ATTACKS if a.__name__ == name)
+    pipe.send(raid(url, kind, count, seconds))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Seconds of each ``/readyz`` in order of size, how many failed, MiB at most, and what the attackers were told."""
+    """What was seen of a service under attack.
+
+    Attributes:
+        times: seconds of each ``/readyz``, the shortest first.
+        failed: how many of them were no 200.
+        memory: MiB at most.
+        late: seconds by which the watcher's own sleep ended too late at worst: what this machine makes of any process.
+        answers: what the attackers were told.
+    """
 
     times: list[float]
     failed: int
     memory: float
+    late: float
     answers: Counter[str]
 
 
@@ -229,18 +248,23 @@ def attack(url: str, kind: Callable[[Attack], Awaitable[None]], count: int, seco
     """
     place = urlsplit(url)
     host, port = place.hostname or "", place.port or 80
-    ours, theirs = multiprocessing.Pipe()
-    watcher = multiprocessing.get_context("spawn").Process(target=_watch, args=(host, port, theirs), daemon=True)
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    watcher = spawn.Process(target=_watch, args=(host, port, theirs), daemon=True)
     watcher.start()
-    os.nice(1)  # strangers come from elsewhere: they are not to take the processor from those that they are measured by
+    told, tells = spawn.Pipe()
+    attackers = spawn.Process(target=_attackers, args=(url, kind.__name__, count, seconds, tells), daemon=True)
+    attackers.start()
     try:
-        answers = raid(url, kind, count, seconds)
+        assert told.poll(seconds + 60), "the attackers do not come back"
+        answers = told.recv()
+        attackers.join()
     finally:
         ours.send("enough")
     assert ours.poll(60), "the watcher got no answer"
-    times, failed, memory = ours.recv()
+    times, failed, memory, late = ours.recv()
     watcher.join()
-    return Outcome(times, failed, memory, answers)
+    return Outcome(times, failed, memory, late, answers)
 
 
 def run(url: str, count: int, seconds: float, only: str) -> bool:
@@ -260,7 +284,8 @@ def run(url: str, count: int, seconds: float, only: str) -> bool:
         held &= good
         print(
             f"{kind.__name__:20} /readyz {len(found.times):4d} times, worst {1000 * worst:5.0f} ms, "
-            f"p99 {1000 * p99:5.0f} ms, {found.failed} failed; memory {found.memory - before:+5.0f} MiB; "
+            f"p99 {1000 * p99:5.0f} ms, {found.failed} failed; "
+            f"a sleep {1000 * found.late:3.0f} ms late; memory {found.memory - before:+5.0f} MiB; "
             f"told {dict(found.answers.most_common(5))}{'' if good else '   DID NOT HOLD'}",
             flush=True,
         )

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
+import threading
 import uuid
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from service_testing import GRAPH, TINY, files_below, tiny
+from service_testing import GRAPH, TINY, files_below, tiny, until
 from starlette.testclient import TestClient
 
 from superopt.lab.gate import updated, write_run
+from superopt.pipeline import EFFORTS
 from superopt.report.corpus import CorpusRun, Row
 from superopt.rules import load_library, parse_rule
+from superopt.rules.floats import MODES
+from superopt.runtime.choice import RUNTIMES
 from superopt.server.app import create_app
+from superopt.server.parameters import DESCRIPTIONS
 from superopt.server.problems import TITLES
 from superopt.server.routes import render
 from superopt.server.settings import Limits, Settings
@@ -49,6 +55,7 @@ def test_a_job_is_accepted_and_can_be_looked_at(client: TestClient) -> None:
     job = client.get(answer.headers["location"]).json()
     assert (job["state"], job["ahead"], job["attempt"]) == ("queued", 0, 0)
     assert job["options"] == {"target": "cpu", "time_limit": 3.0, "seed": 0, "measure": False, "strict": False,
+                              "floats": "standard", "runtime": "onnxruntime", "effort": "default",
                               "sizes": {"N": 8}, "enable": [], "disable": ["conv"]}  # fmt: skip
     problem(client.get(f"{answer.headers['location']}/result"), 409, "not-ready")
     problem(client.get(f"{answer.headers['location']}/report"), 409, "not-ready")
@@ -224,7 +231,45 @@ def test_health_and_metrics(client: TestClient, monkeypatch: pytest.MonkeyPatch)
     assert 'superopt_http_requests_total{method="POST",route="/v1/jobs",status="202"} 1' in text
     with monkeypatch.context() as full:
         full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+        until(lambda: client.get("/readyz").status_code == 503, 10)
         assert "disk is full" in str(problem(client.get("/readyz"), 503, "unavailable"))
+    until(lambda: client.get("/readyz").status_code == 200, 10)
+
+
+def test_the_words_of_options_are_the_engines(client: TestClient) -> None:
+    known = {"float": MODES, "runtime": tuple(RUNTIMES), "effort": tuple(EFFORTS)}
+    for name, words in known.items():
+        assert tuple(DESCRIPTIONS[name][0]["enum"]) == words
+        assert client.post(f"/v1/jobs?{name}={words[0]}", content=tiny(), headers=JSON).status_code == 202
+        problem(client.post(f"/v1/jobs?{name}=best", content=tiny(), headers=JSON), 400, "invalid-parameter")
+
+
+@pytest.mark.parametrize("path", ["/v1/rules?operatr=Conv", "/v1/limits?x=1", "/v1/profiles?a"])
+def test_a_parameter_that_does_not_exist_is_named(client: TestClient, path: str) -> None:
+    name = path.partition("?")[2].partition("=")[0]
+    found = problem(client.get(path), 400, "invalid-parameter")
+    assert found["errors"] == [{"parameter": name, "detail": "there is no such parameter"}]
+
+
+def test_pads_are_drawn_whole(client: TestClient) -> None:
+    """What defines a rule is in its drawing, however long it is."""
+    long = next(i for i in LIBRARY if any("e_3 + p_3" in text for text in client.get(f"/v1/rules/{i}").json()["rhs"]))
+    page = client.get(f"/rules/{long}").text
+    drawn = " ".join(re.findall(r'<text class="more"[^>]*>([^<]*)</text>', page))
+    assert "pads=[e_0 + p_0, e_1 + p_1, e_2 + p_2, e_3 + p_3]" in drawn
+
+
+def test_health_does_not_wait_for_a_database_that_hangs(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = client.app.state.service  # type: ignore[attr-defined]
+    hangs = threading.Event()
+    monkeypatch.setattr(service.store, "look", hangs.wait)
+    try:
+        until(lambda: "database" in client.get("/readyz").text, 20)
+        assert client.get("/livez").status_code == 200
+        problem(client.get("/readyz"), 503, "unavailable")
+    finally:
+        hangs.set()
+    until(lambda: client.get("/readyz").status_code == 200, 10)
 
 
 def test_security_headers_everywhere(client: TestClient) -> None:
@@ -241,10 +286,11 @@ def test_a_database_that_does_not_answer(tmp_path: Path) -> None:
         service = client.app.state.service  # type: ignore[attr-defined]
         good = service.store.database
         service.store.database = type(good)(replace(settings, database=f"sqlite:///{tmp_path}/no/folder/x").url)
-        problem(client.get("/readyz"), 503, "unavailable")
+        until(lambda: client.get("/readyz").status_code == 503, 10)
+        assert "database" in str(problem(client.get("/readyz"), 503, "unavailable"))
         problem(client.get(f"/v1/jobs/{uuid.uuid4()}"), 503, "unavailable")
         service.store.database = good
-        assert client.get("/readyz").status_code == 200
+        until(lambda: client.get("/readyz").status_code == 200, 10)
 
 
 def test_rule_pages_need_no_script(client: TestClient) -> None:
@@ -359,7 +405,8 @@ def test_the_corpus_page_shows_what_was_recorded(tmp_path: Path) -> None:
         assert "0.800" in page
         assert "1 worse than in the run before: one" in page
         assert "<b>because" not in page
-        assert f"{FOLDING} ×3" in page
+        assert f"/rules/{FOLDING}" in page
+        assert "fold BatchNormalization into Conv ×3" in page
         rule = client.get(f"/rules/{FOLDING}").text
         assert "profile:here" in rule
         assert "tiny forms" not in rule

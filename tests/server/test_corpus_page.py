@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
+from superopt.server import examples
 from superopt.server.app import create_app
+from superopt.server.recorded import Recorded
 from superopt.server.settings import Settings
 
 
@@ -33,3 +36,26 @@ def test_noise_is_not_shown_as_a_gain(ratio: float, spread: float, shown: str, t
     with TestClient(create_app(Settings(data=tmp_path / "data", corpus=corpus)), base_url="http://localhost") as client:
         page = client.get("/corpus").text
     assert f'<td class="n {shown}">{ratio:.3f} ' in page
+    assert ("no difference" in page) == (not shown)
+
+
+def test_the_gallery_of_an_installation_has_every_model_and_what_was_measured() -> None:
+    """What ``superopt serve`` shows without a checkout: links in a checkout, files in a wheel."""
+    gallery, corpus = examples(), Path(__file__).resolve().parents[2] / "corpus"
+    models = {m["name"] for m in tomllib.loads((corpus / "manifest.toml").read_text())["model"]}
+    assert {path.stem for path in gallery.glob("*.json")} == models
+    assert (gallery / "manifest.toml").read_text() == (corpus / "manifest.toml").read_text()
+    recorded = Recorded(gallery)
+    assert set(recorded.measured) == models
+    assert {"onnxsim", "onnxslim"} <= set(recorded.tools)
+    assert recorded.runs
+
+
+def test_other_tools_stand_beside_with_their_noise(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path / "data", corpus=examples())
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
+        page = client.get("/corpus").text
+        assert 'aria-label="Models"' in page
+        for tool in ("onnxsim", "onnxscript"):
+            assert f">{tool} ÷</th>" in page
+        assert "<option" in client.get("/").text

@@ -139,6 +139,20 @@ ANSWERED = {
 }
 
 
+def test_health_is_answered_wherever_it_stands_in_a_row_of_requests(tight: Live) -> None:
+    asked = [b"/livez", b"/readyz", b"/v1/limits", b"/readyz", b"/nowhere", b"/livez?x=1"]
+    sent = b"".join(GET % path + b"\r\n" for path in asked)
+    head = b"HEAD /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    answer = rest(connect(tight, sent + head))
+    statuses = [int(answer[found.end() : found.end() + 3]) for found in ANSWER.finditer(answer)]
+    assert statuses == [200, 200, 200, 200, 404, 200, 405]
+    evil = rest(connect(tight, b"GET /readyz HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n"))
+    assert told(evil) == (403, "forbidden")  # as everywhere, where no key is set
+    assert b"content-security-policy" in evil
+    body = rest(connect(tight, GET % b"/readyz" + b"Content-Length: 3\r\nConnection: close\r\n\r\nabc"))
+    assert told(body)[0] == 200
+
+
 @pytest.mark.parametrize("what", ANSWERED)
 def test_what_is_answered_once_and_then_closed(tight: Live, what: str) -> None:
     sent, status = ANSWERED[what]

@@ -21,8 +21,7 @@ from service_testing import GRAPH, Live, files_below, free_port, start, stop, ti
 from superopt.formats import from_bytes
 from superopt.server.database import Database
 from superopt.server.settings import Limits, Settings
-from superopt.server.store import Store
-from superopt.server.worker import reusable
+from superopt.server.store import Store, reusable
 from superopt.verifier.differential import check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,6 +182,16 @@ def test_a_search_that_was_cut_short_answers_for_nobody_else(live: Live) -> None
     assert (again.status_code, again.json()["cached"]) == (202, False)
     until(lambda: live.succeeded(again), 180)
     assert live.http.get(again.headers["location"]).json()["cached"] is False
+    on = live.http.post(f"{first.headers['location']}/continue", params={"time_limit": 120})
+    assert on.status_code == 202
+    until(lambda: live.succeeded(on), 240)
+    done = live.http.get(on.headers["location"]).json()
+    assert done["stopped"] not in ("time", "interrupted")
+    assert "continue" not in done["links"]
+    assert live.http.post(f"{on.headers['location']}/continue").status_code == 409
+    for way in (first, on):
+        report = live.http.get(f"{way.headers['location']}/report").json()
+        assert report["roofline"]["flops_per_second"] > 0  # the processor's, however little time the job had
     endings = ("saturated", "nodes", "memory", "time", "interrupted")
     assert [reusable({"stopped": ending}) for ending in endings] == [True, True, True, False, False]
 
@@ -328,3 +337,73 @@ def test_without_the_extra_serve_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setattr(server, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'superopt\[server\]'"):
         server.serve(Settings(data=tmp_path))
+
+
+def test_every_frame_of_a_derivation_is_a_model_that_computes_the_same(live: Live) -> None:
+    sent = model("mobileone_s0")
+    answer = live.post(sent, time_limit=30, target="profile:cpu-epyc-2core")
+    until(lambda: live.succeeded(answer), 180)
+    job = live.http.get(answer.headers["location"]).json()
+    derivation = live.http.get(job["links"]["report"]).json()["derivation"]
+    whole = derivation["before_us"] - derivation["after_us"]
+    assert sum(s["gain_us"] for s in derivation["steps"]) == pytest.approx(whole, rel=1e-6)
+    before = from_bytes(sent)
+    for step in range(1, len(derivation["steps"]) + 1):
+        frame = live.http.get(job["links"]["frames"].format(step=step))
+        assert check(before, from_bytes(frame.content), trials=1).verdict == "passed"
+    assert live.http.get(job["links"]["frames"].format(step=999)).status_code == 404
+    page = live.http.get(f"/jobs/{job['id']}").text
+    assert page.count("data-step=") == 2 * len(derivation["steps"]) + 1
+
+
+def with_data(name: str = "model.onnx.data", files: int = 1) -> dict[str, bytes]:
+    """An ONNX model whose weights are in files beside it, as PyTorch writes it: name → bytes."""
+    nodes = [helper.make_node("Add", ["x" if i == 0 else f"y{i - 1}", f"w{i}"], [f"y{i}"]) for i in range(2)]
+    weights, data = [], {}
+    for i in range(2):
+        place = name if files == 1 else f"{name}.{i}"
+        proto = TensorProto(name=f"w{i}", data_type=TensorProto.FLOAT, dims=[512], data_location=TensorProto.EXTERNAL)
+        for key, value in (("location", place), ("offset", len(data.get(place, b""))), ("length", 2048)):
+            proto.external_data.add(key=key, value=str(value))
+        data[place] = data.get(place, b"") + bytes([0, 0, 128, 63]) * 512
+        weights.append(proto)
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [512]) for n in ("x", "y1")]
+    graph = helper.make_graph(nodes, "beside", ends[:1], ends[1:], initializer=weights)
+    made = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    return {"graph": made.SerializeToString(), **data}
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_an_onnx_model_comes_with_the_files_of_its_weights(live: Live, files: int) -> None:
+    graph, *data = with_data(files=files).items()
+    parts = [("graph", ("model.onnx", graph[1])), *(("data", (name, body)) for name, body in data)]
+    answer = live.http.post("/v1/jobs", files=parts, params={"time_limit": 10})
+    assert answer.status_code == 202
+    until(lambda: live.succeeded(answer), 120)
+    result = onnx.load_from_string(live.http.get(f"{answer.headers['location']}/result").content)
+    weights = [onnx.numpy_helper.to_array(w) for w in result.graph.initializer]
+    assert (sum(weights) == 2.0).all()  # x + 1 + 1, or x + 2
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        ([], "no other file came with the model"),
+        ([("data", ("other.data", b"x" * 4096))], "beside the model came other.data"),
+        ([("data", ("model.onnx.data", b"x" * 4000))], "the file has 4000"),
+    ],
+)
+def test_what_is_wrong_with_files_beside_a_model_is_said(live: Live, sent: list[object], said: str) -> None:
+    parts = [("graph", ("model.onnx", with_data()["graph"])), *sent]
+    answer = live.http.post("/v1/optimize", files=parts)
+    assert answer.status_code == 422, answer.text
+    assert said in answer.json()["detail"]
+    assert "model.onnx.data" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("name", ["../w.data", "..", ".hidden", "model", "", "a/b\\..", "x" * 300])
+def test_names_of_files_beside_a_model_are_names(live: Live, name: str) -> None:
+    graph = with_data()["graph"]
+    answer = live.http.post("/v1/jobs", files=[("graph", ("m.onnx", graph)), ("data", (name, b"x"))])
+    inside = name.rsplit("/", 1)[-1] == "w.data"  # of a path only the file's own name is taken
+    assert answer.status_code == (202 if inside else 422)

@@ -4,6 +4,7 @@ const PARTS: Record<string, () => Promise<{ wake(place: HTMLElement): void }>> =
   optimise: () => import("./optimise"),
   progress: () => import("./progress"),
   compare: () => import("./compare"),
+  replay: () => import("./replay"),
   filters: () => import("./filters"),
   try: () => import("./trial"),
   models: () => import("./table"),

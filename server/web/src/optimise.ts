@@ -13,13 +13,14 @@ export function wake(place: HTMLElement): void {
   const weights = form.querySelector<HTMLInputElement>("input[name=weights]")!;
 
   const fits = () => {
-    const total = [file, weights].reduce((sum, input) => sum + (input.files?.[0]?.size ?? 0), 0);
+    const all = [file, weights].flatMap((input) => Array.from(input.files ?? []));
+    const total = all.reduce((sum, one) => sum + one.size, 0);
     if (total > most) showProblem(problem, { title: "This is too large", detail: `It has ${size(total)}; the limit is ${size(most)}.` });
     return total <= most;
   };
   const say = () => {
     const picked = file.files?.[0];
-    chosen.textContent = picked ? `${picked.name}, ${size(picked.size)}` : "";
+    chosen.textContent = picked ? [picked, ...Array.from(weights.files ?? [])].map((one) => `${one.name}, ${size(one.size)}`).join("; ") : "";
     if (picked && example) example.value = "";
     problem.hidden = true;
     fits();
@@ -31,15 +32,15 @@ export function wake(place: HTMLElement): void {
     say();
   });
   receiveDrops(document.getElementById("drop")!, (files) => {
-    const isWeights = (one: File) => /\.safetensors$/i.test(one.name);
+    const isWeights = (one: File) => !/\.(onnx|json)$/i.test(one.name);
     const kinds: [HTMLInputElement, File[]][] = [[file, files.filter((one) => !isWeights(one))], [weights, files.filter(isWeights)]];
-    const many = kinds.map(([, some]) => some).find((some) => some.length > 1);
-    if (many) {
-      const names = many.map((one) => one.name).join(", ");
-      showProblem(problem, { title: "One model at a time", detail: `${names}: drop one model, and its .safetensors file if it has one.` });
+    const models = kinds[0]![1];
+    if (models.length > 1) {
+      const names = models.map((one) => one.name).join(", ");
+      showProblem(problem, { title: "One model at a time", detail: `${names}: drop one model, and the files of its weights if it has any.` });
       return;
     }
-    for (const [input, some] of kinds) if (some[0]) input.files = listOf(some[0]);
+    for (const [input, some] of kinds) if (some.length > 0) input.files = listOf(some);
     say();
   });
   form.addEventListener("submit", (event) => {
@@ -48,9 +49,9 @@ export function wake(place: HTMLElement): void {
   });
 }
 
-function listOf(one: File): FileList {
+function listOf(files: File[]): FileList {
   const transfer = new DataTransfer();
-  transfer.items.add(one);
+  for (const one of files) transfer.items.add(one);
   return transfer.files;
 }
 

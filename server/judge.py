@@ -1,0 +1,133 @@
+"""A rule that a stranger typed, judged in a process of its own with little memory and time: nothing of it runs here.
+
+``python -c`` starts :func:`main`: the rule comes as JSON on standard input, what is known goes to standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import superopt
+from superopt.server.problems import Problem
+
+__all__ = ["Judge", "main"]
+
+_ROOT = str(Path(superopt.__file__).parents[1])
+_START = "import sys; sys.path.append({root!r}); from superopt.server.judge import main; main()"
+_MEMORY = 3 << 30  # bytes of address space
+_PROOF = 10.0  # seconds' worth of work
+_PROCESS = 40.0  # seconds of the clock, at most
+_TURN = 20.0  # seconds that a request waits for another's
+_POINTS = 2000  # adversarial points in floating point
+_LONG = 4000  # characters of one text
+_KEYS = ("forall", "where", "lhs", "rhs")
+
+
+_UNDECIDED = {
+    "format": "superopt.judgement", "version": 1, "verdict": "unknown",
+    "reason": "it took more time or memory than is given to it here",
+}  # fmt: skip
+log = logging.getLogger("superopt.serve")
+
+
+class Judge:
+    """Judges rules, one at a time."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+
+    def judged(self, rule: Mapping[str, Any]) -> dict[str, Any]:
+        """What is known of a rule, as JSON data (``superopt.judgement``).
+
+        Args:
+            rule: with the keys ``forall``, ``lhs``, ``rhs`` and perhaps ``where``.
+
+        Raises:
+            Problem: 422 where it is no rule; 503 while another one is judged.
+        """
+        text = json.dumps({key: rule[key] for key in _KEYS if key in rule})
+        if len(text) > 4 * _LONG:
+            raise Problem(413, "too-large", "a rule has a few thousand characters at most")
+        if not self._turn.acquire(timeout=_TURN):
+            raise Problem(503, "unavailable", "another rule is being judged", retry_after=5)
+        try:
+            return self._run(text)
+        finally:
+            self._turn.release()
+
+    def _run(self, text: str) -> dict[str, Any]:
+        command = [sys.executable, "-I", "-c", _START.format(root=_ROOT)]
+        try:
+            done = subprocess.run(
+                command, input=text.encode(), capture_output=True, timeout=_PROCESS, check=False, cwd="/"
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return dict(_UNDECIDED)
+        if done.returncode != 0:
+            log.warning("a rule was not judged (%d): %s", done.returncode, done.stderr[-2000:].decode(errors="replace"))
+            return dict(_UNDECIDED)
+        found: dict[str, Any] = json.loads(done.stdout)
+        if "error" in found:
+            raise Problem(422, "invalid-rule", found["error"], errors=[{"detail": found["error"]}])
+        return found
+
+
+def main() -> None:
+    """Judge the rule on standard input."""
+    for kind, limit in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_CPU, int(_PROCESS)), (resource.RLIMIT_CORE, 0),
+                        (resource.RLIMIT_FSIZE, 0)):  # fmt: skip
+        resource.setrlimit(kind, (limit, limit))
+    json.dump(_judged(json.loads(sys.stdin.read())), sys.stdout, allow_nan=False)
+
+
+def _judged(row: dict[str, Any]) -> dict[str, Any]:
+    from superopt.ir.errors import SuperoptError, printable
+    from superopt.ops import REGISTRY
+    from superopt.report.naming import rule_name
+    from superopt.rules import Rule, parse_rule
+    from superopt.server.trials import try_rule
+    from superopt.verifier.admission import check
+    from superopt.verifier.certificate import certificate_of
+    from superopt.verifier.counterexample import describe
+    from superopt.verifier.floating import examine
+    from superopt.verifier.verdict import ProvedAllSizes, Refuted, Unknown, kind_of, verdict_to_json
+
+    try:
+        rule = parse_rule({**row, "id": "typed"})
+    except SuperoptError as error:
+        return {"error": str(error).removeprefix('rule "typed", ').removeprefix("rule, ")}
+    kept: list[str] = []
+
+    def prover(one: Rule) -> ProvedAllSizes | Unknown:
+        verdict, text = certificate_of(one, time_limit=_PROOF)
+        kept.append(text)
+        return verdict
+
+    unknown = sorted(o for o in rule.operators if o not in REGISTRY)
+    if unknown:
+        return {"error": f"there is no operator {printable(unknown[0])!r}; GET /v1/operators lists those there are"}
+    try:
+        verdict = check(rule, prover=prover)
+    except SuperoptError as error:
+        return {"error": str(error).removeprefix('rule "typed", ')}
+    found: dict[str, Any] = {
+        "format": "superopt.judgement", "version": 1, "rule": row, "name": rule_name(rule),
+        "verdict": kind_of(verdict), "proof": verdict_to_json(verdict),
+    }  # fmt: skip
+    if isinstance(verdict, Refuted):
+        return found | {"says": describe(verdict.counterexample)}
+    if isinstance(verdict, ProvedAllSizes):
+        found["certificate"] = kept[-1]
+        found["floats"] = [
+            {"direction": way, "type": kind, "sentence": judged.sentence, **judged.as_data()}
+            for way, kinds in examine(rule, points=_POINTS, runtime=False).items() for kind, judged in kinds.items()
+        ]  # fmt: skip
+    return found | {"trial": try_rule(rule, 1)}

@@ -1,0 +1,52 @@
+"""The Python client, against a live service: what its documentation shows, and what it does when things go wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from service_testing import Live, free_port, tiny
+from test_live import with_data
+
+from superopt.client import Client, ServiceError
+from superopt.formats import load
+from superopt.verifier.differential import check
+
+
+def test_a_model_with_its_weights_beside_it(live: Live, tmp_path: Path) -> None:
+    for name, body in with_data().items():
+        (tmp_path / ("model.onnx" if name == "graph" else name)).write_bytes(body)
+    service = Client(live.url)
+    job = service.submit(tmp_path / "model.onnx", tmp_path / "model.onnx.data", time_limit=10)
+    done = service.wait(job["id"], timeout=120)
+    assert done["state"] == "succeeded"
+    made = service.result(job["id"], tmp_path / "faster.onnx")
+    assert check(load(tmp_path / "model.onnx"), load(made), trials=1).verdict == "passed"
+    assert service.report(job["id"])["format"] == "superopt.report"
+    with pytest.raises(ServiceError, match="409"):
+        service.go_on(job["id"])
+
+
+def test_what_is_refused_is_said(live: Live, tmp_path: Path) -> None:
+    service = Client(live.url)
+    (tmp_path / "m.json").write_bytes(tiny())
+    with pytest.raises(ServiceError, match="there is no such parameter") as refused:
+        service.submit(tmp_path / "m.json", timelimit=3)
+    assert refused.value.status == 400
+    (tmp_path / "broken.onnx").write_bytes(b"garbage")
+    job = service.submit(tmp_path / "broken.onnx")
+    with pytest.raises(ServiceError) as failed:
+        service.wait(job["id"], timeout=60)
+    assert failed.value.problem["type"].endswith("invalid-model")
+
+
+def test_rules_and_judgements(live: Live) -> None:
+    service = Client(live.url)
+    assert service.rules("conv batchnorm fold", limit=3)[0]["name"] == "fold BatchNormalization into Conv"
+    found = service.judge({"x": "f[m]"}, ["Relu(Neg(x))"], ["Neg(Relu(x))"])
+    assert found["verdict"] == "refuted"
+
+
+def test_nobody_is_there() -> None:
+    with pytest.raises(OSError, match="refused"):
+        Client(f"http://127.0.0.1:{free_port()}", patience=0.1).job("x")

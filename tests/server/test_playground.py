@@ -1,0 +1,73 @@
+"""Rules that somebody typed: proved with a certificate that holds, or refuted by numbers; errors at their column."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.testclient import TestClient
+
+from superopt.rules import load_library
+from superopt.verifier import check_certificate
+
+SUM = {
+    "forall": {"x": "f[m, k]", "a": "f[k, n]", "b": "f[k, n]"}, "lhs": ["Add(MatMul(x, a), MatMul(x, b))"],
+    "rhs": ["MatMul(x, Add(a, b))"],
+}  # fmt: skip
+
+
+def test_a_true_rule_is_proved_with_a_certificate_that_holds(client: TestClient) -> None:
+    found = client.post("/v1/rules/judge", json=SUM).json()
+    assert found["verdict"] == "proved_all_sizes"
+    check_certificate(found["certificate"])
+    assert {f["direction"] for f in found["floats"]} == {"forward", "backward"}
+    assert found["trial"]["outcome"] == "equal"
+    known = load_library()
+    assert found["nearest"]
+    assert all(n["id"] in known for n in found["nearest"])
+
+
+def test_a_false_rule_is_refuted_by_numbers(client: TestClient) -> None:
+    wrong = {"forall": {"x": "f[m]"}, "lhs": ["Relu(Neg(x))"], "rhs": ["Neg(Relu(x))"]}
+    found = client.post("/v1/rules/judge", json=wrong).json()
+    assert found["verdict"] == "refuted"
+    assert found["proof"]["counterexample"]["elements"]["x"]
+    assert " on the left and " in found["says"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"lhs": ["Relu(Neg(x)"]}, "column 12"),
+        ({"lhs": ["Foo(x)"]}, "no operator 'Foo'"),
+        ({"lhs": ["Relu(z)"]}, "z"),
+        ({"forall": {"x": "g[m]"}}, "forall"),
+        ({"lhs": []}, ""),
+    ],
+)
+def test_what_is_no_rule_is_said(client: TestClient, changed: dict[str, object], said: str) -> None:
+    row = {"forall": {"x": "f[m]"}, "lhs": ["Relu(x)"], "rhs": ["Relu(x)"], **changed}
+    answer = client.post("/v1/rules/judge", json=row)
+    assert answer.status_code == 422, answer.text
+    assert said in answer.json()["detail"]
+
+
+def test_bodies_that_are_no_rules(client: TestClient) -> None:
+    for body in (b"", b"{", b"[]", b"3"):
+        assert client.post("/v1/rules/judge", content=body).status_code == 422
+    assert client.post("/v1/rules/judge", content=b" " * (1 << 15)).status_code == 413
+
+
+def test_the_page_works_without_script(client: TestClient) -> None:
+    page = client.get("/playground").text
+    assert "MatMul(x, Add(a, b))" in page
+    form = {
+        "forall": (None, "x: f[m]"),
+        "lhs": (None, "Relu(Neg(x))"),
+        "rhs": (None, "Neg(Relu(x))"),
+        "where": (None, ""),
+    }
+    answer = client.post("/playground", files=form)
+    assert "on the left and" in answer.text
+    evil = {**form, "lhs": (None, "<script>alert(1)</script>")}
+    answer = client.post("/playground", files=evil)
+    assert answer.status_code == 422
+    assert "<script>alert" not in answer.text
