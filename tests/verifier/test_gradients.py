@@ -90,11 +90,12 @@ def test_an_operator_that_does_not_move_is_named() -> None:
 
 
 def test_kinks_are_named() -> None:
-    found = {g.op: g.kinks for g in check_gradients(["Relu", "Abs", "ReduceMax", "Exp"])}
+    found = {g.op: g.kinks for g in check_gradients(["Relu", "Abs", "ReduceMax", "Exp", "Gather"])}
     assert found["Relu"] == ("where the argument meets a constant bound: the derivative from the left",)
     assert found["Abs"] == ("at 0: 0",)
     assert found["ReduceMax"] == ("where several elements are the largest: they share equally",)
     assert found["Exp"] == ()
+    assert found["Gather"] == ()  # its positions are chosen; its elements are not
 
 
 @pytest.mark.parametrize(("start", "proved"), [(0, True), (1, False)])

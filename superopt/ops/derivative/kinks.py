@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from superopt.ops.derivative.scalars import KINKS, is_constant
-from superopt.ops.meaning import Call, Comprehension, Reduce, Scalar, subexpressions
+from superopt.ops.meaning import Call, Comprehension, Read, Reduce, Scalar, parts
 
 __all__ = ["kinks_of"]
 
 
 def kinks_of(outputs: Sequence[Comprehension]) -> tuple[str, ...]:
-    """Sentences, each once; none where the operator is smooth wherever it is defined."""
+    """Sentences, each once; none where the operator is smooth wherever it is defined.
+
+    Positions do not move, so what they are computed by does not count.
+    """
     found: dict[str, None] = {}
-    for output in outputs:
-        for node in subexpressions(output.body):
-            if (text := _kink(node)) is not None:
-                found.setdefault(text)
+    waiting = [output.body for output in reversed(outputs)]
+    while waiting:
+        node = waiting.pop()
+        if (text := _kink(node)) is not None:
+            found.setdefault(text)
+        if not isinstance(node, Read):
+            waiting += reversed(parts(node))
     return tuple(found)
 
 
