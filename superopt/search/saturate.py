@@ -59,7 +59,7 @@ class Limits:
     """
 
     nodes: int = 4000
-    rounds: int = 10
+    rounds: int = 6
     deadline: float = float("inf")
     matches: int = 300
     detours: int = 0
