@@ -23,14 +23,17 @@ from superopt.rules.scanner import RuleError
 from superopt.rules.typing import meaning_digest
 
 __all__ = [
-    "FLOATS", "GENEROUS", "METHOD", "MODES", "UNKNOWN", "Directions", "FloatVerdict", "Floats", "Way", "float_key",
-    "read_floats", "row_of", "verdict_in", "write_floats",
+    "FLOATS", "GENEROUS", "METHOD", "MODES", "MOST_ERROR", "UNKNOWN", "Directions", "FloatVerdict", "Floats", "Way",
+    "float_key", "read_floats", "row_of", "verdict_in", "write_floats",
 ]  # fmt: skip
 
 FLOATS = "floats.json"
 METHOD = 1  # of the search for verdicts; another number, and every rule is looked at again
 TEXT = "text_digest"  # where a rule that was kept has the digest of its own text
 MODES = ("strict", "standard", "fast")
+# By mode: the largest error that algorithms with fewer multiplications may leave a result with, relative to an output's
+# largest element, against float64.
+MOST_ERROR: Mapping[str, float] = {"strict": 0.0, "standard": 1e-5, "fast": 1e-4}
 Directions = Mapping[str, Mapping[str, "FloatVerdict"]]  # "forward", "backward" → type → verdict
 # A window that holds magnitudes from 10⁻⁶ to 10⁶ is one that the check's inputs, of several magnitudes, would leave
 # first: it need not be known to hold before. float16 has no such window: there it must be known.

@@ -22,6 +22,7 @@ from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.pipeline.judge import DOUBT, LOOKS, SITTING
 from superopt.pipeline.memory import needed
+from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import reference
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.protocol import Loaded, Runtime
@@ -40,11 +41,8 @@ from superopt.search.bilinear.matmul import MatMulForm
 from superopt.verifier.differential import CheckResult, Slack, make_inputs
 from superopt.verifier.running import Bench
 
-__all__ = ["MOST_ERROR", "Accuracy", "Formed", "Setting", "accuracy", "with_forms"]
+__all__ = ["Accuracy", "Formed", "Setting", "accuracy", "with_forms"]
 
-# By mode: the largest error that a result may have, relative to an output's largest element, against float64. Besides,
-# it may have at most GROWTH times the model's own.
-MOST_ERROR: Mapping[str, float] = {"strict": 0.0, "standard": 1e-5, "fast": 1e-4}
 _LESS = (6.0, 3.0)  # growth of errors of algorithms that are tried in turn where those of the mode are too inaccurate
 _CLEAR = 0.3  # share of an operator's time: forms that are modelled to gain so much are a candidate of their own
 _WORTH = 0.02  # share of the whole that forms have to be modelled to gain before they are tried

@@ -67,7 +67,7 @@ class Comparison:
     @property
     def hopeless(self) -> bool:
         """Whether no race could show it faster: it trades, for less than two loadings of one model differ by."""
-        return not self.after.no_more_than(self.before) and 1.0 - self.modelled < SITTING
+        return not self.after.no_more_than(self.before) and 0.0 <= 1.0 - self.modelled < SITTING
 
     @property
     def settled(self) -> bool:

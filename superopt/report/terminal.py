@@ -67,7 +67,8 @@ def show_report(console: Console, name: str, report: Report) -> None:
     if (e := report.errors) is not None:
         console.print(
             f"errors against float64: {e.before:.1e} before, {e.after:.1e} after, of the largest element, "
-            f"{e.inputs} inputs; --float {report.float} allows {e.most:.0e}, and x{e.times:g}"
+            f"{e.inputs} inputs; --float {report.float} allows {e.most:.0e}, and x{e.times:g} "
+            f"(superopt verify --errors {e.most:.0e} holds the result to that)"
         )
     console.print(f"check {escape(report.check.text)}")
     if report.verification is not None:

@@ -16,6 +16,7 @@ from superopt.ir.graph import Graph, Node
 from superopt.report.model import ordered
 from superopt.report.quantities import bytes_text, count_text, time_text
 from superopt.report.terminal import table
+from superopt.rules.floats import MOST_ERROR
 from superopt.verifier.graphs import GraphVerdict
 
 __all__ = [
@@ -150,6 +151,11 @@ def show_verdict(console: Console, a: str, b: str, data: Mapping[str, Any], limi
         console.print(f"the inputs tell {power['caught']} of {power['mutants']} single changes of B apart from A")
     if data["reason"]:
         console.print(escape(printable(data["reason"], 400)))
+    if data["verdict"] == "refuted" and 0.0 < (check["max_rel_error"] or 0.0) <= MOST_ERROR["standard"]:
+        console.print(
+            f"a result with fewer multiplications may be so near and no nearer: --errors {MOST_ERROR['standard']:.0e} "
+            "allows what superopt optimize allows it"
+        )
     if "counterexample" in data:
         console.print(escape(f"inputs on which they differ: {data['counterexample']} (numpy.load reads it)"))
     _show_list(console, [f"not exercised: {printable(text, 200)}" for text in data["unexercised"]], limit, "places")

@@ -13,8 +13,9 @@ from superopt import formats
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.pipeline import fewer
-from superopt.pipeline.fewer import GROWTH, MOST_ERROR
+from superopt.pipeline.fewer import GROWTH
 from superopt.report import Report
+from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import ort
 from superopt.runtime.race import RaceResult, result_of
 from superopt.search.bilinear.choosing import Choice, rewritten

@@ -90,3 +90,10 @@ def test_a_race_goes_on_while_it_could_change_something() -> None:
 def test_two_rounds_decide_nothing() -> None:
     assert not Comparison(INPUT, TRADED, 0.9, raced(0.5, spread=0.0, rounds=2)).judged().taken
     assert Comparison(INPUT, LESS, 0.9, raced(1.5, spread=0.0, rounds=2)).judged().taken
+
+
+def test_what_no_race_could_show_is_not_raced() -> None:
+    assert Comparison(INPUT, TRADED, 0.995).hopeless
+    assert not Comparison(INPUT, TRADED, 0.97).hopeless
+    assert not Comparison(INPUT, TRADED, 1.2).hopeless  # prices may be wrong by as much
+    assert not Comparison(INPUT, LESS, 0.995).hopeless  # it does less, and is taken unless it is shown slower

@@ -65,7 +65,7 @@ def test_onnx_in_and_either_form_out(live: Live) -> None:
     sent = onnx_model()
     answer = live.post(sent, ONNX)
     place = answer.headers["location"]
-    assert live.http.get(f"{place}?x", headers={"Prefer": "wait=1"}).status_code == 200
+    assert live.http.get(place, headers={"Prefer": "wait=1"}).status_code == 200
     until(lambda: live.state(answer) == "succeeded", 60)
     result = live.http.get(f"{place}/result")
     assert result.headers["content-type"] == ONNX
