@@ -29,8 +29,8 @@ from superopt.ir.errors import UsageError  # noqa: E402
 from superopt.ir.graph import Graph  # noqa: E402
 from superopt.ir.poly import symbols  # noqa: E402
 from superopt.ir.types import TensorType  # noqa: E402
-from superopt.ops.infer import Applied, infer  # noqa: E402
-from superopt.ops.work import flops  # noqa: E402
+from superopt.ops.infer import infer  # noqa: E402
+from superopt.ops.work import arithmetic  # noqa: E402
 from superopt.runtime import ort  # noqa: E402
 
 SYMBOLIC_SIZE = 4  # what a symbolic input size is run at
@@ -45,14 +45,7 @@ def parameters(graph: Graph) -> int:
 def gflops(graph: Graph) -> float:
     """Arithmetic of the nodes whose meaning is known, in 10⁹ operations; a symbolic size is :data:`SYMBOLIC_SIZE`."""
     names = {s for v in graph.inputs if isinstance(v.type, TensorType) for d in v.type.shape or () for s in symbols(d)}
-    typing = infer(graph, dict.fromkeys(names, SYMBOLIC_SIZE))
-    total = 0.0
-    for node in typing.nodes:
-        if isinstance(node, Applied):
-            types = [None if a is None else typing.types[a] for a in node.args]
-            work = flops(node.operator, types, node.attributes)
-            total += work if isinstance(work, int) else 0
-    return total / 1e9
+    return arithmetic(infer(graph, dict.fromkeys(names, SYMBOLIC_SIZE))) / 1e9
 
 
 def manifest(models: Sequence[Model]) -> str:

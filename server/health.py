@@ -7,7 +7,6 @@ requests share, and :class:`superopt.server.connection.Connection` gives it in t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import time
@@ -20,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from superopt.server.problems import Problem
 from superopt.server.store import Store
+from superopt.server.watch import ended
 
 __all__ = ["PATHS", "Health", "HealthFirst"]
 
@@ -53,10 +53,7 @@ class Health:
 
     async def stop(self) -> None:
         """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await ended(self._task)
 
     def wrong(self) -> Problem | None:
         """Why no job can be accepted; ``None`` where one can."""

@@ -11,7 +11,15 @@ from starlette.concurrency import run_in_threadpool
 
 from superopt.server.store import FINAL, Store
 
-__all__ = ["Watcher"]
+__all__ = ["Watcher", "ended"]
+
+
+async def ended(task: asyncio.Task[None] | None) -> None:
+    """Cancel a task of the service, and wait until it is over."""
+    if task is not None:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 class Watcher:
@@ -30,10 +38,7 @@ class Watcher:
 
     async def stop(self) -> None:
         """Let everybody go."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await ended(self._task)
         for waiters in self._waiting.values():
             for _, future in waiters:
                 future.cancel()

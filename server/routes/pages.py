@@ -16,6 +16,7 @@ from superopt.report.roofline import roofline
 from superopt.server.blobs import Spool
 from superopt.server.body import GRAPH_JSON, ONNX, Upload, receive
 from superopt.server.charts import cost_bars, staircase
+from superopt.server.keys import Caller
 from superopt.server.parameters import read_options
 from superopt.server.problems import Problem
 from superopt.server.routes.documents import describe, ended, send_file
@@ -142,13 +143,22 @@ def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+async def _caller(request: Request, service: Service) -> Caller:
+    """Who sent a page's button, by the key in its form.
+
+    Raises:
+        Problem: the form is too large, or the key is not known.
+    """
+    upload = await receive(request, service.blobs, service.settings.limits, _FORM)
+    return await service.caller(request, next(iter(upload.fields.get("key", [])), ""))
+
+
 @router.post("/jobs/{job_id}/cancel")
 async def post_cancel(job_id: str, request: Request) -> Response:
     """The page's cancel button; back to the page."""
     service = of(request)
     try:
-        upload = await receive(request, service.blobs, service.settings.limits, _FORM)
-        caller = await service.caller(request, next(iter(upload.fields.get("key", [])), ""))
+        caller = await _caller(request, service)
         job = await service.job(job_id)
         if job["owner"] != caller.owner:
             raise Problem(403, "forbidden", "the job belongs to another key")
@@ -163,8 +173,7 @@ async def post_continue_page(job_id: str, request: Request) -> Response:
     """The page's button to search on; off to the new job's page."""
     service = of(request)
     try:
-        upload = await receive(request, service.blobs, service.settings.limits, _FORM)
-        caller = await service.caller(request, next(iter(upload.fields.get("key", [])), ""))
+        caller = await _caller(request, service)
         job = await go_on(service, job_id, caller)
     except Problem as problem:
         return page("problem.html", "", status=problem.status, problem=problem.body)

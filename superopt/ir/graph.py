@@ -28,6 +28,7 @@ __all__ = [
     "Value",
     "Weight",
     "WeightData",
+    "unused_name",
 ]
 
 
@@ -324,3 +325,13 @@ def attribute_key(value: Attribute) -> str:
 def constant(name: str, array: np.ndarray) -> Weight:
     """A weight that holds the array."""
     return Weight(name, TensorType(DType.of(array.dtype), tuple(map(int, array.shape))), ArrayData(array))
+
+
+def unused_name(hint: str, taken: set[str]) -> str:
+    """The hint, numbered from 2 on where it is taken; it is taken from now on."""
+    name, count = hint, 1
+    while name in taken:
+        count += 1
+        name = f"{hint}_{count}"
+    taken.add(name)
+    return name

@@ -16,10 +16,11 @@ from math import prod
 from superopt.ir.poly import Dim, symbols
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
+from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import Call, Comprehension, Number, Read, Reduce, Scalar, SizeValue, Where, subexpressions
 from superopt.ops.record import Operator
 
-__all__ = ["bytes_moved", "flops"]
+__all__ = ["arithmetic", "bytes_moved", "flops"]
 
 FREE = frozenset({"select", "cast_int", "not", "and", "or", "xor"})
 Variables = frozenset[str]
@@ -32,6 +33,17 @@ def flops(operator: Operator, types: Sequence[TensorType | None], attributes: Ma
         IllTyped: the operator does not accept the types.
     """
     return _flops(operator, tuple(types), tuple(sorted(attributes.items())))
+
+
+def arithmetic(typing: Typing) -> int:
+    """FLOPs of all nodes of a typed graph that are understood and whose sizes are known."""
+    total = 0
+    for node in typing.nodes:
+        if isinstance(node, Applied):
+            kinds = [None if a is None else typing.types[a] for a in node.args]
+            found = flops(node.operator, kinds, node.attributes)
+            total += found if isinstance(found, int) else 0
+    return total
 
 
 @lru_cache(maxsize=65536)

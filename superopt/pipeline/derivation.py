@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from superopt import cost as costs
 from superopt.ir.diff import pieces
 from superopt.ir.errors import InvalidModel
-from superopt.ir.graph import Graph, Node, Weight
+from superopt.ir.graph import Graph, Node, Weight, unused_name
 from superopt.report.views import PROVENANCE
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _with(before: Graph, after: Graph, places: Sequence[tuple[tuple[Node, ...], 
     for name in dict.fromkeys(r for n in new for r in n.reads if r in after.weight and r not in fed):
         twin, ours = weights.get(name), after.weight[name]
         if twin is not None and not _same(twin, ours):  # one name, and other elements: both are there for a while
-            called[name] = _fresh(f"{name}_after", taken)
+            called[name] = unused_name(f"{name}_after", taken)
             ours = replace(ours, name=called[name])
         weights[ours.name] = ours
     for value in before.outputs:
@@ -114,15 +114,6 @@ def _same(a: Weight, b: Weight) -> bool:
     if a.data is b.data:
         return a.type == b.type
     return a.type == b.type and a.data is not None and b.data is not None and a.data.digest == b.data.digest
-
-
-def _fresh(hint: str, taken: set[str]) -> str:
-    name, number = hint, 1
-    while name in taken:
-        number += 1
-        name = f"{hint}_{number}"
-    taken.add(name)
-    return name
 
 
 def _step(graph: Graph, places: Sequence[tuple[tuple[Node, ...], tuple[Node, ...]]]) -> Step:

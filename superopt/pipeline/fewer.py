@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from statistics import median, stdev
 
 import numpy as np
@@ -20,14 +19,14 @@ from superopt.cost import CostModel, GraphCost
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline.judge import DOUBT, LOOKS, SITTING
+from superopt.pipeline.judge import LOOKS, SITTING, doubt_of
 from superopt.pipeline.memory import needed
+from superopt.pipeline.racing import LARGE, measured_of
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import reference
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.protocol import Loaded, Runtime
 from superopt.runtime.race import Clock, RaceResult, race_bound
-from superopt.runtime.spread import median_beyond
 from superopt.search.bilinear.choosing import (
     GROWTH,
     Choice,
@@ -48,8 +47,6 @@ _CLEAR = 0.3  # share of an operator's time: forms that are modelled to gain so 
 _WORTH = 0.02  # share of the whole that forms have to be modelled to gain before they are tried
 _LEAST = 3 * SITTING  # what the whole has to gain for what forms cost in accuracy and memory
 _FUTILE = LOOKS[1]  # rounds after which what does not seem to gain enough will not
-_WRONG = DOUBT / len(LOOKS)  # how often one look at a race may be wrong
-_LARGE = 1 << 30  # bytes of weights above which no form is tried: the race and the errors need the models whole
 _SPENT = 0.5  # of the budget, at most, on the few inputs that are measured: on 100 it was up to 1.8 times as much
 _INPUTS, _WORK = 3, 1e10  # inputs on which errors are measured, at most, and FLOPs of the reference for all but one
 
@@ -158,7 +155,9 @@ def with_forms(
     if GROWTH[setting.mode] <= 1.0 or not prices.backend.processor or not possible(plain):
         return None
     pricing = _pricing(prices)
-    if pricing is None or sum(w.type.nbytes or 0 for w in plain.weights) > _LARGE:
+    if (
+        pricing is None or sum(w.type.nbytes or 0 for w in plain.weights) > LARGE
+    ):  # the race and the errors need it whole
         return None
     if setting.left() < setting.needs:
         notes.append("there was no time left to look for fewer multiplications")
@@ -270,7 +269,7 @@ def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choic
     weights = sum(w.type.nbytes or 0 for w in plain.weights)
     kept = list(chosen)
     while kept:
-        if weights + sum(c.more_bytes for c in kept) <= _LARGE and (
+        if weights + sum(c.more_bytes for c in kept) <= LARGE and (
             setting.memory is None
             or needed(rewritten(plain, kept, filled=False), None, setting.sizes) <= setting.memory
         ):
@@ -296,8 +295,7 @@ class _Raced:
         """The ratio of a candidate's time to that of the result without forms, and its doubt."""
         samples = [(row[self.plain], row[candidate]) for row in self.result.samples]
         ratios = [candidate / plain for plain, candidate in samples]
-        doubt = median_beyond(len(ratios), _WRONG) * stdev(ratios) if len(ratios) >= LOOKS[0] else inf
-        return median(ratios), doubt
+        return median(ratios), doubt_of(len(ratios), stdev(ratios) if len(ratios) > 1 else 0.0)
 
     @property
     def won(self) -> bool:
@@ -318,13 +316,7 @@ class _Raced:
     @property
     def measured(self) -> report.Measured:
         """The input and the best candidate."""
-        which = self.plain + 1 + self.best
-        found = self.result
-        ratios = [row[which] / row[0] for row in found.samples]
-        return report.Measured(
-            found.ms[0], found.ms[which], found.ratios[which], found.rounds, found.spread[which],
-            dict(found.circumstances), stdev(ratios) if len(ratios) > 1 else 0.0,
-        )  # fmt: skip
+        return measured_of(self.result, self.plain + 1 + self.best)
 
 
 def _race(

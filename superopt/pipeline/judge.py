@@ -18,7 +18,7 @@ from superopt import report
 from superopt.cost import Demand, GraphCost
 from superopt.runtime.spread import median_beyond
 
-__all__ = ["DOUBT", "LOOKS", "SITTING", "Comparison", "Judgement", "demand_of"]
+__all__ = ["DOUBT", "LOOKS", "SITTING", "Comparison", "Judgement", "demand_of", "doubt_of"]
 
 DOUBT = 1e-3  # how often a race may be wrong about which of two equal models is faster
 LOOKS = (3, 7, 15, 31)  # rounds after which a race is looked at: it ends there if settled, and at the last anyway
@@ -62,7 +62,7 @@ class Comparison:
     def doubt(self) -> float:
         """How far the measured ratio may be off beyond what a look allows; 0 where nothing was measured."""
         found = self.measured
-        return 0.0 if found is None else _doubt(found)
+        return 0.0 if found is None else doubt_of(found.runs, found.deviation)
 
     @property
     def hopeless(self) -> bool:
@@ -113,8 +113,9 @@ class Comparison:
         return f"{self.measured.ratio:.3f} ± {self._margin:.3f}"
 
 
-def _doubt(found: report.Measured) -> float:
-    return inf if found.runs < LOOKS[0] else median_beyond(found.runs, _WRONG) * found.deviation
+def doubt_of(rounds: int, deviation: float) -> float:
+    """How far the median of so many rounds' ratios may be off beyond what a look allows, by their deviation."""
+    return inf if rounds < LOOKS[0] else median_beyond(rounds, _WRONG) * deviation
 
 
 def demand_of(cost: GraphCost) -> Demand:

@@ -21,7 +21,7 @@ from superopt.runtime.race import Clock, Enough, RaceResult, race_bound
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.running import Bench
 
-__all__ = ["LARGE", "measure", "runnable"]
+__all__ = ["LARGE", "measure", "measured_of", "runnable"]
 
 LARGE = 1 << 30  # bytes of weights above which a model is handled through files and place by place, to bound memory
 _ROUNDS = 15
@@ -69,7 +69,7 @@ def measure(
         refuse_unbounded(graph, sizes)
     feeds: Mapping[str, np.ndarray[Any, Any]] = make_inputs(before, seed, "normal", sizes=sizes)
     if device is not None:
-        return _measured(device.race((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
+        return measured_of(device.race((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
     with Bench() if bench is None else nullcontext(bench) as given:
         bound = [given.loaded(graph, runtime, threads=threads, keep=True).bound(feeds) for graph in (before, after)]
         result = race_bound(
@@ -78,18 +78,19 @@ def measure(
         )  # fmt: skip
         del bound
         give_back()
-    return _measured(result)
+    return measured_of(result)
 
 
 def _asked(enough: Callable[[report.Measured], bool]) -> Enough:
-    return lambda result: enough(_measured(result))
+    return lambda result: enough(measured_of(result))
 
 
-def _measured(result: RaceResult) -> report.Measured:
-    ratios = [after / before for before, after in result.samples]
+def measured_of(result: RaceResult, place: int = 1) -> report.Measured:
+    """What a race says of its first model and the one at ``place``."""
+    ratios = [row[place] / row[0] for row in result.samples]
     return report.Measured(
-        result.ms[0], result.ms[1], result.ratios[1], result.rounds, result.spread[1], dict(result.circumstances),
-        stdev(ratios) if len(ratios) > 1 else 0.0,
+        result.ms[0], result.ms[place], result.ratios[place], result.rounds, result.spread[place],
+        dict(result.circumstances), stdev(ratios) if len(ratios) > 1 else 0.0,
     )  # fmt: skip
 
 

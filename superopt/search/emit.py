@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from superopt.ir.graph import Graph, Node, Weight, constant
+from superopt.ir.graph import Graph, Node, Weight, constant, unused_name
 from superopt.ops.record import Operator
 from superopt.search.fold import FoldedData, data_of, folded, weights_behind
 from superopt.search.program import Program, Step
@@ -68,7 +68,7 @@ def emit(program: Program, operators: Mapping[str, Operator], budget: int) -> Em
             node = replace(node, inputs=tuple(alike.get(i, i) for i in node.inputs))
         nodes.append(node)
     for name in sorted(alike.keys() & program.outputs):
-        nodes.append(Node(_unique(f"{name}_identity", node_names), "Identity", (alike[name],), (name,)))
+        nodes.append(Node(unused_name(f"{name}_identity", node_names), "Identity", (alike[name],), (name,)))
     read = {n for node in nodes for n in node.reads} | program.outputs
     fed = {v.name for v in graph.inputs}
     used_before = {n for node in graph.nodes for n in node.reads}
@@ -160,19 +160,10 @@ def _node(
     record = operators[step.op]
     types = [None if a is None else program.types[a] for a in step.args]
     form = record.write(dict(step.attributes), types, program.graph.opset.get(record.domain, 1))
-    name = _unique(f"{step.name}_{step.op}", taken)
+    name = unused_name(f"{step.name}_{step.op}", taken)
     made = {p: literals.name(a, f"{name}_{'shape' if a.ndim else 'value'}") for p, a in form.literals.items()}
     inputs = form.names(step.args, made)
     metadata = {"superopt.rules": ",".join(step.rules)} if step.rules else {}
     if program.is_constant(step):
         metadata["x-precomputed"] = "true"
     return Node(name, record.name, inputs, step.outputs, dict(form.attributes), record.domain, metadata=metadata)
-
-
-def _unique(hint: str, taken: set[str]) -> str:
-    name, count = hint, 1
-    while name in taken:
-        count += 1
-        name = f"{hint}_{count}"
-    taken.add(name)
-    return name

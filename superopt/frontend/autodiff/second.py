@@ -14,8 +14,8 @@ from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Value, constant
 from superopt.ir.types import TensorType
 from superopt.ops.derivative.expressions import constant as number
-from superopt.ops.infer import Applied, infer
-from superopt.ops.work import flops
+from superopt.ops.infer import infer
+from superopt.ops.work import arithmetic
 from superopt.runtime.reference import run
 
 __all__ = ["ModeReport", "hessian_vector", "linearize", "modes"]
@@ -153,14 +153,7 @@ def modes(
 
 def work(graph: Graph) -> int:
     """FLOPs of a graph of known sizes."""
-    typing = infer(graph)
-    total = 0
-    for step in typing.nodes:
-        if isinstance(step, Applied):
-            kinds = [None if a is None else typing.types[a] for a in step.args]
-            found = flops(step.operator, kinds, step.attributes)
-            total += found if isinstance(found, int) else 0
-    return total
+    return arithmetic(infer(graph))
 
 
 def _at_point(value: Value, at: Mapping[str, np.ndarray]) -> Value:
