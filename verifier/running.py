@@ -40,6 +40,7 @@ class Bench:
         self._places: dict[int, tuple[WeightData, tuple[str, int, int]]] = {}  # by the elements' identity
         self._models = 0
         self._sessions: dict[int, tuple[Graph, InferenceSession]] = {}  # that are kept, by the graph's identity
+        self._others: dict[tuple[int, str, int], tuple[Graph, Loaded]] = {}  # of other runtimes, or of more threads
 
     def __enter__(self) -> Bench:
         return self
@@ -48,6 +49,7 @@ class Bench:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._sessions.clear()
+        self._others.clear()
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -71,15 +73,29 @@ class Bench:
             self._sessions[id(graph)] = graph, made
         return made
 
+    def drop(self, graph: Graph) -> None:
+        """Keep a graph's sessions no longer."""
+        self._sessions.pop(id(graph), None)
+        for key in [key for key in self._others if key[0] == id(graph)]:
+            del self._others[key]
+        if self._is_large(graph):
+            give_back()
+
     def loaded(self, graph: Graph, runtime: Runtime, *, threads: int = 1, keep: bool = False) -> Loaded:
-        """A graph in a runtime, as its user runs it.
+        """A graph in a runtime, as its user runs it; kept as a session is.
 
         Raises:
             InvalidModel, Unsupported, ResourceLimit: the runtime refuses it.
         """
         if runtime is ONNX_RUNTIME and threads == 1:
             return Session(self.session(graph, optimise=True, keep=keep))
-        return runtime.load(self._source(graph), threads=threads)
+        key = id(graph), runtime.name, threads
+        if key in self._others:
+            return self._others[key][1]
+        made = runtime.load(self._source(graph), threads=threads)
+        if keep:
+            self._others[key] = graph, made
+        return made
 
     def _is_large(self, graph: Graph) -> bool:
         return sum(map(_size, graph.weights)) >= _LARGE

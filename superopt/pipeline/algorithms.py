@@ -20,6 +20,7 @@ from superopt.pipeline.options import quiet
 from superopt.rules.floats import MODES
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier.differential import check_rewrite
+from superopt.verifier.running import Bench
 
 __all__ = ["Outcome", "apply_algorithms"]
 
@@ -77,9 +78,12 @@ def apply_algorithms(
         floats, known, seed, threads, ONNX_RUNTIME, races=target == "cpu", seconds=_RACE_SECONDS,
         left=lambda: deadline - time.monotonic(), inputs=inputs,
     )  # fmt: skip
-    with costs.for_target(target, threads=threads, sizes=known, time_limit=time_limit, progress=progress) as priced:
-        formed = with_forms(
-            graph, graph, priced, setting,
+    with (
+        costs.for_target(target, threads=threads, sizes=known, time_limit=time_limit, progress=progress) as priced,
+        Bench() as own,
+    ):
+        formed, _ = with_forms(
+            graph, graph, priced, setting, own,
             lambda made, bench, slack: check_rewrite(
                 graph, made, seed=seed, sizes=known, bench=bench, slack=slack
             ), notes, progress,

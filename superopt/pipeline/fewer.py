@@ -21,12 +21,13 @@ from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.pipeline.judge import LOOKS, SITTING, doubt_of
 from superopt.pipeline.memory import needed
-from superopt.pipeline.racing import LARGE, measured_of
+from superopt.pipeline.racing import LARGE, clock_of, measured_of
+from superopt.pipeline.trials import tried_alone
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import reference
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.protocol import Loaded, Runtime
-from superopt.runtime.race import Clock, RaceResult, race_bound
+from superopt.runtime.race import RaceResult, race_bound
 from superopt.search.bilinear.choosing import (
     GROWTH,
     Choice,
@@ -43,9 +44,7 @@ from superopt.verifier.running import Bench
 __all__ = ["Accuracy", "Formed", "Setting", "accuracy", "with_forms"]
 
 _LESS = (6.0, 3.0)  # growth of errors of algorithms that are tried in turn where those of the mode are too inaccurate
-_CLEAR = 0.3  # share of an operator's time: forms that are modelled to gain so much are a candidate of their own
-_WORTH = 0.02  # share of the whole that forms have to be modelled to gain before they are tried
-_LEAST = 3 * SITTING  # what the whole has to gain for what forms cost in accuracy and memory
+_LEAST = 3 * SITTING  # share of the whole that forms have to gain for what they cost in accuracy and memory
 _FUTILE = LOOKS[1]  # rounds after which what does not seem to gain enough will not
 _SPENT = 0.5  # of the budget, at most, on the few inputs that are measured: on 100 it was up to 1.8 times as much
 _INPUTS, _WORK = 3, 1e10  # inputs on which errors are measured, at most, and FLOPs of the reference for all but one
@@ -134,17 +133,20 @@ def with_forms(
     plain: Graph,
     prices: CostModel,
     setting: Setting,
+    bench: Bench,
     check: Check | None,
     notes: list[str],
     progress: Callable[[int, int | None, str], None],
-) -> Formed | None:
-    """A result with forms in the place of some operators; ``None`` where there is nothing to gain.
+) -> tuple[Formed | None, report.Measured | None]:
+    """A result with forms in the place of some operators, ``None`` where there is nothing to gain; and the race of the
+    input and the result without forms that came with it, if there was one and they are not the same.
 
     Args:
         original: the input.
         plain: the result so far, or the input.
         prices: the target's cost model.
         setting: how.
+        bench: keeps the sessions of the input and of what is returned, or of ``plain``.
         check: a result against the input; ``None`` for no check.
         notes: why forms that were tried are left out is added.
         progress: called with (done, total, what).
@@ -153,41 +155,67 @@ def with_forms(
         KeyboardInterrupt: nothing is kept of what was begun.
     """
     if GROWTH[setting.mode] <= 1.0 or not prices.backend.processor or not possible(plain):
-        return None
+        return None, None
     pricing = _pricing(prices)
-    if (
-        pricing is None or sum(w.type.nbytes or 0 for w in plain.weights) > LARGE
-    ):  # the race and the errors need it whole
-        return None
+    if pricing is None:
+        return None, None
+    if sum(w.type.nbytes or 0 for w in plain.weights) > LARGE:  # the race and the errors need the model whole
+        return None, None
     if setting.left() < setting.needs:
         notes.append("there was no time left to look for fewer multiplications")
-        return None
+        return None, None
     progress(0, None, "looking for fewer multiplications")
     typing = infer(plain)
     before = costs.graph_cost(plain, pricing, sizes=setting.sizes).us
     tried: list[list[Choice]] = []
+    raced: report.Measured | None = None
     for growth in (GROWTH[setting.mode], *(less for less in _LESS if less < GROWTH[setting.mode])):
         chosen = choose(plain, pricing, growth=growth, typing=typing, sizes=setting.sizes)
         chosen = _fitting(plain, chosen, setting)
-        if not chosen or chosen in tried or sum(c.before - c.after for c in chosen) < _WORTH * before:
+        if chosen in tried or _gain(chosen) < _LEAST * before:
             continue
         tried.append(chosen)
-        found, why, final = _tried(original, plain, before, chosen, prices, setting, check, progress)
-        if found is not None:
-            return found
-        notes.append(f"{len(chosen)} operators with fewer multiplications were left out: {why}")
-        if final or setting.left() <= 0.0:
-            return None
-    return None
+        if setting.races:
+            progress(0, None, "measuring operators with fewer multiplications")
+            chosen, asked, gained = tried_alone(
+                plain, typing, chosen, bench, runtime=setting.runtime, threads=setting.threads, sizes=setting.sizes,
+                seed=setting.seed,
+            )  # fmt: skip
+            if gained < asked:
+                notes.append(f"of {asked} kinds of operators that might gain by fewer multiplications, timed beside "
+                             f"them, {gained} did")  # fmt: skip
+            if _gain(chosen) < _LEAST * before:
+                continue
+        found = _tried(original, plain, before, chosen, prices, setting, bench, check, progress)
+        raced = found.plain or raced
+        if found.formed is not None:
+            return found.formed, raced
+        notes.append(f"{len(chosen)} operators with fewer multiplications were left out: {found.why}")
+        if found.final or setting.left() <= 0.0:
+            break
+    return None, raced
+
+
+def _gain(chosen: Sequence[Choice]) -> float:
+    """Microseconds."""
+    return sum(c.before - c.after for c in chosen)
 
 
 @dataclass(frozen=True)
-class _Measured:
-    """What running the candidates said: which is best, its errors, and the race, if there was one."""
+class _Outcome:
+    """What became of some choices.
 
-    best: int
-    errors: Accuracy
-    raced: _Raced | None
+    Attributes:
+        formed: the result with them, if they are to stay.
+        why: they are not.
+        final: more accurate forms would not help either.
+        plain: a race of the input and the result without forms.
+    """
+
+    formed: Formed | None
+    why: str = ""
+    final: bool = False
+    plain: report.Measured | None = None
 
 
 def _pricing(prices: CostModel) -> CostModel | None:
@@ -202,66 +230,47 @@ def _pricing(prices: CostModel) -> CostModel | None:
 
 
 def _tried(
-    original: Graph, plain: Graph, before: float, chosen: list[Choice], prices: CostModel, setting: Setting,
-    check: Check | None, progress: Callable[[int, int | None, str], None],
-) -> tuple[Formed | None, str, bool]:  # fmt: skip
-    """The best of some choices, or why there is none, and whether more accurate forms would not help either."""
-    clear = [c for c in chosen if c.after < (1.0 - _CLEAR) * c.before]
-    rest = sum(c.before - c.after for c in chosen if c.after >= (1.0 - _CLEAR) * c.before)
-    both = setting.races and clear and rest > _LEAST * before  # else a race could not tell them from each other
-    portfolio = [chosen, clear] if both else [chosen]
-    made = [rewritten(plain, choices) for choices in portfolio]
-    if not setting.races:
-        after = costs.graph_cost(made[0], prices, sizes=setting.sizes).us
-        if after > (1.0 - _LEAST) * before:
-            return None, f"they are modelled at {after / before:.3f} of the result without them", True
-    with Bench() as bench:
-        try:
-            found = _measured(original, plain, made, setting, bench, progress)
-        except (InvalidModel, Unsupported, ResourceLimit) as error:
-            return None, f"the model could not be run with them: {error}", False
-        if found.raced is not None and not found.raced.won:
-            return None, f"timed beside the result without them, they take {found.raced.text} of its time", True
-        best, errors = made[found.best], found.errors
-        if not errors.within(setting.mode, _SPENT):
-            why = f"errors grow from {errors.before:.1e} to {errors.after:.1e}, which {setting.mode!r} does not allow"
-            return None, why, False
-        checked: CheckResult | None = None
-        if check is not None:
-            progress(0, None, "checking")
-            new = frozenset(n.name for n in best.nodes) - {n.name for n in plain.nodes}
-            checked = check(best, bench, Slack(MOST_ERROR[setting.mode], new))
-            if checked.verdict != "passed":
-                return None, f"the check {checked.verdict}: {checked.reason}", False
-    cost = costs.graph_cost(best, prices, sizes=setting.sizes)
-    measured = None if found.raced is None else found.raced.measured
-    return (
-        Formed(best, tuple(portfolio[found.best]), checked, errors, cost, MOST_ERROR[setting.mode], measured),
-        "",
-        True,
+    original: Graph, plain: Graph, before: float, chosen: Sequence[Choice], prices: CostModel, setting: Setting,
+    bench: Bench, check: Check | None, progress: Callable[[int, int | None, str], None],
+) -> _Outcome:  # fmt: skip
+    """The result with some choices, raced, measured against float64, and checked."""
+    made = rewritten(plain, chosen)
+    cost = costs.graph_cost(made, prices, sizes=setting.sizes)
+    if not setting.races and cost.us > (1.0 - _LEAST) * before:
+        why = f"they are modelled at {cost.us / before:.3f} of the result without them"
+        return _Outcome(None, why, final=True)
+    raced: _Raced | None = None
+    try:
+        refuse_unbounded(made, setting.sizes)
+        if setting.races:
+            progress(0, None, "measuring with fewer multiplications")
+            raced = _race([original, *([plain] if plain is not original else []), made], setting, bench)
+            if not raced.won:
+                bench.drop(made)
+                why = f"timed beside the result without them, they take {raced.text} of its time"
+                return _Outcome(None, why, final=True, plain=raced.without)
+            if plain is not original:
+                bench.drop(plain)
+        errors = _errors(original, made, setting, bench)
+    except (InvalidModel, Unsupported, ResourceLimit) as error:
+        return _Outcome(None, f"the model could not be run with them: {error}")
+    without = None if raced is None else raced.without
+    if not errors.within(setting.mode, _SPENT):
+        why = f"errors grow from {errors.before:.1e} to {errors.after:.1e}, which {setting.mode!r} does not allow"
+        bench.drop(made)
+        return _Outcome(None, why, plain=without)
+    checked: CheckResult | None = None
+    if check is not None:
+        progress(0, None, "checking")
+        new = frozenset(n.name for n in made.nodes) - {n.name for n in plain.nodes}
+        checked = check(made, bench, Slack(MOST_ERROR[setting.mode], new))
+        if checked.verdict != "passed":
+            bench.drop(made)
+            return _Outcome(None, f"the check {checked.verdict}: {checked.reason}", plain=without)
+    measured = None if raced is None else measured_of(raced.result, raced.plain + 1)
+    return _Outcome(
+        Formed(made, tuple(chosen), checked, errors, cost, MOST_ERROR[setting.mode], measured), plain=without
     )
-
-
-def _measured(
-    original: Graph, plain: Graph, made: Sequence[Graph], setting: Setting, bench: Bench,
-    progress: Callable[[int, int | None, str], None],
-) -> _Measured:  # fmt: skip
-    """Sessions of all are made once, for the race and for the errors of what wins it."""
-    graphs = {id(graph): graph for graph in (original, plain, *made)}
-    for graph in graphs.values():
-        refuse_unbounded(graph, setting.sizes)
-    loaded = {
-        key: bench.loaded(graph, setting.runtime, threads=setting.threads, keep=graph is not plain)
-        for key, graph in graphs.items()
-    }
-    raced = None
-    if setting.races:
-        progress(0, None, "measuring with fewer multiplications")
-        raced = _race(original, plain, made, loaded, setting)
-        if not raced.won:
-            return _Measured(raced.best, Accuracy(0.0, 0.0, 0), raced)
-    best = 0 if raced is None else raced.best
-    return _Measured(best, _errors(original, loaded[id(original)], loaded[id(made[best])], setting), raced)
 
 
 def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choice]:
@@ -281,58 +290,51 @@ def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choic
 
 @dataclass(frozen=True)
 class _Raced:
-    """A race of the input, the result without forms, and candidates with them: ``best`` is the fastest of these."""
+    """A race of the input, the result without forms (which may be the input), and the result with them."""
 
     result: RaceResult
-    plain: int
 
     @property
-    def best(self) -> int:
-        first = self.plain + 1
-        return min(range(first, len(self.result.ms)), key=lambda i: self.against(i)[0]) - first
+    def plain(self) -> int:
+        return len(self.result.ms) - 2
 
-    def against(self, candidate: int) -> tuple[float, float]:
-        """The ratio of a candidate's time to that of the result without forms, and its doubt."""
-        samples = [(row[self.plain], row[candidate]) for row in self.result.samples]
-        ratios = [candidate / plain for plain, candidate in samples]
+    @property
+    def against(self) -> tuple[float, float]:
+        """The ratio of the time with forms to that without, and its doubt."""
+        ratios = [row[-1] / row[-2] for row in self.result.samples]
         return median(ratios), doubt_of(len(ratios), stdev(ratios) if len(ratios) > 1 else 0.0)
 
     @property
     def won(self) -> bool:
-        ratio, doubt = self.against(self.plain + 1 + self.best)
+        ratio, doubt = self.against
         return ratio < 1.0 - _LEAST and ratio + doubt < 1.0
 
     @property
     def settled(self) -> bool:
         """Whether more rounds would change nothing."""
-        ratio, doubt = self.against(self.plain + 1 + self.best)
+        ratio, doubt = self.against
         return self.won or ratio - doubt > 1.0 - _LEAST or (ratio >= 1.0 - _LEAST and self.result.rounds >= _FUTILE)
 
     @property
     def text(self) -> str:
-        ratio, doubt = self.against(self.plain + 1 + self.best)
+        ratio, doubt = self.against
         return f"{ratio:.3f} ± {doubt:.3f}"
 
     @property
-    def measured(self) -> report.Measured:
-        """The input and the best candidate."""
-        return measured_of(self.result, self.plain + 1 + self.best)
+    def without(self) -> report.Measured | None:
+        """The input and the result without forms, where that is another graph."""
+        return measured_of(self.result, self.plain) if self.plain else None
 
 
-def _race(
-    original: Graph, plain: Graph, made: Sequence[Graph], loaded: Mapping[int, Loaded], setting: Setting
-) -> _Raced:  # fmt: skip
-    graphs = [original, *([plain] if plain is not original else []), *made]
-    first = len(graphs) - len(made) - 1
-    feeds = make_inputs(original, setting.seed, "normal", sizes=setting.sizes)
-    clock: Clock = "cpu" if setting.threads == 1 else "wall"
-    bound = [loaded[id(graph)].bound(feeds) for graph in graphs]
+def _race(graphs: Sequence[Graph], setting: Setting, bench: Bench) -> _Raced:
+    feeds = make_inputs(graphs[0], setting.seed, "normal", sizes=setting.sizes)
+    bound = [bench.loaded(g, setting.runtime, threads=setting.threads, keep=True).bound(feeds) for g in graphs]
     result = race_bound(
-        bound, runtime=setting.runtime, rounds=LOOKS[-1], burst=1, threads=setting.threads, clock=clock,
-        time_limit=setting.seconds, seed=setting.seed,
-        looks=dict.fromkeys(LOOKS, lambda r: _Raced(r, first).settled),
+        bound, runtime=setting.runtime, rounds=LOOKS[-1], burst=1, threads=setting.threads,
+        clock=clock_of(setting.threads), time_limit=setting.seconds, seed=setting.seed,
+        looks=dict.fromkeys(LOOKS, lambda r: _Raced(r).settled),
     )  # fmt: skip
-    return _Raced(result, first)
+    return _Raced(result)
 
 
 def accuracy(
@@ -348,10 +350,11 @@ def accuracy(
         return _errors_on(before, loaded, sizes, range(seed, seed + inputs))
 
 
-def _errors(original: Graph, before: Loaded, after: Loaded, setting: Setting) -> Accuracy:
+def _errors(original: Graph, made: Graph, setting: Setting, bench: Bench) -> Accuracy:
+    loaded = [bench.loaded(g, setting.runtime, threads=setting.threads, keep=True) for g in (original, made)]
     done = costs.work(original, infer(original, setting.sizes), setting.sizes)
     count = setting.inputs or max(1, min(_INPUTS, int(_WORK / max(done.flops, 1))))
-    return _errors_on(original, [before, after], setting.sizes, range(setting.seed, setting.seed + count))
+    return _errors_on(original, loaded, setting.sizes, range(setting.seed, setting.seed + count))
 
 
 def _errors_on(graph: Graph, sessions: Sequence[Loaded], sizes: Mapping[str, int], seeds: Sequence[int]) -> Accuracy:

@@ -208,23 +208,27 @@ class _Attempt:
         self.remarks += _unknown_sizes(self.graph, self.options.sizes)
 
     def run(self) -> Result:
+        with Bench() as bench:
+            return self._run(bench)
+
+    def _run(self, bench: Bench) -> Result:
         notes: list[str] = []
         found = self._search(self.library.admitted)
         if found.stopped == "interrupted":
             self._hurry()
         before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
-        best = self._with_forms(found, notes)
+        best, raced = self._with_forms(found, notes, bench)
         if best is None:
-            best = self._without_forms(found, before, notes)
+            best = self._without_forms(found, before, notes, bench, raced)
             kept = best.found.graph if best.judged.taken else self.graph
             if self.failures and kept is not found.graph:  # what failed with forms failed for something else
-                best = self._with_forms(replace(best.found, graph=kept), notes) or best
+                best = self._with_forms(replace(best.found, graph=kept), notes, bench)[0] or best
         found, after, measured = best.found, best.found.graph, best.measured
         if not best.judged.taken:
             notes.append(f"{best.judged.reason}, so the input is returned")
             found, after, measured = replace(found, graph=self.graph, applied=()), self.graph, _of_input(measured)
         elif not best.changed and self.options.measure:
-            measured = self._race(after, notes)
+            measured = self._race(after, notes, bench=bench)
         if self.interrupted:
             found = replace(found, stopped="interrupted")
         slack = 0.0 if best.forms is None else best.forms.slack
@@ -234,21 +238,28 @@ class _Attempt:
         )
         return Result(after, self.graph, replace(made, verification=verification))
 
-    def _without_forms(self, found: SearchResult, before: GraphCost, notes: list[str]) -> _Candidate:
-        """A search's result, or where it is refused what a search finds that asks for less of everything."""
-        best = self._tried(found, before, notes)
+    def _without_forms(
+        self, found: SearchResult, before: GraphCost, notes: list[str], bench: Bench, raced: report.Measured | None
+    ) -> _Candidate:
+        """A search's result, which may have been raced, or where it is refused what a search finds that asks for less
+        of everything."""
+        best = self._tried(found, before, notes, bench, raced)
         if not best.judged.taken and best.changed and self._worth_another(best, before):
             notes.append(f"{best.judged.reason}, so only what asks for less of everything is tried")
+            bench.drop(found.graph)
             raced = best.measured
-            best = self._tried(self._search(self.library.admitted, frugal=True), before, notes)
+            best = self._tried(self._search(self.library.admitted, frugal=True), before, notes, bench)
             best = replace(best, measured=best.measured or _of_input(raced))
         return best
 
-    def _with_forms(self, found: SearchResult, notes: list[str]) -> _Candidate | None:
-        """A search's result with fewer multiplications, where that is checked, accurate enough, and faster."""
+    def _with_forms(
+        self, found: SearchResult, notes: list[str], bench: Bench
+    ) -> tuple[_Candidate | None, report.Measured | None]:
+        """A search's result with fewer multiplications, where that is checked, accurate enough, and faster; and what
+        the race for it said of the search's result and the input."""
         options = self.options
         if found.stopped == "interrupted" or options.enable or ALGORITHMS in options.disable:
-            return None
+            return None, None
         from superopt.pipeline.fewer import Setting, with_forms  # here, because most models have no place for it
 
         setting = Setting(
@@ -260,59 +271,65 @@ class _Attempt:
         )  # fmt: skip
         checks = self._check if options.check else None
         try:
-            forms = with_forms(self.graph, found.graph, self.costs, setting, checks, notes, self.progress)
+            forms, raced = with_forms(self.graph, found.graph, self.costs, setting, bench, checks, notes, self.progress)
         except KeyboardInterrupt:
             self.interrupted = True
             self._hurry()
-            return None
+            return None, None
         if forms is None:
-            return None
+            return None, raced
         found = replace(found, graph=forms.graph)
         checked = forms.checked or _skipped("switched off")
-        return _Candidate(found, checked, forms.cost, Judgement(True), forms.measured, changed=True, forms=forms)
+        judged = Judgement(True)
+        return _Candidate(found, checked, forms.cost, judged, forms.measured, changed=True, forms=forms), raced
 
     def _worth_another(self, best: _Candidate, before: GraphCost) -> bool:
         """Whether there is time for another candidate, and enough to gain: at most what the best is modelled at."""
         most = 1.0 - (best.cost.us / before.us if before.us else 1.0)
         return not self.interrupted and self._left() > 2 * self.tried_for and most > SearchOptions().least_gain
 
-    def _tried(self, found: SearchResult, before: GraphCost, notes: list[str]) -> _Candidate:
+    def _tried(
+        self, found: SearchResult, before: GraphCost, notes: list[str], bench: Bench,
+        raced: report.Measured | None = None,
+    ) -> _Candidate:  # fmt: skip
         """A search's result, judged beside the input and, if it is to be returned, checked."""
         start, checked = time.monotonic(), _UNCHANGED
-        with Bench() as bench:
-            while found.graph is not self.graph:
-                cost = costs.graph_cost(found.graph, self.costs, sizes=self.options.sizes)
-                judged, raced = self._judged(found.graph, before, cost, notes, bench)
-                candidate = _Candidate(found, checked, cost, judged, raced, changed=True)
-                if not judged.taken or checked.verdict == "passed":
-                    break
-                settled, checked = self._settle(found, notes, bench)
-                candidate = replace(candidate, checked=checked)
-                if settled.graph is found.graph:
-                    break
-                found = settled  # what is left without the rule at fault: checked, and to be judged
-            else:
-                candidate = _Candidate(found, checked, before, Judgement(True))
+        while found.graph is not self.graph:
+            cost = costs.graph_cost(found.graph, self.costs, sizes=self.options.sizes)
+            judged, raced = self._judged(found.graph, before, cost, notes, bench, raced)
+            candidate = _Candidate(found, checked, cost, judged, raced, changed=True)
+            if not judged.taken or checked.verdict == "passed":
+                break
+            settled, checked = self._settle(found, notes, bench)
+            candidate = replace(candidate, checked=checked)
+            if settled.graph is found.graph:
+                break
+            found, raced = settled, None  # what is left without the rule at fault: checked, and to be judged
+        else:
+            candidate = _Candidate(found, checked, before, Judgement(True))
         self.tried_for = time.monotonic() - start
         return candidate
 
     def _judged(
-        self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, notes: list[str], bench: Bench
-    ) -> tuple[Judgement, report.Measured | None]:
+        self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, notes: list[str], bench: Bench,
+        raced: report.Measured | None,
+    ) -> tuple[Judgement, report.Measured | None]:  # fmt: skip
         """Whether a result is returned: by what it does, what it is modelled at, and a race that goes on while it
-        could still change that."""
+        could still change that; ``raced`` is one that there was already."""
         compared = Comparison(
             demand_of(before_cost), demand_of(after_cost),
             after_cost.us / before_cost.us if before_cost.us else 1.0,
-            simpler=len(after.nodes) < len(self.graph.nodes),
+            measured=raced, simpler=len(after.nodes) < len(self.graph.nodes),
         )  # fmt: skip
+        if raced is not None and compared.settled and not self.options.measure:
+            return compared.judged(), raced
         if compared.hopeless and self._races and not self.options.measure:
             return Judgement(
                 False, f"the rewritten graph does more of some work for less of other, and is modelled at "
                 f"{compared.modelled:.3f} of the input's cost: two loadings of one model differ by as much"
-            ), None  # fmt: skip
+            ), raced  # fmt: skip
         found = self._race(after, notes, lambda measured: replace(compared, measured=measured).settled, bench)
-        compared = replace(compared, measured=found)
+        compared = replace(compared, measured=found or raced)
         return compared.judged(), compared.measured
 
     def _certified(self, after: Graph, slack: float) -> report.Verification:

@@ -21,7 +21,7 @@ from superopt.runtime.race import Clock, Enough, RaceResult, race_bound
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.running import Bench
 
-__all__ = ["LARGE", "measure", "measured_of", "runnable"]
+__all__ = ["LARGE", "clock_of", "measure", "measured_of", "runnable"]
 
 LARGE = 1 << 30  # bytes of weights above which a model is handled through files and place by place, to bound memory
 _ROUNDS = 15
@@ -64,7 +64,7 @@ def measure(
         ResourceLimit: running them would take too long or too much memory. InvalidModel, Unsupported: the runtime
             cannot run them. Unsupported: the other device cannot.
     """
-    clock: Clock = "cpu" if threads == 1 else "wall"
+    clock = clock_of(threads)
     for graph in (before, after):
         refuse_unbounded(graph, sizes)
     feeds: Mapping[str, np.ndarray[Any, Any]] = make_inputs(before, seed, "normal", sizes=sizes)
@@ -79,6 +79,11 @@ def measure(
         del bound
         give_back()
     return measured_of(result)
+
+
+def clock_of(threads: int) -> Clock:
+    """The thread's own time, which other load disturbs little, where there is one thread."""
+    return "cpu" if threads == 1 else "wall"
 
 
 def _asked(enough: Callable[[report.Measured], bool]) -> Enough:

@@ -12,7 +12,7 @@ import superopt
 from superopt import formats
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
-from superopt.pipeline import fewer
+from superopt.pipeline import fewer, optimise, trials
 from superopt.pipeline.fewer import GROWTH
 from superopt.report import Report
 from superopt.rules.floats import MOST_ERROR
@@ -128,14 +128,12 @@ def test_more_accurate_ones_are_tried_where_the_budget_is_smaller(monkeypatch: p
 
 
 def raced(*times: float, rounds: int = 15) -> Callable[..., RaceResult]:
-    """A race in which the models take so long, with a little noise: the input, the result, candidates."""
+    """A race in which the models take so long, with a little noise: the input, the result, and that with forms."""
     rng = np.random.default_rng(0)
 
     def race(bound: Sequence[object], **_: object) -> RaceResult:
-        made = times[: len(bound) - 1] if len(bound) == 3 else times
-        used = [times[0], *times[1:]][: len(bound)]
-        assert len(used) == len(bound), made
-        return result_of([[t * rng.normal(1.0, 0.002) for t in used] for _ in range(rounds)], rounds, {})
+        assert len(bound) == len(times)
+        return result_of([[t * rng.normal(1.0, 0.002) for t in times] for _ in range(rounds)], rounds, {})
 
     return race
 
@@ -149,6 +147,7 @@ def test_a_lost_race_leaves_out_forms_and_nothing_else(
     times: tuple[float, ...], rounds: int, used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fewer, "race_bound", raced(*times, rounds=rounds))
+    monkeypatch.setattr(trials, "race_bound", raced(10.0, 6.0))
     result, report = optimised(model(), target="cpu", time_limit=60.0)
     assert bool(report.algorithms) is used
     assert ("MatMul" in {n.op for n in result.nodes}) is used
@@ -157,14 +156,45 @@ def test_a_lost_race_leaves_out_forms_and_nothing_else(
         assert any("they take" in note for note in report.notes)
 
 
-def test_the_fastest_of_the_portfolio_is_taken() -> None:
-    samples = [[10.0, 9.0, 8.0, 7.0], [10.0, 9.1, 8.0, 7.1], [10.0, 9.0, 8.1, 7.0]]
-    found = fewer._Raced(result_of(samples, 3, {}), plain=1)
-    assert found.best == 1
+def test_the_race_of_a_result_without_forms_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fewer, "race_bound", raced(10.0, 8.0, 8.1))
+    monkeypatch.setattr(trials, "race_bound", raced(10.0, 6.0))
+    monkeypatch.setattr(optimise, "measure", lambda *_, **__: pytest.fail("raced again"))
+    _, report = optimised(model(), target="cpu", time_limit=60.0)
+    assert report.algorithms == ()
+    assert report.measured is not None
+    assert report.measured.ratio == pytest.approx(0.8, abs=0.01)
+
+
+def test_a_race_is_won_by_what_is_faster_beyond_doubt() -> None:
+    samples = [[10.0, 9.0, 7.0], [10.0, 9.1, 7.1], [10.0, 9.0, 7.0]]
+    found = fewer._Raced(result_of(samples, 3, {}))
     assert found.won
-    assert found.measured.ratio == pytest.approx(0.7)
-    assert not fewer._Raced(result_of([[10.0, 9.0, 9.0]] * 7, 7, {}), plain=1).won
-    assert not fewer._Raced(result_of([[10.0, 9.0, 5.0]] * 2, 2, {}), plain=1).won
+    assert found.without is not None
+    assert found.without.ratio == pytest.approx(0.9)
+    assert fewer._Raced(result_of([[9.0, 7.0]] * 3, 3, {})).without is None
+    assert not fewer._Raced(result_of([[10.0, 9.0, 9.0]] * 7, 7, {})).won
+    assert not fewer._Raced(result_of([[10.0, 9.0, 5.0]] * 2, 2, {})).won
+
+
+@pytest.mark.parametrize(("time", "kept"), [(6.0, True), (9.9, False), (11.0, False)])
+def test_a_form_in_doubt_is_kept_where_it_gains_alone(time: float, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "CLEAR", 1.0)  # every form is in doubt
+    asked: list[int] = []
+
+    def race(bound: Sequence[object], **_: object) -> RaceResult:
+        asked.append(len(bound))
+        return raced(10.0, time)(bound)
+
+    monkeypatch.setattr(trials, "race_bound", race)
+    monkeypatch.setattr(fewer, "race_bound", raced(10.0, 10.0, 6.0))
+    _, report = optimised(model(), target="cpu", time_limit=60.0)
+    assert bool(report.algorithms) is kept
+    if kept:
+        assert asked == [2]  # both convolutions are alike
+        assert report.algorithms[0].after_us == pytest.approx(0.6 * report.algorithms[0].before_us, rel=0.01)
+    else:
+        assert any("timed beside them, 0 did" in note for note in report.notes)
 
 
 def test_models_without_a_place_ask_for_no_prices(monkeypatch: pytest.MonkeyPatch) -> None:

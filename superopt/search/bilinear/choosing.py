@@ -28,8 +28,8 @@ from superopt.search.bilinear.matmul import MatMulForm, write_matmul
 from superopt.search.bilinear.writing import Writer
 
 __all__ = [
-    "GROWTH", "LEAST_GAIN", "Choice", "Form", "Site", "accuracy_of", "alternatives", "choose", "forms_of", "named",
-    "possible", "rewritten", "sites_of",
+    "GROWTH", "LEAST_GAIN", "Choice", "Form", "Site", "accuracy_of", "alike", "alternatives", "choose", "forms_of",
+    "isolated", "named", "possible", "rewritten", "sites_of",
 ]  # fmt: skip
 
 Form = ConvForm | MatMulForm
@@ -299,10 +299,10 @@ def choose(
     known: dict[Hashable, tuple[Form | None, float, float]] = {}
     chosen: list[Choice] = []
     for site in sites_of(graph, typing, costs):
-        alone = _alone(graph, typing, site)
-        key = _alike(alone)
+        single = isolated(graph, typing, site)
+        key = alike(single)
         if key not in known:
-            known[key] = _cheapest(alone, site, costs, growth, sizes or {})
+            known[key] = _cheapest(single, site, costs, growth, sizes or {})
         form, before, after = known[key]
         if form is not None and after < (1 - gain) * before:
             chosen.append(Choice(site, form, before, after))
@@ -358,7 +358,7 @@ def _priced(
 def alternatives(graph: Graph, site: Site, costs: CostModel, growth: float) -> list[tuple[float, Form | None]]:
     """What a graph's site is modelled to take in its place: as it is, and by each form, the cheapest first."""
     typing = infer(graph)
-    before, priced = _priced(_alone(graph, typing, site), site, costs, growth, {})
+    before, priced = _priced(isolated(graph, typing, site), site, costs, growth, {})
     place = [Place(site.nodes, site.node.inputs[0])] if site.pads else []
     more = changes_us(graph, typing, place, costs) - changes_us(graph, typing, [], costs)
     return [(before, None), *((us + more, form) for us, _, form in sorted(priced, key=lambda p: p[:2]))]
@@ -374,8 +374,8 @@ def _products_us(site: Site, form: Form, costs: CostModel) -> float:
     return count * costs.expected("MatMul", {}, [left, right], [made], [False, True]).us
 
 
-def _alone(graph: Graph, typing: Typing, site: Site) -> Graph:
-    """The operator, with what runs in one kernel with it, as a model of its own."""
+def isolated(graph: Graph, typing: Typing, site: Site) -> Graph:
+    """A site's operator, with what runs in one kernel with it, as a model of its own."""
     nodes = (*site.nodes, *site.fused)
     made = {o for node in nodes for o in node.outputs}
     read = dict.fromkeys(n for node in nodes for n in node.reads if n not in made)
@@ -384,8 +384,8 @@ def _alone(graph: Graph, typing: Typing, site: Site) -> Graph:
     return Graph(site.node.op, inputs, (Value(nodes[-1].outputs[0], None),), weights, nodes, graph.opset)
 
 
-def _alike(alone: Graph) -> Hashable:
-    """Equal for operators of equal prices."""
+def alike(alone: Graph) -> Hashable:
+    """Equal for operators of equal prices, each :func:`isolated`."""
     return (
         tuple(v.type for v in alone.inputs), tuple(w.type for w in alone.weights),
         tuple((n.op, tuple(sorted((k, attribute_key(v)) for k, v in n.attributes.items()))) for n in alone.nodes),
