@@ -179,6 +179,10 @@ class Pricer:
         except (NotCovered, IllTyped):
             return _IMPOSSIBLE, False
 
+    def naming(self, kind: TensorType) -> float:
+        """Microseconds of giving a value a second name that must stay: of an Identity."""
+        return self._estimate(self._priced(("Identity", (), (self.static(kind),), (False,))), now=False).us
+
     def saving(self, graph: EGraph, producer: str, consumer: ENode) -> float:
         """Microseconds that the backend saves by running an e-node as one with the operator whose only reader it is."""
         if graph.heads[consumer[0]].op in (LEAF, PROJECT):  # which do not run

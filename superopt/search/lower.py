@@ -36,6 +36,7 @@ class Region:
         values: all values by number: leaves, then outputs of the steps.
         outputs: values that something outside needs.
         made: constant leaves that rewrites computed: evaluated in float64, they are not exact.
+        apart: outputs whose names must stay, where there are several: each is a value, even if two are equal.
     """
 
     positions: tuple[int, ...]
@@ -49,6 +50,7 @@ class Region:
     facts: Mapping[str, LeafFacts]
     known: Mapping[str, Known]
     made: frozenset[str] = frozenset()
+    apart: tuple[str, ...] = ()
 
     @cached_property
     def number(self) -> Mapping[str, int]:
@@ -65,7 +67,8 @@ class Region:
             (s.op, s.attributes, tuple(None if a is None else number[a] for a in s.args), tuple(map(bool, s.outputs)))
             for s in self.steps
         )
-        return (leaves, steps, self.running, tuple(number[o] for o in self.outputs))
+        outputs, apart = (tuple(number[o] for o in names) for names in (self.outputs, self.apart))
+        return (leaves, steps, self.running, outputs, apart)
 
 
 def region_of(program: Program, positions: Sequence[int]) -> Region:
@@ -89,6 +92,7 @@ def region_of(program: Program, positions: Sequence[int]) -> Region:
         if o and (o in program.pinned or o in beside or any(r not in members for r in program.readers.get(o, ())))
     )  # fmt: skip
     values = (*leaves, *(o for s in steps for o in s.outputs if o))
+    pinned = tuple(o for o in outputs if o in program.pinned)
     return Region(
         tuple(positions), tuple(renamed), len(chosen), tuple(leaves), values, outputs,
         {n: program.types[n] for n in values},
@@ -99,6 +103,7 @@ def region_of(program: Program, positions: Sequence[int]) -> Region:
             n for n in leaves
             if n in program.constant and n in program.maker and program.steps[program.maker[n]].node is None
         ),
+        pinned if len(pinned) > 1 else (),
     )  # fmt: skip
 
 

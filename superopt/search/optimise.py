@@ -74,7 +74,7 @@ def optimise(
         return Found(None, before, len(graph), "time", 1.0, quarantined=outcome.quarantined)
     choice, problem, gap = _extract(region, lowered, pricer, limits.deadline, seed)
     incumbent = incumbent_of(region, lowered, problem)
-    after = cost_of(problem, choice)
+    after = cost_of(problem, choice) + _naming(region, lowered, pricer)
     result = Found(None, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
     if not after < before - 1e-9:
         return result
@@ -180,11 +180,21 @@ def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> tup
 
 
 def cost_as_it_is(region: Region, lowered: Lowered, pricer: Pricer) -> float:
-    """The modelled cost of the region before anything was added to its e-graph."""
+    """The modelled cost of the region before anything was added to its e-graph; equal applications count once."""
     roots, paid, given = _frame(region, lowered)
     lowered.graph.rebuild()
     problem = problem_of(lowered.graph, roots, pricer, paid, given)
-    return cost_of(problem, incumbent_of(region, lowered, problem))
+    return cost_of(problem, incumbent_of(region, lowered, problem)) + _naming(region, lowered, pricer)
+
+
+def _naming(region: Region, lowered: Lowered, pricer: Pricer) -> float:
+    """Microseconds of naming values whose names must stay and that equal others of them."""
+    us, seen = 0.0, set[int]()
+    for name in region.apart:
+        owner = lowered.graph.find(lowered.classes[region.number[name]])
+        us += pricer.naming(region.types[name]) if owner in seen else 0.0
+        seen.add(owner)
+    return us
 
 
 def _frame(region: Region, lowered: Lowered) -> tuple[list[int], frozenset[int], frozenset[ENode]]:

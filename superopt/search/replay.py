@@ -124,8 +124,7 @@ def _write(region: Region, plan: Plan, names: Names, made: _Made, pinned: frozen
         if found == output:
             continue
         if output in pinned:
-            node = Node(f"{output}_identity", "Identity", (found,), (output,))
-            made.steps.append((place, Step("", (), (), (output,), node, node.name)))
+            made.steps.append((place, Step("Identity", (found,), (), (output,), None, output)))
         else:
             made.alias[output] = found
 

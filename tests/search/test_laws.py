@@ -68,3 +68,13 @@ def test_random_graphs_and_rules(model, names, window):
     if result.graph is not model:
         again = search(result.graph, rules(*sorted(names)), Roofline(), options)
         assert again.before_us <= result.before_us + 1e-6
+
+
+def test_two_outputs_that_are_one_value_are_two_names():
+    nodes = [op("MatMul", "v0", "b", "s"), op("MatMul", "v1", "b", "s"), op("Relu", "r", "v1"), op("Relu", "v2", "r")]
+    model = graph({"s": f32(4, 4)}, ["v0", "v1", "v2"], [weight("b", 3, 4)], nodes)
+    result = search(model, rules("relu-relu"), Roofline(), SearchOptions())
+    assert [n.op for n in result.graph.nodes].count("Relu") == 1
+    again = search(result.graph, rules("relu-relu"), Roofline(), SearchOptions())
+    assert again.before_us == result.after_us
+    assert_equivalent(model, result.graph)
