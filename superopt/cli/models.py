@@ -97,16 +97,11 @@ def optimize(
     """Rewrite MODEL into a faster, equivalent one, and report what changed."""
     from superopt import pipeline
     from superopt.report.terminal import show_explanation, show_report
-    from superopt.rules.floats import MODES
 
     if verify_by not in ("test", "certify"):
         raise UsageError(f"--verify {printable(verify_by)!r} is neither test nor certify")
     if check not in ("quick", "full"):
         raise UsageError(f"--check {printable(check)!r} is neither quick nor full")
-    if floats not in MODES:
-        raise UsageError(f"--float {printable(floats)!r} is none of {', '.join(MODES)}")
-    if effort not in pipeline.EFFORTS:
-        raise UsageError(f"--effort {printable(effort)!r} is none of {', '.join(pipeline.EFFORTS)}")
     claim({"-o": output, "--json": report_json, "--html": report_html}, [model], force=force)
     options = pipeline.Options(
         target=target, time_limit=time_limit, memory_limit=parse_bytes(memory_limit), seed=seed, rules=rules,
@@ -114,6 +109,7 @@ def optimize(
         measure=measure, check=not no_check, full_check=check == "full", certify=verify_by == "certify", strict=strict,
         floats=floats, effort=effort, runtime=runtime,
     )  # fmt: skip
+    options.validate({"floats": "--float", "effort": "--effort"})
     if learn is not None and rules is not None:
         raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
     with Input(model) as path, Progress() as progress, TemporaryDirectory() as own:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from superopt import TIME_LIMIT
 from superopt.cost import QUESTIONS
@@ -77,15 +78,19 @@ class Options:
     effort: str = "default"
     runtime: str = "onnxruntime"
 
-    def validate(self) -> None:
+    def validate(self, flags: Mapping[str, str] = MappingProxyType({})) -> None:
         """Refuse a word that is none of those known.
+
+        Args:
+            flags: what the user knows settings as, where it is not their names.
 
         Raises:
             UsageError: it names the setting and its words.
         """
         for name, given, known in (("floats", self.floats, MODES), ("effort", self.effort, tuple(EFFORTS))):
             if given not in known:
-                raise UsageError(f"{name}={printable(given)!r} is none of {', '.join(known)}")
+                said = f"{flags[name]} " if name in flags else f"{name}="
+                raise UsageError(f"{said}{printable(given)!r} is none of {', '.join(known)}")
 
 
 def quiet(done: int, total: int | None, what: str) -> None:
