@@ -189,6 +189,7 @@ class Sums:
     rows: tuple[Mapping[int, Fraction], ...]
 
 
+@lru_cache(maxsize=64)
 def shared_sums(matrix: Matrix) -> Sums:
     """The most frequent pair of terms becomes a value, until no pair occurs twice (Paar 1997, for rationals)."""
     rows = [{i: c for i, c in enumerate(row) if c} for row in matrix]

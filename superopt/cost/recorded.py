@@ -38,6 +38,7 @@ class RecordedProfile(CostModel):
         self.profile = profile
         self.predictor = Predictor.fit(profile.records.values(), ceilings_of(profile.header))
         self._answers: dict[tuple[object, ...], Record] = {}
+        self._predicted: dict[tuple[str, tuple[int, int], Key], Estimate] = {}
         for _, record in sorted(profile.records.items()):
             known = self._answers.get(record.key.question)
             if known is None or record.ns_cold < known.ns_cold:
@@ -70,7 +71,11 @@ class RecordedProfile(CostModel):
         """What is expected of an application that was not measured: its operator, FLOPs and bytes, and key."""
         # Of cold weights, wherever they are: nothing settles these by measuring, and warm times scatter more, so that
         # gains drown in the noise (MobileOne kept its branches, 0.44 of the cost where it had been 0.22).
-        return self.predictor.predict(op, *work, key)
+        asked = op, work, key
+        found = self._predicted.get(asked)
+        if found is None:
+            found = self._predicted[asked] = self.predictor.predict(op, *work, key)
+        return found
 
     def _expected(self, question: Question) -> Estimate:
         return self.predicted(question.op, question.work, question.key)
