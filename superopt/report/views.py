@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,7 +17,9 @@ from superopt.report.model import ordered
 from superopt.report.quantities import bytes_text, count_text, time_text
 from superopt.report.terminal import table
 from superopt.rules.floats import MOST_ERROR
-from superopt.verifier.graphs import GraphVerdict
+
+if TYPE_CHECKING:
+    from superopt.verifier.graphs import GraphVerdict
 
 __all__ = [
     "PROVENANCE", "diff_data", "show_cost", "show_diff", "show_inspection", "show_provenance",
