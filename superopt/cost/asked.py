@@ -28,6 +28,10 @@ class Asked(CostModel):
         self.answers = answers
 
     @property
+    def recorded(self) -> CostModel | None:
+        return None
+
+    @property
     def store(self) -> Store:
         """The answers that are kept."""
         return self.answers.store

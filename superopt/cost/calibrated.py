@@ -57,6 +57,10 @@ class CalibratedCpu(RecordedProfile):
         return self.answers.measured
 
     @property
+    def recorded(self) -> RecordedProfile:
+        return RecordedProfile(self.profile, self.sizes, self.backend)
+
+    @property
     def digest(self) -> str | None:
         return f"{super().digest} {self.answers.store.path.name} {self.answers.most}"
 

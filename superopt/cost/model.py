@@ -64,8 +64,9 @@ class CostModel(ABC):
     """What the search asks. Costs add up over applications; ``after`` names what the backend fuses.
 
     What a model can do beyond answering is declared here: it may know beforehand which answers would have to be
-    measured (:meth:`known`, :meth:`expected`), what its answers depend on (:attr:`digest`), the prices of the
-    runtime's own nodes (:attr:`lowered`), and a device that times whole graphs (:attr:`racing`).
+    measured (:meth:`known`, :meth:`expected`), what its answers depend on (:attr:`digest`), the prices that nobody has
+    to measure (:attr:`recorded`), those of the runtime's own nodes (:attr:`lowered`), and a device that times whole
+    graphs (:attr:`racing`).
 
     Args:
         sizes: what symbolic dimensions are costed at.
@@ -97,6 +98,11 @@ class CostModel(ABC):
     def measured(self) -> int:
         """How many measurements were made for answers (what was at hand already is not counted)."""
         return 0
+
+    @property
+    def recorded(self) -> CostModel | None:
+        """The prices that are known without measuring: noise has no part in them. ``None``: none are."""
+        return self
 
     @property
     def lowered(self) -> Lowered | None:

@@ -219,10 +219,10 @@ class _Outcome:
 
 
 def _pricing(prices: CostModel) -> CostModel | None:
-    """What prices forms: a model that would have to measure each of their operators leaves that to a recorded profile
-    of its backend, however many threads that had; ``None`` where there is none."""
-    if prices.lowered is None:
-        return prices
+    """What prices forms, which measures nothing: where all is measured, a recorded profile of the same backend, however
+    many threads that had; ``None`` where there is none."""
+    if prices.recorded is not None:
+        return prices.recorded
     profiles = (costs.load_profile(name) for name in costs.profile_names())
     alike = (p for p in profiles if costs.BACKENDS.get(str(p.header.get("backend"))) is prices.backend)
     found = next(alike, None)

@@ -29,7 +29,6 @@ CLEAR = (
     0.3  # share of an operator's time: what is modelled to gain so much gains (docs/algorithms.md: all of 60 shapes)
 )
 _SECONDS = 3.0  # for all trials of a model together
-_ROUNDS = LOOKS[:-1]  # after which a trial is looked at; it ends with the last
 
 
 def tried_alone(
@@ -82,19 +81,20 @@ def _ratio(
     graph: Graph, choice: Choice, bench: Bench, runtime: Runtime, threads: int, sizes: Mapping[str, int], seed: int,
     seconds: float,
 ) -> float:  # fmt: skip
-    """What the form takes of the operator's time; 1 where it does not gain enough, beyond doubt something."""
+    """What the form takes of the operator's time; 1 where it does not gain enough. The whole has the last word, so
+    that doubt which is left decides nothing here."""
     made = rewritten(graph, [choice])
     feeds = make_inputs(graph, seed, "normal", sizes=sizes)
     try:
         bound = [bench.loaded(g, runtime, threads=threads).bound(feeds) for g in (graph, made)]
         result = race_bound(
-            bound, runtime=runtime, rounds=_ROUNDS[-1], burst=1, threads=threads, clock=clock_of(threads),
-            time_limit=seconds, seed=seed, looks=dict.fromkeys(_ROUNDS, _settled),
+            bound, runtime=runtime, rounds=LOOKS[-1], burst=1, threads=threads, clock=clock_of(threads),
+            time_limit=seconds, seed=seed, looks=dict.fromkeys(LOOKS, _settled),
         )  # fmt: skip
     except (InvalidModel, Unsupported, ResourceLimit):
         return 1.0
-    ratio, doubt = _said(result)
-    return ratio if ratio <= 1.0 - LEAST_GAIN and ratio + doubt < 1.0 else 1.0
+    ratio, _ = _said(result)
+    return ratio if ratio <= 1.0 - LEAST_GAIN else 1.0
 
 
 def _settled(result: RaceResult) -> bool:
