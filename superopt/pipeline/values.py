@@ -72,11 +72,14 @@ def with_values(
         notes: why what was found is not used is added.
         seed: of the check's draws.
     """
-    stages = by_values(graph, finite=mode != "strict")
-    if not stages:
+    found = by_values(graph, finite=mode != "strict")
+    if not found:
         return None
     before = costs.graph_cost(graph, prices, sizes=sizes).us
-    after = costs.graph_cost(stages[-1].after, prices, sizes=sizes).us
+    ways = [found, *([other] if (other := by_values(graph, finite=mode != "strict", sums=False)) else [])]
+    after, stages = min(
+        ((costs.graph_cost(s[-1].after, prices, sizes=sizes).us, s) for s in ways), key=lambda priced: priced[0]
+    )
     if after >= before:
         notes.append(
             f"without what the elements of the weights make superfluous, the model is modelled at "

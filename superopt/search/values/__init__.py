@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from superopt.ir.graph import Graph, Weight
 from superopt.ir.types import TensorType
@@ -22,6 +23,7 @@ from superopt.search.step import Step
 from superopt.search.tricks import kept_verbatim
 from superopt.search.values.abstract import Slices, Values
 from superopt.search.values.constants import constants_of, others_of
+from superopt.search.values.rank import factored_of
 from superopt.search.values.removal import Removal, removal_of
 from superopt.search.values.writing import Written, write
 
@@ -39,12 +41,14 @@ class Stage:
     certificate: Certificate
 
 
-def by_values(graph: Graph, *, finite: bool = True) -> tuple[Stage, ...]:
+def by_values(graph: Graph, *, finite: bool = True, sums: bool = True, budget: float = 0.0) -> tuple[Stage, ...]:
     """Rewrites by the elements of weights, each of what the one before made; none where there is nothing to find.
 
     Args:
         graph: a checked graph.
         finite: take running values to be finite where no weight is infinite: 0·x is 0. Without, NaN goes on as it did.
+        sums: leave constant slices out where that adds a constant to a result; it may cost more than it saves.
+        budget: the largest singular value of a weight that may be left out, as a share of its largest; 0: all count.
     """
     stages: list[Stage] = []
     for _ in range(_ROUNDS):
@@ -52,11 +56,14 @@ def by_values(graph: Graph, *, finite: bool = True) -> tuple[Stage, ...]:
         values = _values(before, finite)
         if values is None:
             break
-        found = next((s for way in (_others, _constants, _slices) if (s := way(before, values)) is not None), None)
+        ways = (_others, _constants, partial(_slices, sums=sums))
+        found = next((s for way in ways if (s := way(before, values)) is not None), None)
         if found is None:
             break
         stages.append(found)
-    return tuple(stages)
+    before = stages[-1].after if stages else graph
+    thinner = _factored(before, budget) if budget else None
+    return (*stages, *([thinner] if thinner is not None else []))
 
 
 def _values(graph: Graph, finite: bool) -> Values | None:
@@ -107,9 +114,9 @@ def _constants(graph: Graph, values: Values) -> Stage | None:
     return Stage(graph, after, replace(_claims(values, values.program.maker), finite=values.finite))
 
 
-def _slices(graph: Graph, values: Values) -> Stage | None:
+def _slices(graph: Graph, values: Values, *, sums: bool) -> Stage | None:
     """Slices that nothing but vanishing terms depends on, left out."""
-    removal = removal_of(values)
+    removal = removal_of(values, sums=sums)
     while removal is not None and removal.settle():
         made = write(values, removal)
         if not made.stuck:
@@ -117,6 +124,18 @@ def _slices(graph: Graph, values: Values) -> Stage | None:
             return Stage(graph, after, _certificate(values, removal, made))
         removal.stuck |= made.stuck
     return None
+
+
+def _factored(graph: Graph, budget: float) -> Stage | None:
+    """Products with weights of low rank, as two thinner ones."""
+    program, _ = kept_verbatim(program_of(graph, infer(graph)))
+    found = factored_of(Values(program, True), budget)
+    if found is None:
+        return None
+    digests = sorted({f.weight for f in found.claims if f.weight in program.graph.constants})
+    weights = tuple((n, d.digest) for n in digests if (d := program.graph.constants[n].data) is not None)
+    after = _graph(program, found.steps, found.weights, found.types)
+    return Stage(graph, after, Certificate(weights, factored=found.claims))
 
 
 def _graph(

@@ -137,8 +137,13 @@ class Removal:
         return {axis: gone for axis, gone in found.items() if gone is not None and gone.any()}
 
 
-def removal_of(values: Values) -> Removal | None:
-    """What sums can do without, before anything is taken back; ``None`` where that is nothing."""
+def removal_of(values: Values, *, sums: bool = True) -> Removal | None:
+    """What sums can do without, before anything is taken back; ``None`` where that is nothing.
+
+    Args:
+        values: what is known of slices.
+        sums: whether constant slices may be left out, for which something is added to the result.
+    """
     program = values.program
     places: dict[int, Place] = {}
     for position in program.running:
@@ -149,12 +154,12 @@ def removal_of(values: Values) -> Removal | None:
         (position, variable): found
         for position, place in places.items()
         for variable in place.sums
-        if variable in place.extents and (found := _absorbed(values, place, variable)) is not None
+        if variable in place.extents and (found := _absorbed(values, place, variable, sums)) is not None
     }
     return Removal(program, places, absorbed) if absorbed else None
 
 
-def _absorbed(values: Values, place: Place, variable: str) -> Absorbed | None:
+def _absorbed(values: Values, place: Place, variable: str, sums: bool) -> Absorbed | None:
     step, reduction = place.step, place.sums[variable]
     kind = values.program.types[step.outputs[0]].dtype
     terms = values.terms(step, place.meaning, reduction) if kind.is_float else None
@@ -170,7 +175,7 @@ def _absorbed(values: Values, place: Place, variable: str) -> Absorbed | None:
     if product is not None:
         data = values.slices(step.args[product.data.operand] or "", _axis(product.data.index, variable))
         if data is not None:
-            if product.data.outside is None and _lands(place, product, reduction):
+            if sums and product.data.outside is None and _lands(place, product, reduction):
                 number = np.where(vanishing, np.nan, data.number)
             open_ones = np.flatnonzero(~vanishing & ~np.isfinite(number))
             first: dict[int, int] = {}

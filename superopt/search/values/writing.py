@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 
 from superopt.ir.graph import Weight, constant
-from superopt.ir.poly import Dim, Poly, symbols
+from superopt.ir.poly import Dim, Poly, sym, symbols
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
@@ -45,6 +45,7 @@ class Written:
         types: of new values.
         weights: new ones.
         becomes: value → its shorter form.
+        added: result of a sum with what constant slices add → the summands: without it, and the new weight.
         stuck: steps that could not be written; then the rest says nothing.
     """
 
@@ -52,6 +53,7 @@ class Written:
     types: dict[str, TensorType] = field(default_factory=dict)
     weights: list[Weight] = field(default_factory=list)
     becomes: dict[str, str] = field(default_factory=dict)
+    added: dict[str, tuple[str, str]] = field(default_factory=dict)
     stuck: set[int] = field(default_factory=set)
 
 
@@ -69,7 +71,34 @@ def write(values: Values, removal: Removal) -> Written:
             made.steps += _Writer(values, removal, position, place, names, made).steps()
         except _Stuck:
             made.stuck.add(position)
+    _join_sums(values, made)
     return made
+
+
+def _join_sums(values: Values, made: Written) -> None:
+    """What is added for constant slices, added to the weight that the only reader adds anyway."""
+    for new, (before, extra) in list(made.added.items()):
+        readers = [i for i, s in enumerate(made.steps) if new in s.reads]
+        step = made.steps[readers[0]] if len(readers) == 1 else None
+        if step is None or step.op != "Add" or new in values.program.named:
+            continue
+        other = step.args[1 - step.args.index(new)] or ""
+        old = next((w.data for w in made.weights if w.name == other and w.data is not None), None)
+        array = old.numpy() if old is not None else None
+        if old is None and other in values.program.constant:
+            array = values.array(other)
+        summand = next(w.data for w in made.weights if w.name == extra)
+        if array is None or summand is None:
+            continue
+        total = array.astype(np.float64) + summand.numpy()
+        if total.size > max(array.size, summand.numpy().size):
+            continue
+        weight = constant(f"{extra}_sum", total.astype(array.dtype))
+        made.weights.append(weight)
+        made.types[weight.name] = weight.type
+        made.steps[readers[0]] = Step("Add", (before, weight.name), (), step.outputs, None, step.name)
+        made.steps = [s for s in made.steps if new not in s.outputs]
+        made.becomes = {old_name: name for old_name, name in made.becomes.items() if name != new}
 
 
 class _Writer:
@@ -92,6 +121,8 @@ class _Writer:
         added = self.added()
         bias = None if added is None else self.bias()
         taken_in = None if added is None or bias is None else self.biased(args, bias, added)
+        if added is not None and taken_in is None:
+            taken_in = self.with_bias(args, attributes, wanted[0], added)
         if taken_in is not None:
             args, added = taken_in, None
         if added is None:
@@ -102,6 +133,7 @@ class _Writer:
         before = self.names.fresh(f"{output}_live")
         self.made.types.update({before: kind, output: kind})
         extra = self.weight(f"{output}_constant", added.astype(kind.dtype.numpy))
+        self.made.added[output] = before, extra
         return [
             Step(step.op, args, attributes, (before,), None, step.name),
             Step("Add", (before, extra), (), (output,), None, f"{step.name}_constant"),
@@ -237,6 +269,27 @@ class _Writer:
         total = array.astype(np.float64) + added.reshape(shape)
         extra = self.weight(f"{name}_constant", total.astype(array.dtype))
         return (*args[: bias.operand], extra, *args[bias.operand + 1 :])
+
+    def with_bias(
+        self, args: tuple[str | None, ...], attributes: Attributes, wanted: TensorType | None, added: np.ndarray
+    ) -> tuple[str | None, ...] | None:
+        """The operands with what is added as an optional one that is not there yet, if the operator adds it up so."""
+        step, record = self.place.step, REGISTRY[self.place.step.op]
+        long = [a for a, d in enumerate(added.shape) if d > 1]
+        if wanted is None or len(args) >= len(record.inputs) or len(long) != 1:
+            return None
+        kind = TensorType(wanted.dtype, (added.size,))
+        types = [None if a is None else self.kind(a) for a in args]
+        try:
+            old, _ = record.apply(types, dict(attributes))
+            new, made = record.apply([*types, kind], dict(attributes))
+        except IllTyped:
+            return None
+        axis = new.outputs[0].axes[long[0]]
+        body, extra = new.outputs[0].body, Read(len(args), (sym(axis[0][0]),)) if len(axis) == 1 else None
+        if made != (wanted,) or extra is None or body != Call("add", (old.outputs[0].body, extra)):
+            return None
+        return (*args, self.weight(f"{step.outputs[0]}_bias", added.reshape(-1).astype(wanted.dtype.numpy)))
 
     def weight(self, hint: str, array: np.ndarray) -> str:
         name = self.names.fresh(hint)
