@@ -215,8 +215,9 @@ class _Attempt:
         if not self.options.enable and VALUES not in self.options.disable:
             self.progress(0, None, "looking at the weights' elements")
             self.valued = with_values(
-                self.graph, self.costs, self.options.floats, self.options.sizes, notes, seed=self.options.seed
-            )
+                self.graph, self.costs, self.options.floats, self.options.sizes, runtime_named(self.options.runtime),
+                notes, seed=self.options.seed,
+            )  # fmt: skip
         found = self._search(self.library.admitted)
         if found.stopped == "interrupted":
             self._hurry()
@@ -236,6 +237,8 @@ class _Attempt:
         if self.interrupted:
             found = replace(found, stopped="interrupted")
         slack = 0.0 if best.forms is None else best.forms.slack
+        if self.valued is not None:
+            slack = max(slack, self.valued.slack(after, self.options.floats).share)
         verification = self._certified(after, slack) if self.options.certify and not self.interrupted else None
         made = self._report(
             found, best.checked, measured, notes, before, best.cost if after is not self.graph else before, best.forms
@@ -396,15 +399,16 @@ class _Attempt:
             return replace(found, graph=self.graph, applied=()), checked
         first_reason = checked.reason
         rules = self.library.admitted
-        if self.valued is not None:
-            self.valued, valued = None, self.valued
+        valued = self.valued
+        while self.valued is not None:
+            self.valued = self.valued.lesser
             again = self._search(rules)
             checked = self._check(again.graph, bench) if again.graph is not self.graph else _UNCHANGED
             if checked.verdict == "passed" or checked is _UNCHANGED:
                 self.failures.append(_failure(first_reason, found, VALUES))
                 notes.append(f"what the weights' elements allow failed the check ({first_reason}); it was left out")
                 return again, checked
-            self.valued = valued
+        self.valued = valued
         for applied in self._suspected(found, checked)[:_SUSPECTS]:
             if self._left() <= 0.0:
                 break
@@ -434,6 +438,8 @@ class _Attempt:
 
     def _check(self, after: Graph, bench: Bench, slack: Slack = EXACT) -> CheckResult:
         """Rewritten places and the whole model; where it cannot run, or is too big for that, the places alone."""
+        if slack is EXACT and self.valued is not None:
+            slack = self.valued.slack(after, self.options.floats)
         most = min(LARGE, self.options.memory_limit or LARGE)
         whole = _skipped(f"the model's weights are more than {bytes_text(most)}")
         if self._weights() <= most:

@@ -209,20 +209,18 @@ class Values:
         rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
         rows = rows.astype(np.float32) if rows.dtype.itemsize < 4 else rows
         identity = _mixed(np.arange(len(rows), dtype=np.uint64), _of_text(name))
-        first = rows[:, 0].astype(np.float64)
         number = np.full(len(rows), np.nan)
-        sample = rows[:, :: max(1, rows.shape[1] // _SAMPLE)] + np.zeros((), rows.dtype)  # −0 is 0
-        groups: dict[bytes, list[int]] = {}
-        for position, key in enumerate(np.ascontiguousarray(sample)):
-            groups.setdefault(key.tobytes(), []).append(position)
-        for positions in groups.values():
-            uniform = bool((sample[positions[0]] == sample[positions[0], 0]).all())
-            if len(positions) == 1 and not uniform:
-                continue
-            for position in positions:
+        sample = rows[:, :: max(1, rows.shape[1] // _SAMPLE)].astype(np.float64) + 0.0  # −0 is 0
+        uniform = (sample == sample[:, :1]).all(axis=1)
+        keys = _mixed(*np.ascontiguousarray(sample.T).view(np.uint64))
+        _, group, count = np.unique(keys, return_inverse=True, return_counts=True)
+        if rows.shape[1] == 1:
+            number = np.where(np.isfinite(sample[:, 0]), sample[:, 0], np.nan)
+        else:
+            for position in np.flatnonzero(uniform | (count[group] > 1)).tolist():
                 row = rows[position] + np.zeros((), rows.dtype)
-                if uniform and bool((row == row[0]).all()):
-                    number[position] = first[position]
+                if uniform[position] and bool((row == row[0]).all()):
+                    number[position] = float(row[0])
                 elif bool(np.isfinite(row).all()):
                     data = np.ascontiguousarray(row).tobytes()
                     identity[position] = _mixed(crc32(data), crc32(data[::-1]), len(data))

@@ -29,8 +29,11 @@ __all__ = ["Factors", "factored_of"]
 
 _FEWEST = 32  # rows and columns of a weight below which two products cost more than one
 _LARGEST = 4096  # rows or columns of a weight that is decomposed
-_WORTH = 0.9  # elements of both factors beside those of the weight, at most
+_WORTH = 0.6  # elements of both factors beside those of the weight, at most
 _MORE = 8  # rows beyond the largest rank worth having by which a weight of higher rank is told
+_PIVOT = 1e-5  # of the largest, that a pivot in float32 has to exceed to be none of a singular minor's
+_NONE = 1e-18  # of the largest column's square: the rounding of float64, in a column that others give
+_ABOVE = 8.0  # times larger than results, about, that what is between two factors is: it underflows after them
 _SNAP = 1 << 10  # denominators of what exact factors may hold besides columns of the weight itself
 
 
@@ -149,8 +152,8 @@ def _factors(values: Values, step: Step, site: _Site, budget: float, seed: int) 
     exact = _exact(matrix, rank)
     if exact is not None:
         return _Pair(*exact, 0.0)
-    half = np.sqrt(singular[:rank])
-    first, second = (left[:, :rank] * half).astype(array.dtype), (half[:, None] * right[:rank]).astype(array.dtype)
+    first = (left[:, :rank] * singular[:rank] * _ABOVE).astype(array.dtype)
+    second = (right[:rank] / _ABOVE).astype(array.dtype)
     off = matrix - first.astype(np.float64) @ second.astype(np.float64)
     error = float(np.linalg.norm(off, 2) / singular[0]) if min(off.shape) <= _LARGEST else float("inf")
     return _Pair(first, second, error) if error <= 2 * budget else None
@@ -168,34 +171,40 @@ def _may_be_low(matrix: np.ndarray, most: int, budget: float, seed: int) -> bool
     size = min(most + _MORE, *matrix.shape)
     rows = rng.choice(matrix.shape[0], size, replace=False)
     columns = rng.choice(matrix.shape[1], min(size + _MORE, matrix.shape[1]), replace=False)
-    minor = matrix[np.ix_(rows, columns)]
-    largest = float(np.linalg.norm(matrix))
+    minor = matrix[np.ix_(rows, columns)].astype(np.float32)
+    largest = float(np.abs(minor).max())
     if not largest:
-        return False
-    floor = (budget * largest) ** 2
+        return True
+    minor /= largest
+    gram = minor @ minor.T
     try:
-        pivots = np.diag(np.linalg.cholesky(minor @ minor.T)) ** 2
+        pivots = np.diag(np.linalg.cholesky(gram)) ** 2
     except np.linalg.LinAlgError:
         return True
-    return bool(pivots.min() <= floor * _MORE)
+    return bool(pivots.min() <= _PIVOT * float(np.diag(gram).max()))
 
 
 def _exact(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Columns of the matrix and short fractions whose product is the matrix itself, if there are."""
-    rest, chosen = matrix.copy(), list[int]()
-    for _ in range(rank):
-        norms = (rest * rest).sum(axis=0)
-        best = int(norms.argmax())
-        if not norms[best] or best in chosen:
-            return None
-        chosen.append(best)
-        direction = rest[:, best] / np.sqrt(norms[best])
-        rest = rest - np.outer(direction, direction @ rest)
-    first = matrix[:, sorted(chosen)]
-    second = np.rint(np.linalg.lstsq(first, matrix, rcond=None)[0] * _SNAP) / _SNAP
-    with np.errstate(over="ignore"):
-        narrow = second.astype(np.float32).astype(np.float64)
-    return (first, narrow) if np.array_equal(first @ narrow, matrix) else None
+    """Columns of the matrix and short fractions whose product is the matrix itself, if there are.
+
+    The columns are the first that no earlier ones give; then the largest.
+    """
+    for first_ones in (True, False):
+        rest, chosen = matrix.copy(), list[int]()
+        least = _NONE * float((matrix * matrix).sum(axis=0).max())
+        for _ in range(rank):
+            norms = (rest * rest).sum(axis=0)
+            best = int((norms > least).argmax() if first_ones else norms.argmax())
+            if norms[best] <= least:
+                break
+            chosen.append(best)
+            direction = rest[:, best] / np.sqrt(norms[best])
+            rest = rest - np.outer(direction, direction @ rest)
+        first = matrix[:, sorted(chosen)]
+        second = np.rint(np.linalg.lstsq(first, matrix, rcond=None)[0] * _SNAP) / _SNAP
+        if np.array_equal(first @ second, matrix):
+            return first, second
+    return None
 
 
 def _written(
