@@ -186,8 +186,8 @@ class _Draws:
                 rows[at] = rows[earlier]
         for uniform in claims.uniform:
             rows = np.moveaxis(array, uniform.axis, 0)
-            for at, number in zip(uniform.indices, uniform.numbers, strict=True):
-                rows[at] = self.number(np.asarray(number), kind) if kind.dtype.is_float else int(number)
+            numbers = self.number(np.asarray(uniform.numbers), kind)
+            rows[list(uniform.indices)] = numbers.reshape(-1, *[1] * (array.ndim - 1))
         return array
 
 
@@ -197,13 +197,9 @@ def _residues(algebra: PrimeField, values: np.ndarray) -> Array:
         raise NeedsOrder("an infinite weight")
     fraction, exponent = np.frexp(values)
     whole = algebra.integers(np.ldexp(fraction, 53).astype(np.int64))
-    powers, places = np.unique(exponent, return_inverse=True)
-    scales = np.stack([algebra.constant(_power_of_two(int(e) - 53)) for e in powers])
-    return algebra.function("mul", whole, scales[places.reshape(values.shape)])
-
-
-def _power_of_two(exponent: int) -> Fraction:
-    return Fraction(2) ** exponent
+    least, most = (int(exponent.min()), int(exponent.max())) if exponent.size else (0, 0)
+    scales = np.stack([algebra.constant(Fraction(2) ** (e - 53)) for e in range(least, most + 1)])
+    return algebra.function("mul", whole, scales[exponent - least])
 
 
 def _known(kind: TensorType) -> tuple[int, ...]:
