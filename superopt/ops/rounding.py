@@ -16,15 +16,15 @@ import numpy as np
 from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import Call, Meaning, Number, Read, Reduce, Scalar, SizeValue, Where, parts
 
-__all__ = ["Rounding", "moves", "representable", "rounding_of"]
+__all__ = ["EXACT", "JUMPS", "Rounding", "moves", "representable", "rounding_of"]
 
 # Of FUNCTIONS: those whose result is always a number that the operands' own type holds …
-_EXACT = frozenset({
+EXACT = frozenset({
     "max", "min", "abs", "floor", "ceil", "round", "sign", "less", "equal", "not", "and", "or", "xor", "select",
     "truncdiv", "floormod", "truncmod", "cast_int", "isnan", "isinf",
 })  # fmt: skip
 # … and those that jump: however small an error of a real operand is, the result's need not be.
-_JUMPS = frozenset({
+JUMPS = frozenset({
     "floor", "ceil", "round", "sign", "less", "equal", "truncdiv", "floormod", "truncmod", "cast_int", "isnan", "isinf",
 })  # fmt: skip
 _MANTISSA = {
@@ -175,10 +175,10 @@ def _one(scalar: Scalar, inside: Sequence[_Found], dtypes: Sequence[DType | None
             return _Found(exact and (discrete or kind in ("max", "min")), jumps, discrete)
         case Call(function, args):
             whole = function in ("less", "equal", "not", "and", "or", "xor", "isnan", "isinf")
-            certain = function in _EXACT or (function == "mul" and any(_is_sign(a) for a in args))
+            certain = function in EXACT or (function == "mul" and any(_is_sign(a) for a in args))
             closed = discrete and function in ("add", "mul")
             return _Found(
-                exact and (certain or closed), jumps or (function in _JUMPS and not discrete),
+                exact and (certain or closed), jumps or (function in JUMPS and not discrete),
                 whole or (discrete and (certain or closed)),
             )  # fmt: skip
     return _Found(False, True, False)

@@ -22,9 +22,10 @@ from superopt.ir.types import TensorType
 from superopt.ops.infer import Barrier, Typing, infer
 from superopt.pipeline.judge import LOOKS, Comparison, Judgement, demand_of
 from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
-from superopt.pipeline.options import ALGORITHMS, EFFORTS, Options, Progress, quiet
+from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
 from superopt.pipeline.own import own_rules, search_own_first
 from superopt.pipeline.racing import LARGE, measure
+from superopt.pipeline.values import Valued, with_values
 from superopt.report.quantities import bytes_text
 from superopt.rules import Library, Rule, load_library
 from superopt.runtime.choice import runtime_named
@@ -146,7 +147,7 @@ def select_rules(options: Options) -> Library:
     Raises:
         RuleError: a rule does not parse, is false (the message holds the counterexample), or cannot be shown true.
     """
-    disabled = tuple(name for name in options.disable if name != ALGORITHMS)
+    disabled = tuple(name for name in options.disable if name not in (ALGORITHMS, VALUES))
     library = load_library(options.rules).select(enable=options.enable, disable=disabled)
     if options.rules is None:
         return library
@@ -184,6 +185,7 @@ class _Candidate:
 class _Attempt:
     """One optimisation in progress: ``run`` goes straight through.
 
+    ``valued`` is the graph that the search starts from where the weights' elements allow another than the model,
     ``failures`` are checks that failed on the way, ``remarks`` what the report has to say about memory and sizes,
     ``tried_for`` the seconds that judging and checking the last candidate took, ``interrupted`` whether its race was.
     """
@@ -200,6 +202,7 @@ class _Attempt:
     tried_for: float = 0.0
     interrupted: bool = False
     bound: MemoryBound | None = None
+    valued: Valued | None = None
 
     def __post_init__(self) -> None:
         if self.options.memory_limit is not None:
@@ -213,6 +216,12 @@ class _Attempt:
 
     def _run(self, bench: Bench) -> Result:
         notes: list[str] = []
+        if not self.options.enable and VALUES not in self.options.disable:
+            self.progress(0, None, "looking at the weights' elements")
+            self.valued = with_values(
+                self.graph, self.costs, self.options.floats, self.options.sizes, runtime_named(self.options.runtime),
+                notes, seed=self.options.seed,
+            )  # fmt: skip
         found = self._search(self.library.admitted)
         if found.stopped == "interrupted":
             self._hurry()
@@ -232,6 +241,8 @@ class _Attempt:
         if self.interrupted:
             found = replace(found, stopped="interrupted")
         slack = 0.0 if best.forms is None else best.forms.slack
+        if self.valued is not None:
+            slack = max(slack, self.valued.slack(after, self.options.floats).share)
         verification = self._certified(after, slack) if self.options.certify and not self.interrupted else None
         made = self._report(
             found, best.checked, measured, notes, before, best.cost if after is not self.graph else before, best.forms
@@ -365,7 +376,9 @@ class _Attempt:
             return search(graph, chosen, self.costs, replace(limits, time_limit=left), progress=self.progress)
 
         own = () if self.options.rules is None else own_rules(self.library, rules)
-        return search_own_first(self.graph, rules, own, once)
+        if self.valued is None:
+            return search_own_first(self.graph, rules, own, once)
+        return self.valued.counted(search_own_first(self.valued.graph, rules, own, once))
 
     def _hurry(self) -> None:
         """What there is gets little more time: somebody waits for it."""
@@ -403,6 +416,16 @@ class _Attempt:
             return replace(found, graph=self.graph, applied=()), checked
         first_reason = checked.reason
         rules = self.library.admitted
+        valued = self.valued
+        while self.valued is not None:
+            self.valued = self.valued.lesser
+            again = self._search(rules)
+            checked = self._check(again.graph, bench) if again.graph is not self.graph else _UNCHANGED
+            if checked.verdict == "passed" or checked is _UNCHANGED:
+                self.failures.append(_failure(first_reason, found, VALUES))
+                notes.append(f"what the weights' elements allow failed the check ({first_reason}); it was left out")
+                return again, checked
+        self.valued = valued
         for applied in self._suspected(found, checked)[:_SUSPECTS]:
             if self._left() <= 0.0:
                 break
@@ -432,6 +455,8 @@ class _Attempt:
 
     def _check(self, after: Graph, bench: Bench, slack: Slack = EXACT) -> CheckResult:
         """Rewritten places and the whole model; where it cannot run, or is too big for that, the places alone."""
+        if slack is EXACT and self.valued is not None:
+            slack = self.valued.slack(after, self.options.floats)
         most = min(LARGE, self.options.memory_limit or LARGE)
         whole = _skipped(f"the model's weights are more than {bytes_text(most)}")
         if self._weights() <= most:
@@ -543,6 +568,7 @@ class _Attempt:
             check_failures=tuple(self.failures),
             algorithms=() if forms is None else forms.reported(),
             errors=None if forms is None else forms.errors_reported(self.options.floats),
+            values=self.valued.reported() if self.valued is not None and changed else None,
             roofline=costs.roofline_data(before, after, model.peaks() if self._left() > _PEAKS_TAKE else None),
         )  # fmt: skip
 

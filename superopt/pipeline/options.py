@@ -12,9 +12,10 @@ from superopt.cost import QUESTIONS
 from superopt.ir.errors import UsageError, printable
 from superopt.rules.floats import MODES
 
-__all__ = ["ALGORITHMS", "EFFORTS", "Effort", "Options", "Progress", "quiet"]
+__all__ = ["ALGORITHMS", "EFFORTS", "VALUES", "Effort", "Options", "Progress", "quiet"]
 
 ALGORITHMS = "algorithms"  # what ``disable`` calls those with fewer multiplications
+VALUES = "values"  # and rewrites by the elements of weights
 Progress = Callable[[int, int | None, str], None]
 
 
@@ -46,7 +47,7 @@ class Options:
         threads: threads that an operator is measured with.
         rules: folder of a rule library used besides the built-in one.
         enable, disable: rule ids or families; "algorithms" among those disabled: none with fewer multiplications, as
-            where only some rules are enabled.
+            where only some rules are enabled; likewise "values", rewrites by what the weights' elements are.
         measure: time the input and the result side by side at the end.
         check: compare the result with the input in ONNX Runtime before returning it.
         full_check: compare both with the float64 reference on every unsteered input besides, however long that takes.
@@ -55,7 +56,8 @@ class Options:
         floats: which of the rules' verdicts in floating point let a rule be used: "strict" only where it is safe
             whatever the numbers, "standard" also where the conditions of its safety are known to hold or are checked,
             "fast" wherever it is true of the reals and moderate numbers stay finite. Likewise algorithms with fewer
-            multiplications: "strict" uses none, the others within a budget of errors (:mod:`.fewer`).
+            multiplications: "strict" uses none, the others within a budget of errors (:mod:`.fewer`), and rewrites by
+            weights' elements: "strict" takes no running value to be finite, so 0·x is 0 nowhere (:mod:`.values`).
         effort: work budgets of the search, in :data:`EFFORTS`.
         runtime: what the model will run in: prices, the final race, and a part of the check are its own.
     """

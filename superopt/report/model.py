@@ -205,6 +205,27 @@ class Errors:
 
 
 @dataclass(frozen=True)
+class Values:
+    """What the result leaves out because of the elements of the model's weights.
+
+    Attributes:
+        claims: what was found, in words, the first ones.
+        count: how many claims there are.
+        removed: slices of values (channels, columns, heads) that are not computed any more.
+        weight_elements: elements of the weights before and after.
+        exact: whether the result is equal over the reals, where the inputs are finite.
+        checked: what the check of the claims looked at, which is code of its own.
+    """
+
+    claims: tuple[str, ...]
+    count: int
+    removed: int
+    weight_elements: tuple[int, int]
+    exact: bool
+    checked: str
+
+
+@dataclass(frozen=True)
 class Search:
     """What the search did; ``stopped`` is "saturated", "time", "nodes", "memory" or "interrupted".
 
@@ -269,6 +290,7 @@ class Report:
     result: Outcome | None = None
     algorithms: tuple[Algorithm, ...] = ()
     errors: Errors | None = None
+    values: Values | None = None
     derivation: Mapping[str, Any] | None = None
 
     def json(self) -> dict[str, Any]:

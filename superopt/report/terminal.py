@@ -70,6 +70,12 @@ def show_report(console: Console, name: str, report: Report) -> None:
             f"{e.inputs} inputs; --float {report.float} allows {e.most:.0e}, and x{e.times:g} "
             f"(superopt verify --errors {e.most:.0e} holds the result to that)"
         )
+    if (found := report.values) is not None:
+        before, after = found.weight_elements
+        console.print(
+            f"values of weights: {found.removed} slices left out, {before:,} elements of weights before and {after:,} "
+            f"after ({'exact' if found.exact else 'within the budget of errors'}; {found.checked})"
+        )
     console.print(f"check {escape(report.check.text)}")
     if report.verification is not None:
         v = report.verification
@@ -102,7 +108,9 @@ def show_explanation(console: Console, report: Report) -> None:
     for one in report.algorithms:
         share = one.after_us / (one.before_us or 1.0)
         console.print(f"{escape(printable(one.where))}: {one.operator} by {one.algorithm}, x{share:.2f} of it modelled")
-    if not report.rules_applied and not report.algorithms:
+    for claim in report.values.claims if report.values is not None else ():
+        console.print(f"values of weights: {escape(printable(claim, 200))}")
+    if not report.rules_applied and not report.algorithms and report.values is None:
         console.print("no rule was applied")
     if report.derivation is not None:
         show_derivation(console, report.derivation)

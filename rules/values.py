@@ -1,0 +1,105 @@
+"""What the elements of a model's own weights allow: claims about slices, and the certificate of a rewrite by them.
+
+A *slice* of a value is what an index on one axis selects: a channel, a column, a neuron. The finder
+(:mod:`superopt.search.values`) writes down what it claims, the checker (:mod:`superopt.verifier.values`) believes none
+of it; they share these rows and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Certificate", "Equal", "Factored", "Kept", "Same", "Uniform"]
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """All elements of these slices of a value are one number each, whatever the inputs."""
+
+    value: str
+    axis: int
+    indices: tuple[int, ...]
+    numbers: tuple[float, ...]
+
+    def __str__(self) -> str:
+        zero = not any(self.numbers)
+        return f"{len(self.indices)} slices of {self.value!r} along axis {self.axis} are {'0' if zero else 'constant'}"
+
+
+@dataclass(frozen=True)
+class Equal:
+    """Slices of a value that are equal to earlier ones, whatever the inputs: (slice, earlier slice)."""
+
+    value: str
+    axis: int
+    pairs: tuple[tuple[int, int], ...]
+
+    def __str__(self) -> str:
+        return f"{len(self.pairs)} slices of {self.value!r} along axis {self.axis} repeat others"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A value of the result that holds some slices of a value of the model, in order, and no others.
+
+    ``axes`` are pairs of an axis and the indices that are left on it, ``removed`` counts those that are not.
+    """
+
+    value: str
+    becomes: str
+    axes: tuple[tuple[int, tuple[int, ...]], ...]
+    removed: int
+
+
+@dataclass(frozen=True)
+class Same:
+    """A value of the model that is another of the model's values or weights, or broadcasts it: what reads it may read
+    that."""
+
+    value: str
+    other: str
+
+    def __str__(self) -> str:
+        return f"{self.value!r} is {self.other!r}"
+
+
+@dataclass(frozen=True)
+class Factored:
+    """A product with a weight that is, within ``error`` of its largest element, of a rank that two thinner products
+    have. ``value`` is the result of the product, ``exact`` says that the factors' product is the weight itself."""
+
+    value: str
+    weight: str
+    rank: int
+    error: float
+    exact: bool
+
+    def __str__(self) -> str:
+        how = "is" if self.exact else f"is within {self.error:.1e} of its largest element"
+        return f"weight {self.weight!r} {how} of rank {self.rank}"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A rewrite by the elements of weights, as claims that can be checked without its finder.
+
+    Attributes:
+        weights: name → digest of the contents, of every weight whose elements a claim rests on.
+        uniform, equal, same: claims about values of the model.
+        kept: values of the result, by what they hold of values of the model.
+        factored: products with weights of lower rank.
+        finite: whether a claim takes running values to be finite (0·x is 0).
+    """
+
+    weights: tuple[tuple[str, str], ...] = ()
+    uniform: tuple[Uniform, ...] = ()
+    equal: tuple[Equal, ...] = ()
+    same: tuple[Same, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    factored: tuple[Factored, ...] = ()
+    finite: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether the result computes the same over the reals, but for the rounding of sums of weights."""
+        return all(f.exact for f in self.factored)

@@ -1,0 +1,191 @@
+"""Rewrites that the elements of a given model's weights allow, each with a certificate.
+
+Dead and constant channels, equal rows, constants, weights of low rank: none of it is an equality of graphs, so no rule
+has it. What is claimed is read off the operators' meanings with the weights put in (:mod:`.abstract`), and checked by
+:mod:`superopt.verifier.values`, which shares nothing with this. ``docs/decisions/0027-values.md`` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from superopt.ir.graph import Graph, Weight
+from superopt.ir.types import TensorType
+from superopt.ops import REGISTRY
+from superopt.ops.infer import infer
+from superopt.rules.values import Certificate, Equal, Kept, Same, Uniform
+from superopt.search.emit import emit
+from superopt.search.program import Program, program_of
+from superopt.search.replay import Names
+from superopt.search.step import Step
+from superopt.search.tricks import kept_verbatim
+from superopt.search.values.abstract import Slices, Values
+from superopt.search.values.constants import constants_of, others_of
+from superopt.search.values.rank import factored_of
+from superopt.search.values.removal import Removal, removal_of
+from superopt.search.values.writing import Written, write
+
+__all__ = ["Stage", "by_values"]
+
+_ROUNDS = 8  # times that what one rewrite made is looked at again
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One rewrite: what was, what is, and the claims by which it is."""
+
+    before: Graph
+    after: Graph
+    certificate: Certificate
+
+
+def by_values(graph: Graph, *, finite: bool = True, sums: bool = True, budget: float = 0.0) -> tuple[Stage, ...]:
+    """Rewrites by the elements of weights, each of what the one before made; none where there is nothing to find.
+
+    Args:
+        graph: a checked graph.
+        finite: take running values to be finite where no weight is infinite: 0·x is 0. Without, NaN goes on as it did.
+        sums: leave constant slices out where that adds a constant to a result; it may cost more than it saves.
+        budget: the largest singular value of a weight that may be left out, as a share of its largest; 0: all count.
+    """
+    stages: list[Stage] = []
+    for _ in range(_ROUNDS):
+        before = stages[-1].after if stages else graph
+        values = _values(before, finite)
+        if values is None:
+            break
+        ways = (_others, _constants, partial(_slices, sums=sums))
+        found = next((s for way in ways if (s := way(before, values)) is not None), None)
+        if found is None:
+            break
+        stages.append(found)
+    before = stages[-1].after if stages else graph
+    thinner = _factored(before, budget) if budget else None
+    return (*stages, *([thinner] if thinner is not None else []))
+
+
+def _values(graph: Graph, finite: bool) -> Values | None:
+    program, _ = kept_verbatim(program_of(graph, infer(graph)))
+    values = Values(program, finite)
+    if not any(values.slices(n, a) for n in _read(program) for a in range(len(program.types[n].shape or ()))):
+        return None
+    values.compute()
+    return values
+
+
+def _read(program: Program) -> Iterator[str]:
+    """Constants that running steps read."""
+    read = dict.fromkeys(n for p in program.running for n in program.steps[p].args if n is not None)
+    return (n for n in read if n in program.constant and n in program.types)
+
+
+def _others(graph: Graph, values: Values) -> Stage | None:
+    """Values that are others, read as those."""
+    program, others = values.program, others_of(values)
+    if not others:
+        return None
+    last = {name: _followed(others, name) for name in others}
+    steps = [
+        s if s.op == "" or others.keys().isdisjoint(a for a in s.args if a)
+        else Step(s.op, tuple(last.get(a, a) if a else a for a in s.args), s.attributes, s.outputs, None, s.name)
+        for s in program.steps
+    ]  # fmt: skip
+    after = _graph(program, steps, (), {})
+    certificate = _claims(values, others)
+    same = tuple(Same(a, b) for a, b in others.items())
+    return Stage(graph, after, replace(certificate, same=same, finite=values.finite))
+
+
+def _followed(others: Mapping[str, str], name: str) -> str:
+    while name in others:
+        name = others[name]
+    return name
+
+
+def _constants(graph: Graph, values: Values) -> Stage | None:
+    """Values that are constant, read as weights."""
+    found = constants_of(values, Names(values.program))
+    if found is None:
+        return None
+    steps, weights, types = found
+    after = _graph(values.program, steps, weights, types)
+    return Stage(graph, after, replace(_claims(values, values.program.maker), finite=values.finite))
+
+
+def _slices(graph: Graph, values: Values, *, sums: bool) -> Stage | None:
+    """Slices that nothing but vanishing terms depends on, left out."""
+    removal = removal_of(values, sums=sums)
+    while removal is not None and removal.settle():
+        made = write(values, removal)
+        if not made.stuck:
+            after = _graph(values.program, made.steps, made.weights, made.types)
+            return Stage(graph, after, _certificate(values, removal, made))
+        removal.stuck |= made.stuck
+    return None
+
+
+def _factored(graph: Graph, budget: float) -> Stage | None:
+    """Products with weights of low rank, as two thinner ones."""
+    program, _ = kept_verbatim(program_of(graph, infer(graph)))
+    found = factored_of(Values(program, True), budget)
+    if found is None:
+        return None
+    digests = sorted({f.weight for f in found.claims if f.weight in program.graph.constants})
+    weights = tuple((n, d.digest) for n in digests if (d := program.graph.constants[n].data) is not None)
+    after = _graph(program, found.steps, found.weights, found.types)
+    return Stage(graph, after, Certificate(weights, factored=found.claims))
+
+
+def _graph(
+    program: Program, steps: Sequence[Step], weights: Iterable[Weight], types: Mapping[str, TensorType]
+) -> Graph:
+    new = tuple(weights)
+    graph = replace(program.graph, weights=(*program.graph.weights, *new))
+    wider = replace(program, graph=graph).with_steps(steps, types, ())
+    return emit(replace(wider, constant=wider.constant | {w.name for w in new}), REGISTRY, 0).graph
+
+
+def _certificate(values: Values, removal: Removal, made: Written) -> Certificate:
+    wanted = {n for p, _ in removal.absorbed for n in values.program.steps[p].reads}
+    kept: list[Kept] = []
+    for old, new in made.becomes.items():
+        gone = removal.gone(old)
+        axes = tuple((axis, tuple((~g).nonzero()[0].tolist())) for axis, g in gone.items())
+        kept.append(Kept(old, new, axes, sum(int(g.sum()) for g in gone.values())))
+    return replace(_claims(values, wanted), kept=tuple(kept), finite=values.finite)
+
+
+def _claims(values: Values, wanted: Iterable[str]) -> Certificate:
+    """All that is known of these values, and of what leads to them."""
+    program = values.program
+    stack, leading = list(wanted), set[str]()
+    while stack:
+        name = stack.pop()
+        if name not in leading:
+            leading.add(name)
+            if name in program.maker:
+                stack += program.steps[program.maker[name]].reads
+    uniform: list[Uniform] = []
+    equal: list[Equal] = []
+    for (name, axis), slices in values.found.items():
+        if slices is not None and name in leading and name not in program.constant:
+            _claim(name, axis, slices, uniform, equal)
+    weights = sorted(n for n in leading if n in program.graph.constants)
+    digests = tuple((n, d.digest) for n in weights if (d := program.graph.constants[n].data) is not None)
+    return Certificate(digests, tuple(uniform), tuple(equal))
+
+
+def _claim(name: str, axis: int, slices: Slices, uniform: list[Uniform], equal: list[Equal]) -> None:
+    known = (slices.number == slices.number).nonzero()[0].tolist()
+    if known:
+        uniform.append(Uniform(name, axis, tuple(known), tuple(float(slices.number[i]) for i in known)))
+    first: dict[int, int] = {}
+    pairs: list[tuple[int, int]] = []
+    for at, identity in enumerate(slices.identity.tolist()):
+        earlier = first.setdefault(identity, at)
+        if earlier != at and slices.number[at] != slices.number[at]:
+            pairs.append((at, earlier))
+    if pairs:
+        equal.append(Equal(name, axis, tuple(pairs)))

@@ -1,0 +1,188 @@
+"""What the elements of weights allow: found on models of many kinds, refused where it would be wrong, and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from superopt import formats
+from superopt.ir.errors import NotEquivalent
+from superopt.ir.graph import ArrayData, Graph, constant
+from superopt.ops.infer import infer
+from superopt.rules.values import Certificate, Equal, Kept, Same, Uniform
+from superopt.runtime import ort
+from superopt.search.values import Stage, by_values
+from superopt.verifier.values import check_values
+from tests.search.value_models import MODELS, STILL, Drawn, Made
+
+SEEDS = (0, 1, 2)
+
+
+def run(graph: Graph, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    return ort.run(ort.make_session(formats.to_onnx_bytes(graph), threads=1), dict(feeds))
+
+
+def drawn(made: Made, seed: int) -> Mapping[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {n: rng.standard_normal(s).astype(np.float32) for n, s in made.feeds.items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_superfluous_is_left_out_and_the_rest_computes_the_same(name: str, seed: int) -> None:
+    made = MODELS[name](Drawn(seed))
+    stages = by_values(made.graph)
+    assert stages
+    after = stages[-1].after
+    feeds = drawn(made, seed)
+    old, new = run(made.graph, feeds), run(after, feeds)
+    for output, wanted in old.items():
+        np.testing.assert_allclose(new[output], wanted, rtol=1e-4, atol=2e-6 * np.abs(wanted).max())
+    types = infer(after).types
+    for operator, length in made.left.items():
+        shapes = [types[n.outputs[0]].shape for n in after.nodes if n.op == operator]  # type: ignore[union-attr]
+        assert any(length in (shape or ()) for shape in shapes), (operator, shapes)
+    for stage in stages:
+        held = check_values(stage.before, stage.after, stage.certificate, seed=seed)
+        assert held.places
+
+
+def test_constants_leave_one_product() -> None:
+    after = by_values(MODELS["constants"](Drawn(3)).graph)[-1].after
+    assert [n.op for n in after.nodes if n.op != "Identity"] == ["Conv"]
+
+
+@pytest.mark.parametrize("name", STILL)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_is_left_out_where_something_needs_it(name: str, seed: int) -> None:
+    assert by_values(STILL[name](Drawn(seed))) == ()
+
+
+@pytest.mark.parametrize("name", ["pruned_cnn", "transformer", "deconvolution", "groups"])
+def test_nan_goes_on_where_nothing_is_taken_to_be_finite(name: str) -> None:
+    made = MODELS[name](Drawn(0))
+    assert not any(s.certificate.kept for s in by_values(made.graph, finite=False))
+
+
+def test_equal_neurons_need_nothing_finite() -> None:
+    stages = by_values(MODELS["twins"](Drawn(0)).graph, finite=False)
+    assert [k.removed for s in stages for k in s.certificate.kept if k.value == "Tanh"] == [1]
+    assert any(s.certificate.equal for s in stages)
+
+
+def test_a_second_look_finds_what_the_first_made() -> None:
+    """Filters that only dead channels meet are dead themselves."""
+    from superopt.frontend import GraphBuilder
+
+    d, b = Drawn(5), GraphBuilder("chain")
+    x = b.input("x", "float32", ("N", 4, 5, 5))
+    first, second = d.normal(8, 4, 1, 1), d.normal(8, 8, 1, 1)
+    first[3] = 0
+    second[2] = 0
+    second[2, 3] = 1
+    y = b.op("Relu", b.op("Conv", x, b.constant(first)))
+    y = b.op("Relu", b.op("Conv", y, b.constant(second)))
+    b.output(b.op("Conv", y, b.constant(d.normal(4, 8, 1, 1))), "y")
+    stages = by_values(b.build())
+    assert len(stages) == 2
+    after = stages[-1].after
+    kept = [infer(after).types[n.outputs[0]].shape[1] for n in after.nodes if n.op == "Relu"]  # type: ignore
+    assert kept == [7, 7]
+
+
+# ---- certificates that lie
+def stage(name: str) -> Stage:
+    return by_values(MODELS[name](Drawn(0)).graph)[-1]
+
+
+def refuted(stage: Stage, certificate: Certificate | None = None, after: Graph | None = None) -> str:
+    with pytest.raises(NotEquivalent) as told:
+        check_values(stage.before, after or stage.after, certificate or stage.certificate)
+    return str(told.value)
+
+
+def test_other_weights_than_the_certificate_is_about_are_refused() -> None:
+    found = stage("pruned_cnn")
+    name = found.certificate.weights[0][0]
+    weights = tuple(
+        replace(w, data=ArrayData(w.data.numpy() + np.float32(1e-6))) if w.name == name and w.data else w
+        for w in found.before.weights
+    )
+    with pytest.raises(NotEquivalent, match="not the one that the certificate is about"):
+        check_values(replace(found.before, weights=weights), found.after, found.certificate)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-12, 1e-30])
+def test_a_weight_that_is_only_nearly_zero_is_refused(size: float) -> None:
+    """The claim says 0; the field tells 10⁻³⁰ from it."""
+    found = stage("groups")
+    claim, *_ = found.certificate.uniform
+    name = next(n.inputs[1] for n in found.before.nodes if n.outputs[0] == claim.value)
+    array = np.array(found.before.weight[name].data.numpy())  # type: ignore[union-attr]
+    array[claim.indices[0], 0, 0, 0] = size
+    weights = tuple(replace(w, data=ArrayData(array)) if w.name == name else w for w in found.before.weights)
+    changed = replace(found.before, weights=weights)
+    honest = replace(found.certificate, weights=())
+    with pytest.raises(NotEquivalent, match="is not 0"):
+        check_values(changed, found.after, honest)
+    unsaid = replace(honest, uniform=(), equal=())
+    with pytest.raises(NotEquivalent, match="does not hold what it keeps"):
+        check_values(changed, found.after, unsaid)
+
+
+def test_a_wrong_number_another_slice_and_a_missing_claim_are_refused() -> None:
+    found = stage("twins")
+    c = found.certificate
+    wrong = [replace(u, numbers=tuple(n + 1e-3 for n in u.numbers)) for u in c.uniform]
+    assert "is not" in refuted(found, replace(c, uniform=tuple(wrong)))
+    twins = [replace(e, pairs=tuple((a, (b + 1) % 38) for a, b in e.pairs)) for e in c.equal]
+    assert "slices" in refuted(found, replace(c, equal=tuple(twins)))
+    assert "does not hold" in refuted(found, replace(c, equal=()))
+
+
+def test_other_indices_than_those_kept_are_refused() -> None:
+    found = stage("transformer")
+    kept = [replace(k, axes=tuple((a, (*i[1:], i[0])) for a, i in k.axes)) for k in found.certificate.kept]
+    assert "does not hold" in refuted(found, replace(found.certificate, kept=tuple(kept)))
+
+
+def test_what_is_said_of_no_value_between_is_checked_from_one_end_to_the_other() -> None:
+    found = stage("deconvolution")
+    assert check_values(found.before, found.after, replace(found.certificate, kept=())).places == 1
+
+
+@pytest.mark.parametrize("name", ["pruned_cnn", "twins", "transformer", "joined"])
+def test_every_changed_weight_of_the_result_is_told(name: str) -> None:
+    found = stage(name)
+    new = {w.name for w in found.after.weights} - {w.name for w in found.before.weights}
+    assert new
+    for chosen in sorted(new):
+        weight = found.after.weight[chosen]
+        assert weight.data is not None
+        array = np.array(weight.data.numpy())
+        if array.dtype.kind == "f":
+            array.reshape(-1)[array.size // 2] += np.float32(0.01)
+            weights = tuple(
+                replace(constant(chosen, array), name=chosen) if w.name == chosen else w for w in found.after.weights
+            )
+            assert "does not" in refuted(found, after=replace(found.after, weights=weights))
+
+
+def test_claims_about_what_nothing_makes_are_refused() -> None:
+    found = stage("pruned_cnn")
+    for claim in (Uniform("x", 1, (0,), (0.0,)), Equal("x", 1, ((1, 0),))):
+        field = "uniform" if isinstance(claim, Uniform) else "equal"
+        assert "nothing makes 'x'" in refuted(found, replace(found.certificate, **{field: (claim,)}))
+    assert refuted(found, replace(found.certificate, same=(Same("x", "y"),)))
+
+
+def test_a_certificate_says_what_it_is_about() -> None:
+    found = stage("twins").certificate
+    assert any("repeat others" in str(e) for e in found.equal)
+    assert any("constant" in str(u) for u in found.uniform)
+    assert all(isinstance(k, Kept) and k.removed for k in found.kept)
+    assert found.exact
+    assert found.finite

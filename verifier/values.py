@@ -1,0 +1,579 @@
+"""Check of rewrites by the elements of weights: every claim, and every place that was rewritten, at drawn values.
+
+The argument is an induction over the model. A claim about a value is checked at the one node that makes it, whose
+operands are drawn at random *as far as the claims about them allow*; a value of the result is checked at the nodes that
+make it from other values of the result, whose operands are the kept slices of the same draws. So what is shown of each
+node composes to the whole. Numbers are residues of a prime field where the node is a rational function (weights are
+exact there: an element that is 10⁻³⁰ is not 0, and dropping it is found but for a chance of a degree in 2²⁶), hashes of
+their arguments where it is another function, and float64 where it compares. Sums of weights are rounded once, so where
+claims of equal or constant slices meet, the result is held to float64 within a few units of the weights' rounding.
+
+Nothing of the finder (:mod:`superopt.search.values`) is used: this evaluates, and the finder reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import prod
+
+import numpy as np
+
+from superopt.ir.errors import NotEquivalent, SuperoptError
+from superopt.ir.graph import Graph, Node
+from superopt.ir.poly import substitute, symbols
+from superopt.ir.terms import AttributeValue
+from superopt.ir.types import DType, TensorType
+from superopt.ops.infer import Applied, infer
+from superopt.ops.meaning import IllTyped
+from superopt.rules.values import Certificate, Equal, Kept, Uniform
+from superopt.runtime.evaluate import FLOAT64, Array, evaluate
+from superopt.verifier.algebra import NeedsOrder, PrimeField, Unlucky
+
+__all__ = ["Held", "check_values"]
+
+_SMALL = (4, 9)  # sizes that axes without claims are tried at before their own: convolutions of images take too long
+_EXACT_ENOUGH, _NUMBER = 1e-10, 1e-5  # of the largest element: float64's own noise, and constants computed in float32
+_ROUNDING = {DType.FLOAT16: 2.0**-8, DType.BFLOAT16: 2.0**-5}  # of sums of weights, of the result's largest element
+_FACTORED = 4.0  # times the stated error of a factored weight, that its product's result may be off
+_DRAWS = 3  # that may meet an inverse of zero
+_FEW = 64  # nodes that one value of the result may be made by
+
+
+@dataclass(frozen=True)
+class Held:
+    """What was checked: claims and rewritten places, and how many of these hold exactly in the field."""
+
+    claims: int
+    places: int
+    exact: int
+
+    def __str__(self) -> str:
+        return f"{self.claims} claims and {self.places} places checked, {self.exact} exactly"
+
+
+def check_values(before: Graph, after: Graph, certificate: Certificate, *, seed: int = 0) -> Held:
+    """Check a certificate against a model and its result.
+
+    Args:
+        before: the model.
+        after: the rewritten model; values that keep their names are the same values.
+        certificate: what is claimed.
+        seed: of the draws.
+
+    Raises:
+        NotEquivalent: a claim or a place does not hold, or could not be looked at; the message says which.
+    """
+    for name, digest in certificate.weights:
+        weight = before.constants.get(name)
+        if weight is None or weight.data is None or weight.data.digest != digest:
+            raise NotEquivalent(f"weight {name!r} is not the one that the certificate is about")
+    return _Check(before, after, certificate, seed).run()
+
+
+@dataclass(frozen=True)
+class _Claims:
+    uniform: tuple[Uniform, ...] = ()
+    equal: tuple[Equal, ...] = ()
+
+    @property
+    def axes(self) -> set[int]:
+        """The axes that something is said about."""
+        return {u.axis for u in self.uniform} | {e.axis for e in self.equal}
+
+
+@dataclass
+class _Side:
+    """A graph at known sizes, and what its nodes compute."""
+
+    graph: Graph
+    sizes: Mapping[str, int]
+    nodes: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.typing = infer(self.graph, self.sizes)
+        self.nodes = {o: i for i, n in enumerate(self.graph.nodes) for o in n.outputs if o}
+        self.arrays: dict[str, np.ndarray] = {}
+        self.fixed: dict[str, bool] = {}
+
+    def node(self, name: str) -> Node | None:
+        position = self.nodes.get(name)
+        return None if position is None else self.graph.nodes[position]
+
+    def kind(self, name: str) -> TensorType:
+        kind = self.typing.types.get(name)
+        if kind is None or kind.shape is None:
+            raise NotEquivalent(f"the type of {name!r} is not known")
+        return kind
+
+    def weight(self, name: str) -> np.ndarray | None:
+        """Elements of a weight that the caller cannot override."""
+        if name not in self.arrays:
+            found = self.graph.constants.get(name)
+            if found is None or found.data is None:
+                return None
+            self.arrays[name] = found.data.numpy()
+        return self.arrays[name]
+
+    def constant(self, name: str) -> bool:
+        """Whether a value depends on weights alone."""
+        if name not in self.fixed:
+            node = self.node(name)
+            self.fixed[name] = name in self.graph.constants if node is None else all(map(self.constant, node.reads))
+        return self.fixed[name]
+
+    def applied(self, name: str) -> Applied:
+        how = self.typing.nodes[self.nodes[name]]
+        if not isinstance(how, Applied):
+            raise NotEquivalent(f"what makes {name!r} is not understood")
+        return how
+
+    def attributes(self, how: Applied) -> dict[str, AttributeValue]:
+        return {k: _at(v, self.sizes) for k, v in how.attributes.items()}
+
+
+def _at(value: AttributeValue, sizes: Mapping[str, int]) -> AttributeValue:
+    if isinstance(value, tuple):
+        return tuple(_at(v, sizes) for v in value)
+    return value if isinstance(value, int | float | str) else substitute(value, dict(sizes))
+
+
+@dataclass
+class _Draws:
+    """Values of the model at one point: drawn, given their claims, or computed from weights."""
+
+    side: _Side
+    claims: Mapping[str, _Claims]
+    algebra: PrimeField | None
+    rng: np.random.Generator
+    shapes: Mapping[str, tuple[int, ...]]
+    held: dict[str, Array] = field(default_factory=dict)
+
+    def number(self, value: np.ndarray, kind: TensorType) -> Array:
+        """Elements of a weight as numbers of the algebra."""
+        if not kind.dtype.is_float:
+            whole = value.astype(np.int64)
+            return whole if self.algebra is None else self.algebra.integers(whole)
+        wide = value.astype(np.float64)
+        return wide if self.algebra is None else _residues(self.algebra, wide)
+
+    def value(self, name: str) -> Array:
+        if name in self.held:
+            return self.held[name]
+        weight = self.side.weight(name)
+        if weight is not None:
+            return self.number(weight, self.side.kind(name))
+        self.held[name] = self._drawn(name)
+        return self.held[name]
+
+    def _drawn(self, name: str) -> Array:
+        kind = self.side.kind(name)
+        shape = self.shapes.get(name) or _known(kind)
+        if self.side.constant(name):
+            raise NotEquivalent(f"{name!r} is computed of weights, and stands where it cannot be computed here")
+        if not kind.dtype.is_float:
+            whole = self.rng.integers(0, 2, size=shape)
+            array: Array = whole if self.algebra is None else self.algebra.integers(whole)
+        elif self.algebra is None:
+            array = self.rng.standard_normal(shape)
+        else:
+            array = self.algebra.random(self.rng, shape)
+        claims = self.claims.get(name, _Claims())
+        for equal in claims.equal:
+            rows = np.moveaxis(array, equal.axis, 0)
+            for at, earlier in equal.pairs:
+                rows[at] = rows[earlier]
+        for uniform in claims.uniform:
+            rows = np.moveaxis(array, uniform.axis, 0)
+            numbers = self.number(np.asarray(uniform.numbers), kind)
+            rows[list(uniform.indices)] = numbers.reshape(-1, *[1] * (array.ndim - 1))
+        return array
+
+
+def _residues(algebra: PrimeField, values: np.ndarray) -> Array:
+    """Floats as what they are exactly: m · 2ᵉ."""
+    if not np.isfinite(values).all():
+        raise NeedsOrder("an infinite weight")
+    fraction, exponent = np.frexp(values)
+    whole = algebra.integers(np.ldexp(fraction, 53).astype(np.int64))
+    least, most = (int(exponent.min()), int(exponent.max())) if exponent.size else (0, 0)
+    scales = np.stack([algebra.constant(Fraction(2) ** (e - 53)) for e in range(least, most + 1)])
+    return algebra.function("mul", whole, scales[exponent - least])
+
+
+def _known(kind: TensorType) -> tuple[int, ...]:
+    shape = tuple(d for d in kind.shape or () if isinstance(d, int))
+    if len(shape) < len(kind.shape or ()):
+        raise NotEquivalent(f"a size of {kind} depends on data")
+    return shape
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A value of the result, and the value of the model whose slices it holds."""
+
+    after: str
+    before: str
+    kept: Kept | None
+
+
+class _Check:
+    def __init__(self, before: Graph, after: Graph, certificate: Certificate, seed: int) -> None:
+        names = sorted({s for g in (before, after) for v in g.inputs for s in _symbols(v.type)})
+        sizes = {name: 2 + at % 3 for at, name in enumerate(names)}
+        self.before, self.after = _Side(before, sizes), _Side(after, sizes)
+        self.certificate, self.seed = certificate, seed
+        self.claims: dict[str, _Claims] = {}
+        for u in certificate.uniform:
+            known = self.claims.get(u.value, _Claims())
+            self.claims[u.value] = _Claims((*known.uniform, u), known.equal)
+        for e in certificate.equal:
+            known = self.claims.get(e.value, _Claims())
+            self.claims[e.value] = _Claims(known.uniform, (*known.equal, e))
+        self.same = {s.value: s.other for s in certificate.same}
+        self.holds: dict[str, _Place] = {k.becomes: _Place(k.becomes, k.value, k) for k in certificate.kept}
+        for name in [*self.after.nodes, *(v.name for v in after.inputs)]:
+            if name not in self.holds and (name in self.before.nodes or name in {v.name for v in before.inputs}):
+                self.holds[name] = _Place(name, name, None)
+
+    def run(self) -> Held:
+        for name, claims in self.claims.items():
+            self.claim(name, claims)
+        for name, other in self.same.items():
+            self.sameness(name, other)
+        places = exact = 0
+        for output in [v.name for v in self.after.graph.outputs]:
+            if output in self.after.nodes and output not in self.holds:
+                raise NotEquivalent(f"output {output!r} is none of the model's")
+        for node in self.after.graph.nodes:
+            for name in node.outputs:
+                if name in self.holds and not self.untouched(name):
+                    places += 1
+                    exact += self.place(self.holds[name])
+        return Held(len(self.claims) + len(self.same), places, exact)
+
+    # ---- claims -----------------------------------------------------------------------------------------------------
+    def claim(self, name: str, claims: _Claims) -> None:
+        """Check what is said of a value at the node that makes it.
+
+        Raises:
+            NotEquivalent: it does not hold.
+        """
+        node = self.before.node(name)
+        if node is None:
+            raise NotEquivalent(f"nothing makes {name!r}, so nothing is known of it")
+        operands = [a for a in self.before.applied(name).args if a is not None]
+        shapes = self.small([name], operands)
+        real = self.computed(name, operands, None, shapes)
+        try:
+            exact: Array | None = self.computed(name, operands, PrimeField(self.seed), shapes)
+        except NeedsOrder:
+            exact = None
+        for u in claims.uniform:
+            self.is_uniform(u, real, exact)
+        field_of = PrimeField(self.seed)
+        for e in claims.equal:
+            for at, earlier in e.pairs:
+                if not _close(real.take(at, e.axis), real.take(earlier, e.axis), _EXACT_ENOUGH):
+                    raise NotEquivalent(f"slices {at} and {earlier} of {name!r} along axis {e.axis} differ")
+                if exact is not None and not field_of.equal(exact.take(at, e.axis), exact.take(earlier, e.axis)).all():
+                    raise NotEquivalent(f"slices {at} and {earlier} of {name!r} along axis {e.axis} are not equal")
+
+    def is_uniform(self, claim: Uniform, real: Array, exact: Array | None) -> None:
+        field_of = PrimeField(self.seed)
+        for at, number in zip(claim.indices, claim.numbers, strict=True):
+            where = f"slice {at} of {claim.value!r} along axis {claim.axis}"
+            values = real.take(at, claim.axis)
+            if not _close(values, np.full_like(values, number), 0.0 if number == 0 else _NUMBER):
+                raise NotEquivalent(f"{where} is not {number}")
+            if exact is None:
+                continue
+            slices = exact.take(at, claim.axis).ravel()
+            zero = number == 0 and not field_of.equal(slices, field_of.constant(0.0)).all()
+            if zero or not field_of.equal(slices, slices[:1]).all():
+                raise NotEquivalent(f"{where} is not {number} exactly")
+
+    def sameness(self, name: str, other: str) -> None:
+        """Check that a value is another one."""
+        if self.before.node(name) is None:
+            raise NotEquivalent(f"nothing makes {name!r}")
+        shapes = self.small([name], [a for a in self.before.applied(name).args if a is not None])
+        for algebra in (None, PrimeField(self.seed)):
+            draws = _Draws(self.before, self.claims, algebra, np.random.default_rng(self.seed), shapes)
+            try:
+                for operand in self.before.applied(name).args:
+                    if operand is not None and not self.before.constant(operand):
+                        draws.value(operand)
+                made = self.evaluated(self.before, [name], draws.held, draws)[name]
+            except NeedsOrder:
+                continue
+            wanted = draws.value(other)
+            alike = _close(made, wanted, _EXACT_ENOUGH) if algebra is None else algebra.equal(made, wanted).all()
+            if not alike:
+                raise NotEquivalent(f"{name!r} is not {other!r}")
+
+    # ---- places -----------------------------------------------------------------------------------------------------
+    def untouched(self, name: str) -> bool:
+        """Whether the same node makes a value from the same values."""
+        old, new, place = self.before.node(name), self.after.node(name), self.holds[name]
+        if old is None or new is None or place.kept is not None:
+            return False
+        alike = (old.op, old.domain, old.overload, old.inputs, old.outputs, dict(old.attributes)) == (
+            new.op, new.domain, new.overload, new.inputs, new.outputs, dict(new.attributes)
+        )  # fmt: skip
+        return alike and all(self._alike(n) for n in old.reads)
+
+    def _alike(self, name: str) -> bool:
+        old, new = self.before.graph.weight.get(name), self.after.graph.weight.get(name)
+        if old is None and new is None:
+            return name in self.holds and self.holds[name].kept is None
+        return old is new or (
+            old is not None and new is not None and old.type == new.type and old.data is not None
+            and new.data is not None and old.data.digest == new.data.digest
+        )  # fmt: skip
+
+    def place(self, place: _Place) -> bool:
+        """Check a value of the result; whether it holds exactly.
+
+        Raises:
+            NotEquivalent: it does not hold.
+        """
+        leaves = self.leaves(place.after)
+        sources = [self.holds[n].before for n in leaves]
+        shapes = self.small([place.before], [*sources, *self.known_on_the_way(place.before, set(sources))])
+        for algebra in (PrimeField(self.seed), None):
+            try:
+                made, wanted, drawn = self.both(place, leaves, algebra, shapes)
+            except NeedsOrder:
+                continue
+            if made.shape != wanted.shape:
+                raise NotEquivalent(f"{place.after!r} has the shape {made.shape}, and not {wanted.shape}")
+            if algebra is not None:
+                if algebra.equal(made, wanted).all():
+                    return True
+                if not self.rounded(place, drawn):
+                    raise NotEquivalent(f"{place.after!r} does not hold what it keeps of {place.before!r}")
+                continue
+            if not _close(made, wanted, self.rounded(place, drawn) or _EXACT_ENOUGH):
+                raise NotEquivalent(f"{place.after!r} does not hold what it keeps of {place.before!r}")
+        return False
+
+    def rounded(self, place: _Place, drawn: Iterable[str]) -> float:
+        """The share of the largest element by which sums of weights and factors may be off; 0 where there are none."""
+        factored = [f for f in self.certificate.factored if f.value == place.before]
+        found = [self.claims[n] for n in drawn if n in self.claims]
+        if not factored and not any(c.equal or any(any(u.numbers) for u in c.uniform) for c in found):
+            return 0.0
+        own = _ROUNDING.get(self.before.kind(place.before).dtype, 2.0**-20)
+        return max([own, *(_FACTORED * f.error for f in factored)])
+
+    def both(
+        self, place: _Place, leaves: Sequence[str], algebra: PrimeField | None, shapes: Mapping[str, tuple[int, ...]]
+    ) -> tuple[Array, Array, Sequence[str]]:
+        for attempt in range(_DRAWS):
+            rng = np.random.default_rng((self.seed, attempt))
+            draws = _Draws(self.before, self.claims, algebra, rng, shapes)
+            try:
+                given = {n: _cut(draws.value(self.holds[n].before), self.holds[n].kept) for n in leaves}
+                wanted = self.evaluated(self.before, [place.before], draws.held, draws)[place.before]
+                made = self.evaluated(self.after, [place.after], given, draws)[place.after]
+                return made, _cut(wanted, place.kept), tuple(draws.held)
+            except Unlucky:
+                continue
+        raise NotEquivalent(f"no draw for {place.before!r} has an inverse where one is needed")
+
+    def leaves(self, name: str) -> list[str]:
+        """The values of the result, each one of the model's, that a value is made of."""
+        found: dict[str, None] = {}
+        stack, seen = [name], {name}
+        while stack:
+            node = self.after.node(stack.pop())
+            if node is None or len(seen) > _FEW:
+                raise NotEquivalent(f"{name!r} is made of values that are none of the model's")
+            for read in node.reads:
+                if self.after.constant(read) or read in seen:
+                    continue
+                if read in self.holds:
+                    found[read] = None
+                else:
+                    seen.add(read)
+                    stack.append(read)
+        return list(found)
+
+    # ---- evaluation -------------------------------------------------------------------------------------------------
+    def computed(
+        self, name: str, operands: Sequence[str], algebra: PrimeField | None, shapes: Mapping[str, tuple[int, ...]]
+    ) -> Array:
+        """A value of the model from draws of the operands of its node."""
+        for attempt in range(_DRAWS):
+            rng = np.random.default_rng((self.seed, attempt))
+            draws = _Draws(self.before, self.claims, algebra, rng, shapes)
+            try:
+                for operand in operands:
+                    if not self.before.constant(operand):
+                        draws.value(operand)
+                return self.evaluated(self.before, [name], draws.held, draws)[name]
+            except Unlucky:
+                continue
+        raise NotEquivalent(f"no draw for {name!r} has an inverse where one is needed")
+
+    def evaluated(
+        self, side: _Side, wanted: Sequence[str], given: Mapping[str, Array], draws: _Draws
+    ) -> dict[str, Array]:
+        """Values from those given; inputs of the model on the way are drawn."""
+        found: dict[str, Array] = dict(given)
+        stack = list(wanted)
+        while stack:
+            name = stack[-1]
+            if name in found:
+                stack.pop()
+                continue
+            weight = side.weight(name)
+            if weight is not None:
+                found[name] = draws.number(weight, side.kind(name))
+                continue
+            if side.node(name) is None or (side is self.before and name not in wanted and self.settled(name)):
+                found[name] = draws.value(name)
+                continue
+            if side is self.before and name not in wanted and name in self.same:
+                if self.same[name] in found:
+                    found[name] = found[self.same[name]]
+                else:
+                    stack.append(self.same[name])
+                continue
+            how = side.applied(name)
+            missing = [a for a in how.args if a is not None and a not in found]
+            if missing:
+                stack += missing
+                continue
+            found.update(self.node(side, name, how, found, draws))
+        return {n: found[n] for n in wanted}
+
+    def known_on_the_way(self, name: str, sources: set[str]) -> list[str]:
+        """Values without anything open that stand between others and one that is made of them."""
+        found: list[str] = []
+        stack, seen = [name], {name, *sources}
+        while stack:
+            node = self.before.node(stack.pop())
+            for read in node.reads if node is not None else ():
+                read = self.same.get(read, read)
+                if read not in seen and not self.before.constant(read):
+                    seen.add(read)
+                    (found if self.settled(read) else stack).append(read)
+        return found
+
+    def settled(self, name: str) -> bool:
+        """Whether the claims about a value leave nothing of it open."""
+        shape = self.before.kind(name).shape or ()
+        return any(len(set(u.indices)) == shape[u.axis] for u in self.claims.get(name, _Claims()).uniform)
+
+    def node(
+        self, side: _Side, name: str, how: Applied, found: Mapping[str, Array], draws: _Draws
+    ) -> Mapping[str, Array]:
+        operands = [None if a is None else found[a] for a in how.args]
+        types = [
+            None if a is None else TensorType(side.kind(a).dtype, tuple(map(int, found[a].shape))) for a in how.args
+        ]
+        try:
+            meaning, made = how.operator.apply(types, side.attributes(how))
+        except IllTyped as error:
+            raise NotEquivalent(f"what makes {name!r} does not fit the slices that are kept: {error}") from None
+        operands += [None] * (len(how.operator.inputs) - len(operands))
+        outputs = side.graph.nodes[side.nodes[name]].outputs
+        algebra = draws.algebra or FLOAT64
+        return {
+            o: np.array(evaluate(c, operands, algebra, {})).reshape(_known(t))
+            for o, c, t in zip(outputs, meaning.outputs, made, strict=False)
+            if o
+        }
+
+    def small(self, wanted: Sequence[str], sources: Iterable[str]) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of drawn values with long axes made short where no claim is about them and the operators allow it."""
+        drawn = [n for n in dict.fromkeys(sources) if not self.before.constant(n)]
+        own = {n: _known(self.before.kind(n)) for n in drawn}
+        fixed = {
+            int(d) for n in self._near(wanted, drawn) for d in self.before.kind(n).shape or () if isinstance(d, int)
+        }
+        claimed = {(n, a) for n in drawn for a in self._of(n).axes}
+        claimed |= {(k.value, a) for k in self.certificate.kept for a, _ in k.axes}
+        for length in _SMALL:
+            shapes = {
+                n: tuple(
+                    length if d > length and d not in fixed and (n, a) not in claimed else d
+                    for a, d in enumerate(shape)
+                )
+                for n, shape in own.items()
+            }
+            if shapes != own and self._fits(wanted, shapes):
+                return shapes
+        return own
+
+    def _of(self, name: str) -> _Claims:
+        return self.claims.get(name, _Claims())
+
+    def _near(self, wanted: Sequence[str], drawn: Sequence[str]) -> set[str]:
+        """The constants that are read on the way from drawn values to those wanted."""
+        found, stack, seen = set[str](), list(wanted), set(drawn)
+        while stack:
+            name = stack.pop()
+            node = self.before.node(name)
+            if name in seen or node is None:
+                continue
+            seen.add(name)
+            for read in node.reads:
+                (found.add if self.before.constant(read) else stack.append)(read)
+        return found
+
+    def _fits(self, wanted: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether the operators on the way take these shapes and give results of the same kept sizes."""
+        types: dict[str, TensorType] = {n: TensorType(self.before.kind(n).dtype, s) for n, s in shapes.items()}
+        stack = list(wanted)
+        try:
+            while stack:
+                name = stack[-1]
+                if name in types or self.before.node(name) is None:
+                    types.setdefault(name, self.before.kind(name))
+                    stack.pop()
+                    continue
+                how = self.before.applied(name)
+                missing = [a for a in how.args if a is not None and a not in types]
+                if missing:
+                    stack += missing
+                    continue
+                given = [None if a is None else types[a] for a in how.args]
+                made = how.operator.apply(given, self.before.attributes(how))[1]
+                outputs = self.before.graph.nodes[self.before.nodes[name]].outputs
+                types.update((o, t) for o, t in zip(outputs, made, strict=False) if o)
+        except (IllTyped, SuperoptError):
+            return False
+        kept = {(k.value, a) for k in self.certificate.kept for a, _ in k.axes}
+        kept |= {(n, a) for n in wanted for a in self._of(n).axes}
+        return all(
+            (types[n].shape or ())[a] == (self.before.kind(n).shape or ())[a]
+            for n, a in kept if n in types
+        )  # fmt: skip
+
+
+def _cut(array: Array, kept: Kept | None) -> Array:
+    for axis, indices in kept.axes if kept is not None else ():
+        array = np.take(array, np.asarray(indices, dtype=np.int64), axis=axis)
+    return array
+
+
+def _close(a: Array, b: Array, share: float) -> bool:
+    """Whether two arrays are equal within a share of the largest element."""
+    if a.shape != b.shape:
+        return False
+    if not prod(a.shape):
+        return True
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    if not np.isfinite(a).all() or not np.isfinite(b).all():
+        return bool(np.array_equal(a, b, equal_nan=True))
+    return bool(np.abs(a - b).max() <= share * max(float(np.abs(b).max()), float(np.abs(a).max())))
+
+
+def _symbols(kind: object) -> frozenset[str]:
+    if not isinstance(kind, TensorType):
+        return frozenset()
+    return frozenset(s for d in kind.shape or () for s in symbols(d))
