@@ -13,13 +13,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from superopt.frontend.jit import jit
     from superopt.pipeline import Options, Result, load
-    from superopt.pipeline.derivatives import gradients, hessian_vector, jvp, linearize, modes, train_step, vjp
+    from superopt.pipeline.derivatives import (
+        gradients,
+        hessian_vector,
+        jvp,
+        linearize,
+        modes,
+        train_step,
+        training_loop,
+        vjp,
+    )  # fmt: skip
     from superopt.pipeline.door import optimize
     from superopt.pipeline.pytorch import explain, from_torch
 
 __all__ = [
     "TIME_LIMIT", "Options", "Result", "explain", "from_torch", "gradients", "hessian_vector", "jit", "jvp",
-    "linearize", "load", "modes", "optimize", "train_step", "vjp",
+    "linearize", "load", "modes", "optimize", "train_step", "training_loop", "vjp",
 ]  # fmt: skip
 
 TIME_LIMIT = 120.0  # seconds that a model may take, unless told otherwise: work is what is budgeted
@@ -27,7 +36,8 @@ TIME_LIMIT = 120.0  # seconds that a model may take, unless told otherwise: work
 
 _HOMES = {
     **dict.fromkeys(
-        ("gradients", "hessian_vector", "jvp", "linearize", "modes", "train_step", "vjp"), "pipeline.derivatives"
+        ("gradients", "hessian_vector", "jvp", "linearize", "modes", "train_step", "training_loop", "vjp"),
+        "pipeline.derivatives",
     ),
     "jit": "frontend.jit",
     "optimize": "pipeline.door",
