@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from superopt.frontend.from_jax import from_jax
     from superopt.frontend.jit import jit
     from superopt.pipeline import Options, Result, load
     from superopt.pipeline.derivatives import (
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from superopt.pipeline.pytorch import explain, from_torch
 
 __all__ = [
-    "TIME_LIMIT", "Options", "Result", "explain", "from_torch", "gradients", "hessian_vector", "jit", "jvp",
+    "TIME_LIMIT", "Options", "Result", "explain", "from_jax", "from_torch", "gradients", "hessian_vector", "jit", "jvp",
     "linearize", "load", "modes", "optimize", "train_step", "training_loop", "vjp",
 ]  # fmt: skip
 
@@ -39,6 +40,7 @@ _HOMES = {
         ("gradients", "hessian_vector", "jvp", "linearize", "modes", "train_step", "training_loop", "vjp"),
         "pipeline.derivatives",
     ),
+    "from_jax": "frontend.from_jax",
     "jit": "frontend.jit",
     "optimize": "pipeline.door",
     **dict.fromkeys(("explain", "from_torch"), "pipeline.pytorch"),
