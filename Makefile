@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check format web browser bench bench-algorithms bench-growth bench-cost bench-ablation profile-plan profile-record certify \
+.PHONY: demo test check format web browser bench bench-algorithms bench-train bench-growth bench-cost bench-ablation profile-plan profile-record certify \
 	gpu-record conformance corpus clean corpus-gate corpus-compare corpus-update corpus-update-full patterns attack
 
 demo: $(READY)            ## optimise two real models and print before/after
@@ -60,6 +60,11 @@ bench-ablation: $(READY)  ## modelled and measured gains with our rules, with TA
 
 bench-algorithms: $(READY)  ## operators and models with fewer multiplications beside what they were: the tables of docs/algorithms.md
 	@$(BIN)/python -m superopt.lab.algorithms
+
+bench-train: export TORCHINDUCTOR_CACHE_DIR = build/bench-train/inductor
+bench-train: $(READY)     ## training steps beside eager PyTorch and inductor: docs/training.md; 6 minutes and PyTorch's installation, on a quiet machine
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[torch]'
+	@$(BIN)/python -m superopt.lab.training
 
 bench-handmade: $(READY)  ## our result beside the same rewrite made by hand, where the corpus's sizes are not the prototype's
 	@$(BIN)/python corpus/handmade.py

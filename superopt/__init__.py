@@ -11,15 +11,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from superopt.frontend.from_jax import from_jax
     from superopt.frontend.jit import jit
     from superopt.pipeline import Options, Result, load
-    from superopt.pipeline.derivatives import gradients, hessian_vector, jvp, linearize, modes, train_step, vjp
+    from superopt.pipeline.derivatives import (
+        gradients,
+        hessian_vector,
+        jvp,
+        linearize,
+        modes,
+        train_step,
+        training_loop,
+        vjp,
+    )  # fmt: skip
     from superopt.pipeline.door import optimize
     from superopt.pipeline.pytorch import explain, from_torch
 
 __all__ = [
-    "TIME_LIMIT", "Options", "Result", "explain", "from_torch", "gradients", "hessian_vector", "jit", "jvp",
-    "linearize", "load", "modes", "optimize", "train_step", "vjp",
+    "TIME_LIMIT", "Options", "Result", "explain", "from_jax", "from_torch", "gradients", "hessian_vector", "jit", "jvp",
+    "linearize", "load", "modes", "optimize", "train_step", "training_loop", "vjp",
 ]  # fmt: skip
 
 TIME_LIMIT = 120.0  # seconds that a model may take, unless told otherwise: work is what is budgeted
@@ -27,8 +37,10 @@ TIME_LIMIT = 120.0  # seconds that a model may take, unless told otherwise: work
 
 _HOMES = {
     **dict.fromkeys(
-        ("gradients", "hessian_vector", "jvp", "linearize", "modes", "train_step", "vjp"), "pipeline.derivatives"
+        ("gradients", "hessian_vector", "jvp", "linearize", "modes", "train_step", "training_loop", "vjp"),
+        "pipeline.derivatives",
     ),
+    "from_jax": "frontend.from_jax",
     "jit": "frontend.jit",
     "optimize": "pipeline.door",
     **dict.fromkeys(("explain", "from_torch"), "pipeline.pytorch"),

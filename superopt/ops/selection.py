@@ -276,6 +276,47 @@ def read_gather(view: NodeView) -> Canonical:
     return Canonical((0, 1), {"axis": axis})
 
 
+def scatter_nd(data: Operand, indices: Operand, updates: Operand) -> Comprehension:
+    """Each update is added to the element of axis 0 that its index names; ``indices`` end in an axis of size 1."""
+    if indices.type.dtype is not DType.INT64:
+        raise IllTyped("indices are int64")
+    if not indices.rank or not data.rank:
+        raise Contradiction(f"indices {indices.type} do not fit {data.type}")
+    require(same(indices.shape[-1], 1), f"indices {indices.type} name several axes")
+    batch, size = indices.rank - 1, data.shape[0]
+    wanted = (*indices.shape[:-1], *data.shape[1:])
+    if updates.rank != len(wanted):
+        raise Contradiction(f"updates {updates.type} do not fit {data.type} and indices {indices.type}")
+    for a, expected in enumerate(wanted):
+        require(same(updates.shape[a], expected), f"updates {updates.type} differ in axis {a}")
+    if updates.type.dtype is not data.type.dtype:
+        raise IllTyped(f"{updates.type} and {data.type} differ")
+
+    def value(*index: Dim) -> Scalar:
+        def part(*place: Dim) -> Scalar:
+            here = call("equal", wrapped(indices[(*place, 0)], size), number(index[0]))
+            return here * updates[(*place, *index[1:])]
+
+        return data[index] + (total(indices.shape[:-1], part) if batch else part())
+
+    return tensor(data.shape, value)
+
+
+def read_scatter_nd(view: NodeView) -> Canonical:
+    """Only sums: an order of writes to one place is no function of the operands."""
+    only(view, "reduction")
+    if text(view, "reduction", "none") != "add":
+        raise NotCovered(f"ScatterND with reduction {text(view, 'reduction', 'none')}")
+    if (view.type(1).shape or (0,))[-1] != 1:
+        raise NotCovered("indices that name several axes")
+    return Canonical((0, 1, 2), {})
+
+
+def write_scatter_nd(attributes: Attributes, types: Types, opset: int) -> NodeForm:
+    since_only(opset, 16)
+    return NodeForm((0, 1, 2), {"reduction": b"add"})
+
+
 # ── Trilu, CumSum ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -358,6 +399,11 @@ OPERATORS = (
         name="GatherElements", inputs=("data", "indices"), attributes={"axis": "int"}, meaning=gather_elements,
         since=11, dtypes=ANY, result=first_dtype, read=read_gather, write=writer(11),
         derivative=moves.GATHER_ELEMENTS, family="selection",
+    ),
+    Operator(
+        name="ScatterND", inputs=("data", "indices", "updates"), meaning=scatter_nd, since=16,
+        dtypes=FLOATS | {DType.INT32, DType.INT64}, result=first_dtype, read=read_scatter_nd, write=write_scatter_nd,
+        derivative=moves.SCATTER_ND, family="selection",
     ),
     Operator(
         name="Trilu", inputs=("X",), attributes={"upper": "int", "k": "int"}, meaning=trilu, since=14, dtypes=NUMERIC,

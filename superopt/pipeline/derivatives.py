@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Model = str | Path | bytes | onnx.ModelProto | Graph
 
-__all__ = ["gradients", "hessian_vector", "jvp", "linearize", "modes", "train_step", "vjp"]
+__all__ = ["gradients", "hessian_vector", "jvp", "linearize", "modes", "train_step", "training_loop", "vjp"]
 
 Names = Sequence[str] | None
 Sizes = Mapping[str, int] | None
@@ -74,3 +74,13 @@ def train_step(
     return training.train_step(
         load(model), loss, optimizer, outputs=outputs, train=train, freeze=freeze, lr=lr, sizes=sizes
     )
+
+
+def training_loop(step: Model | training.TrainingStep, *, threads: int | None = None) -> training.TrainingLoop:
+    """A loop over a training step, or over the file of one: see :class:`superopt.frontend.training.TrainingLoop`.
+
+    Raises:
+        UsageError: the model is no training step.
+    """
+    made = step if isinstance(step, training.TrainingStep) else training.TrainingStep.read(load(step))
+    return training.TrainingLoop(made, threads=threads)

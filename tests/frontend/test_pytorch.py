@@ -111,6 +111,45 @@ class Custom(nn.Module):
         return odd(self.linear(x)) + 1
 
 
+class CutOff(nn.Module):
+    """A straight-through estimator, and a part that no gradient passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        with torch.no_grad():
+            scale = self.linear(x).abs()
+        return (x + (torch.round(x) - x).detach()) * self.linear(x) * scale
+
+
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g * 3
+
+
+class OwnGradient(nn.Module):
+    """A gradient that is not the function's."""
+
+    def forward(self, x: Any) -> Any:
+        return Tripled.apply(x * 2)
+
+
+class Loss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Any, target: Any) -> Any:
+        return F.cross_entropy(self.linear(x), target)
+
+
 def normal(*shape: int) -> Any:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
@@ -137,7 +176,12 @@ MODULES: dict[str, tuple[Any, tuple[Any, ...], bool | None]] = {
         lambda: nn.Sequential(nn.Embedding(10, 6), nn.Linear(6, 3), nn.LogSoftmax(-1)),
         (torch.tensor([[1, 3, 3], [0, 9, 2]]),), True,
     ),
-    "batchnorm_in_training": (lambda: Residual().train(), (normal(2, 8, 6, 6),), False),
+    "batchnorm_in_training": (lambda: Residual().train(), (normal(2, 8, 6, 6),), True),
+    "cut_off": (CutOff, (normal(3, 4),), True),
+    "own_gradient": (OwnGradient, (normal(3, 4),), True),
+    "loss": (Loss, (normal(3, 4), torch.tensor([1, 0, -100])), True),
+    "views": (lambda: nn.Flatten(), (normal(2, 3, 4),), False),
+    "channels_last": (lambda: nn.Conv2d(3, 4, 3), (normal(2, 3, 5, 5).to(memory_format=torch.channels_last),), True),
     "dropout_in_training": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout()), (normal(3, 4),), False),
 }  # fmt: skip
 
@@ -171,19 +215,61 @@ def test_compiled_modules_have_equal_outputs_and_gradients(name: str) -> None:
             assert (a is None) == (b is None)
             if a is not None:
                 torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+                assert a.is_contiguous() == b.is_contiguous()
+                assert a.requires_grad == b.requires_grad
     told = explain(make(), inputs)
     assert told.regions
     assert (told.taken == len(told.regions)) == taken, str(told)
     assert all(r.reason for r in told.regions if r.graph is None)
 
 
-def test_a_batch_of_any_size() -> None:
+def test_a_batch_of_any_size_and_its_gradients() -> None:
+    """Sizes that vary are arguments of a region: it is a graph for each."""
     torch._dynamo.reset()
     module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-    compiled = torch.compile(module, backend=backend)
+    regions: list[Any] = []
+
+    def watched(region: Any, inputs: Any) -> Any:
+        regions.append(backend(region, inputs))
+        return regions[-1]
+
+    compiled = torch.compile(module, backend=watched)
     for batch in (2, 5, 7, 3):
-        x = normal(batch, 4)
-        torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
+        found = []
+        for function in (compiled, module):
+            x = normal(batch, 4).requires_grad_()
+            y = function(x)
+            loss(y).backward()
+            found.append((y, x.grad))
+        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+    assert all(made.known and None not in made.known.values() for made in regions)
+    assert sum(len(made.known) for made in regions) == 4
+
+
+def test_gradients_of_gradients() -> None:
+    torch._dynamo.reset()
+    linear = nn.Linear(3, 3)
+
+    def energy(x: Any) -> Any:
+        return (linear(x) ** 3).sum()
+
+    found = []
+    for function in (energy, torch.compile(energy, backend=backend)):
+        x = normal(2, 3).requires_grad_()
+        (slope,) = torch.autograd.grad(function(x), x, create_graph=True)
+        found.append(torch.autograd.grad((slope**2).sum(), x)[0])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4)
+
+
+def test_errors_are_those_of_the_module() -> None:
+    torch._dynamo.reset()
+    table = nn.Embedding(4, 3)
+    compiled = torch.compile(table, backend=backend)
+    compiled(torch.tensor([1, 3]))
+    for function in (table, compiled):
+        with pytest.raises(IndexError, match="out of range"):
+            function(torch.tensor([1, 9]))
+    torch.testing.assert_close(compiled(torch.tensor([2, 0])), table(torch.tensor([2, 0])))
 
 
 def test_the_entry_point_is_a_backend_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
-from superopt.formats import load, to_onnx_bytes
+import superopt
+from superopt.formats import load, save, to_onnx_bytes
 from superopt.frontend import GraphBuilder
 from superopt.frontend.autodiff.extension import at_sizes
 from superopt.frontend.training import SGD, Adam, AdamW, rehearse, train_step
@@ -19,6 +21,7 @@ from superopt.frontend.training.step import with_loss
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph
 from superopt.ir.poly import symbols
+from superopt.ops.infer import infer
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.reference import run
 
@@ -177,3 +180,62 @@ def test_unknown_names_are_told() -> None:
         train_step(regression(), optimizer="lion")
     with pytest.raises(UsageError, match="loss 'hinge' is not one of"):
         train_step(regression(), "hinge")
+
+
+def words() -> Graph:
+    """A table of words that is read twice and is the head, too."""
+    b = GraphBuilder("words")
+    ids, table = b.input("ids", "int64", (5,)), b.weight("table", (7, 4))
+    first, second = b.op("Gather", table, ids, axis=0), b.op("Gather", table, ids * 0 + 3, axis=0)
+    b.output((first + second).tanh() @ table.transpose(1, 0), "y")
+    return b.build()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
+def test_rows_of_a_table_are_learnt_where_they_are_read(optimizer: str) -> None:
+    """Read several times (and a word several times over), with negative positions, and shared with a product."""
+    step = train_step(words(), "cross-entropy", optimizer, lr=0.1)
+    feeds = {"ids": np.array([1, 1, -1, 0, 6]), "target": np.array([2, 0, 1, 6, 6])}
+    assert rehearse(step, 5, feeds=feeds).is_close
+    forward, loss, _ = with_loss(words(), "cross-entropy", None)
+    plain = train_step(words(), "cross-entropy", SGD(lr=1.0))
+    before = {n: wide(a) for n, a in plain.initial().items()}
+    after = plain.next_feeds(run(plain.graph, {**feeds, **before}))
+    way = np.random.default_rng(0).standard_normal(before["table"].shape)
+    ends = [run(forward, {**feeds, "table": before["table"] + s * 1e-6 * way})[loss] for s in (1, -1)]
+    slope = (float(ends[0]) - float(ends[1])) / 2e-6
+    assert float(((before["table"] - after["table"]) * way).sum()) == pytest.approx(slope, rel=1e-5)
+
+
+def test_a_table_that_is_only_read_moves_without_a_gradient_of_its_size() -> None:
+    b = GraphBuilder("words")
+    b.output(b.op("Gather", b.weight("table", (1000, 4)), b.input("ids", "int64", (5,)), axis=0), "y")
+    step = train_step(b.build(), "mse", "sgd")
+    large = [n for n, t in infer(step.graph).types.items() if t is not None and t.elements == 4000]
+    assert sorted(large) == ["next table", "table"]
+
+
+def test_a_loop_is_the_steps_one_after_another(tmp_path: Path) -> None:
+    """With its state in two places that take turns; a file that was written says what it needs."""
+    step = train_step(regression(), "mse", "adam", lr=0.05)
+    path = tmp_path / "step.onnx"
+    save(step.graph, path)
+    loop = superopt.training_loop(path, threads=1)
+    source = np.random.default_rng(0)
+    state = step.initial()
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [v.name for v in step.graph.outputs]
+    for _ in range(5):
+        batch = {"x": source.standard_normal((8, 3)), "target": source.standard_normal((8, 2))}
+        fed = {n: a.astype(np.float32) for n, a in batch.items()}
+        found = dict(zip(names, session.run(names, {**fed, **state}), strict=True))
+        assert loop.step(fed) == pytest.approx(float(found["loss"]), rel=1e-6)
+        state = step.next_feeds(found)
+    for name, value in loop.state.items():
+        np.testing.assert_allclose(value, state[name], rtol=1e-6)
+    with pytest.raises(UsageError, match="'target' was not given"):
+        loop.step({"x": fed["x"]})
+    with pytest.raises(UsageError, match=r"has shape \(4, 3\)"):
+        loop.step({**fed, "x": fed["x"][:4]})
+    with pytest.raises(UsageError, match="is no training step"):
+        superopt.training_loop(regression())

@@ -267,6 +267,10 @@ def shapes() -> Iterator[Sample]:
         yield s("Gather", f(4, 3, 2), index, axis=axis)
     for axis in (0, 1, -1):
         yield s("GatherElements", f(3, 3), n(2, 3, low=-3, high=3), axis=axis)
+    for shape, places in (((4, 3), (2,)), ((4,), (2, 3)), ((3, 2, 2), (5,))):
+        index, update = n(*places, 1, low=-shape[0], high=shape[0]), f(*places, *shape[1:])
+        yield s("ScatterND", f(*shape), index, update, reduction=b"add", opset=16)
+    yield s("ScatterND", n(4, 2), n(3, 1, low=0, high=4), n(3, 2), reduction=b"add")
     for upper, k in ((1, 0), (0, -1), (1, 2)):
         yield s("Trilu", f(2, 3, 4), np.int64(k).reshape(()), data=1, upper=upper)
     yield s("Trilu", f(4, 3))

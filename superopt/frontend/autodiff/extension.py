@@ -130,7 +130,7 @@ class Extension:
                     self._projected(term)
                 else:
                     self._apply(term, stem)
-        return variable(self._name(expr.term), expr.type)
+        return replace(expr, term=Var(self._name(expr.term)))
 
     def _name(self, term: Term) -> str:
         return term.name if isinstance(term, Var) else self._made[term]

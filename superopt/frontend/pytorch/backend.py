@@ -7,23 +7,29 @@ would not raise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 
 from superopt.formats import to_onnx_bytes
-from superopt.frontend.autodiff import vjp
-from superopt.frontend.pytorch.exporting import exported, tried
+from superopt.frontend.autodiff import joint
+from superopt.frontend.pytorch.exporting import Pure, exported, trial
 from superopt.ir.errors import SuperoptError, Unsupported, printable
 from superopt.ir.graph import Graph
-from superopt.runtime.ort import make_session
+from superopt.runtime.ort import make_session, translated
 
 __all__ = ["Explanation", "Region", "backend", "explain"]
 
 Rewrite = Callable[[Graph], Graph]
+SIGNATURES = 8  # of a region whose sizes vary: so many graphs, and the region itself for more
+TYPES = (
+    torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32,
+    torch.int64,
+)  # fmt: skip
 
 
 @dataclass
@@ -77,17 +83,13 @@ def backend(
 
     Args:
         module: the region.
-        example_inputs: of its first call.
+        example_inputs: of its first call; not used: they may have no elements, so the region is compiled when called.
         rewrite: makes a better graph of one, with the same inputs and outputs.
     """
     region = Region(tuple(str(n.target) for n in module.graph.nodes if n.op.startswith("call")))
     for watching in _watched:
         watching.regions.append(region)
-    try:
-        return _Compiled(module, tuple(example_inputs), region, rewrite)
-    except SuperoptError as reason:
-        region.graph, region.reason = None, str(reason)
-        return module.forward
+    return _Callable(module, region, rewrite)
 
 
 def explain(model: Callable[..., Any], inputs: Sequence[Any]) -> Explanation:
@@ -108,119 +110,277 @@ def explain(model: Callable[..., Any], inputs: Sequence[Any]) -> Explanation:
     return found
 
 
+class _Callable:
+    """A region: a graph for each signature of its arguments, the region itself where it cannot be one."""
+
+    def __init__(self, module: torch.fx.GraphModule, region: Region, rewrite: Rewrite) -> None:
+        self.module, self.region, self.rewrite = module, region, rewrite
+        self.known: dict[Any, _Compiled | None] = {}
+
+    def __call__(self, *inputs: Any) -> Any:
+        if all(isinstance(v, torch.Tensor | int | float) for v in inputs):
+            key = tuple((v.dtype, v.shape) if isinstance(v, torch.Tensor) else (type(v), v) for v in inputs)
+            if key not in self.known and len(self.known) < SIGNATURES:
+                self.known[key] = self.compiled(inputs)
+            found = self.known.get(key)
+            if found is not None:
+                try:
+                    return found(*inputs)
+                except (
+                    Exception
+                ) as error:  # an index out of bounds, no memory left …: the region says it in its own words
+                    self.region.reason = f"once: {printable(str(error), 200)}"
+        return self.module(*inputs)
+
+    def compiled(self, inputs: tuple[Any, ...]) -> _Compiled | None:
+        try:
+            return _Compiled(self.module, inputs, self.region, self.rewrite)
+        except Exception as reason:  # whatever stands in the way, the region can still run as it is
+            self.region.graph, self.region.reason = None, printable(str(reason) or type(reason).__name__, 300)
+            return None
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """What runs a region whose gradients are asked for.
+
+    Attributes:
+        forward: the session that gives the outputs and what the backward pass is to have.
+        kept: that, by name.
+        backward: the session of the backward pass.
+        inputs: names of the inputs that it reads.
+        of, to: names of the outputs that have cotangents, and of the inputs that get them.
+    """
+
+    forward: Any
+    kept: tuple[str, ...]
+    backward: Any
+    inputs: tuple[str, ...]
+    of: tuple[str, ...]
+    to: tuple[str, ...]
+
+
 class _Compiled:
-    """A region as a callable: ONNX Runtime forward, and backward where a gradient is asked for."""
+    """A region for one signature as a callable: ONNX Runtime forward, and backward where a gradient is asked for."""
 
     def __init__(
         self, module: torch.fx.GraphModule, inputs: tuple[Any, ...], region: Region, rewrite: Rewrite
     ) -> None:  # fmt: skip
-        for value in inputs:
-            if not isinstance(value, torch.Tensor):
-                raise Unsupported(f"an input is {type(value).__name__}: sizes vary from call to call")
-            if value.device.type != "cpu" or value.layout is not torch.strided or value.is_complex():
-                raise Unsupported(f"an input is on {value.device}, {value.layout}, {value.dtype}")
+        fixed = {p: v for p, v in enumerate(inputs) if not isinstance(v, torch.Tensor)}
+        given = tuple(v for v in inputs if isinstance(v, torch.Tensor))
+        for value in given:
+            _check_type(value, "input")
+        self.tensors = [p for p in range(len(inputs)) if p not in fixed]
+        found = trial(module, inputs)
+        if found.drawn:
+            raise Unsupported("it draws random numbers")
+        if found.shared:
+            raise Unsupported("a result is a view of an input, or of another result")
+        if any(inputs[p].requires_grad for p in found.changed):
+            raise Unsupported("it changes an input that has a gradient")
+        for value in found.results:
+            _check_type(value, "result")
         self.module, self.region, self.rewrite = module, region, rewrite
-        plain = tuple(v.detach() for v in inputs)
-        expected = _tensors(tried(module, plain))
-        graph = exported(module, plain)
-        if len(graph.inputs) != len(inputs):
-            raise Unsupported(f"of {len(inputs)} inputs {len(graph.inputs)} are left in what is exported")
+        self.changed = tuple(found.changed)
+        self.pure = Pure(module, fixed, len(inputs), self.changed)
+        plain = tuple(v.detach().clone() for v in given)
+        graph = exported(self.pure, plain)
+        if len(graph.inputs) != len(given):
+            raise Unsupported(f"of {len(given)} inputs {len(graph.inputs)} are left in what is exported")
+        if len(graph.outputs) != len(found.results) + len(found.changed):
+            raise Unsupported("some results are not left in what is exported")
         self.graph = graph
         self.names = [v.name for v in graph.inputs]
         self.outputs = [v.name for v in graph.outputs]
-        region.graph = rewrite(graph)
-        self.session = make_session(to_onnx_bytes(region.graph))
-        self.shape = _shape_of(module, len(self.outputs))
-        self.back: dict[tuple[bool, ...], Any] = {}
-        self.shapes = tuple(expected)
-        self.check(plain, expected)
+        self.count = len(found.results)
+        better = rewrite(graph)
+        self.session = make_session(to_onnx_bytes(better))
+        self.shape = _shape_of(module, self.count)
+        self.back: dict[tuple[bool, ...], _Backward | None] = {}
+        self.moving: tuple[bool, ...] = ()
+        self.strides = [v.stride() for v in (*found.results, *found.changed.values())]
+        self.check(self.run(self.session, self.outputs, plain), (*found.results, *found.changed.values()))
+        region.graph = better
 
-    def check(self, inputs: tuple[torch.Tensor, ...], expected: Sequence[torch.Tensor]) -> None:
-        """Compare with what the region itself gave.
+    def check(self, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+        """Compare with what the region itself gives.
 
         Raises:
             Unsupported: it gives something else.
         """
-        for got, want in zip(self.forward(inputs), expected, strict=True):
-            scale = float(want.abs().max()) if want.numel() and want.is_floating_point() else 1.0
-            near = got.shape == want.shape and got.dtype == want.dtype
-            if not near or not torch.allclose(got, want, rtol=1e-3, atol=1e-4 * max(scale, 1e-3), equal_nan=True):
+        for got, want in zip(found, expected, strict=True):
+            if got.shape != want.shape or got.dtype != want.dtype or not _near(got, want):
                 raise Unsupported("what is exported gives something else than the region")
 
-    def __call__(self, *inputs: torch.Tensor) -> Any:
-        if torch.is_grad_enabled() and any(v.requires_grad for v in inputs):
-            return self.shape(_Differentiable.apply(self, *inputs))
-        return self.shape(self.forward(inputs))
+    def __call__(self, *inputs: Any) -> Any:
+        given = tuple(inputs[p] for p in self.tensors)
+        if torch.is_grad_enabled() and any(v.requires_grad for v in given):
+            needed = tuple(v.requires_grad for v in given)
+            if needed not in self.back:
+                self.back[needed] = self.reverse(needed, given)
+            if self.back[needed] is None:
+                return self.module(*inputs)
+            return self.shape(tuple(_Differentiable.apply(self, needed, *given)))
+        values = self.run(self.session, self.outputs, given)
+        self.write(given, values)
+        return self.shape(values[: self.count])
 
-    def forward(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        feeds = {n: v.detach().contiguous().numpy() for n, v in zip(self.names, inputs, strict=True)}
-        return tuple(torch.from_numpy(np.asarray(v)) for v in self.session.run(self.outputs, feeds))
+    def write(self, given: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        """Give what the region changes its new value."""
+        for place, value in zip(self.changed, values[self.count :], strict=True):
+            with torch.no_grad():
+                given[self.tensors.index(place)].copy_(value)
 
-    def backward(self, needed: tuple[bool, ...], inputs: Sequence[torch.Tensor], given: Sequence[Any]) -> list[Any]:
-        """Gradients of the inputs that need them, from those of the outputs (``None``: 0)."""
-        if needed not in self.back:
-            self.back[needed] = self.reverse(needed)
-        made = self.back[needed]
-        if made is None:
-            return self.own_backward(needed, inputs, given)
-        session, of, to = made
-        feeds = {n: v.detach().contiguous().numpy() for n, v in zip(self.names, inputs, strict=True)}
-        kinds = dict(zip(self.outputs, zip(self.shapes, given, strict=True), strict=True))
-        for name in of:
-            like, g = kinds[name]
-            feeds[f"cotangent {name}"] = (torch.zeros_like(like) if g is None else g).detach().contiguous().numpy()
-        there = {i.name for i in session.get_inputs()}
-        values = session.run([f"d/d {n}" for n in to], {n: v for n, v in feeds.items() if n in there})
-        found = dict(zip(to, (torch.from_numpy(np.asarray(v)) for v in values), strict=True))
-        return [found.get(n) if need else None for n, need in zip(self.names, needed, strict=True)]
+    def run(self, session: Any, outputs: Sequence[str], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Outputs of a session; those of the region, which come first, are laid out in memory as it does."""
+        feeds = {n: _array(v) for n, v in zip(self.names, inputs, strict=True)}
+        with translated("", running=True):
+            values = session.run(list(outputs), feeds)
+        return [_laid_out(_tensor(v), s) for v, s in zip_longest(values, self.strides)]
 
-    def reverse(self, needed: tuple[bool, ...]) -> Any:
-        """The backward pass for these inputs as a session, or ``None`` where superopt cannot differentiate it."""
-        to = [n for n, need in zip(self.names, needed, strict=True) if need]
-        of = [n for n, like in zip(self.outputs, self.shapes, strict=True) if like.is_floating_point()]
+    def reverse(self, needed: tuple[bool, ...], given: tuple[torch.Tensor, ...]) -> _Backward | None:
+        """Sessions for these inputs; ``None`` where superopt cannot differentiate it, or gives something else."""
+        to = tuple(n for n, need in zip(self.names, needed, strict=True) if need)
         try:
-            session = make_session(to_onnx_bytes(self.rewrite(vjp(self.graph, of, to))))
+            leaves = [v.detach().clone().requires_grad_(v.requires_grad) for v in given]
+            results = self.pure(*leaves)[: self.count]
+            moving = tuple(y.requires_grad for y in results)
+            of = tuple(n for n, moves in zip(self.outputs, moving, strict=False) if moves)
+            made = joint(self.graph, of, to)
+            forward = make_session(to_onnx_bytes(self.rewrite(made.forward)))
+            backward = make_session(to_onnx_bytes(self.rewrite(made.backward)))
+            read = {i.name for i in backward.get_inputs()}
+            inputs = tuple(n for n in self.names if n in read)
+            found = _Backward(forward, made.kept, backward, inputs, of, to)
+            self.compare(found, leaves, results, moving)
         except SuperoptError as reason:
             self.region.backward = f"PyTorch's own: {printable(str(reason), 200)}"
             return None
+        self.moving = moving
         self.region.backward = "graph"
-        return session, of, to
+        return found
+
+    def compare(
+        self, made: _Backward, leaves: Sequence[torch.Tensor], results: Sequence[torch.Tensor], moving: Sequence[bool]
+    ) -> None:  # fmt: skip
+        """Hold gradients against PyTorch's: a region may cut them off (``detach``) or have its own.
+
+        Raises:
+            Unsupported: they differ.
+        """
+        source = torch.Generator().manual_seed(0)
+        chosen = [y for y, moves in zip(results, moving, strict=True) if moves]
+        given = [torch.randn(y.shape, generator=source, dtype=torch.float64).to(y.dtype) for y in chosen]
+        wanted = [v for v in leaves if v.requires_grad]
+        expected = torch.autograd.grad(chosen, wanted, given, allow_unused=True)
+        inputs = {n: _array(v) for n, v in zip(self.names, leaves, strict=True)}
+        with translated("", running=True):
+            values = made.forward.run(list(made.kept), inputs) if made.kept else []
+        kept = dict(zip(made.kept, values, strict=True))
+        found = self.pulled(made, {**inputs, **kept}, dict(zip(made.of, given, strict=True)))
+        wholes = [torch.zeros_like(got) if e is None else e for got, e in zip(found, expected, strict=True)]
+        most = max((float(e.abs().max()) for e in wholes if e.numel()), default=0.0)
+        for got, want in zip(found, wholes, strict=True):
+            if not _near(got, want, least=1e-6 * most):  # a bias before a normalisation has 0 but for rounding
+                raise Unsupported("its gradient is another than the graph's")
+
+    def pulled(
+        self, made: _Backward, values: Mapping[str, np.ndarray], given: Mapping[str, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Gradients of the inputs ``made.to``."""
+        feeds = {**values, **{f"cotangent {n}": _array(g) for n, g in given.items()}}
+        there = {i.name for i in made.backward.get_inputs()}
+        with translated("", running=True):
+            found = made.backward.run([f"d/d {n}" for n in made.to], {n: v for n, v in feeds.items() if n in there})
+        return [_tensor(v) for v in found]
 
     def own_backward(self, needed: tuple[bool, ...], inputs: Sequence[torch.Tensor], given: Sequence[Any]) -> list[Any]:
-        """Gradients by running the region again under PyTorch's autograd."""
+        """Gradients by running the region again under PyTorch's autograd; they can be differentiated again."""
+        again = torch.is_grad_enabled()
         with torch.enable_grad():
-            leaves = [v.detach().requires_grad_(need) for v, need in zip(inputs, needed, strict=True)]
-            results = _tensors(self.module(*leaves))
-            pairs = [(y, g) for y, g in zip(results, given, strict=True) if g is not None and y.requires_grad]
+            leaves = [
+                v if again and v.requires_grad else v.detach().requires_grad_(need)
+                for v, need in zip(inputs, needed, strict=True)
+            ]
+            results = self.pure(*leaves)
+            pairs = [(y, g) for y, g in zip(results, given, strict=False) if g is not None and y.requires_grad]
             wanted = [v for v, need in zip(leaves, needed, strict=True) if need]
-            grads = torch.autograd.grad([y for y, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+            grads = torch.autograd.grad(
+                [y for y, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True, create_graph=again
+            )
         rest = iter(grads)
         return [next(rest) if need else None for need in needed]
 
 
 class _Differentiable(torch.autograd.Function):
-    """A region under autograd."""
+    """A region under autograd: what the backward pass reads is kept, not computed again."""
 
     @staticmethod
-    def forward(ctx: Any, compiled: _Compiled, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        results = compiled.forward(inputs)
-        ctx.compiled = compiled
-        ctx.save_for_backward(*inputs)
-        ctx.mark_non_differentiable(*(y for y in results if not y.is_floating_point()))
+    def forward(ctx: Any, compiled: _Compiled, needed: tuple[bool, ...], *inputs: torch.Tensor) -> Any:
+        made = compiled.back[needed]
+        assert made is not None
+        names = (*compiled.outputs, *(n for n in made.kept if n not in compiled.outputs))
+        values = compiled.run(made.forward, names, inputs)
+        by_name = dict(zip(names, values, strict=True))
+        results = tuple(values[: compiled.count])
+        ctx.compiled, ctx.made, ctx.needed = compiled, made, needed
+        # Of what the region changes, what it was; of the results that are kept, a copy, for they may be changed.
+        ctx.kept = {n: _array(by_name[n].clone() if n in compiled.outputs else by_name[n]) for n in made.kept}
+        written = {compiled.tensors.index(p) for p in compiled.changed}
+        ctx.save_for_backward(*(v.clone() if p in written else v for p, v in enumerate(inputs)))
+        compiled.write(inputs, values[: len(compiled.outputs)])
+        still = [y for y, moves in zip(results, compiled.moving, strict=True) if not moves]
+        ctx.mark_non_differentiable(*still)
         return results
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *given: Any) -> tuple[Any, ...]:
-        needed = tuple(ctx.needs_input_grad[1:])
-        return (None, *ctx.compiled.backward(needed, ctx.saved_tensors, given))
+        compiled, made, inputs = ctx.compiled, ctx.made, ctx.saved_tensors
+        if torch.is_grad_enabled():  # gradients of gradients
+            return (None, None, *compiled.own_backward(ctx.needed, inputs, given))
+        values = {n: _array(v) for n, v in zip(compiled.names, inputs, strict=True) if n in made.inputs}
+        cotangents = dict(zip(compiled.outputs, given, strict=False))
+        try:
+            parts = compiled.pulled(made, {**values, **ctx.kept}, {n: cotangents[n] for n in made.of})
+        except SuperoptError:  # no memory left: PyTorch may need less
+            return (None, None, *compiled.own_backward(ctx.needed, inputs, given))
+        found = dict(zip(made.to, parts, strict=True))
+        return (None, None, *(found.get(n) for n in compiled.names))
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [value] if isinstance(value, torch.Tensor) else [v for v in value if isinstance(v, torch.Tensor)]
+def _check_type(value: torch.Tensor, what: str) -> None:
+    """Raise :class:`Unsupported` for what cannot be exchanged with ONNX Runtime."""
+    if value.device.type != "cpu" or value.layout is not torch.strided or value.dtype not in TYPES:
+        raise Unsupported(f"{what}s are on {value.device}, {value.layout}, {value.dtype}")
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        raise Unsupported(f"{what}s are {type(value).__name__}")
 
 
-def _shape_of(module: torch.fx.GraphModule, count: int) -> Callable[[tuple[torch.Tensor, ...]], Any]:
+def _near(got: torch.Tensor, want: torch.Tensor, *, least: float = 0.0) -> bool:
+    """Equal up to rounding: 1 in 1,000 of an element, or 1 in 10,000 of the largest, or ``least``."""
+    scale = float(want.detach().abs().max()) if want.numel() and want.is_floating_point() else 1.0
+    finite = scale if np.isfinite(scale) else 1.0
+    slack = max(1e-4 * max(finite, 1e-3), least if np.isfinite(least) else 0.0)
+    return torch.allclose(got, want.detach(), rtol=1e-3, atol=slack, equal_nan=True)
+
+
+def _laid_out(value: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tensor:
+    """The same elements at other distances in memory, as the region gives them."""
+    if stride is None or value.numel() < 2 or value.stride() == stride:
+        return value
+    return torch.empty_strided(value.shape, stride, dtype=value.dtype).copy_(value)
+
+
+def _array(value: torch.Tensor) -> np.ndarray:
+    array: np.ndarray = value.detach().resolve_conj().resolve_neg().contiguous().numpy()
+    return array
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(value))
+
+
+def _shape_of(module: torch.fx.GraphModule, count: int) -> Callable[[Sequence[torch.Tensor]], Any]:
     """How the region gives its results: one, or several with what is no tensor among them.
 
     Raises:
@@ -234,7 +394,7 @@ def _shape_of(module: torch.fx.GraphModule, count: int) -> Callable[[tuple[torch
     if sum(places) != count:
         raise Unsupported(f"of {sum(places)} results {count} are left in what is exported")
 
-    def shape(values: tuple[torch.Tensor, ...]) -> Any:
+    def shape(values: Sequence[torch.Tensor]) -> Any:
         given = iter(values)
         return type(result)(next(given) if there else r for there, r in zip(places, result, strict=True))
 

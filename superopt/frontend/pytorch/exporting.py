@@ -6,17 +6,18 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from superopt.formats import from_onnx
 from superopt.ir.errors import Unsupported, printable
 from superopt.ir.graph import Graph, constant
 
-__all__ = ["exported", "from_torch", "tried"]
+__all__ = ["Pure", "Trial", "exported", "from_torch", "tensors", "trial", "tried"]
 
 OPSET = 20
 
@@ -93,23 +94,139 @@ def refuse_effects(program: Any) -> None:
         raise Unsupported(f"it changes {', '.join(map(str, changed[:4]))}")
 
 
-def tried(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
-    """What a call on copies of the inputs gives, if it changes none of them and draws no random numbers.
+@dataclass(frozen=True)
+class Trial:
+    """What a call on copies of its inputs did.
+
+    Attributes:
+        results: the tensors that it gave.
+        drawn: it drew random numbers.
+        changed: what the inputs that it wrote to are after it, by position.
+        shared: it gave a view of an input, or two of the same memory.
+    """
+
+    results: tuple[torch.Tensor, ...]
+    drawn: bool
+    changed: Mapping[int, torch.Tensor]
+    shared: bool
+
+
+def trial(module: Callable[..., Any], inputs: tuple[Any, ...]) -> Trial:
+    """Call a module on copies of its inputs, without gradients; random numbers that it draws are put back."""
+    copies = tuple(v.detach().clone() if isinstance(v, torch.Tensor) else v for v in inputs)
+    versions = [v._version if isinstance(v, torch.Tensor) else 0 for v in copies]
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = torch.get_rng_state()
+        results = tensors(module(*copies))
+        drawn = not torch.equal(before, torch.get_rng_state())
+    changed = {
+        p: v for p, (v, old, version) in enumerate(zip(copies, inputs, versions, strict=True))
+        if isinstance(v, torch.Tensor) and (v._version != version or not _same(v, old))
+    }  # fmt: skip
+    places = [v.untyped_storage().data_ptr() for v in (*copies, *results) if isinstance(v, torch.Tensor) and v.numel()]
+    return Trial(tuple(results), drawn, changed, len(set(places)) < len(places))
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether elements are equal; running statistics are written to without a new version."""
+    return torch.equal(torch.nan_to_num(a.detach()), torch.nan_to_num(b.detach()))
+
+
+def tried(module: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
+    """Make sure that a call changes nothing of what it is given, and draws no random numbers.
 
     Raises:
         Unsupported: it does.
     """
-    copies = tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in inputs)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        before = torch.get_rng_state()
-        result = module(*copies)
-        drawn = not torch.equal(before, torch.get_rng_state())
-    if drawn:
+    found = trial(module, inputs)
+    if found.drawn:
         raise Unsupported("it draws random numbers")
-    for place, (old, new) in enumerate(zip(inputs, copies, strict=True)):
-        if isinstance(old, torch.Tensor) and not torch.equal(torch.nan_to_num(old), torch.nan_to_num(new)):
-            raise Unsupported(f"it changes its input {place}")
-    return result
+    if found.changed:
+        raise Unsupported(f"it changes its input {min(found.changed)}")
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors among results."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [v for v in value if isinstance(v, torch.Tensor)] if isinstance(value, tuple | list) else []
+
+
+class Pure(torch.nn.Module):
+    """A region as a function of its tensors alone: what it writes to is a copy, and a further result.
+
+    Args:
+        module: the region.
+        fixed: arguments that are no tensors, by position.
+        count: of all arguments.
+        changed: positions of those that it writes to.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, fixed: Mapping[int, Any], count: int, changed: tuple[int, ...] = ()
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.module, self.fixed, self.count, self.changed = module, dict(fixed), count, changed
+
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = iter(values)
+        whole = [self.fixed[p] if p in self.fixed else next(given) for p in range(self.count)]
+        for place in self.changed:
+            whole[place] = whole[place].clone()
+        with SpelledOut():
+            results = tensors(self.module(*whole))
+        return (*results, *(whole[p] for p in self.changed))
+
+
+class SpelledOut(TorchFunctionMode):
+    """Functions by others, where PyTorch's exporter is wrong or writes an operator that is not differentiated.
+
+    Normalisation of batches in training is exported as that at inference; cross entropy as one operator.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.batch_norm:
+            return _batch_norm(func, *args, **(kwargs or {}))
+        if func is torch.nn.functional.cross_entropy:
+            return _cross_entropy(func, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _cross_entropy(
+    func: Any, input: Any, target: Any, weight: Any = None, size_average: Any = None, ignore_index: int = -100,
+    reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> Any:  # fmt: skip
+    """``torch.nn.functional.cross_entropy`` of class indices; with weights or smoothing it is left as it is."""
+    plain = weight is None and size_average is None and reduce is None and label_smoothing == 0.0
+    if not plain or target.is_floating_point() or input.dim() < 2:
+        return func(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+    counted = target != ignore_index
+    chosen = torch.where(counted, target, 0).unsqueeze(1)
+    each = torch.where(counted, -torch.log_softmax(input, 1).gather(1, chosen).squeeze(1), 0.0)
+    if reduction == "none":
+        return each
+    return each.sum() if reduction == "sum" else each.sum() / counted.to(input.dtype).sum()
+
+
+def _batch_norm(
+    func: Any, x: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
+    training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Any:  # fmt: skip
+    """``torch.nn.functional.batch_norm``; the running variance is the unbiased one."""
+    if not training:
+        return func(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    axes = [a for a in range(x.dim()) if a != 1]
+    shape = [x.shape[1] if a == 1 else 1 for a in range(x.dim())]
+    mean = x.mean(axes)
+    centred = x - mean.view(shape)
+    var = (centred * centred).mean(axes)
+    y = centred * (1 / torch.sqrt(var + eps)).view(shape)
+    count = x.numel() // x.shape[1]
+    for running, value in ((running_mean, mean), (running_var, var * (count / max(count - 1, 1)))):
+        if running is not None:
+            running.copy_(running * (1 - momentum) + value.detach() * momentum)
+    y = y if weight is None else y * weight.view(shape)
+    return y if bias is None else y + bias.view(shape)
 
 
 @contextlib.contextmanager

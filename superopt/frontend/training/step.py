@@ -48,6 +48,22 @@ class TrainingStep:
     state: Mapping[str, str]
     targets: tuple[str, ...]
 
+    @classmethod
+    def read(cls, graph: Graph) -> TrainingStep:
+        """A step from a file that one was saved to, optimised or not.
+
+        Raises:
+            UsageError: the graph does not say that it is a training step.
+        """
+        try:
+            told = json.loads(graph.metadata["superopt.training"])
+            parts = told["loss"], tuple(told["parameters"]), dict(told["state"]), tuple(told["targets"])
+        except (KeyError, TypeError, ValueError):
+            raise UsageError(
+                "the model is no training step", hint="superopt train-step MODEL -o OUT makes one"
+            ) from None
+        return cls(graph, *parts)
+
     def initial(self) -> dict[str, np.ndarray]:
         """The state to start from."""
         found = {}
@@ -123,7 +139,7 @@ def train_step(
     given = [v for v in forward.inputs if v.name not in set(parameters)]
     result = extension.result(made, name=f"{graph.name}, training step", inputs=(*given, *fed, *extension.inputs))
     weights = [*(w for w in result.weights if w.name not in {k.name for k in kept}), *kept]
-    told = {"parameters": parameters, "targets": targets, "state": state}
+    told = {"loss": name_of_loss, "parameters": parameters, "targets": targets, "state": state}
     metadata = {**graph.metadata, "superopt.training": json.dumps(told)}
     return TrainingStep(
         replace(result, weights=tuple(weights), metadata=metadata).checked(), name_of_loss, parameters, state, targets

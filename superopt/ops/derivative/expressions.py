@@ -10,7 +10,7 @@ Add(Mul(x, ConstantOfShape(dtype="float32", shape=[], value=2.0)), ReduceSum(x, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from superopt.ir.poly import Dim, Poly
@@ -18,8 +18,8 @@ from superopt.ir.terms import App, AttributeValue, Project, Term, Var
 from superopt.ir.types import DType, TensorType
 
 __all__ = [
-    "Expr", "Factor", "Number", "added", "apply", "apply_all", "cast", "constant", "expanded", "reshaped",
-    "reversed_perm", "squeezed", "summed_to", "transposed", "unsqueezed", "variable",
+    "Expr", "Factor", "Number", "added", "added_at", "apply", "apply_all", "cast", "constant", "expanded", "product",
+    "reshaped", "reversed_perm", "squeezed", "summed_to", "transposed", "turned", "unsqueezed", "variable",
 ]  # fmt: skip
 
 Number = int | float | Fraction | Poly
@@ -27,10 +27,20 @@ Number = int | float | Fraction | Poly
 
 @dataclass(frozen=True)
 class Expr:
-    """A term, and the type of its value. A number beside it is a constant of its element type."""
+    """A term, and the type of its value. A number beside it is a constant of its element type.
+
+    Attributes:
+        term: what it is.
+        type: of its value.
+        sparse: where it is 0 but for what was added at positions of axis 0, the positions and what was added: sums and
+            multiples of it are then no larger than that.
+        factors: where it is a product of matrices, what it is a product of: its transpose is the product of theirs.
+    """
 
     term: Term
     type: TensorType
+    sparse: tuple[Expr, Expr] | None = field(default=None, compare=False, repr=False)
+    factors: tuple[Expr, Expr] | None = field(default=None, compare=False, repr=False)
 
     @property
     def shape(self) -> tuple[Dim, ...]:
@@ -46,18 +56,27 @@ class Expr:
         return self.type.dtype
 
     def __add__(self, other: Factor) -> Expr:
+        if isinstance(other, Expr) and self.type == other.type:
+            for whole, part in ((self, other), (other, self)):
+                if part.sparse is not None:
+                    return apply("ScatterND", whole, *part.sparse)
         return apply("Add", self, self.beside(other))
 
     def __radd__(self, other: Number) -> Expr:
         return apply("Add", self.beside(other), self)
 
     def __sub__(self, other: Factor) -> Expr:
+        if isinstance(other, Expr) and self.type == other.type and other.sparse is not None:
+            return self + -other
         return apply("Sub", self, self.beside(other))
 
     def __rsub__(self, other: Number) -> Expr:
         return apply("Sub", self.beside(other), self)
 
     def __mul__(self, other: Factor) -> Expr:
+        if self.sparse is not None and (not isinstance(other, Expr) or not other.rank):
+            positions, parts = self.sparse
+            return added_at(positions, parts * other, self.type)
         return self if other == 1 else apply("Mul", self, self.beside(other))
 
     def __rmul__(self, other: Number) -> Expr:
@@ -67,6 +86,9 @@ class Expr:
         return self if other == 1 else apply("Div", self, self.beside(other))
 
     def __neg__(self) -> Expr:
+        if self.sparse is not None:
+            positions, parts = self.sparse
+            return added_at(positions, -parts, self.type)
         return apply("Neg", self)
 
     def beside(self, other: Factor) -> Expr:
@@ -123,6 +145,18 @@ def added(parts: Sequence[Expr | None]) -> Expr | None:
     return whole
 
 
+def added_at(positions: Expr, parts: Expr, kind: TensorType) -> Expr:
+    """Zeros of a type, with parts added at positions of axis 0.
+
+    Args:
+        positions: int64, [..., 1].
+        parts: [..., *rest], where rest are the sizes of the other axes.
+        kind: the type of the result.
+    """
+    zeros = constant(0, kind.dtype, kind.shape or ())
+    return replace(apply("ScatterND", zeros, positions, parts), sparse=(positions, parts))
+
+
 def cast(x: Expr, dtype: DType) -> Expr:
     """At another element type."""
     return x if x.dtype is dtype else apply("Cast", x, to=dtype.value)
@@ -164,8 +198,27 @@ def unsqueezed(x: Expr, axes: Sequence[int]) -> Expr:
 
 
 def transposed(x: Expr, perm: Sequence[int]) -> Expr:
-    """Axis ``i`` of the result is axis ``perm[i]``."""
-    return x if tuple(perm) == tuple(range(x.rank)) else apply("Transpose", x, perm=tuple(perm))
+    """Axis ``i`` of the result is axis ``perm[i]``; there and back again is nothing."""
+    if tuple(perm) == tuple(range(x.rank)):
+        return x
+    if x.factors is not None and tuple(perm) == (*range(x.rank - 2), x.rank - 1, x.rank - 2):
+        left, right = x.factors
+        return product(turned(right), turned(left))
+    if isinstance(x.term, App) and x.term.op == "Transpose" and (source := x.term.args[0]) is not None:
+        before = dict(x.term.attributes)["perm"]
+        if before == reversed_perm(perm):
+            return Expr(source, TensorType(x.dtype, tuple(x.shape[p] for p in perm)))
+    return apply("Transpose", x, perm=tuple(perm))
+
+
+def turned(x: Expr) -> Expr:
+    """The last two axes exchanged."""
+    return transposed(x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
+
+
+def product(a: Expr, b: Expr) -> Expr:
+    """The product of matrices, of rank 2 or more."""
+    return replace(apply("MatMul", a, b), factors=(a, b))
 
 
 def reversed_perm(perm: Sequence[int]) -> tuple[int, ...]:

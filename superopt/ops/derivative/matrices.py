@@ -9,19 +9,15 @@ from superopt.ops.derivative.expressions import (
     Expr,
     apply,
     expanded,
+    product,
     reshaped,
     squeezed,
     summed_to,
-    transposed,
+    turned,
     unsqueezed,
 )
 
 __all__ = ["EINSUM", "GEMM", "MATMUL"]
-
-
-def turned(x: Expr) -> Expr:
-    """The last two axes exchanged."""
-    return transposed(x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
 
 
 def _matmul(site: Site, given: Tangents) -> Cotangents:
@@ -37,18 +33,18 @@ def _matmul(site: Site, given: Tangents) -> Cotangents:
     right = unsqueezed(b, (1,)) if b.rank == 1 else b
     found: dict[int, Expr] = {}
     if 0 in site.wanted:
-        part = summed_to(apply("MatMul", g, turned(right)), left.shape)
+        part = summed_to(product(g, turned(right)), left.shape)
         found[0] = squeezed(part, (0,)) if a.rank == 1 else part
     if 1 in site.wanted:
         if right.rank == 2 and left.rank > 2:  # one product over all rows, instead of a sum of products
             rows = prod(left.shape[:-1], start=1)
             left, g = reshaped(left, (rows, left.shape[-1])), reshaped(g, (rows, g.shape[-1]))
-        part = summed_to(apply("MatMul", turned(left), g), right.shape)
+        part = summed_to(product(turned(left), g), right.shape)
         found[1] = squeezed(part, (1,)) if b.rank == 1 else part
     return found
 
 
-def product(a: Expr, b: Expr, site: Site, turn_a: int, turn_b: int) -> Expr:
+def scaled(a: Expr, b: Expr, site: Site, turn_a: int, turn_b: int) -> Expr:
     """``alpha`` times a product of matrices."""
     return apply("Gemm", a, b, alpha=site.attributes["alpha"], beta=1.0, transA=turn_a, transB=turn_b)
 
@@ -60,9 +56,9 @@ def _gemm(site: Site, given: Tangents) -> Cotangents:
     turn_a, turn_b = site.int("transA"), site.int("transB")
     found: dict[int, Expr] = {}
     if 0 in site.wanted:
-        found[0] = product(b, g, site, turn_b, 1) if turn_a else product(g, b, site, 0, 1 - turn_b)
+        found[0] = scaled(b, g, site, turn_b, 1) if turn_a else scaled(g, b, site, 0, 1 - turn_b)
     if 1 in site.wanted:
-        found[1] = product(g, a, site, 1, turn_a) if turn_b else product(a, g, site, 1 - turn_a, 0)
+        found[1] = scaled(g, a, site, 1, turn_a) if turn_b else scaled(a, g, site, 1 - turn_a, 0)
     if 2 in site.wanted and site.attributes["beta"] != 0:
         found[2] = summed_to(g, site.arg(2).shape) * site.number("beta")
     return found
@@ -75,7 +71,7 @@ def _gemm_push(site: Site, tangents: Tangents) -> Tangents:
     pairs = [(moves[0], b), (a, moves[1])]
     for left, right in pairs:
         if left is not None and right is not None:
-            part = product(left, right, site, site.int("transA"), site.int("transB"))
+            part = scaled(left, right, site, site.int("transA"), site.int("transB"))
             whole = part if whole is None else whole + part
     if (moved := moves[2]) is not None and site.attributes["beta"] != 0:
         part = moved * site.number("beta")

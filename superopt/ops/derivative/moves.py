@@ -9,8 +9,10 @@ from superopt.ir.types import DType
 from superopt.ops.derivative.declared import Cotangents, Derivative, Site, Tangents, linear_in
 from superopt.ops.derivative.expressions import (
     Expr,
+    added_at,
     apply,
     apply_all,
+    cast,
     constant,
     reshaped,
     reversed_perm,
@@ -19,8 +21,8 @@ from superopt.ops.derivative.expressions import (
 )
 
 __all__ = [
-    "CONCAT", "CUMSUM", "DEPTH_TO_SPACE", "GATHER", "GATHER_ELEMENTS", "PAD", "RESHAPE", "RESIZE", "SLICE",
-    "SPACE_TO_DEPTH", "SPLIT", "TILE", "TRILU",
+    "CONCAT", "CUMSUM", "DEPTH_TO_SPACE", "GATHER", "GATHER_ELEMENTS", "PAD", "RESHAPE", "RESIZE", "SCATTER_ND",
+    "SLICE", "SPACE_TO_DEPTH", "SPLIT", "TILE", "TRILU",
 ]  # fmt: skip
 
 
@@ -119,15 +121,37 @@ def chosen(indices: Expr, size: Dim, dtype: DType) -> Expr:
 
 
 def _gather(site: Site, given: Tangents) -> Cotangents:
-    """A product with the matrix that has a 1 where an element was taken from: what is taken twice gets both."""
+    """Each cotangent is added where its element was taken from: what is taken twice gets both.
+
+    On another axis than the first it is a product with the matrix that has a 1 there.
+    """
     if (g := given[0]) is None or 0 not in site.wanted:
         return {}
     data, indices, axis = site.arg(0), site.arg(1), site.int("axis")
+    if axis == 0:
+        return {0: added_at(unsqueezed(cast(indices, DType.INT64), (indices.rank,)), g, data.type)}
     taken = prod(indices.shape, start=1)
     lead, rest = data.shape[:axis], prod(data.shape[axis + 1 :], start=1)
     picks = transposed(chosen(reshaped(indices, (taken,)), data.shape[axis], data.dtype), (1, 0))
     whole = apply("MatMul", picks, reshaped(g, (*lead, taken, rest)))
     return {0: reshaped(whole, data.shape)}
+
+
+def _scatter_nd(site: Site, given: Tangents) -> Cotangents:
+    """The data's cotangent as it is; an update's is taken from where it went."""
+    if (g := given[0]) is None:
+        return {}
+    indices = site.arg(1)
+    return {0: g, 2: apply("Gather", g, reshaped(indices, indices.shape[:-1]), axis=0)}
+
+
+def _scatter_nd_push(site: Site, tangents: Tangents) -> Tangents:
+    moves = (*tangents, None, None)
+    data, updates = moves[0], moves[2]
+    if updates is None:
+        return [data]
+    x = site.arg(0)
+    return site.again(constant(0, x.dtype, x.shape) if data is None else data, site.arg(1), updates)
 
 
 def _gather_elements(site: Site, given: Tangents) -> Cotangents:
@@ -182,6 +206,7 @@ PAD = Derivative(_pad, _pad_push)
 SLICE = Derivative(_slice, linear_in(0))
 GATHER = Derivative(_gather, linear_in(0))
 GATHER_ELEMENTS = Derivative(_gather_elements, linear_in(0))
+SCATTER_ND = Derivative(_scatter_nd, _scatter_nd_push)
 TRILU = Derivative(_trilu, linear_in(0))
 CUMSUM = Derivative(_cumsum, linear_in(0))
 RESIZE = Derivative(_resize, linear_in(0))

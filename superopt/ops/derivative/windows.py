@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from math import prod
 
 from superopt.ir.poly import Dim
@@ -20,6 +21,8 @@ from superopt.ops.derivative.expressions import (
 __all__ = ["AVERAGE_POOL", "CONV", "CONV_TRANSPOSE", "MAX_POOL"]
 
 Settings = dict[str, tuple[Dim, ...]]
+
+TAPS = 49  # of a kernel: more than these are not products of their own
 
 
 def settings(site: Site) -> Settings:
@@ -54,6 +57,52 @@ def filters(image: Expr, response: Expr, kernel: Sequence[Dim], at: Settings, gr
     Returns:
         [G·O, C, …].
     """
+    known = [k for k in kernel if isinstance(k, int)]
+    if len(known) == len(kernel) and prod(known) <= TAPS:
+        return tap_by_tap(image, response, known, at, group)
+    return as_convolution(image, response, kernel, at, group)
+
+
+def tap_by_tap(image: Expr, response: Expr, kernel: Sequence[int], at: Settings, group: Dim) -> Expr:
+    """:func:`filters` as a product of matrices for each tap: responses times what the tap saw, over all windows.
+
+    A convolution with a filter as large as an image has a few products at a time to share each of its loads.
+    """
+    rank = len(kernel)
+    batch, channels = image.shape[:2]
+    outputs, places = response.shape[1], response.shape[2:]
+    within, out = channels // group, outputs // group
+    turn = (1, 0, *range(2, rank + 2))
+    image = transposed(image, turn)
+    if any(p != 0 for p in at["pads"]):
+        image = apply("Pad", image, pads=(0, 0, *at["pads"][:rank], 0, 0, *at["pads"][rank:]), value=0.0)
+    windows = batch * prod(places, start=1)
+    lead: tuple[Dim, ...] = () if group == 1 else (group,)
+    rows = reshaped(transposed(response, turn), (*lead, out, windows))
+    products = []
+    for tap in product(*map(range, kernel)):
+        starts = tuple(d * t for d, t in zip(at["dilations"], tap, strict=True))
+        ends = tuple(
+            start + step * (count - 1) + 1 for start, step, count in zip(starts, at["strides"], places, strict=True)
+        )
+        axes = tuple(range(2, rank + 2))
+        seen = image
+        if starts != (0,) * rank or ends != image.shape[2:]:
+            seen = apply("Slice", image, axes=axes, starts=starts, ends=ends, steps=at["strides"])
+        columns = reshaped(seen, (*lead, within, windows))
+        if group == 1:
+            products.append(apply("Gemm", rows, columns, alpha=1.0, beta=1.0, transA=0, transB=1))
+        else:
+            products.append(apply("MatMul", rows, transposed(columns, (0, 2, 1))))
+    if len(products) == 1:
+        return reshaped(products[0], (outputs, within, *kernel))
+    beside = apply("Concat", *products, axis=products[0].rank - 1)
+    taps = transposed(reshaped(beside, (outputs, len(products), within)), (0, 2, 1))
+    return reshaped(taps, (outputs, within, *kernel))
+
+
+def as_convolution(image: Expr, response: Expr, kernel: Sequence[Dim], at: Settings, group: Dim) -> Expr:
+    """:func:`filters` as a convolution with the response as its filter, for kernels of any size."""
     batch, channels = image.shape[:2]
     spatial = image.shape[2:]
     places = tuple(range(3, 3 + len(spatial)))

@@ -1,0 +1,229 @@
+"""Training steps beside PyTorch's: ``make bench-train`` writes the table of ``docs/training.md``.
+
+Each model's whole step (forward pass, loss, backward pass, update of all weights, the state moved on) runs four ways in
+one process, in an order that is drawn anew in every round, with one thread on that thread's CPU clock: the step as
+superopt's gradients write it and the step as ``superopt.optimize`` returns it, both in ONNX Runtime with all its own
+optimisations; eager PyTorch; and ``torch.compile`` with inductor, both with PyTorch's fused SGD. All start from the
+same weights, and their losses over the first steps have to agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from superopt.frontend.pytorch import from_torch
+from superopt.frontend.training import SGD, TrainingLoop, TrainingStep, train_step
+from superopt.ir.errors import NotEquivalent, printable
+from superopt.lab.algorithms import replaced
+from superopt.lab.trained import CASES, Case
+from superopt.pipeline.optimise import optimize
+from superopt.runtime.protocol import Bound
+from superopt.runtime.race import circumstances, race_bound
+
+__all__ = ["Measured", "main", "measured"]
+
+RATE = 0.01
+AGREE = 5  # steps from the same weights whose losses are compared
+WAYS = ("as written", "optimised", "eager", "inductor")
+_ROUNDS, _LONGEST = 25, 14.0  # of a model's race; seconds
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a race of one model gave.
+
+    Attributes:
+        name: of the model.
+        ways: that ran, in the order of :data:`WAYS`.
+        samples: milliseconds of each, a row a round.
+        nodes: of the step as written, and optimised.
+        losses: of the first steps.
+        seconds: that ``superopt.optimize`` and inductor's compiler took.
+        notes: what did not run, and why.
+    """
+
+    name: str
+    ways: tuple[str, ...]
+    samples: np.ndarray
+    nodes: tuple[int, int]
+    losses: tuple[float, ...]
+    seconds: tuple[float, float]
+    notes: tuple[str, ...]
+
+    def ms(self, way: str) -> float:
+        """The median."""
+        return float(np.median(self.samples[:, self.ways.index(way)]))
+
+    def ratio(self, way: str, others: Sequence[str]) -> tuple[float, float]:
+        """The median over rounds of a way's time ÷ the better of others in the same round, and its standard error.
+
+        The better of others is the one with the least median, not the least of each round.
+        """
+        other = min((w for w in others if w in self.ways), key=self.ms)
+        each = self.samples[:, self.ways.index(way)] / self.samples[:, self.ways.index(other)]
+        quarter, three = np.quantile(each, [0.25, 0.75])
+        return float(np.median(each)), float(1.253 * (three - quarter) / 1.349 / np.sqrt(len(each)))
+
+
+class Ours:
+    """A step in ONNX Runtime."""
+
+    def __init__(self, step: TrainingStep, batch: dict[str, np.ndarray]) -> None:
+        self.loop = TrainingLoop(step, threads=1)
+        self.loop.feed(batch)
+
+    def __call__(self) -> None:
+        self.loop.again()
+
+    @property
+    def loss(self) -> float:
+        return self.loop.loss
+
+
+class Theirs:
+    """A step in PyTorch."""
+
+    def __init__(self, case: Case, x: torch.Tensor, target: torch.Tensor, *, compiled: bool) -> None:
+        torch.manual_seed(0)
+        module = case.make()
+        self.optimiser = torch.optim.SGD(module.parameters(), lr=RATE, fused=True)
+
+        def value(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return case.value(module(x), target)
+
+        self.value: Callable[..., Any] = torch.compile(value) if compiled else value
+        self.x, self.target = x, target
+        self.last: Any = None
+
+    def __call__(self) -> None:
+        self.last = self.value(self.x, self.target)
+        self.last.backward()
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+
+    @property
+    def loss(self) -> float:
+        return float(self.last.detach())
+
+
+def compiler() -> str:
+    """The C++ compiler that inductor will find, or "" where there is none."""
+    return next((found for name in ("g++", "clang++", "c++") if (found := shutil.which(name))), "")
+
+
+def first_losses(way: Ours | Theirs) -> tuple[float, ...]:
+    found = []
+    for _ in range(AGREE):
+        way()
+        found.append(way.loss)
+    return tuple(found)
+
+
+def measured(name: str, case: Case, *, search: float, deadline: float) -> Measured:
+    """Race one model.
+
+    Args:
+        name: what to call it.
+        case: the model.
+        search: seconds that ``superopt.optimize`` may take.
+        deadline: of ``time.monotonic``; where it is near, inductor is left out.
+
+    Raises:
+        NotEquivalent: losses differ.
+    """
+    torch.manual_seed(0)
+    module = case.make()
+    x, target = case.batch(torch.Generator().manual_seed(1))
+    written = train_step(from_torch(module, (x,)), case.loss, SGD(RATE))
+    start = time.monotonic()
+    better = TrainingStep.read(optimize(written.graph, time_limit=search, threads=1).graph)
+    searched = time.monotonic() - start
+    (fed,) = (v.name for v in written.graph.inputs if v.name not in (*written.state.values(), *written.targets))
+    batch = {fed: x.numpy(), written.targets[0]: target.numpy()}
+    ways: dict[str, Ours | Theirs] = {
+        "as written": Ours(written, batch), "optimised": Ours(better, batch),
+        "eager": Theirs(case, x, target, compiled=False),
+    }  # fmt: skip
+    losses = {way: first_losses(run) for way, run in ways.items()}
+    notes: list[str] = []
+    start = time.monotonic()
+    if not compiler():
+        notes.append("no inductor: there is no C++ compiler here")
+    elif time.monotonic() > deadline:
+        notes.append("no inductor: the time was up; what it compiled is kept, so the next call goes on")
+    else:
+        try:
+            ways["inductor"] = Theirs(case, x, target, compiled=True)
+            losses["inductor"] = first_losses(ways["inductor"])
+        except Exception as error:  # whatever the compiler runs into is part of the result
+            ways.pop("inductor", None)
+            notes.append(f"no inductor: {printable(str(error).strip().splitlines()[0], 120)}")
+    compiled = time.monotonic() - start
+    for way, found in losses.items():
+        if not np.allclose(found, losses["eager"], rtol=2e-3, atol=1e-5):
+            raise NotEquivalent(f"{name}, {way}: losses {found}, eager {losses['eager']}")
+    bound = [Bound(run, list, (run,)) for run in ways.values()]
+    raced = race_bound(bound, rounds=_ROUNDS, burst=2, threads=1, time_limit=_LONGEST, clock="cpu")
+    return Measured(
+        name, tuple(ways), np.array(raced.samples), (len(written.graph.nodes), len(better.graph.nodes)),
+        losses["optimised"], (searched, compiled), tuple(notes),
+    )  # fmt: skip
+
+
+def table(found: Sequence[Measured]) -> list[str]:
+    """Markdown: a row a model, and what the rows say together."""
+    lines = [
+        "| model | as written, ms | optimised, ms | eager, ms | inductor, ms | optimised ÷ as written "
+        "| optimised ÷ better of eager and inductor | nodes | seconds: optimize, inductor |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for one in found:
+        times = " | ".join(f"{one.ms(way):.2f}" if way in one.ways else "–" for way in WAYS)
+        own, own_error = one.ratio("optimised", ["as written"])
+        peer, peer_error = one.ratio("optimised", ["eager", "inductor"])
+        lines.append(
+            f"| {one.name}: {CASES[one.name].text} | {times} | {own:.3f} ± {own_error:.3f} "
+            f"| **{peer:.3f}** ± {peer_error:.3f} | {one.nodes[0]} → {one.nodes[1]} "
+            f"| {one.seconds[0]:.0f}, {one.seconds[1]:.0f} |"
+        )
+    faster = sum(one.ratio("optimised", ["eager", "inductor"])[0] <= 1.0 for one in found)
+    notes = [f"{one.name}: {note}." for one in found for note in one.notes]
+    return [*lines, "", f"At most the better of the two on **{faster} of {len(found)}**. {' '.join(notes)}".strip()]
+
+
+def main() -> None:
+    """Measure, and write the table into the page."""
+    parser = argparse.ArgumentParser(prog="python -m superopt.lab.training", description=__doc__)
+    parser.add_argument("--page", type=Path, default=Path("docs/training.md"))
+    parser.add_argument("--models", nargs="*", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--search", type=float, default=30.0, help="seconds of superopt.optimize for each model")
+    parser.add_argument("--limit", type=float, default=340.0, help="seconds in all")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    found: list[Measured] = []
+    for place, name in enumerate(chosen.models):
+        left = len(chosen.models) - place
+        now = time.monotonic()
+        share = (began + chosen.limit - now) / left
+        search = max(min(chosen.search, share - _LONGEST - 15), 5.0)
+        deadline = now + share - _LONGEST - 5
+        found.append(measured(name, CASES[name], search=search, deadline=deadline))
+        print("\n".join(table(found[-1:])), flush=True)
+    about = {**circumstances(1, "cpu"), "PyTorch": torch.__version__, "C++ compiler": compiler() or "none"}
+    lines = ["", *table(found), "", f"({', '.join(f'{k} {v}' for k, v in about.items())})", ""]
+    text = chosen.page.read_text(encoding="utf-8")
+    chosen.page.write_text(replaced(text, "steps", lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
