@@ -174,9 +174,8 @@ def _options(job: dict[str, Any]) -> dict[str, Any]:
 
 def _write(result: Result, options: Options, most: int) -> dict[str, Any]:
     """Every representation of the result that fits; at least one does, or it is a ``ResourceLimit``."""
-    from superopt import pipeline
     from superopt.formats.tensors import RandomData
-    from superopt.server.compare import union
+    from superopt.server.told import tell
 
     out = Path("out")
     weights = result.graph.weights
@@ -198,13 +197,11 @@ def _write(result: Result, options: Options, most: int) -> dict[str, Any]:
             without[name] = str(error)
     if len(without) == len(forms):
         raise ResourceLimit(f"the result is too large to send: {without['json']}")
-    report, way = pipeline.explained(result, options)
-    told = report.json() | {"roofline": _roofline(result, options)}
-    (out / FILES["report"]).write_text(json.dumps(told, allow_nan=False))
-    if way is not None:
-        _write_frames([step.graph for step in way.steps])
-    view = union(result.original, result.graph, sizes=options.sizes)
-    (out / FILES["comparison"]).write_text(json.dumps(view, allow_nan=False))
+    told = tell(result, options)
+    (out / FILES["report"]).write_text(json.dumps(told.report, allow_nan=False))
+    if told.way is not None:
+        _write_frames([step.graph for step in told.way.steps])
+    (out / FILES["comparison"]).write_text(json.dumps(told.comparison, allow_nan=False))
     return said | {"without": without}
 
 
@@ -219,18 +216,6 @@ def _write_frames(graphs: Sequence[Graph]) -> None:
         return
     for number, graph in enumerate(graphs, 1):
         Path("out", f"{FRAME}{number}.json").write_text(format_document(to_json(graph)), encoding="utf-8")
-
-
-def _roofline(result: Result, options: Options) -> dict[str, Any]:
-    """The report's roofline under the ceilings of this machine, where the job's own time was not enough to learn them:
-    they are measured once, which takes seconds, and kept."""
-    from superopt import cost
-
-    data = dict(result.report.roofline or {})
-    if options.target != "cpu" or "flops_per_second" in data:
-        return data
-    with cost.for_target("cpu", runtime=options.runtime, sizes=options.sizes) as model:
-        return data | cost.ceilings(model.peaks())
 
 
 def _write_json(graph: Graph, path: Path) -> None:

@@ -47,6 +47,7 @@ class Limits:
         retention: how long a finished job and its files are kept.
         grace: age at which a file that nothing refers to is removed.
         disk: bytes that finished jobs may keep; the oldest go first.
+        pins: finished jobs that one owner may keep beyond the retention.
         streams: progress streams open at once.
         streams_per_address: of them, those of one client address.
     """
@@ -72,6 +73,7 @@ class Limits:
     retention: float = 86_400.0
     grace: float = 60.0
     disk: int = 20 * GIB
+    pins: int = 100
     streams: int = 200
     streams_per_address: int = 100
 

@@ -123,9 +123,7 @@ async def go_on(service: Service, job_id: str, caller: Caller, seconds: Sequence
     Raises:
         Problem: 403 or 404; 409 where there is nothing to go on with; 400 for the time limit.
     """
-    job = await service.job(job_id)
-    if job["owner"] != caller.owner:
-        raise Problem(403, "forbidden", "the job belongs to another key")
+    job = await service.own_job(job_id, caller)
     if reusable(ended(job)):
         raise Problem(409, "conflict", "the search of this job went to its end; there is nothing to go on with")
     asked = read_options(lambda name: seconds if name == "time_limit" else (), service.settings.limits,
@@ -149,9 +147,7 @@ async def delete_job(job_id: str, request: Request) -> Response:
     """Cancels a job that has not ended; one that has ended stays as it is. Either way it says what state it is in."""
     service = of(request)
     caller = await service.caller(request)
-    job = await service.job(job_id)
-    if job["owner"] != caller.owner:
-        raise Problem(403, "forbidden", "the job belongs to another key")
+    await service.own_job(job_id, caller)
     after = await run_in_threadpool(service.store.cancel, job_id)
     if after is None:
         raise Problem(404, "not-found", "there is no such job, or it is not kept any more")

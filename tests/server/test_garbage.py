@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="the service is an extra: pip install 'superopt[server]'")
 
-import uvicorn  # noqa: E402
+import uvicorn
 
-from superopt.server.connection import Connection  # noqa: E402
-from superopt.server.connections import Connections  # noqa: E402
-from superopt.server.settings import Door  # noqa: E402
-from superopt.server.transport import Reads  # noqa: E402
+from superopt.server.connection import Connection
+from superopt.server.connections import Connections
+from superopt.server.settings import Door
+from superopt.server.transport import Reads
 
 GET = b"GET /x HTTP/1.1\r\nHost: localhost\r\n"
 SAID = {
@@ -51,7 +51,7 @@ def test_a_lost_connection_is_no_garbage(said: str) -> None:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(protocol, "127.0.0.1", 0)
         for _ in range(3):
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
             writer.write(SAID[said])
             await asyncio.sleep(0.05)
             writer.transport.abort()
