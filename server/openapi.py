@@ -12,7 +12,7 @@ from superopt.server.parameters import DESCRIPTIONS
 from superopt.server.problems import MEDIA, TITLES
 
 __all__ = [
-    "CERTIFICATE", "COMPARISON", "EVENTS", "FRAME", "GALLERY", "GALLERY_ENTRY", "GRAPH", "HEALTH", "JOB",
+    "CERTIFICATE", "COMPARISON", "EVENTS", "FILE", "FRAME", "GALLERY", "GALLERY_ENTRY", "GRAPH", "HEALTH", "JOB",
     "JOB_ACCEPTED", "JUDGEMENT", "LIMITS", "METRICS", "OPERATORS", "OPTIMIZED", "PIN", "PROFILES", "REPORT", "RULE",
     "RULES", "TRIAL", "UNPIN", "UPLOADS", "UPLOAD_MADE", "continuation", "document", "guarded", "last_event_id",
     "submission", "tus", "typed_rule",
@@ -68,7 +68,9 @@ SCHEMAS: dict[str, Any] = {
             },
             "ahead": {"type": ["integer", "null"], "description": "queued jobs that come first"},
             "problem": {"anyOf": [{"$ref": "#/components/schemas/Problem"}, {"type": "null"}]},
-            "links": {"type": "object", "additionalProperties": _NAME},
+            "links": {"type": "object", "additionalProperties": {"anyOf": [_NAME, {
+                "type": "object", "additionalProperties": _NAME,
+                "description": "files: the result's, by the names under which they belong together"}]}},
             "representations": {"type": "object", "additionalProperties": {"type": "integer"},
                                 "description": "media types of the result and their sizes in bytes"},
         },
@@ -146,6 +148,11 @@ GRAPH: Responses = {200: _GRAPHS, **_UNCHANGED, **_problems(404, 406, 409, 410, 
 REPORT = {**_json(_ref("Report"), 404, 409, 410, 422, 500, 503), **_UNCHANGED}
 COMPARISON = {**_json(_ref("Comparison"), 400, 404, 409, 410, 422, 500, 503), **_UNCHANGED}
 FRAME = {**_json(_ref("Graph"), 400, 404, 409, 410, 422, 500, 503, media=GRAPH_JSON), **_UNCHANGED}
+FILE: Responses = {
+    200: {"description": "the file", "content": {ONNX: {"schema": {"type": "string", "format": "binary"}}}},
+    206: {"description": "the range of it that was asked for"}, 416: {"description": "there is no such range"},
+    **_UNCHANGED, **_problems(404, 409, 410, 422, 500, 503),
+}  # fmt: skip
 JUDGEMENT = _json({"type": "object", "required": ["format", "verdict"]}, 400, 401, 408, 413, 422, 503)
 _TUS = {"Tus-Resumable": {"schema": _NAME}, "Upload-Offset": {"schema": _NAME}}
 _UPLOAD_ERRORS = _problems(400, 401, 404, 408, 409, 413, 415, 422, 429, 503)

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from superopt.server import openapi as doc
-from superopt.server.body import GRAPH_JSON, Upload, receive
-from superopt.server.child import FRAME
+from superopt.server.body import GRAPH_JSON, ONNX, Upload, receive
+from superopt.server.child import FILES, FRAME
 from superopt.server.keys import Caller
 from superopt.server.parameters import read_options
 from superopt.server.problems import Problem
@@ -192,6 +192,19 @@ async def get_frame(job_id: str, step: int, request: Request) -> Response:
         )  # fmt: skip
         raise Problem(404, "not-found", why)
     return await send_file(service, job, request, f"{FRAME}{step}", GRAPH_JSON, {})
+
+
+@router.get("/{job_id}/files/{name}", responses=doc.FILE, summary="Fetch a file of the result")
+async def get_result_file(job_id: str, name: str, request: Request) -> Response:
+    """One of the job's ``links.files``, whole or a ``Range`` of it: so a large one goes on where it was cut."""
+    service = of(request)
+    job = await service.job(job_id)
+    files = ended(job)["files"]
+    kept = next((key for key, file in FILES.items() if file == name and key in files), None)
+    if kept is None:
+        raise Problem(404, "not-found", "the result has no such file")
+    media = GRAPH_JSON if name.endswith(".json") else ONNX
+    return await send_file(service, job, request, kept, media, {"Accept-Ranges": "bytes"}, filename=name)
 
 
 @router.get("/{job_id}/events", responses=doc.EVENTS, summary="Follow a job", openapi_extra=doc.last_event_id())

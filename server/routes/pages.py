@@ -198,7 +198,7 @@ async def get_graph_file(job_id: str, form: str, request: Request) -> Response:
     try:
         job = await service.job(job_id)
         files = ended(job)["files"]
-        if form not in ("json", "onnx") or form not in files:
+        if form not in ("json", "onnx") or form not in files or (form == "onnx" and "data" in files):
             raise Problem(404, "not-found", "the result has no such form")
         return await send_file(service, job, request, form, GRAPH_JSON if form == "json" else ONNX, {})
     except Problem as problem:
