@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["Answers"]
 
-_PLACES = ("/v1/rules", "/v1/operators", "/v1/profiles")
+_PLACES = ("/v1/rules", "/v1/operators", "/v1/profiles", "/v1/gallery")
 _PAGES = ("/rules",)  # not those of single rules: they say when a certificate was made
 _NEVER = ("/certificate", "/trial")  # large, or as many as there are seeds
 _MOST = 16 << 20  # bytes that are kept in all

@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from superopt.report.quantities import time_text
+from superopt.ir.errors import printable
+from superopt.report.quantities import bytes_text, time_text
 
-__all__ = ["cost_bars", "spark", "staircase"]
+__all__ = ["cost_bars", "spark", "staircase", "timeline"]
 
 _BARS = 12
+_COLOURED = 6  # operators of a timeline that have a colour of their own
+_WIDE, _LANE, _MEMORY = 960.0, 22.0, 40.0  # of a timeline: its width, the heights of its two parts
+_LEAST = 0.8  # widths of less than this are drawn together
 
 
 def cost_bars(roofline: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -66,3 +70,80 @@ def spark(values: Sequence[float], label: str) -> str:
     places = [f"{2 + i * 76 / (len(values) - 1):.1f} {16 - 14 * (v - low) / span:.1f}" for i, v in enumerate(values)]
     line = f'<polyline points="{" ".join(places)}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
     return f'<svg width="80" height="18" viewBox="0 0 80 18" role="img" aria-label="{escape(label)}">{line}</svg>'
+
+
+def timeline(comparison: Mapping[str, Any]) -> str:
+    """What happens at inference on both sides of a comparison, one under the other on one scale: time and memory.
+
+    Args:
+        comparison: JSON data; empty text where it has no timeline.
+    """
+    sides = comparison.get("timeline") or {}
+    if not sides or not any(sides.values()):
+        return ""
+    nodes = comparison["nodes"]
+    spent: dict[str, float] = {}
+    for line in sides.values():
+        for number, us, _ in line:
+            op = str(nodes[number]["op"])
+            spent[op] = spent.get(op, 0.0) + us
+    colour = {op: n for n, op in enumerate(sorted(spent, key=lambda o: -spent[o])[:_COLOURED])}
+    longest = max(sum(us for _, us, _ in line) for line in sides.values()) or 1.0
+    most = max((alive for line in sides.values() for *_, alive in line), default=0) or 1
+    parts = []
+    for side in ("before", "after"):
+        line = sides.get(side) or []
+        whole, peak = sum(us for _, us, _ in line), max((alive for *_, alive in line), default=0)
+        told = f"{side}: {time_text(whole)}, at most {bytes_text(peak)} of activations"
+        strip = "".join(_lane(line, nodes, colour, _WIDE / longest)) + _alive(line, _WIDE / longest, _MEMORY / most)
+        parts.append(
+            f'<p class="fine">{told}</p><svg class="timeline" viewBox="0 0 {_WIDE:.0f} {_LANE + _MEMORY + 4:.0f}" '
+            f'preserveAspectRatio="none" role="img" aria-label="{escape(told)}">{strip}</svg>'
+        )
+    keys = "".join(_key(str(n), printable(op, 40)) for op, n in colour.items()) + _key("x", "others")
+    return f'{"".join(parts)}<p class="legend">{keys}</p>'
+
+
+def _key(colour: str, words: str) -> str:
+    square = f'<rect class="op-{colour}" width="10" height="10"/>'
+    drawn = f'<svg viewBox="0 0 10 10" width="12" height="12" aria-hidden="true">{square}</svg>'
+    return f"<span>{drawn} {escape(words)}</span>"
+
+
+def _lane(
+    line: Sequence[Sequence[Any]], nodes: Sequence[Mapping[str, Any]], colour: Mapping[str, int], scale: float
+) -> list[str]:
+    """A strip of rectangles; runs of short ones are one."""
+    parts, at, begun, thin = [], 0.0, 0.0, 0
+
+    def put(kind: object, x: float, us: float, title: str) -> None:
+        parts.append(f'<rect class="op-{kind}" x="{x * scale:.1f}" width="{max(us * scale - 0.4, 0.4):.1f}" '
+                     f'height="{_LANE:.0f}"><title>{escape(title)}</title></rect>')  # fmt: skip
+
+    for number, us, _ in (*line, (-1, 0.0, 0)):
+        short = number >= 0 and us * scale < _LEAST
+        if short:
+            begun = begun if thin else at
+            thin += 1
+        elif thin:
+            put("x", begun, at - begun, f"{thin} short ones: {time_text(at - begun)}")
+            thin = 0
+        if number >= 0 and not short:
+            node = nodes[number]
+            title = f"{node['op']} {node['name']}: {time_text(us)}, begun at {time_text(at)}"
+            put(colour.get(str(node["op"]), "x"), at, us, title)
+        at += us
+    return parts
+
+
+def _alive(line: Sequence[Sequence[Any]], scale: float, high: float) -> str:
+    """The activations that are alive, as an area; of what falls on one place, the most."""
+    at, places = 0.0, dict[int, float]()
+    for _, us, alive in line:
+        first, last = int(at * scale), int((at + us) * scale)
+        for x in range(first, last + 1):
+            places[x] = max(places.get(x, 0.0), alive * high)
+        at += us
+    base = _LANE + _MEMORY + 2
+    steps = " ".join(f"{x} {base - y:.1f}" for x, y in places.items())
+    return f'<path class="alive" d="M0 {base:.0f} L{steps} {at * scale:.0f} {base:.0f} Z"/>' if steps else ""

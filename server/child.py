@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -38,7 +39,7 @@ SIDECAR = "weights.safetensors"
 FRAME = "frame-"  # and the number of a step: the model after it
 _FRAMES = 128 << 20  # bytes of all of them
 FILES = {  # what a job leaves, by the name that the job table keeps it under
-    "json": "graph.json", "onnx": "graph.onnx", "parts": "weights.json", "weights": SIDECAR,
+    "json": "graph.json", "onnx": "graph.onnx", "data": "graph.onnx.data", "parts": "weights.json", "weights": SIDECAR,
     "report": "report.json", "comparison": "comparison.json",
 }  # fmt: skip
 
@@ -144,7 +145,7 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
 
     options = pipeline.Options(**_options(job))
     result = pipeline.optimize(graph, options=options, progress=progress)
-    return _write(result, options, int(job["result"]))
+    return _write(result, options, job)
 
 
 def _load() -> Graph:
@@ -172,11 +173,14 @@ def _options(job: dict[str, Any]) -> dict[str, Any]:
     return {**options, "memory_limit": int(job["memory"]) // 2}
 
 
-def _write(result: Result, options: Options, most: int) -> dict[str, Any]:
-    """Every representation of the result that fits; at least one does, or it is a ``ResourceLimit``."""
-    from superopt import pipeline
+def _write(result: Result, options: Options, job: dict[str, Any]) -> dict[str, Any]:
+    """Every representation of the result that fits; at least one does, or it is a ``ResourceLimit``.
+
+    What is too large to be one message is written once: for an ONNX model as one with its weights in a file beside it,
+    for a JSON graph as one with them in a safetensors file.
+    """
     from superopt.formats.tensors import RandomData
-    from superopt.server.compare import union
+    from superopt.server.told import tell
 
     out = Path("out")
     weights = result.graph.weights
@@ -187,10 +191,16 @@ def _write(result: Result, options: Options, most: int) -> dict[str, Any]:
     whole = sum(w.type.nbytes or 0 for w in weights)
     stored = sum(w.type.nbytes or 0 for w in weights if not isinstance(w.data, RandomData | None))
     without: dict[str, str] = {}
-    forms = (("json", stored * 4 // 3, _write_json), ("parts", stored, _write_parts), ("onnx", whole, _write_onnx))
-    for name, size, write in forms:
-        if size > 0.95 * min(most, 2**31):
-            without[name] = f"the weights are {size >> 20} MiB in this form; the limit is {most >> 20} MiB"
+    most, beside = int(job["result"]), bool(job["onnx"])
+    inline, large = 0.95 * min(most, int(job["inline"])), 0.95 * most
+    forms = (
+        ("json", stored * 4 // 3, inline, _write_json),
+        ("parts", stored, inline if beside else large, _write_parts),
+        ("onnx", whole, large if beside else inline, partial(_write_onnx, external_above=int(inline))),
+    )
+    for name, size, limit, write in forms:
+        if size > limit:
+            without[name] = f"the weights are {size >> 20} MiB in this form; the limit is {int(limit) >> 20} MiB"
             continue
         try:
             write(result.graph, out / FILES[name])
@@ -198,13 +208,11 @@ def _write(result: Result, options: Options, most: int) -> dict[str, Any]:
             without[name] = str(error)
     if len(without) == len(forms):
         raise ResourceLimit(f"the result is too large to send: {without['json']}")
-    report, way = pipeline.explained(result, options)
-    told = report.json() | {"roofline": _roofline(result, options)}
-    (out / FILES["report"]).write_text(json.dumps(told, allow_nan=False))
-    if way is not None:
-        _write_frames([step.graph for step in way.steps])
-    view = union(result.original, result.graph, sizes=options.sizes)
-    (out / FILES["comparison"]).write_text(json.dumps(view, allow_nan=False))
+    told = tell(result, options)
+    (out / FILES["report"]).write_text(json.dumps(told.report, allow_nan=False))
+    if told.way is not None:
+        _write_frames([step.graph for step in told.way.steps])
+    (out / FILES["comparison"]).write_text(json.dumps(told.comparison, allow_nan=False))
     return said | {"without": without}
 
 
@@ -219,18 +227,6 @@ def _write_frames(graphs: Sequence[Graph]) -> None:
         return
     for number, graph in enumerate(graphs, 1):
         Path("out", f"{FRAME}{number}.json").write_text(format_document(to_json(graph)), encoding="utf-8")
-
-
-def _roofline(result: Result, options: Options) -> dict[str, Any]:
-    """The report's roofline under the ceilings of this machine, where the job's own time was not enough to learn them:
-    they are measured once, which takes seconds, and kept."""
-    from superopt import cost
-
-    data = dict(result.report.roofline or {})
-    if options.target != "cpu" or "flops_per_second" in data:
-        return data
-    with cost.for_target("cpu", runtime=options.runtime, sizes=options.sizes) as model:
-        return data | cost.ceilings(model.peaks())
 
 
 def _write_json(graph: Graph, path: Path) -> None:
@@ -249,10 +245,10 @@ def _write_parts(graph: Graph, path: Path) -> None:
         path.unlink()
 
 
-def _write_onnx(graph: Graph, path: Path) -> None:
+def _write_onnx(graph: Graph, path: Path, external_above: int) -> None:
     from superopt.formats import save
 
-    save(graph, path, external_above=2**31)
+    save(graph, path, external_above=external_above)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from networkx.utils import UnionFind
@@ -25,22 +25,32 @@ MOST_NODES = 20_000  # nodes of either side above which nothing is drawn
 BOTH, BEFORE, AFTER = "both", "before", "after"
 _LONG = 120  # characters of a name or attribute
 _WEIGHTS = 6
+_DIGITS = 6  # of a node's microseconds
+Line = Sequence[tuple[int, float, int]]
+Timelines = tuple[Line, Line]
 
 
-def union(before: Graph, after: Graph, *, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
+def union(
+    before: Graph, after: Graph, *, sizes: Mapping[str, int] | None = None, timelines: Timelines | None = None
+) -> dict[str, Any]:
     """The union graph of an input and its result, as JSON data (``superopt.comparison``).
 
     Args:
         before: the input.
         after: the result.
         sizes: what symbolic dimensions are taken to be.
+        timelines: of both (:func:`superopt.cost.timeline`), where they are known; the data has them by the union's
+            nodes: number, microseconds, bytes of activations alive.
     """
     found: dict[str, Any] = {"format": "superopt.comparison", "version": 1}
     most = max(len(before.nodes), len(after.nodes))
     if most > MOST_NODES:
         return found | {"omitted": f"graphs of {most} nodes are not drawn (at most {MOST_NODES})"}
     made = _Union(before, after, sizes or {})
-    return found | {"nodes": made.nodes, "edges": made.edges, "regions": made.regions()}
+    found |= {"nodes": made.nodes, "edges": made.edges, "regions": made.regions()}
+    if timelines is not None:
+        found["timeline"] = made.timeline(*timelines)
+    return found
 
 
 def _verbatim(node: Node) -> tuple[str, ...]:
@@ -95,8 +105,9 @@ class _Union:
         for i, node in enumerate(after.nodes):
             if i in pairs:
                 number = self._of[BEFORE][pairs[i]]
-                if node.name != self.nodes[number]["name"]:
-                    self.nodes[number]["renamed"] = printable(node.name, _LONG)
+                name = printable(_name(node), _LONG)
+                if name != self.nodes[number]["name"]:
+                    self.nodes[number]["renamed"] = name
             else:
                 number = self._add(_describe(node, after, types_after, AFTER))
             self._of[AFTER].append(number)
@@ -166,6 +177,13 @@ class _Union:
             for region, numbers in sorted(members.items())
         ]  # fmt: skip
 
+    def timeline(self, before: Line, after: Line) -> dict[str, list[list[float]]]:
+        """What happens at inference, by side: number of a node, microseconds, bytes of activations alive."""
+        return {
+            side: [[self._of[side][i], float(f"{us:.{_DIGITS}g}"), alive] for i, us, alive in line]
+            for side, line in ((BEFORE, before), (AFTER, after))
+        }
+
     def _look(self, number: int) -> str:
         return f"{self.nodes[number]['op']}/{self.nodes[number]['side']}"
 
@@ -174,13 +192,18 @@ def _digest(parts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
+def _name(node: Node) -> str:
+    """What a node is called; where it has no name, what it makes first."""
+    return node.name or next((o for o in node.outputs if o), "")
+
+
 def _describe(node: Node, graph: Graph, types: Mapping[str, Any], side: str) -> dict[str, Any]:
     weights = [f"{printable(n, 60)} {graph.constants[n].type}" for n in node.inputs if n in graph.constants]
     first = next((o for o in node.outputs if o), "")
     kind = types.get(first)
     found: dict[str, Any] = {
         "op": printable(f"{node.domain}.{node.op}" if node.domain else node.op, _LONG),
-        "name": node.name or first, "side": side, "type": str(kind) if kind is not None else "",
+        "name": _name(node), "side": side, "type": str(kind) if kind is not None else "",
         "attributes": {printable(k, 40): _text(v) for k, v in sorted(node.attributes.items())[:16]},
         "weights": weights[:_WEIGHTS],
     }  # fmt: skip

@@ -77,9 +77,21 @@ class Connection(HttpToolsProtocol):
                 self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Forget it. Nothing refers to itself any more: a crowd that leaves is not left to the garbage collector."""
         self._gone()
+        self._out.forget()
+        self._last_word = None
+        if self.cycle is None:
+            super().connection_lost(exc)
+            return
+        if not self.cycle.response_complete:
+            self.cycle.disconnected = True
+        self._door.queue(self.loop, self._host, partial(self._let_go, exc))  # whoever waits for it wakes up in turn
+
+    def _let_go(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.cycle = None  # type: ignore[assignment]
+        self.pipeline.clear()
 
     def _gone(self) -> None:
         self._door.leave(self)
@@ -183,8 +195,7 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:  # what follows is in another protocol
             self._deafen()
         except httptools.HttpParserCallbackError as error:
-            found = error.__context__
-            self._refuse(found if isinstance(found, Problem) else _malformed(error))
+            self._refuse(_meant(error))
         except httptools.HttpParserError as error:
             self._refuse(_malformed(error))
         except Problem as problem:
@@ -345,6 +356,7 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, problem: Problem) -> None:
         """Answer with a problem, after the answers that are due before it, and close."""
         self._door.count(problem.kind, problem.status)
+        problem.with_traceback(None)  # its frames know this connection, which keeps it for a while
         if self._reading is _Reading.BODY:  # the application has its request, or would get it next
             if self._owners:
                 self._door.end(self._owners.pop())
@@ -416,6 +428,12 @@ class Connection(HttpToolsProtocol):
             self._refuse(
                 Problem(408, "body-timeout", f"the body brings less than {self._limits.body_rate} bytes a second")
             )
+
+
+def _meant(error: httptools.HttpParserCallbackError) -> Problem:
+    """What a callback of the parser raised."""
+    found = error.__context__
+    return found if isinstance(found, Problem) else _malformed(error)
 
 
 def _malformed(error: Exception) -> Problem:

@@ -8,6 +8,7 @@ the address with the most connections goes first. And requests are begun in turn
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import logging
 import time
@@ -36,6 +37,9 @@ _WORK = 0.002  # seconds of parsing
 _MOMENT = 1.0  # seconds that a connection may wait for its client, where its address has too many
 _SILENT = 1.0  # seconds without a byte after which a body may give way, where there is no room for another connection
 _LONGEST = 64  # characters of an address
+_CROWD = 64  # open connections from which looking for garbage among all that is new would be felt as a pause
+_YOUNG = 10  # collections of what is young after which the old is due, as Python's own default has it
+_GARBAGE = 30.0  # seconds between two looks for garbage, however many connections there are
 _TELL = 60.0  # seconds between two lines of the log about what was refused
 
 
@@ -61,11 +65,12 @@ class Connections:
         self.refused: Counter[tuple[str, int]] = Counter()  # (kind, status; 0 is a connection that was just closed)
         self._told: Counter[tuple[str, int]] = Counter()
         self._tell_at = 0.0
+        self._collected = 0.0  # when garbage was looked for
         self._trusted = ProxyHeadersMiddleware(_nothing, list(limits.trusted_proxies)).trusted_hosts
         self._all: dict[Connection, _Address] = {}
         self._closing: dict[Connection, float] = {}  # those that count no more, and when their patience ends
         self._addresses: dict[str, _Address] = {}
-        self._sweeping: asyncio.TimerHandle | None = None
+        self._sweeping: asyncio.Handle | None = None
         self._worked = -1.0  # seconds since the last look at the network; negative: none yet
         self._taking_turns = False
         self._queues: dict[str, deque[Callable[[], None]]] = {}  # requests that wait for their turn, by sender
@@ -116,14 +121,16 @@ class Connections:
             if yes:
                 address.waiting[connection] = None
 
-    def _thin_out(self, address: _Address, now: float) -> None:
+    def _thin_out(self, address: _Address, now: float) -> Iterator[None]:
         """Close what an address has too much of, the longest waiting first; who came this moment may yet ask."""
         if address.name in self._trusted:
             return
         many = address.open - self.limits.connections_per_address
         for connection in [c for c in address.waiting if c.waited(now) > _MOMENT][:many]:
-            self.count("evicted")
-            connection.evict()
+            if connection in address.waiting:
+                self.count("evicted")
+                connection.evict()
+                yield
 
     def _make_room(self, now: float) -> bool:
         """Close a connection that waits for its client, or whose body has stalled; false if there is none."""
@@ -216,20 +223,35 @@ class Connections:
 
     # --- time --------------------------------------------------------------------------------------------------
 
-    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        now = loop.time()
+    def _sweep(self, loop: asyncio.AbstractEventLoop, steps: Iterator[None] | None = None) -> None:
+        """Look at all connections, a few between two looks at the network."""
+        steps = steps or self._look_at_all(loop.time())
+        until = time.perf_counter() + _WORK
+        for _ in steps:
+            if time.perf_counter() > until:
+                self._sweeping = loop.call_soon(self._sweep, loop, steps)
+                return
+        busy = self._all or self._closing
+        self._sweeping = loop.call_later(_EVERY, self._sweep, loop) if busy else None
+
+    def _look_at_all(self, now: float) -> Iterator[None]:
         for connection in list(self._all):
-            connection.tick(now, _EVERY)
+            if connection in self._all:
+                connection.tick(now, _EVERY)
+                yield
         for address in [a for a in self._addresses.values() if a.open > self.limits.connections_per_address]:
-            self._thin_out(address, now)
+            yield from self._thin_out(address, now)
         for connection in [c for c, until in self._closing.items() if now > until]:
             connection.abort()
+            yield
         if now >= self._tell_at and self.refused != self._told:
             new = self.refused - self._told
             log.warning("refused: %s", ", ".join(f"{n} × {status or ''} {kind}" for (kind, status), n in new.items()))
             self._told, self._tell_at = self.refused.copy(), now + _TELL
-        busy = self._all or self._closing
-        self._sweeping = loop.call_later(_EVERY, self._sweep, loop) if busy else None
+        rest = len(self._all) < _CROWD or now - self._collected > _GARBAGE
+        if rest and gc.get_count()[2] >= _YOUNG:  # the supervisor leaves it to this
+            self._collected = now
+            gc.collect()
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-__all__ = ["Database", "events", "jobs", "keys", "now", "results"]
+__all__ = ["Database", "events", "jobs", "keys", "now", "pins", "results"]
 
 T = TypeVar("T")
 metadata = sa.MetaData()
@@ -96,6 +96,14 @@ results = sa.Table(
     sa.Column("outputs", sa.JSON, nullable=False),
 )  # fmt: skip
 
+pins = sa.Table(
+    "pins", metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # the last part of the link
+    sa.Column("job", sa.Text, sa.ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False, unique=True),
+    sa.Column("owner", sa.Text, nullable=False, index=True),
+    sa.Column("created", sa.Double, nullable=False),
+)  # fmt: skip
+
 versions = sa.Table(
     "schema_version", metadata,
     sa.Column("version", sa.Integer, primary_key=True),
@@ -105,6 +113,7 @@ versions = sa.Table(
 # Each step takes the schema from its position to the next. Released steps are never edited, only followed.
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     lambda connection: metadata.create_all(connection, [keys, jobs, events, results]),
+    lambda connection: metadata.create_all(connection, [pins]),
 )
 _LOCK = 0x5EED0709  # PostgreSQL advisory lock under which one process migrates
 

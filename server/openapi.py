@@ -12,9 +12,10 @@ from superopt.server.parameters import DESCRIPTIONS
 from superopt.server.problems import MEDIA, TITLES
 
 __all__ = [
-    "CERTIFICATE", "COMPARISON", "EVENTS", "FRAME", "GRAPH", "HEALTH", "JOB", "JOB_ACCEPTED", "JUDGEMENT", "LIMITS",
-    "METRICS", "OPERATORS", "OPTIMIZED", "PROFILES", "REPORT", "RULE", "RULES", "TRIAL", "continuation", "document",
-    "UPLOADS", "UPLOAD_MADE", "last_event_id", "submission", "tus", "typed_rule",
+    "CERTIFICATE", "COMPARISON", "EVENTS", "FILE", "FRAME", "GALLERY", "GALLERY_ENTRY", "GRAPH", "HEALTH", "JOB",
+    "JOB_ACCEPTED", "JUDGEMENT", "LIMITS", "METRICS", "OPERATORS", "OPTIMIZED", "PIN", "PROFILES", "REPORT", "RULE",
+    "RULES", "TRIAL", "UNPIN", "UPLOADS", "UPLOAD_MADE", "continuation", "document", "guarded", "last_event_id",
+    "submission", "tus", "typed_rule",
 ]  # fmt: skip
 
 Responses = dict[int | str, dict[str, Any]]
@@ -67,7 +68,9 @@ SCHEMAS: dict[str, Any] = {
             },
             "ahead": {"type": ["integer", "null"], "description": "queued jobs that come first"},
             "problem": {"anyOf": [{"$ref": "#/components/schemas/Problem"}, {"type": "null"}]},
-            "links": {"type": "object", "additionalProperties": _NAME},
+            "links": {"type": "object", "additionalProperties": {"anyOf": [_NAME, {
+                "type": "object", "additionalProperties": _NAME,
+                "description": "files: the result's, by the names under which they belong together"}]}},
             "representations": {"type": "object", "additionalProperties": {"type": "integer"},
                                 "description": "media types of the result and their sizes in bytes"},
         },
@@ -79,6 +82,8 @@ SCHEMAS: dict[str, Any] = {
         "nodes": {"type": "array", "items": {"type": "object", "required": ["op", "name", "side"]}},
         "edges": {"type": "array", "items": {"type": "array"}, "description": "[from, to, side]"},
         "regions": {"type": "array"},
+        "timeline": {"type": "object", "description": "by side, for each node that runs in turn: its number, "
+                     "microseconds (modelled), bytes of activations alive"},
         "omitted": {"type": "string", "description": "why there are no nodes"}}},
     "Graph": {"type": "object", "required": ["format", "version", "opset", "inputs", "nodes", "outputs"],
               "description": "`superopt schema` prints the whole schema", "properties": {
@@ -141,8 +146,13 @@ JOB_ACCEPTED: Responses = {
 JOB = _json(_ref("Job"), 401, 403, 404, 503)
 GRAPH: Responses = {200: _GRAPHS, **_UNCHANGED, **_problems(404, 406, 409, 410, 422, 500, 503)}
 REPORT = {**_json(_ref("Report"), 404, 409, 410, 422, 500, 503), **_UNCHANGED}
-COMPARISON = {**_json(_ref("Comparison"), 404, 409, 410, 422, 500, 503), **_UNCHANGED}
+COMPARISON = {**_json(_ref("Comparison"), 400, 404, 409, 410, 422, 500, 503), **_UNCHANGED}
 FRAME = {**_json(_ref("Graph"), 400, 404, 409, 410, 422, 500, 503, media=GRAPH_JSON), **_UNCHANGED}
+FILE: Responses = {
+    200: {"description": "the file", "content": {ONNX: {"schema": {"type": "string", "format": "binary"}}}},
+    206: {"description": "the range of it that was asked for"}, 416: {"description": "there is no such range"},
+    **_UNCHANGED, **_problems(404, 409, 410, 422, 500, 503),
+}  # fmt: skip
 JUDGEMENT = _json({"type": "object", "required": ["format", "verdict"]}, 400, 401, 408, 413, 422, 503)
 _TUS = {"Tus-Resumable": {"schema": _NAME}, "Upload-Offset": {"schema": _NAME}}
 _UPLOAD_ERRORS = _problems(400, 401, 404, 408, 409, 413, 415, 422, 429, 503)
@@ -164,6 +174,12 @@ CERTIFICATE = {**_json({"type": "object", "required": ["format", "id", "rule", "
 TRIAL = _json(_ref("Trial"), 400, 404, 503)
 OPERATORS = {**_json({"type": "object", "required": ["operators", "total"]}), **_UNCHANGED}
 PROFILES = _json({"type": "object", "required": ["profiles"]})
+GALLERY = {**_json({"type": "object", "required": ["models", "total"]}, 400), **_UNCHANGED}
+GALLERY_ENTRY = {**_json({"type": "object", "required": ["format", "model", "target", "device", "report"]}, 404),
+                 **_UNCHANGED}  # fmt: skip
+_KEEP = (400, 401, 403, 404, 409, 429, 503)
+PIN = _json({"type": "object", "required": ["pin", "link", "job"]}, *_KEEP)
+UNPIN: Responses = {204: {"description": "done"}, **_problems(*_KEEP)}
 LIMITS = _json({"type": "object", "required": ["limits", "version", "api_key_needed"]})
 HEALTH = _json({"type": "object", "required": ["status"]}, 503)
 METRICS = _json({"type": "string"}, 503, media="text/plain")
@@ -208,6 +224,11 @@ def typed_rule() -> dict[str, Any]:
                "lhs": ["Add(MatMul(x, a), MatMul(x, b))"], "rhs": ["MatMul(x, Add(a, b))"]}  # fmt: skip
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}},
             "security": [{}, {"key": []}]}  # fmt: skip
+
+
+def guarded() -> dict[str, Any]:
+    """An operation that needs a key where the service does."""
+    return {"security": [{}, {"key": []}]}
 
 
 def tus(*headers: str) -> dict[str, Any]:

@@ -26,9 +26,11 @@ from superopt.server.certificates import Certificates
 from superopt.server.connections import Connections
 from superopt.server.database import Database
 from superopt.server.evidence import Evidence
+from superopt.server.gallery import Gallery
 from superopt.server.health import Health
 from superopt.server.judge import Judge
 from superopt.server.keys import ANYONE, Caller, Keys
+from superopt.server.pins import Pins
 from superopt.server.problems import Problem
 from superopt.server.recorded import Recorded
 from superopt.server.settings import Settings
@@ -66,6 +68,8 @@ class Service:
         self.judge = Judge()
         self.evidence = Evidence(BUILT_IN)
         self.recorded = Recorded(self.settings.corpus)
+        self.gallery = Gallery(self.settings.corpus)
+        self.pins = Pins(self.database, self.settings.limits)
         self.health = Health(self.store, self.blobs.incoming)
         self._slow = CapacityLimiter(_SLOW)
         self._trying = threading.BoundedSemaphore(_TRIALS)
@@ -185,9 +189,25 @@ class Service:
         Raises:
             Problem: 404.
         """
-        found = await run_in_threadpool(self.store.job, job_id) if _HEX.fullmatch(job_id) else None
+        found = await run_in_threadpool(self.store.job, job_id) if self.is_job(job_id) else None
         if found is None:
             raise Problem(404, "not-found", "there is no such job, or it is not kept any more")
+        return found
+
+    @staticmethod
+    def is_job(text: str) -> bool:
+        """Whether this is how a job's id is written."""
+        return _HEX.fullmatch(text) is not None
+
+    async def own_job(self, job_id: str, caller: Caller) -> dict[str, Any]:
+        """A job of the caller's.
+
+        Raises:
+            Problem: 404; 403 where it belongs to another.
+        """
+        found = await self.job(job_id)
+        if found["owner"] != caller.owner:
+            raise Problem(403, "forbidden", "the job belongs to another key")
         return found
 
 

@@ -39,7 +39,8 @@ class Limits:
         job_seconds: wall time of one attempt, all included; then the best so far is asked for.
         last_words: how long it may take to hand that over before it is killed.
         job_memory: address space of the child that does the work.
-        result: largest file that the child may write; a larger result has no ONNX representation.
+        result: largest file that the child may write.
+        inline: largest result that is one text or protobuf message; the weights of a larger one are in a file.
         attempts: how often a job is tried when its worker dies.
         per_minute: jobs an API key may submit in a minute.
         active: unfinished jobs an API key may have.
@@ -47,6 +48,7 @@ class Limits:
         retention: how long a finished job and its files are kept.
         grace: age at which a file that nothing refers to is removed.
         disk: bytes that finished jobs may keep; the oldest go first.
+        pins: finished jobs that one owner may keep beyond the retention.
         streams: progress streams open at once.
         streams_per_address: of them, those of one client address.
     """
@@ -64,7 +66,8 @@ class Limits:
     job_seconds: float = 600.0
     last_words: float = 20.0
     job_memory: int = 8 * GIB
-    result: int = 2 * GIB
+    result: int = 8 * GIB
+    inline: int = 2 * GIB
     attempts: int = 3
     per_minute: int = 600
     active: int = 200
@@ -72,6 +75,7 @@ class Limits:
     retention: float = 86_400.0
     grace: float = 60.0
     disk: int = 20 * GIB
+    pins: int = 100
     streams: int = 200
     streams_per_address: int = 100
 

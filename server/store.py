@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection, Result
 from sqlalchemy.exc import IntegrityError
 
 from superopt.server.body import sidecars
-from superopt.server.database import Database, events, jobs, now, results
+from superopt.server.database import Database, events, jobs, now, pins, results
 from superopt.server.problems import Problem
 from superopt.server.settings import Limits
 
@@ -41,6 +41,7 @@ _REUSE = (
 )  # fmt: skip
 _QUEUE = sa.insert(jobs).values(created=now()).returning(jobs)
 _ANSWER = sa.insert(jobs).values(created=now(), finished=now()).returning(jobs)
+_PINNED = sa.select(pins.c.job)
 _NOTE = sa.insert(events).values(at=now())
 # Jobs that wait, those of one owner, and those it submitted within a minute.
 _OWNED, _UNFINISHED = jobs.c.owner == sa.bindparam("owner"), jobs.c.state.in_(_WAITING)
@@ -317,17 +318,18 @@ class Store:
         """Forget what is older than the retention, and the oldest of what is over the disk limit."""
         limit = now() - self.limits.retention
         with self.database.write() as connection:
-            connection.execute(sa.delete(jobs).where(jobs.c.finished < limit))
+            connection.execute(sa.delete(jobs).where(jobs.c.finished < limit, jobs.c.id.not_in(_PINNED)))
             connection.execute(sa.delete(results).where(results.c.created < limit))
             self._fit(connection)
 
     def _fit(self, connection: Connection) -> None:
         left = self.limits.disk
         old: list[str] = []
-        statement = sa.select(jobs.c.id, jobs.c.outputs).where(jobs.c.state == "succeeded")
-        for row in connection.execute(statement.order_by(jobs.c.finished.desc())):
+        statement = sa.select(jobs.c.id, jobs.c.outputs, jobs.c.id.in_(_PINNED).label("pinned"))
+        statement = statement.where(jobs.c.state == "succeeded")
+        for row in connection.execute(statement.order_by(sa.desc("pinned"), jobs.c.finished.desc())):
             left -= sum(f["size"] for f in row.outputs["files"].values()) + row.outputs["input"]
-            if left < 0:
+            if left < 0 and not row.pinned:
                 old.append(row.id)
         if old:
             connection.execute(sa.delete(jobs).where(jobs.c.id.in_(old)))

@@ -29,6 +29,7 @@ _ROOT = str(Path(superopt.__file__).parents[1])
 _START = "import sys; sys.path.append({root!r}); from superopt.server.worker import main; main()"
 _PR_SET_PDEATHSIG = 1
 _SWITCH = 0.0005  # seconds a thread may keep the interpreter: cheap answers do not queue behind the database's work
+_NEVER = 1 << 30
 _BACKLOG = 2048  # connections that may wait to be accepted
 _ACCEPTS = 64  # connections accepted between two looks at the network: libuv takes one for each handle of the socket
 _FILES = 256  # besides connections: the database, bodies that are received, results that are sent
@@ -137,6 +138,7 @@ def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> 
                 await super().startup(sockets)
                 gc.collect()
                 gc.freeze()  # the library stays: looking through it again took 150 ms in which nothing was answered
+                gc.set_threshold(*gc.get_threshold()[:2], _NEVER)  # the connections see to it, when there are few
                 if announce is not None and self.started:
                     name = f"[{settings.host}]" if ":" in settings.host else settings.host
                     announce(f"http://{name}:{place.getsockname()[1]}")

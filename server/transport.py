@@ -29,15 +29,32 @@ class Reads(asyncio.BufferedProtocol):
         self.buffer_updated = connection.received  # type: ignore[method-assign,assignment]
 
 
+class _Nobody:
+    """Whose a transport is once its connection is lost: nothing is read or written any more."""
+
+    leaving = deaf = True
+    held = False
+
+    def close(self) -> None:
+        """It is closed."""
+
+
+_NOBODY = _Nobody()
+
+
 class Outgoing:
     """The transport as uvicorn's protocol sees it: counts what is written, and closes so that it can be read."""
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self._transport = transport
-        self._connection = connection
+        self._connection: Connection | _Nobody = connection
         self._written = 0
         self._taken = (0.0, 0)  # when this many bytes of it were taken; 0.0: nothing is unsent
         self.get_extra_info = transport.get_extra_info
+
+    def forget(self) -> None:
+        """The connection is lost."""
+        self._connection = _NOBODY
 
     def write(self, data: bytes) -> None:
         if not self._connection.leaving:

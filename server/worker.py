@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 
 import superopt
 from superopt.server.blobs import Blobs
-from superopt.server.body import MODEL_FILE, sidecars
+from superopt.server.body import MODEL_FILE, ONNX, sidecars
 from superopt.server.child import FILES, FRAME
 from superopt.server.database import Database
 from superopt.server.settings import Settings
@@ -170,7 +170,7 @@ class Worker:
         self.blobs.copy(held.model, folder / "in" / MODEL_FILE)
         for name, digest in sidecars(held.weights).items():
             self.blobs.copy(digest, folder / "in" / name)
-        (folder / "job.json").write_text(json.dumps({"options": held.options}))
+        (folder / "job.json").write_text(json.dumps({"options": held.options, "onnx": held.media == ONNX}))
 
     def _adopt(self, held: Claim, folder: Path, outputs: dict[str, Any]) -> dict[str, Any]:
         files = {}
@@ -189,7 +189,9 @@ class _Nursery:
     def __init__(self, settings: Settings) -> None:
         limits = settings.limits
         seconds = limits.job_seconds + limits.last_words
-        given = json.dumps({"memory": limits.job_memory, "result": limits.result, "seconds": seconds})
+        given = json.dumps(
+            {"memory": limits.job_memory, "result": limits.result, "inline": limits.inline, "seconds": seconds}
+        )
         environment = {
             "PATH": os.defpath, "HOME": "/nonexistent", "OMP_NUM_THREADS": "1",
             "SUPEROPT_CACHE": str(settings.data / "profile"),

@@ -23,6 +23,7 @@ from urllib.request import Request, urlopen
 __all__ = ["Client", "ServiceError"]
 
 _PIECE = 8 << 20  # bytes of one request of an upload
+_READ = 1 << 20
 _FINAL = frozenset({"succeeded", "failed", "cancelled"})
 _LOST = (URLError, HTTPException, ConnectionError, TimeoutError)
 
@@ -131,11 +132,43 @@ class Client:
         return job
 
     def result(self, job_id: str, path: str | Path) -> Path:
-        """Fetch the rewritten model: as ONNX, or as a JSON graph where the name ends in ``.json``."""
+        """Fetch the rewritten model: as ONNX, or as a JSON graph where the name ends in ``.json``.
+
+        An ONNX model above 2 GiB has its weights in a file, which is put beside it under the name that the model has
+        for it. What was cut goes on where it was; nothing half-fetched is left under these names.
+        """
         path = Path(path)
+        files = self.job(job_id)["links"].get("files", {})
+        if path.suffix != ".json" and "graph.onnx" in files:
+            for name, place in files.items():
+                self._fetch(place, path if name == "graph.onnx" else path.with_name(name))
+            return path
         media = "application/vnd.superopt.graph+json" if path.suffix == ".json" else "application/octet-stream"
         path.write_bytes(self._ask("GET", f"/v1/jobs/{quote(job_id)}/result", headers={"Accept": media})[0])
         return path
+
+    def _fetch(self, place: str, path: Path) -> None:
+        """A file in one stream, on where it was cut."""
+        part = path.with_name(f"{path.name}.part")
+        deadline = time.monotonic() + self._patience
+        with part.open("wb") as file:
+            while True:
+                headers = {**self._headers, **({"Range": f"bytes={file.tell()}-"} if file.tell() else {})}
+                try:
+                    with urlopen(Request(self._url + place, headers=headers), timeout=self._timeout) as answer:
+                        whole = file.tell() + int(answer.headers["Content-Length"])
+                        while piece := answer.read(_READ):
+                            file.write(piece)
+                            deadline = time.monotonic() + self._patience
+                    if file.tell() == whole:
+                        break
+                except HTTPError as error:
+                    raise _refused(error) from None
+                except _LOST:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.5)
+        part.replace(path)
 
     def report(self, job_id: str) -> dict[str, Any]:
         """What was rewritten, by which rules, and what it gained."""
@@ -198,9 +231,13 @@ class Client:
             with urlopen(request, timeout=self._timeout) as answer:
                 return answer.read(), {k.lower(): v for k, v in answer.headers.items()}
         except HTTPError as error:
-            text = error.read()
-            try:
-                problem = json.loads(text)
-            except ValueError:
-                problem = {"detail": text[:200].decode(errors="replace")}
-            raise ServiceError(error.code, problem) from None
+            raise _refused(error) from None
+
+
+def _refused(error: HTTPError) -> ServiceError:
+    text = error.read()
+    try:
+        problem = json.loads(text)
+    except ValueError:
+        problem = {"detail": text[:200].decode(errors="replace")}
+    return ServiceError(error.code, problem)

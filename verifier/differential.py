@@ -57,6 +57,8 @@ __all__ = [
     "make_inputs", "signature_difference",
 ]  # fmt: skip
 
+Pair = tuple[Graph, Graph]
+_GROWN = 2  # times that a place which fails is grown
 _TRIALS = 3  # unsteered inputs
 _NOTED = 3  # notes about places
 _COPIES = 3.0  # memory of a check: the original's values, and the reference's, twice as wide
@@ -187,29 +189,31 @@ def _bounded(
 
 def check_regions(
     pairs: Iterable[tuple[Graph, Graph]], *, seed: int = 0, trials: int = 1, time_limit: float | None = None,
-    runtime: Runtime = ONNX_RUNTIME, slack: Slack = EXACT,
+    runtime: Runtime = ONNX_RUNTIME, slack: Slack = EXACT, grow: Callable[[Pair], Pair] | None = None,
 ) -> CheckResult:  # fmt: skip
     """Check a model too large to run whole, region by region: the same check on pairs of subgraphs.
 
     Stops at the first that fails or cannot be checked: then the whole is not checked either. Errors are the largest of
-    any region.
+    any region. What a region reads is free here, and in the model it may not be: one that fails is looked at again, a
+    few times, as ``grow`` makes it (:func:`superopt.ir.diff.grown`: with what makes its inputs).
     """
     deadline = None if time_limit is None else time.monotonic() + time_limit
     total = CheckResult("skipped", reason="no region was checked")
     for position, (before, after) in enumerate(pairs):
-        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-        if left == 0.0:
-            return replace(total, verdict="skipped", reason=f"the time ran out after {position} regions")
-        found = check(
-            before,
-            after,
-            seed=seed + position,
-            trials=trials,
-            time_limit=left,
-            patience=left,
-            runtime=runtime,
-            slack=slack,
-        )
+        for turn in range(1 + (_GROWN if grow is not None else 0)):
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            if left == 0.0:
+                return replace(total, verdict="skipped", reason=f"the time ran out after {position} regions")
+            found = check(
+                before, after, seed=seed + position, trials=trials, time_limit=left, patience=left, runtime=runtime,
+                slack=slack,
+            )  # fmt: skip
+            if found.verdict != "failed" or grow is None or turn == _GROWN:
+                break
+            size = len(before.nodes)
+            before, after = grow((before, after))
+            if len(before.nodes) == size:
+                break
         if found.verdict == "failed":
             return replace(found, reason=f"region {position}: {found.reason}")
         if found.verdict == "skipped" and deadline is not None and time.monotonic() > deadline:

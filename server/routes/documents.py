@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from superopt.server.body import GRAPH_JSON, MULTIPART, ONNX
-from superopt.server.child import FRAME, SIDECAR
+from superopt.server.child import FILES, FRAME, SIDECAR
 from superopt.server.problems import Problem, from_outcome
 from superopt.server.service import Service
 from superopt.server.store import reusable
@@ -27,6 +27,8 @@ _FORMS: Mapping[str, str] = {
 }  # fmt: skip
 _TYPES = {"json": GRAPH_JSON, "onnx": ONNX, "parts": MULTIPART}
 _CHUNK = 1 << 20
+# What makes up a result: fetched file by file, each can be gone on with where a connection was cut (Range).
+_PIECES = {"onnx": ("onnx",), "onnx and data": ("onnx", "data"), "json": ("json",), "parts": ("parts", "weights")}
 _SUFFIX = {"json": ".json", "onnx": ".onnx", "report": ".report.json", "comparison": ".comparison.json"}
 
 
@@ -49,6 +51,9 @@ def describe(job: Mapping[str, Any], *, ahead: int | None = None) -> dict[str, A
     }  # fmt: skip
     if job["state"] == "succeeded":
         found["links"] |= {"result": f"{base}/result", "report": f"{base}/report"}
+        found["links"]["files"] = {
+            FILES[name]: f"{base}/files/{FILES[name]}" for name in _PIECES[_form_of(outputs["files"])]
+        }  # fmt: skip
         found["representations"] = {_TYPES[name]: size for name, size in _graphs(outputs["files"]).items()}
         if "comparison" in outputs["files"]:
             found["links"]["comparison"] = f"{base}/comparison"
@@ -62,11 +67,20 @@ def describe(job: Mapping[str, Any], *, ahead: int | None = None) -> dict[str, A
 def _graphs(files: Mapping[str, Any]) -> dict[str, int]:
     """The forms in which the result can be had, and about how many bytes each takes."""
     found = {name: int(facts["size"]) for name, facts in files.items() if name in _TYPES}
-    if "parts" in found:
+    if "data" in files:  # an ONNX model that is not whole by itself
+        found["parts"] = found.pop("onnx") + int(files["data"]["size"])
+    elif "parts" in found:
         found["parts"] += int(files["weights"]["size"])
     elif "json" in found:  # no weight is long enough for a part of its own
         found["parts"] = found["json"]
     return found
+
+
+def _form_of(files: Mapping[str, Any]) -> str:
+    """The form of :data:`_PIECES` in which a result can be had whole, the most usual first."""
+    if "data" in files:
+        return "onnx and data"
+    return next(name for name in ("onnx", "json", "parts") if name in files)
 
 
 def ended(job: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -134,11 +148,15 @@ async def send_result(service: Service, job: Mapping[str, Any], request: Request
 
 
 async def _send_parts(service: Service, job: Mapping[str, Any], request: Request, extra: Mapping[str, str]) -> Response:
-    """The result as it can be sent in: ``multipart/form-data`` with the parts ``graph`` and ``weights.safetensors``."""
+    """The result as it can be sent in: ``multipart/form-data`` with the parts ``graph`` and ``weights.safetensors``, or
+    ``data`` where it is an ONNX model with its weights beside it."""
     files = job["outputs"]["files"]
-    wanted = [("graph", "graph.json", GRAPH_JSON, files["parts" if "parts" in files else "json"])]
-    if "parts" in files:
-        wanted.append((SIDECAR, SIDECAR, "application/octet-stream", files["weights"]))
+    if "data" in files:
+        wanted = [("graph", FILES["onnx"], ONNX, files["onnx"]), ("data", FILES["data"], ONNX, files["data"])]
+    elif "parts" in files:
+        wanted = [("graph", "graph.json", GRAPH_JSON, files["parts"]), (SIDECAR, SIDECAR, ONNX, files["weights"])]
+    else:
+        wanted = [("graph", "graph.json", GRAPH_JSON, files["json"])]
     tag = f'"{hashlib.sha256("".join(facts["sha256"] for *_, facts in wanted).encode()).hexdigest()}"'
     headers = {"ETag": tag, "Cache-Control": "private, max-age=3600", **extra}
     if tag in request.headers.get("if-none-match", ""):
@@ -168,8 +186,9 @@ def _joined(pieces: list[bytes | Path]) -> Iterator[bytes]:
 
 
 async def send_file(
-    service: Service, job: Mapping[str, Any], request: Request, name: str, media: str, extra: Mapping[str, str]
-) -> Response:
+    service: Service, job: Mapping[str, Any], request: Request, name: str, media: str, extra: Mapping[str, str],
+    *, filename: str = "",
+) -> Response:  # fmt: skip
     """A file of a finished job, with its digest as ETag."""
     facts = job["outputs"]["files"][name]
     tag = f'"{facts["sha256"]}"'
@@ -179,5 +198,5 @@ async def send_file(
     path = service.blobs.path(facts["sha256"])
     if not await run_in_threadpool(path.is_file):
         raise Problem(410, "gone", "the result is not kept any more; submit the model again")
-    suffix = _SUFFIX.get(name, f".{name}.json")
-    return FileResponse(path, media_type=media, headers=headers, filename=f"{job['id'][:8]}{suffix}")
+    filename = filename or f"{job['id'][:8]}{_SUFFIX.get(name, f'.{name}.json')}"
+    return FileResponse(path, media_type=media, headers=headers, filename=filename)

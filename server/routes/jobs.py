@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from superopt.server import openapi as doc
-from superopt.server.body import GRAPH_JSON, Upload, receive
-from superopt.server.child import FRAME
+from superopt.server.body import GRAPH_JSON, ONNX, Upload, receive
+from superopt.server.child import FILES, FRAME
 from superopt.server.keys import Caller
 from superopt.server.parameters import read_options
 from superopt.server.problems import Problem
@@ -123,9 +123,7 @@ async def go_on(service: Service, job_id: str, caller: Caller, seconds: Sequence
     Raises:
         Problem: 403 or 404; 409 where there is nothing to go on with; 400 for the time limit.
     """
-    job = await service.job(job_id)
-    if job["owner"] != caller.owner:
-        raise Problem(403, "forbidden", "the job belongs to another key")
+    job = await service.own_job(job_id, caller)
     if reusable(ended(job)):
         raise Problem(409, "conflict", "the search of this job went to its end; there is nothing to go on with")
     asked = read_options(lambda name: seconds if name == "time_limit" else (), service.settings.limits,
@@ -149,9 +147,7 @@ async def delete_job(job_id: str, request: Request) -> Response:
     """Cancels a job that has not ended; one that has ended stays as it is. Either way it says what state it is in."""
     service = of(request)
     caller = await service.caller(request)
-    job = await service.job(job_id)
-    if job["owner"] != caller.owner:
-        raise Problem(403, "forbidden", "the job belongs to another key")
+    await service.own_job(job_id, caller)
     after = await run_in_threadpool(service.store.cancel, job_id)
     if after is None:
         raise Problem(404, "not-found", "there is no such job, or it is not kept any more")
@@ -196,6 +192,19 @@ async def get_frame(job_id: str, step: int, request: Request) -> Response:
         )  # fmt: skip
         raise Problem(404, "not-found", why)
     return await send_file(service, job, request, f"{FRAME}{step}", GRAPH_JSON, {})
+
+
+@router.get("/{job_id}/files/{name}", responses=doc.FILE, summary="Fetch a file of the result")
+async def get_result_file(job_id: str, name: str, request: Request) -> Response:
+    """One of the job's ``links.files``, whole or a ``Range`` of it: so a large one goes on where it was cut."""
+    service = of(request)
+    job = await service.job(job_id)
+    files = ended(job)["files"]
+    kept = next((key for key, file in FILES.items() if file == name and key in files), None)
+    if kept is None:
+        raise Problem(404, "not-found", "the result has no such file")
+    media = GRAPH_JSON if name.endswith(".json") else ONNX
+    return await send_file(service, job, request, kept, media, {"Accept-Ranges": "bytes"}, filename=name)
 
 
 @router.get("/{job_id}/events", responses=doc.EVENTS, summary="Follow a job", openapi_extra=doc.last_event_id())

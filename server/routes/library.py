@@ -151,7 +151,8 @@ async def get_corpus_page(request: Request) -> Response:
     models = await run_in_threadpool(_models, service)
     return page("corpus.html", "/corpus", wide=bool(service.recorded.runs), models=models, runs=service.recorded.runs,
                 measured=bool(service.recorded.measured), tools=service.recorded.tools,
-                benchmarks=service.recorded.benchmarks, known=service.catalogue.entries)  # fmt: skip
+                benchmarks=service.recorded.benchmarks, opens=service.gallery.names,
+                known=service.catalogue.entries)  # fmt: skip
 
 
 def _models(service: Service) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ router = APIRouter(tags=["service"])
 _PUBLIC = (
     "sync_body", "body", "upload", "uploads",
     "body_idle", "body_seconds", "sync_seconds", "wait", "search_seconds", "most_search_seconds",
-    "job_seconds", "job_memory", "result", "per_minute", "active", "queued", "retention", "streams",
+    "job_seconds", "job_memory", "result", "per_minute", "active", "queued", "retention", "pins", "streams",
     "streams_per_address",
 )  # fmt: skip
 

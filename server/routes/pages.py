@@ -12,16 +12,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from superopt.ir.errors import printable
-from superopt.report.roofline import roofline
 from superopt.server.blobs import Spool
 from superopt.server.body import GRAPH_JSON, ONNX, Upload, receive
-from superopt.server.charts import cost_bars, staircase
+from superopt.server.charts import timeline
 from superopt.server.keys import Caller
 from superopt.server.parameters import read_options
 from superopt.server.problems import Problem
 from superopt.server.routes.documents import describe, ended, send_file
 from superopt.server.routes.jobs import go_on
 from superopt.server.routes.render import page
+from superopt.server.routes.reports import shown
 from superopt.server.service import Service, of
 from superopt.server.store import FINAL
 
@@ -127,19 +127,19 @@ async def get_job_page(job_id: str, request: Request) -> Response:
 
 def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
     """What the page says of a job that succeeded; its report is ``None`` when it is not kept any more."""
-    files = job["outputs"]["files"]
+    files, said = job["outputs"]["files"], describe(job)
     path = service.blobs.path(files["report"]["sha256"])
     if not path.is_file():
         return {"report": None}
-    report = json.loads(path.read_text())
-    data = report.get("roofline") or {}
-    if report["status"] == "unchanged":
-        data = {k: v for k, v in data.items() if k != "after"}
-    plot, note = roofline(data)
-    way = report.get("derivation") or {}
-    stairs = staircase([way["before_us"], *(s["us"] for s in way["steps"])]) if way else ""
+    drawing = service.blobs.path(files["comparison"]["sha256"]) if "comparison" in files else None
+    lines = json.loads(drawing.read_bytes()) if drawing is not None and drawing.is_file() else {}
+    frames = f"{said['links']['self']}/frames" if "frames" in said["links"] else ""
+    sentences = ["It was cut short: there may be more to find."] if "continue" in said["links"] else []
+    if job["cached"]:
+        sentences.append("The result of an equal earlier job.")
     return {
-        "report": report, "bars": cost_bars(data), "plot": plot, "plot_note": note, "steps": way, "stairs": stairs,
+        "addresses": {"comparison": said["links"].get("comparison", ""), "frames": frames}, "sentences": sentences,
+        "timeline": timeline(lines), "pinned": service.pins.of(job["id"]), **shown(json.loads(path.read_text())),
     }  # fmt: skip
 
 
@@ -159,10 +159,21 @@ async def post_cancel(job_id: str, request: Request) -> Response:
     service = of(request)
     try:
         caller = await _caller(request, service)
-        job = await service.job(job_id)
-        if job["owner"] != caller.owner:
-            raise Problem(403, "forbidden", "the job belongs to another key")
+        await service.own_job(job_id, caller)
         await run_in_threadpool(service.store.cancel, job_id)
+    except Problem as problem:
+        return page("problem.html", "", status=problem.status, problem=problem.body)
+    return RedirectResponse(f"/jobs/{job_id}", 303)
+
+
+@router.post("/jobs/{job_id}/pin")
+async def post_pin_page(job_id: str, request: Request) -> Response:
+    """The page's button to keep the job; back to the page, which says the link."""
+    service = of(request)
+    try:
+        caller = await _caller(request, service)
+        await service.own_job(job_id, caller)
+        await run_in_threadpool(service.pins.pin, job_id, caller.owner)
     except Problem as problem:
         return page("problem.html", "", status=problem.status, problem=problem.body)
     return RedirectResponse(f"/jobs/{job_id}", 303)
@@ -187,7 +198,7 @@ async def get_graph_file(job_id: str, form: str, request: Request) -> Response:
     try:
         job = await service.job(job_id)
         files = ended(job)["files"]
-        if form not in ("json", "onnx") or form not in files:
+        if form not in ("json", "onnx") or form not in files or (form == "onnx" and "data" in files):
             raise Problem(404, "not-found", "the result has no such form")
         return await send_file(service, job, request, form, GRAPH_JSON if form == "json" else ONNX, {})
     except Problem as problem:

@@ -16,7 +16,7 @@ from superopt.server.body import pieces
 from superopt.server.problems import Problem
 from superopt.server.service import of
 
-__all__ = ["MOST_SEED", "read_seed", "router"]
+__all__ = ["MOST_SEED", "read_seed", "router", "sent"]
 
 router = APIRouter(prefix="/v1", tags=["library"])
 MOST_SEED = 999_999
@@ -24,7 +24,8 @@ _MOST_RULE = 1 << 14  # bytes of one that is typed
 Word = Annotated[str, Query(max_length=200)]
 
 
-def _sent(request: Request, body: bytes, headers: dict[str, str] | None = None) -> Response:
+def sent(request: Request, body: bytes, headers: dict[str, str] | None = None) -> Response:
+    """JSON that is the same for everybody, with its digest as ETag."""
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     common = {"ETag": tag, "Cache-Control": "public, max-age=60", **(headers or {})}
     if tag in request.headers.get("if-none-match", ""):
@@ -50,7 +51,7 @@ async def get_rules(
         filters = {"operator": operator, "family": family, "verdict": verdict, "q": q}
         query = urlencode({**{k: v for k, v in filters.items() if v}, "after": rest[limit - 1], "limit": limit})
         headers["Link"] = f'</v1/rules?{query}>; rel="next"'
-    return _sent(request, body, headers)
+    return sent(request, body, headers)
 
 
 @router.get("/rules/{rule_id}", responses=doc.RULE, summary="One rule")
@@ -121,7 +122,7 @@ def read_seed(text: str) -> int:
 @router.get("/operators", responses=doc.OPERATORS, summary="Operators that are understood")
 async def get_operators(request: Request) -> Response:
     """Every operator with a meaning, and how many rules mention it; any other is carried through untouched."""
-    return _sent(request, of(request).catalogue.operators)
+    return sent(request, of(request).catalogue.operators)
 
 
 @router.get("/profiles", responses=doc.PROFILES, summary="Targets")

@@ -25,7 +25,7 @@ from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.runtime.limits import refuse_unbounded
 
-__all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "node_work", "work"]
+__all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "node_work", "timeline", "work"]
 
 _LOWERABLE = 1 << 29  # bytes of weights above which a graph is not handed to ONNX Runtime just to be costed
 _VIEWS = ONNX_RUNTIME_CPU.views  # what only renames memory, on every backend
@@ -119,6 +119,30 @@ def graph_work(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = N
         "flops": done.flops, "bytes": done.bytes, "intensity": done.intensity, "weight_bytes": done.weight_bytes,
         "peak_activation_bytes": done.peak_activation_bytes,
     }  # fmt: skip
+
+
+def timeline(
+    graph: Graph, model: CostModel, typing: Typing | None = None, *, sizes: Mapping[str, int] | None = None
+) -> tuple[tuple[int, float, int], ...]:
+    """What happens at inference, node after node as the graph lists them.
+
+    Each node is priced as it stands in the graph, and what the backend fuses once; :func:`graph_cost` may know better
+    what the whole takes, from the graph that the runtime makes of it.
+
+    Args:
+        graph: the model.
+        model: where costs come from.
+        typing: its inferred types, if at hand.
+        sizes: what symbolic dimensions are costed at.
+
+    Returns:
+        For each node that runs: its position among the graph's nodes, microseconds, and bytes of activations that are
+        alive while it runs.
+    """
+    facts = _Facts(graph, typing or infer(graph, dict(sizes or {})), sizes or {})
+    alive = list(facts.alive())
+    parts = facts.grouped(list(facts.applications(model, max((size for _, size in alive), default=0))), model)
+    return tuple((position, parts[position][2].us, size) for position, size in alive)
 
 
 def node_work(
@@ -241,11 +265,12 @@ class _Facts:
             kind = weight.type if weight is not None else None
         return (kind.nbytes or 0) if kind is not None and not isinstance(kind, OpaqueType) else 0
 
-    def _peak(self) -> int:
+    def alive(self) -> Iterator[tuple[int, int]]:
+        """For each node that runs, in the order of the graph: its position, and bytes of activations alive then."""
         root: dict[str, str] = {}
         last: dict[str, int] = {}
-        running = [n for n, _ in self.running()]
-        for step, node in enumerate(running):
+        running = [(i, n) for i, n in enumerate(self.graph.nodes) if not all(r in self.static for r in n.reads)]
+        for step, (_, node) in enumerate(running):
             if node.op in _VIEWS and not node.domain and node.inputs and node.inputs[0] not in self.static:
                 root[node.outputs[0]] = root.get(node.inputs[0], node.inputs[0])
             for name in node.reads:
@@ -253,19 +278,23 @@ class _Facts:
         for value in self.graph.outputs:
             last[root.get(value.name, value.name)] = len(running)
         alive = {v.name: self._bytes(v.name) for v in self.graph.inputs if v.name in last}
-        size = peak = sum(alive.values())
+        size = sum(alive.values())
         ends: dict[int, list[str]] = {}
         for name, step in last.items():
             ends.setdefault(step, []).append(name)
-        for step, node in enumerate(running):
+        for step, (position, node) in enumerate(running):
             for output in node.outputs:
                 if output and output not in root:
                     alive[output] = self._bytes(output)
                     size += alive[output]
-            peak = max(peak, size)
+            yield position, size
             gone = ends.get(step, []) + [o for o in node.outputs if o and o not in root and o not in last]
             size -= sum(alive.pop(name, 0) for name in gone)
-        return peak
+
+    def _peak(self) -> int:
+        fed = {r for node, _ in self.running() for r in node.reads} | {v.name for v in self.graph.outputs}
+        inputs = sum(self._bytes(v.name) for v in self.graph.inputs if v.name in fed)
+        return max((size for _, size in self.alive()), default=inputs)
 
     def per_node(self) -> Iterator[tuple[Node, int, int]]:
         """FLOPs and bytes moved of every node that runs at inference."""

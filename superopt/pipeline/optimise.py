@@ -14,7 +14,7 @@ from superopt import cost as costs
 from superopt import formats, report
 from superopt.cost import CostModel, GraphCost
 from superopt.ir.collecting import rarely_collected
-from superopt.ir.diff import changed_regions
+from superopt.ir.diff import changed_regions, grown
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError, printable
 from superopt.ir.graph import Graph, structural_hash
 from superopt.ir.poly import symbols
@@ -474,6 +474,7 @@ class _Attempt:
             time_limit=self._patience(),
             runtime=runtime_named(self.options.runtime),
             slack=slack,
+            grow=lambda pair: grown(self.graph, after, pair, self.typing.types),
         )
         why = f"checked place by place, because {whole.reason}"
         return replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from service_testing import Live, free_port, tiny
+from service_testing import GRAPH, Live, free_port, start, stop, tiny, until
 from test_live import with_data
 
 from superopt.client import Client, ServiceError
 from superopt.formats import load
+from superopt.server.settings import Limits, Settings
 from superopt.verifier.differential import check
 
 
@@ -50,3 +51,36 @@ def test_rules_and_judgements(live: Live) -> None:
 def test_nobody_is_there() -> None:
     with pytest.raises(OSError, match="refused"):
         Client(f"http://127.0.0.1:{free_port()}", patience=0.1).job("x")
+
+
+def test_a_result_that_is_too_large_for_one_message_comes_in_files(tmp_path: Path) -> None:
+    """As above 2 GiB, where a protobuf message ends; the limit is set lower here."""
+    limits = Limits(search_seconds=5.0, inline=1 << 12)
+    live = start(Settings(data=tmp_path / "data", port=free_port(), workers=1, poll=0.1, limits=limits))
+    try:
+        for name, body in with_data().items():
+            (tmp_path / ("model.onnx" if name == "graph" else name)).write_bytes(body)
+        service = Client(live.url)
+        done = service.wait(service.submit(tmp_path / "model.onnx", tmp_path / "model.onnx.data")["id"], timeout=120)
+        assert list(done["links"]["files"]) == ["graph.onnx", "graph.onnx.data"]
+        assert list(done["representations"]) == ["multipart/form-data"]
+        made = service.result(done["id"], tmp_path / "faster.onnx")
+        assert (tmp_path / "graph.onnx.data").stat().st_size > 1 << 12
+        assert check(load(tmp_path / "model.onnx"), load(made), trials=1).verdict == "passed"
+        place = done["links"]["files"]["graph.onnx.data"]
+        whole = live.http.get(place).content
+        rest = live.http.get(place, headers={"Range": "bytes=1000-"})
+        assert (rest.status_code, rest.content) == (206, whole[1000:])
+        assert live.http.get(place, headers={"Range": f"bytes={len(whole) + 9}-"}).status_code == 416
+        posted = live.http.get(f"{done['links']['self']}/result")
+        again = live.http.post(
+            "/v1/jobs", content=posted.content, headers={"Content-Type": posted.headers["content-type"]}
+        )
+        assert again.status_code in (200, 202), again.text  # what it gives can be posted as it is
+        until(lambda: live.succeeded(again))
+        assert live.http.get(f"/jobs/{done['id']}/graph.onnx").status_code == 404  # it is not whole by itself
+        assert "graph.onnx.data" in live.http.get(f"/jobs/{done['id']}").text
+        as_json = live.http.get(f"{done['links']['self']}/result", headers={"Accept": GRAPH})
+        assert as_json.status_code == 406
+    finally:
+        stop(live)

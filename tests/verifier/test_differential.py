@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
+from superopt.ir.diff import changed_regions, grown
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
+from superopt.ops.infer import infer
 from superopt.verifier.differential import Slack, check, check_regions, make_inputs
 from superopt.verifier.graphs import verify
 
@@ -162,6 +165,23 @@ def test_regions():
     assert bad.verdict == "failed"
     assert bad.reason.startswith("region 2")
     assert check_regions([]).verdict == "skipped"
+
+
+def test_a_place_that_differs_alone_is_looked_at_with_what_makes_its_inputs() -> None:
+    """Relu(r) is r where r is a Relu: which the place itself does not know."""
+
+    def chain(last: str) -> Graph:
+        nodes = [("Relu", "x", "r"), ("Relu", "r", "s"), ("Exp", last, "y")]
+        used = [Node(o, op, (i,), (o,)) for op, i, o in nodes if o != "s" or last == "s"]
+        return graph(used, {}, TensorType(F, (4, 8)))
+
+    before = chain("s")
+    types = infer(before).types
+    for after, verdict in ((chain("r"), "passed"), (chain("x"), "failed")):
+        pairs = changed_regions(before, after, types)
+        assert check_regions(pairs).verdict == "failed"
+        grow = partial(grown, before, after)
+        assert check_regions(pairs, grow=lambda pair, grow=grow: grow(pair, types)).verdict == verdict
 
 
 def off_by(share: float) -> tuple[Graph, Graph]:

@@ -1,11 +1,13 @@
 /** Before and after, side by side: the union of both graphs is laid out once and shown twice. */
 
-import { type Comparison, type Drawing, draw, FOLD_ABOVE, type UnionNode } from "./comparison";
+import { type Comparison, crowded, type Drawing, draw, type UnionNode } from "./comparison";
 import { button, html, isProblem } from "./dom";
 import { place, questionOf } from "./layout";
 import { Panes, type Shown } from "./panes";
 
-type Whole = Required<Pick<Comparison, "nodes" | "edges" | "regions">>;
+type Whole = Required<Pick<Comparison, "nodes" | "edges" | "regions">> & Pick<Comparison, "timeline">;
+const SIDES = ["before", "after"] as const;
+const WARM = [0.005, 0.01, 0.03, 0.08]; // shares of the whole from which a box is of the next level
 
 const NARROW = "(max-width: 62rem)";
 
@@ -14,7 +16,8 @@ export function wake(home: HTMLElement): void {
   void load(home.dataset["comparison"]!).then(
     (found) => {
       if (found.nodes && found.edges && found.regions) {
-        new Compare(home, { nodes: found.nodes, edges: found.edges, regions: found.regions });
+        const { nodes, edges, regions, timeline } = found;
+        new Compare(home, { nodes, edges, regions, ...(timeline ? { timeline } : {}) });
       } else {
         say(home, `Not drawn: ${found.omitted ?? "there is nothing to draw"}. The tables below say the same.`);
       }
@@ -44,11 +47,17 @@ class Compare {
   private readonly frames = html("div", { class: "panes" });
   private readonly status = html("span", { class: "say", role: "status" });
   private readonly folder: HTMLButtonElement;
+  private readonly heater: HTMLButtonElement;
+  private readonly times: Record<Shown, Map<number, number>>; // microseconds, by node
+  private found = -1; // of the nodes that the words fit, the one that is shown
 
   constructor(private readonly home: HTMLElement, private readonly given: Whole) {
-    this.fold = given.nodes.length > FOLD_ABOVE;
+    this.fold = crowded(given);
     this.panes = new Panes({ chosen: (box) => this.choose(box), step: (by) => this.step(by) });
     this.folder = button("Fold what is alike", () => this.toggleFold(), { "aria-pressed": String(this.fold) });
+    this.heater = button("Heat", () => this.toggleHeat(), { "aria-pressed": "false", disabled: !given.timeline });
+    const of = (side: Shown) => new Map((given.timeline?.[side] ?? []).map(([node, us]) => [node, us]));
+    this.times = { before: of("before"), after: of("after") };
     this.home.classList.add("compare");
     this.home.replaceChildren(this.bar(), this.frames, this.detail);
     if (given.regions.length > 0) this.home.after(this.list());
@@ -76,8 +85,85 @@ class Compare {
       button("−", () => this.panes.zoom(0.8), { "aria-label": "Zoom out" }),
       button("+", () => this.panes.zoom(1.25), { "aria-label": "Zoom in" }),
       button("Show all", () => this.panes.fit()),
-      this.folder, this.status,
+      this.folder, this.heater, this.finder(), this.status,
     );
+  }
+
+  /** Words for a node: Enter goes to the first one whose operator or name has them, and on. */
+  private finder(): HTMLElement {
+    const words = html("input", { type: "search", placeholder: "Find an operator or a name", "aria-label": "Find an operator or a name" });
+    words.addEventListener("input", () => (this.found = -1));
+    words.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault();
+      this.find(words.value.trim().toLowerCase(), event.shiftKey ? -1 : 1);
+    });
+    return words;
+  }
+
+  private find(words: string, by: number): void {
+    if (words === "") return;
+    const has = (node: UnionNode) => [node.op, node.name, node.renamed ?? ""].some((text) => text.toLowerCase().includes(words));
+    const fits = this.given.nodes.flatMap((node, number) => (has(node) ? [number] : []));
+    if (fits.length === 0) {
+      this.status.textContent = "none found";
+      return;
+    }
+    this.found = (this.found + by + fits.length) % fits.length;
+    const node = fits[this.found]!;
+    const reveal = () => {
+      const box = this.drawing.boxOf.get(node)!;
+      if (this.given.nodes[node]!.side !== "both") this.display(this.frames.classList.contains("one") ? (this.given.nodes[node]!.side as Shown) : "both");
+      this.panes.focus([box]);
+      this.choose(box);
+      this.status.textContent = `${this.found + 1} of ${fits.length} found`;
+    };
+    if (this.drawing.boxes[this.drawing.boxOf.get(node)!]!.folded) {
+      this.opened.add(node);
+      void this.redraw(node).then(reveal);
+    } else reveal();
+  }
+
+  private toggleHeat(): void {
+    const on = this.heater.getAttribute("aria-pressed") !== "true";
+    this.heater.setAttribute("aria-pressed", String(on));
+    this.warm();
+    this.detail.textContent = on
+      ? `Coloured by the share of its side's time: from ${WARM.map((share) => `${100 * share} %`).join(", ")} on. ${this.hottest()}`
+      : "Coloured by what changed.";
+  }
+
+  private hottest(): string {
+    const told = SIDES.map((side) => {
+      const line = [...this.times[side]].sort(([, a], [, b]) => b - a).slice(0, 3);
+      return `${side}: ${line.map(([node, us]) => `${this.given.nodes[node]!.op} ${this.given.nodes[node]!.name} ${micro(us)}`).join(", ")}`;
+    });
+    return `Hottest ${told.join("; ")}.`;
+  }
+
+  private warm(): void {
+    if (this.heater.getAttribute("aria-pressed") !== "true") {
+      this.panes.heat(undefined);
+      return;
+    }
+    const levels = { before: new Map<number, number>(), after: new Map<number, number>() };
+    for (const side of SIDES) {
+      const whole = Math.max(total(this.times[side]), 1e-9);
+      this.drawing.boxes.forEach((box, number) => {
+        const us = box.members.reduce((sum, node) => sum + (this.times[side].get(node) ?? 0), 0);
+        levels[side].set(number, WARM.filter((share) => us / whole >= share).length);
+      });
+    }
+    this.panes.heat(levels);
+  }
+
+  /** What a node takes, by side, as a fact of it. */
+  private takes(number: number): [string, string][] {
+    const told = SIDES.flatMap((side) => {
+      const us = this.times[side].get(number);
+      return us === undefined ? [] : [`${side} ${micro(us)} (${((100 * us) / Math.max(total(this.times[side]), 1e-9)).toFixed(1)} %)`];
+    });
+    return told.length > 0 ? [["takes, modelled", told.join(", ")]] : [];
   }
 
   private display(shown: Shown | "both"): void {
@@ -103,6 +189,7 @@ class Compare {
       const placed = await place(questionOf(this.drawing));
       const regions = this.given.regions.map((r) => this.boxesOf([...r.before, ...r.after], false));
       this.panes.show(this.drawing, placed, regions);
+      this.warm();
       if (keep !== undefined) this.panes.focus(this.boxesOf([keep], true));
       else if (this.given.regions.length > 0) this.go(0);
       else this.panes.fit();
@@ -161,9 +248,10 @@ class Compare {
       void this.redraw(chosen.members[0]);
       return;
     }
-    const node = this.given.nodes[chosen.members[0]!]!;
+    const number = chosen.members[0]!;
+    const node = this.given.nodes[number]!;
     this.panes.mark(box, node.region);
-    this.detail.replaceChildren(...told(node));
+    this.detail.replaceChildren(...told(node, this.takes(number)));
   }
 
   private toggleFold(): void {
@@ -198,8 +286,16 @@ function ruleLinks(rules: string[]): Node[] {
   return rules.map((rule) => html("a", { class: "chip", href: `/rules/${encodeURIComponent(rule)}` }, rule));
 }
 
-function told(node: UnionNode): (Node | string)[] {
-  const facts: [string, string][] = [["makes", node.type], ...Object.entries(node.attributes ?? {})];
+function total(times: Map<number, number>): number {
+  return [...times.values()].reduce((sum, us) => sum + us, 0);
+}
+
+function micro(us: number): string {
+  return us >= 1000 ? `${(us / 1000).toPrecision(3)} ms` : `${us.toPrecision(3)} µs`;
+}
+
+function told(node: UnionNode, takes: [string, string][]): (Node | string)[] {
+  const facts: [string, string][] = [["makes", node.type], ...takes, ...Object.entries(node.attributes ?? {})];
   if (node.weights && node.weights.length > 0) facts.push(["weights", node.weights.join(", ") + (node.more_weights ? ` and ${node.more_weights} more` : "")]);
   if (node.renamed) facts.push(["in the result", node.renamed]);
   const side = { both: "on both sides", before: "only before", after: "only after" }[node.side];

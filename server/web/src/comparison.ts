@@ -1,5 +1,7 @@
 /** What the service says of input and result (`superopt.comparison`), and what of it is drawn. */
 
+import { spans } from "./layout";
+
 export type Side = "both" | "before" | "after";
 
 export interface UnionNode {
@@ -26,6 +28,7 @@ export interface Comparison {
   nodes?: UnionNode[];
   edges?: [number, number, Side][];
   regions?: Region[];
+  timeline?: Record<"before" | "after", [node: number, us: number, alive: number][]>;
   omitted?: string;
 }
 
@@ -45,9 +48,15 @@ export interface Drawing {
   boxOf: Map<number, number>;
 }
 
-export const FOLD_ABOVE = 800; // nodes of the union from which repeated and unchanged parts are folded
+const FOLD_ABOVE = 800; // nodes of the union from which repeated and unchanged parts are folded
+const TANGLE = 8000; // ranks that edges pass by together, from which they are folded too: blocks that are densely connected
 const MOST_DRAWN = 900;
 const ENDS = 6; // inputs and outputs that are kept in sight
+
+/** Whether a union is too much to be drawn as it is. */
+export function crowded(given: Required<Pick<Comparison, "nodes" | "edges">>): boolean {
+  return given.nodes.length > FOLD_ABOVE || spans(given.nodes.length, given.edges) > TANGLE;
+}
 
 /**
  * What to draw: everything, or the changes with `hops` nodes around them. Of regions that look alike the first is

@@ -24,6 +24,25 @@ export function questionOf(drawing: Drawing): Question {
   };
 }
 
+/** How many ranks all edges pass by together: what dot has to route, and takes its time for. */
+export function spans(count: number, edges: [number, number, ...unknown[]][]): number {
+  const out: number[][] = Array.from({ length: count }, () => []);
+  const due = new Array<number>(count).fill(0);
+  for (const [from, to] of edges) {
+    out[from]!.push(to);
+    due[to]! += 1;
+  }
+  const rank = new Array<number>(count).fill(0);
+  const ready = due.flatMap((n, node) => (n === 0 ? [node] : []));
+  for (let node = ready.pop(); node !== undefined; node = ready.pop()) {
+    for (const other of out[node]!) {
+      rank[other] = Math.max(rank[other]!, rank[node]! + 1);
+      if ((due[other]! -= 1) === 0) ready.push(other);
+    }
+  }
+  return edges.reduce((sum, [from, to]) => sum + Math.max(0, rank[to]! - rank[from]! - 1), 0);
+}
+
 let worker: Worker | undefined;
 
 export function place(question: Question): Promise<Placed> {

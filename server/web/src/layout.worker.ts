@@ -1,9 +1,11 @@
 import { instance } from "@viz-js/viz";
 
-import type { Placed, Question } from "./layout";
+import { type Placed, type Question, spans } from "./layout";
 
 const POINTS = 72; // in an inch, which is what graphviz measures boxes in; one point is one pixel here
 const LARGE = 250; // boxes from which dot is told to hurry
+const TANGLED = 1000; // ranks passed by, from which edges are straight
+const HOPELESS = 10_000; // from which crossings are not looked at much
 
 interface Answer {
   bb: string;
@@ -13,7 +15,12 @@ interface Answer {
 
 async function answer(question: Question): Promise<Placed> {
   const viz = await instance();
-  const hurry = question.boxes.length > LARGE ? { nslimit: 1, nslimit1: 1, mclimit: 0.4, splines: "polyline" } : {};
+  const tangle = spans(question.boxes.length, question.edges);
+  const effort = tangle > HOPELESS ? 0.02 : 0.1;
+  const hurry =
+    question.boxes.length > LARGE || tangle > TANGLED
+      ? { nslimit: effort, nslimit1: effort, mclimit: effort, searchsize: 5, splines: tangle > TANGLED ? "line" : "polyline" }
+      : {};
   const text = viz.renderString(
     {
       graphAttributes: { ranksep: 0.32, nodesep: 0.16, ...hurry },

@@ -144,6 +144,14 @@ export class Panes {
     }
   }
 
+  /** Colour boxes by how hot they are, from 0; without levels as they were. */
+  heat(levels: Record<Shown, Map<number, number>> | undefined): void {
+    for (const side of ["before", "after"] as const) {
+      this.svgs[side].classList.toggle("heated", levels !== undefined);
+      for (const [number, node] of this.boxes[side]) node.dataset["heat"] = String(levels?.[side].get(number) ?? 0);
+    }
+  }
+
   private key(event: KeyboardEvent): void {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const acts: Record<string, () => void> = {
