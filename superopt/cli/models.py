@@ -14,6 +14,7 @@ from superopt import TIME_LIMIT
 from superopt.cli.outputs import claim, distinct
 from superopt.cli.shell import (
     MOST_WORKERS,
+    Cluster,
     Dims,
     Force,
     Input,
@@ -322,6 +323,7 @@ def profile(
     time_limit: Annotated[float, typer.Option(metavar="S", min=1)] = 1500.0,
     threads: Threads = 1,
     workers: Annotated[int, typer.Option(min=0, max=MOST_WORKERS, help="processes that plan; 0: one a core")] = 0,
+    cluster: Cluster = None,
     extend: Annotated[bool, typer.Option("--extend", help="keep what FILE holds, and add to it")] = False,
     dim: Dims = None,
     listing: Annotated[bool, typer.Option("--list", help="show the profiles that ship with superopt")] = False,
@@ -337,9 +339,8 @@ def profile(
     An interrupted or too short run goes on where it stopped. An existing FILE is measured again (-f) or added to
     (--extend).
     """
-    import os
-
     from superopt import lab
+    from superopt.fleet import Fleet
     from superopt.report.profiles import profile_rows, recorded_data, show_profiles, show_recorded
 
     if listing:
@@ -355,10 +356,10 @@ def profile(
     if dry_run is not None:
         _dry_run(given, dry_run, parse_dims(dim or []), report_json, force)
         return
-    with Progress() as progress:
+    with Fleet.open(workers, cluster) as fleet, Progress() as progress:
         found = lab.profile(
             given, output, target=target, runtime=runtime, threads=threads, time_limit=time_limit,
-            workers=workers or os.cpu_count() or 1, extend=extend, sizes=parse_dims(dim or []), progress=progress,
+            fleet=fleet, extend=extend, sizes=parse_dims(dim or []), progress=progress,
         )  # fmt: skip
     data = recorded_data(str(output), found.header, found.summary())
     if report_json is not None:

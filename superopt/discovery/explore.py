@@ -25,7 +25,7 @@ from superopt.rules.grammar import format_rule, parse_rule
 from superopt.rules.rule import Rule
 from superopt.verifier.sampling import Point
 
-__all__ = ["Bounds", "Explored", "OutOfBounds", "explore"]
+__all__ = ["Bounds", "Explored", "OutOfBounds", "explore", "key_of"]
 
 _GROWTH = 6000  # e-nodes that one rule may add to the universe of candidates
 _MATCHES = 3000
@@ -114,7 +114,7 @@ def explore(
     Args:
         theme: the vocabulary.
         config: seed and effort.
-        folder: where finished chunks are kept.
+        folder: where verdicts reached so far are kept.
         progress: called with a line of text now and then.
         bounds: when to give up.
         known: proved rules of other themes: what they derive is not looked for again.
@@ -123,14 +123,13 @@ def explore(
         OutOfBounds: time or memory is used up. Verdicts reached so far are in the folder.
     """
     chunks = Chunks(None if folder is None else Path(folder))
+    return _explored(theme, config, chunks, progress or _silent, bounds, known)
+
+
+def key_of(theme: Theme, config: Config, known: Sequence[Rule]) -> str:
+    """Digest of everything that decides what :func:`explore` gives."""
     effort = [config.seed, config.instances, config.trials, config.prove_seconds, config.terms]
-    key = digest_of("explored", code_digest(), theme.text, theme.operators, effort, list(map(rule_text, known)))
-    done = chunks.get(key)
-    if done is not None:
-        return Explored.from_json(done)
-    made = _explored(theme, config, chunks, progress or _silent, bounds, known)
-    chunks.put(key, made.as_json())
-    return made
+    return digest_of("explored", code_digest(), theme.text, theme.operators, effort, list(map(rule_text, known)))
 
 
 def _explored(
