@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from superopt import TIME_LIMIT
+from superopt.cli.many import optimize_many
 from superopt.cli.outputs import claim, distinct
 from superopt.cli.shell import (
     MOST_WORKERS,
@@ -44,9 +45,10 @@ MOST_TRIALS = 1_000_000  # of verify: more would be waited for in vain
 
 
 def optimize(
-    model: Model,
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="ONNX or superopt JSON; - for stdin")],
     output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="OUT", help=".onnx or .json; - for stdout")
+        str | None,
+        typer.Option("-o", "--output", metavar="OUT", help=".onnx or .json; - for stdout; of several models a folder"),
     ] = None,
     target: Target = "cpu",
     runtime: Runtime = "onnxruntime",
@@ -61,6 +63,10 @@ def optimize(
     disable: Annotated[list[str] | None, typer.Option(metavar="RULE", help="do without a rule or a family")] = None,
     dim: Dims = None,
     threads: Threads = 1,
+    workers: Annotated[
+        int, typer.Option(min=0, max=MOST_WORKERS, help="of several models: at once; 0: one a core")
+    ] = 0,
+    cluster: Cluster = None,
     measure: Annotated[bool, typer.Option("--measure", help="time input and result side by side")] = False,
     verify_by: Annotated[
         str, typer.Option("--verify", metavar="test|certify", help="certify: also prove the result region by region")
@@ -95,7 +101,11 @@ def optimize(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Rewrite MODEL into a faster, equivalent one, and report what changed."""
+    """Rewrite MODEL into a faster, equivalent one, and report what changed.
+
+    Several models go into the folder OUT, as many at once as --workers or --cluster says; a run that was stopped goes
+    on where it was.
+    """
     from superopt import pipeline
     from superopt.report.terminal import show_explanation, show_report
     from superopt.rules.floats import MODES
@@ -108,13 +118,21 @@ def optimize(
         raise UsageError(f"--float {printable(floats)!r} is none of {', '.join(MODES)}")
     if effort not in pipeline.EFFORTS:
         raise UsageError(f"--effort {printable(effort)!r} is none of {', '.join(pipeline.EFFORTS)}")
-    claim({"-o": output, "--json": report_json, "--html": report_html}, [model], force=force)
     options = pipeline.Options(
         target=target, time_limit=time_limit, memory_limit=parse_bytes(memory_limit), seed=seed, rules=rules,
         enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), threads=threads,
         measure=measure, check=not no_check, full_check=check == "full", certify=verify_by == "certify", strict=strict,
         floats=floats, effort=effort, runtime=runtime,
     )  # fmt: skip
+    if len(models) > 1:
+        if explain or learn is not None or report_html is not None:
+            raise UsageError("--explain, --discover and --html are about one model", hint="name one")
+        code = optimize_many(
+            models, output, options, workers=workers, cluster=cluster, report_json=report_json, force=force
+        )
+        raise typer.Exit(code)
+    model = models[0]
+    claim({"-o": output, "--json": report_json, "--html": report_html}, [model], force=force)
     if learn is not None and rules is not None:
         raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
     with Input(model) as path, Progress() as progress, TemporaryDirectory() as own:

@@ -21,9 +21,9 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from superopt.fleet import stamp
-from superopt.ir.errors import ResourceLimit
+from superopt.ir.errors import ResourceLimit, SuperoptError
 
-__all__ = ["Crew", "Lost", "isolated", "packed", "unpacked"]
+__all__ = ["Crew", "Lost", "Unlike", "isolated", "packed", "unpacked"]
 
 _START = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from superopt.fleet import child; child.serve()"
 _IDLE = 300.0  # seconds without a task after which a child ends
@@ -31,6 +31,14 @@ _IDLE = 300.0  # seconds without a task after which a child ends
 
 class Lost(ResourceLimit):
     """A task's process died or was ended; ``task`` and how often it was tried are in the message."""
+
+
+class Unlike(Exception):
+    """A worker refuses a task, because it is not like the client: ``why``."""
+
+    def __init__(self, why: SuperoptError) -> None:
+        self.why = why
+        super().__init__(why)
 
 
 def packed(
@@ -176,7 +184,10 @@ def _answer(call: bytes) -> bytes:
     try:
         common = json.loads(call[4 : 4 + size])["common"]
         if common is not None:
-            stamp.check(*common)
+            try:
+                stamp.check(*common)
+            except SuperoptError as error:
+                raise Unlike(error) from None
         function, arguments = pickle.loads(call[4 + size :])
         value = function(*arguments)
     except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -39,16 +40,25 @@ def connect(address: str) -> Cluster:
         )
     try:
         from distributed import Client, KilledWorker
+        from distributed.core import rpc
     except ImportError as error:
         raise BackendUnavailable(
             f"--cluster needs Dask: {error}", hint="pip install 'superopt[dask]'; without it, --workers N"
         ) from None
+
+    async def asked() -> None:
+        """Dask's own client waits for ever where something answers that is no scheduler; this does not."""
+        async with asyncio.timeout(_SECONDS), rpc(address, timeout=0.9 * _SECONDS) as scheduler:
+            await scheduler.identity()
+
     try:
+        asyncio.run(asked())
         client = Client(address, timeout=_SECONDS, set_as_default=False)
-    except (OSError, ValueError, ImportError, RuntimeError) as error:  # what Dask says of a scheduler that is none
+    except Exception as error:  # whatever Dask makes of what is there
         raise BackendUnavailable(
-            f"no Dask scheduler answers within {_SECONDS:.0f} s ({printable(str(error))})", where=address, hint=_START
-        ) from None
+            f"no Dask scheduler answers within {_SECONDS:.0f} s ({type(error).__name__}: {printable(str(error))})",
+            where=address, hint=_START,
+        ) from None  # fmt: skip
     size = _Size(client.nthreads)
     deadline = time.monotonic() + _SECONDS
     while not size() and time.monotonic() < deadline:

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from superopt.fleet import cluster, mpi, stamp
-from superopt.fleet.child import Crew, Lost, isolated, packed, unpacked
-from superopt.ir.errors import BackendUnavailable, UsageError
+from superopt.fleet.child import Crew, Lost, Unlike, isolated, packed, unpacked
+from superopt.ir.errors import BackendUnavailable, UsageError, printable
 
 __all__ = ["Checkpoints", "Fleet", "Outcome", "Task"]
 
@@ -287,9 +287,11 @@ class Fleet:
             BackendUnavailable, UsageError: a worker is not like this process.
         """
         task = given.task
+        if self._executor is None:
+            error = future.exception()
+            return Outcome(task, None if error else future.result(), error)
         try:
-            value = future.result()
-            return Outcome(task, value if self._executor is None else unpacked(value))
+            answer = future.result()
         except Lost as error:
             if "took longer" not in error.what and given.attempt < _ATTEMPTS:
                 return None
@@ -301,20 +303,16 @@ class Fleet:
             raise BackendUnavailable(
                 "the cluster dropped what it was given", where=self.where, hint="is its scheduler up? run it again"
             ) from None
-        except ImportError as error:
-            if not self.elsewhere:
-                return Outcome(task, None, error)
+        except Exception as error:  # not the task's, which comes as an answer
             raise BackendUnavailable(
-                f"a worker cannot load superopt: {error}", where=self.where,
-                hint="install the same version of superopt where the workers run",
+                f"the cluster cannot run superopt ({type(error).__name__}: {printable(str(error))})", where=self.where,
+                hint="install the same version of superopt where its scheduler and workers run",
             ) from None  # fmt: skip
+        try:
+            return Outcome(task, unpacked(answer))
+        except Unlike as error:
+            raise error.why from None
         except Exception as error:
-            if (
-                self.elsewhere
-                and isinstance(error, BackendUnavailable | UsageError)
-                and error.where.startswith("worker")
-            ):
-                raise
             return Outcome(task, None, error)
 
 

@@ -69,8 +69,8 @@ class Journal:
         return self._rows.get(key)
 
     def put(self, key: str, data: Mapping[str, Any]) -> None:
-        """Note a finished task."""
-        if key not in self._rows:
+        """Note a finished task; of two results of one task the last counts."""
+        if self._rows.get(key) != data:
             self._rows[key] = dict(data)
             self._append({"key": key, "result": data})
 

@@ -385,7 +385,7 @@ def test_a_worker_that_dies_takes_only_its_model(corpus: Corpus, monkeypatch: py
 
 def test_a_model_that_takes_longer_than_it_may_is_ended(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options(target="profile:none", time_limit=1.0)
-    monkeypatch.setattr(workers, "_GRACE", -1.99)
+    monkeypatch.setattr("superopt.pipeline.many._GRACE", -1.99)
     with Fleet.open(2) as fleet:
         (row,) = workers.run_all([Task("a.json", corpus.folder / "a.json", options)], fleet=fleet)
     assert (row.status, row.exit_code) == ("failed", 7)

@@ -10,19 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from superopt import fleet as fleets
-from superopt import formats
 from superopt.fleet import Fleet, Lost
-from superopt.ir.errors import ResourceLimit, SuperoptError
+from superopt.ir.errors import ResourceLimit
 from superopt.lab.gate.one import Task, row_of
+from superopt.pipeline.many import demand_of
 from superopt.pipeline.options import Progress, quiet
 from superopt.report.corpus import Row
 
 __all__ = ["run_all"]
-
-_BASE = 600 << 20  # bytes of a worker beside its model: interpreter, libraries, e-graphs
-_COPIES = 8  # of a model's weights, at worst: original and result in float32 and, for the reference, in float64
-_LARGE = 2 << 30  # bytes: a process that had such a model is not used again, so that its memory is free
-_GRACE = 180.0  # seconds beyond its time limit: loading and checking a large model on a busy machine
 
 
 def run_all(
@@ -44,7 +39,9 @@ def run_all(
     """
     fleet = fleet or Fleet()
     rows: dict[str, Row] = {}
-    line = [_sized(t) for t in tasks] if fleet.alone else sorted(map(_sized, tasks), key=lambda t: (-t.bytes, t.name))
+    line = [_sized(t) for t in tasks]
+    if not fleet.alone:
+        line.sort(key=lambda t: (-t.bytes, t.name))  # the largest first: a long last one would run alone
 
     def told(names: Sequence[str]) -> None:
         progress(len(rows), len(tasks), ", ".join(Path(n).stem for n in names))
@@ -61,11 +58,10 @@ def run_all(
 
 
 def _sized(task: Task) -> fleets.Task[Row]:
-    """The fleet's task; the largest first: a long last one would run alone."""
-    need = _need(task)
+    """The fleet's task."""
     files = tuple(p for p in (task.path, task.options.rules) if p is not None)
-    seconds = None if task.options.time_limit is None else 2 * task.options.time_limit + _GRACE
-    return fleets.Task(_row, (task,), task.model, files=files, seconds=seconds, bytes=need, last=need >= _LARGE)
+    need = demand_of(task.path, task.options)
+    return fleets.Task(_row, (task,), task.model, "", files, need.seconds, need.bytes, need.last)
 
 
 def _row(task: Task) -> Row:
@@ -73,12 +69,3 @@ def _row(task: Task) -> Row:
         return row_of(task)
     except MemoryError:
         return Row(task.model, error="out of memory", exit_code=ResourceLimit.exit_code)
-
-
-def _need(task: Task) -> int:
-    """Bytes that a model will take at most, roughly; a broken one takes none."""
-    try:
-        graph = formats.load(task.path)
-    except SuperoptError:
-        return _BASE
-    return _BASE + _COPIES * sum(w.type.nbytes or 0 for w in graph.weights)
