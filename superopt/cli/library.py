@@ -411,6 +411,15 @@ def discover(
     ),
     workers: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="processes")] = 1,
     cluster: Cluster = None,
+    shards: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=4096,
+            metavar="N",
+            help="enumerate each theme by the whole fleet in N ranges: no process holds all of its classes",
+        ),
+    ] = 0,
     time_limit: Annotated[float | None, typer.Option(metavar="S", min=1)] = None,
     memory_limit: Annotated[str | None, typer.Option(metavar="B", help="bytes a process may take, or 4G")] = None,
     target: Annotated[
@@ -442,7 +451,8 @@ def discover(
     try:
         with Fleet.open(workers, cluster) as fleet:
             result = run(
-                chosen, out=destination, fleet=fleet, time_limit=time_limit, memory_limit=parse_bytes(memory_limit),
+                chosen, out=destination, fleet=fleet, shards=shards, time_limit=time_limit,
+                memory_limit=parse_bytes(memory_limit),
                 progress=lambda line: err().print(line, markup=False, soft_wrap=True),
             )  # fmt: skip
     except KeyboardInterrupt:

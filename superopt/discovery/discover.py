@@ -15,9 +15,18 @@ from pathlib import Path
 from superopt.discovery.candidates import n_ary
 from superopt.discovery.config import Config, Theme
 from superopt.discovery.derive import SHORTCUT
-from superopt.discovery.explore import Bounds, Explored, OutOfBounds, explore, key_of
+from superopt.discovery.explore import (
+    Bounds,
+    Enumerated,
+    Explored,
+    OutOfBounds,
+    explore,
+    fingerprint_points,
+    key_of,
+)
 from superopt.discovery.gain import expected, gains
 from superopt.discovery.minimise import minimised
+from superopt.discovery.sharded import Traffic, enumerate_sharded
 from superopt.discovery.solved import SOLVED
 from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.fleet import Fleet, Journal, Lost, Outcome, Task
@@ -55,7 +64,7 @@ class DiscoveryResult:
 
 def discover(
     config: Config, *, out: Path | str, fleet: Fleet | None = None, time_limit: float | None = None,
-    memory_limit: int | None = None, progress: Progress | None = None,
+    memory_limit: int | None = None, shards: int = 0, progress: Progress | None = None,
 ) -> DiscoveryResult:  # fmt: skip
     """Discover a library and write it to a folder.
 
@@ -68,6 +77,8 @@ def discover(
         fleet: what does the work; this process where none is given.
         time_limit: seconds after which exploring stops; themes that are not finished are ``unfinished``.
         memory_limit: bytes that a process may reach; a theme that needs more is ``unfinished``.
+        shards: enumerate each theme in so many ranges of fingerprints, by the whole fleet, so that no process holds
+            all of its classes; 0: each theme whole, in one process.
         progress: called with lines of text.
 
     Raises:
@@ -80,7 +91,7 @@ def discover(
     started, cpu = time.monotonic(), _cpu_seconds()
     bounds = Bounds(None if time_limit is None else time.time() + time_limit, memory_limit)
     chunks = folder / ".chunks"
-    explored = _explore_all(config, chunks, bounds, fleet, say)
+    explored = _explore_all(config, chunks, bounds, fleet, shards, say)
     done = [explored[t.name] for t in config.themes if t.name in explored]
     unfinished = tuple(t.name for t in config.themes if t.name not in explored)
     proved = [r for e in done for r in e.rules]
@@ -124,16 +135,22 @@ def _cpu_seconds() -> float:
     )
 
 
-def _explore_all(config: Config, chunks: Path, bounds: Bounds, fleet: Fleet, say: Progress) -> dict[str, Explored]:
+def _explore_all(
+    config: Config, chunks: Path, bounds: Bounds, fleet: Fleet, shards: int, say: Progress
+) -> dict[str, Explored]:
     """Explored themes by name, in any order; those out of bounds are left out."""
     found: dict[str, Explored] = {}
     known: tuple[Rule, ...] = ()
     kept = Chunks(chunks)
+    traffic: dict[str, Traffic] = {}
 
     def task(theme: Theme) -> Task[dict[str, object]]:
         told = say if fleet.alone else None
         key = key_of(theme, config, known)
-        return Task(_explored, (theme, config, str(chunks), told, bounds, known), theme.name, key)
+        enumerated = None
+        if shards and not theme.solve and kept.get(key) is None and not bounds.passed():
+            enumerated, traffic[theme.name] = _sharded(theme, config, shards, fleet, chunks, say)
+        return Task(_explored, (theme, config, str(chunks), told, bounds, known, enumerated), theme.name, key)
 
     for theme in (t for t in config.themes if t.base):
         for outcome in fleet.each([task(theme)], kept=kept):
@@ -148,15 +165,32 @@ def _explore_all(config: Config, chunks: Path, bounds: Bounds, fleet: Fleet, say
             left = (time.monotonic() - started) / done * (len(rest) - done)
             got = f"{len(found[name].rules)} rules" if name in found else "no result"
             say(f"{name}: {got}; {done} of {len(rest)} themes on {fleet.where}, about {left:.0f} s to go")
+    for name, took in traffic.items():
+        if name in found:
+            found[name] = replace(found[name], log={**found[name].log, **took.as_json()})
     return found
 
 
 def _explored(
-    theme: Theme, config: Config, chunks: str, say: Progress | None, bounds: Bounds, known: Sequence[Rule]
-) -> dict[str, object]:
+    theme: Theme, config: Config, chunks: str, say: Progress | None, bounds: Bounds, known: Sequence[Rule],
+    enumerated: Enumerated | None,
+) -> dict[str, object]:  # fmt: skip
     """A theme's results as data. Verdicts on the way are kept where this process sees the run's folder."""
     folder = chunks if Path(chunks).parent.is_dir() else None
-    return explore(theme, config, folder, say, bounds, known).as_json()
+    return explore(theme, config, folder, say, bounds, known, enumerated).as_json()
+
+
+def _sharded(
+    theme: Theme, config: Config, shards: int, fleet: Fleet, chunks: Path, say: Progress
+) -> tuple[Enumerated, Traffic]:
+    """A theme's terms, enumerated by the whole fleet."""
+    points = fingerprint_points(theme, config)
+    chunks.mkdir(parents=True, exist_ok=True)
+    found, traffic = enumerate_sharded(
+        theme, points, config.seed, config.terms, shards=shards, fleet=fleet, kept=Chunks(chunks), folder=chunks,
+        progress=lambda level: say(f"{theme.name}: {level}, in {shards} ranges on {fleet.where}"),
+    )  # fmt: skip
+    return Enumerated(tuple(found.pairs), tuple(found.levels), found.complete), traffic
 
 
 def _finish(found: dict[str, Explored], outcome: Outcome[dict[str, object]], say: Progress) -> None:

@@ -72,6 +72,9 @@ def here(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
+SHARDED = ("--shards", "3")  # of discover: by ranges of fingerprints, which is to change nothing
+
+
 def everything(run: Run, folder: Path, *more: str) -> dict[str, Any]:
     for command in commands(folder).values():
         done = run(*command, *more)
@@ -109,7 +112,8 @@ def test_on_a_dask_cluster_while_a_worker_and_the_client_are_killed(expected: di
     pytest.importorskip("distributed", reason="an extra: pip install 'superopt[dask]'")
     (tmp_path / "dask").mkdir()
     with dask_cluster(tmp_path / "dask", 2) as cluster:
-        for name, command in commands(tmp_path).items():
+        for name, given in commands(tmp_path).items():
+            command = [*given, *(SHARDED if name == "discover" else ())]
             done = here(*command, "--cluster", cluster.address)
             if name in ("discover", "optimize"):  # a worker is killed while it works, then the client
                 until_work_is_done(tmp_path, name, done)
@@ -138,8 +142,7 @@ def test_under_mpiexec_while_a_rank_is_killed(expected: dict[str, Any], tmp_path
         start = [launcher, "-n", str(count), sys.executable, "-m", "superopt.cli"]
         return lambda *arguments: subprocess.Popen([*start, *arguments], cwd=ROOT, stdout=-3, stderr=-1, text=True)
 
-    command = commands(tmp_path)["discover"]
-    killed = ranks(3)(*command)
+    killed = ranks(3)(*commands(tmp_path)["discover"], *SHARDED)
     until_work_is_done(tmp_path, "discover", killed)
     rank = _ranks_of(killed.pid)[-1]
     os.kill(rank, signal.SIGKILL)  # MPI ends the whole job
