@@ -128,7 +128,7 @@ async def get_job_page(job_id: str, request: Request) -> Response:
 def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
     """What the page says of a job that succeeded; its report is ``None`` when it is not kept any more."""
     files = job["outputs"]["files"]
-    path = service.blobs.path(files["report"]["sha256"])
+    path = service.blobs.fetched(files["report"]["sha256"])
     if not path.is_file():
         return {"report": None}
     report = json.loads(path.read_text())
