@@ -109,7 +109,7 @@ $(READY): pyproject.toml
 	@echo "setting up $(VENV) (once; about a minute)" >&2
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade pip
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev,openvino]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev,openvino,dask,mpi]' mpich
 	@$(BIN)/python -m superopt.search.compiled 2>/dev/null
 	@touch $(READY)
 

@@ -46,12 +46,15 @@ def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> 
 
 
 def work(settings: Settings) -> None:
-    """Run jobs of a service that runs elsewhere, until interrupted.
+    """Run jobs of a service that runs elsewhere, until interrupted, in as many processes as the settings say.
 
     Raises:
         UsageError: a library is missing.
     """
     require()
-    from superopt.server import worker
+    from superopt.server import supervisor, worker
 
-    worker.work(settings)
+    if settings.workers > 1:
+        supervisor.host(settings)
+    else:
+        worker.work(settings)

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator, Set
 from pathlib import Path
 
+from superopt.server.copies import Copies
+
 __all__ = ["Blobs", "Spool"]
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -58,9 +60,13 @@ class Spool:
 
 
 class Blobs:
-    """The store below one folder: ``blobs/ab/<digest>``, ``incoming/`` for what is arriving, ``work/`` for jobs."""
+    """The store below one folder: ``blobs/ab/<digest>``, ``incoming/`` for what is arriving, ``work/`` for jobs.
 
-    def __init__(self, data: Path) -> None:
+    With ``copies`` each blob is in the database too, and one that another host made is fetched from there.
+    """
+
+    def __init__(self, data: Path, copies: Copies | None = None) -> None:
+        self.copies = copies
         self.root, self.incoming, self.work = (data / name for name in ("blobs", "incoming", "work"))
         for folder in (self.root, self.incoming, self.work):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -79,6 +85,8 @@ class Blobs:
         """Rename a complete file into the store."""
         target = self.path(digest)
         target.parent.mkdir(exist_ok=True, mode=0o700)
+        if self.copies is not None:
+            self.copies.put(source, digest)
         os.utime(source)  # its age starts now, and an equal one's again, so it is not swept before it is referred to
         os.replace(source, target)
 
@@ -95,7 +103,19 @@ class Blobs:
 
     def copy(self, digest: str, target: Path) -> None:
         """Copy a blob out; a copy, because a job may do what it likes with its files."""
-        shutil.copyfile(self.path(digest), target)
+        shutil.copyfile(self.fetched(digest), target)
+
+    def fetched(self, digest: str) -> Path:
+        """Where a blob lies, once it is here; there is no file where it is not kept any more.
+
+        Raises:
+            ValueError: this is no digest.
+        """
+        path = self.path(digest)
+        if self.copies is not None and not path.is_file():
+            path.parent.mkdir(exist_ok=True, mode=0o700)
+            self.copies.get(digest, path)
+        return path
 
     def all(self) -> Iterator[tuple[str, os.stat_result]]:
         """Every blob with its facts."""
@@ -111,7 +131,7 @@ class Blobs:
             How many were removed.
         """
         limit = time.time() - age
-        removed = 0
+        removed = 0 if self.copies is None else self.copies.sweep(wanted, age)
         for name, facts in list(self.all()):
             if name not in wanted and facts.st_mtime < limit:
                 self.path(name).unlink(missing_ok=True)

@@ -104,6 +104,14 @@ pins = sa.Table(
     sa.Column("created", sa.Double, nullable=False),
 )  # fmt: skip
 
+parts = sa.Table(
+    "blob_parts", metadata,
+    sa.Column("digest", sa.Text, primary_key=True),
+    sa.Column("part", sa.Integer, primary_key=True),
+    sa.Column("created", sa.Double, nullable=False),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+)  # fmt: skip
+
 versions = sa.Table(
     "schema_version", metadata,
     sa.Column("version", sa.Integer, primary_key=True),
@@ -114,6 +122,7 @@ versions = sa.Table(
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     lambda connection: metadata.create_all(connection, [keys, jobs, events, results]),
     lambda connection: metadata.create_all(connection, [pins]),
+    lambda connection: metadata.create_all(connection, [parts]),
 )
 _LOCK = 0x5EED0709  # PostgreSQL advisory lock under which one process migrates
 

@@ -24,6 +24,7 @@ from superopt.server.body import Upload
 from superopt.server.catalogue import Catalogue
 from superopt.server.certificates import Certificates
 from superopt.server.connections import Connections
+from superopt.server.copies import Copies
 from superopt.server.database import Database
 from superopt.server.evidence import Evidence
 from superopt.server.gallery import Gallery
@@ -58,7 +59,7 @@ class Service:
     def __post_init__(self) -> None:
         self.database = Database(self.settings.url)
         self.store = Store(self.database, self.settings.limits)
-        self.blobs = Blobs(self.settings.data)
+        self.blobs = Blobs(self.settings.data, Copies(self.database) if self.settings.apart else None)
         self.keys = Keys(self.database)
         limits = self.settings.limits
         self.uploads = Uploads(self.settings.data, self.blobs, limits.upload, limits.uploads)

@@ -171,6 +171,7 @@ class Settings:
         host, port: where it listens. Anything but loopback needs an API key.
         workers: worker processes that ``serve`` starts.
         data: folder of blobs, private job folders and the embedded database; shared by all processes.
+        apart: hosts have folders of their own, and files travel through the database.
         database: an SQLAlchemy URL; ``None`` is SQLite in ``data``.
         corpus: folder of example models for the pages, if it is there.
         lease: seconds after which a silent worker is taken for dead.
@@ -183,6 +184,7 @@ class Settings:
     port: int = 8000
     workers: int = 1
     database: str | None = None
+    apart: bool = False
     corpus: Path | None = None
     lease: float = 15.0
     poll: float = 0.25

@@ -22,7 +22,7 @@ import superopt
 from superopt.ir.errors import UsageError
 from superopt.server.settings import Door, Limits, Settings
 
-__all__ = ["Workers", "die_with_parent", "from_json", "serve", "to_json"]
+__all__ = ["Workers", "host", "die_with_parent", "from_json", "serve", "to_json"]
 
 log = logging.getLogger("superopt.serve")
 _ROOT = str(Path(superopt.__file__).parents[1])
@@ -105,6 +105,18 @@ class Workers:
     def _spawn(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", _START.format(root=_ROOT), to_json(self._settings), str(os.getpid())]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def host(settings: Settings) -> None:
+    """Run workers, without the API, until SIGTERM or SIGINT; their jobs then go back to the queue."""
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    workers = Workers(settings)
+    workers.start()
+    while not ended.wait(60.0):  # a signal is handled between two waits, where one for ever would not let it
+        pass
+    workers.stop()
 
 
 def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> None:

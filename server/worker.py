@@ -25,6 +25,7 @@ import superopt
 from superopt.server.blobs import Blobs
 from superopt.server.body import MODEL_FILE, ONNX, sidecars
 from superopt.server.child import FILES, FRAME
+from superopt.server.copies import Copies
 from superopt.server.database import Database
 from superopt.server.settings import Settings
 from superopt.server.store import Claim, Store, reusable
@@ -57,7 +58,7 @@ class Worker:
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self.database = Database(settings.url)
         self.store = Store(self.database, settings.limits)
-        self.blobs = Blobs(settings.data)
+        self.blobs = Blobs(settings.data, Copies(self.database) if settings.apart else None)
         self.uploads = Uploads(settings.data, self.blobs, settings.limits.upload, settings.limits.uploads)
         self.stopping = False
         self._swept = 0.0

@@ -68,14 +68,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def _profiled(profile: Path, deadline: float) -> bool:
     """Go on with the profile; whether it is complete."""
-    from superopt import pipeline
+    from superopt import lab
+    from superopt.fleet import Fleet
 
     mark = STATE / "profile.json"
     if mark.exists() and json.loads(mark.read_text())["complete"]:
         return True
     plans: list[str | Path] = sorted(str(p) for p in (ROOT / "corpus").glob("*.json"))
     left = max(deadline - time.monotonic(), 1.0)
-    found = pipeline.profile(plans, profile, target="cuda", time_limit=left, workers=8, extend=profile.exists())
+    with Fleet.open(8) as fleet:
+        found = lab.profile(plans, profile, target="cuda", time_limit=left, fleet=fleet, extend=profile.exists())
     mark.write_text(json.dumps(found.summary()))
     print(json.dumps(found.summary()))
     return bool(found.complete)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import multiprocessing
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from superopt.fleet import Fleet, Task
 from superopt.ir.errors import SuperoptError
 from superopt.rules import Rule, load_library
 from superopt.rules.library import BUILT_IN
@@ -64,7 +64,7 @@ def circumstances() -> dict[str, Any]:
 
 
 def certify_all(
-    rules: Iterable[Rule], record: Path | None = None, *, workers: int = 2, directory: Path | None = None,
+    rules: Iterable[Rule], record: Path | None = None, *, fleet: Fleet | None = None, directory: Path | None = None,
     again: bool = False, progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Row:  # fmt: skip
     """Certify rules that a record does not hold yet, and write the record, without what is no longer asked for.
@@ -72,7 +72,7 @@ def certify_all(
     Args:
         rules: rules with distinct ids.
         record: where results are kept; ``None`` for nowhere.
-        workers: processes.
+        fleet: what certifies them; this process where none is given.
         directory: where certificates are written, ``None`` for nowhere.
         again: do not use what the record holds.
         progress: called with the numbers of rules done and in all.
@@ -92,16 +92,17 @@ def certify_all(
         directory.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
     started = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        for done, (digest, wrong, row) in enumerate(pool.imap_unordered(_one, left, chunksize=4), 1):
-            if wrong:
-                failed[row["id"]] = wrong
-                rows.pop(digest, None)
-            else:
-                rows[digest] = row
-            if record is not None and done % _EVERY == 0:
-                _write(record, around, rows, failed)
-            progress(done, len(left))
+    tasks = (Task(_one, (work,), work[0].id) for work in left)
+    for done, outcome in enumerate((fleet or Fleet()).each(tasks), 1):
+        digest, wrong, row = outcome.result()
+        if wrong:
+            failed[row["id"]] = wrong
+            rows.pop(digest, None)
+        else:
+            rows[digest] = row
+        if record is not None and done % _EVERY == 0:
+            _write(record, around, rows, failed)
+        progress(done, len(left))
     if record is not None:
         _write(record, around, rows, failed)
     return {**_summary(around, rows, failed), "made": len(left), "seconds": round(time.monotonic() - started, 1)}
@@ -144,10 +145,11 @@ def main() -> int:
     libraries = [load_library(f, built_in=False) for f in options.files] or [load_library()]
     rules = [library[i] for library in libraries for i in library]
     record = options.record or (None if options.files else RECORD)
-    summary = certify_all(
-        rules, record, workers=options.workers, directory=options.certificates, again=options.again,
-        progress=lambda done, total: print(f"\r{done}/{total}", end="\n" if done == total else "", file=sys.stderr),
-    )  # fmt: skip
+    with Fleet.open(options.workers) as fleet:
+        summary = certify_all(
+            rules, record, fleet=fleet, directory=options.certificates, again=options.again,
+            progress=lambda done, total: print(f"\r{done}/{total}", end="\n" if done == total else "", file=sys.stderr),
+        )  # fmt: skip
     print(json.dumps(summary, indent=1))
     return 1 if summary["failed"] else 0
 

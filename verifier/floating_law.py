@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
+from superopt import fleet as fleets
+from superopt.fleet import Fleet
 from superopt.ir.terms import Var
 from superopt.ir.types import DType
 from superopt.rules.floats import Directions, Way, float_key, verdict_in
@@ -21,7 +21,7 @@ from superopt.verifier.floating_kernels import RUN_TYPES, kernel_points
 from superopt.verifier.floating_points import Points, confined, drawn, exponents
 from superopt.verifier.floating_values import FORMATS, Format
 
-__all__ = ["Breach", "Task", "breaches", "check_all", "directions_used", "in_processes", "tasks_of"]
+__all__ = ["Breach", "Task", "breaches", "check_all", "directions_used", "each_of", "tasks_of"]
 
 Array = np.ndarray[Any, Any]
 _Given = TypeVar("_Given")
@@ -101,11 +101,11 @@ def _ways(verdicts: Directions, dtype: DType, *, backward: bool) -> tuple[Way, .
 
 
 def check_all(
-    library: Library, *, seed: int, points: int, workers: int = 2, progress: Progress | None = None
+    library: Library, *, seed: int, points: int, fleet: Fleet | None = None, progress: Progress | None = None
 ) -> list[Breach]:
     """:func:`breaches` of every admitted rule."""
     tasks = tasks_of(library, library.admitted, seed, points)
-    found = in_processes(_checked, tasks, [t[0].id for t in tasks], workers, progress)
+    found = each_of(_checked, tasks, [t[0].id for t in tasks], fleet, progress)
     return [breach for broken in found for breach in broken]
 
 
@@ -114,19 +114,16 @@ def tasks_of(library: Library, rules: Iterable[Rule], seed: int, points: int) ->
     return [(rule, library.float_store.get(float_key(rule), {}), seed, points) for rule in rules]
 
 
-def in_processes(
-    function: Callable[[_Given], _Made], tasks: Sequence[_Given], names: Sequence[str], workers: int,
+def each_of(
+    function: Callable[[_Given], _Made], tasks: Sequence[_Given], names: Sequence[str], fleet: Fleet | None,
     progress: Progress | None = None,
 ) -> Iterator[_Made]:  # fmt: skip
-    """A function's results in the order of its tasks, made by some processes; ``progress`` is told each one's name."""
-    with ExitStack() as stack:
-        alone = workers <= 1 or len(tasks) < 2
-        pool = None if alone else stack.enter_context(multiprocessing.get_context("spawn").Pool(workers))
-        results = map(function, tasks) if pool is None else pool.imap(function, tasks, chunksize=4)
-        for done, (name, result) in enumerate(zip(names, results, strict=True), 1):
-            yield result
-            if progress is not None:
-                progress(done, len(tasks), name)
+    """A function's results in the order of its tasks, made by a fleet; ``progress`` is told each one's name."""
+    calls = (fleets.Task(function, (task,), name) for task, name in zip(tasks, names, strict=True))
+    for done, outcome in enumerate((fleet or Fleet()).map(calls), 1):
+        yield outcome.result()
+        if progress is not None:
+            progress(done, len(tasks), outcome.task.name)
 
 
 def _checked(task: Task) -> list[Breach]:

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from superopt.fleet import Fleet
 from superopt.ir.types import DType
 from superopt.rules.floats import FLOATS, Directions, FloatVerdict, Way, float_key, row_of, verdict_in, write_floats
 from superopt.rules.library import BUILT_IN, Library, load_library
 from superopt.rules.rule import Rule
 from superopt.verifier.floating import examine, sites_of
 from superopt.verifier.floating_kernels import with_kernels_specials
-from superopt.verifier.floating_law import Breach, Task, breaches, directions_used, in_processes, tasks_of
+from superopt.verifier.floating_law import Breach, Task, breaches, directions_used, each_of, tasks_of
 from superopt.verifier.floating_values import FORMATS
 
 __all__ = ["Census", "census", "mend", "record", "settled"]
@@ -25,12 +26,12 @@ _NARROWEST = {DType.FLOAT32: (-24, 24), DType.BFLOAT16: (-24, 24)}  # about GENE
 _OTHER_SEEDS, _OTHER_POINTS = (1, 4), 16_384  # of the points that a verdict has to stand before it is recorded
 
 
-def record(*, everything: bool = False, workers: int = 2, progress: Progress | None = None) -> int:
+def record(*, everything: bool = False, fleet: Fleet | None = None, progress: Progress | None = None) -> int:
     """Bring ``rules/floats.json`` up to date: rules without a verdict are looked at, rows of no rule are dropped.
 
     Args:
         everything: look at every rule again.
-        workers: processes.
+        fleet: what looks at them; this process where none is given.
         progress: called with rules done, in all, and the id.
 
     Returns:
@@ -41,7 +42,7 @@ def record(*, everything: bool = False, workers: int = 2, progress: Progress | N
     wanted = [r for k, r in rules.items() if everything or k not in library.float_store]
     kept = {k: row_of(r.id, library.float_store[k]) for k, r in rules.items() if r not in set(wanted)}
     made = dict(kept)
-    looked = in_processes(settled, wanted, [r.id for r in wanted], workers, progress)
+    looked = each_of(settled, wanted, [r.id for r in wanted], fleet, progress)
     made.update({float_key(r): row_of(r.id, found) for r, found in zip(wanted, looked, strict=True)})
     write_floats(BUILT_IN / FLOATS, made)
     return len(wanted)
@@ -115,7 +116,7 @@ def _held_against(rule: Rule, found: Directions, seed: int, points: int) -> tupl
     return found, against
 
 
-def mend(*, seed: int, points: int, workers: int = 2, progress: Progress | None = None) -> list[Breach]:
+def mend(*, seed: int, points: int, fleet: Fleet | None = None, progress: Progress | None = None) -> list[Breach]:
     """Hold what is recorded against points of a seed, and against what kernels make of infinities and NaN.
 
     What they are against is narrowed, then left out, and written.
@@ -123,7 +124,7 @@ def mend(*, seed: int, points: int, workers: int = 2, progress: Progress | None 
     Args:
         seed: of sizes and points.
         points: for each condition of each direction and type.
-        workers: processes.
+        fleet: what looks at them; this process where none is given.
         progress: called with rules done, in all, and the id.
 
     Returns:
@@ -134,7 +135,7 @@ def mend(*, seed: int, points: int, workers: int = 2, progress: Progress | None 
     made: dict[str, dict[str, Any]] = {}
     against: list[Breach] = []
     names = [rule.id for rule, *_ in tasks]
-    for (rule, *_), (found, broken) in zip(tasks, in_processes(_mended, tasks, names, workers, progress), strict=True):
+    for (rule, *_), (found, broken) in zip(tasks, each_of(_mended, tasks, names, fleet, progress), strict=True):
         made[float_key(rule)] = row_of(rule.id, found)
         against += broken
     write_floats(BUILT_IN / FLOATS, made)

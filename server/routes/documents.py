@@ -164,7 +164,7 @@ async def _send_parts(service: Service, job: Mapping[str, Any], request: Request
     boundary = f"superopt-{tag[1:33]}"  # a digest of the contents, so the contents do not hold it
     pieces: list[bytes | Path] = []
     for part, filename, media, facts in wanted:
-        path = service.blobs.path(facts["sha256"])
+        path = await run_in_threadpool(service.blobs.fetched, facts["sha256"])
         if not await run_in_threadpool(path.is_file):
             raise Problem(410, "gone", "the result is not kept any more; submit the model again")
         pieces += [f'--{boundary}\r\nContent-Disposition: form-data; name="{part}"; filename="{filename}"\r\n'
@@ -195,7 +195,7 @@ async def send_file(
     headers = {"ETag": tag, "Cache-Control": "private, max-age=3600", **extra}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    path = service.blobs.path(facts["sha256"])
+    path = await run_in_threadpool(service.blobs.fetched, facts["sha256"])
     if not await run_in_threadpool(path.is_file):
         raise Problem(410, "gone", "the result is not kept any more; submit the model again")
     filename = filename or f"{job['id'][:8]}{_SUFFIX.get(name, f'.{name}.json')}"

@@ -116,7 +116,7 @@ async def _known(service: Service, which: str) -> _Known:
     if job is None:
         raise Problem(404, "not-found", f"{name!r} is neither a model of the corpus nor the id of a job")
     facts = ended(job)["files"].get("comparison")
-    path = service.blobs.path(facts["sha256"]) if facts else None
+    path = service.blobs.fetched(facts["sha256"]) if facts else None
     if path is None or not await run_in_threadpool(path.is_file):
         raise Problem(410, "gone", "no drawing of this job is kept")
     found = json.loads(await run_in_threadpool(path.read_bytes))

@@ -128,10 +128,10 @@ async def get_job_page(job_id: str, request: Request) -> Response:
 def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
     """What the page says of a job that succeeded; its report is ``None`` when it is not kept any more."""
     files, said = job["outputs"]["files"], describe(job)
-    path = service.blobs.path(files["report"]["sha256"])
+    path = service.blobs.fetched(files["report"]["sha256"])
     if not path.is_file():
         return {"report": None}
-    drawing = service.blobs.path(files["comparison"]["sha256"]) if "comparison" in files else None
+    drawing = service.blobs.fetched(files["comparison"]["sha256"]) if "comparison" in files else None
     lines = json.loads(drawing.read_bytes()) if drawing is not None and drawing.is_file() else {}
     frames = f"{said['links']['self']}/frames" if "frames" in said["links"] else ""
     sentences = ["It was cut short: there may be more to find."] if "continue" in said["links"] else []

@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from superopt.cli import algorithms, bench, corpus, gradients, library, models, service, streams, topology
 from superopt.cli.settings import defaults, settings_file
+from superopt.fleet import mpi
 from superopt.ir.errors import Interrupted, InvalidModel, ResourceLimit, SuperoptError, UsageError, printable
 
 early.done()
@@ -90,8 +91,9 @@ def main() -> None:
     streams.prepare()
     warnings.showwarning = _warn
     try:
-        code = app(standalone_mode=False)
-        sys.stdout.flush()
+        with mpi.client() as wanted:
+            code = app(standalone_mode=False) if wanted else 0
+            sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # the framework makes a failure of it

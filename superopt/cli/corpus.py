@@ -11,7 +11,19 @@ import typer
 
 from superopt.cli.outputs import claim
 from superopt.cli.settings import settings_file
-from superopt.cli.shell import LARGEST, MOST_WORKERS, Dims, Json, Progress, err, out, parse_dims, write_json, write_text
+from superopt.cli.shell import (
+    LARGEST,
+    MOST_WORKERS,
+    Cluster,
+    Dims,
+    Json,
+    Progress,
+    err,
+    out,
+    parse_dims,
+    write_json,
+    write_text,
+)
 from superopt.ir.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,6 +71,7 @@ def run_command(
     baseline: Baseline = None,
     time_limit: TimeLimit = None,
     workers: Workers = None,
+    cluster: Cluster = None,
     resume: Resume = None,
     total_limit: TotalLimit = None,
     dim: Dims = None,
@@ -81,8 +94,8 @@ def run_command(
 
     _claim(report_json, markdown, junit, sarif, [*(models or ()), *([baseline] if baseline else ())])
     settings = _settings(
-        models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, resume=resume,
-        total_limit=total_limit, sizes=dim, seed=seed,
+        models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, cluster=cluster,
+        resume=resume, total_limit=total_limit, sizes=dim, seed=seed,
         rules=rules, disable=disable, measure=measure, no_check=no_check,
     )  # fmt: skip
     with Progress() as progress:
@@ -106,6 +119,7 @@ def compare(
     time_limit: TimeLimit = None,
     bisect_limit: BisectLimit = None,
     workers: Workers = None,
+    cluster: Cluster = None,
     resume: Resume = None,
     total_limit: TotalLimit = None,
     dim: Dims = None,
@@ -127,8 +141,8 @@ def compare(
 
     _claim(report_json, markdown, junit, sarif, [*(models or ()), *(f for f in (baseline, recorded) if f)])
     settings = _settings(
-        models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, resume=resume,
-        total_limit=total_limit, sizes=dim, seed=seed,
+        models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, cluster=cluster,
+        resume=resume, total_limit=total_limit, sizes=dim, seed=seed,
         rules=rules, disable=disable, measure=measure, no_check=no_check, threshold=threshold,
         total_threshold=total_threshold, bisect_limit=bisect_limit,
     )  # fmt: skip
@@ -148,6 +162,7 @@ def update(
     recorded: Recorded = None,
     time_limit: TimeLimit = None,
     workers: Workers = None,
+    cluster: Cluster = None,
     resume: Resume = None,
     total_limit: TotalLimit = None,
     dim: Dims = None,
@@ -163,8 +178,8 @@ def update(
     from superopt.lab.gate import judge, read_run, run_corpus, updated, write_run
 
     settings = _settings(
-        models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, resume=resume,
-        total_limit=total_limit, sizes=dim, seed=seed,
+        models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, cluster=cluster,
+        resume=resume, total_limit=total_limit, sizes=dim, seed=seed,
         rules=rules, disable=disable, no_check=no_check,
     )  # fmt: skip
     if settings.baseline is None:

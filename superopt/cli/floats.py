@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from superopt.cli.shell import Json, Progress, err, out, write_json
+from superopt.cli.shell import Cluster, Json, Progress, err, out, write_json
 from superopt.ir.errors import NotEquivalent, UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def floats(
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="of the other points")] = 2,
     workers: Annotated[int, typer.Option(min=1, help="processes")] = 2,
+    cluster: Cluster = None,
     report_json: Json = None,
 ) -> None:
     """Record what floating point makes of each rule and direction (rules/floats.json), or check what is recorded.
@@ -35,6 +36,7 @@ def floats(
     With --check: every direction that is used by default gets N adversarial points of another seed for each of its
     conditions; exit code 5 if one is against it.
     """
+    from superopt.fleet import Fleet
     from superopt.report.floats import census_data, show_census
     from superopt.rules import load_library
     from superopt.verifier.floating_law import check_all
@@ -42,16 +44,16 @@ def floats(
 
     if mending and check is None:
         raise UsageError("--mend says what becomes of what --check finds", hint="add --check N")
-    with Progress() as progress:
+    with Fleet.open(workers, cluster) as fleet, Progress() as progress:
         broken: list[Breach] = []
         if check is None:
-            count = record(everything=everything, workers=workers, progress=progress)
+            count = record(everything=everything, fleet=fleet, progress=progress)
             err().print(f"{count} rules were looked at")
         elif mending:
-            mended = mend(seed=seed, points=check, workers=workers, progress=progress)
+            mended = mend(seed=seed, points=check, fleet=fleet, progress=progress)
             err().print(f"{len(mended)} conditions were mended, of {len({b.rule for b in mended})} rules")
         else:
-            broken = check_all(load_library(), seed=seed, points=check, workers=workers, progress=progress)
+            broken = check_all(load_library(), seed=seed, points=check, fleet=fleet, progress=progress)
     library = load_library()
     found = census(library)
     unused = [{"rule": r.id, "direction": "backward" if b else "forward", **v.as_data()} for r, b, v in found.lost]

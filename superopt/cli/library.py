@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from superopt.cli.floats import float_lines, floats, floats_data
 from superopt.cli.outputs import claim
 from superopt.cli.shell import (
     MOST_WORKERS,
+    Cluster,
     Dims,
     Force,
     Json,
@@ -158,6 +160,10 @@ def prove(
         Path | None, typer.Option(metavar="DIR", help="write a certificate per proved rule")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="processes")] = 2,
+    cluster: Cluster = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="keep each verdict there, and go on from those that it has")
+    ] = None,
     time_limit: Annotated[float, typer.Option(metavar="S", min=0.1, help="seconds for one proof")] = 10.0,
     seed: Seed = 0,
     report_json: Json = None,
@@ -168,6 +174,7 @@ def prove(
 
     A row of FILE that is not a rule is reported as unknown, with what is wrong, and the others are proved.
     """
+    from superopt.fleet import Fleet, Journal
     from superopt.verifier.admission import record_all
     from superopt.verifier.certificate import certify
     from superopt.verifier.store import prove_all
@@ -177,9 +184,12 @@ def prove(
         raise UsageError("name a file of rules, or --all", hint="superopt rules prove FILE | --all [--record]")
     claim({"--json": report_json}, [file] if file else [], force=force)
     library, unreadable = _rules_of(file)
-    with Progress() as progress:
+    with ExitStack() as opened:
+        kept = None if resume is None else opened.enter_context(Journal(resume))
+        fleet = opened.enter_context(Fleet.open(workers, cluster))
+        progress = opened.enter_context(Progress())
         proofs = prove_all(
-            library.values(), workers=workers, time_limit=time_limit, seed=seed,
+            library.values(), fleet=fleet, time_limit=time_limit, seed=seed, kept=kept,
             progress=lambda rule_id, _, done, total: progress(done, total, rule_id),
         )  # fmt: skip
         found = {**proofs, **{name: Unknown(f"not a rule: {error}") for name, error in unreadable.items()}}
@@ -400,6 +410,16 @@ def discover(
         "discovered"
     ),
     workers: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="processes")] = 1,
+    cluster: Cluster = None,
+    shards: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=4096,
+            metavar="N",
+            help="enumerate each theme by the whole fleet in N ranges: no process holds all of its classes",
+        ),
+    ] = 0,
     time_limit: Annotated[float | None, typer.Option(metavar="S", min=1)] = None,
     memory_limit: Annotated[str | None, typer.Option(metavar="B", help="bytes a process may take, or 4G")] = None,
     target: Annotated[
@@ -417,6 +437,7 @@ def discover(
     """
     from superopt.discovery import discover as run
     from superopt.discovery import load_config
+    from superopt.fleet import Fleet
 
     if models:
         if config or profile or themes or operators or max_operators:
@@ -428,10 +449,12 @@ def discover(
         operators=_names(operators), most=max_operators,
     )  # fmt: skip
     try:
-        result = run(
-            chosen, out=destination, workers=workers, time_limit=time_limit, memory_limit=parse_bytes(memory_limit),
-            progress=lambda line: err().print(line, markup=False, soft_wrap=True),
-        )  # fmt: skip
+        with Fleet.open(workers, cluster) as fleet:
+            result = run(
+                chosen, out=destination, fleet=fleet, shards=shards, time_limit=time_limit,
+                memory_limit=parse_bytes(memory_limit),
+                progress=lambda line: err().print(line, markup=False, soft_wrap=True),
+            )  # fmt: skip
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; what is finished is kept in {destination}: run again to go on") from None
     out().print(f"{len(result.rules)} rules of {result.proved} proved, in {destination}", markup=False)

@@ -11,9 +11,11 @@ from typing import Annotated
 import typer
 
 from superopt import TIME_LIMIT
+from superopt.cli.many import optimize_many
 from superopt.cli.outputs import claim, distinct
 from superopt.cli.shell import (
     MOST_WORKERS,
+    Cluster,
     Dims,
     Force,
     Input,
@@ -43,9 +45,10 @@ MOST_TRIALS = 1_000_000  # of verify: more would be waited for in vain
 
 
 def optimize(
-    model: Model,
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="ONNX or superopt JSON; - for stdin")],
     output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="OUT", help=".onnx or .json; - for stdout")
+        str | None,
+        typer.Option("-o", "--output", metavar="OUT", help=".onnx or .json; - for stdout; of several models a folder"),
     ] = None,
     target: Target = "cpu",
     runtime: Runtime = "onnxruntime",
@@ -57,9 +60,15 @@ def optimize(
     seed: Seed = 0,
     rules: Annotated[Path | None, typer.Option(metavar="DIR", help="a rule library besides the built-in one")] = None,
     enable: Annotated[list[str] | None, typer.Option(metavar="RULE", help="use only these rules or families")] = None,
-    disable: Annotated[list[str] | None, typer.Option(metavar="RULE", help="do without a rule, a family, algorithms, or values")] = None,
+    disable: Annotated[
+        list[str] | None, typer.Option(metavar="RULE", help="do without a rule, a family, algorithms, or values")
+    ] = None,
     dim: Dims = None,
     threads: Threads = 1,
+    workers: Annotated[
+        int, typer.Option(min=0, max=MOST_WORKERS, help="of several models: at once; 0: one a core")
+    ] = 0,
+    cluster: Cluster = None,
     measure: Annotated[bool, typer.Option("--measure", help="time input and result side by side")] = False,
     verify_by: Annotated[
         str, typer.Option("--verify", metavar="test|certify", help="certify: also prove the result region by region")
@@ -94,7 +103,11 @@ def optimize(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Rewrite MODEL into a faster, equivalent one, and report what changed."""
+    """Rewrite MODEL into a faster, equivalent one, and report what changed.
+
+    Several models go into the folder OUT, as many at once as --workers or --cluster says; a run that was stopped goes
+    on where it was.
+    """
     from superopt import pipeline
     from superopt.report.terminal import show_explanation, show_report
 
@@ -102,7 +115,6 @@ def optimize(
         raise UsageError(f"--verify {printable(verify_by)!r} is neither test nor certify")
     if check not in ("quick", "full"):
         raise UsageError(f"--check {printable(check)!r} is neither quick nor full")
-    claim({"-o": output, "--json": report_json, "--html": report_html}, [model], force=force)
     options = pipeline.Options(
         target=target, time_limit=time_limit, memory_limit=parse_bytes(memory_limit), seed=seed, rules=rules,
         enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), threads=threads,
@@ -110,6 +122,15 @@ def optimize(
         floats=floats, effort=effort, runtime=runtime,
     )  # fmt: skip
     options.validate({"floats": "--float", "effort": "--effort"})
+    if len(models) > 1:
+        if explain or learn is not None or report_html is not None:
+            raise UsageError("--explain, --discover and --html are about one model", hint="name one")
+        code = optimize_many(
+            models, output, options, workers=workers, cluster=cluster, report_json=report_json, force=force
+        )
+        raise typer.Exit(code)
+    model = models[0]
+    claim({"-o": output, "--json": report_json, "--html": report_html}, [model], force=force)
     if learn is not None and rules is not None:
         raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
     with Input(model) as path, Progress() as progress, TemporaryDirectory() as own:
@@ -318,6 +339,7 @@ def profile(
     time_limit: Annotated[float, typer.Option(metavar="S", min=1)] = 1500.0,
     threads: Threads = 1,
     workers: Annotated[int, typer.Option(min=0, max=MOST_WORKERS, help="processes that plan; 0: one a core")] = 0,
+    cluster: Cluster = None,
     extend: Annotated[bool, typer.Option("--extend", help="keep what FILE holds, and add to it")] = False,
     dim: Dims = None,
     listing: Annotated[bool, typer.Option("--list", help="show the profiles that ship with superopt")] = False,
@@ -333,9 +355,8 @@ def profile(
     An interrupted or too short run goes on where it stopped. An existing FILE is measured again (-f) or added to
     (--extend).
     """
-    import os
-
     from superopt import lab
+    from superopt.fleet import Fleet
     from superopt.report.profiles import profile_rows, recorded_data, show_profiles, show_recorded
 
     if listing:
@@ -351,10 +372,10 @@ def profile(
     if dry_run is not None:
         _dry_run(given, dry_run, parse_dims(dim or []), report_json, force)
         return
-    with Progress() as progress:
+    with Fleet.open(workers, cluster) as fleet, Progress() as progress:
         found = lab.profile(
             given, output, target=target, runtime=runtime, threads=threads, time_limit=time_limit,
-            workers=workers or os.cpu_count() or 1, extend=extend, sizes=parse_dims(dim or []), progress=progress,
+            fleet=fleet, extend=extend, sizes=parse_dims(dim or []), progress=progress,
         )  # fmt: skip
     data = recorded_data(str(output), found.header, found.summary())
     if report_json is not None:

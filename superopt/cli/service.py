@@ -8,6 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from superopt.cli.shell import MOST_WORKERS
+from superopt.ir.errors import UsageError
+
 __all__ = ["COMMANDS"]
 
 Data = Annotated[
@@ -17,6 +20,11 @@ Data = Annotated[
 DatabaseUrl = Annotated[
     str | None, typer.Option(metavar="URL", envvar="SUPEROPT_DATABASE", help="postgresql://… instead of SQLite in DIR")
 ]
+Apart = Annotated[
+    bool,
+    typer.Option("--apart", envvar="SUPEROPT_APART",
+                 help="hosts have folders of their own; files travel through the database (the same for all of them)"),
+]  # fmt: skip
 Proxies = Annotated[
     list[str] | None,
     typer.Option(
@@ -38,6 +46,7 @@ def serve(
     workers: Annotated[int, typer.Option(min=0, help="worker processes; 0 leaves the work to `superopt worker`")] = 1,
     data: Data = None,
     database: DatabaseUrl = None,
+    apart: Apart = False,
     trusted_proxy: Proxies = None,
     connections: Connections = 1000,
     connections_per_address: PerAddress = 256,
@@ -56,14 +65,21 @@ def serve(
         os.environ, trusted_proxies=_names(trusted_proxy), connections=connections,
         connections_per_address=connections_per_address,
     )  # fmt: skip
-    server.serve(_settings(data, database, host=host, port=port, workers=workers, door=door), announce)
+    server.serve(_settings(data, database, apart=apart, host=host, port=port, workers=workers, door=door), announce)
 
 
-def worker(data: Data = None, database: DatabaseUrl = None) -> None:
-    """Run jobs of a service that shares this database and folder."""
+def worker(
+    data: Data = None,
+    database: DatabaseUrl = None,
+    apart: Apart = False,
+    workers: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="worker processes of this host")] = 1,
+) -> None:
+    """Run jobs of a service that shares this database, and this folder unless hosts are --apart."""
     from superopt import server
 
-    server.work(_settings(data, database))
+    if apart and database is None:
+        raise UsageError("--apart shares nothing but a database", hint="--database postgresql://user@host/name")
+    server.work(_settings(data, database, apart=apart, workers=workers))
 
 
 def _names(given: list[str] | None) -> tuple[str, ...]:

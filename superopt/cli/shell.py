@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    "LARGEST", "MOST_THREADS", "MOST_WORKERS", "Dims", "Force", "Input", "Json", "Model", "Progress", "Runtime",
-    "Seed", "Target", "Threads", "TimeLimit", "err", "npz", "out", "parse_bytes", "parse_dims", "save", "write_json",
-    "write_text", "written_beside",
+    "LARGEST", "MOST_THREADS", "MOST_WORKERS", "Cluster", "Dims", "Force", "Input", "Json", "Model", "Progress",
+    "Runtime", "Seed", "Target", "Threads", "TimeLimit", "err", "npz", "out", "parse_bytes", "parse_dims", "save",
+    "write_json", "write_text", "written_beside",
 ]  # fmt: skip
 
 LARGEST = 2**63 - 1  # of a size or a seed: ONNX counts in int64
@@ -40,6 +40,11 @@ Dims = Annotated[
 Threads = Annotated[
     int, typer.Option(min=1, max=MOST_THREADS, envvar="SUPEROPT_THREADS", help="threads that are measured with")
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="tcp://HOST:8786", envvar="SUPEROPT_CLUSTER",
+                 help="work on the Dask cluster of this scheduler instead (docs/scale.md)"),
+]  # fmt: skip
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST, help="the search and the check are deterministic for a seed")]
 Target = Annotated[str, typer.Option(help="cpu, cuda, or profile:NAME", envvar="SUPEROPT_TARGET")]
 TimeLimit = Annotated[

@@ -8,20 +8,28 @@ import platform
 import resource
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 from superopt.discovery.candidates import n_ary
 from superopt.discovery.config import Config, Theme
 from superopt.discovery.derive import SHORTCUT
-from superopt.discovery.explore import Bounds, Explored, OutOfBounds, explore
+from superopt.discovery.explore import (
+    Bounds,
+    Enumerated,
+    Explored,
+    OutOfBounds,
+    explore,
+    fingerprint_points,
+    key_of,
+)
 from superopt.discovery.gain import expected, gains
 from superopt.discovery.minimise import minimised
+from superopt.discovery.sharded import Traffic, enumerate_sharded
 from superopt.discovery.solved import SOLVED
 from superopt.discovery.store import Chunks, code_digest, digest_of
+from superopt.fleet import Fleet, Journal, Lost, Outcome, Task
 from superopt.rules.canonical import rule_text, text_digest
 from superopt.rules.grammar import format_rule, parse_rule
 from superopt.rules.library import ADMISSIBLE, Library, write_rules, write_verdicts
@@ -55,8 +63,8 @@ class DiscoveryResult:
 
 
 def discover(
-    config: Config, *, out: Path | str, workers: int = 1, time_limit: float | None = None,
-    memory_limit: int | None = None, executor: Executor | None = None, progress: Progress | None = None,
+    config: Config, *, out: Path | str, fleet: Fleet | None = None, time_limit: float | None = None,
+    memory_limit: int | None = None, shards: int = 0, progress: Progress | None = None,
 ) -> DiscoveryResult:  # fmt: skip
     """Discover a library and write it to a folder.
 
@@ -66,22 +74,24 @@ def discover(
     Args:
         config: what to look at.
         out: the folder; finished work is kept in its ``.chunks``, so that a killed run goes on.
-        workers: processes; 1 works in this process.
+        fleet: what does the work; this process where none is given.
         time_limit: seconds after which exploring stops; themes that are not finished are ``unfinished``.
         memory_limit: bytes that a process may reach; a theme that needs more is ``unfinished``.
-        executor: where themes are explored instead (its workers must see ``out``).
+        shards: enumerate each theme in so many ranges of fingerprints, by the whole fleet, so that no process holds
+            all of its classes; 0: each theme whole, in one process.
         progress: called with lines of text.
 
     Raises:
+        UsageError: another run writes the folder. BackendUnavailable: the fleet's cluster is gone.
         OSError: the folder cannot be written.
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    say = progress or _silent
+    say, fleet = progress or _silent, fleet or Fleet()
     started, cpu = time.monotonic(), _cpu_seconds()
     bounds = Bounds(None if time_limit is None else time.time() + time_limit, memory_limit)
     chunks = folder / ".chunks"
-    explored = _explore_all(config, str(chunks), workers, bounds, executor, say)
+    explored = _explore_all(config, chunks, bounds, fleet, shards, say)
     done = [explored[t.name] for t in config.themes if t.name in explored]
     unfinished = tuple(t.name for t in config.themes if t.name not in explored)
     proved = [r for e in done for r in e.rules]
@@ -89,16 +99,16 @@ def discover(
     for theme, rule in ((t, r) for t in config.themes if t.name in explored for r in explored[t.name].rules):
         sources.setdefault(text_digest(rule), theme.source)
     paying = _paying(done, config)
-    rules, verdicts = finished(proved, paying, config, str(chunks), workers, executor, say, sources)
+    rules, verdicts = finished(proved, paying, config, chunks, fleet, say, sources)
     write_library(folder, rules, verdicts, done, config)
-    log = _log(config, done, unfinished, len(proved), rules, time.monotonic() - started, _cpu_seconds() - cpu, workers)
+    log = _log(config, done, unfinished, len(proved), rules, time.monotonic() - started, _cpu_seconds() - cpu, fleet)
     _replace(folder / "run.json", log)
     return DiscoveryResult(rules, len(proved), tuple(done), unfinished, log)
 
 
 def finished(
-    proved: Sequence[Rule], paying: Container[int], config: Config, chunks: str, workers: int,
-    executor: Executor | None, say: Progress, sources: Mapping[str, str] | None = None,
+    proved: Sequence[Rule], paying: Container[int], config: Config, chunks: Path, fleet: Fleet,
+    say: Progress, sources: Mapping[str, str] | None = None,
 ) -> tuple[tuple[Rule, ...], dict[str, Mapping[str, object]]]:  # fmt: skip
     """Proved rules minimised together, with ids of their own, and verdicts of a fresh check of exactly these.
 
@@ -107,13 +117,12 @@ def finished(
         paying: which of them (by position) are worth more than a small library.
         config: seed and effort; it names the rules' origin.
         chunks: folder of finished work.
-        workers: processes.
-        executor: where they are checked instead.
+        fleet: what does the work.
         say: called with lines of text.
         sources: by the digest of a rule's text, where it is from (``Theme.source``), which its origin then says.
     """
-    kept = _minimised(proved, paying, Chunks(Path(chunks)), say)
-    return _proved_again(_identified(kept, config, sources or {}), config, chunks, workers, executor, say)
+    kept = _minimised(proved, paying, chunks, fleet, say)
+    return _proved_again(_identified(kept, config, sources or {}), config, chunks, fleet, say)
 
 
 def _silent(_: str) -> None:
@@ -127,45 +136,70 @@ def _cpu_seconds() -> float:
 
 
 def _explore_all(
-    config: Config, chunks: str, workers: int, bounds: Bounds, executor: Executor | None, say: Progress
+    config: Config, chunks: Path, bounds: Bounds, fleet: Fleet, shards: int, say: Progress
 ) -> dict[str, Explored]:
     """Explored themes by name, in any order; those out of bounds are left out."""
     found: dict[str, Explored] = {}
     known: tuple[Rule, ...] = ()
+    kept = Chunks(chunks)
+    traffic: dict[str, Traffic] = {}
+
+    def task(theme: Theme) -> Task[dict[str, object]]:
+        told = say if fleet.alone else None
+        key = key_of(theme, config, known)
+        enumerated = None
+        if shards and not theme.solve and kept.get(key) is None and not bounds.passed():
+            enumerated, traffic[theme.name] = _sharded(theme, config, shards, fleet, chunks, say)
+        return Task(_explored, (theme, config, str(chunks), told, bounds, known, enumerated), theme.name, key)
+
     for theme in (t for t in config.themes if t.base):
-        _finish(found, theme, partial(explore, theme, config, chunks, say, bounds, known), say)
+        for outcome in fleet.each([task(theme)], kept=kept):
+            _finish(found, outcome, say)
         known += found[theme.name].rules if theme.name in found else ()
     rest = [t for t in config.themes if not t.base]
-    if executor is None and workers <= 1:
-        for theme in rest:
-            _finish(found, theme, partial(explore, theme, config, chunks, say, bounds, known), say)
-        return found
     started = time.monotonic()
-    pool = executor or _pool(workers)
-    try:
-        waiting: dict[Future[Explored], Theme] = {
-            pool.submit(explore, t, config, chunks, None, bounds, known): t for t in rest
-        }
-        while waiting:
-            finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in finished:
-                theme = waiting.pop(future)
-                _finish(found, theme, future.result, say)
-                done_by_now = len(rest) - len(waiting)
-                left = (time.monotonic() - started) / done_by_now * len(waiting)
-                got = f"{len(found[theme.name].rules)} rules" if theme.name in found else "no result"
-                say(f"{theme.name}: {got}; {done_by_now} of {len(rest)} themes, about {left:.0f} s to go")
-    finally:
-        if executor is None:
-            pool.shutdown(cancel_futures=True)
+    for done, outcome in enumerate(fleet.each(map(task, rest), kept=kept), 1):
+        _finish(found, outcome, say)
+        if not fleet.alone:
+            name = outcome.task.name
+            left = (time.monotonic() - started) / done * (len(rest) - done)
+            got = f"{len(found[name].rules)} rules" if name in found else "no result"
+            say(f"{name}: {got}; {done} of {len(rest)} themes on {fleet.where}, about {left:.0f} s to go")
+    for name, took in traffic.items():
+        if name in found:
+            found[name] = replace(found[name], log={**found[name].log, **took.as_json()})
     return found
 
 
-def _finish(found: dict[str, Explored], theme: Theme, result: Callable[[], Explored], say: Progress) -> None:
+def _explored(
+    theme: Theme, config: Config, chunks: str, say: Progress | None, bounds: Bounds, known: Sequence[Rule],
+    enumerated: Enumerated | None,
+) -> dict[str, object]:  # fmt: skip
+    """A theme's results as data. Verdicts on the way are kept where this process sees the run's folder."""
+    folder = chunks if Path(chunks).parent.is_dir() else None
+    return explore(theme, config, folder, say, bounds, known, enumerated).as_json()
+
+
+def _sharded(
+    theme: Theme, config: Config, shards: int, fleet: Fleet, chunks: Path, say: Progress
+) -> tuple[Enumerated, Traffic]:
+    """A theme's terms, enumerated by the whole fleet."""
+    points = fingerprint_points(theme, config)
+    chunks.mkdir(parents=True, exist_ok=True)
+    found, traffic = enumerate_sharded(
+        theme, points, config.seed, config.terms, shards=shards, fleet=fleet, kept=Chunks(chunks), folder=chunks,
+        progress=lambda level: say(f"{theme.name}: {level}, in {shards} ranges on {fleet.where}"),
+    )  # fmt: skip
+    return Enumerated(tuple(found.pairs), tuple(found.levels), found.complete), traffic
+
+
+def _finish(found: dict[str, Explored], outcome: Outcome[dict[str, object]], say: Progress) -> None:
     try:
-        found[theme.name] = result()
+        found[outcome.task.name] = Explored.from_json(outcome.result())
     except OutOfBounds as why:
-        say(f"{theme.name}: not finished: out of {why}")
+        say(f"{outcome.task.name}: not finished: out of {why}")
+    except Lost as why:
+        say(f"{outcome.task.name}: not finished: {why}")
 
 
 def _pays(rule: Rule, theme: Theme) -> bool:
@@ -181,7 +215,10 @@ def _paying(explored: Sequence[Explored], config: Config) -> frozenset[int]:
     return frozenset(number for number, (theme, rule) in enumerate(every) if theme.shortcuts and _pays(rule, theme))
 
 
-def _minimised(rules: Sequence[Rule], paying: Container[int], chunks: Chunks, say: Progress) -> tuple[Rule, ...]:
+def _minimised(
+    rules: Sequence[Rule], paying: Container[int], folder: Path, fleet: Fleet, say: Progress
+) -> tuple[Rule, ...]:
+    chunks = Chunks(folder)
     described = [(rule_text(r), r.origin, number in paying) for number, r in enumerate(rules)]
     key = digest_of("minimised", code_digest(whole=True), described)
     known = chunks.get(key)
@@ -191,7 +228,8 @@ def _minimised(rules: Sequence[Rule], paying: Container[int], chunks: Chunks, sa
         return tuple(parse_rule({k: v for k, v in row.items() if k != "family"}, where="chunk", family=row["family"])
                      for row in rows)  # fmt: skip
     named = [replace(r, id=f"r{i}") for i, r in enumerate(rules)]
-    kept = minimised(named, say, {r.id for i, r in enumerate(named) if i in paying})
+    with Journal(folder / "minimising.jsonl") as journal:
+        kept = minimised(named, say, {r.id for i, r in enumerate(named) if i in paying}, fleet=fleet, kept=journal)
     chunks.put(key, {"rules": [{**format_rule(r), "family": r.family} for r in kept]})
     return kept
 
@@ -237,50 +275,40 @@ def write_library(
 
 
 def _proved_again(
-    rules: Sequence[Rule], config: Config, chunks: str, workers: int, executor: Executor | None, say: Progress
+    rules: Sequence[Rule], config: Config, chunks: Path, fleet: Fleet, say: Progress
 ) -> tuple[tuple[Rule, ...], dict[str, Mapping[str, object]]]:
-    """Verdicts from a fresh check of exactly what is written, by ONNX Runtime too, not what was believed before."""
-    ask = partial(_checked, chunks=chunks, limit=4 * config.prove_seconds)
-    own = None if executor is not None or workers <= 1 else _pool(workers)
-    pool = executor or own
+    """Verdicts from a fresh check of exactly what is written, by ONNX Runtime too, not what was believed before.
+
+    They are remembered under the digest of the verifier as it is now.
+    """
+    limit = 4 * config.prove_seconds
     verdicts: dict[str, Mapping[str, object]] = {}
+    tasks = (
+        Task(_checked, (rule, limit), rule.id, digest_of("checked", code_digest(whole=True), limit, rule_text(rule)))
+        for rule in rules
+    )
     started = time.monotonic()
-    try:
-        answers = map(ask, rules) if pool is None else pool.map(ask, rules, chunksize=4)
-        for number, (rule, verdict) in enumerate(zip(rules, answers, strict=True), 1):
-            if verdict["verdict"] in ADMISSIBLE:
-                verdicts[rule.id] = verdict
-            else:
-                say(f"left out, not proved again: {rule_text(rule)}")
-            if number % 50 == 0:
-                left = (time.monotonic() - started) / number * (len(rules) - number)
-                say(f"proving what is written: {number}/{len(rules)}, about {left:.0f} s to go")
-    finally:
-        if own is not None:
-            own.shutdown(cancel_futures=True)
+    for number, (rule, outcome) in enumerate(zip(rules, fleet.map(tasks, kept=Chunks(chunks)), strict=True), 1):
+        verdict = outcome.result()
+        if verdict["verdict"] in ADMISSIBLE:
+            verdicts[rule.id] = verdict
+        else:
+            say(f"left out, not proved again: {rule_text(rule)}")
+        if number % 50 == 0:
+            left = (time.monotonic() - started) / number * (len(rules) - number)
+            say(f"proving what is written: {number}/{len(rules)}, about {left:.0f} s to go")
     return tuple(r for r in rules if r.id in verdicts), verdicts
 
 
-def _checked(rule: Rule, *, chunks: str, limit: float) -> dict[str, object]:
-    """The verdict of the verifier as it is now on a rule, without times; remembered under the digest of its sources."""
-    store = Chunks(Path(chunks))
-    key = digest_of("checked", code_digest(whole=True), limit, rule_text(rule))
-    known = store.get(key)
-    if known is not None:
-        return known
+def _checked(rule: Rule, limit: float) -> dict[str, object]:
+    """The verdict of the verifier as it is now on a rule, without times."""
     verdict = check(rule, prover=partial(prove, time_limit=limit))
-    data = {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
-    store.put(key, data)
-    return data
-
-
-def _pool(workers: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(max_workers=workers, mp_context=get_context("spawn"))
+    return {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
 
 
 def _log(
     config: Config, explored: Sequence[Explored], unfinished: Sequence[str], proved: int, rules: Sequence[Rule],
-    seconds: float, cpu: float, workers: int,
+    seconds: float, cpu: float, fleet: Fleet,
 ) -> dict[str, object]:  # fmt: skip
     usage = max(resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     themes = [
@@ -294,7 +322,7 @@ def _log(
     return {
         "format": "superopt.discovery", "version": 1, "config": config.digest, "seed": config.seed,
         "python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "workers": workers, "seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2),
+        "workers": fleet.size, "where": fleet.where, "seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2),
         "work_cpu_seconds": round(sum(e.log["seconds"] for e in explored), 2), "peak_mb": round(usage / 1024, 1),
         "terms": sum(e.levels[-1].terms for e in explored if e.levels),
         "classes": sum(e.levels[-1].classes for e in explored if e.levels),

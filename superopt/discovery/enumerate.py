@@ -31,7 +31,7 @@ from superopt.verifier.sampling import Point, allowed
 
 __all__ = ["Enumeration", "Level", "enumerate_terms", "points_of"]
 
-_BATCH = 2048
+BATCH = 2048
 _ELEMENTS = 1 << 21  # of one operand batch
 Algebra = PrimeField | Ordered
 Key = tuple[TensorType, bytes]
@@ -52,7 +52,7 @@ class Level:
 
 
 @dataclass
-class _Class:
+class Class:
     term: Term
     type: TensorType
     size: int
@@ -70,7 +70,7 @@ class Enumeration:
     """
 
     theme: Theme
-    classes: list[_Class] = field(default_factory=list)
+    classes: list[Class] = field(default_factory=list)
     pairs: list[tuple[Term, Term]] = field(default_factory=list)
     levels: list[Level] = field(default_factory=list)
     complete: bool = True
@@ -138,7 +138,7 @@ def _holds(condition: Condition, sizes: Mapping[str, int]) -> bool:
     return Condition(condition.kind, substitute(condition.size, sizes)).known is True
 
 
-class _Builder:
+class Builder:
     def __init__(self, theme: Theme, points: Sequence[Point], rng: np.random.Generator, most: int) -> None:
         self.theme = theme
         self.points = points
@@ -155,9 +155,7 @@ class _Builder:
 
     def start(self, algebra: Algebra) -> None:
         """Leaves and constants, with random elements."""
-        self.algebra = algebra
-        for point in self.points:
-            self.reals.append({n: algebra.constant(Fraction(v)) for n, v in point.reals.items()})
+        self.use(algebra)
         scalars = 0
         for name, scheme in self.theme.leaves.items():
             kind = TensorType(DType(CLASSES[scheme.dtype]), scheme.shape)
@@ -165,11 +163,16 @@ class _Builder:
             if kind.shape == () and scheme.dtype == "f":
                 scalars += 1
                 values = tuple(self._signed(v, number >> (scalars - 1) & 1) for number, v in enumerate(values))
-            self._place(Var(name), kind, 0, values, keep=True)
+            self.place(Var(name), kind, 0, values, keep=True)
         for number, template in enumerate(self.theme.vocabulary):
             if not template.holes:
-                self._apply_all(number, (), [()], 0, keep=True)
-        self._count(0)
+                self.apply_all(number, (), [()], 0, keep=True)
+        self.count(0)
+
+    def use(self, algebra: Algebra) -> None:
+        """Evaluate in an algebra."""
+        self.algebra = algebra
+        self.reals = [{n: algebra.constant(Fraction(v)) for n, v in point.reals.items()} for point in self.points]
 
     def _random(self, scheme: TensorScheme, kind: TensorType, point: Point) -> Array:
         shape = concrete(kind, point)
@@ -187,19 +190,24 @@ class _Builder:
 
     def grow(self, size: int, last: bool) -> None:
         """All terms of a size."""
+        for number, types, calls in self.groups(size):
+            if self.terms > self.most:
+                self.found.complete = False
+                return
+            self.apply_all(number, types, calls, size, keep=not last)
+        self.count(size)
+
+    def groups(self, size: int) -> Iterator[tuple[int, tuple[TensorType, ...], list[tuple[int, ...]]]]:
+        """Applications that make terms of a size, by template and types of the operands, which are classes."""
         for number, template in enumerate(self.theme.vocabulary):
             groups: dict[tuple[TensorType, ...], list[tuple[int, ...]]] = {}
             for operands in self._operands(template, size - 1):
                 types = tuple(self.found.classes[c].type for c in operands)
                 groups.setdefault(types, []).append(operands)
             for types, calls in groups.items():
-                if self.terms > self.most:
-                    self.found.complete = False
-                    return
-                self._apply_all(number, types, calls, size, keep=not last)
-        self._count(size)
+                yield number, types, calls
 
-    def _count(self, size: int) -> None:
+    def count(self, size: int) -> None:
         self.found.levels.append(Level(size, self.terms, len(self.index), len(self.found.pairs)))
 
     def _operands(self, template: Template, budget: int) -> Iterator[tuple[int, ...]]:
@@ -217,14 +225,18 @@ class _Builder:
         """Classes of a size that may stand in a hole."""
         return [c for c in self.by_size.get(size, ()) if Template.takes(hole, self.found.classes[c].constant)]
 
-    def _apply_all(
+    def apply_all(
         self, number: int, types: tuple[TensorType, ...], calls: list[tuple[int, ...]], size: int, *, keep: bool
     ) -> None:
-        for form in self._typing(number, types):
-            widths = [int(np.prod(concrete(t, p), initial=1)) for t in form.outputs for p in self.points]
-            step = max(1, min(_BATCH, _ELEMENTS // max(widths, default=1)))
+        for form in self.typing(number, types):
+            step = self.step(form)
             for start in range(0, len(calls), step):
                 self._apply(form, calls[start : start + step], size, keep=keep)
+
+    def step(self, form: Typed) -> int:
+        """Calls that are evaluated at once."""
+        widths = [int(np.prod(concrete(t, p), initial=1)) for t in form.outputs for p in self.points]
+        return max(1, min(BATCH, _ELEMENTS // max(widths, default=1)))
 
     def _apply(self, form: Typed, calls: list[tuple[int, ...]], size: int, *, keep: bool) -> None:
         try:
@@ -241,7 +253,7 @@ class _Builder:
             for row, operands in enumerate(calls):
                 self.terms += 1
                 values = tuple(b[output][row] for b in batches) if keep else ()
-                self._place(None, kind, size, values, keep=keep, mark=joined[row].tobytes(),
+                self.place(None, kind, size, values, keep=keep, mark=joined[row].tobytes(),
                             make=(form, operands, output))  # fmt: skip
 
     def _evaluate(self, form: Typed, calls: list[tuple[int, ...]], place: int) -> list[Array]:
@@ -250,12 +262,12 @@ class _Builder:
         sizes: dict[str, int | Array] = {**point.sizes, **self.reals[place]}
         given: dict[Term, Array] = {}
         for position, hole in enumerate(form.holes):
-            given[Var(hole)] = np.stack([self.found.classes[c[position]].values[place] for c in calls])
+            given[Var(hole)] = np.stack([self.values_of(c[position])[place] for c in calls])
         results: list[Array] = []
         for term in postorder(form.term):
             if isinstance(term, Var):
                 if term not in given:
-                    leaf = self.found.classes[self.leaf_class(term.name)].values[place]
+                    leaf = self.values_of(self.leaf_class(term.name))[place]
                     given[term] = np.broadcast_to(leaf, (len(calls), *leaf.shape))
                 continue
             assert isinstance(term, App)
@@ -263,6 +275,10 @@ class _Builder:
             results = [evaluate(batched(c, len(calls)), operands, self.algebra, sizes) for c in form.meanings[term]]
             given[term] = results[0]
         return results
+
+    def values_of(self, number: int) -> tuple[Array, ...]:
+        """The values of a class at the points."""
+        return self.found.classes[number].values
 
     def leaf_class(self, name: str) -> int:
         return list(self.theme.leaves).index(name)
@@ -281,7 +297,7 @@ class _Builder:
         mixed ^= mixed >> np.uint64(29)
         return np.stack([(mixed * m).sum(axis=1, dtype=np.uint64) for m in self.mixers[width]], axis=1)
 
-    def _place(
+    def place(
         self, term: Term | None, kind: TensorType, size: int, values: tuple[Array, ...], *, keep: bool,
         mark: bytes | None = None, make: tuple[Typed, tuple[int, ...], int] | None = None,
     ) -> None:  # fmt: skip
@@ -291,23 +307,23 @@ class _Builder:
         known = self.index.get(key)
         if known is not None:
             if term is None and make is not None:
-                self.found.pairs.append((self._term(*make), self.found.classes[known].term))
+                self.found.pairs.append((self.term_of(*make), self.found.classes[known].term))
             return
         self.index[key] = len(self.found.classes)
         if term is None:
             assert make is not None
-            term = self._term(*make) if keep or make else Var("?")
+            term = self.term_of(*make) if keep or make else Var("?")
         constant = all(self.theme.is_weight(n) for n in variables(term))
-        self.found.classes.append(_Class(term, kind, size, values, constant))
+        self.found.classes.append(Class(term, kind, size, values, constant))
         if keep:
             self.by_size.setdefault(size, []).append(len(self.found.classes) - 1)
 
-    def _term(self, form: Typed, operands: tuple[int, ...], output: int) -> Term:
+    def term_of(self, form: Typed, operands: tuple[int, ...], output: int) -> Term:
         names = {h: self.found.classes[c].term for h, c in zip(form.holes, operands, strict=True)}
         (made,) = map_terms((form.term,), names, {})
         return Project(made, output) if form.several and isinstance(made, App) else made
 
-    def _typing(self, number: int, types: tuple[TensorType, ...]) -> list[Typed]:
+    def typing(self, number: int, types: tuple[TensorType, ...]) -> list[Typed]:
         template = self.theme.vocabulary[number]
         found = []
         for term in variants(template, types):
@@ -357,6 +373,18 @@ def _orders(output: Comprehension) -> bool:
     return False
 
 
+def algebra_of(theme: Theme) -> Algebra:
+    """In which the theme's terms are compared."""
+    return Ordered() if _needs_order(theme) else PrimeField()
+
+
+def begun(theme: Theme, points: Sequence[Point], seed: int, most: int) -> Builder:
+    """A builder with the leaves and constants of a theme."""
+    builder = Builder(theme, points, np.random.default_rng([seed, 77]), most)
+    builder.start(algebra_of(theme))
+    return builder
+
+
 def enumerate_terms(
     theme: Theme, points: Sequence[Point], seed: int, most: int,
     progress: Callable[[Level], None] | None = None,
@@ -370,9 +398,7 @@ def enumerate_terms(
         most: stop beyond this many terms.
         progress: called after each size.
     """
-    algebra: Algebra = Ordered() if _needs_order(theme) else PrimeField()
-    builder = _Builder(theme, points, np.random.default_rng([seed, 77]), most)
-    builder.start(algebra)
+    builder = begun(theme, points, seed, most)
     for size in range(1, theme.operators + 1):
         builder.grow(size, last=size == theme.operators)
         if progress is not None:

@@ -19,13 +19,14 @@ from superopt.discovery.gain import expected, oriented
 from superopt.discovery.judge import Judge, Tally
 from superopt.discovery.solved import solve_all
 from superopt.discovery.store import Chunks, code_digest, digest_of
+from superopt.ir.terms import Term
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import rule_text
 from superopt.rules.grammar import format_rule, parse_rule
 from superopt.rules.rule import Rule
 from superopt.verifier.sampling import Point
 
-__all__ = ["Bounds", "Explored", "OutOfBounds", "explore"]
+__all__ = ["Bounds", "Enumerated", "Explored", "OutOfBounds", "explore", "fingerprint_points", "key_of"]
 
 _GROWTH = 6000  # e-nodes that one rule may add to the universe of candidates
 _MATCHES = 3000
@@ -44,12 +45,30 @@ class Bounds:
     deadline: float | None = None
     memory: int | None = None
 
+    def passed(self) -> bool:
+        """Whether there is no time left to begin anything."""
+        return self.deadline is not None and time.time() > self.deadline
+
     def check(self) -> None:
         """Raise :class:`OutOfBounds` when a bound is passed."""
-        if self.deadline is not None and time.time() > self.deadline:
+        if self.passed():
             raise OutOfBounds("time")
         if self.memory is not None and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > self.memory:
             raise OutOfBounds("memory")
+
+
+@dataclass(frozen=True)
+class Enumerated:
+    """What of a theme's enumeration is gone on with: coinciding terms, in order, and counts."""
+
+    pairs: tuple[tuple[Term, Term], ...]
+    levels: tuple[Level, ...]
+    complete: bool
+
+
+def fingerprint_points(theme: Theme, config: Config) -> list[Point]:
+    """Sizes and attributes at which a theme's terms are compared."""
+    return points_of(theme, config.instances, np.random.default_rng([config.seed, int(theme.digest[:8], 16)]))
 
 
 @dataclass(frozen=True)
@@ -107,35 +126,36 @@ class Explored:
 
 def explore(
     theme: Theme, config: Config, folder: str | None = None, progress: Callable[[str], None] | None = None,
-    bounds: Bounds = Bounds(), known: Sequence[Rule] = (),
+    bounds: Bounds = Bounds(), known: Sequence[Rule] = (), enumerated: Enumerated | None = None,
 ) -> Explored:  # fmt: skip
     """Enumerate a theme, and turn its coincidences into proved rules none of which the earlier ones derive.
 
     Args:
         theme: the vocabulary.
         config: seed and effort.
-        folder: where finished chunks are kept.
+        folder: where verdicts reached so far are kept.
         progress: called with a line of text now and then.
         bounds: when to give up.
         known: proved rules of other themes: what they derive is not looked for again.
+        enumerated: its terms, where they were enumerated already.
 
     Raises:
         OutOfBounds: time or memory is used up. Verdicts reached so far are in the folder.
     """
     chunks = Chunks(None if folder is None else Path(folder))
+    return _explored(theme, config, chunks, progress or _silent, bounds, known, enumerated)
+
+
+def key_of(theme: Theme, config: Config, known: Sequence[Rule]) -> str:
+    """Digest of everything that decides what :func:`explore` gives."""
     effort = [config.seed, config.instances, config.trials, config.prove_seconds, config.terms]
-    key = digest_of("explored", code_digest(), theme.text, theme.operators, effort, list(map(rule_text, known)))
-    done = chunks.get(key)
-    if done is not None:
-        return Explored.from_json(done)
-    made = _explored(theme, config, chunks, progress or _silent, bounds, known)
-    chunks.put(key, made.as_json())
-    return made
+    return digest_of("explored", code_digest(), theme.text, theme.operators, effort, list(map(rule_text, known)))
 
 
 def _explored(
-    theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], bounds: Bounds, known: Sequence[Rule]
-) -> Explored:
+    theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], bounds: Bounds, known: Sequence[Rule],
+    enumerated: Enumerated | None,
+) -> Explored:  # fmt: skip
     started = time.process_time()
     log: dict[str, float] = {}
 
@@ -148,18 +168,21 @@ def _explored(
     bounds.check()
     if theme.solve:
         return _solved(theme, config, chunks, say, bounds, known, started)
-    points = points_of(theme, config.instances, np.random.default_rng([config.seed, int(theme.digest[:8], 16)]))
-    found = enumerate_terms(theme, points, config.seed, config.terms, level_done)
-    enumerated = time.process_time() - started
-    proposals = candidates(theme, found.pairs)
-    levels, complete = tuple(found.levels), found.complete
-    del found
+    points = fingerprint_points(theme, config)
+    if enumerated is None:
+        found = enumerate_terms(theme, points, config.seed, config.terms, level_done)
+        log["enumerate_seconds"] = time.process_time() - started
+        enumerated = Enumerated(tuple(found.pairs), tuple(found.levels), found.complete)
+        del found
+    proposals = candidates(theme, enumerated.pairs)
+    levels, complete = enumerated.levels, enumerated.complete
+    del enumerated
     say(f"{theme.name}: {len(proposals)} candidates")
     judge = Judge(config, theme, chunks)
     kept, followed = _select(theme, points[0], proposals, judge, say, bounds, known)
     tally: Tally = judge.tally
     log |= {
-        "enumerate_seconds": enumerated, "seconds": time.process_time() - started,
+        "seconds": time.process_time() - started,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }  # fmt: skip
     for name, some in (("candidates", proposals), ("rules", kept)):

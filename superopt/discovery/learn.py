@@ -27,6 +27,7 @@ from superopt.discovery.mining import Target, mined
 from superopt.discovery.solved import Solved, solve_one
 from superopt.discovery.solving import Solver
 from superopt.discovery.store import Chunks, code_digest, digest_of
+from superopt.fleet import Fleet
 from superopt.ir.graph import Graph
 from superopt.ir.terms import App, postorder, variables
 from superopt.ir.types import DType
@@ -281,7 +282,7 @@ class _School:
 def _finish(found: Learned, lessons: Sequence[_Taught], config: Config, out: Path, say: Say) -> None:
     """Rules minimised, checked afresh, judged in floating point, and written."""
     proved = [r for taught in lessons for r in taught.lesson.rules]
-    rules, verdicts = finished(proved, frozenset(range(len(proved))), config, str(out / ".chunks"), 1, None, say)
+    rules, verdicts = finished(proved, frozenset(range(len(proved))), config, out / ".chunks", Fleet(), say)
     borne = tuple(r for r in rules if _borne(r))
     kept = {text_digest(r) for r in borne}
     lost = {text_digest(r) for r in rules} - kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from superopt.discovery.candidates import movements, operator_count
 from superopt.discovery.derive import (
@@ -16,8 +16,10 @@ from superopt.discovery.derive import (
     derived,
     moves_of,
 )
+from superopt.discovery.store import code_digest
+from superopt.fleet import Checkpoints, Fleet, Task, digest
 from superopt.ops.meaning import IllTyped
-from superopt.rules.canonical import text_digest
+from superopt.rules.canonical import rule_text, text_digest
 from superopt.rules.rule import Rule
 from superopt.rules.typing import instances
 from superopt.search.saturate import Moves
@@ -27,9 +29,13 @@ __all__ = ["minimised"]
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Reciprocal", "ConstantOfShape"})
 
 
+_AHEAD = 4  # rules for each worker that are asked about before it is known which of those before them are kept
+
+
 def minimised(
-    rules: Sequence[Rule], progress: Callable[[str], None] | None = None, paying: Container[str] = ()
-) -> tuple[Rule, ...]:
+    rules: Sequence[Rule], progress: Callable[[str], None] | None = None, paying: Container[str] = (), *,
+    fleet: Fleet | None = None, kept: Checkpoints | None = None,
+) -> tuple[Rule, ...]:  # fmt: skip
     """Keep short and general rules first, and of the others those that are not derived.
 
     Definitions of composite operators are always kept: a person looks for them. A rule that pays is dropped only where
@@ -39,36 +45,90 @@ def minimised(
         rules: with different ids.
         progress: called with lines of text.
         paying: ids of rules that pay.
+        fleet: what derives; this process where none is given.
+        kept: answers of an earlier run, and where those of this one are kept.
     """
     unique = {text_digest(r): r for r in reversed(rules)}
-    ordered = sorted(unique.items(), key=lambda item: (*_rank(item[1]), item[0]))
-    kept: list[Rule] = []
-    for number, (_, rule) in enumerate(ordered):
-        if not _follows(rule, kept, paying):
-            kept.append(rule)
+    ordered = [rule for _, rule in sorted(unique.items(), key=lambda item: (*_rank(item[1]), item[0]))]
+    ask = _Derivable(fleet or Fleet(), kept, paying)
+    found: list[Rule] = []
+    for number, rule in enumerate(ordered):
+        if not ask.follows(rule, found, ordered[number + 1 :]):
+            found.append(rule)
         if progress is not None and number % 20 == 0:
-            progress(f"minimising: {number + 1}/{len(ordered)} rules, {len(kept)} kept")
-    least = list(_without_special_cases(kept, progress, paying))
-    for number, (_, rule) in enumerate(ordered):  # what was dropped may rest on rules that were dropped after it
-        if rule not in least and not _follows(rule, least, paying):
+            progress(f"minimising: {number + 1}/{len(ordered)} rules, {len(found)} kept")
+    least = _without_special_cases(found, progress, ask)
+    for number, rule in enumerate(ordered):  # what was dropped may rest on rules that were dropped after it
+        if rule not in least and not ask.follows(rule, least, [r for r in ordered[number + 1 :] if r not in least]):
             least.append(rule)
         if progress is not None and number % 20 == 0:
             progress(f"nothing lost: {number + 1}/{len(ordered)} rules, {len(least)} kept")
     return tuple(least)
 
 
-def _follows(rule: Rule, kept: Sequence[Rule], paying: Container[str]) -> bool:
-    """Whether kept rules over the rule's own operators and plain arithmetic derive it.
+@dataclass
+class _Derivable:
+    """Whether rules follow from others, asked of a fleet a few ahead.
 
-    A detour through others would be no help to a search.
+    An answer depends on the rules that :func:`_near` leaves. The next rules are asked about with those that are kept
+    now; an answer counts if the same are near when its turn comes, and else the rule is asked about again. So what is
+    kept is the same for any number of workers.
     """
+
+    fleet: Fleet
+    kept: Checkpoints | None
+    paying: Container[str]
+    known: dict[tuple[str, tuple[str, ...]], bool] = field(default_factory=dict)
+
+    def follows(self, rule: Rule, kept: Sequence[Rule], following: Sequence[Rule]) -> bool:
+        """Whether kept rules derive a rule.
+
+        Args:
+            rule: is not derived by itself, where it is kept.
+            kept: those that may be used.
+            following: the rules that will be asked about next.
+        """
+        asked = self._asked(rule, kept)
+        if asked not in self.known:
+            ahead = 0 if self.fleet.alone else _AHEAD * self.fleet.size - 1
+            wanted = {asked: rule}
+            for other in following:
+                if len(wanted) > ahead:
+                    break
+                question = self._asked(other, kept)
+                if question not in self.known:
+                    wanted[question] = other
+            by_id = {r.id: r for r in kept}
+            tasks = [self._task(r, [by_id[i] for i in near]) for (_, near), r in wanted.items()]
+            answers = self.fleet.map(tasks, kept=self.kept)
+            self.known.update((q, bool(a.result()["follows"])) for q, a in zip(wanted, answers, strict=True))
+        return self.known[asked]
+
+    def _asked(self, rule: Rule, kept: Sequence[Rule]) -> tuple[str, tuple[str, ...]]:
+        return rule.id, tuple(r.id for r in _near(rule, kept))
+
+    def _task(self, rule: Rule, near: Sequence[Rule]) -> Task[dict[str, bool]]:
+        rounds = QUICK_ROUNDS if rule.origin == SHORTCUT or rule.id in self.paying else ROUNDS
+        key = ""
+        if self.kept is not None:
+            key = digest(
+                "follows", code_digest(whole=True), rule_text(rule), rule.origin, rounds, list(map(rule_text, near))
+            )
+        return Task(_follows, (rule, tuple(near), rounds), key=key)
+
+
+def _near(rule: Rule, kept: Sequence[Rule]) -> list[Rule]:
+    """Kept rules over the rule's own operators and plain arithmetic: a detour through others helps no search."""
+    return [r for r in kept if r is not rule and r.operators <= rule.operators | _ARITHMETIC]
+
+
+def _follows(rule: Rule, near: Sequence[Rule], rounds: int) -> dict[str, bool]:
+    """Whether rules derive another."""
     if rule.origin == "definition":
-        return False
-    rounds = QUICK_ROUNDS if rule.origin == SHORTCUT or rule.id in paying else ROUNDS
-    near = [r for r in kept if r.operators <= rule.operators | _ARITHMETIC]
+        return {"follows": False}
     if len(rule.lhs) > 1:
-        return _reached(rule, moves_of(near), rounds)
-    return derived(rule, moves_of(near), rounds=rounds) is not None
+        return {"follows": _reached(rule, moves_of(near), rounds)}
+    return {"follows": derived(rule, moves_of(near), rounds=rounds) is not None}
 
 
 def _reached(rule: Rule, moves: Moves, rounds: int) -> bool:
@@ -95,17 +155,16 @@ def _reached(rule: Rule, moves: Moves, rounds: int) -> bool:
     return True
 
 
-def _without_special_cases(
-    rules: list[Rule], progress: Callable[[str], None] | None, paying: Container[str]
-) -> tuple[Rule, ...]:
+def _without_special_cases(rules: list[Rule], progress: Callable[[str], None] | None, ask: _Derivable) -> list[Rule]:
     """A short rule may be kept before the general ones that derive it: look again, the most special first."""
     kept = list(rules)
-    for number, rule in enumerate(sorted(rules, key=_special)):
-        if _follows(rule, [r for r in kept if r is not rule], paying):
+    ordered = sorted(rules, key=_special)
+    for number, rule in enumerate(ordered):
+        if ask.follows(rule, kept, ordered[number + 1 :]):
             kept.remove(rule)
         if progress is not None and number % 20 == 0:
             progress(f"minimising again: {number + 1}/{len(rules)} rules, {len(kept)} kept")
-    return tuple(kept)
+    return kept
 
 
 def _special(rule: Rule) -> tuple[int, int, int, str]:

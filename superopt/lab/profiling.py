@@ -8,10 +8,8 @@ nothing that is not measured, or the time is up.
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from superopt.cost.planning import Planning
 from superopt.cost.question import Question, question_of
 from superopt.cost.record import Record
 from superopt.cost.recording import Recorder
+from superopt.fleet import Fleet, Task
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph, structural_hash
 from superopt.ops.record import NotCovered
@@ -137,7 +136,7 @@ def profile(
     runtime: str = "onnxruntime",
     threads: int = 1,
     time_limit: float = 1500.0,
-    workers: int = 1,
+    fleet: Fleet | None = None,
     extend: bool = False,
     rules: Path | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -153,7 +152,7 @@ def profile(
         runtime: what runs operators on the processor.
         threads: threads inside an operator.
         time_limit: seconds for all; the profile then holds what was measured, and another call goes on.
-        workers: processes that plan; timing is always done alone.
+        fleet: what plans; timing is always done in this process, alone.
         extend: keep what the profile holds already, and add to it.
         rules: folder of a rule library used besides the built-in one.
         sizes: what symbolic dimensions are costed at.
@@ -164,18 +163,18 @@ def profile(
         InvalidModel: a file is neither. OSError: the profile cannot be written.
     """
     device = costs.device_of(target, threads, runtime)
-    return _Recording(device, models, out, time_limit, workers, extend, rules, sizes, progress).run()
+    return _Recording(device, models, out, time_limit, fleet or Fleet(), extend, rules, sizes, progress).run()
 
 
 class _Recording:
     """One call: plans and measures in turns."""
 
     def __init__(
-        self, device: Device, models: Sequence[str | Path | Graph], out: Path, time_limit: float, workers: int,
+        self, device: Device, models: Sequence[str | Path | Graph], out: Path, time_limit: float, fleet: Fleet,
         extend: bool, rules: Path | None, sizes: Mapping[str, int] | None, progress: Progress,
     ) -> None:  # fmt: skip
         self.start = time.monotonic()
-        self.workers, self.rules, self.sizes, self.progress = workers, rules, dict(sizes or {}), progress
+        self.fleet, self.rules, self.sizes, self.progress = fleet, rules, dict(sizes or {}), progress
         given = [m for m in models if not isinstance(m, Graph) and str(m).endswith(_PROFILES)]
         self.models = [m for m in models if isinstance(m, Graph) or not str(m).endswith(_PROFILES)]
         earlier = [costs.read_profile(Path(p)) for p in given]
@@ -231,27 +230,13 @@ class _Recording:
     def _searches(
         self, models: Sequence[str | Path | Graph], state: _State, deadline: float
     ) -> Iterator[tuple[str | Path | Graph, _Answer]]:
-        """The models' searches, in this process or in several; those that have not begun at the deadline are left."""
-        if min(self.workers, len(models)) <= 1:
-            for model in models:
-                if time.monotonic() >= deadline:
-                    return
-                left = self.recorder.deadline - time.monotonic()
-                yield model, _questions(model, _planning(state), self.rules, self.sizes, left)
-            return
-        context = multiprocessing.get_context("spawn")  # ONNX Runtime's threads do not survive a fork
-        with ProcessPoolExecutor(self.workers, context, initializer=_start, initargs=(state,)) as pool:
-            todo = list(reversed(models))
-            running: dict[Future[_Answer], str | Path | Graph] = {}
-            while todo or running:
-                while todo and len(running) < self.workers and time.monotonic() < deadline:
-                    model = todo.pop()
-                    running[pool.submit(_search, model, self.recorder.deadline - time.monotonic())] = model
-                if not running:
-                    return
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield running.pop(future), future.result()
+        """The models' searches; those that have not begun at the deadline are left."""
+        tasks = (
+            Task(_search, (model, state, self.recorder.deadline - time.monotonic()), self._name(model))
+            for model in models
+        )
+        for outcome in self.fleet.each(tasks, until=deadline):
+            yield outcome.task.arguments[0], outcome.result()
 
     def _finish(self) -> Recorded:
         recorder = self.recorder
@@ -282,29 +267,18 @@ def _question(record: Record) -> Question | None:
 
 _State = tuple[Sequence[Record], Mapping[str, Any], str, Path | None, Mapping[str, int]]
 _Answer = tuple[list[Question], list[Question]]
-_worker: list[_State] = []  # what a planning process was started with
 
 
-def _start(state: _State) -> None:
-    _worker[:] = [state]
-
-
-def _search(source: str | Path | Graph, seconds: float) -> _Answer:
-    state = _worker[0]
-    return _questions(source, _planning(state), state[3], state[4], seconds)
+def _search(source: str | Path | Graph, state: _State, seconds: float) -> _Answer:
+    """What searching a model asks for: everything, and what the cost model could not answer."""
+    model = _planning(state)
+    _plans(load(source), model, state[3], state[4], seconds)
+    return list(model.asked.values()), list(model.missing.values())
 
 
 def _planning(state: _State) -> Planning:
     records, facts, backend, _, sizes = state
     return Planning(records, facts, costs.BACKENDS[backend], sizes)
-
-
-def _questions(
-    source: str | Path | Graph, model: Planning, rules: Path | None, sizes: Mapping[str, int], seconds: float
-) -> _Answer:
-    """What searching a model asks for: everything, and what the cost model could not answer."""
-    _plans(load(source), model, rules, sizes, seconds)
-    return list(model.asked.values()), list(model.missing.values())
 
 
 def _plans(

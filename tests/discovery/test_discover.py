@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from superopt.discovery import Config, DiscoveryResult, derive, discover, load_config
 from superopt.discovery.derive import derived, moves_of
 from superopt.discovery.explore import explore
+from superopt.fleet import Fleet
 from superopt.ir.terms import App, postorder
 from superopt.ops import REGISTRY
 from superopt.ops.elementwise import pointwise
@@ -118,8 +117,8 @@ def test_finds_general_proved_rules(run: Run) -> None:
 
 
 def test_same_bytes_with_one_and_two_workers(run: Run, tiny: Config, tmp_path: Path) -> None:
-    with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
-        discover(tiny, out=tmp_path / "two", executor=pool)
+    with Fleet.open(2) as fleet:
+        discover(tiny, out=tmp_path / "two", fleet=fleet)
     assert outputs(run.folder) == outputs(tmp_path / "two")
 
 

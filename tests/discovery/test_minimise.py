@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -23,8 +23,8 @@ def test_what_rested_on_a_rule_that_is_dropped_later_comes_back(monkeypatch: pyt
     third = rule("third", "Neg(Neg(Add(x, y)))", "Neg(Neg(Add(y, x)))")
     rests = {"first": "third", "second": "first"}
 
-    def follows(asked: Rule, kept: Sequence[Rule], paying: Container[str]) -> bool:
-        return rests.get(asked.id) in {r.id for r in kept}
+    def follows(asked: Rule, near: Sequence[Rule], rounds: int) -> dict[str, bool]:
+        return {"follows": rests.get(asked.id) in {r.id for r in near}}
 
     monkeypatch.setattr(minimise, "_follows", follows)
     assert {r.id for r in minimised([first, second, third])} == {"second", "third"}

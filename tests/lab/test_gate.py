@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from superopt.cli import app
 from superopt.cost import Profile, Record, RecordedProfile, read_profile, write_profile
 from superopt.cost.record import Key
+from superopt.fleet import Fleet
 from superopt.formats import save
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel, UsageError
@@ -372,14 +374,22 @@ def test_a_recorded_run_is_judged_without_running(corpus: Corpus) -> None:
 def test_a_worker_that_dies_takes_only_its_model(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options(target="profile:none", time_limit=1.0)
     tasks = [Task(f"{n}.json", corpus.folder / f"{n}.json", options) for n in "ab"]
-    monkeypatch.setattr(workers, "_serve", _dies)
-    rows = workers.run_all(tasks, workers=2)
+    (corpus.folder / "deadly.py").write_text("import os\ndef row(task):\n    os._exit(9)\n")
+    monkeypatch.syspath_prepend(corpus.folder)
+    monkeypatch.setattr(workers, "_row", importlib.import_module("deadly").row)
+    with Fleet.open(2) as fleet:
+        rows = workers.run_all(tasks, fleet=fleet)
     assert [(r.model, r.status, r.exit_code) for r in rows] == [("a.json", "failed", 7), ("b.json", "failed", 7)]
-    assert all("its process ended" in r.error for r in rows)
+    assert all("its process ended with 9" in r.error for r in rows)
 
 
-def _dies(channel: object) -> None:
-    raise SystemExit(9)
+def test_a_model_that_takes_longer_than_it_may_is_ended(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options(target="profile:none", time_limit=1.0)
+    monkeypatch.setattr("superopt.pipeline.many._GRACE", -1.99)
+    with Fleet.open(2) as fleet:
+        (row,) = workers.run_all([Task("a.json", corpus.folder / "a.json", options)], fleet=fleet)
+    assert (row.status, row.exit_code) == ("failed", 7)
+    assert "took longer" in row.error
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -40,8 +40,11 @@ def replicas() -> int:
 
 def main() -> None:
     processes: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory() as volume, postgres() as url:
-        environment = {"PATH": f"{BIN}:{os.defpath}", "SUPEROPT_DATA": volume, "SUPEROPT_DATABASE": url, "HOME": volume}
+    with tempfile.TemporaryDirectory() as volumes, postgres() as url:
+        environment = {
+            "PATH": f"{BIN}:{os.defpath}", "SUPEROPT_DATA": f"{volumes}/api", "SUPEROPT_DATABASE": url, "HOME": volumes,
+            "SUPEROPT_APART": "1",
+        }  # fmt: skip
         port = str(free_port())
         api = [port if word == "8000" else word for word in command("api")]
         refused = subprocess.run(api, env=environment, capture_output=True, text=True, check=False)
@@ -51,7 +54,9 @@ def main() -> None:
         key = subprocess.run(adding, env=environment, capture_output=True, text=True, check=True).stdout.strip()
         try:
             processes.append(subprocess.Popen(api, env=environment))
-            processes += [subprocess.Popen(command("worker"), env=environment) for _ in range(replicas())]
+            for number in range(replicas()):
+                own = {**environment, "SUPEROPT_DATA": f"{volumes}/{number}"}
+                processes.append(subprocess.Popen(command("worker"), env=own))
             drive(f"http://127.0.0.1:{port}", key)
         finally:
             for process in processes:

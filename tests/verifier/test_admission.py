@@ -91,7 +91,7 @@ def test_a_wrong_meaning_cannot_admit_a_false_rule(tmp_path: Path) -> None:
     verdict = check(rule)
     assert isinstance(verdict, Unknown)
     assert "a meaning is wrong" in verdict.reason
-    assert isinstance(prove_all([rule], workers=1)["planted"], Unknown)
+    assert isinstance(prove_all([rule])["planted"], Unknown)
     (tmp_path / "mine.toml").write_text(
         TRUE.replace("Relu(Relu(x))", "Add(x, Neg(x))").replace('"Relu(x)"', '"Add(x, x)"')
     )

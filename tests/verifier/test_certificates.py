@@ -234,16 +234,16 @@ def test_garbage_is_rejected(tmp_path: Path, text: str) -> None:
 def test_the_record_is_incremental(tmp_path: Path) -> None:
     rules = [_rule("concat"), _rule("slice")]
     record = tmp_path / "record.json"
-    first = certify_all(rules[:1], record, workers=1)
+    first = certify_all(rules[:1], record)
     assert (first["certified"], first["made"], first["failed"]) == (1, 1, {})
-    second = certify_all(rules, record, workers=1)
+    second = certify_all(rules, record)
     assert (second["certified"], second["made"]) == (2, 1)
     written = json.loads(record.read_text())
     assert [r["id"] for r in written["rules"].values()] == ["concat", "slice"]
     assert written["certified"] == 2
     assert written["solvers"]
     false = parse_rule({"id": "f", "forall": {"x": "f[n]"}, "lhs": ["Relu(x)"], "rhs": ["x"]})
-    third = certify_all([rules[0], false], record, workers=1)
+    third = certify_all([rules[0], false], record)
     assert third["certified"] == 1
     assert "not proved" in third["failed"]["f"]
 

@@ -164,7 +164,7 @@ def test_mending_leaves_out_what_other_points_break(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(floating_record, "load_library", lambda: Books(wrong=wrong, right=right))
     monkeypatch.setattr(floating_record, "BUILT_IN", tmp_path)
-    against = floating_record.mend(seed=3, points=200, workers=1)
+    against = floating_record.mend(seed=3, points=200)
     assert against
     kept = read_floats(tmp_path / floating_record.FLOATS)
     assert verdict_in(kept[float_key(wrong)]["forward"], DType.FLOAT32).verdict == "unsafe"

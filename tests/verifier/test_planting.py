@@ -227,7 +227,7 @@ def test_a_worker_that_lies_is_not_asked(tmp_path: Path) -> None:
     assert code == 5
     assert "proved_all_sizes" not in shown.replace("verdict", "")
     (rule,) = _rules(FALSE)
-    assert not isinstance(prove_all([rule], workers=1)["planted"], ProvedAllSizes)
+    assert not isinstance(prove_all([rule])["planted"], ProvedAllSizes)
 
 
 def test_the_service_takes_no_rules() -> None:

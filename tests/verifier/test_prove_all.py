@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from superopt.fleet import Fleet
 from superopt.rules import parse_rule
 from superopt.verifier import ProvedAllSizes, ProvedBounded, Refuted, Tested, Unknown, Verdict
 from superopt.verifier.store import prove_all
@@ -23,7 +24,8 @@ RULES = [
 @pytest.mark.parametrize("workers", [1, 2])
 def test_prove_all(workers: int) -> None:
     seen: list[tuple[str, int, int]] = []
-    found = prove_all(RULES, workers=workers, progress=lambda i, v, n, total: seen.append((i, n, total)))
+    with Fleet.open(workers) as fleet:
+        found = prove_all(RULES, fleet=fleet, progress=lambda i, v, n, total: seen.append((i, n, total)))
     assert list(found) == ["true", "false", "ill"]
     assert isinstance(found["true"], ProvedAllSizes)
     assert isinstance(found["false"], Refuted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from superopt.cost import load_profile
+from superopt.fleet import Fleet
 from superopt.ir.errors import ResourceLimit, UsageError
 from superopt.lab.gate.baseline import read_run, row_data, row_from_data
 from superopt.lab.gate.culprit import why_slower, why_wrong
@@ -71,7 +73,9 @@ def _rows(
         if not row.error:
             kept.put(tasks[row.model].path, row_data(row))
 
-    made = run_all(todo, workers=settings.workers, deadline=deadline, done=done, progress=progress)
+    workers = max(1, min(settings.workers or os.cpu_count() or 1, len(todo)))
+    with Fleet.open(workers, settings.cluster) as fleet:
+        made = run_all(todo, fleet=fleet, deadline=deadline, done=done, progress=progress)
     known |= {row.model: row for row in made}
     left = [name for name in tasks if name not in known]
     if left:

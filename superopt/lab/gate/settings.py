@@ -32,6 +32,7 @@ class CorpusSettings:
         time_limit: seconds for one model. A run that reaches it is not deterministic, and says so.
         bisect_limit: seconds for finding culprits.
         workers: processes; 0 takes one a core, 1 works in this process.
+        cluster: address of a Dask scheduler whose workers are used instead.
         sizes: what symbolic dimensions are costed at.
         measure: also time each result against its input; advisory.
         check: check each result against the float64 reference.
@@ -51,6 +52,7 @@ class CorpusSettings:
     time_limit: float = TIME_LIMIT
     bisect_limit: float = TIME_LIMIT
     workers: int = 0
+    cluster: str | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
     measure: bool = False

@@ -1,0 +1,60 @@
+"""``superopt optimize`` of several models at once, into a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superopt.cli.outputs import claim
+from superopt.cli.shell import Progress, err, out, write_json
+from superopt.ir.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from superopt.pipeline import Options
+
+__all__ = ["optimize_many"]
+
+
+def optimize_many(
+    models: list[str], folder: str | None, options: Options, *, workers: int, cluster: str | None,
+    report_json: str | None, force: bool,
+) -> int:  # fmt: skip
+    """Optimise models into a folder, with a line for each; returns the exit code of the first that failed.
+
+    Raises:
+        UsageError: there is no folder, or it is not empty and not of such a run.
+    """
+    from superopt.fleet import Fleet
+    from superopt.pipeline.many import JOURNAL, optimize_all
+
+    if folder is None or folder == "-":
+        raise UsageError("several models need a folder for their results", hint="-o DIR")
+    if "-" in models:
+        raise UsageError("- is one model; several are named", hint="optimise standard input alone")
+    place = Path(folder)
+    if place.exists() and not place.is_dir():
+        raise UsageError("is no folder", where=f"-o {printable(folder)}", hint="several models need a folder")
+    if place.is_dir() and any(place.iterdir()) and not (place / JOURNAL).is_file() and not force:
+        raise UsageError("is not empty", where=f"-o {printable(folder)}", hint="use -f to write into it")
+    inputs = {Path(m).resolve() for m in models}
+    if inputs & {(place / Path(m).name).resolve() for m in models}:
+        raise UsageError("holds the models themselves", where=f"-o {printable(folder)}", hint="name another folder")
+    claim({"--json": report_json}, list(models), force=force)
+    rows, code = [], 0
+    console = err() if report_json == "-" else out()
+    with Fleet.open(workers, cluster) as fleet, Progress() as progress:
+        for row in optimize_all([Path(m) for m in models], place, options=options, fleet=fleet, progress=progress):
+            rows.append(row)
+            name = Path(row["model"]).name
+            if "error" in row:
+                code = code or row["exit_code"]
+                err().print(f"{name}: {row['error']}", markup=False, soft_wrap=True)
+                continue
+            cost = row["report"]["cost"]
+            console.print(
+                f"{name}  {row['report']['status']}  {cost['before_us']:,.1f} → {cost['after_us']:,.1f} µs "
+                f"modelled  {row['output']}", markup=False, soft_wrap=True,
+            )  # fmt: skip
+    if report_json is not None:
+        write_json({"format": "superopt.optimized", "version": 1, "models": rows}, report_json, force)
+    return code

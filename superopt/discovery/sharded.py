@@ -1,0 +1,391 @@
+"""The enumeration of :mod:`.enumerate` on a fleet, by ranges of fingerprints: nobody holds all classes.
+
+A level takes two passes. Blocks of applications are evaluated wherever there is a worker: their operands' values
+travel there, and a row for each term (fingerprint, type, how it is made) travels back and into the file of its range on
+disk. Then each range is joined by one worker: the first row of a fingerprint is a class, later ones are coincidences.
+Ranges and blocks do not depend on the number of workers, and rows keep their places, so that the outcome is that of one
+process, term by term. Only classes that are operands of the next level are kept, by the client; those of the last
+level, which are by far the most, are rows in the ranges.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from superopt.discovery.config import Theme
+from superopt.discovery.enumerate import BATCH, Builder, Class, Enumeration, Level, algebra_of, begun
+from superopt.discovery.store import code_digest, digest_of
+from superopt.discovery.template import Typed
+from superopt.fleet import Checkpoints, Fleet, Task
+from superopt.ir.terms import Term, variables
+from superopt.ir.types import TensorType
+from superopt.runtime.evaluate import Array
+from superopt.verifier.sampling import Point
+
+__all__ = ["Traffic", "enumerate_sharded"]
+
+_BLOCK = 8 * BATCH  # applications that are evaluated by one task
+_EARLIER = np.int64(-(1 << 62))  # places of classes of earlier levels: this plus their number
+Group = tuple[int, tuple[TensorType, ...], list[tuple[int, ...]]]
+
+
+@dataclass
+class Traffic:
+    """What a sharded enumeration took, for the capacity plan (docs/scale.md).
+
+    Attributes:
+        blocks, joins: of each task: seconds of processor time, bytes sent to it, bytes that came back.
+        rows: terms; ``row_bytes``: of one; ``largest``: the most rows that one worker held.
+    """
+
+    blocks: list[tuple[float, int, int]] = field(default_factory=list)
+    joins: list[tuple[float, int, int]] = field(default_factory=list)
+    rows: int = 0
+    row_bytes: int = 0
+    largest: int = 0
+
+    def as_json(self) -> dict[str, float]:
+        """Sums, as the log of a theme has them."""
+        return {
+            "rows": self.rows, "row_bytes": self.row_bytes, "most_rows_held": self.largest,
+            **{
+                f"{name}_{what}": round(sum(t[place] for t in tasks), 3)
+                for name, tasks in (("block", self.blocks), ("join", self.joins))
+                for place, what in enumerate(("seconds", "bytes_in", "bytes_out"))
+            },
+            "blocks": len(self.blocks), "joins": len(self.joins),
+        }  # fmt: skip
+
+
+def enumerate_sharded(
+    theme: Theme, points: Sequence[Point], seed: int, most: int, *, shards: int, fleet: Fleet,
+    kept: Checkpoints | None = None, folder: Path | None = None, progress: Callable[[Level], None] | None = None,
+) -> tuple[Enumeration, Traffic]:  # fmt: skip
+    """What :func:`.enumerate_terms` finds, made by a fleet. The enumeration's ``classes`` lack those of the last size.
+
+    Args:
+        theme: the vocabulary.
+        points: concrete sizes and attributes at which values are compared.
+        seed: of the elements.
+        most: stop beyond this many terms.
+        shards: ranges of fingerprints; a worker holds one at a time. They do not change the outcome.
+        fleet: what evaluates and joins.
+        kept: where finished tasks are kept.
+        folder: where ranges are kept while a level lasts; a temporary one by default.
+        progress: called after each size.
+    """
+    builder = begun(theme, points, seed, most)
+    key = digest_of("sharded", code_digest(), theme.text, theme.operators, [repr(p) for p in points], seed)
+    run = _Sharded(builder, shards, fleet, kept, key, Traffic())
+    for size in range(1, theme.operators + 1):
+        with tempfile.TemporaryDirectory(dir=folder, prefix="ranges-") as place:
+            run.grow(size, last=size == theme.operators, ranges=Path(place))
+        if progress is not None:
+            progress(builder.found.levels[-1])
+        if not builder.found.complete:
+            break
+    return builder.found, run.traffic
+
+
+@dataclass
+class _Sharded:
+    builder: Builder
+    shards: int
+    fleet: Fleet
+    kept: Checkpoints | None
+    key: str
+    traffic: Traffic
+    groups: list[tuple[int, tuple[TensorType, ...]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        arity = max([len(t.holes) for t in self.builder.theme.vocabulary] + [1])
+        self.dtype = _row_type(arity, len(self.builder.points))
+        self.traffic.row_bytes = self.dtype.itemsize
+        self.values: dict[int, tuple[Array, ...]] = {}
+
+    def grow(self, size: int, *, last: bool, ranges: Path) -> None:
+        """All terms of a size."""
+        self.values = {}
+        first, place = self.traffic.rows, 0
+        for blocks in self._segments(size, last):
+            tasks = map(partial(self._block, keep=not last, size=size), blocks)
+            for outcome in self.fleet.map(tasks, kept=self.kept):
+                made = _unpacked(outcome.result())
+                rows = made["rows"]
+                rows["place"] = np.arange(place, place + len(rows))
+                rows["group"] += outcome.task.arguments[2].first
+                for name, value in made.items():
+                    if name[0].isdigit():
+                        row, point = map(int, name.split("."))
+                        assert point == len(self.values.setdefault(place + row, ()))
+                        self.values[place + row] += (value,)
+                place += len(rows)
+                self._spool(rows, ranges)
+                sent = sum(v.nbytes for values in outcome.task.arguments[2].values.values() for v in values)
+                self.traffic.blocks.append(_cost(sent, outcome.result(), made))
+            self.builder.terms = self.builder.terms - self._pending + place - (self.traffic.rows - first)
+            self.traffic.rows = first + place
+        self._joined(size, last, ranges)
+
+    def _segments(self, size: int, last: bool) -> Iterator[list[_Block]]:
+        """Blocks up to where the bound on terms may be met: there it is to be known how many there are."""
+        builder, segment = self.builder, list[_Block]()
+        gathered, held = list[Group](), 0
+        self._pending = 0
+        for number, types, calls in builder.groups(size):
+            forms = builder.typing(number, types)
+            if builder.terms > builder.most:
+                if gathered:
+                    segment.append(self._gathered(gathered))
+                    gathered, held = [], 0
+                yield segment
+                segment, self._pending = [], 0
+                if builder.terms > builder.most:
+                    builder.found.complete = False
+                    return
+            for part in _cut(builder, forms, calls):
+                gathered.append((number, types, part))
+                held += len(part) * len(forms)
+                if held >= _BLOCK:
+                    segment.append(self._gathered(gathered))
+                    gathered, held = [], 0
+            bound = len(calls) * sum(len(f.outputs) for f in forms)
+            builder.terms += bound
+            self._pending += bound
+        if gathered:
+            segment.append(self._gathered(gathered))
+        yield segment
+
+    def _gathered(self, groups: list[Group]) -> _Block:
+        first = len(self.groups)
+        self.groups += [(number, types) for number, types, _ in groups]
+        classes = self.builder.found.classes
+        needed = {c for _, _, calls in groups for operands in calls for c in operands}
+        needed |= set(range(len(self.builder.theme.leaves)))
+        return _Block(tuple(groups), {c: classes[c].values for c in sorted(needed)}, first)
+
+    def _block(self, block: _Block, *, keep: bool, size: int) -> Task[dict[str, Any]]:
+        key = ""
+        if self.kept is not None:
+            calls = hashlib.sha256(repr([(n, c) for n, _, c in block.groups]).encode()).hexdigest()
+            key = digest_of(self.key, "block", size, keep, block.first, calls)
+        theme, points = self.builder.theme, tuple(self.builder.points)
+        return Task(_evaluated, (theme, points, block, keep, self.dtype.descr), f"{theme.name}, size {size}", key)
+
+    def _spool(self, rows: Array, ranges: Path) -> None:
+        """Rows into the files of their ranges."""
+        number = _range_of(rows, self.shards)
+        for shard in np.unique(number).tolist():
+            with (ranges / str(shard)).open("ab") as file:
+                file.write(rows[number == shard].tobytes())
+
+    def _joined(self, size: int, last: bool, ranges: Path) -> None:
+        """Coincidences and classes of a size, from the ranges."""
+        builder, found = self.builder, self.builder.found
+        earlier = self._earlier()
+        home = _range_of(earlier, self.shards)
+
+        def tasks() -> Iterator[Task[dict[str, Any]]]:
+            for shard in range(self.shards):
+                path = ranges / str(shard)
+                if not path.is_file():
+                    continue
+                rows = np.concatenate([earlier[home == shard], np.fromfile(path, self.dtype)])
+                self.traffic.largest = max(self.traffic.largest, len(rows))
+                name = f"{builder.theme.name}, size {size}, range {shard + 1} of {self.shards}"
+                key = "" if self.kept is None else digest_of("joined", code_digest(), last, _digest(rows))
+                yield Task(_join, (rows, last), name, key)
+
+        pairs, new, fresh = [], [], 0
+        for outcome in self.fleet.each(tasks(), kept=self.kept):
+            made = _unpacked(outcome.result())
+            pairs.append((made["members"], made["first"]))
+            new.append(made["new"])
+            fresh += int(made["count"])
+            self.traffic.joins.append(_cost(outcome.task.arguments[0].nbytes, outcome.result(), made))
+        classes = len(builder.index)
+        numbers: dict[int, int] = {}
+        for row in np.sort(np.concatenate(new), order="place") if new else ():
+            numbers[int(row["place"])] = self._admit(row, size)
+        members = np.concatenate([m for m, _ in pairs]) if pairs else np.empty(0, self.dtype)
+        firsts = np.concatenate([f for _, f in pairs]) if pairs else np.empty(0, self.dtype)
+        terms: dict[int, Term] = {}  # of classes of the last size that something coincides with
+        for index in np.argsort(members["place"], kind="stable"):
+            place = int(firsts[index]["place"])
+            if place < 0:
+                first = found.classes[place - int(_EARLIER)].term
+            elif place in numbers:
+                first = found.classes[numbers[place]].term
+            else:
+                first = terms.setdefault(place, self._term(firsts[index]))
+            found.pairs.append((self._term(members[index]), first))
+        if found.complete:
+            found.levels.append(Level(size, builder.terms, classes + fresh, len(found.pairs)))
+
+    def _earlier(self) -> Array:
+        """Classes of earlier sizes as rows."""
+        rows = np.zeros(len(self.builder.index), self.dtype)
+        for number, ((kind, mark), known) in enumerate(self.builder.index.items()):
+            rows[number]["place"] = _EARLIER + known
+            rows[number]["kind"] = _kind(kind)
+            rows[number]["mark"] = np.frombuffer(mark, np.uint64)
+        return rows
+
+    def _form(self, row: Any) -> tuple[Typed, tuple[int, ...], int]:
+        number, types = self.groups[int(row["group"])]
+        form = self.builder.typing(number, types)[int(row["variant"])]
+        return form, tuple(row["operands"][: len(form.holes)].tolist()), int(row["output"])
+
+    def _term(self, row: Any) -> Term:
+        return self.builder.term_of(*self._form(row))
+
+    def _admit(self, row: Any, size: int) -> int:
+        """Make a class of a row, an operand of the next size."""
+        builder, classes = self.builder, self.builder.found.classes
+        form, _, output = self._form(row)
+        kind, term = form.outputs[output], self._term(row)
+        constant = all(builder.theme.is_weight(n) for n in variables(term))
+        builder.index[kind, row["mark"].tobytes()] = len(classes)
+        builder.by_size.setdefault(size, []).append(len(classes))
+        classes.append(Class(term, kind, size, self.values[int(row["place"])], constant))
+        return len(classes) - 1
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Applications for one task, with the values of their operands; ``first``: the number of the first group."""
+
+    groups: tuple[Group, ...]
+    values: Mapping[int, tuple[Array, ...]]
+    first: int
+
+
+def _cut(builder: Builder, forms: Sequence[Typed], calls: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """Calls in parts of the size of a block, in steps that are evaluated at once; whole where there are variants."""
+    if len(forms) != 1:
+        if forms:
+            yield calls
+        return
+    step = builder.step(forms[0])
+    part = max(step, _BLOCK // step * step)
+    for start in range(0, len(calls), part):
+        yield calls[start : start + part]
+
+
+class _Recorder(Builder):
+    """Evaluates applications whose operands' values it was given, and notes each term as a row."""
+
+    def __init__(self, theme: Theme, points: Sequence[Point], block: _Block, dtype: np.dtype[Any]) -> None:
+        super().__init__(theme, points, np.random.default_rng(0), most=0)
+        self.given = block.values
+        self.use(algebra_of(theme))
+        self.group = 0
+        self.variants: dict[int, int] = {}
+        self.row_type = dtype
+        self.rows: list[tuple[Any, ...]] = []
+        self.first: dict[tuple[int, bytes], int] = {}
+        self.own: dict[str, Array] = {}
+
+    def values_of(self, number: int) -> tuple[Array, ...]:
+        return self.given[number]
+
+    def typing(self, number: int, types: tuple[TensorType, ...]) -> list[Typed]:
+        found = super().typing(number, types)
+        self.variants = {id(form): n for n, form in enumerate(found)}
+        return found
+
+    def place(
+        self, term: Term | None, kind: TensorType, size: int, values: tuple[Array, ...], *, keep: bool,
+        mark: bytes | None = None, make: tuple[Typed, tuple[int, ...], int] | None = None,
+    ) -> None:  # fmt: skip
+        assert mark is not None
+        assert make is not None
+        form, operands, output = make
+        padded = operands + (0,) * (self.row_type["operands"].shape[0] - len(operands))
+        type_ = _kind(kind)
+        if keep and self.first.setdefault((type_, mark), len(self.rows)) == len(self.rows):
+            self.own |= {f"{len(self.rows)}.{n}": v for n, v in enumerate(values)}
+        self.rows.append(
+            (0, self.group, self.variants[id(form)], output, padded, type_, np.frombuffer(mark, np.uint64))
+        )
+
+
+def _evaluated(
+    theme: Theme, points: Sequence[Point], block: _Block, keep: bool, dtype: Sequence[Any]
+) -> dict[str, Any]:  # fmt: skip
+    """The rows of a block's terms, in order, and with ``keep`` the values of the first of each fingerprint."""
+    started = time.process_time()
+    recorder = _Recorder(theme, points, block, np.dtype(list(dtype)))
+    for number, (template, types, calls) in enumerate(block.groups):
+        recorder.group = number
+        recorder.apply_all(template, types, calls, 0, keep=keep)
+    rows = np.array(recorder.rows, recorder.row_type)
+    return _packed(started, rows=rows, **recorder.own)
+
+
+def _join(rows: Array, last: bool) -> dict[str, Any]:
+    """Of the rows of a range, in order: those that coincide with an earlier one, that one, and the new classes."""
+    started = time.process_time()
+    keys = np.ascontiguousarray(np.concatenate([rows["kind"][:, None], rows["mark"]], axis=1))
+    _, index, inverse = np.unique(
+        keys.view(np.dtype((np.void, keys.dtype.itemsize * keys.shape[1]))).ravel(), return_index=True,
+        return_inverse=True,
+    )  # fmt: skip
+    first = index[inverse.ravel()]
+    alone = first == np.arange(len(rows))
+    own = rows["place"] >= 0
+    members, new = np.flatnonzero(~alone & own), np.flatnonzero(alone & own)
+    return _packed(
+        started, members=rows[members], first=rows[first[members]], new=rows[new[:0] if last else new],
+        count=np.asarray(len(new)),
+    )  # fmt: skip
+
+
+def _row_type(arity: int, points: int) -> np.dtype[Any]:
+    """A term: its place among all of its size, how it is made, its type and its fingerprint."""
+    return np.dtype([
+        ("place", "<i8"), ("group", "<i4"), ("variant", "i1"), ("output", "i1"), ("operands", "<i4", (arity,)),
+        ("kind", "<u8"), ("mark", "<u8", (2 * points,)),
+    ])  # fmt: skip
+
+
+def _kind(kind: TensorType) -> int:
+    """64 bits of a type."""
+    return int.from_bytes(hashlib.blake2b(f"{kind.dtype} {kind.shape}".encode(), digest_size=8).digest(), "little")
+
+
+def _range_of(rows: Array, shards: int) -> Array:
+    """The range of each row's fingerprint, by its first 32 bits."""
+    high = rows["mark"][:, 0] >> np.uint64(32)
+    return np.asarray((high * np.uint64(shards)) >> np.uint64(32)).astype(np.int64)
+
+
+def _digest(rows: Array) -> str:
+    return hashlib.sha256(rows.tobytes()).hexdigest()
+
+
+def _packed(started: float, **arrays: Array) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]  # its second parameter is a flag, which none of the names is
+    return {"npz": base64.b64encode(buffer.getvalue()).decode(), "seconds": time.process_time() - started}
+
+
+def _unpacked(data: Mapping[str, Any]) -> dict[str, Array]:
+    with np.load(io.BytesIO(base64.b64decode(data["npz"])), allow_pickle=False) as found:
+        return {name: found[name] for name in found.files}
+
+
+def _cost(sent: int, data: Mapping[str, Any], made: Mapping[str, Array]) -> tuple[float, int, int]:
+    """Of a task: seconds of processor time, bytes of arrays sent to it, bytes that came back."""
+    return float(data["seconds"]), sent, sum(a.nbytes for a in made.values())

@@ -1,0 +1,29 @@
+"""Many tasks on many processes: this one, others of this machine, a Dask cluster's, or those of an MPI job.
+
+A :class:`Fleet` is opened from a setting and runs :class:`Task` objects: pure functions of their arguments, so that
+what comes of them is the same for any number of workers, after any worker was killed, and in a run that goes on where
+another stopped. Behind it is a ``concurrent.futures.Executor``, whichever (docs/decisions/0028-a-fleet.md).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from superopt.fleet.child import Lost
+    from superopt.fleet.fleet import Checkpoints, Fleet, Outcome, Task
+    from superopt.fleet.journal import Journal
+    from superopt.fleet.stamp import digest
+
+__all__ = ["Checkpoints", "Fleet", "Journal", "Lost", "Outcome", "Task", "digest"]
+
+_HOMES = {"Lost": "child", "Journal": "journal", "digest": "stamp"}
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when first used: the command asks :mod:`superopt.fleet.mpi` where it runs before anything else."""
+    if name in __all__:
+        from importlib import import_module
+
+        return getattr(import_module(f"superopt.fleet.{_HOMES.get(name, 'fleet')}"), name)
+    raise AttributeError(f"module 'superopt.fleet' has no attribute {name!r}")

@@ -1,0 +1,199 @@
+"""A task in a process of its own: what kills it, or takes too long, takes nothing else with it.
+
+Wherever a task runs (a thread of this process, a Dask worker's, an MPI rank) it is handed to a child process, which is
+kept for the next one. So a worker answers its cluster while it computes, and a crash is the task's, not the worker's.
+A child ends with the process that started it: its channel then closes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import platform
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from superopt.fleet import stamp
+from superopt.ir.errors import ResourceLimit, SuperoptError
+
+__all__ = ["Crew", "Lost", "Unlike", "isolated", "packed", "unpacked"]
+
+_START = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from superopt.fleet import child; child.serve()"
+_IDLE = 300.0  # seconds without a task after which a child ends
+
+
+class Lost(ResourceLimit):
+    """A task's process died or was ended; ``task`` and how often it was tried are in the message."""
+
+
+class Unlike(Exception):
+    """A worker refuses a task, because it is not like the client: ``why``."""
+
+    def __init__(self, why: SuperoptError) -> None:
+        self.why = why
+        super().__init__(why)
+
+
+def packed(
+    function: Callable[..., Any], arguments: tuple[Any, ...], *, files: Mapping[str, str] | None, seconds: float | None,
+    last: bool,
+) -> bytes:  # fmt: skip
+    """A call as bytes.
+
+    Args:
+        function: of a module, so that another process finds it.
+        arguments: that can be pickled.
+        files: digests of the files that it reads; ``None`` where it runs on the machine that asks.
+        seconds: after which its process is ended.
+        last: end the process afterwards, so that its memory is free.
+    """
+    common = None if files is None else (dict(stamp.here()), dict(files))
+    head = json.dumps({"common": common, "seconds": seconds, "last": last}).encode()
+    return len(head).to_bytes(4, "big") + head + pickle.dumps((function, arguments), protocol=5)
+
+
+def unpacked(answer: bytes) -> Any:
+    """What a call returned.
+
+    Raises:
+        BaseException: what it raised.
+    """
+    good, value = pickle.loads(answer)
+    if not good:
+        raise value
+    return value
+
+
+class Crew:
+    """Child processes, one for each thread that asks for one."""
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+        self._all: list[_Child] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def run(self, call: bytes) -> bytes:
+        """Run a call in this thread's child.
+
+        Raises:
+            Lost: the child died, or took longer than it may.
+        """
+        size = int.from_bytes(call[:4], "big")
+        head = json.loads(call[4 : 4 + size])
+        child = self._child()
+        try:
+            return child.ask(call, head["seconds"])
+        finally:
+            if head["last"]:
+                child.end()
+
+    def _child(self) -> _Child:
+        known: _Child | None = getattr(self._own, "child", None)
+        if known is not None and known.alive():
+            return known
+        with self._lock:
+            if self._closed:
+                raise Lost("the fleet was closed")
+            self._all = [c for c in self._all if c is not known]
+            self._own.child = made = _Child()
+            self._all.append(made)
+            return made
+
+    def close(self) -> None:
+        """End them all; threads that wait for one get :class:`Lost`."""
+        with self._lock:
+            self._closed = True
+            for child in self._all:
+                child.end()
+
+
+_REMOTE = Crew()  # of a process that is a worker of some cluster
+
+
+def isolated(call: bytes) -> bytes:
+    """:meth:`Crew.run` in a worker of a cluster."""
+    return _REMOTE.run(call)
+
+
+class _Child:
+    """One process and the channel to it."""
+
+    def __init__(self) -> None:
+        here, there = Pipe()
+        self.channel: Connection = here
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _START, str(there.fileno()), json.dumps(sys.path)],
+            pass_fds=(there.fileno(),), stdin=subprocess.DEVNULL, stdout=2,
+        )  # fmt: skip
+        there.close()
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def ask(self, call: bytes, seconds: float | None) -> bytes:
+        try:
+            self.channel.send_bytes(call)
+            if self.channel.poll(seconds):
+                return self.channel.recv_bytes()
+            why = f"it took longer than the {seconds:.0f} s that it may"
+        except (EOFError, OSError):
+            why = ""
+        self.end()
+        raise Lost(why or f"its process ended with {self.process.returncode}", where=f"worker on {platform.node()}")
+
+    def end(self) -> None:
+        """End the process; who waits for its answer finds the channel's other end closed."""
+        self.process.kill()
+        self.process.wait()
+
+
+def serve() -> None:
+    """What a child does: call after call, until the channel closes or nothing comes for a while."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle; it ends this process
+    channel = Connection(int(sys.argv[1]))
+    calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, calls), daemon=True).start()
+    while True:
+        try:
+            call = calls.get(timeout=_IDLE)
+        except queue.Empty:
+            os._exit(0)
+        channel.send_bytes(_answer(call))
+
+
+def _listen(channel: Connection, calls: queue.SimpleQueue[bytes]) -> None:
+    """Ends this process, whatever it computes, when the one that started it is gone."""
+    while True:
+        try:
+            calls.put(channel.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(1)
+
+
+def _answer(call: bytes) -> bytes:
+    size = int.from_bytes(call[:4], "big")
+    good, value = True, None
+    try:
+        common = json.loads(call[4 : 4 + size])["common"]
+        if common is not None:
+            try:
+                stamp.check(*common)
+            except SuperoptError as error:
+                raise Unlike(error) from None
+        function, arguments = pickle.loads(call[4 + size :])
+        value = function(*arguments)
+    except BaseException as error:
+        good, value = False, error
+    try:
+        return pickle.dumps((good, value), protocol=5)
+    except Exception as error:
+        text = f"{type(value).__name__} cannot be sent: {error}" if good else f"{type(value).__name__}: {value}"
+        return pickle.dumps((False, RuntimeError(text)), protocol=5)

@@ -1,0 +1,90 @@
+"""Finished tasks in one file that only grows, so that a run that was killed goes on where it was."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from superopt.ir.errors import UsageError
+
+__all__ = ["Journal"]
+
+_HEAD = {"format": "superopt.journal", "version": 1}
+
+
+class Journal:
+    """A line of JSON for each finished task, by the digest of everything that decides it.
+
+    A line that was cut off by a kill is dropped when the file is opened again. One process at a time writes it.
+
+    Args:
+        path: the file, made where there is none; its folder, too.
+
+    Raises:
+        UsageError: it is no journal, or another process has it open. OSError: it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab+")
+        try:
+            self._rows = self._read(path)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(
+                "another run has it open", where=str(path), hint="wait for it, or name another file"
+            ) from None
+        self._file.seek(0)
+        content = self._file.read()
+        whole = content.rfind(b"\n") + 1
+        lines = content[:whole].splitlines()
+        try:
+            head, *rows = [json.loads(line) for line in lines] or [_HEAD]
+            if head != _HEAD or (content and not whole and not _begun(content)):
+                raise ValueError
+            found = {row["key"]: row["result"] for row in rows}
+        except (ValueError, TypeError, KeyError):
+            raise UsageError("is not a journal of superopt", where=str(path), hint="name another file") from None
+        self._file.truncate(whole)
+        if not lines:
+            self._append(_HEAD)
+        return found
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(row, allow_nan=True).encode() + b"\n")
+        self._file.flush()
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The result of a finished task."""
+        return self._rows.get(key)
+
+    def put(self, key: str, data: Mapping[str, Any]) -> None:
+        """Note a finished task; of two results of one task the last counts."""
+        if self._rows.get(key) != data:
+            self._rows[key] = dict(data)
+            self._append({"key": key, "result": data})
+
+    def close(self) -> None:
+        """Let another process have it."""
+        self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _begun(content: bytes) -> bool:
+    """Whether a file without a whole line may be a journal whose first line was cut off."""
+    return json.dumps(_HEAD).encode().startswith(content)

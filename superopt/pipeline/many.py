@@ -1,0 +1,130 @@
+"""Many models, each optimised into a folder by whichever worker is free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from superopt import fleet as fleets
+from superopt import formats
+from superopt.fleet import Fleet, Journal, Lost
+from superopt.fleet.stamp import here, of_files
+from superopt.ir.errors import ResourceLimit, SuperoptError, UsageError
+from superopt.pipeline.optimise import optimize
+from superopt.pipeline.options import Options, Progress, quiet
+
+__all__ = ["JOURNAL", "Demand", "demand_of", "optimize_all"]
+
+JOURNAL = ".superopt.jsonl"  # of a folder of results: what is finished, so that a run that was killed goes on
+_BASE = 600 << 20  # bytes of a worker beside its model: interpreter, libraries, e-graphs
+_COPIES = 8  # of a model's weights, at worst: original and result in float32 and, for the reference, in float64
+_LARGE = 2 << 30  # bytes: a process that had such a model is not used again, so that its memory is free
+_GRACE = 180.0  # seconds beyond its time limit: loading and checking a large model on a busy machine
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What optimising a model may take: ``bytes`` of memory, ``seconds``; ``last``: its process is not used again."""
+
+    bytes: int
+    seconds: float | None
+    last: bool
+
+
+def demand_of(path: Path, options: Options) -> Demand:
+    """At most, roughly; a broken model takes next to nothing."""
+    try:
+        weights = sum(w.type.nbytes or 0 for w in formats.load(path).weights)
+    except SuperoptError:
+        weights = 0
+    need = _BASE + _COPIES * weights
+    return Demand(need, None if options.time_limit is None else 2 * options.time_limit + _GRACE, need >= _LARGE)
+
+
+def optimize_all(
+    models: Sequence[Path], out: Path, *, options: Options, fleet: Fleet | None = None, progress: Progress = quiet
+) -> Iterator[dict[str, Any]]:
+    """Optimise models and write each result to a folder under the model's own name.
+
+    What is finished is noted in the folder: the same call goes on where a killed one was, with any fleet. Workers
+    elsewhere read models and write results under the same paths.
+
+    Args:
+        models: files of different names.
+        out: the folder, made where there is none; results in it are replaced.
+        options: for all of them.
+        fleet: what optimises; this process where none is given.
+        progress: called with (models done, in all, those under way).
+
+    Yields:
+        For each model, in their order: ``model``, ``output``, ``files`` (with their SHA-256) and ``report``, or
+        ``error`` and ``exit_code`` for one that could not be optimised.
+
+    Raises:
+        UsageError: two models have one name, or another run writes the folder. OSError: it cannot be written.
+    """
+    targets = {path: out / path.name for path in models}
+    if len(set(targets.values())) < len(models):
+        raise UsageError("two models have the same file name", hint="their results would be one file: use two calls")
+    out.mkdir(parents=True, exist_ok=True)
+    fleet, done = fleet or Fleet(), 0
+
+    def told(names: Sequence[str]) -> None:
+        progress(done, len(models), ", ".join(names))
+
+    with Journal(out / JOURNAL) as journal:
+        tasks = (_task(path, targets[path], options) for path in models)
+        for outcome in fleet.map(tasks, kept=_Results(journal), progress=told):
+            try:
+                row = outcome.result()
+            except Lost as error:
+                row = _failed(outcome.task.arguments[0], error)
+            done += 1
+            yield row
+
+
+def _task(path: Path, target: Path, options: Options) -> fleets.Task[dict[str, Any]]:
+    need = demand_of(path, options)
+    files = (path, *((options.rules,) if options.rules is not None else ()))
+    key = fleets.digest(dict(here()), of_files(files), str(target.absolute()), repr(options))
+    return fleets.Task(
+        _one, (path.absolute(), target.absolute(), options), path.name, key, files, need.seconds, need.bytes, need.last
+    )
+
+
+def _one(path: Path, target: Path, options: Options) -> dict[str, Any]:
+    try:
+        result = optimize(path, options=options)
+        formats.save(result.graph, target, force=True)
+    except SuperoptError as error:
+        return _failed(path, error)
+    except MemoryError:
+        return _failed(path, ResourceLimit("out of memory"))
+    files = of_files(p for p in (target, *_beside(target)) if p.is_file())
+    return {"model": str(path), "output": str(target), "files": files, "report": result.report.json()}
+
+
+def _failed(path: Path, error: SuperoptError) -> dict[str, Any]:
+    return {"model": str(path), "error": str(error), "exit_code": error.exit_code}
+
+
+def _beside(target: Path) -> tuple[Path, ...]:
+    """Where the large weights of a result may be."""
+    return target.with_suffix(".safetensors"), Path(f"{target}.data")
+
+
+@dataclass(frozen=True)
+class _Results:
+    """A journal whose rows stand for as long as their files are as they were written; failures are tried again."""
+
+    journal: Journal
+
+    def get(self, key: str) -> Mapping[str, Any] | None:
+        row = self.journal.get(key)
+        return row if row is not None and of_files(map(Path, row["files"])) == row["files"] else None
+
+    def put(self, key: str, data: Mapping[str, Any]) -> None:
+        if "output" in data:
+            self.journal.put(key, data)

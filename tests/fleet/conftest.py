@@ -1,0 +1,6 @@
+"""Functions of tests are found by workers in this folder."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
