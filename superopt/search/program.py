@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from superopt.ir.graph import ArrayData, Graph, Node, Weight, topological_order
+from superopt.ir.graph import ArrayData, Graph, Node, Weight, WeightData, topological_order
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
@@ -24,9 +25,8 @@ __all__ = ["LeafFacts", "Program", "Step", "program_of"]
 
 _SMALL = 1 << 16  # elements of a weight that are looked at: uniform values, ranges of positions
 _DIGEST = 1 << 20  # bytes of a weight up to which equal contents are recognised
-_LOOKED_AT = (
-    16 << 20
-)  # bytes of constants that the model computes, and of what they are made of, that are evaluated first
+_EVALUATED = 16 << 20  # bytes of constants that the model computes, and of what they are made of, that are evaluated
+_LOOKED_AT: WeakKeyDictionary[WeightData, Known] = WeakKeyDictionary()  # what elements say, as far as it was asked
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,6 @@ class Program:
         facts: of weights, and of small constants that the model computes.
         same: weight or such a constant → the first one with equal contents.
         settled: the constants that the model itself computes, as the runtime does.
-        looked_at: what the elements of weights say, as far as it was asked.
     """
 
     graph: Graph
@@ -57,17 +56,13 @@ class Program:
     facts: Mapping[str, LeafFacts]
     same: Mapping[str, str] = field(default_factory=dict)
     settled: Settled | None = None
-    looked_at: dict[str, Known] = field(default_factory=dict)
 
     @cached_property
     def known(self) -> Mapping[str, Known]:
         """Facts of the numbers in every value that a step reads or makes; of what is not there, nothing is known."""
         found: dict[str, Known] = {}
         for name, weight in self.graph.constants.items():
-            if name not in self.looked_at:
-                real = weight.data is not None and weight.type.dtype.is_float
-                self.looked_at[name] = known_of_array(weight.data.numpy()) if real and weight.data else ANYTHING
-            found[name] = self.looked_at[name]
+            found[name] = _known_of(weight.data) if weight.data is not None and weight.type.dtype.is_float else ANYTHING
         for step in self.steps:
             if step.op == "":
                 continue
@@ -164,6 +159,12 @@ class Program:
         )  # fmt: skip
 
 
+def _known_of(data: WeightData) -> Known:
+    if data not in _LOOKED_AT:
+        _LOOKED_AT[data] = known_of_array(data.numpy())
+    return _LOOKED_AT[data]
+
+
 def program_of(graph: Graph, typing: Typing) -> Program:
     """The graph in canonical steps.
 
@@ -203,7 +204,7 @@ def _computed(steps: Sequence[Step], settled: Settled) -> Iterator[Weight]:
     """Small constants that the model computes and something else than another such computation reads."""
     read = {n for s in steps if not any(settled.computed(o) for o in s.outputs if o) for n in s.reads}
     names = [o for s in steps for o in s.outputs if o in read and settled.computed(o)]
-    for name, array in settled.small(names, _DIGEST, _LOOKED_AT).items():
+    for name, array in settled.small(names, _DIGEST, _EVALUATED).items():
         yield Weight(name, settled.types[name], ArrayData(array))
 
 

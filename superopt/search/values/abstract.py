@@ -42,6 +42,7 @@ __all__ = ["Slices", "Values", "extents_of", "names_in", "table"]
 
 LONGEST = 1 << 16  # positions of an axis that is looked at
 _TABLE = 1 << 22  # positions of an axis times those of other variables in the same index
+_KEPT = 1 << 20  # bytes of a weight that are held for who asks again; of larger ones, those of the last
 _LARGEST = 1 << 28  # bytes of a weight whose elements are looked at
 _APART = 1e-3  # share by which a constant with rounding errors is clearly another
 _SAMPLE = 32  # elements of a slice of a weight by which slices are told apart before all of them are looked at
@@ -149,6 +150,8 @@ class Values:
     def array(self, name: str) -> np.ndarray | None:
         """Elements of a constant; ``None`` where they are not there or too many."""
         if name not in self.arrays:
+            for other in [n for n, held in self.arrays.items() if held is not None and held.nbytes > _KEPT]:
+                del self.arrays[other]
             self.arrays[name] = self._read(name)
         return self.arrays[name]
 

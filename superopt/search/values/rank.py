@@ -140,10 +140,10 @@ def _factors(values: Values, step: Step, site: _Site, budget: float, seed: int) 
         return None
     most = int(_WORTH * rows * columns / (rows + columns))
     array = values.array(step.args[site.operand] or "")
-    if array is None or not np.isfinite(array.astype(np.float64)).all():
+    if array is None or not _may_be_low(_as_matrix(array, site), most, seed):
         return None
     matrix = _as_matrix(array, site).astype(np.float64)
-    if not _may_be_low(matrix, most, budget, seed):
+    if not np.isfinite(matrix).all():
         return None
     left, singular, right = np.linalg.svd(matrix, full_matrices=False)
     rank = max(1, int((singular > budget * singular[0]).sum()))
@@ -164,7 +164,7 @@ def _as_matrix(array: np.ndarray, site: _Site) -> np.ndarray:
     return array.transpose(*site.summed, site.free, *rest).reshape(-1, array.shape[site.free])
 
 
-def _may_be_low(matrix: np.ndarray, most: int, budget: float, seed: int) -> bool:
+def _may_be_low(matrix: np.ndarray, most: int, seed: int) -> bool:
     """Whether a random minor of a few rows more than the largest rank worth having is nearly singular, as it is for
     every matrix of such a rank: the distances of its rows from those before are the pivots of Cholesky's method."""
     rng = np.random.default_rng(seed)
@@ -173,8 +173,8 @@ def _may_be_low(matrix: np.ndarray, most: int, budget: float, seed: int) -> bool
     columns = rng.choice(matrix.shape[1], min(size + _MORE, matrix.shape[1]), replace=False)
     minor = matrix[np.ix_(rows, columns)].astype(np.float32)
     largest = float(np.abs(minor).max())
-    if not largest:
-        return True
+    if not largest or not np.isfinite(largest):
+        return True  # all of it says more
     minor /= largest
     gram = minor @ minor.T
     try:
