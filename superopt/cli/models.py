@@ -57,7 +57,9 @@ def optimize(
     seed: Seed = 0,
     rules: Annotated[Path | None, typer.Option(metavar="DIR", help="a rule library besides the built-in one")] = None,
     enable: Annotated[list[str] | None, typer.Option(metavar="RULE", help="use only these rules or families")] = None,
-    disable: Annotated[list[str] | None, typer.Option(metavar="RULE", help="do without a rule, a family, algorithms, or values")] = None,
+    disable: Annotated[
+        list[str] | None, typer.Option(metavar="RULE", help="do without a rule, a family, algorithms, or values")
+    ] = None,
     dim: Dims = None,
     threads: Threads = 1,
     measure: Annotated[bool, typer.Option("--measure", help="time input and result side by side")] = False,
