@@ -332,6 +332,27 @@ def derive(
 
 
 @app.command()
+def merge(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="what runs of superopt discover wrote")],
+    destination: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the library is written")],
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="whose seed and effort count")] = None,
+    workers: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="processes")] = 1,
+) -> None:
+    """Merge the rules of several runs into one library: minimised together, each proved again.
+
+    So themes can be run one by one, on several machines, and give one folder for `superopt optimize --rules DIR`.
+    """
+    from superopt.discovery import load_config
+    from superopt.discovery import merge as run
+
+    kept, given = run(
+        folders, out=destination, config=load_config(config), workers=workers,
+        progress=lambda line: err().print(line, markup=False, soft_wrap=True),
+    )  # fmt: skip
+    out().print(f"{len(kept)} rules of {given}, in {destination}", markup=False)
+
+
+@app.command()
 def growth(
     folder: Annotated[Path | None, typer.Argument(help="what superopt discover wrote; the built-in library")] = None,
     report_json: Json = None,

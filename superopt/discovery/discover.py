@@ -32,13 +32,13 @@ from superopt.discovery.store import Chunks, code_digest, digest_of
 from superopt.fleet import Fleet, Journal, Lost, Outcome, Task
 from superopt.rules.canonical import rule_text, text_digest
 from superopt.rules.grammar import format_rule, parse_rule
-from superopt.rules.library import ADMISSIBLE, Library, write_rules, write_verdicts
+from superopt.rules.library import ADMISSIBLE, Library, load_library, write_rules, write_verdicts
 from superopt.rules.rule import Rule
 from superopt.verifier.admission import check
 from superopt.verifier.prover import prove
 from superopt.verifier.verdict import verdict_to_json
 
-__all__ = ["DiscoveryResult", "discover", "finished", "write_library"]
+__all__ = ["DiscoveryResult", "discover", "finished", "merge", "write_library"]
 
 Progress = Callable[[str], None]
 
@@ -123,6 +123,43 @@ def finished(
     """
     kept = _minimised(proved, paying, chunks, fleet, say)
     return _proved_again(_identified(kept, config, sources or {}), config, chunks, fleet, say)
+
+
+def merge(
+    folders: Sequence[Path], *, out: Path, config: Config, workers: int = 1, progress: Progress | None = None
+) -> tuple[tuple[Rule, ...], int]:
+    """Minimise the rules of several runs together, prove them again, and write those kept as one folder.
+
+    The result is a function of the rules, whatever the order of the folders; rules keep their ids and origins, and what
+    a run kept because it pays is kept on the same terms.
+
+    Args:
+        folders: what ``superopt discover`` wrote.
+        out: where the result is written; finished work is kept in its ``.chunks``.
+        config: seed and effort of the proofs, and sizes at which gains are expected.
+        workers: processes for the proofs.
+        progress: called with lines of text.
+
+    Returns:
+        The rules that were written, and how many different ones there were.
+
+    Raises:
+        RuleError: a folder is not there or has no rules, or they do not parse.
+    """
+    found: dict[str, Rule] = {}
+    for folder in folders:
+        for rule in load_library(folder, built_in=False).values():  # of one rule under several names, the first name
+            digest = text_digest(rule)
+            found[digest] = min(rule, found.get(digest, rule), key=lambda r: r.id)
+    out.mkdir(parents=True, exist_ok=True)
+    given = [found[digest] for digest in sorted(found)]
+    paying = frozenset(n for n, rule in enumerate(given) if SHORTCUT in rule.origin)
+    say, chunks = progress or _silent, out / ".chunks"
+    kept = {text_digest(rule) for rule in _minimised(given, paying, Chunks(chunks), say)}
+    named = sorted((rule for digest, rule in found.items() if digest in kept), key=lambda rule: rule.id)
+    proved, verdicts = _proved_again(named, config, str(chunks), workers, None, say)
+    write_library(out, proved, verdicts, (), config)
+    return proved, len(given)
 
 
 def _silent(_: str) -> None:

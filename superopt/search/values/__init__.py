@@ -25,10 +25,11 @@ from superopt.search.values.abstract import Slices, Values
 from superopt.search.values.constants import constants_of, others_of
 from superopt.search.values.rank import factored_of
 from superopt.search.values.removal import Removal, removal_of
-from superopt.search.values.writing import Written, write
+from superopt.search.values.writing import Written, with_operands, write
 
 __all__ = ["Stage", "by_values"]
 
+_FOLD_NOTHING = -(1 << 62)  # bytes by which folding has to make the weights smaller: the search folds
 _ROUNDS = 8  # times that what one rewrite made is looked at again
 
 
@@ -87,11 +88,9 @@ def _others(graph: Graph, values: Values) -> Stage | None:
     if not others:
         return None
     last = {name: _followed(others, name) for name in others}
-    steps = [
-        s if s.op == "" or others.keys().isdisjoint(a for a in s.args if a)
-        else Step(s.op, tuple(last.get(a, a) if a else a for a in s.args), s.attributes, s.outputs, None, s.name)
-        for s in program.steps
-    ]  # fmt: skip
+    steps = [with_operands(program, s, last, {}) for s in program.steps]
+    if all(new is old for new, old in zip(steps, program.steps, strict=True)):
+        return None
     after = _graph(program, steps, (), {})
     certificate = _claims(values, others)
     same = tuple(Same(a, b) for a, b in others.items())
@@ -144,7 +143,7 @@ def _graph(
     new = tuple(weights)
     graph = replace(program.graph, weights=(*program.graph.weights, *new))
     wider = replace(program, graph=graph).with_steps(steps, types, ())
-    return emit(replace(wider, constant=wider.constant | {w.name for w in new}), REGISTRY, 0).graph
+    return emit(replace(wider, constant=wider.constant | {w.name for w in new}), REGISTRY, _FOLD_NOTHING).graph
 
 
 def _certificate(values: Values, removal: Removal, made: Written) -> Certificate:

@@ -370,6 +370,7 @@ class _Focus:
         with np.errstate(all="ignore"):
             made = FLOAT64.function(function, *(np.where(known, n, 1.0) for n in numbers)).astype(np.float64)
         number = np.where(known, made, np.nan)
+        finite = finite and bool(np.isfinite(made[known]).all())
         if function in JUMPS:
             number = np.where(exact, number, np.nan)
         certain = exact & (function in EXACT)

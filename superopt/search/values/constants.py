@@ -17,6 +17,7 @@ from superopt.search.known import ANYTHING
 from superopt.search.replay import Names
 from superopt.search.step import Step
 from superopt.search.values.abstract import Values
+from superopt.search.values.writing import with_operands
 
 __all__ = ["constants_of", "others_of"]
 
@@ -163,12 +164,47 @@ def constants_of(values: Values, names: Names) -> tuple[list[Step], list[Weight]
             results = REGISTRY[step.op].apply(given, dict(step.attributes))[1]
         except IllTyped:
             results = ()
-        if results and all(program.types[o] == t for o, t in zip(step.outputs, results, strict=False) if o):
-            used.update((w.name, w) for a, w in weights.items() if a in step.args)
-            steps.append(Step(step.op, args, step.attributes, step.outputs, None, step.name))
+        alike = results and _elementwise(values, step, given)
+        if alike and all(program.types[o] == t for o, t in zip(step.outputs, results, strict=False) if o):
+            steps.append(with_operands(program, step, {a: w.name for a, w in weights.items()}, types))
+            if steps[-1] is not step:
+                used.update((w.name, w) for a, w in weights.items() if a in step.args)
         else:
             steps.append(step)
     return (steps, list(used.values()), {n: w.type for n, w in used.items()}) if used else None
+
+
+def _elementwise(values: Values, step: Step, given: Sequence[TensorType | None]) -> bool:
+    """Whether operands that broadcast are read as the whole ones were: at 0 where they have one position."""
+    types = [None if a is None else values.program.types[a] for a in step.args]
+    before = REGISTRY[step.op].apply(types, dict(step.attributes))[0]
+    after = REGISTRY[step.op].apply(given, dict(step.attributes))[0]
+    one = {
+        operand: {a for a, d in enumerate(new.shape or ()) if d == 1 and (old.shape or ())[a] != 1}
+        for operand, (old, new) in enumerate(zip(types, given, strict=True))
+        if old is not None and new is not None and old != new
+    }
+    pairs = zip(before.outputs, after.outputs, strict=True)
+    return all(a.axes == b.axes and _at_zero(a.body, one) == b.body for a, b in pairs)
+
+
+def _at_zero(body: Scalar, one: Mapping[int, set[int]]) -> Scalar:
+    """A body with some operands' indices on some axes 0."""
+    made: dict[int, Scalar] = {}
+    for scalar in subexpressions(body):
+        match scalar:
+            case Read(operand, index, outside) if one.get(operand):
+                place = tuple(0 if a in one[operand] else i for a, i in enumerate(index))
+                made[id(scalar)] = Read(operand, place, outside)
+            case Call(function, args):
+                made[id(scalar)] = Call(function, tuple(made[id(a)] for a in args))
+            case Reduce(kind, variable, extent, inner):
+                made[id(scalar)] = Reduce(kind, variable, extent, made[id(inner)])
+            case Where(conditions, then, otherwise):
+                made[id(scalar)] = Where(conditions, made[id(then)], made[id(otherwise)])
+            case _:
+                made[id(scalar)] = scalar
+    return made[id(body)]
 
 
 def _constant(values: Values, name: str, names: Names) -> Weight | None:

@@ -123,6 +123,9 @@ def place_of(step: Step, meaning: Meaning, types: Mapping[str, TensorType]) -> P
                         found = _index(name, axis, position, conditions, extents, operand, size)
                         if isinstance(found, Index):
                             indices.append(found)
+                        elif isinstance(size, int):  # any of it may be read
+                            every_one = np.ones(size, dtype=bool)
+                            indices.append(Index(name, axis, (), np.arange(size), every_one, False, operand))
                         pinned |= _stuck(position, found)
     for comprehension in meaning.outputs:
         for scalar, _ in _walk(comprehension.body):

@@ -24,6 +24,7 @@ from superopt.search.replay import Names
 from superopt.search.step import Step
 from superopt.search.values.abstract import Values
 from superopt.search.values.places import products_of
+from superopt.search.values.writing import writable
 
 __all__ = ["Factors", "factored_of"]
 
@@ -237,6 +238,9 @@ def _written(
         constant(names.fresh(f"{name}_{part}"), _as_weight(matrix, type_, order).astype(kind.dtype.numpy))
         for part, matrix, type_ in (("left", pair.first, first), ("right", pair.second, second))
     ]
+    found_ones = tuple(sorted(attributes.items()))
+    if not writable(program, step, step.attributes, given) or not writable(program, step, found_ones, later):
+        return None
     half = names.fresh(f"{output}_thin")
     found.weights.extend(made)
     found.types.update({half: between, **{w.name: w.type for w in made}})
@@ -244,7 +248,7 @@ def _written(
     after = tuple(half if p == data else made[1].name if p == site.operand else a for p, a in enumerate(step.args))
     return [
         Step(step.op, before, step.attributes, (half,), None, f"{step.name}_thin"),
-        Step(step.op, after, tuple(sorted(attributes.items())), step.outputs, None, step.name),
+        Step(step.op, after, found_ones, step.outputs, None, step.name),
     ]
 
 

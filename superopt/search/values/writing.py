@@ -19,6 +19,7 @@ from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, IllTyped, Number, Read, Reduce, Scalar, Where
+from superopt.ops.record import NotCovered
 from superopt.search.egraph import Attributes
 from superopt.search.program import Program
 from superopt.search.replay import Names
@@ -27,7 +28,7 @@ from superopt.search.values.abstract import Values
 from superopt.search.values.places import Place
 from superopt.search.values.removal import Absorbed, Removal
 
-__all__ = ["Written", "write"]
+__all__ = ["Written", "with_operands", "writable", "write"]
 
 _FITTED = 4  # entries of attributes that may have to change together
 
@@ -99,6 +100,36 @@ def _join_sums(values: Values, made: Written) -> None:
         made.steps[readers[0]] = Step("Add", (before, weight.name), (), step.outputs, None, step.name)
         made.steps = [s for s in made.steps if new not in s.outputs]
         made.becomes = {old_name: name for old_name, name in made.becomes.items() if name != new}
+
+
+def writable(
+    program: Program, step: Step, attributes: Attributes, types: Sequence[TensorType | None]
+) -> bool:  # fmt: skip
+    """Whether an application can be written as a node at the model's opset."""
+    record = REGISTRY[step.op]
+    try:
+        record.write(dict(attributes), types, program.graph.opset.get(record.domain, 1))
+    except NotCovered:
+        return False
+    return True
+
+
+def with_operands(program: Program, step: Step, put: Mapping[str, str], types: Mapping[str, TensorType]) -> Step:
+    """A step with other operands, or as it is where it could not be written.
+
+    Args:
+        program: where it is.
+        step: an application or a barrier, which stays.
+        put: value → what is read in its place.
+        types: of values that are not the program's.
+    """
+    if step.op == "" or put.keys().isdisjoint(a for a in step.args if a):
+        return step
+    args = tuple(put.get(a, a) if a else a for a in step.args)
+    given = [None if a is None else types.get(a) or program.types[a] for a in args]
+    if not writable(program, step, step.attributes, given):
+        return step
+    return Step(step.op, args, step.attributes, step.outputs, None, step.name)
 
 
 class _Writer:
@@ -314,8 +345,10 @@ class _Writer:
                 continue
             if any(w is not None and w != t for w, t in zip(wanted, types, strict=False)):
                 continue
-            if [_skeleton(c.body, self.less) for c in meaning.outputs] == before:
-                return tuple(sorted(attributes.items()))
+            found = tuple(sorted(attributes.items()))
+            alike = [_skeleton(c.body, self.less) for c in meaning.outputs] == before
+            if alike and writable(self.program, step, found, given):
+                return found
         raise _Stuck
 
     def _lengths(self) -> Mapping[int, set[int]]:
