@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -13,6 +14,7 @@ from superopt.ops.derivative.expressions import (
     apply,
     constant,
     expanded,
+    is_smaller,
     reshaped,
     transposed,
     unsqueezed,
@@ -22,7 +24,7 @@ __all__ = ["AVERAGE_POOL", "CONV", "CONV_TRANSPOSE", "MAX_POOL"]
 
 Settings = dict[str, tuple[Dim, ...]]
 
-TAPS = 49  # of a kernel: more than these are not products of their own
+TAPS = 25  # of a kernel: more than these are not products of their own
 
 
 def settings(site: Site) -> Settings:
@@ -59,7 +61,10 @@ def filters(image: Expr, response: Expr, kernel: Sequence[Dim], at: Settings, gr
     """
     known = [k for k in kernel if isinstance(k, int)]
     if len(known) == len(kernel) and prod(known) <= TAPS:
-        return tap_by_tap(image, response, known, at, group)
+        made = tap_by_tap(image, response, known, at, group)
+        if not is_smaller(response, made):
+            return made
+        return replace(made, multiple=lambda f: tap_by_tap(image, response * f, known, at, group))
     return as_convolution(image, response, kernel, at, group)
 
 
