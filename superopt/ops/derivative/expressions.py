@@ -19,7 +19,8 @@ from superopt.ir.types import DType, TensorType
 
 __all__ = [
     "Expr", "Factor", "Number", "added", "added_at", "apply", "apply_all", "cast", "constant", "expanded",
-    "is_smaller", "product", "reshaped", "reversed_perm", "squeezed", "summed_to", "transposed", "turned", "unsqueezed", "variable",
+    "is_smaller", "product", "reshaped", "reversed_perm", "squeezed", "summed_to", "transposed", "turned",
+    "unsqueezed", "variable",
 ]  # fmt: skip
 
 Number = int | float | Fraction | Poly

@@ -77,13 +77,12 @@ def tap_by_tap(image: Expr, response: Expr, kernel: Sequence[int], at: Settings,
     batch, channels = image.shape[:2]
     outputs, places = response.shape[1], response.shape[2:]
     within, out = channels // group, outputs // group
-    turn = (1, 0, *range(2, rank + 2))
-    image = transposed(image, turn)
+    image = channels_first(image)
     if any(p != 0 for p in at["pads"]):
         image = apply("Pad", image, pads=(0, 0, *at["pads"][:rank], 0, 0, *at["pads"][rank:]), value=0.0)
     windows = batch * prod(places, start=1)
     lead: tuple[Dim, ...] = () if group == 1 else (group,)
-    rows = reshaped(transposed(response, turn), (*lead, out, windows))
+    rows = reshaped(channels_first(response), (*lead, out, windows))
     products = []
     for tap in product(*map(range, kernel)):
         starts = tuple(d * t for d, t in zip(at["dilations"], tap, strict=True))
@@ -104,6 +103,12 @@ def tap_by_tap(image: Expr, response: Expr, kernel: Sequence[int], at: Settings,
     beside = apply("Concat", *products, axis=products[0].rank - 1)
     taps = transposed(reshaped(beside, (outputs, len(products), within)), (0, 2, 1))
     return reshaped(taps, (outputs, within, *kernel))
+
+
+def channels_first(x: Expr) -> Expr:
+    """Channels before images; nothing moves where there is one image."""
+    batch, channels, *sizes = x.shape
+    return reshaped(x, (channels, 1, *sizes)) if batch == 1 else transposed(x, (1, 0, *range(2, x.rank)))
 
 
 def as_convolution(image: Expr, response: Expr, kernel: Sequence[Dim], at: Settings, group: Dim) -> Expr:
