@@ -29,7 +29,7 @@ from superopt.runtime.ort import InferenceSession
 from superopt.verifier._feeds import fed_types
 from superopt.verifier.running import REFUSALS, Arrays, Bench, attempt
 
-__all__ = ["ELEMENTARY", "EXACT", "STEPS", "Disturbed", "constants_read", "live_values"]
+__all__ = ["ELEMENTARY", "EXACT", "STEPS", "Disturbed", "constants_read", "is_exact", "live_values"]
 
 STEPS = 4  # units in the last place by which values are moved, at most
 _SMALL = 1 << 16  # elements of a weight that is moved
@@ -44,6 +44,13 @@ EXACT = frozenset({
     "Where", "Size", "Shape", "If", "Loop", "Scan", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And",
     "Or", "Not", "Xor", "IsNaN", "IsInf",
 })  # fmt: skip
+
+
+def is_exact(node: Node) -> bool:
+    """Whether results are not rounded: the operator is one of :data:`EXACT`, and adds or multiplies nothing."""
+    return not node.domain and node.op in EXACT and node.attributes.get("reduction", b"none") in (b"none", "none")
+
+
 # One rounding of a function of the operands; every other operator that rounds does so inside, too.
 ELEMENTARY = frozenset({
     "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "Div", "Elu", "Erf", "Exp", "HardSigmoid",
@@ -266,7 +273,7 @@ class _Builder:
 
     def _add(self, node: Node) -> None:
         running = any(r in self.live for r in node.reads)
-        if not running or (not node.domain and node.op in EXACT):
+        if not running or is_exact(node):
             self.nodes.append(node)
             return
         inputs = list(node.inputs)

@@ -13,7 +13,7 @@ from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Typing
 from superopt.runtime.ort import InferenceSession
-from superopt.verifier.noise import ELEMENTARY, EXACT, live_values
+from superopt.verifier.noise import ELEMENTARY, is_exact, live_values
 from superopt.verifier.running import REFUSALS, Bench, attempt
 
 __all__ = ["NEAR", "Overflow"]
@@ -37,7 +37,7 @@ class Overflow:
         part = _leading_to(graph, output)
         types, self._live = typing.types, live_values(graph)
         self._types = types
-        self._rounding = [n for n in part.nodes if n.domain or n.op not in EXACT]
+        self._rounding = [n for n in part.nodes if not is_exact(n)]
         fed = {v.name for v in graph.inputs}
         reals = (v for n in self._rounding for v in (*n.inputs, *n.outputs) if v and self._real(v) and v not in fed)
         self._names = list(dict.fromkeys(reals))

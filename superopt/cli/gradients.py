@@ -131,6 +131,9 @@ def train_step(
     ] = None,
     freeze: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="weights not to learn")] = None,
     dim: Dims = None,
+    batch_statistics: Annotated[
+        bool, typer.Option("--batch-statistics", help="BatchNormalization as in PyTorch's train mode, not eval")
+    ] = False,
     try_out: Annotated[
         int, typer.Option("--try", metavar="N", min=0, help="run N steps in ONNX Runtime and in float64, and compare")
     ] = 0,
@@ -141,7 +144,7 @@ def train_step(
 
     Weights, what the optimizer keeps, the learning rate and the number of the step are inputs with a value to start
     from, and outputs "next NAME" to feed in the next step. BatchNormalization keeps its statistics, as in PyTorch's
-    eval mode.
+    eval mode, unless --batch-statistics lets them follow the batches'.
     """
     from superopt.formats import load
     from superopt.frontend.training import rehearse
@@ -152,7 +155,7 @@ def train_step(
         graph = load(path)
         step = make(
             graph, loss, optimizer, outputs=of, train=train or ("*",), freeze=freeze or (), lr=rate,
-            sizes=parse_dims(dim or []),
+            sizes=parse_dims(dim or []), batch_statistics=batch_statistics,
         )  # fmt: skip
         if output is not None:
             save(step.graph, output, force)

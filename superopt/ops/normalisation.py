@@ -323,7 +323,7 @@ OPERATORS = (
     norm("LogSoftmax", 1, ("X",), log_softmax, {"axis": "int"}, read_softmax, derivative=smooth.LOG_SOFTMAX),
     norm(
         "BatchNormalization", 7, ("X", "scale", "B", "mean", "var"), batch_normalization, EPSILON,
-        read_batch_normalization, derivative=Derivative(statistics=(3, 4)),
+        read_batch_normalization, derivative=smooth.BATCH_NORMALIZATION,
     ),
     norm("InstanceNormalization", 6, ("X", "scale", "B"), instance_normalization, EPSILON, reader(epsilon=1e-5)),
     norm(

@@ -305,9 +305,17 @@ def scatter_nd(data: Operand, indices: Operand, updates: Operand) -> Comprehensi
 def read_scatter_nd(view: NodeView) -> Canonical:
     """Only sums: an order of writes to one place is no function of the operands."""
     only(view, "reduction")
+    data, indices, updates = (view.type(p).shape or () for p in range(3))
+    named = indices[-1] if indices else 0
+    if isinstance(named, int):
+        wanted = (*indices[:-1], *data[named:])
+        if named > len(data) or not indices or len(updates) != len(wanted):
+            raise Contradiction(f"updates {view.type(2)} do not fit {view.type(0)} at indices {view.type(1)}")
+        for a, size in enumerate(wanted):
+            require(same(updates[a], size), f"updates {view.type(2)} differ in axis {a}")
     if text(view, "reduction", "none") != "add":
         raise NotCovered(f"ScatterND with reduction {text(view, 'reduction', 'none')}")
-    if (view.type(1).shape or (0,))[-1] != 1:
+    if named != 1:
         raise NotCovered("indices that name several axes")
     return Canonical((0, 1, 2), {})
 

@@ -69,11 +69,13 @@ def train_step(
     freeze: Sequence[str] = (),
     lr: float | None = None,
     sizes: Sizes = None,
+    batch_statistics: bool = False,
 ) -> training.TrainingStep:
     """A model's training step as one model: see :func:`superopt.frontend.training.train_step`."""
     return training.train_step(
-        load(model), loss, optimizer, outputs=outputs, train=train, freeze=freeze, lr=lr, sizes=sizes
-    )
+        load(model), loss, optimizer, outputs=outputs, train=train, freeze=freeze, lr=lr, sizes=sizes,
+        batch_statistics=batch_statistics,
+    )  # fmt: skip
 
 
 def training_loop(step: Model | training.TrainingStep, *, threads: int | None = None) -> training.TrainingLoop:

@@ -239,3 +239,36 @@ def test_a_loop_is_the_steps_one_after_another(tmp_path: Path) -> None:
         loop.step({**fed, "x": fed["x"][:4]})
     with pytest.raises(UsageError, match="is no training step"):
         superopt.training_loop(regression())
+
+
+def test_batches_are_normalised_by_their_own_statistics() -> None:
+    """PyTorch's train mode: the loss is that of the batch's mean and variance, and the statistics follow them."""
+    b = GraphBuilder("normalised")
+    x = b.op("Conv", b.input("x", "float32", (3, 2, 4, 4)), b.weight("w", (3, 2, 1, 1)))
+    names = ("scale", "shift", "mean", "var")
+    weights = [b.weight(n, (3,), distribution="uniform", offset=0.5) for n in names]
+    b.output(b.op("BatchNormalization", x, *weights, epsilon=1e-3, momentum=0.8).relu(), "y")
+    graph = b.build()
+    step = train_step(graph, "mse", "sgd", lr=0.5, batch_statistics=True)
+    assert step.parameters == ("w", "scale", "shift")
+    assert rehearse(step, 10).is_close
+    state = {n: wide(a) for n, a in step.initial().items()}
+    source = np.random.default_rng(0)
+    feeds = {"x": source.standard_normal((3, 2, 4, 4)), "target": source.standard_normal((3, 3, 4, 4))}
+
+    def loss(at: dict[str, np.ndarray]) -> tuple[float, np.ndarray, np.ndarray]:
+        z = np.einsum("nchw,oc->nohw", feeds["x"], at["w"][:, :, 0, 0])
+        mean, var = z.mean((0, 2, 3)), z.var((0, 2, 3))
+        unit = (z - mean[:, None, None]) / np.sqrt(var + 1e-3)[:, None, None]
+        y = np.maximum(unit * at["scale"][:, None, None] + at["shift"][:, None, None], 0)
+        return float(((y - feeds["target"]) ** 2).mean()), mean, var * 48 / 47
+
+    found = run(step.graph, {**feeds, **state})
+    value, mean, var = loss(state)
+    assert float(found["loss"]) == pytest.approx(value, rel=1e-6)
+    np.testing.assert_allclose(found["next mean"], 0.8 * state["mean"] + 0.2 * mean, rtol=1e-6)
+    np.testing.assert_allclose(found["next var"], 0.8 * state["var"] + 0.2 * var, rtol=1e-6)
+    way = {n: source.standard_normal(state[n].shape) for n in step.parameters}
+    slope = sum(float(((state[n] - found[f"next {n}"]) * way[n]).sum()) for n in step.parameters) / 0.5
+    ends = [loss({**state, **{n: state[n] + s * 1e-6 * v for n, v in way.items()}})[0] for s in (1, -1)]
+    assert slope == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5)

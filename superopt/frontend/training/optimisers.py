@@ -50,7 +50,7 @@ class SGD:
         if self.weight_decay:
             gradient = gradient + weight * self.weight_decay
         if not kept:
-            return weight - gradient * lr, ()
+            return weight - gradient.times(lr), ()
         velocity = kept[0] * self.momentum + gradient
         return weight - velocity * lr, (velocity,)
 

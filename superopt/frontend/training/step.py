@@ -2,7 +2,8 @@
 
 Weights that are learnt, and what the optimiser keeps beside them, are inputs with a value to start from, and outputs
 ``next NAME``. A loop feeds what it got: see :meth:`TrainingStep.next_feeds`. Operators are as at inference:
-BatchNormalization keeps its statistics and Dropout drops nothing, as in PyTorch's ``eval`` mode.
+BatchNormalization keeps its statistics (unless told otherwise) and Dropout drops nothing, as in PyTorch's ``eval``
+mode.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ import fnmatch
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
-from superopt.frontend.autodiff.extension import Extension, at_sizes
+from superopt.frontend.autodiff.extension import Extension, at_sizes, where
 from superopt.frontend.autodiff.reverse import adjoints, chosen_outputs, moving_values
 from superopt.frontend.training.losses import LOSSES, Loss
 from superopt.frontend.training.optimisers import Optimiser, optimiser
 from superopt.ir.errors import UsageError, printable
 from superopt.ir.graph import Graph, Value, Weight, constant
-from superopt.ops.derivative.expressions import Expr, added, cast
+from superopt.ops.derivative.expressions import Expr, added, apply, cast, squeezed, unsqueezed
 from superopt.ops.derivative.expressions import constant as ones
 from superopt.ops.infer import Applied
 
@@ -88,6 +90,7 @@ def train_step(
     freeze: Sequence[str] = (),
     lr: float | None = None,
     sizes: Mapping[str, int] | None = None,
+    batch_statistics: bool = False,
 ) -> TrainingStep:
     """Forward pass, loss, backward pass and update of a model's weights, as one model.
 
@@ -101,13 +104,17 @@ def train_step(
         freeze: patterns of names of weights not to learn.
         lr: the learning rate to start with; the optimiser's own by default.
         sizes: symbolic dimensions to fix.
+        batch_statistics: BatchNormalization normalises with the mean and variance of the batch, and its own statistics
+            follow them and are part of the state, as in PyTorch's ``train`` mode.
 
     Raises:
         UsageError: there is nothing to learn, or no such loss or optimiser.
         NotDifferentiable: a node between weights and loss has no derivative; names it.
     """
     chosen = optimiser(optimizer) if isinstance(optimizer, str) else optimizer
-    forward, name_of_loss, targets = with_loss(at_sizes(graph, sizes or {}), loss, outputs)
+    fixed = at_sizes(graph, sizes or {})
+    plain, followed = with_batch_statistics(fixed) if batch_statistics else (fixed, {})
+    forward, name_of_loss, targets = with_loss(plain, loss, outputs, also=tuple(followed.values()))
     extension = Extension(forward)
     parameters = _parameters(extension, name_of_loss, train, freeze)
     y = extension.expr(name_of_loss)
@@ -121,7 +128,7 @@ def train_step(
         kept.append(constant(str(made.term), array))
         return made
 
-    made = list(forward.outputs)
+    made = [v for v in forward.outputs if v.name == name_of_loss]
     rate = stated(RATE, np.array(chosen.lr if lr is None else lr, np.float32))
     count = extension.emit(stated(COUNT, np.array(0, np.float32)) + 1, COUNT)
     pairs: list[tuple[str, Expr]] = [(COUNT, count), (RATE, rate)]
@@ -132,11 +139,12 @@ def train_step(
         beside = tuple(stated(slot, zeros) for slot in slots)
         moved, after = chosen.update(weight, found[name], beside, cast(rate, weight.dtype), count)
         pairs += [(name, moved), *zip(slots, after, strict=True)]
+    pairs += [(name, extension.expr(value)) for name, value in followed.items()]
     for name, expr in pairs:
         made.append(extension.named(expr, f"next {name}", "update"))
         state[f"next {name}"] = name
-    fed = [Value(name, extension.expr(name).type) for name in parameters]
-    given = [v for v in forward.inputs if v.name not in set(parameters)]
+    fed = [Value(name, extension.expr(name).type) for name in (*parameters, *followed)]
+    given = [v for v in forward.inputs if v.name not in {*parameters, *followed}]
     result = extension.result(made, name=f"{graph.name}, training step", inputs=(*given, *fed, *extension.inputs))
     weights = [*(w for w in result.weights if w.name not in {k.name for k in kept}), *kept]
     told = {"loss": name_of_loss, "parameters": parameters, "targets": targets, "state": state}
@@ -146,8 +154,67 @@ def train_step(
     )  # fmt: skip
 
 
-def with_loss(graph: Graph, loss: str | Loss, outputs: Sequence[str] | None) -> tuple[Graph, str, tuple[str, ...]]:
-    """The model with its loss as the only output, the loss's name, and those of the targets, which are inputs.
+def with_batch_statistics(graph: Graph) -> tuple[Graph, dict[str, str]]:
+    """The model with every BatchNormalization by the statistics of its batch, as PyTorch does in training.
+
+    Returns:
+        The model, and for each weight that is a statistic the value that it is after a step: as before by the
+        operator's ``momentum``, for the rest the batch's (of the variance, the unbiased one).
+
+    Raises:
+        UsageError: statistics are no weights, or are shared.
+    """
+    extension = Extension(graph)
+    followed: dict[str, str] = {}
+    renamed: dict[str, str] = {}
+    gone: set[str] = set()
+    for step in extension.steps:
+        if not isinstance(step.applied, Applied) or step.applied.operator.name != "BatchNormalization":
+            continue
+        operands = [e for e in extension.operands(step.applied) if e is not None]
+        x, scale, shift, *statistics = operands
+        names = [str(e.term) for e in statistics]
+        if any(n not in graph.weight or n in followed for n in names):
+            raise UsageError("its statistics are no weights of its own", where=where(step.node))
+        axes = tuple(a for a in range(x.rank) if a != 1)
+        column = tuple(range(1, x.rank - 1))
+        mean = apply("ReduceMean", x, axes=axes, keepdims=1)
+        centred = x - mean
+        variance = apply("ReduceMean", centred * centred, axes=axes, keepdims=1)
+        epsilon = step.applied.attributes["epsilon"]
+        assert isinstance(epsilon, int | float)
+        unit = centred / apply("Sqrt", variance + epsilon)
+        y = extension.emit(unit * unsqueezed(scale, column) + unsqueezed(shift, column), "normalised")
+        renamed[str(y.term)] = step.node.outputs[0]
+        gone.add(step.node.outputs[0])
+        count = prod((x.shape[a] for a in axes), start=1)
+        given = step.node.attributes.get("momentum", 0.9)
+        stay = float(given) if isinstance(given, int | float) else 0.9
+        unbiased = variance if count == 1 else variance * count / (count - 1)
+        for name, old, new in zip(names, statistics, (mean, unbiased), strict=True):
+            moved = old * stay + squeezed(new, axes) * (1 - stay)
+            followed[name] = str(extension.emit(moved, "statistics").term)
+    nodes = [
+        replace(
+            n, inputs=tuple(renamed.get(i, i) for i in n.inputs), outputs=tuple(renamed.get(o, o) for o in n.outputs)
+        )
+        for n in (*graph.nodes, *extension.nodes)
+        if not gone.intersection(n.outputs)
+    ]
+    weights = (*graph.weights, *extension.weights.values())
+    return replace(graph, nodes=tuple(nodes), weights=weights).checked(), followed
+
+
+def with_loss(
+    graph: Graph, loss: str | Loss, outputs: Sequence[str] | None, also: Sequence[str] = ()
+) -> tuple[Graph, str, tuple[str, ...]]:
+    """The model with its loss as the first output, the loss's name, and those of the targets, which are inputs.
+
+    Args:
+        graph: the model.
+        loss: a name, or a loss.
+        outputs: that the loss is of; all real ones by default.
+        also: values that are outputs besides.
 
     Raises:
         UsageError: there is no such loss, or no real output.
@@ -171,7 +238,8 @@ def with_loss(graph: Graph, loss: str | Loss, outputs: Sequence[str] | None) -> 
     whole = added(parts)
     assert whole is not None
     output = extension.named(whole, extension.free("loss"), "loss")
-    return extension.result([output]), output.name, tuple(targets)
+    besides = [Value(name, extension.expr(name).type) for name in also]
+    return extension.result([output, *besides]), output.name, tuple(targets)
 
 
 def _parameters(extension: Extension, loss: str, train: Sequence[str], freeze: Sequence[str]) -> tuple[str, ...]:

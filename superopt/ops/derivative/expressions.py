@@ -9,7 +9,7 @@ Add(Mul(x, ConstantOfShape(dtype="float32", shape=[], value=2.0)), ReduceSum(x, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -18,8 +18,9 @@ from superopt.ir.terms import App, AttributeValue, Project, Term, Var
 from superopt.ir.types import DType, TensorType
 
 __all__ = [
-    "Expr", "Factor", "Number", "added", "added_at", "apply", "apply_all", "cast", "constant", "expanded", "product",
-    "reshaped", "reversed_perm", "squeezed", "summed_to", "transposed", "turned", "unsqueezed", "variable",
+    "Expr", "Factor", "Number", "added", "added_at", "apply", "apply_all", "cast", "constant", "expanded",
+    "is_smaller", "product", "reshaped", "reversed_perm", "squeezed", "summed_to", "transposed", "turned",
+    "unsqueezed", "variable",
 ]  # fmt: skip
 
 Number = int | float | Fraction | Poly
@@ -35,12 +36,14 @@ class Expr:
         sparse: where it is 0 but for what was added at positions of axis 0, the positions and what was added: sums and
             multiples of it are then no larger than that.
         factors: where it is a product of matrices, what it is a product of: its transpose is the product of theirs.
+        multiple: where a multiple of it is had for less than a pass over its elements, that multiple.
     """
 
     term: Term
     type: TensorType
     sparse: tuple[Expr, Expr] | None = field(default=None, compare=False, repr=False)
     factors: tuple[Expr, Expr] | None = field(default=None, compare=False, repr=False)
+    multiple: Callable[[Factor], Expr] | None = field(default=None, compare=False, repr=False)
 
     @property
     def shape(self) -> tuple[Dim, ...]:
@@ -59,7 +62,7 @@ class Expr:
         if isinstance(other, Expr) and self.type == other.type:
             for whole, part in ((self, other), (other, self)):
                 if part.sparse is not None:
-                    return apply("ScatterND", whole, *part.sparse)
+                    return _with_parts(whole, *part.sparse)
         return apply("Add", self, self.beside(other))
 
     def __radd__(self, other: Number) -> Expr:
@@ -90,6 +93,10 @@ class Expr:
             positions, parts = self.sparse
             return added_at(positions, -parts, self.type)
         return apply("Neg", self)
+
+    def times(self, factor: Factor) -> Expr:
+        """A multiple, for something that is not needed itself: by a factor of a product, where that is smaller."""
+        return self * factor if self.multiple is None else self.multiple(factor)
 
     def beside(self, other: Factor) -> Expr:
         """``other`` as an expression; a number gets this one's element type."""
@@ -157,6 +164,14 @@ def added_at(positions: Expr, parts: Expr, kind: TensorType) -> Expr:
     return replace(apply("ScatterND", zeros, positions, parts), sparse=(positions, parts))
 
 
+def _with_parts(whole: Expr, positions: Expr, parts: Expr) -> Expr:
+    """The sum of something and of parts at positions of axis 0."""
+    made = apply("ScatterND", whole, positions, parts)
+    if whole.multiple is None:
+        return made
+    return replace(made, multiple=lambda f: _with_parts(whole.times(f), positions, parts * f))
+
+
 def cast(x: Expr, dtype: DType) -> Expr:
     """At another element type."""
     return x if x.dtype is dtype else apply("Cast", x, to=dtype.value)
@@ -164,7 +179,10 @@ def cast(x: Expr, dtype: DType) -> Expr:
 
 def reshaped(x: Expr, shape: Sequence[Dim]) -> Expr:
     """The elements in another shape."""
-    return x if x.shape == tuple(shape) else apply("Reshape", x, shape=tuple(shape))
+    if x.shape == tuple(shape):
+        return x
+    made = apply("Reshape", x, shape=tuple(shape))
+    return made if x.multiple is None else replace(made, multiple=lambda f: reshaped(x.times(f), shape))
 
 
 def expanded(x: Expr, shape: Sequence[Dim]) -> Expr:
@@ -218,7 +236,16 @@ def turned(x: Expr) -> Expr:
 
 def product(a: Expr, b: Expr) -> Expr:
     """The product of matrices, of rank 2 or more."""
-    return replace(apply("MatMul", a, b), factors=(a, b))
+    made = replace(apply("MatMul", a, b), factors=(a, b))
+    if is_smaller(a, made) and (is_smaller(a, b) or not is_smaller(b, made)):
+        return replace(made, multiple=lambda f: product(a * f, b))
+    return replace(made, multiple=lambda f: product(a, b * f)) if is_smaller(b, made) else made
+
+
+def is_smaller(a: Expr, b: Expr) -> bool:
+    """Whether it is known to have fewer elements."""
+    few, many = a.type.elements, b.type.elements
+    return isinstance(few, int) and isinstance(many, int) and few < many
 
 
 def reversed_perm(perm: Sequence[int]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from superopt.ops.derivative.declared import Cotangents, Derivative, Site, Tangents, linear_in
@@ -9,6 +10,7 @@ from superopt.ops.derivative.expressions import (
     Expr,
     apply,
     expanded,
+    is_smaller,
     product,
     reshaped,
     squeezed,
@@ -46,7 +48,10 @@ def _matmul(site: Site, given: Tangents) -> Cotangents:
 
 def scaled(a: Expr, b: Expr, site: Site, turn_a: int, turn_b: int) -> Expr:
     """``alpha`` times a product of matrices."""
-    return apply("Gemm", a, b, alpha=site.attributes["alpha"], beta=1.0, transA=turn_a, transB=turn_b)
+    made = apply("Gemm", a, b, alpha=site.attributes["alpha"], beta=1.0, transA=turn_a, transB=turn_b)
+    if is_smaller(a, made) and (is_smaller(a, b) or not is_smaller(b, made)):
+        return replace(made, multiple=lambda f: scaled(a * f, b, site, turn_a, turn_b))
+    return replace(made, multiple=lambda f: scaled(a, b * f, site, turn_a, turn_b)) if is_smaller(b, made) else made
 
 
 def _gemm(site: Site, given: Tangents) -> Cotangents:

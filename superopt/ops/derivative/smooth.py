@@ -7,7 +7,17 @@ from collections.abc import Callable
 from superopt.ops.derivative.declared import Cotangents, Derivative, Site, Tangents
 from superopt.ops.derivative.expressions import Expr, apply, constant, unsqueezed
 
-__all__ = ["CELU", "LOG_SOFTMAX", "LOG_SUM_EXP", "MISH", "SIGMOID", "SOFTMAX", "SOFTPLUS", "SWISH"]
+__all__ = [
+    "BATCH_NORMALIZATION",
+    "CELU",
+    "LOG_SOFTMAX",
+    "LOG_SUM_EXP",
+    "MISH",
+    "SIGMOID",
+    "SOFTMAX",
+    "SOFTPLUS",
+    "SWISH",
+]
 
 
 def symmetric(product: Callable[[Site, Expr], Expr]) -> Derivative:
@@ -94,6 +104,25 @@ def _log_sum_exp_push(site: Site, tangents: Tangents) -> Tangents:
     return [apply("ReduceSum", share * d, axes=site.ints("axes"), keepdims=site.int("keepdims"))]
 
 
+def _batch_normalization(site: Site, given: Tangents) -> Cotangents:
+    """``g·s/r`` with ``r = √(var + ε)``, and sums of ``g`` and ``g·(x - mean)``: numbers of channels stay so few."""
+    if (g := given[0]) is None:
+        return {}
+    x, scale, mean = site.arg(0), site.arg(1), site.arg(3)
+    axes, column = (0, *range(2, x.rank)), tuple(range(1, x.rank - 1))
+    root = apply("Sqrt", site.arg(4) + site.number("epsilon"))
+    found = {0: g * unsqueezed(scale / root, column)}
+    if site.wanted & {2, 3}:
+        found[2] = apply("ReduceSum", g, axes=axes, keepdims=0)
+        found[3] = -(found[2] * scale / root)
+    if site.wanted & {1, 4}:
+        along = apply("ReduceSum", g * (x - unsqueezed(mean, column)), axes=axes, keepdims=0)
+        found[1] = along / root
+        found[4] = -(found[1] * scale / (root * root) / 2)
+    return found
+
+
+BATCH_NORMALIZATION = Derivative(_batch_normalization, statistics=(3, 4))
 SIGMOID = symmetric(_sigmoid)
 SOFTPLUS = symmetric(_softplus)
 MISH = symmetric(_mish)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -13,6 +14,7 @@ from superopt.ops.derivative.expressions import (
     apply,
     constant,
     expanded,
+    is_smaller,
     reshaped,
     transposed,
     unsqueezed,
@@ -22,7 +24,7 @@ __all__ = ["AVERAGE_POOL", "CONV", "CONV_TRANSPOSE", "MAX_POOL"]
 
 Settings = dict[str, tuple[Dim, ...]]
 
-TAPS = 49  # of a kernel: more than these are not products of their own
+TAPS = 25  # of a kernel: more than these are not products of their own
 
 
 def settings(site: Site) -> Settings:
@@ -59,7 +61,10 @@ def filters(image: Expr, response: Expr, kernel: Sequence[Dim], at: Settings, gr
     """
     known = [k for k in kernel if isinstance(k, int)]
     if len(known) == len(kernel) and prod(known) <= TAPS:
-        return tap_by_tap(image, response, known, at, group)
+        made = tap_by_tap(image, response, known, at, group)
+        if not is_smaller(response, made):
+            return made
+        return replace(made, multiple=lambda f: tap_by_tap(image, response * f, known, at, group))
     return as_convolution(image, response, kernel, at, group)
 
 
@@ -72,13 +77,12 @@ def tap_by_tap(image: Expr, response: Expr, kernel: Sequence[int], at: Settings,
     batch, channels = image.shape[:2]
     outputs, places = response.shape[1], response.shape[2:]
     within, out = channels // group, outputs // group
-    turn = (1, 0, *range(2, rank + 2))
-    image = transposed(image, turn)
+    image = channels_first(image)
     if any(p != 0 for p in at["pads"]):
         image = apply("Pad", image, pads=(0, 0, *at["pads"][:rank], 0, 0, *at["pads"][rank:]), value=0.0)
     windows = batch * prod(places, start=1)
     lead: tuple[Dim, ...] = () if group == 1 else (group,)
-    rows = reshaped(transposed(response, turn), (*lead, out, windows))
+    rows = reshaped(channels_first(response), (*lead, out, windows))
     products = []
     for tap in product(*map(range, kernel)):
         starts = tuple(d * t for d, t in zip(at["dilations"], tap, strict=True))
@@ -99,6 +103,12 @@ def tap_by_tap(image: Expr, response: Expr, kernel: Sequence[int], at: Settings,
     beside = apply("Concat", *products, axis=products[0].rank - 1)
     taps = transposed(reshaped(beside, (outputs, len(products), within)), (0, 2, 1))
     return reshaped(taps, (outputs, within, *kernel))
+
+
+def channels_first(x: Expr) -> Expr:
+    """Channels before images; nothing moves where there is one image."""
+    batch, channels, *sizes = x.shape
+    return reshaped(x, (channels, 1, *sizes)) if batch == 1 else transposed(x, (1, 0, *range(2, x.rank)))
 
 
 def as_convolution(image: Expr, response: Expr, kernel: Sequence[Dim], at: Settings, group: Dim) -> Expr:
