@@ -37,10 +37,10 @@ _EVERY = 0.02  # seconds between two progress messages; more would only be overw
 _PRELOAD = ("superopt.formats", "superopt.rules", "superopt.report", "superopt.verifier.admission", "highspy")
 SIDECAR = "weights.safetensors"
 FRAME = "frame-"  # and the number of a step: the model after it
-_FRAMES = 128 << 20  # bytes of all of them
+_FRAMES = 1 << 30  # bytes of all their weights, of equal ones once
 FILES = {  # what a job leaves, by the name that the job table keeps it under
     "json": "graph.json", "onnx": "graph.onnx", "data": "graph.onnx.data", "parts": "weights.json", "weights": SIDECAR,
-    "report": "report.json", "comparison": "comparison.json",
+    "report": "report.json", "comparison": "comparison.json", "shared": "frames.safetensors",
 }  # fmt: skip
 
 
@@ -211,22 +211,24 @@ def _write(result: Result, options: Options, job: dict[str, Any]) -> dict[str, A
     told = tell(result, options)
     (out / FILES["report"]).write_text(json.dumps(told.report, allow_nan=False))
     if told.way is not None:
-        _write_frames([step.graph for step in told.way.steps])
+        _write_frames([step.graph for step in told.way.steps], min(_FRAMES, large))
     (out / FILES["comparison"]).write_text(json.dumps(told.comparison, allow_nan=False))
     return said | {"without": without}
 
 
-def _write_frames(graphs: Sequence[Graph]) -> None:
-    """The model after each step, as JSON graphs; none of them where they are too large together."""
-    from superopt.formats import to_json
-    from superopt.formats.json_writer import format_document
+def _write_frames(graphs: Sequence[Graph], most: float) -> None:
+    """The model after each step, as JSON graphs with one file of long weights beside all of them; none of them where
+    their different weights are too large together."""
+    from superopt.formats import save_together, shared_key
     from superopt.formats.tensors import RandomData
 
-    stored = sum(w.type.nbytes or 0 for g in graphs for w in g.weights if not isinstance(w.data, RandomData | None))
-    if stored * 4 // 3 > _FRAMES:
-        return
-    for number, graph in enumerate(graphs, 1):
-        Path("out", f"{FRAME}{number}.json").write_text(format_document(to_json(graph)), encoding="utf-8")
+    different = {
+        shared_key(w): w.type.nbytes or 0
+        for g in graphs for w in g.weights if not isinstance(w.data, RandomData | None)
+    }  # fmt: skip
+    if sum(different.values()) <= most:
+        out = Path("out")
+        save_together({out / f"{FRAME}{n}.json": g for n, g in enumerate(graphs, 1)}, out / FILES["shared"])
 
 
 def _write_json(graph: Graph, path: Path) -> None:

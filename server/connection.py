@@ -19,7 +19,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from superopt.server.connections import Connections
-from superopt.server.guard import SECURITY
+from superopt.server.guard import SECURITY, UNREAD, Unread
 from superopt.server.heads import read_head
 from superopt.server.health import PATHS
 from superopt.server.problems import MEDIA, Problem
@@ -56,6 +56,7 @@ class Connection(HttpToolsProtocol):
         self._owners: deque[str] = deque()  # of requests that are not answered yet
         self._last_word: Problem | None = None  # to be said once they are
         self._upgrade = False
+        self._unread = Unread()  # of the request that is being read
         self._held = b""  # was read, and waits for its turn
         self._urgent = self._parsing = False  # what was asked last is to be answered at once; the parser is at work
         self._at_once: tuple[Any, Any] | None = None  # a request, and who answers it
@@ -90,7 +91,7 @@ class Connection(HttpToolsProtocol):
 
     def _let_go(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.cycle = None  # type: ignore[assignment]
+        self.cycle = self.scope = None  # type: ignore[assignment]
         self.pipeline.clear()
 
     def _gone(self) -> None:
@@ -278,6 +279,8 @@ class Connection(HttpToolsProtocol):
             raise
         if self._upgrade:
             self.cycle.keep_alive = False
+        scope: Any = self.scope
+        scope[UNREAD] = self._unread = Unread()
         self._door.waits(self, False)
         self._reading, self._left, self._since = _Reading.BODY, head.length, self._last
         self._body = self._framing = self._bare = 0
@@ -302,6 +305,7 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """All of a request is here."""
         self._reading, self._head = _Reading.NOTHING, 0
+        self._unread.yes = False
         self._hand_over()
         super().on_message_complete()
 

@@ -11,7 +11,7 @@ from superopt.server.problems import Problem
 from superopt.server.service import Service
 from superopt.server.settings import LOOPBACK
 
-__all__ = ["CSP", "SECURITY", "Guard"]
+__all__ = ["CSP", "SECURITY", "UNREAD", "Guard", "Unread"]
 
 CSP = (
     "default-src 'none'; style-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; "
@@ -23,7 +23,20 @@ SECURITY = [
     (b"referrer-policy", b"same-origin"), (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]  # fmt: skip
+UNREAD = "superopt.unread"  # in a scope: whether some of the body has not come
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class Unread:
+    """Whether some of a request's body has not come yet."""
+
+    __slots__ = ("yes",)
+
+    def __init__(self, yes: bool = True) -> None:
+        self.yes = yes
+
+
+_ALL_READ = Unread(False)
 
 
 class Guard:
@@ -42,6 +55,8 @@ class Guard:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *SECURITY]
+                if scope.get(UNREAD, _ALL_READ).yes:  # it will be closed: a client is not to ask again on it
+                    message["headers"].append((b"connection", b"close"))
                 self._count(scope, message["status"])
             await send(message)
 

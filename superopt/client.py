@@ -54,6 +54,7 @@ class Client:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._timeout = timeout
         self._patience = patience
+        self._shared: set[tuple[str, Path]] = set()  # weights of frames that were fetched, and where to
 
     def submit(self, model: str | Path, *data: str | Path, **options: Any) -> Job:
         """Send a model, with the files of its weights, and have it optimised.
@@ -175,8 +176,14 @@ class Client:
         return self._json("GET", f"/v1/jobs/{quote(job_id)}/report")
 
     def frame(self, job_id: str, step: int, path: str | Path) -> Path:
-        """Fetch the model after a step of the report's derivation, as a JSON graph."""
+        """Fetch the model after a step of the report's derivation, as a JSON graph; its long weights, which all steps
+        share, come once into ``frames.safetensors`` beside it."""
         path = Path(path)
+        shared = self.job(job_id)["links"].get("frames_weights")
+        beside = path.with_name("frames.safetensors")
+        if shared is not None and (job_id, beside) not in self._shared:
+            self._fetch(shared, beside)
+            self._shared.add((job_id, beside))
         path.write_bytes(self._ask("GET", f"/v1/jobs/{quote(job_id)}/frames/{step}")[0])
         return path
 

@@ -199,8 +199,12 @@ def check_regions(
     """
     deadline = None if time_limit is None else time.monotonic() + time_limit
     total = CheckResult("skipped", reason="no region was checked")
+    grown = 0
     for position, (before, after) in enumerate(pairs):
-        for turn in range(1 + (_GROWN if grow is not None else 0)):
+        if grow is not None:
+            for _ in range(grown):
+                before, after = grow((before, after))
+        for turn in range(grown, 1 + (_GROWN if grow is not None else 0)):
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             if left == 0.0:
                 return replace(total, verdict="skipped", reason=f"the time ran out after {position} regions")
@@ -209,6 +213,7 @@ def check_regions(
                 slack=slack,
             )  # fmt: skip
             if found.verdict != "failed" or grow is None or turn == _GROWN:
+                grown = turn  # what it took here it will take at the next, which is often alike
                 break
             size = len(before.nodes)
             before, after = grow((before, after))

@@ -59,6 +59,8 @@ def describe(job: Mapping[str, Any], *, ahead: int | None = None) -> dict[str, A
             found["links"]["comparison"] = f"{base}/comparison"
         if f"{FRAME}1" in outputs["files"]:
             found["links"]["frames"] = f"{base}/frames/{{step}}"
+        if "shared" in outputs["files"]:
+            found["links"]["frames_weights"] = f"{base}/files/{FILES['shared']}"
         if not reusable(outputs):
             found["links"]["continue"] = f"{base}/continue"
     return found

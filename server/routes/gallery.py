@@ -145,7 +145,8 @@ async def get_model_page(name: str, request: Request) -> Response:
     return page(
         "model.html", "/corpus", wide=True, name=name, model=model, entry=entry,
         measured=service.recorded.measured.get(name), beside=service.recorded.beside.get(name, {}),
-        known=service.catalogue.entries, addresses={"comparison": f"/v1/gallery/{name}/comparison", "frames": ""},
+        addresses={"comparison": f"/v1/gallery/{name}/comparison", "frames": "", "shared": ""},
+        known=service.catalogue.entries,
         sentences=(), timeline=timeline(entry["comparison"]), **shown(entry["report"]),
     )  # fmt: skip
 

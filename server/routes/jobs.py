@@ -182,7 +182,10 @@ async def get_comparison(job_id: str, request: Request) -> Response:
 
 @router.get("/{job_id}/frames/{step}", responses=doc.FRAME, summary="Fetch the model after a step")
 async def get_frame(job_id: str, step: int, request: Request) -> Response:
-    """The whole model after a step of the report's derivation, for ``superopt verify``; the last one is the result."""
+    """The whole model after a step of the report's derivation, for ``superopt verify``; the last one is the result.
+
+    Long weights are in the file of ``links.frames_weights``, beside which it is to lie; all steps share that.
+    """
     service = of(request)
     job = await service.job(job_id)
     files = ended(job)["files"]
@@ -196,7 +199,8 @@ async def get_frame(job_id: str, step: int, request: Request) -> Response:
 
 @router.get("/{job_id}/files/{name}", responses=doc.FILE, summary="Fetch a file of the result")
 async def get_result_file(job_id: str, name: str, request: Request) -> Response:
-    """One of the job's ``links.files``, whole or a ``Range`` of it: so a large one goes on where it was cut."""
+    """One of the job's ``links.files`` (or ``links.frames_weights``), whole or a ``Range`` of it, so that a large one
+    can be gone on with where it was cut."""
     service = of(request)
     job = await service.job(job_id)
     files = ended(job)["files"]

@@ -133,12 +133,14 @@ def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
         return {"report": None}
     drawing = service.blobs.fetched(files["comparison"]["sha256"]) if "comparison" in files else None
     lines = json.loads(drawing.read_bytes()) if drawing is not None and drawing.is_file() else {}
+    shared = said["links"].get("frames_weights", "")
     frames = f"{said['links']['self']}/frames" if "frames" in said["links"] else ""
     sentences = ["It was cut short: there may be more to find."] if "continue" in said["links"] else []
     if job["cached"]:
         sentences.append("The result of an equal earlier job.")
     return {
-        "addresses": {"comparison": said["links"].get("comparison", ""), "frames": frames}, "sentences": sentences,
+        "addresses": {"comparison": said["links"].get("comparison", ""), "frames": frames, "shared": shared},
+        "sentences": sentences,
         "timeline": timeline(lines), "pinned": service.pins.of(job["id"]), **shown(json.loads(path.read_text())),
     }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from superopt.formats.files import Replacement
@@ -15,7 +16,7 @@ from superopt.formats.tensors import RandomData, SparseData
 from superopt.ir.graph import Attribute, Graph, Node, OpaqueAttribute, Value, Weight
 from superopt.ir.types import DType, OpaqueType, ValueType
 
-__all__ = ["save_json", "to_json"]
+__all__ = ["save_json", "save_together", "shared_key", "to_json"]
 
 
 def save_json(graph: Graph, path: Path, *, force: bool = False) -> None:
@@ -31,6 +32,37 @@ def save_json(graph: Graph, path: Path, *, force: bool = False) -> None:
             files.add(sidecar, stream(large), force=force)
         text = format_document(to_json(graph, sidecar=sidecar.name if large else None))
         files.add(path, [text.encode()], force=force)
+
+
+def save_together(graphs: Mapping[Path, Graph], sidecar: Path) -> None:
+    """Write graphs that have much in common: their long weights are in one file beside all of them, equal ones once.
+
+    Args:
+        graphs: by the path of each, all in one folder.
+        sidecar: the safetensors file, in the same folder; none is written where no weight is long.
+
+    Raises:
+        UsageError: a file exists already, or cannot be written.
+    """
+    shared: dict[str, Weight] = {}
+    with Replacement() as files:
+        for path, graph in graphs.items():
+            document = to_json(graph, sidecar=sidecar.name)
+            rows = document.get("weights", [])
+            assert isinstance(rows, list)
+            for row, weight in zip(rows, graph.weights, strict=True):
+                if "file" in row:
+                    row["tensor"] = key = shared_key(weight)
+                    shared.setdefault(key, replace(weight, name=key))
+            files.add(path, [format_document(document).encode()], force=False)
+        if shared:
+            files.add(sidecar, stream(list(shared.values())), force=False)
+
+
+def shared_key(weight: Weight) -> str:
+    """By what a weight is known where equal ones are kept once: its type and a digest of its elements."""
+    assert weight.data is not None
+    return f"{weight.type} {weight.data.digest}"
 
 
 def _is_large(w: Weight) -> bool:
