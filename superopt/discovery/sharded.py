@@ -149,11 +149,9 @@ class _Sharded:
                 rows = made["rows"]
                 rows["place"] = np.arange(place, place + len(rows))
                 rows["group"] += outcome.task.arguments[2].first
-                for name, value in made.items():
-                    if name[0].isdigit():
-                        row, point = map(int, name.split("."))
-                        assert point == len(self.values.setdefault(place + row, ()))
-                        self.values[place + row] += (value,)
+                for number in range(int(made["kinds"])):
+                    each = zip(*(made[f"values-{number}-{n}"] for n in range(len(self.builder.points))), strict=True)
+                    self.values.update(zip((made[f"firsts-{number}"] + place).tolist(), each, strict=True))
                 place += len(rows)
                 self._spool(rows, ranges)
                 sent = sum(v.nbytes for values in outcome.task.arguments[2].values.values() for v in values)
@@ -325,7 +323,7 @@ class _Recorder(Builder):
         self.row_type = dtype
         self.rows: list[tuple[Any, ...]] = []
         self.first: dict[tuple[int, bytes], int] = {}
-        self.own: dict[str, Array] = {}
+        self.own: dict[int, list[tuple[int, tuple[Array, ...]]]] = {}  # by type: rows and values
 
     def values_of(self, number: int) -> tuple[Array, ...]:
         return self.given[number]
@@ -345,7 +343,7 @@ class _Recorder(Builder):
         padded = operands + (0,) * (self.row_type["operands"].shape[0] - len(operands))
         type_ = _kind(kind)
         if keep and self.first.setdefault((type_, mark), len(self.rows)) == len(self.rows):
-            self.own |= {f"{len(self.rows)}.{n}": v for n, v in enumerate(values)}
+            self.own.setdefault(type_, []).append((len(self.rows), values))
         self.rows.append(
             (0, self.group, self.variants[id(form)], output, padded, type_, np.frombuffer(mark, np.uint64))
         )
@@ -361,7 +359,12 @@ def _evaluated(
         recorder.group = number
         recorder.apply_all(template, types, calls, 0, keep=keep)
     rows = np.array(recorder.rows, recorder.row_type)
-    return _packed(started, rows=rows, **recorder.own)
+    values = {"kinds": np.asarray(len(recorder.own))}
+    for number, found in enumerate(recorder.own.values()):
+        values[f"firsts-{number}"] = np.array([row for row, _ in found], np.int64)
+        for point in range(len(points)):
+            values[f"values-{number}-{point}"] = np.stack([v[point] for _, v in found])
+    return _packed(started, rows=rows, **values)
 
 
 def _join(rows: Array, last: bool) -> dict[str, Any]:

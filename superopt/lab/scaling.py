@@ -2,8 +2,9 @@
 
 ``python -m superopt.lab.scaling CONFIG [--workers 1,2,4] [--json FILE]`` enumerates the first theme of CONFIG in this
 process, which gives the cost of each task and of the client; predicts what it takes with other numbers of workers by
-playing the client's loop through with those costs; and measures that. :func:`predicted` with costs scaled up is the
-capacity plan of docs/scale.md.
+playing the client's loop through with those costs; and measures that. With ``--replay`` it measures a fleet whose
+tasks, and whose client between them, sleep for as long as they computed, which a busy machine disturbs little.
+:func:`predicted` with costs scaled up is the capacity plan of docs/scale.md.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,9 @@ from superopt.discovery import load_config
 from superopt.discovery.explore import fingerprint_points
 from superopt.discovery.sharded import Cost, Step, Traffic, enumerate_sharded
 from superopt.fleet import Fleet, Task
+from superopt.fleet.child import Crew
 
-__all__ = ["Cluster", "main", "predicted", "scaled"]
+__all__ = ["Cluster", "main", "predicted", "replayed", "scaled"]
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,36 @@ def scaled(step: Step, factor: float) -> Step:
     return Step([block] * total, joins, step.given * factor, step.taken * factor, step.ended * factor)
 
 
+def replayed(steps: Sequence[Step], workers: int) -> float:
+    """Seconds that a fleet of this machine takes for tasks that sleep for as long as these took.
+
+    Args:
+        steps: what each size takes.
+        workers: processes.
+    """
+    crew, threads = Crew(), ThreadPoolExecutor(workers)
+    with Fleet(threads, size=lambda: workers, run=crew.run, close=crew.close) as fleet:
+        list(fleet.map([Task(_slept, (0.2,)) for _ in range(4 * workers)]))
+        started = time.monotonic()
+        for step in steps:
+            for tasks, given, taken in ((step.blocks, step.given, step.taken), (step.joins, 0.0, 0.0)):
+                for _ in fleet.map(_after(tasks, given / max(1, len(tasks)))):
+                    time.sleep(taken / len(tasks))
+            time.sleep(step.ended)
+        return time.monotonic() - started
+
+
+def _after(tasks: Sequence[Cost], given: float) -> Iterator[Task[float]]:
+    for cost in tasks:
+        time.sleep(given)
+        yield Task(_slept, (cost.seconds,))
+
+
+def _slept(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
 def _run(config: Any, shards: int, workers: int) -> tuple[float, float, Traffic, list[Any], int]:
     """Wall seconds, seconds until workers answered, traffic, levels, and the largest resident size of a worker."""
     theme = config.themes[0]
@@ -144,6 +177,7 @@ def main() -> int:
     parser.add_argument("config", type=Path)
     parser.add_argument("--workers", default="1,2,4", help="numbers of workers that are measured")
     parser.add_argument("--shards", type=int, default=32)
+    parser.add_argument("--replay", type=float, metavar="X", help="sleep, X times as long as was computed")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     config, cores = load_config(given.config), os.cpu_count() or 1
@@ -151,6 +185,15 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for workers in map(int, given.workers.split(",")):
         load = os.getloadavg()[0]
+        if given.replay:
+            slower = [_slower(step, given.replay) for step in traffic.steps]
+            seconds, guess = replayed(slower, workers), predicted(slower, Cluster(workers, cores=workers + 1))
+            rows.append({
+                "workers": workers, "seconds": round(seconds, 2), "predicted": round(guess, 2),
+                "ratio": round(guess / seconds, 3), "load": round(load, 1),
+            })  # fmt: skip
+            print(json.dumps(rows[-1]), file=sys.stderr)
+            continue
         seconds, warm, own, _, grown = (
             (alone, 0.0, traffic, [], 0) if workers == 1 else _run(config, given.shards, workers)
         )
@@ -169,14 +212,21 @@ def main() -> int:
     return 0
 
 
+def _slower(step: Step, times: float) -> Step:
+    """A step in which everything takes so many times as long."""
+    blocks, joins = ([replace(c, seconds=c.seconds * times) for c in tasks] for tasks in (step.blocks, step.joins))
+    return Step(blocks, joins, step.given * times, step.taken * times, step.ended * times)
+
+
 def _sums(step: Step) -> dict[str, float]:
     terms = max(1, sum(c.rows for c in step.blocks))
-    own = step.given + step.taken + step.ended
+    own = {"given": step.given, "taken": step.taken, "ended": step.ended}
+    tasks = (*step.blocks, *step.joins)
     return {
         "terms": terms, "block_us": 1e6 * sum(c.seconds for c in step.blocks) / terms,
-        "join_us": 1e6 * sum(c.seconds for c in step.joins) / terms, "client_us": 1e6 * own / terms,
-        "sent_bytes": sum(c.sent for c in (*step.blocks, *step.joins)) / terms,
-        "received_bytes": sum(c.received for c in (*step.blocks, *step.joins)) / terms,
+        "join_us": 1e6 * sum(c.seconds for c in step.joins) / terms,
+        **{f"client_{name}_us": 1e6 * seconds / terms for name, seconds in own.items()},
+        "sent_bytes": sum(c.sent for c in tasks) / terms, "received_bytes": sum(c.received for c in tasks) / terms,
     }  # fmt: skip
 
 
