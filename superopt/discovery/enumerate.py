@@ -199,13 +199,15 @@ class Builder:
 
     def groups(self, size: int) -> Iterator[tuple[int, tuple[TensorType, ...], list[tuple[int, ...]]]]:
         """Applications that make terms of a size, by template and types of the operands, which are classes."""
+        numbers: dict[TensorType, int] = {}
+        kinds = [numbers.setdefault(c.type, len(numbers)) for c in self.found.classes]  # numbers are quicker to compare
+        types = list(numbers)
         for number, template in enumerate(self.theme.vocabulary):
-            groups: dict[tuple[TensorType, ...], list[tuple[int, ...]]] = {}
+            groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
             for operands in self._operands(template, size - 1):
-                types = tuple(self.found.classes[c].type for c in operands)
-                groups.setdefault(types, []).append(operands)
-            for types, calls in groups.items():
-                yield number, types, calls
+                groups.setdefault(tuple([kinds[c] for c in operands]), []).append(operands)
+            for alike, calls in groups.items():
+                yield number, tuple(types[k] for k in alike), calls
 
     def count(self, size: int) -> None:
         self.found.levels.append(Level(size, self.terms, len(self.index), len(self.found.pairs)))

@@ -33,11 +33,32 @@ from superopt.ir.types import TensorType
 from superopt.runtime.evaluate import Array
 from superopt.verifier.sampling import Point
 
-__all__ = ["Traffic", "enumerate_sharded"]
+__all__ = ["Cost", "Step", "Traffic", "enumerate_sharded"]
 
 _BLOCK = 8 * BATCH  # applications that are evaluated by one task
 _EARLIER = np.int64(-(1 << 62))  # places of classes of earlier levels: this plus their number
 Group = tuple[int, tuple[TensorType, ...], list[tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one task took: seconds of processor time, bytes of arrays sent to it and received, rows of terms."""
+
+    seconds: float
+    sent: int
+    received: int
+    rows: int
+
+
+@dataclass
+class Step:
+    """What one size took: its tasks, and the client's own processor time between them and after the last."""
+
+    blocks: list[Cost] = field(default_factory=list)
+    joins: list[Cost] = field(default_factory=list)
+    given: float = 0.0
+    taken: float = 0.0
+    ended: float = 0.0
 
 
 @dataclass
@@ -45,26 +66,26 @@ class Traffic:
     """What a sharded enumeration took, for the capacity plan (docs/scale.md).
 
     Attributes:
-        blocks, joins: of each task: seconds of processor time, bytes sent to it, bytes that came back.
+        steps: by size.
         rows: terms; ``row_bytes``: of one; ``largest``: the most rows that one worker held.
     """
 
-    blocks: list[tuple[float, int, int]] = field(default_factory=list)
-    joins: list[tuple[float, int, int]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     rows: int = 0
     row_bytes: int = 0
     largest: int = 0
 
     def as_json(self) -> dict[str, float]:
         """Sums, as the log of a theme has them."""
+        blocks = [c for s in self.steps for c in s.blocks]
+        joins = [c for s in self.steps for c in s.joins]
         return {
             "rows": self.rows, "row_bytes": self.row_bytes, "most_rows_held": self.largest,
-            **{
-                f"{name}_{what}": round(sum(t[place] for t in tasks), 3)
-                for name, tasks in (("block", self.blocks), ("join", self.joins))
-                for place, what in enumerate(("seconds", "bytes_in", "bytes_out"))
-            },
-            "blocks": len(self.blocks), "joins": len(self.joins),
+            "blocks": len(blocks), "joins": len(joins),
+            "block_seconds": sum(c.seconds for c in blocks), "join_seconds": sum(c.seconds for c in joins),
+            "block_bytes": sum(c.sent + c.received for c in blocks),
+            "join_bytes": sum(c.sent + c.received for c in joins),
+            "client_seconds": sum(s.given + s.taken + s.ended for s in self.steps),
         }  # fmt: skip
 
 
@@ -117,30 +138,32 @@ class _Sharded:
     def grow(self, size: int, *, last: bool, ranges: Path) -> None:
         """All terms of a size."""
         self.values = {}
+        self.step = Step()
+        self.traffic.steps.append(self.step)
         first, place = self.traffic.rows, 0
         for blocks in self._segments(size, last):
             tasks = map(partial(self._block, keep=not last, size=size), blocks)
             for outcome in self.fleet.map(tasks, kept=self.kept):
+                clock = time.thread_time()
                 made = _unpacked(outcome.result())
                 rows = made["rows"]
                 rows["place"] = np.arange(place, place + len(rows))
                 rows["group"] += outcome.task.arguments[2].first
-                for name, value in made.items():
-                    if name[0].isdigit():
-                        row, point = map(int, name.split("."))
-                        assert point == len(self.values.setdefault(place + row, ()))
-                        self.values[place + row] += (value,)
+                for number in range(int(made["kinds"])):
+                    each = zip(*(made[f"values-{number}-{n}"] for n in range(len(self.builder.points))), strict=True)
+                    self.values.update(zip((made[f"firsts-{number}"] + place).tolist(), each, strict=True))
                 place += len(rows)
                 self._spool(rows, ranges)
                 sent = sum(v.nbytes for values in outcome.task.arguments[2].values.values() for v in values)
-                self.traffic.blocks.append(_cost(sent, outcome.result(), made))
+                self.step.blocks.append(_cost(sent, len(rows), outcome.result(), made))
+                self.step.taken += time.thread_time() - clock
             self.builder.terms = self.builder.terms - self._pending + place - (self.traffic.rows - first)
             self.traffic.rows = first + place
         self._joined(size, last, ranges)
 
     def _segments(self, size: int, last: bool) -> Iterator[list[_Block]]:
         """Blocks up to where the bound on terms may be met: there it is to be known how many there are."""
-        builder, segment = self.builder, list[_Block]()
+        builder, segment, clock = self.builder, list[_Block](), time.thread_time()
         gathered, held = list[Group](), 0
         self._pending = 0
         for number, types, calls in builder.groups(size):
@@ -149,8 +172,9 @@ class _Sharded:
                 if gathered:
                     segment.append(self._gathered(gathered))
                     gathered, held = [], 0
+                self.step.given += time.thread_time() - clock
                 yield segment
-                segment, self._pending = [], 0
+                clock, segment, self._pending = time.thread_time(), [], 0
                 if builder.terms > builder.most:
                     builder.found.complete = False
                     return
@@ -165,6 +189,7 @@ class _Sharded:
             self._pending += bound
         if gathered:
             segment.append(self._gathered(gathered))
+        self.step.given += time.thread_time() - clock
         yield segment
 
     def _gathered(self, groups: list[Group]) -> _Block:
@@ -213,7 +238,9 @@ class _Sharded:
             pairs.append((made["members"], made["first"]))
             new.append(made["new"])
             fresh += int(made["count"])
-            self.traffic.joins.append(_cost(outcome.task.arguments[0].nbytes, outcome.result(), made))
+            given = outcome.task.arguments[0]
+            self.step.joins.append(_cost(given.nbytes, len(given), outcome.result(), made))
+        clock = time.thread_time()
         classes = len(builder.index)
         numbers: dict[int, int] = {}
         for row in np.sort(np.concatenate(new), order="place") if new else ():
@@ -232,6 +259,7 @@ class _Sharded:
             found.pairs.append((self._term(members[index]), first))
         if found.complete:
             found.levels.append(Level(size, builder.terms, classes + fresh, len(found.pairs)))
+        self.step.ended = time.thread_time() - clock
 
     def _earlier(self) -> Array:
         """Classes of earlier sizes as rows."""
@@ -295,7 +323,7 @@ class _Recorder(Builder):
         self.row_type = dtype
         self.rows: list[tuple[Any, ...]] = []
         self.first: dict[tuple[int, bytes], int] = {}
-        self.own: dict[str, Array] = {}
+        self.own: dict[int, list[tuple[int, tuple[Array, ...]]]] = {}  # by type: rows and values
 
     def values_of(self, number: int) -> tuple[Array, ...]:
         return self.given[number]
@@ -315,7 +343,7 @@ class _Recorder(Builder):
         padded = operands + (0,) * (self.row_type["operands"].shape[0] - len(operands))
         type_ = _kind(kind)
         if keep and self.first.setdefault((type_, mark), len(self.rows)) == len(self.rows):
-            self.own |= {f"{len(self.rows)}.{n}": v for n, v in enumerate(values)}
+            self.own.setdefault(type_, []).append((len(self.rows), values))
         self.rows.append(
             (0, self.group, self.variants[id(form)], output, padded, type_, np.frombuffer(mark, np.uint64))
         )
@@ -331,7 +359,12 @@ def _evaluated(
         recorder.group = number
         recorder.apply_all(template, types, calls, 0, keep=keep)
     rows = np.array(recorder.rows, recorder.row_type)
-    return _packed(started, rows=rows, **recorder.own)
+    values = {"kinds": np.asarray(len(recorder.own))}
+    for number, found in enumerate(recorder.own.values()):
+        values[f"firsts-{number}"] = np.array([row for row, _ in found], np.int64)
+        for point in range(len(points)):
+            values[f"values-{number}-{point}"] = np.stack([v[point] for _, v in found])
+    return _packed(started, rows=rows, **values)
 
 
 def _join(rows: Array, last: bool) -> dict[str, Any]:
@@ -386,6 +419,5 @@ def _unpacked(data: Mapping[str, Any]) -> dict[str, Array]:
         return {name: found[name] for name in found.files}
 
 
-def _cost(sent: int, data: Mapping[str, Any], made: Mapping[str, Array]) -> tuple[float, int, int]:
-    """Of a task: seconds of processor time, bytes of arrays sent to it, bytes that came back."""
-    return float(data["seconds"]), sent, sum(a.nbytes for a in made.values())
+def _cost(sent: int, rows: int, data: Mapping[str, Any], made: Mapping[str, Array]) -> Cost:
+    return Cost(float(data["seconds"]), sent, sum(a.nbytes for a in made.values()), rows)

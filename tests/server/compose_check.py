@@ -43,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as volumes, postgres() as url:
         environment = {
             "PATH": f"{BIN}:{os.defpath}", "SUPEROPT_DATA": f"{volumes}/api", "SUPEROPT_DATABASE": url, "HOME": volumes,
-            "SUPEROPT_APART": "1",
+            "SUPEROPT_APART": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         }  # fmt: skip
         port = str(free_port())
         api = [port if word == "8000" else word for word in command("api")]
