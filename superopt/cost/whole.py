@@ -20,6 +20,7 @@ from superopt.cost.trial import at_sizes, feeds_for
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node
 from superopt.ir.types import OpaqueType, TensorType
+from superopt.memory import alive, lifetimes
 from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
@@ -242,30 +243,14 @@ class _Facts:
         return (kind.nbytes or 0) if kind is not None and not isinstance(kind, OpaqueType) else 0
 
     def _peak(self) -> int:
-        root: dict[str, str] = {}
-        last: dict[str, int] = {}
         running = [n for n, _ in self.running()]
-        for step, node in enumerate(running):
-            if node.op in _VIEWS and not node.domain and node.inputs and node.inputs[0] not in self.static:
-                root[node.outputs[0]] = root.get(node.inputs[0], node.inputs[0])
-            for name in node.reads:
-                last[root.get(name, name)] = step
-        for value in self.graph.outputs:
-            last[root.get(value.name, value.name)] = len(running)
-        alive = {v.name: self._bytes(v.name) for v in self.graph.inputs if v.name in last}
-        size = peak = sum(alive.values())
-        ends: dict[int, list[str]] = {}
-        for name, step in last.items():
-            ends.setdefault(step, []).append(name)
-        for step, node in enumerate(running):
-            for output in node.outputs:
-                if output and output not in root:
-                    alive[output] = self._bytes(output)
-                    size += alive[output]
-            peak = max(peak, size)
-            gone = ends.get(step, []) + [o for o in node.outputs if o and o not in root and o not in last]
-            size -= sum(alive.pop(name, 0) for name in gone)
-        return peak
+        outputs = [v.name for v in self.graph.outputs]
+        inputs = [v.name for v in self.graph.inputs]
+        found = lifetimes(running, self._bytes, inputs, outputs, self._renames)
+        return max(alive(found, len(running)))
+
+    def _renames(self, node: Node) -> bool:
+        return node.op in _VIEWS and not node.domain and bool(node.inputs) and node.inputs[0] not in self.static
 
     def per_node(self) -> Iterator[tuple[Node, int, int]]:
         """FLOPs and bytes moved of every node that runs at inference."""
