@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from superopt.cli import algorithms, bench, corpus, gradients, library, models, service, streams, topology
+from superopt.cli import algorithms, bench, corpus, gradients, library, memory, models, service, streams, topology
 from superopt.cli.settings import defaults, settings_file
 from superopt.fleet import mpi
 from superopt.ir.errors import Interrupted, InvalidModel, ResourceLimit, SuperoptError, UsageError, printable
@@ -74,7 +74,7 @@ def _root(
         context.default_map = defaults(table, getattr(context.command, "commands", {}), str(file))
 
 
-for _command in (*models.COMMANDS, *topology.COMMANDS, *service.COMMANDS):
+for _command in (*models.COMMANDS, *memory.COMMANDS, *topology.COMMANDS, *service.COMMANDS):
     app.command()(_command)
 app.command("bench")(bench.bench)
 app.add_typer(library.app, name="rules")

@@ -337,6 +337,7 @@ def merge(
     destination: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the library is written")],
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="whose seed and effort count")] = None,
     workers: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="processes")] = 1,
+    cluster: Cluster = None,
 ) -> None:
     """Merge the rules of several runs into one library: minimised together, each proved again.
 
@@ -344,11 +345,13 @@ def merge(
     """
     from superopt.discovery import load_config
     from superopt.discovery import merge as run
+    from superopt.fleet import Fleet
 
-    kept, given = run(
-        folders, out=destination, config=load_config(config), workers=workers,
-        progress=lambda line: err().print(line, markup=False, soft_wrap=True),
-    )  # fmt: skip
+    with Fleet.open(workers, cluster) as fleet:
+        kept, given = run(
+            folders, out=destination, config=load_config(config), fleet=fleet,
+            progress=lambda line: err().print(line, markup=False, soft_wrap=True),
+        )  # fmt: skip
     out().print(f"{len(kept)} rules of {given}, in {destination}", markup=False)
 
 

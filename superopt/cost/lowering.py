@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from superopt import formats
 from superopt.cost.trial import with_values
 from superopt.ir.graph import Graph, Node, Value, Weight
+from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.binding import bind
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
@@ -18,7 +19,7 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import element_type, make_session
 from superopt.runtime.protocol import Runtime
 
-__all__ = ["NCHWC", "block_size", "distinct", "known_types", "lowered", "without_reorders"]
+__all__ = ["NCHWC", "Typed", "block_size", "distinct", "known_types", "lowered", "typed", "without_reorders"]
 
 NCHWC = "com.microsoft.nchwc"  # ONNX Runtime's blocked layout for convolutions, inside which it keeps activations
 
@@ -106,9 +107,28 @@ def known_types(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, Tens
     Raises:
         InvalidModel, Unsupported: ONNX Runtime cannot run it.
     """
+    return dict(typed(graph, feeds).types)
+
+
+@dataclass(frozen=True)
+class Typed:
+    """The types of a lowered graph's tensors: as they are in a run, and those of them that ONNX Runtime's own inference
+    knows before it, their sizes numbers or the names of sizes."""
+
+    types: Mapping[str, TensorType]
+    beforehand: Mapping[str, TensorType]
+
+
+def typed(graph: Graph, feeds: Mapping[str, np.ndarray]) -> Typed:
+    """Types in a run on these inputs, and before it.
+
+    Raises:
+        InvalidModel, Unsupported: ONNX Runtime cannot run it.
+    """
     names = [o for n in graph.nodes for o in n.outputs if o]
     types = {w.name: w.type for w in graph.weights}
     types.update({n: TensorType(DType.of(a.dtype), tuple(map(int, a.shape))) for n, a in feeds.items()})
+    beforehand = {v.name: v.type for v in graph.inputs if isinstance(v.type, TensorType)} | dict(types)
     exposed = replace(graph, outputs=tuple(Value(n, None) for n in names), values=())
     with bounded_memory():
         session = make_session(formats.to_onnx_bytes(exposed), threads=1, optimise=False)
@@ -118,4 +138,8 @@ def known_types(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, Tens
             dtype = element_type(value.data_type())
             if dtype is not None:
                 types[output.name] = TensorType(dtype, tuple(map(int, value.shape())))
-    return types
+                sizes = list(output.shape)
+                if all(isinstance(d, int) or d for d in sizes):
+                    shape = tuple(d if isinstance(d, int) else sym(d) for d in sizes)
+                    beforehand[output.name] = TensorType(dtype, shape)
+    return Typed(types, beforehand)

@@ -20,6 +20,7 @@ from superopt.cost.trial import at_sizes, feeds_for
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node
 from superopt.ir.types import OpaqueType, TensorType
+from superopt.memory import alive, lifetimes
 from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
@@ -140,9 +141,11 @@ def timeline(
         alive while it runs.
     """
     facts = _Facts(graph, typing or infer(graph, dict(sizes or {})), sizes or {})
-    alive = list(facts.alive())
-    parts = facts.grouped(list(facts.applications(model, max((size for _, size in alive), default=0))), model)
-    return tuple((position, parts[position][2].us, size) for position, size in alive)
+    sizes_alive = facts.alive()
+    parts = facts.grouped(list(facts.applications(model, max(sizes_alive))), model)
+    running = {id(node) for node, _ in facts.running()}
+    positions = [i for i, node in enumerate(graph.nodes) if id(node) in running]
+    return tuple((i, parts[i][2].us, size) for i, size in zip(positions, sizes_alive, strict=False))
 
 
 def node_work(
@@ -251,7 +254,7 @@ class _Facts:
             total += operations
             moved += volume
         used.update({v.name: self._bytes(v.name) for v in self.graph.outputs if v.name in self.static})
-        return Work(total, moved, sum(used.values()), self._peak())
+        return Work(total, moved, sum(used.values()), max(self.alive()))
 
     def _types_of(self, node: Node, known: Applied | None) -> tuple[list[TensorType | None], list[TensorType]]:
         names = known.args if known else tuple(n or None for n in node.inputs)
@@ -265,36 +268,15 @@ class _Facts:
             kind = weight.type if weight is not None else None
         return (kind.nbytes or 0) if kind is not None and not isinstance(kind, OpaqueType) else 0
 
-    def alive(self) -> Iterator[tuple[int, int]]:
-        """For each node that runs, in the order of the graph: its position, and bytes of activations alive then."""
-        root: dict[str, str] = {}
-        last: dict[str, int] = {}
-        running = [(i, n) for i, n in enumerate(self.graph.nodes) if not all(r in self.static for r in n.reads)]
-        for step, (_, node) in enumerate(running):
-            if node.op in _VIEWS and not node.domain and node.inputs and node.inputs[0] not in self.static:
-                root[node.outputs[0]] = root.get(node.inputs[0], node.inputs[0])
-            for name in node.reads:
-                last[root.get(name, name)] = step
-        for value in self.graph.outputs:
-            last[root.get(value.name, value.name)] = len(running)
-        alive = {v.name: self._bytes(v.name) for v in self.graph.inputs if v.name in last}
-        size = sum(alive.values())
-        ends: dict[int, list[str]] = {}
-        for name, step in last.items():
-            ends.setdefault(step, []).append(name)
-        for step, (position, node) in enumerate(running):
-            for output in node.outputs:
-                if output and output not in root:
-                    alive[output] = self._bytes(output)
-                    size += alive[output]
-            yield position, size
-            gone = ends.get(step, []) + [o for o in node.outputs if o and o not in root and o not in last]
-            size -= sum(alive.pop(name, 0) for name in gone)
+    def alive(self) -> list[int]:
+        """Bytes of activations that are alive at each node that runs, in the order of the graph."""
+        running = [n for n, _ in self.running()]
+        outputs = [v.name for v in self.graph.outputs]
+        inputs = [v.name for v in self.graph.inputs]
+        return alive(lifetimes(running, self._bytes, inputs, outputs, self._renames), len(running))
 
-    def _peak(self) -> int:
-        fed = {r for node, _ in self.running() for r in node.reads} | {v.name for v in self.graph.outputs}
-        inputs = sum(self._bytes(v.name) for v in self.graph.inputs if v.name in fed)
-        return max((size for _, size in self.alive()), default=inputs)
+    def _renames(self, node: Node) -> bool:
+        return node.op in _VIEWS and not node.domain and bool(node.inputs) and node.inputs[0] not in self.static
 
     def per_node(self) -> Iterator[tuple[Node, int, int]]:
         """FLOPs and bytes moved of every node that runs at inference."""

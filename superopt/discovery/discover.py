@@ -126,7 +126,7 @@ def finished(
 
 
 def merge(
-    folders: Sequence[Path], *, out: Path, config: Config, workers: int = 1, progress: Progress | None = None
+    folders: Sequence[Path], *, out: Path, config: Config, fleet: Fleet | None = None, progress: Progress | None = None
 ) -> tuple[tuple[Rule, ...], int]:
     """Minimise the rules of several runs together, prove them again, and write those kept as one folder.
 
@@ -137,7 +137,7 @@ def merge(
         folders: what ``superopt discover`` wrote.
         out: where the result is written; finished work is kept in its ``.chunks``.
         config: seed and effort of the proofs, and sizes at which gains are expected.
-        workers: processes for the proofs.
+        fleet: what does the work; this process where none is given.
         progress: called with lines of text.
 
     Returns:
@@ -154,10 +154,10 @@ def merge(
     out.mkdir(parents=True, exist_ok=True)
     given = [found[digest] for digest in sorted(found)]
     paying = frozenset(n for n, rule in enumerate(given) if SHORTCUT in rule.origin)
-    say, chunks = progress or _silent, out / ".chunks"
-    kept = {text_digest(rule) for rule in _minimised(given, paying, Chunks(chunks), say)}
+    say, chunks, fleet = progress or _silent, out / ".chunks", fleet or Fleet()
+    kept = {text_digest(rule) for rule in _minimised(given, paying, chunks, fleet, say)}
     named = sorted((rule for digest, rule in found.items() if digest in kept), key=lambda rule: rule.id)
-    proved, verdicts = _proved_again(named, config, str(chunks), workers, None, say)
+    proved, verdicts = _proved_again(named, config, chunks, fleet, say)
     write_library(out, proved, verdicts, (), config)
     return proved, len(given)
 

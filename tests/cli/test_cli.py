@@ -197,6 +197,17 @@ def test_inspect_and_cost_and_explain(tmp_path: Path) -> None:
     assert "at " in text
 
 
+def test_memory_over_the_steps_of_a_run(tmp_path: Path) -> None:
+    done = run("memory", str(TINY / "googlenet.json"), "--json", str(tmp_path / "m.json"))
+    assert done.returncode == 0
+    facts = json.loads((tmp_path / "m.json").read_text())
+    taken = [s["taken_bytes"] for s in facts["steps"]]
+    assert facts["bound_bytes"] <= facts["alive_bytes"]
+    assert facts["bound_bytes"] <= max(taken) == taken[facts["peak_step"]] <= facts["peak_bytes"]
+    assert sum(b["bytes"] for b in facts["peak_buffers"]) <= facts["block_bytes"]
+    assert f"held at step {facts['peak_step']}".encode() in done.stdout
+
+
 def test_schema_accepts_what_convert_writes(tmp_path: Path) -> None:
     import jsonschema
 

@@ -1,0 +1,112 @@
+"""What ONNX Runtime's arena really hands out for a run: the judge of the model in :mod:`superopt.memory.planner`.
+
+Python is told no statistics of the arena, but its log has every extension to the byte. A process of its own makes a
+session over an arena that grows by what is asked of it and is emptied after every run; initializers and outputs lie
+elsewhere. The first run allocates value by value and records a pattern; from the second on, all activations are one
+block, which is the first request, and whatever follows is what kernels take for themselves.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from superopt.ir.errors import Unsupported
+
+__all__ = ["Arena", "measured_arena"]
+
+_MARK = "=== run"
+_REQUEST = re.compile(r"\(requested\) num_bytes: (\d+)")
+_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Bytes that the arena was extended by in a run whose shapes have been seen before.
+
+    Attributes:
+        ran: the graph that was run, in the order in which it was (two sessions of one model may differ: ONNX Runtime
+            walks over hashed pointers where it brings tensors into its blocked layout).
+        block: one block for all activations.
+        scratch: what kernels took besides, all together.
+    """
+
+    ran: bytes
+    block: int
+    scratch: int
+
+
+def measured_arena(model: bytes, feeds: Mapping[str, np.ndarray], *, optimise: bool = True) -> Arena:
+    """Run a model in a process of its own and read off what its arena was asked for.
+
+    Args:
+        model: serialised ONNX.
+        feeds: its inputs, NumPy's own types only.
+        optimise: with all of ONNX Runtime's graph optimisations, or with none.
+
+    Raises:
+        Unsupported: the process failed, or took longer than five minutes.
+    """
+    with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
+        path, ran, arrays = Path(folder) / "model.onnx", Path(folder) / "ran.onnx", Path(folder) / "feeds.npz"
+        path.write_bytes(model)
+        np.savez(arrays, *feeds.values())
+        names = Path(folder) / "names"
+        names.write_text("\n".join(feeds))
+        command = [sys.executable, "-m", __name__, str(path), str(ran), str(arrays), str(names), str(int(optimise))]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, errors="replace")
+        except subprocess.TimeoutExpired as error:
+            raise Unsupported(f"a run to measure memory took more than {_SECONDS:.0f} s") from error
+        runs = done.stderr.split(_MARK)
+        if done.returncode or len(runs) != 3:
+            raise Unsupported(f"the run to measure memory failed: {done.stderr.strip()[-300:]}")
+        asked = [int(n) for n in _REQUEST.findall(runs[2])]
+        return Arena(ran.read_bytes(), asked[0] if asked else 0, sum(asked[1:]))
+
+
+def _run(path: str, ran: str, arrays: str, names: str, optimise: bool) -> None:
+    """The process: two runs, their beginnings marked in what ONNX Runtime logs."""
+    import onnxruntime as ort
+
+    untyped: Any = ort
+    with np.load(arrays) as held:
+        feeds = {n: held[f"arr_{i}"] for i, n in enumerate(Path(names).read_text().split("\n"))}
+    config = untyped.OrtArenaCfg(
+        {"max_mem": 0, "arena_extend_strategy": 1, "initial_chunk_size_bytes": -1, "max_dead_bytes_per_chunk": -1}
+    )
+    place = untyped.OrtMemoryInfo("Cpu", untyped.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, untyped.OrtMemType.DEFAULT)
+    untyped.set_default_logger_severity(0)
+    untyped.create_and_register_allocator(place, config)
+    options = untyped.SessionOptions()
+    options.intra_op_num_threads = 1
+    if not optimise:
+        options.graph_optimization_level = untyped.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.optimized_model_filepath = ran
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    session = untyped.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    emptied = untyped.RunOptions()
+    emptied.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    outputs = [np.array(a, order="C") for a in session.run(None, feeds)]  # copies: the arena holds none of them
+    binding = session.io_binding()
+    for name, array in feeds.items():
+        binding.bind_cpu_input(name, array)
+    for value, array in zip(session.get_outputs(), outputs, strict=True):
+        binding.bind_ortvalue_output(value.name, untyped.OrtValue.ortvalue_from_numpy(array))
+    session.run_with_iobinding(binding, emptied)
+    for _ in range(2):
+        print(_MARK, file=sys.stderr, flush=True)
+        session.run_with_iobinding(binding, emptied)
+
+
+if __name__ == "__main__":
+    _run(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5] == "1")
