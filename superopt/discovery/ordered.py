@@ -32,6 +32,11 @@ def pair(residue: Array, number: Array) -> Array:
     return made
 
 
+def _nonzero(x: Array) -> Array:
+    """The floats, 1 where one is as good as 0: what is divided by 0 has no remainder, and the same one every time."""
+    return np.where(np.abs(x["f"]) < _CLOSE, 1.0, x["f"])
+
+
 class Ordered:
     """See the module. Elements are 64ths in [−64, 64] and never 0; half of them lie between −1 and 1.
 
@@ -96,6 +101,18 @@ class Ordered:
 
     def _round(self, x: Array) -> Array:
         return self.integers(np.rint(x["f"]).astype(np.int64))
+
+    def _floormod(self, x: Array, y: Array) -> Array:
+        return self._remainder(x, y, np.floor(x["f"] / _nonzero(y) + _CLOSE))
+
+    def _truncmod(self, x: Array, y: Array) -> Array:
+        quotient = x["f"] / _nonzero(y)
+        return self._remainder(x, y, np.trunc(quotient + _CLOSE * np.sign(quotient)))
+
+    def _remainder(self, x: Array, y: Array, quotient: Array) -> Array:
+        """``x − y · quotient``."""
+        whole = self.integers(np.where(np.isfinite(quotient), quotient, 0).astype(np.int64))
+        return self.function("add", x, self._negated(self.function("mul", y, whole)))
 
     def _select(self, c: Array, a: Array, b: Array) -> Array:
         return np.where(np.abs(c["f"]) > _CLOSE, a, b)

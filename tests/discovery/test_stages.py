@@ -85,6 +85,15 @@ def test_ordered_numbers_agree_with_rationals(function: str) -> None:
     assert ordered.field.equal(made["r"], ordered.field.integers(np.asarray([int(v) for v in exact]))).all()
 
 
+@pytest.mark.parametrize(("function", "wanted"), [("truncmod", np.fmod), ("floormod", np.mod)])
+def test_remainders_of_ordered_numbers(function: str, wanted: np.ufunc) -> None:
+    ordered, rng = Ordered(), np.random.default_rng(3)
+    x, y = rng.integers(-40, 41, size=60), rng.integers(1, 9, size=60) * rng.choice([-1, 1], size=60)
+    made = ordered.function(function, ordered.integers(x), ordered.integers(y))
+    assert made["f"].tolist() == wanted(x.astype(float), y).tolist()
+    assert ordered.field.equal(made["r"], ordered.field.integers(wanted(x, y))).all()
+
+
 @pytest.mark.parametrize("shape", [(4,), (2, 3), (3, 2, 2)])
 def test_elements_have_every_sign_on_both_sides_of_one(shape: tuple[int, ...]) -> None:
     """Where ``|x| < 1`` a square is smaller than its root: points without it see equalities that are none."""

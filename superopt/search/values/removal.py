@@ -85,8 +85,10 @@ class Removal:
                         if isinstance(size, int) and size > 1
                     )  # fmt: skip
         for position, step in enumerate(self.program.steps):
-            if position not in self.places or position in self.stuck:
-                for name in (*step.reads, *step.outputs):
+            free_to_go = position in self.places and position not in self.stuck
+            beside = [n for n in step.reads if n not in step.args]  # of a node that is kept as it is
+            for name in beside if free_to_go else (*step.reads, *step.outputs):
+                if name:
                     for axis in range(len(t.shape or ()) if (t := self.program.types.get(name)) else 0):
                         self.slices.pop((name, axis), None)
         for position, place in self.places.items():
