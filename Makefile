@@ -61,7 +61,7 @@ bench-ablation: $(READY)  ## modelled and measured gains with our rules, with TA
 bench-algorithms: $(READY)  ## operators and models with fewer multiplications beside what they were: the tables of docs/algorithms.md
 	@$(BIN)/python -m superopt.lab.algorithms
 
-bench-train: export TORCHINDUCTOR_CACHE_DIR = build/bench-train/inductor
+bench-train: export TORCHINDUCTOR_CACHE_DIR = $(CURDIR)/build/bench-train/inductor
 bench-train: $(READY)     ## training steps beside eager PyTorch and inductor: docs/training.md; 6 minutes and PyTorch's installation, on a quiet machine
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[torch]'
 	@$(BIN)/python -m superopt.lab.training

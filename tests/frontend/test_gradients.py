@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, parser
 
 from superopt.formats import from_onnx, load, save, to_onnx_bytes
 from superopt.frontend import GraphBuilder
-from superopt.frontend.autodiff import gradients, hessian_vector, jvp, linearize, modes, vjp
+from superopt.frontend.autodiff import gradients, hessian_vector, joint, jvp, linearize, modes, vjp
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph
 from superopt.ops.derivative.declared import NotDifferentiable
@@ -229,3 +229,23 @@ def test_names_that_are_not_there_are_told() -> None:
     b.output(i + i, "y")
     with pytest.raises(UsageError, match="no real output"):
         gradients(b.build())
+
+
+def test_forward_and_backward_apart_are_the_whole() -> None:
+    """What the backward pass needs is kept, constants of both are in both, and nothing is computed twice."""
+    b = GraphBuilder("pooled")
+    x, w = b.input("x", "float32", (2, 3, 6, 6)), b.input("w", "float32", (4, 3, 3, 3))
+    y = b.op("MaxPool", b.op("Conv", x, w, pads=[1] * 4).tanh(), kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    b.output(y.softmax(1), "y")
+    graph = b.build()
+    made = joint(graph, ["y"], ["x", "w"])
+    source = np.random.default_rng(0)
+    feeds = {v.name: source.standard_normal(v.type.shape) for v in graph.inputs}  # type: ignore[union-attr,arg-type]
+    given = {"cotangent y": source.standard_normal((2, 4, 3, 3))}
+    expected = run(vjp(graph), {**feeds, **given})
+    forward = run(made.forward, feeds)
+    found = run(made.backward, {**feeds, **given, **{name: forward[name] for name in made.kept}})
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12)
+    own = {o for n in graph.nodes for o in n.outputs}
+    assert not any(own.intersection(n.outputs) for n in made.backward.nodes)

@@ -58,8 +58,12 @@ def joint(graph: Graph, outputs: Sequence[str], inputs: Sequence[str]) -> Joint:
     more = tuple(n for n in whole.nodes if not late(n) and not own.intersection(n.outputs))
     before = {o for n in (*graph.nodes, *more) for o in n.outputs}
     kept = tuple(sorted(read & before - made))
-    read_before = {name for n in more for name in n.reads}
-    constants = tuple(n for n in behind if not moving.intersection(n.outputs) and read_before.intersection(n.outputs))
+    wanted = {name for n in more for name in n.reads}
+    constants: tuple[Node, ...] = ()
+    for node in reversed(behind):  # also what is made of constants alone
+        if not moving.intersection(node.outputs) and wanted.intersection(node.outputs):
+            constants = (node, *constants)
+            wanted.update(node.reads)
     weights = {w.name: w for w in (*whole.weights, *graph.weights)}
     forward = replace(
         graph, nodes=(*graph.nodes, *(n for n in constants if not own.intersection(n.outputs)), *more),
