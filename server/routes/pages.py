@@ -120,8 +120,9 @@ async def get_job_page(job_id: str, request: Request) -> Response:
         rows = await run_in_threadpool(service.store.events_after, job_id, max(0, job["events"] - 2))
         progress = next((row["data"] for row in reversed(rows) if row["kind"] == "progress"), None)
     shown = await run_in_threadpool(_report, service, job) if job["state"] == "succeeded" else {"report": None}
+    pinned = await run_in_threadpool(service.pins.of, job_id)
     return page("job.html", "/", wide=shown["report"] is not None, job=describe(job), live=job["state"] not in FINAL,
-                progress=progress, ahead=ahead, needs_key=await service.needs_key(),
+                pinned=pinned, progress=progress, ahead=ahead, needs_key=await service.needs_key(),
                 known=service.catalogue.entries, **shown)  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "addresses": {"comparison": said["links"].get("comparison", ""), "frames": frames, "shared": shared},
         "sentences": sentences,
-        "timeline": timeline(lines), "pinned": service.pins.of(job["id"]), **shown(json.loads(path.read_text())),
+        "timeline": timeline(lines), **shown(json.loads(path.read_text())),
     }  # fmt: skip
 
 

@@ -48,7 +48,7 @@ async function drawn(page) {
 }
 
 const views = (page) => page.$$eval(".pane svg", (all) => all.map((svg) => svg.getAttribute("viewBox")));
-const pagesOf = (jobs) => ({ optimise: "/", rules: "/rules?operator=Conv", rule: `/rules/${facts.rule}?seed=3`, corpus: "/corpus", playground: "/playground", job: `/jobs/${jobs.repvgg}` });
+const pagesOf = (jobs) => ({ optimise: "/", rules: "/rules?operator=Conv", rule: `/rules/${facts.rule}?seed=3`, corpus: "/corpus", model: "/corpus/lstm", pair: `/compare?a=lstm&b=${jobs.repvgg}/result`, api: "/api", playground: "/playground", job: `/jobs/${jobs.repvgg}` });
 
 const scenarios = {
   /** A file is chosen, its job followed, its result read and downloaded. */
@@ -273,6 +273,39 @@ const scenarios = {
     assert.equal(await page.inputValue("#example"), "repvgg_a0");
   },
 
+  /** What is recorded opens without a job: hot nodes, found nodes, another model beside it; a job is kept under a link. */
+  async gallery() {
+    const page = await open("/corpus");
+    const began = Date.now();
+    await page.click("#lstm a");
+    await page.waitForURL(/\/corpus\/lstm/);
+    await drawn(page);
+    if (facts.load < 1) assert.ok(Date.now() - began < 1000, `${Date.now() - began} ms`);
+    await page.click("text=Heat");
+    assert.ok((await page.locator(".heated [data-heat]:not([data-heat='0'])").count()) > 0, "something is hot");
+    assert.match(await page.textContent(".detail"), /Hottest before: .* (µs|ms)/);
+    await page.fill(".bar input[type=search]", "sigmoid");
+    await page.keyboard.press("Enter");
+    assert.match(await page.textContent(".say"), /^1 of \d+ found/);
+    assert.match(await page.textContent(".detail"), /Sigmoid.*takes, modelled/s);
+    assert.equal(await page.locator(".node.chosen").count() > 0, true);
+    await page.fill(".bar input[type=search]", "no such thing");
+    await page.keyboard.press("Enter");
+    assert.equal(await page.textContent(".say"), "none found");
+    assert.ok((await page.locator("svg.timeline rect").count()) > 10, "the timeline");
+    await keep(page, "gallery");
+    await page.click("text=Compare with another");
+    await page.fill("input[name=b]", `${facts.jobs.repvgg}/result`);
+    await page.click("button:text-is('Compare')");
+    await drawn(page);
+    await keep(page, "pair");
+    await page.goto(`/jobs/${facts.jobs.thousand}`);
+    await page.click("text=Keep under a short link");
+    const link = await page.getAttribute("a[href^='/p/']", "href");
+    await page.goto(link);
+    assert.match(page.url(), new RegExp(facts.jobs.thousand));
+  },
+
   /** Names are names: whatever a model is called, nothing of it becomes markup or script. */
   async hostile() {
     const page = await open(`/jobs/${facts.jobs.hostile}`);
@@ -309,7 +342,7 @@ const scenarios = {
     for (const [width, scheme] of [[1600, "light"], [1600, "dark"], [400, "light"], [400, "dark"]]) {
       for (const [name, path] of Object.entries(pagesOf(facts.jobs))) {
         const page = await open(path, { width, scheme });
-        if (name === "job") await drawn(page);
+        if (["job", "model", "pair"].includes(name)) await drawn(page);
         const over = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
         if (over > 0) found.push(`${name} at ${width} is ${over} pixels too wide`);
         await page.evaluate(axeSource); // by the debugger's way, which the pages' policy does not concern
@@ -318,7 +351,7 @@ const scenarios = {
           if (!["serious", "critical"].includes(issue.impact)) continue;
           found.push(`${name} ${width} ${scheme}: ${issue.id} (${issue.impact}) at ${issue.nodes.slice(0, 3).map((n) => n.target).join(" | ")}`);
         }
-        await keep(page, `${name}-${width}-${scheme}`, name === "job" || name === "rule");
+        await keep(page, `${name}-${width}-${scheme}`, !["rules", "corpus", "api"].includes(name));
         await page.context().close();
       }
     }

@@ -28,6 +28,7 @@ from superopt.cost import profile_names  # noqa: E402
 from superopt.lab.gate import write_run  # noqa: E402
 from superopt.report.corpus import CorpusRun, Row  # noqa: E402
 from superopt.rules import load_library  # noqa: E402
+from superopt.server import examples  # noqa: E402
 from superopt.server.settings import Limits, Settings  # noqa: E402
 
 WEB = ROOT / "server" / "web"
@@ -35,8 +36,8 @@ TINY = ROOT / "corpus" / "tiny"
 SCREENSHOTS = ROOT / "build" / "screenshots"
 EXAMPLES = ("repvgg_a0", "lstm", "nasnet_a")
 SCENARIOS = (
-    "upload", "drop", "problems", "cancel", "compare", "thousand", "rules", "plain", "corpus", "hostile", "keyboard",
-    "accessible",
+    "upload", "drop", "problems", "cancel", "compare", "thousand", "rules", "plain", "corpus", "gallery", "hostile",
+    "keyboard", "accessible",
 )  # fmt: skip
 
 
@@ -99,6 +100,8 @@ def corpus(folder: Path) -> Path:
     (folder / "manifest.toml").write_text("".join(entry.format(n, 9 - i) for i, n in enumerate(EXAMPLES)))
     for name in EXAMPLES:
         shutil.copy(TINY / f"{name}.json", folder)
+    (folder / "results").mkdir()
+    shutil.copy(examples() / "results" / "lstm.json.gz", folder / "results")
     rows = (Row("corpus/repvgg_a0.json", "d", "improved", 100.0, 50.0, 1.0, (2, 1), "passed", {folding(): 3}),)
     write_run(folder / "baseline.json", CorpusRun("profile:recorded", "p", "d", "r", "2026-01-01", "1", {}, {}, rows))
     return folder

@@ -214,6 +214,17 @@ def test_a_pinned_job_stays_and_has_a_short_link(live: Live, tmp_path: Path) -> 
     assert live.http.put(f"/v1/jobs/{job}/pin").status_code == 404
 
 
+def test_the_page_of_a_job_that_came_to_nothing_is_a_page(live: Live) -> None:
+    broken = live.post(b'{"format": "superopt.graph"}')
+    until(lambda: live.state(broken) == "failed")
+    waiting = live.post(tiny("to be cancelled"), time_limit=300)
+    live.http.delete(waiting.headers["location"])
+    for answer in (broken, waiting):
+        assert live.http.get(f"/jobs/{answer.json()['id']}").status_code == 200
+        refused = live.http.put(f"/v1/jobs/{answer.json()['id']}/pin")
+        assert refused.status_code in (200, 409)  # the second may have been done before it was cancelled
+
+
 def test_jobs_are_compared_with_models_of_the_corpus(live: Live) -> None:
     answer = live.post(tiny("compared"), GRAPH)
     until(lambda: live.succeeded(answer))
