@@ -12,9 +12,10 @@ from superopt.cost import QUESTIONS
 from superopt.ir.errors import UsageError, printable
 from superopt.rules.floats import MODES
 
-__all__ = ["ALGORITHMS", "EFFORTS", "Effort", "Options", "Progress", "quiet"]
+__all__ = ["ALGORITHMS", "EFFORTS", "OBJECTIVES", "Effort", "Options", "Progress", "quiet"]
 
 ALGORITHMS = "algorithms"  # what ``disable`` calls those with fewer multiplications
+OBJECTIVES = ("time", "memory")
 Progress = Callable[[int, int | None, str], None]
 
 
@@ -58,6 +59,9 @@ class Options:
             multiplications: "strict" uses none, the others within a budget of errors (:mod:`.fewer`).
         effort: work budgets of the search, in :data:`EFFORTS`.
         runtime: what the model will run in: prices, the final race, and a part of the check are its own.
+        objective: "memory": the result's nodes and sizes are written as its activations take least in ONNX Runtime,
+            which changes no kernel (:mod:`superopt.pipeline.scheduling`); so it is, too, where it needs more than
+            ``memory_limit`` else.
     """
 
     target: str = "cpu"
@@ -77,6 +81,7 @@ class Options:
     floats: str = "standard"
     effort: str = "default"
     runtime: str = "onnxruntime"
+    objective: str = "time"
 
     def validate(self, flags: Mapping[str, str] = MappingProxyType({})) -> None:
         """Refuse a word that is none of those known.
@@ -87,7 +92,9 @@ class Options:
         Raises:
             UsageError: it names the setting and its words.
         """
-        for name, given, known in (("floats", self.floats, MODES), ("effort", self.effort, tuple(EFFORTS))):
+        words = (("floats", self.floats, MODES), ("effort", self.effort, tuple(EFFORTS)),
+                 ("objective", self.objective, OBJECTIVES))  # fmt: skip
+        for name, given, known in words:
             if given not in known:
                 said = f"{flags[name]} " if name in flags else f"{name}="
                 raise UsageError(f"{said}{printable(given)!r} is none of {', '.join(known)}")
