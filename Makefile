@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check format web browser bench bench-algorithms bench-growth bench-cost bench-ablation profile-plan profile-record certify \
+.PHONY: demo test check format web browser bench bench-algorithms bench-memory bench-growth bench-cost bench-ablation profile-plan profile-record certify \
 	gpu-record conformance corpus clean corpus-gate corpus-compare corpus-update corpus-update-full patterns attack
 
 demo: $(READY)            ## optimise two real models and print before/after
@@ -60,6 +60,10 @@ bench-ablation: $(READY)  ## modelled and measured gains with our rules, with TA
 
 bench-algorithms: $(READY)  ## operators and models with fewer multiplications beside what they were: the tables of docs/algorithms.md
 	@$(BIN)/python -m superopt.lab.algorithms
+
+bench-memory: $(READY)    ## what models take in ONNX Runtime, written for memory and not: the tables of docs/memory.md; run it again to go on
+	@$(BIN)/python -m superopt.lab.memory corpus/tiny/*.json --title "Tiny models" --resume build/memory/tiny.jsonl
+	@$(BIN)/python -m superopt.lab.memory corpus/*.json --title "Full size" --resume build/memory/full.jsonl
 
 bench-handmade: $(READY)  ## our result beside the same rewrite made by hand, where the corpus's sizes are not the prototype's
 	@$(BIN)/python corpus/handmade.py

@@ -86,9 +86,13 @@ def rendered(title: str, rows: Sequence[Row]) -> str:
     close = sum(_near(r.block, r.arena) and _near(r.block_after, r.arena_after) for r in rows)
     exact = sum(r.block == r.arena and r.block_after == r.arena_after for r in rows)
     mean = math.exp(sum(math.log(r.ratio) for r in rows) / len(rows)) if rows else 1.0
-    lines += ["", f"{len(rows)} models: the block as modelled is within 5 % of the arena's, before and after, on {close}, "
-              f"equal to the byte on {exact}. Activations (inputs, outputs, block) after ÷ before by the arena: "
-              f"geometric mean **{mean:.3f}**, worst {max((r.ratio for r in rows), default=1.0):.3f}.", ""]  # fmt: skip
+    lines += [
+        "",
+        f"{len(rows)} models: the block as modelled is within 5 % of the arena's, before and after, on {close}, equal "
+        f"to the byte on {exact}. Activations (inputs, outputs, block) after ÷ before by the arena: geometric mean "
+        f"**{mean:.3f}**, worst {max((r.ratio for r in rows), default=1.0):.3f}.",
+        "",
+    ]
     return "\n".join(lines)
 
 
