@@ -138,15 +138,16 @@ def _candidates(graph: Graph, sizes: Mapping[str, int]) -> Iterator[tuple[str, G
 
 
 def orders(graph: Graph, typing: Typing, sizes: Mapping[str, int]) -> Iterator[Graph]:
-    """The graph in its order of least memory, both ways round, where that takes less than the order given."""
+    """The graph in its order of least memory, both ways round; a file that has it already is not run in it, perhaps."""
     found = least_order(graph, typing, sizes)
-    if found == tuple(range(len(graph.nodes))):
-        return
     nodes = tuple(graph.nodes[i] for i in found)
-    yield replace(graph, nodes=nodes)
+    if found != tuple(range(len(nodes))):
+        yield replace(graph, nodes=nodes)
     reverse = nodes[::-1]
     made = {o: i for i, n in enumerate(reverse) for o in n.outputs if o}
-    yield replace(graph, nodes=tuple(reverse[i] for i in topological_order(reverse, made)))
+    turned = tuple(reverse[i] for i in topological_order(reverse, made))
+    if turned != graph.nodes:
+        yield replace(graph, nodes=turned)
 
 
 def open_rows(graph: Graph, typing: Typing) -> Graph | None:
