@@ -32,6 +32,7 @@ from superopt.ops.infer import Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import Footprint, footprint
 from superopt.pipeline.options import Options
+from superopt.pipeline.racing import LARGE
 from superopt.report.quantities import bytes_text
 from superopt.runtime.ort import make_session, run
 
@@ -106,6 +107,9 @@ def for_memory(graph: Graph, options: Options, notes: list[str]) -> Graph:
     if not wanted and limit is None:
         return graph
     weights = work(graph, infer(graph, dict(options.sizes)), options.sizes).weight_bytes
+    if weights > LARGE:
+        notes.append(f"it is not written for memory: its weights are more than {bytes_text(LARGE)}")
+        return graph
     try:
         if not wanted and limit is not None and weights + footprint(graph, sizes=options.sizes).plan.peak <= limit:
             return graph
