@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check format web browser bench bench-algorithms bench-train bench-growth bench-cost bench-ablation profile-plan profile-record certify \
+.PHONY: demo test check format web browser bench bench-algorithms bench-train bench-memory bench-growth bench-cost bench-ablation profile-plan profile-record certify \
 	gpu-record conformance corpus clean corpus-gate corpus-compare corpus-update corpus-update-full patterns attack
 
 demo: $(READY)            ## optimise two real models and print before/after
@@ -65,6 +65,10 @@ bench-train: export TORCHINDUCTOR_CACHE_DIR = $(CURDIR)/build/bench-train/induct
 bench-train: $(READY)     ## training steps beside eager PyTorch and inductor: docs/training.md; 6 minutes and PyTorch's installation, on a quiet machine
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[torch]'
 	@$(BIN)/python -m superopt.lab.training
+
+bench-memory: $(READY)    ## what models take in ONNX Runtime, written for memory and not: the tables of docs/memory.md; run it again to go on
+	@$(BIN)/python -m superopt.lab.memory corpus/tiny/*.json --title "Tiny models" --resume build/memory/tiny.jsonl
+	@$(BIN)/python -m superopt.lab.memory corpus/*.json --title "Full size" --resume build/memory/full.jsonl
 
 bench-handmade: $(READY)  ## our result beside the same rewrite made by hand, where the corpus's sizes are not the prototype's
 	@$(BIN)/python corpus/handmade.py

@@ -90,6 +90,9 @@ def optimize(
     effort: Annotated[
         str, typer.Option(metavar="quick|default|thorough", help="how much work the search may do")
     ] = "default",
+    objective: Annotated[
+        str, typer.Option(metavar="time|memory", help="memory: write the result so that its activations take least")
+    ] = "time",
     learn: Annotated[
         float | None,
         typer.Option("--discover", metavar="S", min=1, help="first look so many seconds for rules of MODEL's own"),
@@ -119,9 +122,9 @@ def optimize(
         target=target, time_limit=time_limit, memory_limit=parse_bytes(memory_limit), seed=seed, rules=rules,
         enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), threads=threads,
         measure=measure, check=not no_check, full_check=check == "full", certify=verify_by == "certify", strict=strict,
-        floats=floats, effort=effort, runtime=runtime,
+        floats=floats, effort=effort, runtime=runtime, objective=objective,
     )  # fmt: skip
-    options.validate({"floats": "--float", "effort": "--effort"})
+    options.validate({"floats": "--float", "effort": "--effort", "objective": "--objective"})
     if len(models) > 1:
         if explain or learn is not None or report_html is not None:
             raise UsageError("--explain, --discover and --html are about one model", hint="name one")

@@ -20,13 +20,13 @@ from superopt.cost.trial import at_sizes, feeds_for
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node
 from superopt.ir.types import OpaqueType, TensorType
-from superopt.memory import alive, lifetimes
+from superopt.memory import alive, least_peak, lifetimes
 from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.runtime.limits import refuse_unbounded
 
-__all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "node_work", "timeline", "work"]
+__all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "least_order", "node_work", "timeline", "work"]
 
 _LOWERABLE = 1 << 29  # bytes of weights above which a graph is not handed to ONNX Runtime just to be costed
 _VIEWS = ONNX_RUNTIME_CPU.views  # what only renames memory, on every backend
@@ -160,6 +160,14 @@ def work(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None) -
     return _Facts(graph, typing, sizes or {}).work()
 
 
+def least_order(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
+    """Positions of the graph's nodes in an order in which least is alive at once; the given one where none is better.
+
+    What only makes weights comes first.
+    """
+    return _Facts(graph, typing, sizes or {}).least_order()
+
+
 def _as_the_runtime_runs_it(
     graph: Graph, model: CostModel, prices: Lowered, sizes: Mapping[str, int], activations: int
 ) -> list[_Part] | None:
@@ -274,6 +282,18 @@ class _Facts:
         outputs = [v.name for v in self.graph.outputs]
         inputs = [v.name for v in self.graph.inputs]
         return alive(lifetimes(running, self._bytes, inputs, outputs, self._renames), len(running))
+
+    def least_order(self) -> tuple[int, ...]:
+        running = {id(n) for n, _ in self.running()}
+        places = [i for i, n in enumerate(self.graph.nodes) if id(n) in running]
+        outputs = [v.name for v in self.graph.outputs]
+        inputs = [v.name for v in self.graph.inputs]
+        nodes = [self.graph.nodes[i] for i in places]
+        found = least_peak(nodes, self._bytes, inputs, outputs, self._renames).order
+        if found == tuple(range(len(nodes))):
+            return tuple(range(len(self.graph.nodes)))
+        first = [i for i, n in enumerate(self.graph.nodes) if id(n) not in running]
+        return (*first, *(places[i] for i in found))
 
     def _renames(self, node: Node) -> bool:
         return node.op in _VIEWS and not node.domain and bool(node.inputs) and node.inputs[0] not in self.static

@@ -25,6 +25,7 @@ from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
 from superopt.pipeline.own import own_rules, search_own_first
 from superopt.pipeline.racing import LARGE, measure
+from superopt.pipeline.scheduling import for_memory
 from superopt.pipeline.values import Valued, with_values
 from superopt.report.quantities import bytes_text
 from superopt.rules import Library, Rule, load_library
@@ -244,8 +245,16 @@ class _Attempt:
         if self.valued is not None:
             slack = max(slack, self.valued.slack(after, self.options.floats).share)
         verification = self._certified(after, slack) if self.options.certify and not self.interrupted else None
+        checked = best.checked
+        if not self.interrupted and (written := for_memory(after, self.options, notes)) is not after:
+            checks = self.options.check and best.forms is None  # with forms, the same bits as what was checked
+            again = self._check(written, bench) if checks else checked
+            if again.verdict != "failed":
+                found, after, checked = replace(found, graph=written), written, again
+            else:
+                notes.append(f"written for memory it failed the check ({again.reason}), so it is not")
         made = self._report(
-            found, best.checked, measured, notes, before, best.cost if after is not self.graph else before, best.forms
+            found, checked, measured, notes, before, best.cost if after is not self.graph else before, best.forms
         )
         return Result(after, self.graph, replace(made, verification=verification))
 

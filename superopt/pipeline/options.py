@@ -12,10 +12,11 @@ from superopt.cost import QUESTIONS
 from superopt.ir.errors import UsageError, printable
 from superopt.rules.floats import MODES
 
-__all__ = ["ALGORITHMS", "EFFORTS", "VALUES", "Effort", "Options", "Progress", "quiet"]
+__all__ = ["ALGORITHMS", "EFFORTS", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress", "quiet"]
 
 ALGORITHMS = "algorithms"  # what ``disable`` calls those with fewer multiplications
 VALUES = "values"  # and rewrites by the elements of weights
+OBJECTIVES = ("time", "memory")
 Progress = Callable[[int, int | None, str], None]
 
 
@@ -60,6 +61,9 @@ class Options:
             weights' elements: "strict" takes no running value to be finite, so 0·x is 0 nowhere (:mod:`.values`).
         effort: work budgets of the search, in :data:`EFFORTS`.
         runtime: what the model will run in: prices, the final race, and a part of the check are its own.
+        objective: "memory": the result's nodes and sizes are written as its activations take least in ONNX Runtime,
+            which changes no kernel (:mod:`superopt.pipeline.scheduling`); so it is, too, where it needs more than
+            ``memory_limit`` else.
     """
 
     target: str = "cpu"
@@ -79,6 +83,7 @@ class Options:
     floats: str = "standard"
     effort: str = "default"
     runtime: str = "onnxruntime"
+    objective: str = "time"
 
     def validate(self, flags: Mapping[str, str] = MappingProxyType({})) -> None:
         """Refuse a word that is none of those known.
@@ -89,7 +94,9 @@ class Options:
         Raises:
             UsageError: it names the setting and its words.
         """
-        for name, given, known in (("floats", self.floats, MODES), ("effort", self.effort, tuple(EFFORTS))):
+        words = (("floats", self.floats, MODES), ("effort", self.effort, tuple(EFFORTS)),
+                 ("objective", self.objective, OBJECTIVES))  # fmt: skip
+        for name, given, known in words:
             if given not in known:
                 said = f"{flags[name]} " if name in flags else f"{name}="
                 raise UsageError(f"{said}{printable(given)!r} is none of {', '.join(known)}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from superopt.ir.graph import Node
-from superopt.memory import alive, lifetimes, unavoidable
+from superopt.memory import alive, least_peak, lifetimes, unavoidable
 
 
 def random_nodes(seed: int) -> tuple[list[Node], dict[str, int]]:
@@ -44,6 +44,12 @@ def test_no_order_goes_below_the_bound(seed: int) -> None:
     bound = unavoidable(nodes, lifetimes(nodes, sizes.__getitem__, ["x"], ["v6"], renames), lambda _: 0)
     peaks = [max(spans(order)) for order in orders(nodes, frozenset({"x"}))]
     assert 0 < bound <= min(peaks)
+    found = least_peak(nodes, sizes.__getitem__, ["x"], ["v6"], renames)
+    assert (found.peak, found.exact) == (min(peaks), True)
+    assert max(spans([nodes[i] for i in found.order])) == found.peak
+    rough = least_peak(nodes, sizes.__getitem__, ["x"], ["v6"], renames, work=0)
+    assert min(peaks) <= rough.peak <= max(spans(nodes))
+    assert [nodes[i] for i in rough.order] in list(orders(nodes, frozenset({"x"})))
 
 
 def test_what_is_alive_is_counted_step_by_step() -> None:

@@ -1,0 +1,137 @@
+"""What models take in ONNX Runtime before and after they are written for memory: the tables of docs/memory.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from superopt import formats
+from superopt.cost.trial import feeds_for, with_values
+from superopt.ir.errors import SuperoptError
+from superopt.ir.graph import Graph
+from superopt.memory import measured_arena
+from superopt.ops.record import NotCovered
+from superopt.pipeline.footprint import footprint_of
+from superopt.pipeline.scheduling import least_memory
+
+__all__ = ["Row", "main", "measured_row", "rendered"]
+
+_LARGE = 1 << 30  # bytes of weights above which a model is left out: it is held several times
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model's activations in bytes: inputs and outputs, which no plan changes, and the block, as modelled and as the
+    arena was asked for it, both of the same session; ``scratch``: what its kernels took besides."""
+
+    model: str
+    held: int
+    block: int
+    arena: int
+    scratch: int
+    block_after: int
+    arena_after: int
+    scratch_after: int
+    bound: int
+    how: str
+
+    @property
+    def ratio(self) -> float:
+        """Activations after ÷ before, by the arena."""
+        return (self.held + self.arena_after) / (self.held + self.arena)
+
+
+def measured_row(path: Path) -> Row:
+    """One model, as it is and written for memory.
+
+    Raises:
+        SuperoptError, NotCovered: ONNX Runtime cannot run it on made-up inputs.
+    """
+    graph = with_values(formats.load(path))
+    found = least_memory(graph)
+    held = found.before.plan.inputs + found.before.plan.outputs
+    block, arena, scratch = _judged(graph)
+    after = _judged(found.graph) if found.how else (block, arena, scratch)
+    return Row(path.stem, held, block, arena, scratch, *after, found.before.bound, found.how)
+
+
+def _judged(graph: Graph) -> tuple[int, int, int]:
+    """The block as modelled, and as asked for, and what was asked for besides, in one session."""
+    model = formats.to_onnx_bytes(graph)
+    feeds = feeds_for(graph)
+    try:
+        arena = measured_arena(model, feeds)
+    except SuperoptError:  # integer inputs may be indices
+        feeds = feeds_for(graph, integer=0)
+        arena = measured_arena(model, feeds)
+    return footprint_of(arena.ran, graph, feeds).plan.block, arena.block, arena.scratch
+
+
+def rendered(title: str, rows: Sequence[Row]) -> str:
+    """A table in Markdown with its sums."""
+    lines = [
+        f"## {title}", "",
+        "| model | in, out | block: model | arena | kernels | after: model | arena | after ÷ before | bound | how |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for r in rows:
+        cells = (r.model, r.held, r.block, r.arena, r.scratch, r.block_after, r.arena_after, f"{r.ratio:.3f}", r.bound,
+                 r.how or "as it was")  # fmt: skip
+        lines.append("| " + " | ".join(f"{c:,}" if isinstance(c, int) else str(c) for c in cells) + " |")
+    close = sum(_near(r.block, r.arena) and _near(r.block_after, r.arena_after) for r in rows)
+    exact = sum(r.block == r.arena and r.block_after == r.arena_after for r in rows)
+    mean = math.exp(sum(math.log(r.ratio) for r in rows) / len(rows)) if rows else 1.0
+    lines += [
+        "",
+        f"{len(rows)} models: the block as modelled is within 5 % of the arena's, before and after, on {close}, equal "
+        f"to the byte on {exact}. Activations (inputs, outputs, block) after ÷ before by the arena: geometric mean "
+        f"**{mean:.3f}**, worst {max((r.ratio for r in rows), default=1.0):.3f}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _near(ours: int, theirs: int) -> bool:
+    return abs(ours - theirs) <= 0.05 * theirs
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure models and write the tables.
+
+    Args:
+        arguments: see ``--help``.
+    """
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--title", default="Models")
+    parser.add_argument("--resume", type=Path, required=True, help="JSON lines: models in it are not measured again")
+    known: dict[str, Row] = {}
+    given = parser.parse_args(arguments)
+    if given.resume.exists():
+        read = (Row(**json.loads(line)) for line in given.resume.read_text().splitlines())
+        known = {r.model: r for r in read}
+    given.resume.parent.mkdir(parents=True, exist_ok=True)
+    for path in given.models:
+        if path.stem in known:
+            continue
+        try:
+            weights = sum(w.type.nbytes or 0 for w in formats.load(path).weights)
+            if weights > _LARGE:
+                print(f"{path.stem}: left out, {weights:,} bytes of weights", file=sys.stderr)
+                continue
+            known[path.stem] = measured_row(path)
+        except (SuperoptError, NotCovered) as error:
+            print(f"{path.stem}: {error}", file=sys.stderr)
+            continue
+        with given.resume.open("a") as file:
+            file.write(json.dumps(asdict(known[path.stem])) + "\n")
+    print(rendered(given.title, [known[p.stem] for p in given.models if p.stem in known]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Writing a model for memory: the same kernels, the same bits, fewer bytes, by the arena's own account."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import superopt
+from superopt import formats
+from superopt.cost.trial import feeds_for, with_values
+from superopt.ir.errors import UsageError
+from superopt.ir.graph import Graph, Node, Value, constant
+from superopt.ir.types import DType, TensorType
+from superopt.memory import measured_arena
+from superopt.pipeline.scheduling import least_memory
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+
+TINY = Path(__file__).parents[2] / "corpus" / "tiny"
+
+
+def blocks(graph: Graph) -> int:
+    return measured_arena(formats.to_onnx_bytes(graph), feeds_for(graph)).block
+
+
+def kernels(graph: Graph) -> Counter[str]:
+    free = {"Compress", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
+    own = formats.from_bytes(ONNX_RUNTIME.lowered(formats.to_onnx_bytes(graph)))
+    return Counter(n.op for n in own.nodes if n.op not in free)
+
+
+def two_wide_branches() -> Graph:
+    """Two branches widen and shrink again; the file runs both wide halves first."""
+    rng = np.random.default_rng(0)
+    weights, wide, narrow = [], [], []
+    for branch in "ab":
+        for name, shape in ((f"{branch}_up", (16, 512)), (f"{branch}_down", (512, 16))):
+            weights.append(constant(name, rng.standard_normal(shape).astype(np.float32)))
+        wide.append(Node(f"{branch}1", "MatMul", ("x", f"{branch}_up"), (f"{branch}_wide",)))
+        wide.append(Node(f"{branch}2", "Erf", (f"{branch}_wide",), (f"{branch}_erf",)))
+        narrow.append(Node(f"{branch}3", "MatMul", (f"{branch}_erf", f"{branch}_down"), (f"{branch}_out",)))
+    last = Node("y", "Sub", ("a_out", "b_out"), ("y",))
+    kind = TensorType(DType.FLOAT32, (4, 16))
+    return Graph("two", (Value("x", kind),), (Value("y", kind),), tuple(weights), (*wide, *narrow, last), {"": 20})
+
+
+@pytest.mark.parametrize("name", ["llama_2l", "swin_tiny", "t5_encoder", "linear_attention"])
+def test_the_same_bits_take_less(name: str) -> None:
+    graph = with_values(formats.load(TINY / f"{name}.json"))
+    found = least_memory(graph)
+    ours_block, given_block = blocks(found.graph), blocks(graph)
+    assert given_block == found.before.plan.block > ours_block
+    assert abs(found.after.plan.block - ours_block) <= 0.05 * ours_block
+    assert found.after.plan.peak >= found.before.bound
+    assert kernels(found.graph) == kernels(graph)
+    feeds = feeds_for(graph, integer=0)
+    outputs = [v.name for v in graph.outputs]
+    ours, theirs = (ONNX_RUNTIME.load(formats.to_onnx_bytes(g)).run(feeds, outputs) for g in (found.graph, graph))
+    assert all(ours[n].tobytes() == theirs[n].tobytes() and ours[n].shape == theirs[n].shape for n in outputs)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vgg16", "dynamic_bert"])
+def test_what_cannot_take_less_stays_as_it_is(name: str) -> None:
+    graph = formats.load(TINY / f"{name}.json")
+    assert least_memory(graph).graph is graph
+
+
+def test_it_is_the_same_every_time() -> None:
+    graph = formats.load(TINY / "llama_2l.json")
+    first, second = (formats.to_onnx_bytes(least_memory(graph).graph) for _ in range(2))
+    assert first == second
+
+
+def test_optimize_for_memory_says_what_it_takes() -> None:
+    graph = with_values(formats.load(TINY / "t5_encoder.json"))
+    settings = {"target": "profile:cpu-epyc-2core", "time_limit": 20.0}
+    time, memory = (superopt.optimize(graph, objective=o, **settings) for o in ("time", "memory"))
+    assert blocks(memory.graph) < blocks(time.graph)
+    assert memory.report.check.verdict == "passed"
+    assert any("activations take" in n for n in memory.report.notes)
+    assert not any("activations take" in n for n in time.report.notes)
+
+
+def test_an_objective_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="objective"):
+        superopt.optimize(two_wide_branches(), objective="space")
+
+
+def test_branches_run_one_after_the_other() -> None:
+    found = least_memory(two_wide_branches())
+    assert found.after.plan.peak <= found.before.plan.peak
+    assert found.after.plan.block == blocks(found.graph)
