@@ -62,6 +62,10 @@ _IMPATIENT = 3.0  # seconds for checking and timing what there is when the searc
 _PEAKS_TAKE = 4.0  # seconds that measuring the device's ceilings may take, which is done once a machine
 _FORMS_RACE = 10.0  # seconds for the race of results with fewer multiplications: three or four whole models
 _FORMS = 4.0  # times what a check needs that have to be left before fewer multiplications are looked for
+_NODE, _LOOKING = (
+    2e-3,
+    0.3,
+)  # seconds that looking at elements takes for a node, and its share of the time limit, at most
 _MEASURING = 0.5  # share of the time limit that measuring operators may take; the rest is predicted
 
 
@@ -217,7 +221,7 @@ class _Attempt:
 
     def _run(self, bench: Bench) -> Result:
         notes: list[str] = []
-        if not self.options.enable and VALUES not in self.options.disable:
+        if not self.options.enable and VALUES not in self.options.disable and self._looks_at_elements(notes):
             self.progress(0, None, "looking at the weights' elements")
             self.valued = with_values(
                 self.graph, self.costs, self.options.floats, self.options.sizes, runtime_named(self.options.runtime),
@@ -257,6 +261,14 @@ class _Attempt:
             found, checked, measured, notes, before, best.cost if after is not self.graph else before, best.forms
         )
         return Result(after, self.graph, replace(made, verification=verification))
+
+    def _looks_at_elements(self, notes: list[str]) -> bool:
+        """Whether looking at all elements of the weights leaves the search most of the time."""
+        takes = 2 * self._weights() / _BYTES + len(self.graph.nodes) * _NODE
+        if takes > _LOOKING * self._left():
+            notes.append("there was no time to look at the elements of the weights")
+            return False
+        return True
 
     def _without_forms(
         self, found: SearchResult, before: GraphCost, notes: list[str], bench: Bench, raced: report.Measured | None
