@@ -39,8 +39,8 @@ def execution_order(nodes: Sequence[Node], number: Sequence[int]) -> list[int]:
 def as_executed(lowered: Graph, given: Graph) -> Sequence[Node]:
     """The nodes of a lowered graph in the order of execution.
 
-    ONNX Runtime writes them in that order where it has made nodes of its own; where it has not, in the order of the file
-    that it was given.
+    ONNX Runtime writes them in that order where it has made nodes of its own; else in the order of the file that it was
+    given.
 
     Args:
         lowered: as ONNX Runtime wrote it.
