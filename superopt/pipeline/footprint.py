@@ -16,6 +16,7 @@ from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node
 from superopt.ir.types import TensorType
 from superopt.memory import IN_PLACE, RENAMING, Lifetime, Plan, alive, lifetimes, planned, unavoidable
+from superopt.memory.order import as_executed
 from superopt.ops.infer import infer
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
@@ -86,6 +87,7 @@ def footprint_of(
         sizes: as in :func:`footprint`.
     """
     own = formats.from_bytes(ran)
+    own = replace(own, nodes=tuple(as_executed(own, graph)))
     try:
         found = typed(own, feeds)
     except SuperoptError:  # integer inputs may be indices

@@ -10,7 +10,8 @@ Two things about a file decide what ONNX Runtime's planner makes of it besides i
   rows*: inputs pass a ``Compress`` that keeps every row, shapes that name the rows name them ``-1``, and a product with
   a vector added, which the runtime merges only at sizes that it knows, is written merged.
 
-A candidate is taken only where it runs the very same kernels, needs less, and gives the same outputs bit for bit.
+A candidate is taken only where it runs the very same kernels, gives the same outputs bit for bit, and needs less: as
+modelled, and by what the arena is asked for.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from superopt.cost.whole import least_order, work
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, constant, topological_order, unused_name
 from superopt.ir.types import TensorType
-from superopt.memory import RENAMING
+from superopt.memory import RENAMING, measured_arena
 from superopt.ops.infer import Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import Footprint, footprint
@@ -67,11 +68,12 @@ def least_memory(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> Sch
         sizes: what symbolic dimensions are counted at.
 
     Raises:
-        InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it. NotCovered: an input is no tensor.
+        InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it, or not with its arena watched.
+        NotCovered: an input is no tensor.
     """
     sizes = sizes or {}
     before = min(_footprints(graph, sizes), key=lambda f: f.plan.peak)
-    best = Scheduled(graph, before, before, "")
+    best = unchanged = Scheduled(graph, before, before, "")
     kernels, expected = _kernels(before.ran), None
     for how, made in _candidates(graph, sizes):
         if best.after.plan.peak <= before.bound:
@@ -85,7 +87,16 @@ def least_memory(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> Sch
         expected = expected or _outputs(graph, sizes)
         if _outputs(made, sizes) == expected:
             best = Scheduled(made, before, after, how)
-    return best
+    return best if best.graph is graph or _asked(best.graph, sizes) < _asked(graph, sizes) else unchanged
+
+
+def _asked(graph: Graph, sizes: Mapping[str, int]) -> int:
+    """Bytes of the block that the arena is asked for: what is modelled has to hold there."""
+    model = formats.to_onnx_bytes(with_values(graph))
+    try:
+        return measured_arena(model, feeds_for(graph, sizes)).block
+    except SuperoptError:  # integer inputs may be indices
+        return measured_arena(model, feeds_for(graph, sizes, integer=0)).block
 
 
 def _footprints(graph: Graph, sizes: Mapping[str, int]) -> list[Footprint]:

@@ -15,6 +15,8 @@ from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.memory import measured_arena
+from superopt.memory.order import execution_order
+from superopt.pipeline.footprint import footprint
 from superopt.pipeline.scheduling import least_memory
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 
@@ -88,7 +90,12 @@ def test_an_objective_that_is_none_is_refused() -> None:
         superopt.optimize(two_wide_branches(), objective="space")
 
 
-def test_branches_run_one_after_the_other() -> None:
-    found = least_memory(two_wide_branches())
-    assert found.after.plan.peak <= found.before.plan.peak
-    assert found.after.plan.block == blocks(found.graph)
+def test_nodes_are_executed_as_the_order_says() -> None:
+    """The last of a node's operands first, whatever the order of the file."""
+    graph = two_wide_branches()
+    ran = [t.nodes[0] for t in ONNX_RUNTIME.trace(formats.to_onnx_bytes(graph), feeds_for(graph), runs=1)]
+    assert ran == [n.name for n in footprint(graph).ran.nodes] == ["b1", "b2", "b3", "a1", "a2", "a3", "y"]
+    number = {n: i for i, n in enumerate(n.name for n in graph.nodes)}
+    found = execution_order(graph.nodes, list(number.values()))
+    assert [graph.nodes[i].name for i in found] == ran
+    assert footprint(graph).plan.block == blocks(graph)
