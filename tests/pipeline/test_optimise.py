@@ -163,7 +163,7 @@ def test_after_an_interrupt_little_time_is_left(monkeypatch: pytest.MonkeyPatch)
     left = []
 
     class Attempt(optimise._Attempt):
-        def _race(self, *args: object) -> None:
+        def _race(self, *args: object, **settings: object) -> None:
             left.append(self._left())
 
     monkeypatch.setattr(optimise, "_Attempt", Attempt)
