@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check format web browser bench bench-algorithms bench-train bench-memory bench-growth bench-cost bench-ablation profile-plan profile-record certify \
+.PHONY: demo test test-slow check format web browser bench bench-algorithms bench-train bench-memory bench-growth bench-cost bench-ablation profile-plan profile-record certify \
 	gpu-record conformance corpus clean corpus-gate corpus-compare corpus-update corpus-update-full patterns attack
 
 demo: $(READY)            ## optimise two real models and print before/after
@@ -12,7 +12,10 @@ demo: $(READY)            ## optimise two real models and print before/after
 	@$(BIN)/superopt optimize corpus/mobileone_s0.json --measure
 
 test: $(READY)            ## the test suite, a process a core
-	@$(BIN)/pytest -q -n auto --dist loadfile
+	@$(BIN)/pytest -q -n auto --dist loadfile -m "not slow" --durations 12
+
+test-slow: $(READY)       ## tests of minutes: the same bytes from one process, Dask and MPI, with kills
+	@$(BIN)/pytest -q -m slow
 
 check: $(READY)           ## everything that CI runs besides the tests: format, lint, types, import contract, wheel
 	@$(BIN)/ruff format --check .

@@ -90,7 +90,9 @@ def test_errors_are_said_once() -> None:
 def test_without_the_extra(tmp_path: Path) -> None:
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('not installed')\n")
-    done = run(2, "-m", "superopt.cli", "--version", PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    done = run(
+        2, "-m", "superopt.cli", "--version", PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    )
     assert done.returncode == 7
     assert done.stderr.count("pip install 'superopt[mpi]'") == 1
     assert "Traceback" not in done.stderr

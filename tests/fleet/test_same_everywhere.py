@@ -1,4 +1,7 @@
-"""The commands give the same bytes in this process, on two processes, on a Dask cluster and under mpiexec."""
+"""The commands give the same bytes in this process, on two processes, on a Dask cluster and under mpiexec.
+
+Minutes, so not in the gate: ``make test-slow``. What a task, a kill and a resumed run are is in test_dask and test_mpi.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,8 @@ leaves = { x = "f[m, n]", y = "f[m, n]" }
 vocabulary = ["Add(A, B)", "Neg(A)", "Sub(A, B)"]
 """
 Run = Callable[..., subprocess.Popen[str]]
+
+pytestmark = pytest.mark.slow
 
 
 def commands(folder: Path) -> dict[str, list[str]]:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from superopt import cli
 from superopt.discovery import load_config
 from superopt.discovery.discover import _proved_again
+from superopt.fleet import Fleet
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import call, tensor
 from superopt.rules import Rule, RuleError, load_library, parse_rule
@@ -151,14 +152,14 @@ def test_a_wrong_meaning_is_not_recorded(built_in: Path) -> None:
 def test_discovery_does_not_write_what_a_wrong_meaning_proves(tmp_path: Path) -> None:
     (rule,) = _rules(BELIEVED)
     said: list[str] = []
-    kept, verdicts = _proved_again([rule], load_config(None), str(tmp_path), 1, None, said.append)
+    kept, verdicts = _proved_again([rule], load_config(None), tmp_path, Fleet(), said.append)
     assert (kept, verdicts) == ((), {})
     assert said
 
 
 def test_discovery_does_not_write_a_false_rule(tmp_path: Path) -> None:
     (rule,) = _rules(FALSE)
-    assert _proved_again([rule], load_config(None), str(tmp_path), 1, None, lambda _: None) == ((), {})
+    assert _proved_again([rule], load_config(None), tmp_path, Fleet(), lambda _: None) == ((), {})
 
 
 def _rules(text: str) -> list[Rule]:
