@@ -17,7 +17,7 @@ from superopt.server.copies import Copies
 from superopt.server.database import Database
 from superopt.server.settings import Limits, Settings
 
-JOBS = int(os.environ.get("SUPEROPT_TEST_JOBS", "12"))
+JOBS = int(os.environ.get("SUPEROPT_TEST_JOBS", "6"))
 HOW = {"target": "profile:cpu-epyc-2core", "time_limit": 20}
 LIMITS = Limits(search_seconds=20.0, attempts=20, per_minute=500, active=500, grace=1.0)
 
