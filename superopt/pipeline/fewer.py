@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median, stdev
 
 import numpy as np
 
@@ -19,9 +18,9 @@ from superopt.cost import CostModel, GraphCost
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline.judge import LOOKS, SITTING, doubt_of
+from superopt.pipeline.judge import LOOKS, SITTING
 from superopt.pipeline.memory import needed
-from superopt.pipeline.racing import LARGE, clock_of, measured_of
+from superopt.pipeline.racing import LARGE, clock_of, measured_of, ratio_of
 from superopt.pipeline.trials import tried_alone
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import reference
@@ -301,8 +300,7 @@ class _Raced:
     @property
     def against(self) -> tuple[float, float]:
         """The ratio of the time with forms to that without, and its doubt."""
-        ratios = [row[-1] / row[-2] for row in self.result.samples]
-        return median(ratios), doubt_of(len(ratios), stdev(ratios) if len(ratios) > 1 else 0.0)
+        return ratio_of(self.result)
 
     @property
     def won(self) -> bool:

@@ -15,8 +15,8 @@ from dataclasses import replace
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing
-from superopt.pipeline.judge import LOOKS, doubt_of
-from superopt.pipeline.racing import clock_of, measured_of
+from superopt.pipeline.judge import LOOKS
+from superopt.pipeline.racing import clock_of, ratio_of
 from superopt.runtime.protocol import Runtime
 from superopt.runtime.race import RaceResult, race_bound
 from superopt.search.bilinear.choosing import LEAST_GAIN, Choice, alike, isolated, named, rewritten
@@ -93,15 +93,10 @@ def _ratio(
         )  # fmt: skip
     except (InvalidModel, Unsupported, ResourceLimit):
         return 1.0
-    ratio, _ = _said(result)
+    ratio, _ = ratio_of(result)
     return ratio if ratio <= 1.0 - LEAST_GAIN else 1.0
 
 
 def _settled(result: RaceResult) -> bool:
-    ratio, doubt = _said(result)
+    ratio, doubt = ratio_of(result)
     return ratio + doubt < 1.0 - LEAST_GAIN or ratio - doubt > 1.0 - LEAST_GAIN
-
-
-def _said(result: RaceResult) -> tuple[float, float]:
-    found = measured_of(result)
-    return found.ratio, doubt_of(found.runs, found.deviation)

@@ -52,28 +52,26 @@ def by_values(graph: Graph, *, finite: bool = True, sums: bool = True, budget: f
         budget: the largest singular value of a weight that may be left out, as a share of its largest; 0: all count.
     """
     stages: list[Stage] = []
-    for _ in range(_ROUNDS):
-        before = stages[-1].after if stages else graph
-        values = _values(before, finite)
-        if values is None:
-            break
-        ways = (_others, _constants, partial(_slices, sums=sums))
-        found = next((s for way in ways if (s := way(before, values)) is not None), None)
-        if found is None:
-            break
+    before, values = graph, _values(graph, finite)
+    while len(stages) < _ROUNDS and (found := _exact(before, values, sums)) is not None:
         stages.append(found)
-    before = stages[-1].after if stages else graph
-    thinner = _factored(before, budget) if budget else None
+        before, values = found.after, _values(found.after, finite)
+    thinner = _factored(before, values, budget) if budget else None
     return (*stages, *([thinner] if thinner is not None else []))
 
 
-def _values(graph: Graph, finite: bool) -> Values | None:
-    program, _ = kept_verbatim(program_of(graph, infer(graph)))
-    values = Values(program, finite)
+def _values(graph: Graph, finite: bool) -> Values:
+    return Values(kept_verbatim(program_of(graph, infer(graph)))[0], finite)
+
+
+def _exact(graph: Graph, values: Values, sums: bool) -> Stage | None:
+    """The first way to leave something out that changes no value."""
+    program = values.program
     if not any(values.slices(n, a) for n in _read(program) for a in range(len(program.types[n].shape or ()))):
         return None
     values.compute()
-    return values
+    ways = (_others, _constants, partial(_slices, sums=sums))
+    return next((s for way in ways if (s := way(graph, values)) is not None), None)
 
 
 def _read(program: Program) -> Iterator[str]:
@@ -125,10 +123,9 @@ def _slices(graph: Graph, values: Values, *, sums: bool) -> Stage | None:
     return None
 
 
-def _factored(graph: Graph, budget: float) -> Stage | None:
+def _factored(graph: Graph, values: Values, budget: float) -> Stage | None:
     """Products with weights of low rank, as two thinner ones."""
-    program, _ = kept_verbatim(program_of(graph, infer(graph)))
-    found = factored_of(Values(program, True), budget)
+    program, found = values.program, factored_of(values, budget)
     if found is None:
         return None
     digests = sorted({f.weight for f in found.claims if f.weight in program.graph.constants})

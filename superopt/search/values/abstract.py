@@ -38,7 +38,7 @@ from superopt.search.known import ANYTHING
 from superopt.search.program import Program
 from superopt.search.step import Step
 
-__all__ = ["Slices", "Values", "extents_of", "names_in", "table"]
+__all__ = ["Slices", "Values", "extents_of", "table"]
 
 LONGEST = 1 << 16  # positions of an axis that is looked at
 _TABLE = 1 << 22  # positions of an axis times those of other variables in the same index
@@ -91,14 +91,6 @@ def _known(number: np.ndarray, exact: np.ndarray, identity: np.ndarray, finite: 
     number = np.where(np.isfinite(number), number, np.nan) + 0.0
     by_number = _mixed(np.ascontiguousarray(number).view(np.uint64), 1)
     return Slices(number, exact, np.where(np.isfinite(number), by_number, _mixed(identity, 2)), finite)
-
-
-def names_in(meaning: Meaning) -> frozenset[str]:
-    """The index variables of a meaning."""
-    found = {v for c in meaning.outputs for axis in c.axes for v, _ in axis}
-    return frozenset(
-        found | {s.variable for c in meaning.outputs for s in subexpressions(c.body) if isinstance(s, Reduce)}
-    )
 
 
 def extents_of(meaning: Meaning) -> Mapping[str, Dim]:
