@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from superopt.ir.kept import code_digest, keep, kept
 from superopt.ir.types import DType
 from superopt.rules.canonical import rule_text
 from superopt.rules.rule import Rule
@@ -160,6 +161,8 @@ class FloatVerdict:
         )  # fmt: skip
 
 
+FOLDER = "library"  # of what is kept between runs
+KEPT = 8  # files: rules and verdicts of other versions of superopt, and of experiments
 UNKNOWN = FloatVerdict("unknown", moderate=False)
 
 
@@ -219,8 +222,21 @@ def read_floats(path: Path) -> dict[str, Directions]:
     stamp = (str(path), path.stat().st_mtime_ns, path.stat().st_size)
     if stamp not in _read:
         _read.clear()
-        _read[stamp] = _store(path)
+        _read[stamp] = _kept(path)
     return _read[stamp]
+
+
+def _kept(path: Path) -> dict[str, Directions]:
+    """The verdicts as an earlier run read this very file with this code, or as it is read now."""
+    content = path.read_bytes()
+    name = hashlib.sha256(code_digest("rules").encode() + content).hexdigest()
+    found = kept(FOLDER, name, (FloatVerdict, Way))
+    if isinstance(found, dict):
+        return found
+    made = _store(path)
+    if path.read_bytes() == content:  # else the file has changed meanwhile
+        keep(FOLDER, name, made, KEPT)
+    return made
 
 
 def _store(path: Path) -> dict[str, Directions]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from superopt.ir.kept import code_digest, keep, kept
 from superopt.ir.poly import Poly, Quotient
 from superopt.ir.terms import App, Project, Var
-from superopt.rules.floats import float_key
+from superopt.rules.floats import FOLDER, KEPT, float_key
 from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import DIGEST, meaning_digest
@@ -21,8 +21,6 @@ from superopt.rules.typing import DIGEST, meaning_digest
 __all__ = ["CLASSES", "kept_rules"]
 
 CLASSES: tuple[type, ...] = (App, AttributeScheme, Guard, Poly, Project, Quotient, Rule, TensorScheme, Var)
-_FOLDER = "library"
-_MOST = 4  # libraries that are kept: of other versions of superopt, and of experiments
 
 
 def kept_rules(files: Sequence[Path], read: Callable[[], Mapping[str, Rule]]) -> Mapping[str, Rule]:
@@ -36,7 +34,7 @@ def kept_rules(files: Sequence[Path], read: Callable[[], Mapping[str, Rule]]) ->
         RuleError: a row is not a rule.
     """
     name = _digest(files)
-    found = kept(_FOLDER, name, CLASSES)
+    found = kept(FOLDER, name, CLASSES)
     if isinstance(found, list) and all(isinstance(r, Rule) for r in found):
         return {r.id: r for r in found}
     rules = read()
@@ -47,7 +45,7 @@ def kept_rules(files: Sequence[Path], read: Callable[[], Mapping[str, Rule]]) ->
     except RuleError:
         return rules  # whoever asks for that rule's verdict is told
     if _digest(files) == name:  # else the files have changed meanwhile
-        keep(_FOLDER, name, list(rules.values()), _MOST)
+        keep(FOLDER, name, list(rules.values()), KEPT)
     return rules
 
 

@@ -42,6 +42,7 @@ from dataclasses import replace
 from superopt.ir.errors import ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing, infer
+from superopt.runtime.blas import one_blas_thread
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Runtime
@@ -64,6 +65,7 @@ _NOTED = 3  # notes about places
 _COPIES = 3.0  # memory of a check: the original's values, and the reference's, twice as wide
 
 
+@one_blas_thread()
 def check(
     before: Graph,
     after: Graph,
@@ -102,6 +104,7 @@ def check(
     return _bounded(before, after, replace(plan, full=full, runtime=runtime, slack=slack), judged)
 
 
+@one_blas_thread()
 def check_rewrite(
     before: Graph,
     after: Graph,

@@ -20,6 +20,7 @@ from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph, Node, Weight
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
+from superopt.runtime.blas import one_blas_thread
 from superopt.verifier.apart import far_apart, witness
 from superopt.verifier.constants import Known, constants_of, contents_of, settled
 from superopt.verifier.differential import CheckResult, Slack, check, signature_difference
@@ -92,6 +93,7 @@ def certify_result(
     return verify(before, after, seed=seed, time_limit=time_limit, total=total, power="quick", slack=slack)
 
 
+@one_blas_thread()
 def verify(
     a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials: int = 3, total: float = float("inf"),
     power: str = "thorough", slack: float = 0.0,

@@ -9,7 +9,9 @@ from __future__ import annotations
 from superopt.cli import early  # first of all: Ctrl-C during the other imports
 
 # isort: split
+import atexit
 import errno
+import gc
 import os
 import sys
 import warnings
@@ -89,6 +91,7 @@ def main() -> None:
     """Entry point: run a command and exit with its code; an expected failure is one line on stderr."""
     early.begin()
     streams.prepare()
+    atexit.register(gc.freeze)  # the end of the process would look through all that a search made, for seconds
     warnings.showwarning = _warn
     try:
         with mpi.client() as wanted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 from pathlib import Path
@@ -90,7 +89,6 @@ def bench(
         if report_json is not None:
             write_json(measured, report_json, force=True)
         if measured.get("interrupted"):
-            gc.freeze()  # the end of the process would look through all that the search made, for seconds
             raise typer.Exit(130)
         return
     if runtimes is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -66,13 +66,17 @@ class Key:
     @cached_property
     def text(self) -> str:
         """The key as sorted JSON: equal exactly for equal keys."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        data = {f: self.__dict__[f] for f in _KEY_FIELDS}  # ``asdict`` copies, and takes most of reading a profile
+        return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
     @cached_property
     def question(self) -> tuple[str, str, str, tuple[str, ...]]:
         """What was asked, whatever engine, precision and layout answered, and in whatever order operands stood."""
         shapes = tuple(sorted(self.shapes)) if interchangeable(self.op, len(self.shapes)) else self.shapes
         return self.op, self.attrs, self.dtype, shapes
+
+
+_KEY_FIELDS = tuple(f.name for f in fields(Key))
 
 
 @dataclass(frozen=True)

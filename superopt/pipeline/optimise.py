@@ -29,6 +29,7 @@ from superopt.pipeline.scheduling import for_memory
 from superopt.pipeline.values import Valued, with_values
 from superopt.report.quantities import bytes_text
 from superopt.rules import Library, Rule, load_library
+from superopt.runtime.blas import one_blas_thread
 from superopt.runtime.choice import runtime_named
 from superopt.runtime.limits import refuse_unbounded
 from superopt.search import AppliedRule, SearchOptions, SearchResult, search
@@ -100,6 +101,7 @@ def load(model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph:
 
 
 @rarely_collected()
+@one_blas_thread()
 def optimize(
     model: str | Path | bytes | onnx.ModelProto | Graph,
     *,
