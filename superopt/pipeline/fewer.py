@@ -234,7 +234,7 @@ def _tried(
 ) -> _Outcome:  # fmt: skip
     """The result with some choices, raced, measured against float64, and checked."""
     made = rewritten(plain, chosen)
-    cost = costs.graph_cost(made, prices, sizes=setting.sizes)
+    cost = costs.graph_cost(made, prices.recorded or prices, sizes=setting.sizes)  # a race says more than questions
     if not setting.races and cost.us > (1.0 - _LEAST) * before:
         why = f"they are modelled at {cost.us / before:.3f} of the result without them"
         return _Outcome(None, why, final=True)
