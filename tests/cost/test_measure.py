@@ -129,3 +129,18 @@ def test_a_power_is_timed_as_the_square_it_nearly_always_is():
     assert [w.data.numpy().tolist() for w in graph.weights] == [2.0]
     fed = application_graph(question_of(key_of("Pow", {}, kinds, (False, False))))
     assert fed.weights == ()
+
+
+def test_what_a_flush_costs_is_measured_once_a_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path))
+    asked: list[int] = []
+
+    def measured(self):
+        asked.append(1)
+        return 600.0, 18_000.0
+
+    monkeypatch.setattr(Meter, "_flushed", measured)
+    assert Meter().flushed == Meter().flushed == (600.0, 18_000.0)
+    assert asked == [1]
+    assert Meter(threads=2).flushed == (600.0, 18_000.0)
+    assert asked == [1, 1]  # another clock and number of threads is another fact
