@@ -238,7 +238,7 @@ def test_settings_file_gives_defaults_and_flags_win(tmp_path: Path) -> None:
 )
 def test_settings_that_nothing_reads_are_refused(table: str, said: bytes, tmp_path: Path) -> None:
     (tmp_path / "superopt.toml").write_text(table)
-    done = subprocess.run([sys.executable, "-m", "superopt.cli", "schema"], capture_output=True, cwd=tmp_path)
+    done = subprocess.run([sys.executable, "-m", "superopt", "schema"], capture_output=True, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, b"")
     assert said in done.stderr
 
