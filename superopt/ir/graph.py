@@ -166,6 +166,12 @@ class Graph:
         return {o: n for n in self.nodes for o in n.outputs if o}
 
     @cached_property
+    def names(self) -> frozenset[str]:
+        """Of all values."""
+        made = (o for n in self.nodes for o in n.outputs if o)
+        return frozenset((*(v.name for v in self.inputs), *self.weight, *made, *(v.name for v in self.outputs)))
+
+    @cached_property
     def consumers(self) -> Mapping[str, tuple[Node, ...]]:
         """The nodes that read each value, each once, in order; graph outputs are not counted."""
         found: dict[str, list[Node]] = {}

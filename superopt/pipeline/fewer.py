@@ -233,7 +233,7 @@ def _tried(
     bench: Bench, check: Check | None, progress: Callable[[int, int | None, str], None],
 ) -> _Outcome:  # fmt: skip
     """The result with some choices, raced, measured against float64, and checked."""
-    made = rewritten(plain, chosen)
+    made = rewritten(plain, chosen, reserved=original.names)
     cost = costs.graph_cost(made, prices.recorded or prices, sizes=setting.sizes)  # a race says more than questions
     if not setting.races and cost.us > (1.0 - _LEAST) * before:
         why = f"they are modelled at {cost.us / before:.3f} of the result without them"

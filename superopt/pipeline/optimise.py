@@ -392,6 +392,7 @@ class _Attempt:
             floats=self.library.floats(self.options.floats),
             most_nodes=EFFORTS[self.options.effort].nodes,
             frugal=frugal,
+            reserved=self.graph.names,
         )
 
         def once(graph: Graph, chosen: tuple[Rule, ...]) -> SearchResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -40,19 +41,22 @@ class _Literals:
         return self.made[key].name
 
 
-def emit(program: Program, operators: Mapping[str, Operator], budget: int) -> Emitted:
+def emit(
+    program: Program, operators: Mapping[str, Operator], budget: int, reserved: AbstractSet[str] = frozenset()
+) -> Emitted:
     """The program as a graph with the signature of the model.
 
     Args:
         program: the steps.
         operators: their records.
         budget: bytes by which folding constants may make the weights grow; what does not fit stays as nodes.
+        reserved: names that nothing new may have.
 
     Raises:
         NotCovered: a step cannot be written at the model's opset (extraction chooses none such).
     """
     graph = program.graph
-    names = Names(program)
+    names = Names(program, reserved)
     weights, grown = _fold(program, budget)
     made = {w.name for w in weights}
     weights, alike, saved = _shared(weights, program)

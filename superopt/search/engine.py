@@ -121,7 +121,7 @@ class _Run:
         self.steps = self.program.steps
         self.rules = chosen
         self.prepared: Prepared = prepare(chosen, self.program, self.deadline, floats=options.floats)
-        self.names = Names(self.program)
+        self.names = Names(self.program, options.reserved)
         weights = sum(w.type.nbytes or 0 for w in graph.weights)
         self.pricer = Pricer(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
         self.unweighted = self.pricer.unweighted()  # old weights go as new ones come; a plan that grows needs a gain
@@ -401,7 +401,7 @@ class _Run:
         notes = self.tricks
         emitted = None
         try:
-            emitted = emit(self.program, REGISTRY, self.budget) if changed else None
+            emitted = emit(self.program, REGISTRY, self.budget, self.options.reserved) if changed else None
         except NotCovered as error:
             notes += (f"the result cannot be written at the model's opset ({error}), so the input is returned",)
             totals = _Totals(before=totals.before, regions=totals.regions, e_nodes=totals.e_nodes)

@@ -16,13 +16,16 @@ __all__ = ["Names", "replay"]
 
 
 class Names:
-    """Makes value names that are not taken."""
+    """Makes value names that are not taken.
 
-    def __init__(self, program: Program) -> None:
-        graph = program.graph
-        self._taken = {v.name for v in graph.inputs} | {w.name for w in graph.weights} | {v.name for v in graph.outputs}
+    Args:
+        program: whose names are taken.
+        reserved: others that are: of a model that the program stands for, where a name says what is compared.
+    """
+
+    def __init__(self, program: Program, reserved: AbstractSet[str] = frozenset()) -> None:
+        self._taken = {*program.graph.names, *reserved}
         self._taken |= {n for s in program.steps for n in (*s.outputs, *s.reads)}
-        self._taken |= {n for node in graph.nodes for n in node.outputs}
         self._next: dict[str, int] = {}
 
     def fresh(self, hint: str) -> str:

@@ -33,6 +33,7 @@ class SearchOptions:
             reals, for experiments.
         frugal: only plans that ask for no more FLOPs, bytes and kernels than what they replace, and for less of one.
         cache: keep the results of regions for later runs, and use those of earlier ones.
+        reserved: names that no new value may have, where the graph stands for another that the result is compared with.
     """
 
     time_limit: float | None = None
@@ -49,6 +50,7 @@ class SearchOptions:
     floats: Floats | None = None
     frugal: bool = False
     cache: bool = True
+    reserved: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

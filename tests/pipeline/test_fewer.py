@@ -96,8 +96,10 @@ def test_a_memory_limit_holds_with_them(plain: Graph) -> None:
 
 
 def test_false_forms_are_left_out_and_nothing_else(monkeypatch: pytest.MonkeyPatch, plain: Graph) -> None:
-    def false(graph: Graph, choices: Sequence[Choice], *, filled: bool = True) -> Graph:
-        made = rewritten(graph, choices, filled=filled)
+    def false(
+        graph: Graph, choices: Sequence[Choice], *, filled: bool = True, reserved: frozenset[str] = frozenset()
+    ) -> Graph:
+        made = rewritten(graph, choices, filled=filled, reserved=reserved)
         ends = [n for n in made.nodes if n.op == "Relu"]
         return replace(made, nodes=tuple(replace(n, op="Neg") if n is ends[-1] else n for n in made.nodes))
 

@@ -83,6 +83,16 @@ def test_signature_names_and_metadata():
     assert_equivalent(model, result.graph)
 
 
+def test_new_values_have_no_name_that_is_reserved():
+    model = siamese(3)
+    first = search(model, rules(), Roofline()).graph
+    new = first.names - model.names
+    again = search(model, rules(), Roofline(), SearchOptions(reserved=model.names | new)).graph
+    assert len(again.names - model.names) == len(new) > 0
+    assert again.names.isdisjoint(new)
+    assert_equivalent(model, again)
+
+
 def test_new_nodes_say_which_rule_made_them():
     result = search(qkv(3), rules("qkv"), Roofline())
     assert {n.metadata.get("superopt.rules") for n in result.graph.nodes} == {"qkv"}

@@ -10,6 +10,7 @@ the whole model gained is for the caller to measure.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -392,17 +393,20 @@ def alike(alone: Graph) -> Hashable:
     )  # fmt: skip
 
 
-def rewritten(graph: Graph, choices: Sequence[Choice], *, filled: bool = True) -> Graph:
+def rewritten(
+    graph: Graph, choices: Sequence[Choice], *, filled: bool = True, reserved: AbstractSet[str] = frozenset()
+) -> Graph:
     """The graph with these operators written as their forms; weights that nothing reads any more are left out.
 
     Args:
         graph: where they are.
         choices: of different sites.
         filled: compute the new weights; without, they have types alone, for a price.
+        reserved: names that nothing new may have.
     """
     made = {id(choice.site.node): choice for choice in choices}
     within = {id(node) for choice in choices for node in choice.site.nodes}
-    writer = Writer(graph, "bilinear", filled)
+    writer = Writer(graph, "bilinear", filled, reserved)
     nodes: list[Node] = []
     for node in graph.nodes:
         if id(node) not in within:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,13 +25,13 @@ class Writer:
     graph: Graph
     prefix: str
     filled: bool = True
+    reserved: AbstractSet[str] = frozenset()
     nodes: list[Node] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         graph = self.graph
-        self._taken = {n.name for n in graph.nodes} | {o for n in graph.nodes for o in n.outputs}
-        self._taken |= {w.name for w in graph.weights} | {v.name for v in graph.inputs}
+        self._taken = {n.name for n in graph.nodes} | graph.names | self.reserved
         self._made: dict[Hashable, list[str]] = {}
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
