@@ -162,7 +162,10 @@ class Universe:
         self.fold()
 
     def fold(self) -> None:
-        """Unite constants of equal value: that ``Relu(1) = 1`` is arithmetic, and takes no rule."""
+        """Unite constants of equal value: that ``Relu(1) = 1`` is arithmetic, and takes no rule.
+
+        A number that was computed of numbers also gets the form of a number, which is what a rule's attribute matches.
+        """
         graph = self.graph
         known: dict[tuple[object, bytes], int] = {}
         for identity in list(graph.classes):
@@ -175,7 +178,14 @@ class Universe:
             first = known.setdefault((group.type, value.tobytes()), identity)
             if graph.find(first) != identity:
                 graph.union(first, identity, ARITHMETIC)
+            if value.shape == () and group.type.dtype.is_float and np.isfinite(value):
+                graph.union(self._literal(group.type, float(value)), identity, ARITHMETIC)
         graph.rebuild()
+
+    def _literal(self, kind: TensorType, value: float) -> int:
+        """The class of a number that is written as one."""
+        attributes = (("dtype", str(kind.dtype)), ("shape", ()), ("value", value))
+        return self.graph.add("ConstantOfShape", attributes, ())
 
     def _evaluable(self, node: tuple[int, ...]) -> bool:
         return self.graph.heads[node[0]].operator is not None and all(self.graph.constant(a) for a in node[1:])
