@@ -257,7 +257,10 @@ def derived(
 
 @lru_cache(maxsize=65536)
 def _distinct_point(instance: Rule, draws: int = DRAWS) -> Point | None:
-    """Sizes at which the rule's left side is well-formed, as different from each other and from 1 as were drawn."""
+    """Sizes at which the rule's left side is well-formed, as different from each other and from 1 as were drawn.
+
+    Attributes count too: where a slice begins at 0 and ends at the end, other rules derive it than of all slices.
+    """
     rng = np.random.default_rng(11)
     best: tuple[int, Point] | None = None
     for attempt in range(draws):
@@ -270,7 +273,8 @@ def _distinct_point(instance: Rule, draws: int = DRAWS) -> Point | None:
         if trial is None or trial.ill_typed:
             continue
         sizes = [point.sizes[n] for n in instance.sizes]
-        score = 3 * len(set(sizes)) - 2 * sizes.count(1) + len(set(point.sizes.values()))
+        whole = [point.sizes[n] for n in instance.attribute_atoms if n in point.sizes]
+        score = 3 * len(set(sizes)) - 2 * sizes.count(1) + len(set(point.sizes.values())) - sum(v < 2 for v in whole)
         if best is None or score > best[0]:
             best = (score, point)
     return None if best is None else best[1]

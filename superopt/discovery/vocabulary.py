@@ -243,15 +243,17 @@ class _Frame:
                 later = sums[1:] if before else sums
                 for first, last in combinations(later, 2):
                     yield _cut((axis, first, last, 1))
-            middle = _sums([start, length])[1:]
+            first, last = _sums([start, length])[1:]
+            styles.append([(axis, first, last, 1)])
+            if self.pads:
+                continue  # what cuts padding off goes forwards
             yield _cut((axis, rest, f"{rest} + {length}", 1))  # the middle of what was turned round
             yield _cut((axis, f"{length} - 1", "-1", -1))
-            yield _cut((axis, f"{size} + {middle[0]}", f"{size} + {middle[1]}", 2))
+            yield _cut((axis, f"{size} + {first}", f"{size} + {last}", 2))
             if self.ones:
                 yield _cut((axis, "0", "-1", -1))
-            first, last = middle
-            styles.append([(axis, f"{size} - 1", "-1", -1), (axis, first, last, 2), (axis, first, last, 1)])
-            yield from (_cut(style) for style in styles[-1][:2])
+            styles[-1] += [(axis, f"{size} - 1", "-1", -1), (axis, first, last, 2)]
+            yield from (_cut(style) for style in styles[-1][1:])
         for some in combinations(styles, 2):
             yield from (_cut(*pair) for pair in product(*some))
 
