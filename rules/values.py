@@ -7,7 +7,10 @@ of it; they share these rows and nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from superopt.ir.errors import InvalidModel
 
 __all__ = ["Certificate", "Equal", "Factored", "Kept", "Same", "Uniform"]
 
@@ -103,3 +106,95 @@ class Certificate:
     def exact(self) -> bool:
         """Whether the result computes the same over the reals, but for the rounding of sums of weights."""
         return all(f.exact for f in self.factored)
+
+    def as_json(self) -> dict[str, object]:
+        """Plain data."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: object) -> Certificate:
+        """The inverse of :meth:`as_json`.
+
+        Raises:
+            InvalidModel: it is not what :meth:`as_json` gives.
+        """
+        try:
+            row = _row(data)
+            found = Certificate(
+                tuple((_text(name), _text(digest)) for name, digest in map(_rows, _rows(row["weights"]))),
+                tuple(
+                    Uniform(_text(r["value"]), _whole(r["axis"]), _wholes(r["indices"]), _numbers(r["numbers"]))
+                    for r in map(_row, _rows(row["uniform"]))
+                ),
+                tuple(
+                    Equal(_text(r["value"]), _whole(r["axis"]), _pairs(r["pairs"]))
+                    for r in map(_row, _rows(row["equal"]))
+                ),
+                tuple(Same(_text(r["value"]), _text(r["other"])) for r in map(_row, _rows(row["same"]))),
+                tuple(
+                    Kept(
+                        _text(r["value"]), _text(r["becomes"]),
+                        tuple((_whole(axis), _wholes(kept)) for axis, kept in map(_rows, _rows(r["axes"]))),
+                        _whole(r["removed"]),
+                    )
+                    for r in map(_row, _rows(row["kept"]))
+                ),
+                tuple(
+                    Factored(
+                        _text(r["value"]), _text(r["weight"]), _whole(r["rank"]), _number(r["error"]), _flag(r["exact"])
+                    )
+                    for r in map(_row, _rows(row["factored"]))
+                ),
+                _flag(row["finite"]),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidModel(f"not a certificate of values: {error!r}") from error
+        return found
+
+
+def _row(data: object) -> Mapping[str, object]:
+    if not isinstance(data, Mapping):
+        raise TypeError("an object is expected")
+    return data
+
+
+def _rows(data: object) -> tuple[object, ...]:
+    if not isinstance(data, list | tuple):
+        raise TypeError("a list is expected")
+    return tuple(data)
+
+
+def _text(data: object) -> str:
+    if not isinstance(data, str):
+        raise TypeError("a string is expected")
+    return data
+
+
+def _whole(data: object) -> int:
+    if not isinstance(data, int) or isinstance(data, bool):
+        raise TypeError("an integer is expected")
+    return data
+
+
+def _number(data: object) -> float:
+    if not isinstance(data, int | float) or isinstance(data, bool):
+        raise TypeError("a number is expected")
+    return float(data)
+
+
+def _flag(data: object) -> bool:
+    if not isinstance(data, bool):
+        raise TypeError("true or false is expected")
+    return data
+
+
+def _wholes(data: object) -> tuple[int, ...]:
+    return tuple(map(_whole, _rows(data)))
+
+
+def _pairs(data: object) -> tuple[tuple[int, int], ...]:
+    return tuple((_whole(a), _whole(b)) for a, b in map(_rows, _rows(data)))
+
+
+def _numbers(data: object) -> tuple[float, ...]:
+    return tuple(map(_number, _rows(data)))

@@ -1,4 +1,4 @@
-"""Commands on models: optimize, explain, inspect, convert, diff, verify, cost, profile, schema."""
+"""Commands on models: optimize, explain, inspect, convert, diff, verify, check-values, cost, profile, schema."""
 
 from __future__ import annotations
 
@@ -104,6 +104,12 @@ def optimize(
     report_html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="write the report as a page")
     ] = None,
+    certificates: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="write what the weights' elements allowed, for superopt check-values MODEL DIR"
+        ),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Rewrite MODEL into a faster, equivalent one, and report what changed.
@@ -126,14 +132,16 @@ def optimize(
     )  # fmt: skip
     options.validate({"floats": "--float", "effort": "--effort", "objective": "--objective"})
     if len(models) > 1:
-        if explain or learn is not None or report_html is not None:
-            raise UsageError("--explain, --discover and --html are about one model", hint="name one")
+        if explain or learn is not None or report_html is not None or certificates is not None:
+            raise UsageError("--explain, --discover, --certificates and --html are about one model", hint="name one")
         code = optimize_many(
             models, output, options, workers=workers, cluster=cluster, report_json=report_json, force=force
         )
         raise typer.Exit(code)
     model = models[0]
     claim({"-o": output, "--json": report_json, "--html": report_html}, [model], force=force)
+    if certificates is not None and certificates.exists():
+        raise UsageError(f"{printable(str(certificates))} exists", hint="--certificates makes a folder of its own")
     if learn is not None and rules is not None:
         raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
     with Input(model) as path, Progress() as progress, TemporaryDirectory() as own:
@@ -149,6 +157,10 @@ def optimize(
         result = pipeline.optimize(path, options=options, progress=progress)
         if output is not None:
             save(result.graph, output, force)
+        if certificates is not None and result.by_values:
+            from superopt.verifier.value_files import write_folder
+
+            write_folder(certificates, result.by_values)
     if explain or report_json is not None or report_html is not None:
         told, _ = pipeline.explained(result, options)
         result = replace(result, report=told)
@@ -165,6 +177,10 @@ def optimize(
         show_explanation(console, result.report)
     if output not in (None, "-"):
         console.print(f"wrote {output}", markup=False)
+    if certificates is not None:
+        console.print(
+            f"wrote {certificates}" if result.by_values else "nothing rests on weights: no certificates", markup=False
+        )
     if result.report.search.stopped == "interrupted":
         raise typer.Exit(130)
 
@@ -310,6 +326,25 @@ def verify(
         raise typer.Exit(problems[0].exit_code)
 
 
+def check_values(
+    model: Model,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="what optimize --certificates wrote")],
+    seed: Seed = 0,
+) -> None:
+    """Check what a rewrite of MODEL by the elements of its weights claims. Exit code 5 if a claim does not hold.
+
+    The checker shares no code with what found it. What it leads to is DIR's last graph: superopt verify compares that
+    with the result.
+    """
+    from superopt.formats import load
+    from superopt.verifier.value_files import check_folder
+
+    with Input(model) as path:
+        _, held = check_folder(load(path), folder, seed=seed)
+    for number, found in enumerate(held, 1):
+        out().print(f"rewrite {number}: {found}", markup=False)
+
+
 def cost(
     model: Model, target: Target = "cpu", runtime: Runtime = "onnxruntime", dim: Dims = None, report_json: Json = None,
     force: Force = False,
@@ -413,4 +448,4 @@ def schema() -> None:
     typer.echo(json.dumps(graph_schema(), indent=2))
 
 
-COMMANDS = (optimize, explain, inspect, convert, diff, verify, cost, profile, schema)
+COMMANDS = (optimize, explain, inspect, convert, diff, verify, check_values, cost, profile, schema)

@@ -84,6 +84,7 @@ class Theme:
         data: of a theme that solves: ranks of its data.
         slack: of a theme that solves: what a right side may cost, as a share of its left side.
         records: operators from whose records leaves and vocabulary were generated (:mod:`.vocabulary`).
+        instances: assignments of sizes and attributes at which terms are compared, where the configuration's are few.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Theme:
     data: tuple[int, ...] = (4, 2)
     slack: float = 1.0
     records: tuple[str, ...] = ()
+    instances: int = 0
 
     @property
     def source(self) -> str:
@@ -240,7 +242,7 @@ def load_config(path: Path | str | None = None) -> Config:
 _KEYS = frozenset({
     "name", "family", "profiles", "operators", "leaves", "weights", "attributes", "vocabulary", "sizes", "batch",
     "join", "origin", "broadcast", "base", "about", "weights_alone", "shortcuts", "signals", "solve", "data",
-    "slack", "records",
+    "slack", "records", "instances",
 })  # fmt: skip
 
 
@@ -293,7 +295,7 @@ def _theme(row: Mapping[str, object], where: str) -> Theme:
         bool(row.get("broadcast", True)), bool(row.get("base", False)), frozenset(map(str, _listed(row, "about"))),
         bool(row.get("weights_alone", True)), bool(row.get("shortcuts", False)), bool(row.get("signals", False)),
         solve, tuple(int(str(r)) for r in _listed(row, "data")) or (4, 2), float(str(row.get("slack", 1.0))),
-        made_of,
+        made_of, int(str(row.get("instances", 0))),
     )  # fmt: skip
 
 

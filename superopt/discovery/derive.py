@@ -162,7 +162,10 @@ class Universe:
         self.fold()
 
     def fold(self) -> None:
-        """Unite constants of equal value: that ``Relu(1) = 1`` is arithmetic, and takes no rule."""
+        """Unite constants of equal value: that ``Relu(1) = 1`` is arithmetic, and takes no rule.
+
+        A number that was computed of numbers also gets the form of a number, which is what a rule's attribute matches.
+        """
         graph = self.graph
         known: dict[tuple[object, bytes], int] = {}
         for identity in list(graph.classes):
@@ -175,7 +178,14 @@ class Universe:
             first = known.setdefault((group.type, value.tobytes()), identity)
             if graph.find(first) != identity:
                 graph.union(first, identity, ARITHMETIC)
+            if value.shape == () and group.type.dtype.is_float and np.isfinite(value):
+                graph.union(self._literal(group.type, float(value)), identity, ARITHMETIC)
         graph.rebuild()
+
+    def _literal(self, kind: TensorType, value: float) -> int:
+        """The class of a number that is written as one."""
+        attributes = (("dtype", str(kind.dtype)), ("shape", ()), ("value", value))
+        return self.graph.add("ConstantOfShape", attributes, ())
 
     def _evaluable(self, node: tuple[int, ...]) -> bool:
         return self.graph.heads[node[0]].operator is not None and all(self.graph.constant(a) for a in node[1:])
@@ -247,7 +257,10 @@ def derived(
 
 @lru_cache(maxsize=65536)
 def _distinct_point(instance: Rule, draws: int = DRAWS) -> Point | None:
-    """Sizes at which the rule's left side is well-formed, as different from each other and from 1 as were drawn."""
+    """Sizes at which the rule's left side is well-formed, as different from each other and from 1 as were drawn.
+
+    Attributes count too: where a slice begins at 0 and ends at the end, other rules derive it than of all slices.
+    """
     rng = np.random.default_rng(11)
     best: tuple[int, Point] | None = None
     for attempt in range(draws):
@@ -260,7 +273,8 @@ def _distinct_point(instance: Rule, draws: int = DRAWS) -> Point | None:
         if trial is None or trial.ill_typed:
             continue
         sizes = [point.sizes[n] for n in instance.sizes]
-        score = 3 * len(set(sizes)) - 2 * sizes.count(1) + len(set(point.sizes.values()))
+        whole = [point.sizes[n] for n in instance.attribute_atoms if n in point.sizes]
+        score = 3 * len(set(sizes)) - 2 * sizes.count(1) + len(set(point.sizes.values())) - sum(v < 2 for v in whole)
         if best is None or score > best[0]:
             best = (score, point)
     return None if best is None else best[1]

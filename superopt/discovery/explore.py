@@ -68,7 +68,9 @@ class Enumerated:
 
 def fingerprint_points(theme: Theme, config: Config) -> list[Point]:
     """Sizes and attributes at which a theme's terms are compared."""
-    return points_of(theme, config.instances, np.random.default_rng([config.seed, int(theme.digest[:8], 16)]))
+    return points_of(
+        theme, max(config.instances, theme.instances), np.random.default_rng([config.seed, int(theme.digest[:8], 16)])
+    )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, combinations
 
 from superopt.discovery.candidates import restricted
@@ -23,6 +24,7 @@ from superopt.rules.typing import instances, types_of
 __all__ = ["guarded", "size_general", "specialised", "variable_general", "well_typed", "whole_sizes"]
 
 _MOST_SUBSETS = 80
+_MOST_PLACES = 5  # positions that one size may be in
 Place = tuple[object, ...]  # ("leaf", name, axis) or ("attribute", app, key, position)
 
 
@@ -143,13 +145,17 @@ def size_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
             if wider is not None:
                 rule, progress = wider, True
                 break
+        if not progress:
+            wider = _axis_apart(rule, holds)
+            if wider is not None:
+                rule, progress = wider, True
     return rule
 
 
 def whole_sizes(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
     """The rule with one name for what only occurs as a sum: ``f[a + b]`` becomes ``f[a]`` where nothing asks for ``b``.
 
-    The size of an axis that nothing else mentions becomes a name of its own.
+    So do sums that only attributes have. The size of an axis that nothing else mentions becomes a name of its own.
 
     Args:
         rule: a rule whose types are symbolic.
@@ -161,6 +167,12 @@ def whole_sizes(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
 
 def _with_fewer_sums(rule: Rule) -> Iterator[Rule]:
     """The rule with two names as one wherever they occur, and with one axis' sum as a name of its own."""
+    written = (v for _, v in _attribute_places(rule))
+    for total in dict.fromkeys(v for v in written if isinstance(v, Poly) and len(v.terms) > 1):
+        for first, second in combinations(sorted(symbols(total) & {*rule.attribute_atoms}), 2):
+            made = _bound(rule, {first: sym(first) - sym(second)})
+            if second not in made.sizes and second not in made.attribute_atoms:
+                yield made
     for name, scheme in rule.tensors.items():
         for axis, dim in enumerate(scheme.shape):
             names = sorted(symbols(dim)) if isinstance(dim, Poly) and len(dim.terms) > 1 else []
@@ -188,13 +200,7 @@ def _apart(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | None:
     leaves: list[Place] = [
         ("leaf", n, axis) for n, s in rule.tensors.items() for axis, d in enumerate(s.shape) if name in symbols(d)
     ]
-    places: list[Place] = []
-    for term in postorder(*rule.lhs, *rule.rhs):
-        if isinstance(term, App):
-            for key, value in term.attributes:
-                for position, part in enumerate(value if isinstance(value, tuple) else (value,)):
-                    if isinstance(part, Poly) and name in symbols(part):
-                        places.append(("attribute", term, key, position))
+    places = [p for p, v in _attribute_places(rule) if isinstance(v, Poly) and name in symbols(v)]
     if len(leaves) < 2 or len(places) > 6:
         return None
     fresh = next(f"{name}{i}" for i in range(1, 99) if f"{name}{i}" not in {*rule.sizes, *rule.forall})
@@ -209,6 +215,60 @@ def _apart(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | None:
                 if well_typed(wider) and holds(wider):
                     return wider
     return None
+
+
+def _attribute_places(rule: Rule) -> list[tuple[Place, AttributeValue]]:
+    """Every value of an attribute on either side, with its place."""
+    return [
+        (("attribute", term, key, position), part)
+        for term in postorder(*rule.lhs, *rule.rhs)
+        if isinstance(term, App)
+        for key, value in term.attributes
+        for position, part in enumerate(value if isinstance(value, tuple) else (value,))
+    ]
+
+
+def _axis_apart(rule: Rule, holds: Callable[[Rule], bool]) -> Rule | None:
+    """The rule with a name of its own for the size of one tensor's axis, in the type and in positions behind it.
+
+    ``Slice(Concat(x, y), ends=[a + a])`` with ``f[a]`` twice says of a ``y`` of any size where it ends: at ``b + a``.
+    """
+    dims = [(name, axis, dim) for name, s in rule.tensors.items() for axis, dim in enumerate(s.shape)]
+    every = _attribute_places(rule)
+    for name, axis, dim in dims:
+        places = [p for p, v in every if isinstance(v, Poly) and _holds_sum(v, dim)]
+        if not places and not any(symbols(d) & symbols(dim) for n, a, d in dims if (n, a) != (name, axis)):
+            continue
+        if len(places) > _MOST_PLACES:
+            continue
+        fresh = next(f"n{i}" for i in range(99) if f"n{i}" not in {*rule.sizes, *rule.forall})
+        scheme = rule.tensors[name]
+        shape = tuple(sym(fresh) if a == axis else d for a, d in enumerate(scheme.shape))
+        forall: dict[str, TypeScheme] = {**rule.forall, name: replace(scheme, shape=shape)}
+        for some in chain.from_iterable(combinations(places, r) for r in range(len(places), -1, -1)):
+            chosen = frozenset(some)
+            made = rebuilt((*rule.lhs, *rule.rhs), partial(_moved, chosen=chosen, difference=sym(fresh) - dim))
+            lhs, rhs = made[: len(rule.lhs)], made[len(rule.lhs) :]
+            wider = restricted(replace(rule, forall=forall, lhs=lhs, rhs=rhs))
+            other = symbols(dim) & {*wider.sizes, *wider.attribute_atoms}  # else it is the same rule in other words
+            if other and well_typed(wider) and holds(wider):
+                return wider
+    return None
+
+
+def _holds_sum(value: Poly, dim: Dim) -> bool:
+    """Whether a position is a size and something that is not negative, or the last one."""
+    rest = value - dim
+    return rest >= -1 if isinstance(rest, int) else all(c > 0 for monomial, c in rest.terms if monomial)
+
+
+def _moved(term: App, key: str, value: AttributeValue, chosen: frozenset[Place], difference: Dim) -> AttributeValue:
+    parts = value if isinstance(value, tuple) else (value,)
+    made = tuple(
+        p + difference if isinstance(p, Poly) and ("attribute", term, key, i) in chosen else p
+        for i, p in enumerate(parts)
+    )
+    return made if isinstance(value, tuple) else made[0]
 
 
 def _renamed_at(rule: Rule, chosen: set[Place], name: str, fresh: str) -> Rule:

@@ -18,7 +18,7 @@ from pathlib import Path
 from superopt.cost import CostModel, graph_cost
 from superopt.discovery.candidates import restricted
 from superopt.discovery.config import WEIGHTS, Config, Theme
-from superopt.discovery.derive import derived, moves_of, parts_of
+from superopt.discovery.derive import QUICK_ROUNDS, ROUNDS, derived, moves_of, parts_of
 from superopt.discovery.discover import finished, write_library
 from superopt.discovery.explore import Explored
 from superopt.discovery.gain import priced_at
@@ -62,6 +62,7 @@ class Lesson:
         candidate: what was solved for, over the target's own leaves; ``None`` where nothing was.
         candidates: right sides that were solved for; ``derived`` of them by the library.
         insoluble, unnamed: skeletons that no weights make equal, and whose weights no expression was found for.
+        shortcut: whether the library derives the candidate, in more rounds than a search has.
     """
 
     rules: tuple[Rule, ...]
@@ -70,6 +71,7 @@ class Lesson:
     derived: int
     insoluble: int
     unnamed: int
+    shortcut: bool = False
 
     def as_json(self) -> dict[str, object]:
         """Plain data."""
@@ -92,13 +94,15 @@ class Learned:
     """What a run gave.
 
     Attributes:
-        rules: as written: proved for all sizes, usable in floating point, not derived by the library or each other.
+        rules: as written: proved for all sizes, usable in floating point, not derived by the library or each other,
+            but for shortcuts.
         targets: parts of the models that were worth looking at; ``looked_at`` of them were, ``solved`` gave rules,
             and ``inside`` others was one for which an equal was found.
         derived: equals that follow from the library.
         saved_us: by model: what the rules save where they were found, places that overlap counted once.
         model_us: by model: what it costs.
         left_out: rules that are proved, and that floating point does not bear.
+        shortcuts: those of the rules that the library derives, in more rounds than a search has.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -110,6 +114,7 @@ class Learned:
     saved_us: dict[str, float] = field(default_factory=dict)
     model_us: dict[str, float] = field(default_factory=dict)
     left_out: int = 0
+    shortcuts: int = 0
     seconds: float = 0.0
 
 
@@ -217,7 +222,7 @@ class _School:
     chunks: Chunks
     target: str
     known: dict[str, Lesson] = field(default_factory=dict)
-    answers: dict[str, bool] = field(default_factory=dict)
+    answers: dict[str, int | None] = field(default_factory=dict)
 
     def lesson(self, part: Target) -> tuple[Lesson, float]:
         """What a target teaches, which is kept, and what its rule saves once, in microseconds."""
@@ -248,11 +253,12 @@ class _School:
         found = Solved()
         solver = Solver(problem, cost=lambda rule: self.price(rule, sizes), most=_CHEAPER, seed=self.config.seed)
         try:
-            solve_one(solver, self.config, self.chunks, FAMILY, self._derives, found)
+            solve_one(solver, self.config, self.chunks, FAMILY, self._finds, found)
         except (IllTyped, RuleError):
             return Lesson((), None, 0, 0, 0, 0)
         insoluble, unnamed = found.without
-        return Lesson(tuple(found.rules), solver.last, found.candidates, found.derived, insoluble, unnamed)
+        shortcut = bool(found.rules) and solver.last is not None and self._rounds(solver.last) is not None
+        return Lesson(tuple(found.rules), solver.last, found.candidates, found.derived, insoluble, unnamed, shortcut)
 
     def price(self, rule: Rule, sizes: Mapping[str, int]) -> tuple[float, float] | None:
         """Microseconds of both sides at the sizes that the model has; holes are weights."""
@@ -265,16 +271,22 @@ class _School:
             return None
         return found[:2]
 
-    def _derives(self, rule: Rule) -> bool:
-        """Whether the library derives a candidate: by rules over its own operators, or by any."""
+    def _finds(self, rule: Rule) -> bool:
+        """Whether the library derives a candidate in as few rounds as a search has."""
+        rounds = self._rounds(rule)
+        return rounds is not None and rounds <= QUICK_ROUNDS
+
+    def _rounds(self, rule: Rule) -> int | None:
+        """In how many rounds, few or many, the library derives a candidate: by rules over its own operators, or any."""
         key = text_digest(rule)
         if key not in self.answers:
             named = replace(rule, id="candidate")
             rules = [self.library[i] for i in self.library]
             near = [r for r in rules if r.operators <= named.operators]
             parts = parts_of(named)
-            self.answers[key] = (
-                derived(named, moves_of(near, parts)) is not None or derived(named, moves_of(rules, parts)) is not None
+            ways = ((some, rounds) for rounds in (QUICK_ROUNDS, ROUNDS) for some in (near, rules))
+            self.answers[key] = next(
+                (n for some, n in ways if derived(named, moves_of(some, parts), rounds=n) is not None), None
             )
         return self.answers[key]
 
@@ -291,6 +303,7 @@ def _finish(found: Learned, lessons: Sequence[_Taught], config: Config, out: Pat
     origin = f"discovered (weights solved for, from {', '.join(sorted({t.model for t in lessons}))})"
     found.rules = tuple(replace(r, origin=origin) for r in borne)
     found.solved = len(lessons)
+    found.shortcuts = len(kept & {text_digest(r) for t in lessons if t.lesson.shortcut for r in t.lesson.rules})
     write_library(out, found.rules, {r.id: verdicts[r.id] for r in borne}, [_explored(found, lessons)], config)
     for name in found.model_us:
         found.saved_us[name] = _saved([t for t in lessons if t.model == name])

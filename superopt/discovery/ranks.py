@@ -27,7 +27,7 @@ def any_rank(rule: Rule) -> Iterator[Rule]:
     families = {operator_of(t).family for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App)}
     pointwise = families <= {"elementwise", "activation", "generators"}
     scalars = all(
-        dict(t.attributes)["shape"] == ()
+        dict(t.attributes).get("shape") == ()
         for t in postorder(*rule.lhs, *rule.rhs)
         if isinstance(t, App) and operator_of(t).family == "generators"
     )

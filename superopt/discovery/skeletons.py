@@ -65,11 +65,15 @@ def skeletons(problem: Problem, operators: Sequence[str] = OPERATORS) -> Iterato
             for made in _applied(problem, op, base, kind, target, sizes, f"{_HOLE}a"):
                 singles.setdefault(base, []).append(made)
                 yield made
+    for some in singles.values():
+        yield from (_with_addend(single, target) for single in some if not _adds(single.term))
+    for base, kind in bases.items():
+        if kind == target and base != problem.term:
+            singles.setdefault(base, []).append(Skeleton(base, {}))  # data may be added as they are
     for base, some in singles.items():
         for single in some:
-            if not _adds(single.term):
-                yield _with_addend(single, target)
-                yield from _with_other(problem, singles, base, single)
+            if not _adds(single.term) or not single.holes:
+                yield from _with_other(problem, singles, base, single, target)
 
 
 def _with_addend(single: Skeleton, target: TensorType) -> Skeleton:
@@ -81,9 +85,9 @@ def _with_addend(single: Skeleton, target: TensorType) -> Skeleton:
 
 
 def _with_other(
-    problem: Problem, singles: Mapping[Term, Sequence[Skeleton]], base: Term, single: Skeleton
+    problem: Problem, singles: Mapping[Term, Sequence[Skeleton]], base: Term, single: Skeleton, target: TensorType
 ) -> Iterator[Skeleton]:
-    """The sum with a skeleton of other data."""
+    """The sum with a skeleton of other data, and a weight added to it."""
     mine = set(variables(base)) - problem.weights
     for other, more in singles.items():
         theirs = set(variables(other)) - problem.weights
@@ -92,7 +96,10 @@ def _with_other(
                 names = {h: f"{_HOLE}b{h[2:]}" for h in second.holes}
                 renamed = _renamed(second.term, names)
                 holes = {names[h]: t for h, t in second.holes.items()}
-                yield Skeleton(App("Add", (single.term, renamed)), {**single.holes, **holes})
+                both = Skeleton(App("Add", (single.term, renamed)), {**single.holes, **holes})
+                yield both
+                if not _adds(second.term) or not second.holes:
+                    yield _with_addend(both, target)
 
 
 def _renamed(root: Term, names: Mapping[str, str]) -> Term:

@@ -2,9 +2,12 @@
 
 A theme of this kind (``enumerate = [...]``) says which operators, how many in a term, and of which rank its data are.
 Tensors have that rank, and one name an axis for its size. An operand is anything; an axis is every axis; a flag is both
-its values; a real attribute is a symbol. Where positions are asked for, each axis is three named lengths, and a slice
-is from any of their sums to any later one, in the tensor or in what stands behind another or behind padding. What an
-operator makes out of nothing is of the tensors' shape or a scalar.
+its values; a real attribute is a symbol, and of two the one above the other as well. Where positions are asked for,
+each axis is three named lengths, and a slice is from any of their sums to any later one, in the tensor or in what
+stands behind another or behind padding; it is forwards, backwards, or of every other element, along one axis or two.
+Padding is on either side, on both, on none, or of a negative length, which cuts. Positions that are read are a tensor
+for each axis' size, or what an operator counts. What an operator makes out of nothing is of the tensors' shape, of one
+that slices and padding make of it, or a scalar.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ __all__ = ["generated"]
 _AXES: Mapping[int, tuple[str, ...]] = {1: ("n",), 2: ("m", "n"), 3: ("k", "m", "n")}
 _HOLES = ("A", "B", "C")
 _OPERANDS = 2  # of what takes any number
+_BITS = 48  # elements of a tensor of truth values, at least: as many as tell terms apart
+_GAP = "g"  # between two real attributes
 _FLAGS = frozenset({"keepdims", "fmod", "upper", "exclusive", "reverse"})
 
 
@@ -29,8 +34,9 @@ def generated(row: Mapping[str, object]) -> Mapping[str, object]:
     """The row of a theme with leaves and templates instead of ``enumerate``.
 
     Args:
-        row: with ``enumerate`` (operators) and perhaps ``data`` (``[rank]``, 2 unless said otherwise) and ``tensors``
-            (how many variables, 2 unless said otherwise).
+        row: with ``enumerate`` (operators) and perhaps ``data`` (``[rank]``, 2 unless said otherwise), ``tensors`` and
+            ``scalars`` (how many variables, 2 and 1 unless said otherwise) and ``ones`` (whether tensors with one axis
+            of size 1 are looked at as well).
 
     Raises:
         KeyError: there is no such operator, or no axes for such a rank.
@@ -39,23 +45,29 @@ def generated(row: Mapping[str, object]) -> Mapping[str, object]:
     assert isinstance(given, list)
     assert isinstance(data, list)
     operators = [str(op) for op in given]
-    frame = _Frame(operators, int(data[0]), int(str(row.get("tensors", 2))))
-    made = {k: v for k, v in row.items() if k not in ("enumerate", "data", "tensors")}
+    tensors, scalars = (int(str(row.get(key, number))) for key, number in (("tensors", 2), ("scalars", 1)))
+    frame = _Frame(operators, int(data[0]), tensors=tensors, scalars=scalars, ones=bool(row.get("ones", False)))
+    made = {k: v for k, v in row.items() if k not in ("enumerate", "data", "tensors", "scalars", "ones")}
     leaves, attributes = frame.leaves(), frame.attributes()
     vocabulary = list(dict.fromkeys([*frame.constants(), *(t for op in operators for t in frame.templates(op))]))
+    sizes = {n: [1, 3] for n, kind in attributes.items() if kind != "real"}
+    if frame.booleans:  # an element of a comparison is one bit
+        made = {**made, "instances": _BITS // 4}
+        sizes |= {name: [most := round(_BITS ** (1 / len(frame.axes))), most + 2] for name in frame.axes}
     return {
         **made, "records": operators, "leaves": leaves, "attributes": attributes, "weights": frame.scalars,
-        "vocabulary": vocabulary, "sizes": {n: [1, 3] for n, kind in attributes.items() if kind != "real"},
+        "vocabulary": vocabulary, "sizes": sizes,
     }  # fmt: skip
 
 
 class _Frame:
     """What the tensors of a vocabulary are: their rank and sizes, and which kinds its operators take."""
 
-    def __init__(self, operators: Sequence[str], rank: int, tensors: int) -> None:
+    def __init__(self, operators: Sequence[str], rank: int, *, tensors: int, scalars: int, ones: bool) -> None:
         records = [REGISTRY[op] for op in operators]
         self.axes = _AXES[rank]
         self.tensors = tensors
+        self.ones = ones
         self.cuts = any("starts" in r.attributes for r in records)
         self.pads = any("pads" in r.attributes for r in records)
         self.gathers = [r for r in records if "indices" in r.inputs]
@@ -66,7 +78,9 @@ class _Frame:
         self.numbers = any(_reckons(r) for r in elementwise)
         keys = dict.fromkeys(n for r in records for n, kind in r.attributes.items() if kind == "float")
         self.reals = {key: f"r{number}" for number, key in enumerate(keys)}
-        self.scalars = ["t"] if self.numbers else []
+        self.scalars = [f"t{n}" if n else "t" for n in range(scalars)] if self.numbers else []
+        self.bounds = any(list(r.attributes.values()).count("float") > 1 for r in records)
+        self.counts = any("limit" in r.attributes for r in records)
 
     @property
     def shape(self) -> list[str]:
@@ -76,9 +90,12 @@ class _Frame:
     def leaves(self) -> dict[str, str]:
         shape = ", ".join(self.shape)
         found = dict.fromkeys("xyz"[: self.tensors], f"f[{shape}]")
+        if self.ones:
+            one = [[*self.shape[:n], "1", *self.shape[n + 1 :]] for n in range(len(self.axes))]
+            found |= {f"o{n}": f"f[{', '.join(sizes)}]" for n, sizes in enumerate(one)}
         if self.booleans:
             found |= dict.fromkeys("pq", f"b[{shape}]")
-        if self.gathers:
+        if self.gathers and not self.counts:
             found |= {f"i{a}": f"i[j{a}]<{size}" for a, size in enumerate(self.shape)}
         if self.expands and len(self.axes) > 1:
             found |= dict.fromkeys("vw"[: self.tensors], f"f[{self.shape[-1]}]") | {"e": "f[]"}
@@ -86,6 +103,8 @@ class _Frame:
 
     def attributes(self) -> dict[str, str]:
         found = dict.fromkeys(self.reals.values(), "real")
+        if self.bounds:
+            found |= {_GAP: "real>0"}
         if self.cuts:
             names = [_lengths(axis) for axis, _ in enumerate(self.axes)]
             found |= {name: "int>=1" if name == some[1] else "int>=0" for some in names for name in some}
@@ -99,10 +118,15 @@ class _Frame:
         """Numbers and truth values, as scalars and of the tensors' shape."""
         for shape in ("", ", ".join(self.shape)):
             if self.numbers:
-                values = ("0.0", "1.0", *(self.reals.values() if not shape else ()))
+                reals = [*self.reals.values(), *self._above()] if not shape else []
+                values = (*(("0.0", "1.0") if self.scalars else ()), *reals)
                 yield from (f"ConstantOfShape(shape=[{shape}], value={v})" for v in values)
             if self.booleans:
                 yield from (f'ConstantOfShape(dtype="bool", shape=[{shape}], value={v})' for v in ("0.0", "1.0"))
+
+    def _above(self) -> list[str]:
+        """Where real attributes are bounds: each, and a gap."""
+        return [f"{name} + {_GAP}" for name in self.reals.values()] if self.bounds else []
 
     def templates(self, op: str) -> Iterator[str]:
         record = REGISTRY[op]
@@ -115,7 +139,7 @@ class _Frame:
 
     def _operands_of(self, record: Operator) -> Iterator[tuple[str, ...]]:
         names = _operands(record)
-        if "indices" in names:
+        if "indices" in names and not self.counts:
             yield from (("A", f"i{axis}") for axis in range(len(self.axes)))
         else:
             yield _HOLES[: len(names)]
@@ -124,6 +148,11 @@ class _Frame:
         if "starts" in record.attributes:
             yield from self._cuts()
             return
+        if "limit" in record.attributes:
+            for axis, size in enumerate(self.shape):
+                for first, last in combinations(_sums(_lengths(axis)), 2) if self.cuts else [("0", size)]:
+                    yield "delta=1", 'dtype="int64"', f"limit={last}", f"start={first}"
+            return
         ways = [list(self._values(record, key, kind, operands)) for key, kind in record.attributes.items()]
         for chosen in product(*ways):
             yield tuple(f"{k}={v}" for k, v in zip(record.attributes, chosen, strict=True) if v)
@@ -131,7 +160,7 @@ class _Frame:
     def _values(self, record: Operator, key: str, kind: str, operands: tuple[str, ...]) -> Iterator[str]:
         rank = len(self.axes)
         if key == "axis":
-            yield from (str(a) for a in range(rank)) if len(operands) < 2 or operands[1][0] != "i" else operands[1][1:]
+            yield from (str(a) for a in range(rank))
         elif key == "axes":
             count = rank + (record.family == "shape")
             most = rank if record.family == "reduce" else 1
@@ -141,41 +170,92 @@ class _Frame:
         elif key == "perm":
             yield from (str(list(p)) for n in range(2, rank + 1) for p in permutations(range(n)))
         elif key == "pads":
-            for some in ([n] for n in range(rank)) if rank == 1 else (*([n] for n in range(rank)), range(rank)):
-                pads = [f"{name}{n}" if n in some else "0" for name in "ba" for n in range(rank)]
-                yield f"[{', '.join(pads)}]"
+            yield from self._pads()
         elif key == "shape":
             yield from self._shapes(record)
         elif kind == "float":
             yield self.reals[key]
+            yield from (
+                f"{other} + {_GAP}" for name, other in self.reals.items() if name in record.attributes and name != key
+            )
         else:
             yield ""  # by default
 
+    def _pads(self) -> Iterator[str]:
+        """Along no axis, one, or all: on both sides or on either; beside slices also as long as an axis, or cutting."""
+        count = len(self.axes)
+        around = {n: (f"b{n}", f"a{n}") for n in range(count)}
+        ways: list[Mapping[int, tuple[str, str]]] = [{}, *({n: pair} for n, pair in around.items())]
+        ways += [{n: pair} for n, (b, a) in around.items() for pair in ((b, "0"), ("0", a))]
+        if self.cuts:
+            ways += [{n: pair} for n, size in enumerate(self.shape) for pair in ((size, "0"), ("0", size))]
+            for n in range(count):
+                start, _, rest = _lengths(n)
+                ways += [{m: around[m] for m in around if m != n} | {n: (f"-{start}", f"-{rest}")}]
+        if count > 1:
+            ways.append(around)
+        for way in ways:
+            sides = zip(*(way.get(n, ("0", "0")) for n in range(count)), strict=True)
+            yield f"[{', '.join(part for side in sides for part in side)}]"
+        if self.expands:
+            yield f"[0, {', '.join(b for b, _ in around.values())}, 0, {', '.join(a for _, a in around.values())}]"
+
+    def _extents(self, axis: int) -> list[str]:
+        """An axis' size, and what slices, padding and positions make of it."""
+        found = [self.shape[axis]]
+        if self.cuts:
+            length = _lengths(axis)[1]
+            found += [length, f"({length} + 1)//2"]
+        if self.pads:
+            found.append(f"{self.shape[axis]} + a{axis} + b{axis}")
+        if self.gathers and not self.counts:
+            found.append(f"j{axis}")
+        return found
+
     def _shapes(self, record: Operator) -> Iterator[str]:
-        """The tensors' shape; of what is expanded, also with an axis more, and cut; of constants, beside a tensor."""
+        """The tensors' shape, and what becomes of it along some axes; of what is expanded, also with an axis more."""
+        every = [self._extents(n) for n in range(len(self.axes))]
         if record.inputs:
-            ways = [[size, *(_lengths(n)[1:2] if self.cuts else [])] for n, size in enumerate(self.shape)]
-            yield from (f"[{', '.join(p)}]" for some in product(*ways) for p in permutations(some))
+            yield from (f"[{', '.join(p)}]" for p in permutations(self.shape))
+            yield from (f"[{', '.join(some)}]" for some in product(*every) if list(some) != self.shape)
             yield f"[h, {', '.join(self.shape)}]"
+            if self.pads:
+                yield f"[h, {', '.join(some[1] for some in every)}]"
+            if self.ones:
+                yield from (
+                    f"[{', '.join(size for n, size in enumerate(self.shape) if n != axis)}]"
+                    for axis in range(len(every))
+                    if len(every) > 1
+                )
             return
         yield f"[{', '.join(self.shape)}]"
-        for axis, new in product(range(len(self.axes)), "ba" if self.pads else ""):
-            yield f"[{', '.join(f'{new}{n}' if n == axis else size for n, size in enumerate(self.shape))}]"
+        for axis, some in enumerate(every):
+            for new in (*some[1:], *((f"b{axis}", f"a{axis}") if self.pads else ())):
+                yield f"[{', '.join(new if n == axis else size for n, size in enumerate(self.shape))}]"
 
     def _cuts(self) -> Iterator[tuple[str, ...]]:
-        """Slices along one axis, and along all; backwards; every other element of the middle."""
-        every = list(range(len(self.shape)))
-        for axis in every:
-            for before in ("", self.shape[axis], *((f"b{axis}",) if self.pads else ())):
-                sums = _sums([before, *_lengths(axis)] if before else _lengths(axis))
+        """Slices along one axis and along two: of a part, backwards, of every other element."""
+        styles: list[list[tuple[int, str, str, int]]] = []
+        for axis, size in enumerate(self.shape):
+            start, length, rest = _lengths(axis)
+            for before in ("", size, *((f"b{axis}",) if self.pads else ())):
+                sums = _sums([before, start, length, rest] if before else [start, length, rest])
                 later = sums[1:] if before else sums
                 for first, last in combinations(later, 2):
-                    yield _cut([axis], [first], [last], 1)
-            yield _cut([axis], [f"{self.shape[axis]} - 1"], ["-1"], -1)
-            yield _cut([axis], _sums(_lengths(axis))[1:2], _sums(_lengths(axis))[2:3], 2)
-        if len(every) > 1:
-            yield _cut(every, [_sums(_lengths(a))[1] for a in every], [_sums(_lengths(a))[2] for a in every], 1)
-            yield _cut(every, [f"{size} - 1" for size in self.shape], ["-1"] * len(every), -1)
+                    yield _cut((axis, first, last, 1))
+            first, last = _sums([start, length])[1:]
+            styles.append([(axis, first, last, 1)])
+            if self.pads:
+                continue  # what cuts padding off goes forwards
+            yield _cut((axis, rest, f"{rest} + {length}", 1))  # the middle of what was turned round
+            yield _cut((axis, f"{length} - 1", "-1", -1))
+            yield _cut((axis, f"{size} + {first}", f"{size} + {last}", 2))
+            if self.ones:
+                yield _cut((axis, "0", "-1", -1))
+            styles[-1] += [(axis, f"{size} - 1", "-1", -1), (axis, first, last, 2)]
+            yield from (_cut(style) for style in styles[-1][1:])
+        for some in combinations(styles, 2):
+            yield from (_cut(*pair) for pair in product(*some))
 
 
 def _lengths(axis: int) -> list[str]:
@@ -188,8 +268,10 @@ def _sums(parts: Sequence[str]) -> list[str]:
     return ["0", *(" + ".join(parts[:n]) for n in range(1, len(parts) + 1))]
 
 
-def _cut(axes: Sequence[int], starts: Sequence[str], ends: Sequence[str], step: int) -> tuple[str, ...]:
-    listed = (("axes", list(map(str, axes))), ("ends", ends), ("starts", starts), ("steps", [str(step)] * len(axes)))
+def _cut(*along: tuple[int, str, str, int]) -> tuple[str, ...]:
+    """The attributes of a slice: of each axis its number, first position, the one that ends it, and step."""
+    axes, starts, ends, steps = ([str(way[n]) for way in along] for n in range(4))
+    listed = (("axes", axes), ("ends", ends), ("starts", starts), ("steps", steps))
     return tuple(f"{key}=[{', '.join(some)}]" for key, some in listed)
 
 

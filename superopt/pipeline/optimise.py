@@ -29,6 +29,7 @@ from superopt.pipeline.scheduling import for_memory
 from superopt.pipeline.values import Valued, with_values
 from superopt.report.quantities import bytes_text
 from superopt.rules import Library, Rule, load_library
+from superopt.rules.values import Certificate
 from superopt.runtime.blas import one_blas_thread
 from superopt.runtime.choice import runtime_named
 from superopt.runtime.limits import refuse_unbounded
@@ -72,11 +73,16 @@ _MEASURING = 0.5  # share of the time limit that measuring operators may take; t
 
 @dataclass(frozen=True)
 class Result:
-    """The graph to use (the input itself when nothing better was found), the input, and the report."""
+    """The graph to use (the input itself when nothing better was found), the input, and the report.
+
+    ``by_values`` are the rewrites by the elements of weights that the graph rests on: what each makes of the one before
+    it, and what it claims (:mod:`superopt.verifier.value_files`).
+    """
 
     graph: Graph
     original: Graph
     report: report.Report
+    by_values: tuple[tuple[Graph, Certificate], ...] = ()
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write the graph as ONNX or JSON by the path's suffix; refuses to overwrite unless forced."""
@@ -262,7 +268,9 @@ class _Attempt:
         made = self._report(
             found, checked, measured, notes, before, best.cost if after is not self.graph else before, best.forms
         )
-        return Result(after, self.graph, replace(made, verification=verification))
+        stages = self.valued.stages if self.valued is not None and made.values is not None else ()
+        claimed = tuple((s.after, s.certificate) for s in stages)
+        return Result(after, self.graph, replace(made, verification=verification), claimed)
 
     def _looks_at_elements(self, notes: list[str]) -> bool:
         """Whether looking at all elements of the weights leaves the search most of the time."""

@@ -21,21 +21,24 @@ def own_rules(library: Library, rules: Sequence[Rule]) -> tuple[Rule, ...]:
 
 
 def search_own_first(graph: Graph, rules: tuple[Rule, ...], own: tuple[Rule, ...], search: Search) -> SearchResult:
-    """The better of two searches: by all rules at once, and by the user's own before all of them.
+    """The better of two searches: by the user's own rules and then by all, and by all at once.
 
     Regions have room for so many e-nodes, and what grows them least comes first; rules that compute new weights grow
-    them most. With no rules of the user's own, or none that applies, it is one search.
+    them most. Few rules are quick, so that they come first in time as well: after a search by all of them there may be
+    none left. With no rules of the user's own, or none that applies, it is one search.
     """
-    plain = search(graph, rules)
-    if not own or plain.stopped == "interrupted":
-        return plain
-    first = search(graph, own)
-    if first.graph is graph:
-        return plain
+    first = search(graph, own) if own else None
+    if first is None or (first.graph is graph and first.stopped != "interrupted"):
+        return search(graph, rules)
+    if first.stopped == "interrupted":
+        return first
     second = search(first.graph, rules)
-    if second.after_us >= plain.after_us:
-        return plain
-    return replace(
+    both = replace(
         second, before_us=first.before_us, applied=(*first.applied, *second.applied),
-        seconds=plain.seconds + first.seconds + second.seconds,
+        seconds=first.seconds + second.seconds,
     )  # fmt: skip
+    if second.stopped == "interrupted":
+        return both
+    plain = search(graph, rules)
+    seconds = both.seconds + plain.seconds
+    return replace(plain if plain.after_us <= both.after_us else both, seconds=seconds)

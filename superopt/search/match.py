@@ -197,6 +197,7 @@ class Pattern:
             if found is None:
                 return None
             bound.update(found)
+            bound.update(_summands(checks, bound))
         return bound if _acceptable(self.rule, bound, checks) and self._well_formed(bound) else None
 
     @cached_property
@@ -419,6 +420,21 @@ def _sums(value: Poly) -> tuple[tuple[int, tuple[str, ...]], ...] | None:
             return None
         found.append((coefficient, names))
     return tuple(found)
+
+
+def _summands(checks: Sequence[tuple[Poly, AttributeValue]], bound: Mapping[str, AttributeValue]) -> Sizes:
+    """Real attributes that a sum has to have: of ``r + e``, which is 6.0 where ``r`` is 1.0, the ``e``."""
+    found: dict[str, AttributeValue] = {}
+    for wanted, given in checks:
+        missing = symbols(wanted) - bound.keys() - found.keys()
+        if not isinstance(given, float) or len(missing) != 1:
+            continue
+        (name,) = missing
+        others = wanted - sym(name)
+        rest = None if name in symbols(others) else evaluate(others, {**bound, **found})
+        if isinstance(rest, int | float):
+            found[name] = given - rest
+    return found
 
 
 def _acceptable(rule: Rule, sizes: Sizes, checks: Sequence[tuple[Poly, AttributeValue]]) -> bool:

@@ -9,10 +9,13 @@ import pytest
 from superopt.discovery.config import Theme, load_config
 from superopt.discovery.derive import derived, moves_of
 from superopt.discovery.discover import discover
-from superopt.ir.terms import App, postorder
+from superopt.discovery.generalise import size_general, whole_sizes
+from superopt.ir.terms import App, format_term, postorder
 from superopt.rules.grammar import parse_rule
+from superopt.rules.rule import Rule
+from superopt.verifier.exact import test as check
 from superopt.verifier.prover import prove
-from superopt.verifier.verdict import ProvedAllSizes
+from superopt.verifier.verdict import ProvedAllSizes, kind_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,3 +62,67 @@ def test_what_is_found_says_where_it_is_from(tmp_path: Path) -> None:
     assert derived(wanted, moves_of(result.rules)) is not None
     assert all(isinstance(prove(r), ProvedAllSizes) for r in result.rules)
     assert all("enumerated from Abs, Neg" in r.origin for r in result.rules)
+
+
+def holds(rule: Rule) -> bool:
+    return kind_of(check(rule, seed=7, trials=4)) == "tested"
+
+
+def row(**parts: object) -> Rule:
+    return parse_rule({"id": "some", **parts})
+
+
+def generalised(rule: Rule) -> Rule:
+    return size_general(whole_sizes(rule, holds), holds)
+
+
+def test_what_only_occurs_as_a_sum_has_one_name() -> None:
+    cut = {"a": "int>=1", "b": "int>=0"}
+    found = generalised(row(
+        forall={"e": "f[]", **cut},
+        lhs=["Slice(Expand(e, shape=[a + b]), axes=[0], ends=[-1], starts=[a + b - 1], steps=[-1])"],
+        rhs=["Expand(e, shape=[a + b])"],
+    ))  # fmt: skip
+    assert set(found.attribute_atoms) == {"a"}
+
+
+def test_a_size_that_stands_for_two_is_told_apart() -> None:
+    """The second part of a Concat begins where the first ends, however long that is."""
+    found = generalised(row(
+        forall={"x": "f[a + b]", "y": "f[a + b]", "a": "int>=1", "b": "int>=0"},
+        lhs=["Slice(Concat(x, y, axis=0), axes=[0], ends=[2*a + 2*b], starts=[2*a + b], steps=[1])"],
+        rhs=["Slice(y, axes=[0], ends=[a + b], starts=[a], steps=[1])"],
+    ))  # fmt: skip
+    (size,) = found.tensors["x"].shape
+    assert str(size) not in map(str, found.tensors["y"].shape)
+    assert str(size) in format_term(found.lhs[0])
+    wanted = row(
+        forall={"x": "f[n]", "y": "f[p + q]", "n": "int>=1", "p": "int>=1", "q": "int>=1"},
+        lhs=["Slice(Concat(x, y, axis=0), axes=[0], ends=[n + p + q], starts=[n + p], steps=[1])"],
+        rhs=["Slice(y, axes=[0], ends=[p + q], starts=[p], steps=[1])"],
+    )  # fmt: skip
+    assert derived(wanted, moves_of([found])) is not None
+
+
+def test_a_bound_above_another_is_matched() -> None:
+    """``Max(Min(x, d), c)`` is a Clip where ``c < d``, also where ``d`` was computed."""
+    terms = {"lhs": ["Max(Min(x, c + g), c)"], "rhs": ["Clip(x, max=c + g, min=c)"]}
+    found = row(forall={"x": "f[n]", "c": "real", "g": "real>0"}, **terms)
+    for bound, expected in (("Add(c, g)", True), ("Sub(c, g)", False)):
+        wanted = row(
+            forall={"x": "f[n]", "c": "real", "g": "real>0"}, lhs=[f"Max(Min(x, {bound}), c)"],
+            rhs=[f"Clip(x, max=c {'+' if expected else '-'} g, min=c)"],
+        )  # fmt: skip
+        assert (derived(wanted, moves_of([found])) is not None) is expected
+
+
+def test_one_is_a_size(tmp_path: Path) -> None:
+    """What is backwards along an axis of one is as it was."""
+    theme(tmp_path, enumerate=["Slice"], operators=1, data=[1], tensors=1, ones="true")
+    file = tmp_path / "some.toml"
+    file.write_text(file.read_text("utf-8").replace('"true"', "true"), "utf-8")
+    result = discover(load_config(file), out=tmp_path / "out")
+    wanted = row(
+        forall={"x": "f[m, 1]"}, lhs=["Slice(x, axes=[1], ends=[-1], starts=[0], steps=[-1])"], rhs=["x"]
+    )  # fmt: skip
+    assert derived(wanted, moves_of(result.rules)) is not None

@@ -6,12 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from superopt.rules.library import parse_file
+from superopt.discovery.config import load_config
+from superopt.discovery.derive import PATIENT, derived, moves_of
+from superopt.discovery.discover import discover
+from superopt.rules.library import load_library, parse_file
 from superopt.rules.rule import Rule
 from superopt.verifier.prover import prove
 from superopt.verifier.verdict import ProvedAllSizes, Refuted
 
 LIST = parse_file(Path(__file__).parent / "xla" / "list.toml")
+GENERATED = Path(__file__).resolve().parents[2] / "docs" / "generated.toml"
+THEMES = {  # small ones, and rows that the library derives with their rules and not without
+    "reverse-one": ["reverse01"],
+    "gather": ["dyslice04"],
+    "gather-expand": ["dyslice03", "broadcast06"],
+    "gather-range": ["dyslice01", "dyslice02"],
+    "pad-concat": ["concat05", "concat06", "pad01"],
+    "clip": ["clamp02"],
+    "bounds": ["logical09"],
+    "reduce-one": ["reduce07", "reduce08"],
+    "expand-one": ["dot04"],
+}
 UNPROVED = {"dyslice05"}  # a sum of positions, each below its own bound
 
 
@@ -25,3 +40,17 @@ def test_verdict(rule: Rule) -> None:
     verdict = prove(rule)
     assert not isinstance(verdict, Refuted)
     assert isinstance(verdict, ProvedAllSizes) or rule.id in UNPROVED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", THEMES)
+def test_a_generated_vocabulary_finds_what_rows_follow_from(theme: str, tmp_path: Path) -> None:
+    library = load_library().admitted
+    found = discover(load_config(GENERATED).select(themes=(theme,)), out=tmp_path)
+    rows = {r.id: r for r in LIST if r.id in THEMES[theme]}
+    assert set(rows) == set(THEMES[theme])
+    for row in rows.values():
+        near = [r for r in (*library, *found.rules) if r.operators <= row.operators]
+        alone = [r for r in library if r.operators <= row.operators]
+        assert derived(row, moves_of(alone), draws=PATIENT) is None
+        assert derived(row, moves_of(near), draws=PATIENT) is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +12,14 @@ import pytest
 import superopt
 from superopt import formats
 from superopt.frontend import GraphBuilder
-from superopt.ir.errors import NotEquivalent
+from superopt.ir.errors import InvalidModel, NotEquivalent, UsageError
 from superopt.ir.graph import Graph
 from superopt.pipeline import values
 from superopt.report import Report
 from superopt.runtime import ort
 from superopt.search.values import by_values
 from superopt.verifier.graphs import verify
+from superopt.verifier.value_files import MANIFEST, check_folder, write_folder
 from superopt.verifier.values import check_values
 from tests.search.value_models import MODELS, Drawn
 
@@ -163,3 +166,40 @@ def test_verify_accepts_results_and_refutes_others(name: str) -> None:
     array.reshape(-1)[0] += 1
     weights = tuple(replace(w, data=type(w.data)(array)) if w is weight else w for w in after.weights)  # type: ignore
     assert verify(graph, replace(after, weights=weights)).verdict == "refuted"
+
+
+def test_certificates_are_files_that_the_checker_reads(tmp_path: Path) -> None:
+    model, folder = wide(200), tmp_path / "claims"
+    found = superopt.optimize(model, options=superopt.Options(target=PROFILE, time_limit=None))
+    assert found.by_values
+    write_folder(folder, found.by_values)
+    last, held = check_folder(model, folder)
+    assert [str(h) for h in held] == [found.report.values.checked] if found.report.values else False
+    assert verify(last, found.graph).verdict in ("proved", "proved up to rounding", "tested")
+    with pytest.raises(UsageError):  # what is there stays
+        write_folder(folder, found.by_values)
+    with pytest.raises(NotEquivalent, match="weight"):
+        check_folder(wide(199), folder)
+
+
+@pytest.mark.parametrize("way", ["more", "another", "none", "elsewhere"])
+def test_claims_that_were_tampered_with_are_refused(tmp_path: Path, way: str) -> None:
+    model, folder = wide(200), tmp_path / "claims"
+    write_folder(folder, [(s.after, s.certificate) for s in by_values(model)])
+    data = json.loads((folder / MANIFEST).read_text())
+    claims = data["rewrites"][0]["claims"]
+    if way == "more":  # a neuron that is not dead is claimed to be
+        row = claims["uniform"][0]
+        alive = next(i for i in range(512) if i not in row["indices"])
+        row["indices"].append(alive)
+        row["numbers"].append(0.0)
+    elif way == "another":  # other slices are said to be kept
+        row = claims["kept"][0]
+        row["axes"][0][1][0] += 1
+    elif way == "none":
+        claims["uniform"] = []
+    else:
+        data["rewrites"][0]["after"] = "../after-1.json"
+    (folder / MANIFEST).write_text(json.dumps(data))
+    with pytest.raises(InvalidModel if way == "elsewhere" else NotEquivalent):
+        check_folder(model, folder)

@@ -1,0 +1,59 @@
+"""Rules of the user's own come first, in the search and in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from superopt.frontend import GraphBuilder
+from superopt.ir.graph import Graph
+from superopt.pipeline.own import search_own_first
+from superopt.rules.grammar import parse_rule
+from superopt.rules.rule import Rule
+from superopt.search import SearchResult
+
+TYPES = {"forall": {"x": "f[n]"}, "lhs": ["Neg(Neg(x))"], "rhs": ["x"]}
+LIBRARY, OWN = (parse_rule({"id": name, **TYPES}) for name in ("library", "own"))
+
+
+def graph(name: str) -> Graph:
+    b = GraphBuilder(name)
+    b.output(b.input("x", "float32", (2,)).relu(), "y")
+    return b.build()
+
+
+@dataclass
+class Searches:
+    """Costs of results by the graph that a search begins with and whether the library takes part; seconds left."""
+
+    costs: dict[tuple[str, bool], float]
+    left: int = 3
+    seen: list[tuple[str, bool]] = field(default_factory=list)
+
+    def __call__(self, given: Graph, rules: tuple[Rule, ...]) -> SearchResult:
+        key = (given.name, LIBRARY in rules)
+        self.seen.append(key)
+        self.left -= 1
+        before = self.costs[given.name, False] if self.left < 0 else self.costs[key]
+        changed = given if key not in self.costs or self.left < 0 else graph(f"{given.name}+{int(key[1])}")
+        return SearchResult(changed, before_us=10.0, after_us=before, stopped="time" if self.left < 0 else "saturated")
+
+
+def test_the_better_of_both_is_taken() -> None:
+    for plain, name in ((4.0, "m+1"), (6.0, "m+0+1")):
+        searches = Searches({("m", False): 9.0, ("m", True): plain, ("m+0", True): 5.0, ("m+0", False): 9.0})
+        found = search_own_first(graph("m"), (LIBRARY, OWN), (OWN,), searches)
+        assert found.graph.name == name
+        assert found.after_us == min(plain, 5.0)
+
+
+def test_they_are_searched_before_time_runs_out() -> None:
+    searches = Searches({("m", False): 9.0, ("m", True): 4.0, ("m+0", True): 5.0, ("m+0", False): 9.0}, left=2)
+    found = search_own_first(graph("m"), (LIBRARY, OWN), (OWN,), searches)
+    assert searches.seen[0] == ("m", False)
+    assert found.graph.name == "m+0+1"
+
+
+def test_without_any_it_is_one_search() -> None:
+    searches = Searches({("m", True): 4.0})
+    assert search_own_first(graph("m"), (LIBRARY,), (), searches).after_us == 4.0
+    assert searches.seen == [("m", True)]
