@@ -91,7 +91,12 @@ def optimize(
         str, typer.Option(metavar="quick|default|thorough", help="how much work the search may do")
     ] = "default",
     objective: Annotated[
-        str, typer.Option(metavar="time|memory", help="memory: write the result so that its activations take least")
+        str,
+        typer.Option(
+            metavar="time|memory|pareto",
+            help="memory: activations take least; pareto: also what trades time "
+            "for memory, written beside OUT as OUT-1, OUT-2, ...",
+        ),
     ] = "time",
     learn: Annotated[
         float | None,
@@ -149,6 +154,9 @@ def optimize(
         result = pipeline.optimize(path, options=options, progress=progress)
         if output is not None:
             save(result.graph, output, force)
+            beside = _beside(output, len(result.pareto))
+            for point, file in zip(result.pareto, beside, strict=False):  # none of them on standard output
+                save(point.graph, file, force)
     if explain or report_json is not None or report_html is not None:
         told, _ = pipeline.explained(result, options)
         result = replace(result, report=told)
@@ -164,9 +172,15 @@ def optimize(
     if explain:
         show_explanation(console, result.report)
     if output not in (None, "-"):
-        console.print(f"wrote {output}", markup=False)
+        console.print(f"wrote {', '.join((output, *beside))}", markup=False)
     if result.report.search.stopped == "interrupted":
         raise typer.Exit(130)
+
+
+def _beside(output: str, count: int) -> list[str]:
+    """Names of files for the graphs that trade time for memory, by rising time; none on standard output."""
+    path = Path(output)
+    return [] if output == "-" else [str(path.with_name(f"{path.stem}-{i + 1}{path.suffix}")) for i in range(count)]
 
 
 def explain(

@@ -20,6 +20,7 @@ from superopt.memory.alive import Lifetime, alive, lifetimes
 __all__ = ["WORK", "Schedule", "least_peak"]
 
 WORK = 300_000  # nodes that are tried as the next, over all sets that are looked at
+_LARGE = 1000  # nodes beyond which it is less, as each try takes longer and there are more sets than can be looked at
 _BEAM = 8  # sets that are kept at a time beyond that
 
 
@@ -129,6 +130,7 @@ class _Walk:
     def best(self, work: int) -> tuple[list[int], bool]:
         """An order, and whether it has the least peak: sets of nodes by their peak, the fullest first; a beam where
         there are too many."""
+        work = int(work * min(1.0, _LARGE / len(self.needs)) ** 2)
         first = self._settled(_State(0, self.ready, self.start, self.start, (), None))
         queue = [(first.peak, 0, 0, first)]
         known = {first.done: first.peak}

@@ -25,7 +25,7 @@ from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
 from superopt.pipeline.own import own_rules, search_own_first
 from superopt.pipeline.racing import LARGE, measure
-from superopt.pipeline.scheduling import for_memory
+from superopt.pipeline.recomputing import Point, for_memory
 from superopt.pipeline.values import Valued, with_values
 from superopt.report.quantities import bytes_text
 from superopt.rules import Library, Rule, load_library
@@ -71,11 +71,15 @@ _MEASURING = 0.5  # share of the time limit that measuring operators may take; t
 
 @dataclass(frozen=True)
 class Result:
-    """The graph to use (the input itself when nothing better was found), the input, and the report."""
+    """The graph to use (the input itself when nothing better was found), the input, and the report.
+
+    ``pareto`` has the graphs that trade time for memory, where they were asked for, by rising time; each was checked.
+    """
 
     graph: Graph
     original: Graph
     report: report.Report
+    pareto: tuple[Point, ...] = ()
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write the graph as ONNX or JSON by the path's suffix; refuses to overwrite unless forced."""
@@ -250,17 +254,45 @@ class _Attempt:
             slack = max(slack, self.valued.slack(after, self.options.floats).share)
         verification = self._certified(after, slack) if self.options.certify and not self.interrupted else None
         checked = best.checked
-        if not self.interrupted and (written := for_memory(after, self.options, notes)) is not after:
-            checks = self.options.check and best.forms is None  # with forms, the same bits as what was checked
-            again = self._check(written, bench) if checks else checked
-            if again.verdict != "failed":
-                found, after, checked = replace(found, graph=written), written, again
-            else:
-                notes.append(f"written for memory it failed the check ({again.reason}), so it is not")
+        choices: tuple[Point, ...] = ()
+        if not self.interrupted:
+            choices = for_memory(after, self.options, self.costs, notes, self._left(), self._races, self.progress)
+            checks = self.options.check and best.forms is None  # with forms, the same values as what was checked
+            choices, taken = self._sound(after, choices, checked, bench if checks else None, notes)
+            if taken is not None:
+                after, checked = taken
+                found = replace(found, graph=after)
         made = self._report(
             found, checked, measured, notes, before, best.cost if after is not self.graph else before, best.forms
         )
-        return Result(after, self.graph, replace(made, verification=verification))
+        told = tuple(c.reported(choices[0]) for c in choices) if self.options.objective == "pareto" else ()
+        made = replace(made, verification=verification, pareto=told)
+        return Result(after, self.graph, made, choices if told else ())
+
+    def _sound(
+        self, after: Graph, choices: tuple[Point, ...], checked: CheckResult, bench: Bench | None, notes: list[str]
+    ) -> tuple[tuple[Point, ...], tuple[Graph, CheckResult] | None]:
+        """Those of the graphs written for memory that pass the check, and which is to be returned, unless the result
+        stands.
+
+        Args:
+            after: the result.
+            choices: what was written for memory, the result among it or not.
+            checked: what the check said of the result.
+            bench: where graphs are run for the check; ``None``: nothing is checked.
+            notes: what failed is added.
+        """
+        kept: list[Point] = []
+        taken: tuple[Graph, CheckResult] | None = None
+        for point in choices:
+            again = checked if bench is None or point.graph is after else self._check(point.graph, bench)
+            if again.verdict == "failed":
+                notes.append(f"written for memory ({point.how}) it failed the check ({again.reason}), so it is not")
+                continue
+            kept.append(point)
+            if point.chosen:
+                taken = None if point.graph is after else (point.graph, again)
+        return tuple(kept), taken
 
     def _looks_at_elements(self, notes: list[str]) -> bool:
         """Whether looking at all elements of the weights leaves the search most of the time."""
