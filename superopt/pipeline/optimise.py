@@ -56,6 +56,7 @@ _RACE_SECONDS, _SHOWN_RACE = 4.0, 30.0  # for the final race, and where its figu
 # in doubt is decided by what the graphs do and what they are modelled at
 _FLOPS, _BYTES = 1e10, 3e8  # FLOPs and bytes of weights a second that the final check gets through, at worst
 _RESERVED = 0.6  # share of the time limit, at most, that is kept for the check, which comes before everything else
+_FOR_MEMORY = 0.6  # share of the time limit that is kept for less memory, where that is asked for
 _GRACE = 0.1  # share of the time limit by which a check that has begun may go over it
 _SUSPECTS = 4  # rules that are left out in turn after a failed check; each costs a search
 _IMPATIENT = 3.0  # seconds for checking and timing what there is when the search was interrupted, if they take less
@@ -285,6 +286,8 @@ class _Attempt:
         kept: list[Point] = []
         taken: tuple[Graph, CheckResult] | None = None
         for point in choices:
+            if not point.chosen and self._left() <= 0.0:
+                continue
             again = checked if bench is None or point.graph is after else self._check(point.graph, bench)
             if again.verdict == "failed":
                 notes.append(f"written for memory ({point.how}) it failed the check ({again.reason}), so it is not")
@@ -425,7 +428,8 @@ class _Attempt:
         )
 
         def once(graph: Graph, chosen: tuple[Rule, ...]) -> SearchResult:
-            left = None if self.deadline == float("inf") else max(0.0, self._left() - self._reserve())
+            kept = self._reserve() + self._for_memory()
+            left = None if self.deadline == float("inf") else max(0.0, self._left() - kept)
             return search(graph, chosen, self.costs, replace(limits, time_limit=left), progress=self.progress)
 
         own = () if self.options.rules is None else own_rules(self.library, rules)
@@ -450,6 +454,11 @@ class _Attempt:
         done = costs.graph_work(self.graph, self.typing, self.options.sizes)
         needed = float(0.4 + done["flops"] / _FLOPS + 2 * self._weights() / _BYTES)
         return min(needed, _RESERVED * (self.options.time_limit or float("inf")))
+
+    def _for_memory(self) -> float:
+        """Seconds that writing a result for memory is given, where that is asked for or the input exceeds the limit."""
+        asked = self.options.objective != "time" or (self.bound is not None and bool(self.bound.note))
+        return _FOR_MEMORY * (self.options.time_limit or 0.0) if asked else 0.0
 
     def _patience(self) -> float | None:
         """Seconds after which a check is given up; ``None`` without a time limit."""

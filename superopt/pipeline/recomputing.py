@@ -82,7 +82,7 @@ class Writing:
         self.deadline = time.monotonic() + seconds
         typing = infer(graph, dict(sizes))
         self.weights = work(graph, typing, sizes).weight_bytes
-        found = least_memory(graph, sizes=sizes)
+        found = least_memory(graph, sizes=sizes, deadline=time.monotonic() + _SHARE * seconds)
         self.held = found.before.plan.inputs + found.before.plan.outputs
         given = self.held + asked_of(graph, sizes)
         self.planned = task_of(graph, model.recorded or model, typing, sizes=sizes)
@@ -148,7 +148,8 @@ def for_memory(
         progress: told.
 
     Returns:
-        Graphs by rising time; the one that was asked for is ``chosen``. None where nothing is asked for or known.
+        The graph that was asked for (``chosen``), and with "pareto" the others of the front, by rising time. None where
+        nothing is asked for or known.
     """
     limit, sizes, wanted = options.memory_limit, options.sizes, options.objective != "time"
     if not wanted and limit is None:
@@ -159,6 +160,7 @@ def for_memory(
         return ()
     progress(0, None, "planning memory")
     seconds = _SPENT * min(seconds, _LONGEST)
+    deadline = time.monotonic() + seconds / _SPENT
     try:
         if not wanted and limit is not None and weights + footprint(graph, sizes=sizes).plan.peak <= limit:
             return ()
@@ -171,12 +173,13 @@ def for_memory(
         return ()
     if races:
         progress(0, None, "measuring")
-        found = [found[0], *(_raced(graph, p, options) for p in found[1:])]
+        found = [found[0], *(_raced(graph, p, options) if time.monotonic() < deadline else p for p in found[1:])]
     at = _wanted(found, limit, options.objective)
     if limit is not None and found[at].bytes > limit:
         notes.append(f"no way of computing it that was tried meets the limit of {bytes_text(limit)}")
     notes.append(_told(found[0], found[at], weights, limit))
-    return tuple(replace(p, chosen=i == at) for i, p in enumerate(found))
+    chosen = [replace(p, chosen=i == at) for i, p in enumerate(found)]
+    return tuple(chosen) if options.objective == "pareto" else (chosen[at],)
 
 
 def _wanted(found: Sequence[Point], limit: int | None, objective: str) -> int:
@@ -186,8 +189,14 @@ def _wanted(found: Sequence[Point], limit: int | None, objective: str) -> int:
         return meets[0] if meets else min(range(len(found)), key=lambda i: found[i].bytes)
     if objective == "pareto":
         return 0
-    quick = [i for i, p in enumerate(found) if p.measured is None or p.measured.ratio <= _SLOWER]
+    quick = [i for i, p in enumerate(found) if not _too_slow(p)]
     return min(quick, key=lambda i: found[i].bytes)
+
+
+def _too_slow(point: Point) -> bool:
+    """Whether it was measured to take too long beyond doubt."""
+    raced = point.measured
+    return raced is not None and raced.ratio - doubt_of(raced.runs, raced.deviation) > _SLOWER
 
 
 def _raced(graph: Graph, point: Point, options: Options) -> Point:

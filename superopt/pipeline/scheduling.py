@@ -16,6 +16,7 @@ modelled, and by what the arena is asked for.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -57,12 +58,13 @@ class Scheduled:
     how: str
 
 
-def least_memory(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> Scheduled:
+def least_memory(graph: Graph, *, sizes: Mapping[str, int] | None = None, deadline: float = float("inf")) -> Scheduled:
     """The same kernels with the least memory for activations that is found.
 
     Args:
         graph: the model.
         sizes: what symbolic dimensions are counted at.
+        deadline: on the monotonic clock, after which nothing more is tried.
 
     Raises:
         InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it, or not with its arena watched.
@@ -73,7 +75,7 @@ def least_memory(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> Sch
     best = unchanged = Scheduled(graph, before, before, "")
     kernels, expected = _kernels(before.ran), None
     for how, made in _candidates(graph, sizes):
-        if best.after.plan.peak <= before.bound:
+        if time.monotonic() > deadline or best.after.plan.peak <= before.bound:
             break
         try:
             after = max(_footprints(made, sizes), key=lambda f: f.plan.peak)
