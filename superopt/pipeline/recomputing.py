@@ -41,6 +41,7 @@ _SPENT, _LONGEST = 0.6, 180.0  # share of the time left that writing for memory 
 _LITTLE = 0.10  # of the time that computing again may take, as modelled, where least memory is wanted
 _SLOWER = 1.15  # of the time, as measured, that what is written for memory may take, where no limit asks for more
 _RACE = 6.0  # seconds for a race
+_AIM = 0.8  # of a limit, that plans aim at: in its first run ONNX Runtime has no block yet, and its arena has gaps
 _TRIES = 5  # plans that are written to meet a limit, or to stay within a time
 
 
@@ -116,9 +117,13 @@ class Writing:
             return None
         return Point(made, self.weights + taken, self.us + plan.us, "recomputation")
 
+    def room(self, limit: int) -> float:
+        """Bytes that may be alive at once for weights and activations to be within a limit with something to spare."""
+        return _AIM * limit - self.weights - self.held
+
     def meeting(self, limit: int, plans: Sequence[Timetable]) -> list[Point]:
         """Points from plans of rising time, up to the first that needs no more than the limit."""
-        room, found = float(limit - self.weights - self.held), list[Point]()
+        room, found = self.room(limit), list[Point]()
         while plans and len(found) < _TRIES and self.left() > 0.0:
             plan = next((p for p in plans if p.peak <= room), plans[-1])
             plans = [p for p in plans if p.peak < plan.peak]
@@ -288,7 +293,7 @@ def least_for(
     if limit is not None and found[-1].bytes <= limit:
         return found
     if limit is not None:
-        return found + writing.meeting(limit, writing.plans(limit - writing.weights - writing.held))
+        return found + writing.meeting(limit, writing.plans(int(writing.room(limit))))
     plans = [p for p in writing.plans() if p.us <= share * writing.us]
     while plans and writing.left() > 0.0:
         made = writing.point(plans[-1])
