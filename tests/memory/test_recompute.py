@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import superopt
 from superopt import cost as costs
 from superopt import formats
 from superopt.cost.trial import feeds_for
@@ -194,3 +195,20 @@ def test_a_limit_is_met_where_a_plan_meets_it() -> None:
     assert whole[-1].bytes < whole[0].bytes
     assert met[-1].bytes <= limit < met[0].bytes
     assert met[-1].us <= whole[-1].us
+
+
+def test_the_front_is_checked_and_reported() -> None:
+    graph = sines(12)
+    settings = {"target": "profile:cpu-epyc-2core", "time_limit": 40.0, "effort": "quick"}
+    found = superopt.optimize(graph, objective="pareto", **settings)
+    assert len(found.pareto) >= 2
+    assert [p.bytes for p in found.pareto] == [t.bytes for t in found.report.pareto]
+    assert [p.us for p in found.pareto] == sorted(p.us for p in found.pareto)
+    assert found.report.pareto[0].modelled == 1.0 < found.report.pareto[-1].modelled
+    assert found.graph is next(p.graph for p in found.pareto if p.chosen)
+    feeds = feeds_for(graph)
+    results = {
+        ONNX_RUNTIME.load(formats.to_onnx_bytes(p.graph)).run(feeds, ["g0"])["g0"].tobytes() for p in found.pareto
+    }
+    assert len(results) == 1
+    assert not superopt.optimize(graph, **settings).pareto
