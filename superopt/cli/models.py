@@ -91,7 +91,12 @@ def optimize(
         str, typer.Option(metavar="quick|default|thorough", help="how much work the search may do")
     ] = "default",
     objective: Annotated[
-        str, typer.Option(metavar="time|memory", help="memory: write the result so that its activations take least")
+        str,
+        typer.Option(
+            metavar="time|memory|pareto",
+            help="memory: activations take least; pareto: also what trades time "
+            "for memory, written beside OUT as OUT-1, OUT-2, ...",
+        ),
     ] = "time",
     learn: Annotated[
         float | None,
@@ -157,6 +162,9 @@ def optimize(
         result = pipeline.optimize(path, options=options, progress=progress)
         if output is not None:
             save(result.graph, output, force)
+            beside = _beside(output, len(result.pareto))
+            for point, file in zip(result.pareto, beside, strict=False):  # none of them on standard output
+                save(point.graph, file, force)
         if certificates is not None and result.by_values:
             from superopt.verifier.value_files import write_folder
 
@@ -176,13 +184,19 @@ def optimize(
     if explain:
         show_explanation(console, result.report)
     if output not in (None, "-"):
-        console.print(f"wrote {output}", markup=False)
+        console.print(f"wrote {', '.join((output, *beside))}", markup=False)
     if certificates is not None:
         console.print(
             f"wrote {certificates}" if result.by_values else "nothing rests on weights: no certificates", markup=False
         )
     if result.report.search.stopped == "interrupted":
         raise typer.Exit(130)
+
+
+def _beside(output: str, count: int) -> list[str]:
+    """Names of files for the graphs that trade time for memory, by rising time; none on standard output."""
+    path = Path(output)
+    return [] if output == "-" else [str(path.with_name(f"{path.stem}-{i + 1}{path.suffix}")) for i in range(count)]
 
 
 def explain(

@@ -20,13 +20,13 @@ from superopt.cost.trial import at_sizes, feeds_for
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node
 from superopt.ir.types import OpaqueType, TensorType
-from superopt.memory import alive, least_peak, lifetimes
+from superopt.memory import Op, Planned, Task, alive, least_peak, lifetimes
 from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.runtime.limits import refuse_unbounded
 
-__all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "least_order", "node_work", "timeline", "work"]
+__all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "least_order", "node_work", "task_of", "timeline", "work"]
 
 _LOWERABLE = 1 << 29  # bytes of weights above which a graph is not handed to ONNX Runtime just to be costed
 _VIEWS = ONNX_RUNTIME_CPU.views  # what only renames memory, on every backend
@@ -168,6 +168,18 @@ def least_order(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = 
     return _Facts(graph, typing, sizes or {}).least_order()
 
 
+def task_of(
+    graph: Graph, model: CostModel, typing: Typing | None = None, *, sizes: Mapping[str, int] | None = None
+) -> Planned:
+    """The graph as a planner of recomputation sees it, its nodes in the order of :func:`least_order`.
+
+    Inputs and outputs have memory of their own whatever the plan, and are no bytes of the task. What superopt does not
+    understand is not repeated: it may have effects, or be random.
+    """
+    facts = _Facts(graph, typing or infer(graph, dict(sizes or {})), sizes or {})
+    return facts.task(model)
+
+
 def _as_the_runtime_runs_it(
     graph: Graph, model: CostModel, prices: Lowered, sizes: Mapping[str, int], activations: int
 ) -> list[_Part] | None:
@@ -294,6 +306,30 @@ class _Facts:
             return tuple(range(len(self.graph.nodes)))
         first = [i for i, n in enumerate(self.graph.nodes) if id(n) not in running]
         return (*first, *(places[i] for i in found))
+
+    def task(self, model: CostModel) -> Planned:
+        parts = self.grouped(list(self.applications(model, max(self.alive()))), model)
+        running = {id(n) for n, _ in self.running()}
+        number: dict[str, int] = {}
+        ops: list[Op] = []
+        nodes: list[Node] = []
+        for place in self.least_order():
+            node, known = self.graph.nodes[place], self.typing.nodes[place]
+            if id(node) not in running:
+                continue
+            reads = [number.setdefault(n, len(number)) for n in node.reads if n not in self.static]
+            makes = [number.setdefault(n, len(number)) for n in node.outputs if n]
+            view = self._renames(node)
+            us = 0.0 if view else parts[place][2].us
+            ops.append(Op(tuple(reads), tuple(makes), us, view, isinstance(known, Applied)))
+            nodes.append(node)
+        held = {v.name for v in self.graph.inputs}
+        results = {v.name for v in self.graph.outputs}
+        task = Task(
+            tuple(ops), tuple(0 if n in results or n in held else self._bytes(n) for n in number),
+            frozenset(number[n] for n in held if n in number), frozenset(number[n] for n in results if n in number),
+        )  # fmt: skip
+        return Planned(self.graph, tuple(nodes), tuple(number), task, self.types)
 
     def _renames(self, node: Node) -> bool:
         return node.op in _VIEWS and not node.domain and bool(node.inputs) and node.inputs[0] not in self.static

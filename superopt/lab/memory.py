@@ -6,21 +6,28 @@ import argparse
 import json
 import math
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from superopt import formats
+from superopt.cost import for_target
 from superopt.cost.trial import feeds_for, with_values
+from superopt.frontend.training import train_step
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.memory import measured_arena
 from superopt.ops.record import NotCovered
-from superopt.pipeline.footprint import footprint_of
-from superopt.pipeline.scheduling import least_memory
+from superopt.pipeline.footprint import footprint, footprint_of
+from superopt.pipeline.judge import doubt_of
+from superopt.pipeline.racing import measure
+from superopt.pipeline.recomputing import least_for
+from superopt.pipeline.scheduling import asked_of, least_memory
 
-__all__ = ["Row", "main", "measured_row", "rendered"]
+__all__ = ["Row", "StepRow", "main", "measured_row", "measured_step", "rendered", "rendered_steps"]
 
+_PATIENCE, _RACE, _RACED = 180.0, 40.0, 15  # seconds to plan and to race, rounds
 _LARGE = 1 << 30  # bytes of weights above which a model is left out: it is held several times
 
 
@@ -58,6 +65,72 @@ def measured_row(path: Path) -> Row:
     block, arena, scratch = _judged(graph)
     after = _judged(found.graph) if found.how else (block, arena, scratch)
     return Row(path.stem, held, block, arena, scratch, *after, found.before.bound, found.how)
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A model's training step (mean squares, SGD) in bytes: inputs (without the weights) and outputs, and the block of
+    the arena, before and after; times beside each other.
+
+    Attributes:
+        share: of the time that is computed again, as modelled.
+        ratio: of the measured times; ``doubt``: its standard error, times what a race asks for.
+    """
+
+    model: str
+    nodes: int
+    nodes_after: int
+    held: int
+    arena: int
+    arena_after: int
+    share: float
+    ratio: float
+    doubt: float
+    seconds: float
+
+    @property
+    def peak(self) -> float:
+        """Activations after ÷ before, inputs and outputs included."""
+        return (self.held + self.arena_after) / (self.held + self.arena)
+
+
+def measured_step(path: Path, share: float) -> StepRow:
+    """One model's training step, with what takes little time computed again.
+
+    Raises:
+        SuperoptError, NotCovered: it has no derivative, or ONNX Runtime cannot run it on made-up inputs.
+    """
+    graph = train_step(with_values(formats.load(path)), "mse", "sgd").graph
+    start = time.monotonic()
+    with for_target("cpu") as model:
+        found = least_for(graph, model, share=share, seconds=_PATIENCE)
+    seconds = time.monotonic() - start
+    given, least = found[0], min(found, key=lambda p: p.bytes)
+    raced = measure(graph, least.graph, sizes={}, rounds=_RACED, burst=1, time_limit=_RACE)
+    held = footprint(graph).plan
+    arena = asked_of(graph, {})
+    return StepRow(
+        path.stem, len(graph.nodes), len(least.graph.nodes), held.inputs + held.outputs, arena,
+        arena - given.bytes + least.bytes, least.us / given.us - 1.0, raced.ratio,
+        doubt_of(raced.runs, raced.deviation), seconds,
+    )  # fmt: skip
+
+
+def rendered_steps(title: str, rows: Sequence[StepRow]) -> str:
+    """A table in Markdown."""
+    lines = [
+        f"## {title}", "",
+        "| model | nodes | in, out | arena before | after | after ÷ before | block alone | computed again | time ÷ "
+        "before | planned and written in |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for r in rows:
+        lines.append(
+            f"| {r.model} | {r.nodes:,} → {r.nodes_after:,} | {r.held:,} | {r.arena:,} | {r.arena_after:,} | "
+            f"**{r.peak:.3f}** | {r.arena_after / r.arena:.3f} | {r.share:.1%} | {r.ratio:.3f} ± {r.doubt:.3f} | "
+            f"{r.seconds:.0f} s |"
+        )
+    return "\n".join([*lines, ""])
 
 
 def _judged(graph: Graph) -> tuple[int, int, int]:
@@ -110,8 +183,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--title", default="Models")
     parser.add_argument("--resume", type=Path, required=True, help="JSON lines: models in it are not measured again")
-    known: dict[str, Row] = {}
+    parser.add_argument("--train", type=float, metavar="SHARE", help="training steps, so much of the time again")
     given = parser.parse_args(arguments)
+    if given.train is not None:
+        _steps(given.models, given.train, given.title, given.resume)
+        return
+    known: dict[str, Row] = {}
     if given.resume.exists():
         read = (Row(**json.loads(line)) for line in given.resume.read_text().splitlines())
         known = {r.model: r for r in read}
@@ -131,6 +208,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with given.resume.open("a") as file:
             file.write(json.dumps(asdict(known[path.stem])) + "\n")
     print(rendered(given.title, [known[p.stem] for p in given.models if p.stem in known]))
+
+
+def _steps(models: Sequence[Path], share: float, title: str, resume: Path) -> None:
+    resume.parent.mkdir(parents=True, exist_ok=True)
+    read = (StepRow(**json.loads(line)) for line in (resume.read_text().splitlines() if resume.exists() else ()))
+    known = {r.model: r for r in read}
+    for path in models:
+        if path.stem in known:
+            continue
+        try:
+            known[path.stem] = measured_step(path, share)
+        except (SuperoptError, NotCovered) as error:
+            print(f"{path.stem}: {error}", file=sys.stderr)
+            continue
+        with resume.open("a") as file:
+            file.write(json.dumps(asdict(known[path.stem])) + "\n")
+    print(rendered_steps(title, [known[p.stem] for p in models if p.stem in known]))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ What is alive after some nodes have run depends on which they are, not on their 
 path over such sets (dynamic programming over the ideals of the partial order; Liberis and Lane, arXiv 1910.05110),
 found as Dijkstra finds one. A node that frees what it makes, and needs no more than the peak so far,
 runs at once: it only makes room for whatever comes later. Where there are too many sets,
-a beam goes on: its result is an order, but not known to be the best one.
+a beam goes on: its result is an order, but not known to be the best one. In large graphs the order given is kept but
+for nodes that only make room.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from superopt.memory.alive import Lifetime, alive, lifetimes
 __all__ = ["WORK", "Schedule", "least_peak"]
 
 WORK = 300_000  # nodes that are tried as the next, over all sets that are looked at
+_LARGE = 1000  # nodes beyond which sets are not looked at: there are too many, and each takes longer
+_HUGE = 5000  # nodes beyond which the order given stands
 _BEAM = 8  # sets that are kept at a time beyond that
 
 
@@ -63,8 +66,8 @@ def least_peak(
         return lifetimes([nodes[i] for i in order], size, inputs, outputs, renames)
 
     given = max(alive(spans(range(len(nodes))), len(nodes)))
-    if not nodes:
-        return Schedule((), given, True)
+    if not nodes or len(nodes) > _HUGE:
+        return Schedule(tuple(range(len(nodes))), given, not nodes)
     found, exact = _Walk(nodes, spans(range(len(nodes))), outputs).best(work)
     peak = max(alive(spans(found), len(nodes)))
     if peak >= given:
@@ -130,6 +133,8 @@ class _Walk:
         """An order, and whether it has the least peak: sets of nodes by their peak, the fullest first; a beam where
         there are too many."""
         first = self._settled(_State(0, self.ready, self.start, self.start, (), None))
+        if len(self.needs) > _LARGE:
+            return self._eager(first).order(), False
         queue = [(first.peak, 0, 0, first)]
         known = {first.done: first.peak}
         ticket = count(1)
@@ -145,6 +150,13 @@ class _Walk:
                     known[other.done] = other.peak
                     heapq.heappush(queue, (other.peak, -other.done.bit_count(), next(ticket), other))
         return self._beam(first).order(), False
+
+    def _eager(self, state: _State) -> _State:
+        """The order given, but for nodes that only make room: those run at once."""
+        while state.done != self.full:
+            low = state.ready & -state.ready
+            state = self._settled(self._after(state, low.bit_length() - 1))
+        return state
 
     def _beam(self, first: _State) -> _State:
         level, whole = {first.done: first}, None

@@ -215,7 +215,9 @@ class _Inference:
     def small(
         self, operator: Operator, meaning: Meaning, values: Sequence[Small | None], types: Sequence[TensorType]
     ) -> tuple[Small | None, ...]:
-        """Values of the outputs, where the inputs' are known (or not read: Shape, Size)."""
+        """Values of the outputs, where the inputs' are known, or not read: Shape, Size, no elements."""
+        if all(kind.elements == 0 for kind in types):
+            return tuple(nothing(kind) for kind in types)
         if any(v is None for v in values) and operator.name not in ("Shape", "Size"):
             return (None,) * len(types)
         return tuple(
@@ -253,6 +255,12 @@ def small_of_weight(weight: Weight) -> Small | None:
     if weight.data is None or not isinstance(count, int) or count > limit or weight.type.dtype.bits < 8:
         return None
     return small_of_array(weight.data.numpy(), weight.type.dtype)
+
+
+def nothing(kind: TensorType) -> Small | None:
+    """The value of a tensor without elements; ``None`` where a size is open."""
+    sizes = tuple(d for d in kind.shape or () if isinstance(d, int))
+    return Small(kind.dtype, sizes, ()) if len(sizes) == kind.rank else None
 
 
 def kind_key(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,23 @@ class Footprint:
         ran: the graph that ONNX Runtime runs, its nodes in the order of execution.
         plan: what its planner makes of it.
         values: when which of its values is needed; inputs and outputs are held from beginning to end.
-        bound: bytes that some node has alive in every order, inputs and outputs included.
+        types: of its values.
     """
 
     ran: Graph
     plan: Plan
     values: tuple[Lifetime, ...]
-    bound: int
+    types: Mapping[str, TensorType]
+
+    @cached_property
+    def bound(self) -> int:
+        """Bytes that some node has alive in every order, inputs and outputs included."""
+        held = {v.name for v in self.values if v.end >= len(self.ran.nodes)}
+
+        def shared(node: Node) -> int:
+            return _bytes(self.types, node.outputs[0]) if _over(node, self.types) and node.outputs[0] not in held else 0
+
+        return unavoidable(self.ran.nodes, self.values, shared)
 
     @property
     def alive(self) -> list[int]:
@@ -100,11 +111,7 @@ def footprint_of(
     held = dict.fromkeys([*(v.name for v in spans if v.start < 0 or v.end >= len(own.nodes)), *inputs])
     values = [Lifetime(n, _bytes(types, n), -1, len(own.nodes)) for n in held]
     values += [v for v in spans if v.name not in held]
-
-    def shared(node: Node) -> int:
-        return _bytes(types, node.outputs[0]) if _over(node, types) and node.outputs[0] not in held else 0
-
-    return Footprint(own, plan, tuple(_overwritten(own, types, values)), unavoidable(own.nodes, values, shared))
+    return Footprint(own, plan, tuple(_overwritten(own, types, values)), types)
 
 
 def _over(node: Node, types: Mapping[str, TensorType]) -> str:

@@ -25,7 +25,7 @@ from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
 from superopt.pipeline.own import own_rules, search_own_first
 from superopt.pipeline.racing import LARGE, measure
-from superopt.pipeline.scheduling import for_memory
+from superopt.pipeline.recomputing import Point, for_memory
 from superopt.pipeline.values import Valued, with_values
 from superopt.report.quantities import bytes_text
 from superopt.rules import Library, Rule, load_library
@@ -58,6 +58,7 @@ _RACE_SECONDS, _SHOWN_RACE = 4.0, 30.0  # for the final race, and where its figu
 # in doubt is decided by what the graphs do and what they are modelled at
 _FLOPS, _BYTES = 1e10, 3e8  # FLOPs and bytes of weights a second that the final check gets through, at worst
 _RESERVED = 0.6  # share of the time limit, at most, that is kept for the check, which comes before everything else
+_FOR_MEMORY = 0.6  # share of the time limit that is kept for less memory, where that is asked for
 _GRACE = 0.1  # share of the time limit by which a check that has begun may go over it
 _SUSPECTS = 4  # rules that are left out in turn after a failed check; each costs a search
 _IMPATIENT = 3.0  # seconds for checking and timing what there is when the search was interrupted, if they take less
@@ -77,12 +78,14 @@ class Result:
 
     ``by_values`` are the rewrites by the elements of weights that the graph rests on: what each makes of the one before
     it, and what it claims (:mod:`superopt.verifier.value_files`).
+    ``pareto`` has the graphs that trade time for memory, where they were asked for, by rising time; each was checked.
     """
 
     graph: Graph
     original: Graph
     report: report.Report
     by_values: tuple[tuple[Graph, Certificate], ...] = ()
+    pareto: tuple[Point, ...] = ()
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write the graph as ONNX or JSON by the path's suffix; refuses to overwrite unless forced."""
@@ -258,19 +261,60 @@ class _Attempt:
             slack = max(slack, self.valued.slack(after, self.options.floats).share)
         verification = self._certified(after, slack) if self.options.certify and not self.interrupted else None
         checked = best.checked
-        if not self.interrupted and (written := for_memory(after, self.options, notes)) is not after:
-            checks = self.options.check and best.forms is None  # with forms, the same bits as what was checked
-            again = self._check(written, bench) if checks else checked
-            if again.verdict != "failed":
-                found, after, checked = replace(found, graph=written), written, again
-            else:
-                notes.append(f"written for memory it failed the check ({again.reason}), so it is not")
+        choices: tuple[Point, ...] = ()
+        if not self.interrupted:
+            choices = for_memory(after, self.options, self.costs, notes, self._left(), self._races, self.progress)
+            checks = bench if self.options.check else None
+            choices, taken = self._sound(after, choices, checked, checks, notes, best.forms)
+            if taken is not None:
+                after, checked = taken
+                found = replace(found, graph=after)
         made = self._report(
             found, checked, measured, notes, before, best.cost if after is not self.graph else before, best.forms
         )
         stages = self.valued.stages if self.valued is not None and made.values is not None else ()
         claimed = tuple((s.after, s.certificate) for s in stages)
-        return Result(after, self.graph, replace(made, verification=verification), claimed)
+        told = tuple(c.reported(choices[0]) for c in choices) if self.options.objective == "pareto" else ()
+        made = replace(made, verification=verification, pareto=told)
+        return Result(after, self.graph, made, claimed, choices if told else ())
+
+    def _sound(
+        self,
+        after: Graph,
+        choices: tuple[Point, ...],
+        checked: CheckResult,
+        bench: Bench | None,
+        notes: list[str],
+        forms: Formed | None,
+    ) -> tuple[tuple[Point, ...], tuple[Graph, CheckResult] | None]:
+        """Those of the graphs written for memory that pass the check, and which is to be returned, unless the result
+        stands.
+
+        Args:
+            after: the result.
+            choices: what was written for memory, the result among it or not.
+            checked: what the check said of the result.
+            bench: where graphs are run for the check; ``None``: nothing is checked.
+            notes: what failed is added.
+            forms: what of the result has fewer multiplications, and its budget of errors.
+        """
+        own = frozenset(n.name for n in self.graph.nodes)
+        kept: list[Point] = []
+        taken: tuple[Graph, CheckResult] | None = None
+        for point in choices:
+            if not point.chosen and self._left() <= 0.0:
+                continue
+            again = checked if bench is None or point.graph is after else self._check(
+                point.graph, bench, EXACT if forms is None
+                else Slack(forms.slack, frozenset(n.name for n in point.graph.nodes) - own),
+            )  # fmt: skip
+            if point.graph is not after and bench is not None and again.verdict != "passed":
+                notes.append(f"written for memory ({point.how}) its check {again.verdict} ({again.reason}), so it is not")
+                continue
+            kept.append(point)
+            if point.chosen:
+                taken = None if point.graph is after else (point.graph, again)
+        return tuple(kept), taken
 
     def _looks_at_elements(self, notes: list[str]) -> bool:
         """Whether looking at all elements of the weights leaves the search most of the time."""
@@ -404,7 +448,8 @@ class _Attempt:
         )
 
         def once(graph: Graph, chosen: tuple[Rule, ...]) -> SearchResult:
-            left = None if self.deadline == float("inf") else max(0.0, self._left() - self._reserve())
+            kept = self._reserve() + self._for_memory()
+            left = None if self.deadline == float("inf") else max(0.0, self._left() - kept)
             return search(graph, chosen, self.costs, replace(limits, time_limit=left), progress=self.progress)
 
         own = () if self.options.rules is None else own_rules(self.library, rules)
@@ -429,6 +474,11 @@ class _Attempt:
         done = costs.graph_work(self.graph, self.typing, self.options.sizes)
         needed = float(0.4 + done["flops"] / _FLOPS + 2 * self._weights() / _BYTES)
         return min(needed, _RESERVED * (self.options.time_limit or float("inf")))
+
+    def _for_memory(self) -> float:
+        """Seconds that writing a result for memory is given, where that is asked for or the input exceeds the limit."""
+        asked = self.options.objective != "time" or (self.bound is not None and bool(self.bound.note))
+        return _FOR_MEMORY * (self.options.time_limit or 0.0) if asked else 0.0
 
     def _patience(self) -> float | None:
         """Seconds after which a check is given up; ``None`` without a time limit."""

@@ -16,7 +16,7 @@ __all__ = ["ALGORITHMS", "EFFORTS", "OBJECTIVES", "VALUES", "Effort", "Options",
 
 ALGORITHMS = "algorithms"  # what ``disable`` calls those with fewer multiplications
 VALUES = "values"  # and rewrites by the elements of weights
-OBJECTIVES = ("time", "memory")
+OBJECTIVES = ("time", "memory", "pareto")
 Progress = Callable[[int, int | None, str], None]
 
 
@@ -61,9 +61,10 @@ class Options:
             weights' elements: "strict" takes no running value to be finite, so 0·x is 0 nowhere (:mod:`.values`).
         effort: work budgets of the search, in :data:`EFFORTS`.
         runtime: what the model will run in: prices, the final race, and a part of the check are its own.
-        objective: "memory": the result's nodes and sizes are written as its activations take least in ONNX Runtime,
-            which changes no kernel (:mod:`superopt.pipeline.scheduling`); so it is, too, where it needs more than
-            ``memory_limit`` else.
+        objective: "memory": the result is written so that its activations take least in ONNX Runtime, values computed
+            again where that takes little time; "pareto": besides the fastest result, others that need less memory for
+            more time (:mod:`superopt.pipeline.recomputing`). With a ``memory_limit``, the fastest that is found to
+            need no more is the result, whatever the objective.
     """
 
     target: str = "cpu"

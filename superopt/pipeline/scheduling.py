@@ -16,6 +16,7 @@ modelled, and by what the arena is asked for.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ import numpy as np
 
 from superopt import formats
 from superopt.cost.trial import feeds_for, with_values
-from superopt.cost.whole import least_order, work
+from superopt.cost.whole import least_order
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, constant, topological_order, unused_name
 from superopt.ir.types import TensorType
@@ -32,12 +33,9 @@ from superopt.memory import RENAMING, measured_arena
 from superopt.ops.infer import Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import Footprint, footprint
-from superopt.pipeline.options import Options
-from superopt.pipeline.racing import LARGE
-from superopt.report.quantities import bytes_text
 from superopt.runtime.ort import make_session, run
 
-__all__ = ["Scheduled", "for_memory", "least_memory", "open_rows", "orders"]
+__all__ = ["Scheduled", "asked_of", "least_memory", "open_rows", "orders"]
 
 _SESSIONS = 3  # more of a model, where their orders may differ
 _COMPRESS = 9  # the first opset that has it
@@ -60,12 +58,13 @@ class Scheduled:
     how: str
 
 
-def least_memory(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> Scheduled:
+def least_memory(graph: Graph, *, sizes: Mapping[str, int] | None = None, deadline: float = float("inf")) -> Scheduled:
     """The same kernels with the least memory for activations that is found.
 
     Args:
         graph: the model.
         sizes: what symbolic dimensions are counted at.
+        deadline: on the monotonic clock, after which nothing more is tried.
 
     Raises:
         InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it, or not with its arena watched.
@@ -76,7 +75,7 @@ def least_memory(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> Sch
     best = unchanged = Scheduled(graph, before, before, "")
     kernels, expected = _kernels(before.ran), None
     for how, made in _candidates(graph, sizes):
-        if best.after.plan.peak <= before.bound:
+        if time.monotonic() > deadline or best.after.plan.peak <= before.bound:
             break
         try:
             after = max(_footprints(made, sizes), key=lambda f: f.plan.peak)
@@ -87,10 +86,10 @@ def least_memory(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> Sch
         expected = expected or _outputs(graph, sizes)
         if _outputs(made, sizes) == expected:
             best = Scheduled(made, before, after, how)
-    return best if best.graph is graph or _asked(best.graph, sizes) < _asked(graph, sizes) else unchanged
+    return best if best.graph is graph or asked_of(best.graph, sizes) < asked_of(graph, sizes) else unchanged
 
 
-def _asked(graph: Graph, sizes: Mapping[str, int]) -> int:
+def asked_of(graph: Graph, sizes: Mapping[str, int]) -> int:
     """Bytes of the block that the arena is asked for: what is modelled has to hold there."""
     model = formats.to_onnx_bytes(with_values(graph))
     try:
@@ -104,42 +103,6 @@ def _footprints(graph: Graph, sizes: Mapping[str, int]) -> list[Footprint]:
     first = footprint(graph, sizes=sizes)
     varies = sum(n.op == "ReorderOutput" for n in first.ran.nodes) > 1
     return [first, *(footprint(graph, sizes=sizes) for _ in range(_SESSIONS if varies else 0))]
-
-
-def for_memory(graph: Graph, options: Options, notes: list[str]) -> Graph:
-    """The graph as its activations take least, where the options ask for it, or for a limit that it else exceeds.
-
-    Args:
-        graph: a result.
-        options: the objective, the limit and the sizes.
-        notes: what it takes, before and after, is added.
-    """
-    limit, wanted = options.memory_limit, options.objective == "memory"
-    if not wanted and limit is None:
-        return graph
-    weights = work(graph, infer(graph, dict(options.sizes)), options.sizes).weight_bytes
-    if weights > LARGE:
-        notes.append(f"it is not written for memory: its weights are more than {bytes_text(LARGE)}")
-        return graph
-    try:
-        if not wanted and limit is not None and weights + footprint(graph, sizes=options.sizes).plan.peak <= limit:
-            return graph
-        found = least_memory(graph, sizes=options.sizes)
-    except (SuperoptError, NotCovered) as error:
-        notes.append(f"what its activations take in ONNX Runtime is not known: {error}")
-        return graph
-    before, after = found.before.plan.peak, found.after.plan.peak
-    how = f" ({found.how})" if found.how else ""
-    notes.append(
-        f"activations take {bytes_text(after)} in ONNX Runtime{how}, {bytes_text(before)} as found; "
-        f"no order takes less than {bytes_text(found.before.bound)}"
-    )
-    if limit is not None and weights + after > limit:
-        notes.append(
-            f"with {bytes_text(weights)} of weights that is more than the limit of {bytes_text(limit)}, which no way "
-            "of writing these kernels that was tried meets"
-        )
-    return found.graph
 
 
 def _candidates(graph: Graph, sizes: Mapping[str, int]) -> Iterator[tuple[str, Graph]]:

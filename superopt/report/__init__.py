@@ -17,6 +17,7 @@ from superopt.report.model import (
     Questions,
     Report,
     Search,
+    Tradeoff,
     Values,
     Verification,
     Work,
@@ -26,5 +27,6 @@ from superopt.report.model import (
 
 __all__ = [
     "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "Measured", "Nodes", "Opaque",
-    "Outcome", "Questions", "Report", "Search", "Values", "Verification", "Work", "operator_counts", "outcome",
+    "Outcome", "Questions", "Report", "Search", "Tradeoff", "Values", "Verification", "Work",
+    "operator_counts", "outcome",
 ]  # fmt: skip

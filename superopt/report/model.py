@@ -267,6 +267,27 @@ class Opaque:
 
 
 @dataclass(frozen=True)
+class Tradeoff:
+    """A graph on the front of time and memory.
+
+    Attributes:
+        bytes: weights and, as ONNX Runtime's arena was asked for them, activations.
+        modelled: time ÷ the fastest graph's, as modelled.
+        measured: time ÷ the fastest graph's in a race; none where it was not raced.
+        doubt: how far that may be off.
+        how: what was done: "" (nothing), "order", "open rows", "recomputation".
+        digest: as :class:`Outcome`'s.
+    """
+
+    bytes: int
+    modelled: float
+    measured: float | None
+    doubt: float | None
+    how: str
+    digest: str
+
+
+@dataclass(frozen=True)
 class Report:
     status: Literal["improved", "unchanged"]
     target: str
@@ -292,6 +313,7 @@ class Report:
     errors: Errors | None = None
     values: Values | None = None
     derivation: Mapping[str, Any] | None = None
+    pareto: tuple[Tradeoff, ...] = ()
 
     def json(self) -> dict[str, Any]:
         """The report as JSON data, ``{"format": "superopt.report", "version": 1, …}``."""

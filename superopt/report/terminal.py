@@ -76,6 +76,13 @@ def show_report(console: Console, name: str, report: Report) -> None:
             f"values of weights: {found.removed} slices left out, {before:,} elements of weights before and {after:,} "
             f"after ({'exact' if found.exact else 'within the budget of errors'}; {found.checked})"
         )
+    if report.pareto:
+        points = [
+            (bytes_text(t.bytes), f"x{t.modelled:.3f}", "" if t.measured is None else f"x{t.measured:.3f}",
+             "" if t.doubt is None else f"±{t.doubt:.3f}", t.how)
+            for t in report.pareto
+        ]  # fmt: skip
+        console.print(table("memory", "time, modelled", "measured", "", "how", rows=points, numeric=(0, 1, 2)))
     console.print(f"check {escape(report.check.text)}")
     if report.verification is not None:
         v = report.verification

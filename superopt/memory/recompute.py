@@ -1,0 +1,367 @@
+"""What to compute again rather than keep, for less memory alive at once: plans on the front of time and bytes.
+
+A plan is an order of execution in which nodes may stand more than once. It is made by *cuts*. Where most is alive,
+what later nodes need of earlier ones is either kept, or made again right before it is needed, from what is. Which of
+both costs least, bytes kept plus a price times the time of what is made again, is a minimum cut: one linear program,
+whose vertices are whole numbers. Values made again stay within *segments*, between which values are kept, so that
+making one segment again does not need what all of them need at once (Chen et al., arXiv 1604.06174; segments end where
+least is handed on). Prices and numbers of segments span the plans of a cut; the best of them, by the peak that an exact
+simulation finds, are cut again where most is alive now, until that gains nothing (compare the minimum cut of PyTorch's
+partitioner, which has no segments and one cut, and Checkmate's program, arXiv 1910.02653, which is exact and quadratic
+in the nodes: :mod:`superopt.lab.checkmate`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import highspy
+import numpy as np
+
+__all__ = ["Op", "Step", "Task", "Timetable", "front", "peak_of"]
+
+_SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_PRICES = 10  # prices that are tried, a factor of two apart
+_BEAM = 6  # plans that are cut again
+_ROUNDS = 8
+_TAKEN = 1e-4  # a plan that is better by less than this share of both time and bytes is no other plan
+
+
+@dataclass(frozen=True)
+class Op:
+    """A node as the planner sees it.
+
+    Attributes:
+        reads: values, by number, that are no constants.
+        makes: values.
+        us: microseconds.
+        view: the first value that it makes is the memory of the first that it reads.
+        repeatable: it may be computed again, with the same result.
+    """
+
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    us: float
+    view: bool = False
+    repeatable: bool = True
+
+
+@dataclass(frozen=True)
+class Task:
+    """A graph to plan.
+
+    Attributes:
+        ops: in a valid order of execution.
+        sizes: bytes of each value.
+        held: values that are there from beginning to end wherever they are read: inputs.
+        results: values that are needed after the last node.
+    """
+
+    ops: tuple[Op, ...]
+    sizes: tuple[int, ...]
+    held: frozenset[int]
+    results: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An execution of a node: its position among the ops, the values that it reads and those that it makes. Numbers
+    beyond those of the task are copies."""
+
+    op: int
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """A plan.
+
+    Attributes:
+        steps: in order of execution; each op once, and again where it is computed again.
+        original: for each value which of the task's it is or repeats.
+        us: what is computed again takes, in microseconds.
+        peak: bytes alive at once, without what is held.
+        at: the step at which.
+    """
+
+    steps: tuple[Step, ...]
+    original: tuple[int, ...]
+    us: float
+    peak: int
+    at: int
+
+
+def peak_of(task: Task, steps: Sequence[Step], original: Sequence[int]) -> tuple[int, int]:
+    """Bytes alive at once while steps are executed in this order, without what is held; and at which step most."""
+    alive = np.cumsum(_changes(task, steps, original))[:-1]
+    at = int(alive.argmax()) if len(alive) else 0
+    return (int(alive[at]) if len(alive) else 0), at
+
+
+def _changes(task: Task, steps: Sequence[Step], original: Sequence[int]) -> np.ndarray:
+    root = list(range(len(original)))
+    start = [-1] * len(original)
+    end = [-1] * len(original)
+    for at, step in enumerate(steps):
+        view = task.ops[step.op].view
+        for slot, value in enumerate(step.makes):
+            if slot == 0 and view:
+                root[value] = root[step.reads[0]]
+            else:
+                start[value] = end[value] = at
+        for value in step.reads:
+            end[root[value]] = at
+    for value in task.results:
+        end[root[value]] = len(steps) - 1
+    change = np.zeros(len(steps) + 1, np.int64)
+    for value, first in enumerate(start):
+        if first >= 0:
+            size = task.sizes[original[value]]
+            change[first] += size
+            change[end[value] + 1] -= size
+    return change
+
+
+def front(task: Task, *, seconds: float, enough: int | None = None) -> list[Timetable]:
+    """Plans of which none has both a lower peak and less to compute again, by falling peak; the first is the order
+    given.
+
+    Args:
+        task: the graph.
+        seconds: after which no cut is begun.
+        enough: bytes below which a plan need not go: what has reached them is not cut again.
+    """
+    deadline = time.monotonic() + seconds
+    steps = tuple(Step(i, op.reads, op.makes) for i, op in enumerate(task.ops))
+    original = tuple(range(len(task.sizes)))
+    first = Timetable(steps, original, 0.0, *peak_of(task, steps, original))
+    found, cut = [first], set[tuple[int, float]]()
+    for _ in range(_ROUNDS):
+        fresh = [p for p in found if (p.peak, p.us) not in cut and (enough is None or p.peak > enough)]
+        if not fresh or time.monotonic() > deadline:
+            break
+        for plan in _spread(fresh, _BEAM):
+            cut.add((plan.peak, plan.us))
+            found = _undominated([*found, *_Cut(task, plan).plans(deadline)])
+    return found
+
+
+def _spread(plans: Sequence[Timetable], most: int) -> list[Timetable]:
+    """At most so many plans, evenly taken."""
+    if len(plans) <= most:
+        return list(plans)
+    return [plans[round(i * (len(plans) - 1) / (most - 1))] for i in range(most)]
+
+
+def _undominated(plans: Iterable[Timetable]) -> list[Timetable]:
+    kept: list[Timetable] = []
+    for plan in sorted(plans, key=lambda p: (p.us, p.peak)):
+        if not kept or plan.peak < kept[-1].peak * (1.0 - _TAKEN):
+            kept.append(plan)
+    return kept
+
+
+class _Cut:
+    """What there is to keep or to make again after the step of a plan at which most is alive."""
+
+    def __init__(self, task: Task, plan: Timetable) -> None:
+        self.task, self.plan, self.at = task, plan, plan.at
+        before = plan.steps[: plan.at + 1]
+        self.maker = {v: i for i, step in enumerate(before) for v in step.makes}
+        self.kept = set(task.results)
+        root: dict[int, int] = {}
+        for step in before:
+            if task.ops[step.op].view:
+                root[step.makes[0]] = root.get(step.reads[0], step.reads[0])
+        self.kept |= {root[v] for v in task.results if v in root}
+        later = dict.fromkeys(v for s in plan.steps[plan.at + 1 :] for v in s.reads if v in self.maker)
+        self.later = list(later)
+        closure: dict[int, None] = {}
+        stack = list(later)
+        while stack:
+            at = self.maker[stack.pop()]
+            if at in closure or not self._repeatable(at):
+                continue
+            closure[at] = None
+            stack += [v for v in before[at].reads if v in self.maker]
+        self.closure = sorted(closure)
+        self.handed = self._handed_on()
+
+    def _repeatable(self, step: int) -> bool:
+        return self.task.ops[self.plan.steps[step].op].repeatable
+
+    def _us(self, step: int) -> float:
+        return self.task.ops[self.plan.steps[step].op].us
+
+    def _bytes(self, value: int) -> int:
+        return 0 if value in self.kept else self.task.sizes[self.plan.original[value]]
+
+    def _handed_on(self) -> np.ndarray:
+        """After each step up to the cut: bytes of what is made before it and read after it, but before the cut."""
+        change = np.zeros(self.at + 2, np.int64)
+        last: dict[int, int] = {}
+        for i, step in enumerate(self.plan.steps[: self.at + 1]):
+            last.update(dict.fromkeys(step.reads, i))
+        for value, maker in self.maker.items():
+            end = last.get(value, maker)
+            change[maker] += self._bytes(value)
+            change[end] -= self._bytes(value)
+        return np.cumsum(change)[: self.at + 1]
+
+    def plans(self, deadline: float) -> list[Timetable]:
+        """Those of all numbers of segments and prices that there is time for."""
+        found: list[Timetable] = []
+        if not self.closure:
+            return found
+        seen = set[tuple[frozenset[int], frozenset[int]]]()
+        total = sum(self._bytes(v) for v in self.later) or 1
+        us = sum(self._us(i) for i in self.closure) or 1.0
+        segments = set[tuple[int, ...]]()
+        for count in _SEGMENTS:
+            ends = self._segments(count)
+            if count > len(self.closure) or ends in segments:
+                continue
+            segments.add(ends)
+            for exponent in range(_PRICES):
+                if time.monotonic() > deadline:
+                    return found
+                price = total / us * 4.0 / 2.0**exponent
+                chosen = self._solved(price, ends)
+                if not chosen[1] or chosen in seen:
+                    continue
+                seen.add(chosen)
+                found.append(self._applied(*chosen))
+        return found
+
+    def _segments(self, count: int) -> tuple[int, ...]:
+        """The last steps of segments that make about as many bytes each, where least is handed on."""
+        if count == 1:
+            return ()
+        made = np.zeros(self.at + 1)
+        for i in self.closure:
+            made[i] = (
+                0
+                if self.task.ops[self.plan.steps[i].op].view
+                else sum(self._bytes(v) for v in self.plan.steps[i].makes)
+            )
+        total = np.cumsum(made)
+        ends = []
+        for part in range(1, count):
+            low, high = (int(np.searchsorted(total, total[-1] * (part + shift) / count)) for shift in (-0.4, 0.4))
+            low, high = min(low, self.at), min(high, self.at)
+            ends.append(low + int(self.handed[low : high + 1].argmin()))
+        return tuple(sorted(set(ends)))
+
+    def _solved(self, price: float, ends: tuple[int, ...]) -> tuple[frozenset[int], frozenset[int]]:
+        """Values to keep and steps to repeat: the minimum cut, as a linear program."""
+        segment = np.searchsorted(np.array(ends, np.int64), np.arange(self.at + 1), side="left")
+        steps = {s: i for i, s in enumerate(self.closure)}
+        values: dict[int, int] = {}
+        cost = [price * (self._us(s) + 1e-3) for s in self.closure]
+        rows: list[tuple[int, int, int]] = []  # variables: kept, made again (or none), needed by (or none)
+
+        def kept(value: int) -> int:
+            if value not in values:
+                values[value] = len(cost)
+                cost.append(float(self._bytes(value)))
+            return values[value]
+
+        for value in self.later:
+            maker = steps.get(self.maker[value], -1)
+            if maker >= 0:
+                rows.append((self._stored(value, kept), maker, -1))
+        for step in self.closure:
+            for value in dict.fromkeys(self.plan.steps[step].reads):
+                if value not in self.maker:
+                    continue
+                maker = steps.get(self.maker[value], -1)
+                if maker >= 0 and segment[self.maker[value]] != segment[step] and not self._view(self.maker[value]):
+                    maker = -1
+                rows.append((self._stored(value, kept), maker, steps[step]))
+        solution = _minimum(cost, rows)
+        again = frozenset(s for s, i in steps.items() if solution[i] > 0.5)
+        keep = frozenset(v for v, i in values.items() if solution[i] > 0.5)
+        return keep, again
+
+    def _view(self, step: int) -> bool:
+        return self.task.ops[self.plan.steps[step].op].view
+
+    def _stored(self, value: int, kept: Callable[[int], int]) -> int:
+        """The variable that says that a value is kept: a view is not, its source is."""
+        maker = self.maker[value]
+        view = self._view(maker) and self._repeatable(maker) and value == self.plan.steps[maker].makes[0]
+        return -1 if view else kept(value)
+
+    def _applied(self, keep: frozenset[int], again: frozenset[int]) -> Timetable:
+        """The plan in which these steps are executed again right before what they make is needed."""
+        plan, copies = self.plan, dict[int, int]()
+        steps, original = list(plan.steps[: self.at + 1]), list(plan.original)
+        us = plan.us
+
+        def there(value: int) -> bool:
+            return value in copies or value in keep or self.maker.get(value, -1) not in again
+
+        def copied(step: int) -> None:
+            nonlocal us
+            own = plan.steps[step]
+            reads = tuple(copies.get(v, v) for v in own.reads)
+            if self._view(step) and reads == own.reads:
+                copies.update(zip(own.makes, own.makes, strict=True))  # another name for what is there
+                return
+            makes = []
+            for value in own.makes:
+                makes.append(len(original))
+                copies[value] = len(original)
+                original.append(original[value])
+            us += self._us(step)
+            steps.append(Step(own.op, reads, tuple(makes)))
+
+        for step in plan.steps[self.at + 1 :]:
+            for value in step.reads:
+                stack = [] if there(value) else [value]
+                while stack:
+                    maker = self.maker[stack[-1]]
+                    missing = [v for v in plan.steps[maker].reads if not there(v)]
+                    if stack[-1] in copies:
+                        stack.pop()
+                    elif missing:
+                        stack.append(missing[0])
+                    else:
+                        copied(maker)
+                        stack.pop()
+            steps.append(Step(step.op, tuple(copies.get(v, v) if v not in keep else v for v in step.reads), step.makes))
+        return Timetable(tuple(steps), tuple(original), us, *peak_of(self.task, steps, original))
+
+
+def _minimum(cost: Sequence[float], rows: Sequence[tuple[int, int, int]]) -> np.ndarray:
+    """The least of the costs with variables from 0 to 1: of every row, the first two together at least the third, or 1
+    where there is none (negative numbers: no variable)."""
+    count = len(cost)
+    starts, index, entries, lower = [0], [], [], []
+    for first, second, third in rows:
+        for variable, entry in ((first, 1.0), (second, 1.0), (third, -1.0)):
+            if variable >= 0:
+                index.append(variable)
+                entries.append(entry)
+        starts.append(len(index))
+        lower.append(0.0 if third >= 0 else 1.0)
+    program = highspy.HighsLp()
+    program.num_col_, program.num_row_ = count, len(rows)
+    scale = max(cost, default=1.0) or 1.0
+    program.col_cost_ = np.array(cost) / scale
+    program.col_lower_, program.col_upper_ = np.zeros(count), np.ones(count)
+    program.row_lower_, program.row_upper_ = np.array(lower), np.full(len(rows), inf)
+    program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    program.a_matrix_.start_ = np.array(starts, np.int32)
+    program.a_matrix_.index_ = np.array(index, np.int32)
+    program.a_matrix_.value_ = np.array(entries)
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    for name, value in (("output_flag", False), ("threads", 1), ("parallel", "off"), ("random_seed", 0)):
+        solver.setOptionValue(name, value)
+    solver.passModel(program)
+    solver.run()
+    return np.array(solver.getSolution().col_value)

@@ -1,0 +1,392 @@
+"""Plans that compute values again, written so that ONNX Runtime runs them as planned, and judged by what it then takes.
+
+A plan's order is not the runtime's: that walks back from the results, and numbers what it fuses anew. So a plan is
+written, the order that is run is read off, and what strays from the plan is *pinned*: it reads what it needs through a
+guard (:mod:`superopt.memory.copies`) that opens after the step which the plan has before it. A few rounds suffice.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from superopt import formats, report
+from superopt.cost import CostModel
+from superopt.cost.trial import with_values
+from superopt.cost.whole import task_of, work
+from superopt.ir.errors import SuperoptError
+from superopt.ir.graph import Graph, Node, structural_hash
+from superopt.memory import OPSET, Pin, Planned, Timetable, Written, front, written
+from superopt.memory.order import as_executed
+from superopt.ops.infer import infer
+from superopt.ops.record import NotCovered
+from superopt.pipeline.footprint import footprint
+from superopt.pipeline.judge import LOOKS, doubt_of
+from superopt.pipeline.options import Options, Progress
+from superopt.pipeline.racing import LARGE, measure
+from superopt.pipeline.scheduling import asked_of, least_memory
+from superopt.report.quantities import bytes_text
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+
+__all__ = ["Point", "for_memory", "least_for", "points", "realised"]
+
+_ROUNDS = 6  # of looking at the order that is run, and pinning what strays from the plan
+_FAR = 8  # steps by which a kernel that strays from its place is no matter
+_SHARES = (0.02, 0.05, 0.10, 0.15, 0.25, 0.50)  # of the time, computed again, at which the front is written
+_PLANNING = 20.0  # seconds for planning, at most
+_SHARE = 0.3  # of the time left that planning may take
+_SPENT, _LONGEST = 0.6, 180.0  # share of the time left that writing for memory may take, and seconds, at most
+_LITTLE = 0.10  # of the time that computing again may take, as modelled, where least memory is wanted
+_SLOWER = 1.15  # of the time, as measured, that what is written for memory may take, where no limit asks for more
+_RACE = 6.0  # seconds for a race
+_AIM = 0.8  # of a limit, that plans aim at: in its first run ONNX Runtime has no block yet, and its arena has gaps
+_TRIES = 5  # plans that are written to meet a limit, or to stay within a time
+
+
+@dataclass(frozen=True)
+class Point:
+    """A graph that computes the same, what it needs, and at which price.
+
+    Attributes:
+        graph: it.
+        bytes: weights and, by the arena's account, activations.
+        us: modelled microseconds.
+        how: what was done: "" (as it was), "order", "open rows", "recomputation".
+        measured: a race beside the graph given, where there was one.
+        chosen: whether it is what was asked for.
+    """
+
+    graph: Graph
+    bytes: int
+    us: float
+    how: str
+    measured: report.Measured | None = None
+    chosen: bool = False
+
+    def reported(self, fastest: Point) -> report.Tradeoff:
+        """The point beside the fastest."""
+        raced = self.measured
+        return report.Tradeoff(
+            self.bytes, self.us / fastest.us if fastest.us else 1.0, None if raced is None else raced.ratio,
+            None if raced is None or raced.runs < LOOKS[0] else doubt_of(raced.runs, raced.deviation), self.how,
+            structural_hash(self.graph),
+        )  # fmt: skip
+
+
+class Writing:
+    """A graph of which plans are written, and what is known of it."""
+
+    def __init__(self, graph: Graph, model: CostModel, sizes: Mapping[str, int], seconds: float) -> None:
+        self.graph, self.sizes = graph, sizes
+        self.deadline = time.monotonic() + seconds
+        typing = infer(graph, dict(sizes))
+        self.weights = work(graph, typing, sizes).weight_bytes
+        found = least_memory(graph, sizes=sizes, deadline=time.monotonic() + _SHARE * seconds)
+        self.held = found.before.plan.inputs + found.before.plan.outputs
+        given = self.held + asked_of(graph, sizes)
+        self.planned = task_of(graph, model.recorded or model, typing, sizes=sizes)
+        self.us = sum(op.us for op in self.planned.task.ops)
+        self.first = [Point(graph, self.weights + given, self.us, "")]
+        if found.how:
+            least = self.held + asked_of(found.graph, sizes)
+            self.first.append(Point(found.graph, self.weights + least, self.us, found.how))
+
+    def left(self) -> float:
+        """Seconds."""
+        return self.deadline - time.monotonic()
+
+    def plans(self, most: int | None = None) -> list[Timetable]:
+        """The front, the order given left out.
+
+        Args:
+            most: bytes alive at once that suffice.
+        """
+        if self.graph.opset.get("", 0) < OPSET:
+            return []
+        seconds = min(_PLANNING, _SHARE * self.left())
+        return front(self.planned.task, seconds=seconds, enough=most)[1:]
+
+    def point(self, plan: Timetable) -> Point | None:
+        """A plan, written; ``None`` where ONNX Runtime does not take it."""
+        try:
+            made = realised(self.planned, plan, deadline=self.deadline)
+            taken = self.held + asked_of(made, self.sizes)
+        except (SuperoptError, NotCovered):  # a size that has to be known
+            return None
+        return Point(made, self.weights + taken, self.us + plan.us, "recomputation")
+
+    def room(self, limit: int) -> float:
+        """Bytes that may be alive at once for weights and activations to be within a limit with something to spare."""
+        return _AIM * limit - self.weights - self.held
+
+    def meeting(self, limit: int, plans: Sequence[Timetable]) -> list[Point]:
+        """Points from plans of rising time, up to the first that needs no more than the limit."""
+        room, found = self.room(limit), list[Point]()
+        while plans and len(found) < _TRIES and self.left() > 0.0:
+            plan = next((p for p in plans if p.peak <= room), plans[-1])
+            plans = [p for p in plans if p.peak < plan.peak]
+            made = self.point(plan)
+            if made is None:
+                continue
+            found.append(made)
+            if made.bytes <= limit:
+                break
+            block = made.bytes - self.weights - self.held  # more than what is alive at once, and so will the next be
+            room = min(room, room * plan.peak / block)
+        return found
+
+
+def for_memory(
+    graph: Graph, options: Options, model: CostModel, notes: list[str], seconds: float, races: bool, progress: Progress
+) -> tuple[Point, ...]:
+    """What the graph is written as, where the options ask for less memory, or for a limit that it else exceeds.
+
+    Args:
+        graph: a result.
+        options: the objective, the limit and the sizes.
+        model: prices.
+        notes: what it takes, before and after, and the price are added.
+        seconds: that are left.
+        races: whether graphs are timed beside each other.
+        progress: told.
+
+    Returns:
+        The graph that was asked for (``chosen``), and with "pareto" the others of the front, by rising time. None where
+        nothing is asked for or known.
+    """
+    limit, sizes, wanted = options.memory_limit, options.sizes, options.objective != "time"
+    if not wanted and limit is None:
+        return ()
+    weights = work(graph, infer(graph, dict(sizes)), sizes).weight_bytes
+    if weights > LARGE:
+        notes.append(f"it is not written for memory: its weights are more than {bytes_text(LARGE)}")
+        return ()
+    progress(0, None, "planning memory")
+    seconds = _SPENT * min(seconds, _LONGEST)
+    deadline = time.monotonic() + seconds / _SPENT
+    try:
+        if not wanted and limit is not None and weights + footprint(graph, sizes=sizes).plan.peak <= limit:
+            return ()
+        if options.objective == "pareto":
+            found = points(graph, model, limit=limit, sizes=sizes, seconds=seconds)
+        else:
+            found = least_for(graph, model, limit=limit, share=_LITTLE, sizes=sizes, seconds=seconds)
+    except (SuperoptError, NotCovered) as error:
+        notes.append(f"what its activations take in ONNX Runtime is not known: {error}")
+        return ()
+    if races:
+        progress(0, None, "measuring")
+        found = [found[0], *(_raced(graph, p, options) if time.monotonic() < deadline else p for p in found[1:])]
+    at = _wanted(found, limit, options.objective)
+    if limit is not None and found[at].bytes > limit:
+        notes.append(f"no way of computing it that was tried meets the limit of {bytes_text(limit)}")
+    notes.append(_told(found[0], found[at], weights, limit))
+    chosen = [replace(p, chosen=i == at) for i, p in enumerate(found)]
+    return tuple(chosen) if options.objective == "pareto" else (chosen[at],)
+
+
+def _wanted(found: Sequence[Point], limit: int | None, objective: str) -> int:
+    """Which of the points was asked for."""
+    if limit is not None:
+        meets = [i for i, p in enumerate(found) if p.bytes <= limit]
+        return meets[0] if meets else min(range(len(found)), key=lambda i: found[i].bytes)
+    if objective == "pareto":
+        return 0
+    quick = [i for i, p in enumerate(found) if not _too_slow(p)]
+    return min(quick, key=lambda i: found[i].bytes)
+
+
+def _too_slow(point: Point) -> bool:
+    """Whether it was measured to take too long beyond doubt."""
+    raced = point.measured
+    return raced is not None and raced.ratio - doubt_of(raced.runs, raced.deviation) > _SLOWER
+
+
+def _raced(graph: Graph, point: Point, options: Options) -> Point:
+    try:
+        measured = measure(
+            graph, point.graph, sizes=options.sizes, seed=options.seed, threads=options.threads, rounds=LOOKS[2],
+            burst=1, time_limit=_RACE,
+        )  # fmt: skip
+    except SuperoptError:  # it counts at what it is modelled at
+        return point
+    return replace(point, measured=measured)
+
+
+def _told(given: Point, point: Point, weights: int, limit: int | None) -> str:
+    how = f" ({point.how})" if point.how else ""
+    text = f"activations take {bytes_text(point.bytes - weights)} in ONNX Runtime{how}"
+    if point.how:
+        price = f"x{point.us / given.us if given.us else 1.0:.3f} of the time as modelled"
+        if point.measured is not None:
+            price += f", x{point.measured.ratio:.3f} in a race of {point.measured.runs} rounds"
+        text += f", {bytes_text(given.bytes - weights)} as found; the price: {price}"
+    if limit is not None:
+        text += f"; with {bytes_text(weights)} of weights {bytes_text(point.bytes)}, the limit is {bytes_text(limit)}"
+    return text
+
+
+def points(
+    graph: Graph,
+    model: CostModel,
+    *,
+    limit: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+    seconds: float = 120.0,
+) -> list[Point]:
+    """Graphs of which none is both faster, as modelled, and smaller, by rising time; the first is the one given, or the
+    same kernels in less memory.
+
+    Args:
+        graph: the model.
+        model: prices.
+        limit: bytes that one of them should not exceed.
+        sizes: what symbolic dimensions are counted at.
+        seconds: after which nothing more is written.
+
+    Raises:
+        InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it, or not with its arena watched.
+        NotCovered: an input is no tensor.
+    """
+    writing = Writing(graph, model, sizes or {}, seconds)
+    found = list(writing.first)
+    plans = writing.plans()
+    chosen = [max((p for p in plans if p.us <= share * writing.us), key=lambda p: p.us, default=None)
+              for share in _SHARES]  # fmt: skip
+    for plan in dict.fromkeys(p for p in chosen if p is not None):
+        if writing.left() <= 0.0:
+            break
+        made = writing.point(plan)
+        found += [made] if made is not None else []
+    if limit is not None and min(p.bytes for p in found) > limit:
+        found += writing.meeting(limit, plans)
+    return _undominated(found)
+
+
+def least_for(
+    graph: Graph,
+    model: CostModel,
+    *,
+    limit: int | None = None,
+    share: float = _LITTLE,
+    sizes: Mapping[str, int] | None = None,
+    seconds: float = 120.0,
+) -> list[Point]:
+    """The graph given, and the best that was found.
+
+    Args:
+        graph: the model.
+        model: prices.
+        limit: bytes of weights and activations: the fastest graph that needs no more, as modelled, or the one that
+            needs least.
+        share: of the time that may be spent on computing again, where there is no limit: the graph that needs least.
+        sizes: what symbolic dimensions are counted at.
+        seconds: after which nothing more is written.
+
+    Raises:
+        As :func:`points`.
+    """
+    writing = Writing(graph, model, sizes or {}, seconds)
+    found = list(writing.first)
+    if limit is not None and found[-1].bytes <= limit:
+        return found
+    if limit is not None:
+        return found + writing.meeting(limit, writing.plans(int(writing.room(limit))))
+    plans = [p for p in writing.plans() if p.us <= share * writing.us]
+    while plans and writing.left() > 0.0:
+        made = writing.point(plans[-1])
+        if made is not None:
+            return [*found, made]
+        plans = [p for p in plans if p.us < plans[-1].us / 2.0]
+    return found
+
+
+def _undominated(found: Sequence[Point]) -> list[Point]:
+    kept: list[Point] = []
+    for point in sorted(found, key=lambda p: (p.us, p.bytes)):
+        if not kept or point.bytes < kept[-1].bytes:
+            kept.append(point)
+    return kept
+
+
+def realised(planned: Planned, plan: Timetable, *, sizes_known: bool = False, deadline: float = float("inf")) -> Graph:
+    """A plan as a graph that ONNX Runtime runs as planned, as far as pins can see to that.
+
+    Args:
+        planned: the graph.
+        plan: of its task.
+        sizes_known: see :func:`superopt.memory.written`.
+        deadline: on the monotonic clock, after which what was found has to do.
+
+    Raises:
+        InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it.
+    """
+    pins: dict[tuple[int, ...], Pin] = {}
+    for _ in range(_ROUNDS):
+        made = written(planned, plan, pins.values(), sizes_known=sizes_known)
+        graph = replace(made.graph, nodes=_backwards(made.graph))
+        lowered = formats.from_bytes(ONNX_RUNTIME.lowered(formats.to_onnx_bytes(with_values(graph))))
+        fresh = {p.steps: p for p in _strays(plan, made, as_executed(lowered, graph)) if p.steps not in pins}
+        if not fresh or time.monotonic() > deadline:
+            break
+        pins |= fresh
+    return graph
+
+
+def _backwards(graph: Graph) -> tuple[Node, ...]:
+    """Its nodes, as late in the file as they stand early in the plan, as far as they can: the runtime walks back from
+    the results, the node with the greatest number first."""
+    made = {o: i for i, n in enumerate(graph.nodes) for o in n.outputs if o}
+    needs = [len({made[n] for n in node.reads if n in made}) for node in graph.nodes]
+    readers: list[dict[int, None]] = [{} for _ in graph.nodes]
+    for i, node in enumerate(graph.nodes):
+        for name in node.reads:
+            if name in made:
+                readers[made[name]][i] = None
+    ready = [-i for i, count in enumerate(needs) if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        order.append(-heapq.heappop(ready))
+        for reader in readers[order[-1]]:
+            needs[reader] -= 1
+            if not needs[reader]:
+                heapq.heappush(ready, -reader)
+    return tuple(graph.nodes[i] for i in order)
+
+
+def _strays(plan: Timetable, made: Written, ran: Sequence[Node]) -> Iterator[Pin]:
+    """Pins for steps that are run well before the one that the plan has before them."""
+    at = {o: i for i, n in enumerate(ran) for o in n.outputs if o}
+    maker = {v: i for i, step in enumerate(plan.steps) for v in step.makes}
+    before = last = -1
+    for i, step in enumerate(plan.steps):
+        place = max((at[made.names[v]] for v in step.makes if made.names[v] in at), default=-1)
+        if place < 0:
+            continue  # within another kernel
+        if last - place > _FAR and (pin := _pin(plan, made, maker, at, i, before)) is not None:
+            yield pin
+        before, last = i, place
+
+
+def _pin(
+    plan: Timetable, made: Written, maker: Mapping[int, int], at: Mapping[str, int], step: int, after: int
+) -> Pin | None:
+    """A guard before a kernel, of which this is the last step: on the latest value that it reads which is one of the
+    runtime's, too."""
+    within, stack, read = {step}, [step], dict[int, None]()
+    while stack:
+        for value in plan.steps[stack.pop()].reads:
+            inside = maker.get(value, -1)
+            if inside < 0 or made.names[value] in at:
+                read[value] = None
+            elif inside not in within:
+                within.add(inside)
+                stack.append(inside)
+    if not read:
+        return None
+    chosen = max(read, key=lambda v: maker.get(v, -1))
+    steps = tuple(sorted(i for i in within if chosen in plan.steps[i].reads))
+    return Pin(steps, chosen, after) if steps[0] > after else None

@@ -1,0 +1,215 @@
+"""Computing again: plans against all plans of small graphs, and what ONNX Runtime makes of them once written."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import superopt
+from superopt import cost as costs
+from superopt import formats
+from superopt.cost.trial import feeds_for
+from superopt.cost.whole import task_of
+from superopt.ir.graph import Graph, Node, Value, constant
+from superopt.ir.types import DType, TensorType
+from superopt.memory import Op, Planned, Task, Timetable, front, measured_arena, peak_of
+from superopt.ops.infer import Applied, infer
+from superopt.pipeline.recomputing import least_for, points, realised
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.verifier.graphs import PROVED, verify
+
+ROWS, COLUMNS = 64, 64
+BYTES = 4 * ROWS * COLUMNS
+
+
+def sines(depth: int) -> Graph:
+    """Sines of sines, and what their derivatives need of them: everything, in the opposite order."""
+    kind = TensorType(DType.FLOAT32, (ROWS, COLUMNS))
+    weights = [constant("w", np.eye(COLUMNS, dtype=np.float32)[::-1].copy())]
+    nodes = []
+    for i in range(depth):
+        nodes.append(Node(f"s{i}", "Sin", (f"p{i}" if i else "x",), (f"a{i}",)))
+        nodes.append(Node(f"m{i}", "Mul", (f"a{i}", "x"), (f"p{i + 1}",)))
+    nodes.append(Node("g", "MatMul", (f"p{depth}", "w"), (f"g{depth}",)))
+    for i in reversed(range(depth)):
+        nodes.append(Node(f"b{i}", "MatMul", (f"g{i + 1}", "w"), (f"b{i}",)))
+        nodes.append(Node(f"g{i}", "Mul", (f"b{i}", f"a{i}"), (f"g{i}",)))
+    return Graph("sines", (Value("x", kind),), (Value("g0", kind),), tuple(weights), tuple(nodes), {"": 18})
+
+
+def planned_of(graph: Graph) -> Planned:
+    with costs.for_target("profile:cpu-epyc-2core") as model:
+        return task_of(graph, model)
+
+
+def random_task(seed: int) -> Task:
+    """A chain there and back, with skips."""
+    draw = random.Random(seed)
+    ops, sizes = [], [0]
+    for i in range(draw.randint(3, 7)):
+        reads = tuple({i, draw.randrange(i + 1)})
+        ops.append(Op(reads, (i + 1,), float(draw.randint(1, 9)), view=draw.random() < 0.1))
+        sizes.append(draw.randint(1, 99))
+    ahead = len(ops)
+    for i in reversed(range(ahead)):
+        ops.append(Op(tuple({len(sizes) - 1, i + 1}), (len(sizes),), float(draw.randint(1, 9))))
+        sizes.append(draw.randint(1, 99))
+    return Task(tuple(ops), (*sizes[:-1], 0), frozenset({0}), frozenset({len(sizes) - 1}))
+
+
+def simulated(task: Task, plan: Timetable) -> int:
+    """The peak, by keeping a set of what is there: every step finds what it reads."""
+    last = {v: i for i, s in enumerate(plan.steps) for v in s.reads}
+    memory = {v: v for v in task.held}
+    there, most = set(task.held), 0
+    ends: dict[int, int] = {}
+    for i, step in enumerate(plan.steps):
+        assert all(memory[v] in there for v in step.reads)
+        for slot, made in enumerate(step.makes):
+            memory[made] = memory[step.reads[0]] if slot == 0 and task.ops[step.op].view else made
+            there.add(memory[made])
+            ends[memory[made]] = max(ends.get(memory[made], i), last.get(made, i))
+            if made in task.results:
+                ends[memory[made]] = len(plan.steps)
+        most = max(most, sum(task.sizes[plan.original[m]] for m in there))
+        there = {m for m in there if m in task.held or ends[m] > i}
+    return most
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_plans_compute_what_was_asked_and_their_peak_is_what_they_take(seed: int) -> None:
+    task = random_task(seed)
+    found = front(task, seconds=1.0)
+    assert [p.peak for p in found] == sorted({p.peak for p in found}, reverse=True)
+    assert [p.us for p in found] == sorted({p.us for p in found})
+    for plan in found:
+        of = plan.original
+        assert {s.op for s in plan.steps} == set(range(len(task.ops)))
+        assert [s.op for s in plan.steps if s.makes == task.ops[s.op].makes] == list(range(len(task.ops)))
+        for step in plan.steps:
+            op = task.ops[step.op]
+            assert tuple(of[v] for v in step.reads) == op.reads
+            assert tuple(of[v] for v in step.makes) == op.makes
+        again = sum(task.ops[s.op].us for s in plan.steps) - sum(op.us for op in task.ops)
+        assert plan.us == pytest.approx(again)
+        assert plan.peak == peak_of(task, plan.steps, of)[0] == simulated(task, plan)
+
+
+def test_a_chain_needs_about_the_root_of_its_length() -> None:
+    length = 64
+    ahead = [Op((i,), (i + 1,), 1.0) for i in range(length)]
+    back = [Op((2 * length - i, i + 1), (2 * length - i + 1,), 2.0) for i in reversed(range(length))]
+    back = [Op(tuple({length + k, length - k}), (length + k + 1,), 2.0) for k in range(length)]
+    task = Task((*ahead, *back), (0, *[1] * (2 * length)), frozenset({0}), frozenset({2 * length}))
+    plans = front(task, seconds=3.0)
+    least = min((p for p in plans if p.us <= length), key=lambda p: p.peak)
+    assert plans[0].peak >= length
+    assert least.peak <= 2 * length**0.5 + 4  # once more forward, at most: Chen et al.'s bound
+
+
+def test_what_may_not_be_repeated_is_not() -> None:
+    task = random_task(3)
+    fixed = replace(task, ops=tuple(replace(op, repeatable=False) for op in task.ops))
+    assert len(front(task, seconds=1.0)) > 1 == len(front(fixed, seconds=1.0))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_runtime_keeps_copies_where_they_were_planned(known: bool) -> None:
+    graph = sines(12)
+    planned = planned_of(graph)
+    plan = min(front(planned.task, seconds=2.0), key=lambda p: p.peak)
+    copies = len(plan.steps) - len(planned.task.ops)
+    made = realised(planned, plan, sizes_known=known)
+    ran = formats.from_bytes(ONNX_RUNTIME.lowered(formats.to_onnx_bytes(made)))
+    assert sum(n.op in ("Sin", "Mul") for n in ran.nodes) == sum(n.op in ("Sin", "Mul") for n in graph.nodes) + copies
+    block, given = (measured_arena(formats.to_onnx_bytes(g), feeds_for(g)).block for g in (made, graph))
+    assert given > 10 * BYTES
+    assert block < 0.75 * given
+    if not known:
+        assert block <= plan.peak + 2 * BYTES  # and some vectors of sizes
+    feeds = feeds_for(graph)
+    ours, theirs = (ONNX_RUNTIME.load(formats.to_onnx_bytes(g)).run(feeds, ["g0"])["g0"] for g in (made, graph))
+    assert ours.tobytes() == theirs.tobytes()
+
+
+def test_without_guards_the_runtime_merges_copies() -> None:
+    """What the guards are for."""
+    graph = sines(4)
+    again = Node("again", "Sin", ("x",), ("a_again",))
+    nodes = tuple(replace(n, inputs=("b0", "a_again")) if n.name == "g0" else n for n in graph.nodes[:-1])
+    nodes = (*nodes, again, replace(graph.nodes[-1], inputs=("b0", "a_again")))
+    ran = formats.from_bytes(ONNX_RUNTIME.lowered(formats.to_onnx_bytes(replace(graph, nodes=nodes))))
+    assert sum(n.op == "Sin" for n in ran.nodes) == 4
+
+
+def test_guards_are_understood_and_the_written_graph_is_proved_equal() -> None:
+    graph = sines(6)
+    planned = planned_of(graph)
+    plan = min(front(planned.task, seconds=2.0), key=lambda p: p.peak)
+    made = realised(planned, plan)
+    assert all(isinstance(n, Applied) for n in infer(made).nodes)
+    found = verify(graph, made, power="none")
+    assert found.verdict == PROVED, found.reason
+    wrong = tuple(replace(n, op="Cos") if n.name.endswith("_again") and n.op == "Sin" else n for n in made.nodes)
+    assert wrong != made.nodes
+    assert verify(graph, replace(made, nodes=wrong), power="none").verdict == "refuted"
+
+
+def test_sizes_may_be_symbols() -> None:
+    graph = sines(6)
+    kind = TensorType(DType.FLOAT32, infer(graph).types["x"].shape)  # type: ignore[union-attr]
+    loose = formats.from_bytes(formats.to_onnx_bytes(graph))
+    assert loose.inputs[0].type == kind
+    symbolic = formats.from_bytes(formats.to_onnx_bytes(_with_rows(graph)))
+    planned = planned_symbolic(symbolic)
+    plan = min(front(planned.task, seconds=2.0), key=lambda p: p.peak)
+    made = realised(planned, plan)
+    for rows in (1, 5):
+        feeds = {"x": np.linspace(-1, 1, rows * COLUMNS, dtype=np.float32).reshape(rows, COLUMNS)}
+        ours, theirs = (ONNX_RUNTIME.load(formats.to_onnx_bytes(g)).run(feeds, ["g0"])["g0"] for g in (made, symbolic))
+        assert ours.tobytes() == theirs.tobytes()
+
+
+def _with_rows(graph: Graph) -> Graph:
+    from superopt.ir.poly import sym
+
+    kind = TensorType(DType.FLOAT32, (sym("N"), COLUMNS))
+    return replace(graph, inputs=(Value("x", kind),), outputs=(Value("g0", kind),))
+
+
+def planned_symbolic(graph: Graph) -> Planned:
+    with costs.for_target("profile:cpu-epyc-2core") as model:
+        return task_of(graph, model, sizes={"N": ROWS})
+
+
+@pytest.mark.slow
+def test_a_limit_is_met_where_a_plan_meets_it() -> None:
+    graph = sines(12)
+    with costs.for_target("profile:cpu-epyc-2core") as model:
+        whole = points(graph, model, seconds=60.0)
+        assert [p.bytes for p in whole] == sorted({p.bytes for p in whole}, reverse=True)
+        limit = (whole[0].bytes + whole[-1].bytes) // 2
+        met = least_for(graph, model, limit=limit, seconds=60.0)
+    assert whole[-1].bytes < whole[0].bytes
+    assert met[-1].bytes <= limit < met[0].bytes
+    assert met[-1].us <= whole[-1].us
+
+
+def test_the_front_is_checked_and_reported() -> None:
+    graph = sines(12)
+    settings = {"target": "profile:cpu-epyc-2core", "time_limit": 40.0, "effort": "quick"}
+    found = superopt.optimize(graph, objective="pareto", **settings)
+    assert len(found.pareto) >= 2
+    assert [p.bytes for p in found.pareto] == [t.bytes for t in found.report.pareto]
+    assert [p.us for p in found.pareto] == sorted(p.us for p in found.pareto)
+    assert found.report.pareto[0].modelled == 1.0 < found.report.pareto[-1].modelled
+    assert found.graph is next(p.graph for p in found.pareto if p.chosen)
+    feeds = feeds_for(graph)
+    results = {
+        ONNX_RUNTIME.load(formats.to_onnx_bytes(p.graph)).run(feeds, ["g0"])["g0"].tobytes() for p in found.pareto
+    }
+    assert len(results) == 1
+    assert not superopt.optimize(graph, **settings).pareto
