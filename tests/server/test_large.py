@@ -48,7 +48,7 @@ def test_frames_of_real_models_compute_the_same_and_gains_add_up(name: str) -> N
         assert found.verdict in (PROVED, ROUNDED, "tested"), found
 
 
-def _large(folder: Path, width: int = 3584, blocks: int = 8) -> Path:
+def _large(folder: Path, width: int = 7168, blocks: int = 2) -> Path:
     """An ONNX model of some 400 MB with its weights beside it: products and scales that can be one."""
     rng = np.random.default_rng(0)
     nodes, weights = [], []
