@@ -55,8 +55,10 @@ class Spool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self.path.unlink(missing_ok=True)
+        try:
+            self._file.close()  # writes what is left, which a full disk does not take
+        finally:
+            self.path.unlink(missing_ok=True)
 
 
 class Blobs:

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from superopt.formats.onnx_writer import to_onnx_bytes
+from superopt.formats.tensors import SparseData
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Value, Weight, constant
 from superopt.ir.types import DType, TensorType, ValueType
@@ -76,9 +77,11 @@ class Known:
 
 def contents_of(weight: Weight) -> str:
     """A name for a weight's elements: equal exactly where type, shape and bits are."""
-    if weight.data is None:
+    data = weight.data
+    if data is None:
         return f"weight {weight.type} {weight.name}"
-    return f"weight {weight.type} {ArrayData(np.asarray(weight.data.numpy())).digest}"
+    held = ArrayData(data.numpy()) if isinstance(data, SparseData) else data  # all others name what they hold alike
+    return f"weight {weight.type} {held.digest}"
 
 
 def jumps(node: Node, types: Mapping[str, ValueType | None]) -> bool:

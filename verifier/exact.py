@@ -103,20 +103,22 @@ def trial_at(rule: Rule, point: Point) -> Trial | None:
             if types[a][0] != right_types[b][0]:
                 reason = f"term {i} has type {types[a][0]} on the left and {right_types[b][0]} on the right"
         if _smallest(right_types) < 0:
-            reason = "a size on the right is negative"
+            reason = "a size on the right is negative, or not bound"
     except (IllTyped, ZeroDivisionError) as error:
         reason = f"the right side is not well-formed: {error}"
     return Trial(point, variables, below, lhs, rhs, meanings, reason)
 
 
 def _smallest(types: Mapping[Term, tuple[TensorType, ...]]) -> int:
-    """The smallest size, at most 1; 0 where a tensor is too large to test, so that the point is drawn again."""
+    """The smallest size, at most 1; 0 where a tensor is too large to test, so that the point is drawn again; and -1
+    where a size has a name that the rule's types and attributes do not bind."""
     smallest = 1
     for outputs in types.values():
         for kind in outputs:
             count = 1
             for size in kind.shape or ():
-                assert isinstance(size, int)
+                if not isinstance(size, int):
+                    return -1
                 smallest = min(smallest, size)
                 count *= size
             if count > _MOST:

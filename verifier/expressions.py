@@ -26,6 +26,7 @@ __all__ = ["LIMIT", "Evaluated", "deviation", "evaluated", "sources", "written"]
 # Folding Conv, bias and BatchNormalization takes six roundings of a half ulp each, by whatever formula; two such folds
 # in a row, or a sum of some thousand rounded terms, stay below this too.
 LIMIT = 8
+_PART = 1 << 20  # elements that are compared at once: a weight may have a billion
 # Linear in their reals: on absolute values they give the magnitude of the terms (Sub as Add, Neg by absolute value).
 _LINEAR = frozenset(
     {"Add", "AveragePool", "Cast", "Concat", "Conv", "ConvTranspose", "CumSum", "Einsum", "Expand", "Flatten", "Gather",
@@ -116,14 +117,26 @@ def deviation(stored: np.ndarray, dtype: DType, exact: Evaluated) -> float:
         return float("inf")
     if not dtype.is_float:
         return 0.0 if np.array_equal(stored, at_dtype(exact.value, dtype)) else float("inf")
-    x, y = stored.astype(np.float64), exact.value.astype(np.float64)
+    limits = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
+    x, y, size = (a.reshape(-1) for a in (stored, exact.value, exact.magnitude))
+    found = 0.0
+    for start in range(0, stored.size, _PART):
+        part = slice(start, start + _PART)
+        found = max(found, _apart(x[part], y[part], size[part], limits))
+        if found == float("inf"):
+            break
+    return found
+
+
+def _apart(stored: np.ndarray, value: np.ndarray, magnitude: np.ndarray, limits: ml_dtypes.finfo) -> float:
+    """:func:`deviation` of some elements of a type with these limits."""
+    x, y = stored.astype(np.float64), value.astype(np.float64)
     fine = np.isfinite(x) & np.isfinite(y)
     if not np.array_equal(x[~fine], y[~fine], equal_nan=True):
         return float("inf")
     if not fine.any():
         return 0.0
-    limits = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
-    scale = np.maximum(np.maximum(np.abs(x), np.abs(y)), np.abs(exact.magnitude))[fine]
+    scale = np.maximum(np.maximum(np.abs(x), np.abs(y)), np.abs(magnitude))[fine]
     exponent = np.frexp(np.maximum(scale, float(limits.tiny)))[1] - 1
     ulp = np.ldexp(1.0, exponent - int(limits.nmant))
     return float(np.max(np.abs(x - y)[fine] / ulp))

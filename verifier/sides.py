@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 
 import numpy as np
@@ -12,7 +12,7 @@ from superopt.formats.onnx_reader import functions_of
 from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Weight
 from superopt.ir.poly import Dim
 from superopt.ir.terms import App, Term
-from superopt.ir.types import DType, TensorType
+from superopt.ir.types import DType, TensorType, ValueType
 from superopt.ops.infer import Applied, Barrier, infer
 from superopt.ops.schemas import schema_defaults
 from superopt.runtime import reference
@@ -126,34 +126,44 @@ def aligned(a: Side, b: Side, seed: int) -> dict[str, str]:
     partners = {n: a.named[c] for n, c in b.classes.items() if c in a.named}
     for value in b.graph.outputs:
         partners[value.name] = value.name
+    wanted = [n for n in b.made if n not in partners and n not in b.opened]
+    if not wanted:
+        return partners
     feeds = make_inputs(a.graph, seed)
-    prints = _fingerprints(a.graph, feeds)
+    prints = _fingerprints(b.graph, feeds, wanted)
+    shapes = {shape for shape, _ in prints.values()}
     table: dict[tuple[int, ...], list[tuple[str, np.ndarray]]] = {}
-    for name, (shape, numbers) in prints.items():
+    for name, (shape, numbers) in _fingerprints(a.graph, feeds, _of_shapes(a, shapes)).items():
         table.setdefault(shape, []).append((name, numbers))
-    for name, (shape, numbers) in _fingerprints(b.graph, feeds).items():
-        if name not in partners and name not in b.opened and name in b.made:
-            for other, theirs in table.get(shape, ()):
-                if np.allclose(
-                    numbers, theirs, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(theirs).max(initial=0.0))
-                ):
-                    partners[name] = other
-                    break
+    for name, (shape, numbers) in prints.items():
+        for other, theirs in table.get(shape, ()):
+            if np.allclose(numbers, theirs, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(theirs).max(initial=0.0))):
+                partners[name] = other
+                break
     return partners
 
 
-def _fingerprints(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, tuple[tuple[int, ...], np.ndarray]]:
-    """Shape and four projections of every value that is computed or stored."""
-    names = [o for n in graph.nodes for o in n.outputs if o]
-    found = reference.run(
-        graph,
-        {k: v for k, v in feeds.items() if k in {i.name for i in graph.inputs} | set(graph.weight)},
-        outputs=names,
-    )
-    arrays: dict[str, np.ndarray] = dict(found)
-    for name, weight in graph.weight.items():
-        if weight.data is not None:
-            arrays[name] = weight.data.numpy()
+def _of_shapes(side: Side, shapes: Set[tuple[int, ...]]) -> list[str]:
+    """Values, computed first and then stored, that may have one of these shapes: a model's weights are gigabytes."""
+    names = [*side.made, *(n for n, w in side.graph.weight.items() if w.data is not None and n not in side.made)]
+
+    def fits(kind: ValueType | None, shape: tuple[int, ...]) -> bool:
+        if not isinstance(kind, TensorType) or kind.shape is None:
+            return True
+        same_rank = len(kind.shape) == len(shape)
+        return same_rank and all(d == size for d, size in zip(kind.shape, shape, strict=True) if isinstance(d, int))
+
+    types = side.typing.types
+    stored = {n: w.type for n, w in side.graph.weight.items()}
+    return [n for n in names if any(fits(stored.get(n) or types.get(n), shape) for shape in shapes)]
+
+
+def _fingerprints(
+    graph: Graph, feeds: Mapping[str, np.ndarray], names: Sequence[str]
+) -> dict[str, tuple[tuple[int, ...], np.ndarray]]:  # fmt: skip
+    """Shape and four projections of values that are computed or stored."""
+    given = {v.name for v in graph.inputs} | set(graph.weight)
+    arrays = reference.run(graph, {k: v for k, v in feeds.items() if k in given}, outputs=names)
     made = {}
     for name, array in arrays.items():
         if array.dtype.kind in "fiub" and array.size:
@@ -182,7 +192,9 @@ def literal(side: Side, name: str, *, uniform: bool = False) -> Term | None:
         return None
     shape: tuple[Dim, ...] = array.shape
     kind = str(DType.of(array.dtype))
-    if array.size == 0 or not np.isfinite(array.astype(float)).all():
+    if array.size == 0 or (array.size > _SMALL and array.flat[0] != array.flat[-1]):  # most are told by two elements
+        return None
+    if not np.isfinite(array.astype(float)).all():
         return None
     if array.size == 1 or (array.size <= _SMALL and not uniform):
         values = tuple(float(v) for v in array.astype(float).ravel())

@@ -70,7 +70,8 @@ def _fresh() -> bool:
     """Whether what was built is newer than all that it was built from."""
     if not BUILT.is_file():
         return False
-    sources = [WEB / "package-lock.json", WEB / "vite.config.ts", *(WEB / "src").glob("*.ts")]
+    shown = (WEB.parent / "gallery" / "results").glob("*.gz")  # laid out when the pages are built
+    sources = [WEB / "package-lock.json", *WEB.glob("*.ts"), *WEB.glob("*.mjs"), *(WEB / "src").glob("*.ts"), *shown]
     return all(s.stat().st_mtime <= BUILT.stat().st_mtime for s in sources if s.is_file())
 
 

@@ -91,6 +91,7 @@ def discover(
     started, cpu = time.monotonic(), _cpu_seconds()
     bounds = Bounds(None if time_limit is None else time.time() + time_limit, memory_limit)
     chunks = folder / ".chunks"
+    phases = _Phases(fleet)
     explored = _explore_all(config, chunks, bounds, fleet, shards, say)
     done = [explored[t.name] for t in config.themes if t.name in explored]
     unfinished = tuple(t.name for t in config.themes if t.name not in explored)
@@ -98,10 +99,15 @@ def discover(
     sources: dict[str, str] = {}
     for theme, rule in ((t, r) for t in config.themes if t.name in explored for r in explored[t.name].rules):
         sources.setdefault(text_digest(rule), theme.source)
-    paying = _paying(done, config)
-    rules, verdicts = finished(proved, paying, config, chunks, fleet, say, sources)
+    phases.ended("explore")
+    kept = _minimised(proved, _paying(done, config), chunks, fleet, say)
+    phases.ended("minimise")
+    rules, verdicts = _proved_again(_identified(kept, config, sources), config, chunks, fleet, say)
+    phases.ended("prove")
     write_library(folder, rules, verdicts, done, config)
+    phases.ended("write")
     log = _log(config, done, unfinished, len(proved), rules, time.monotonic() - started, _cpu_seconds() - cpu, fleet)
+    log["phases"] = phases.found
     _replace(folder / "run.json", log)
     return DiscoveryResult(rules, len(proved), tuple(done), unfinished, log)
 
@@ -164,6 +170,25 @@ def merge(
 
 def _silent(_: str) -> None:
     return None
+
+
+class _Phases:
+    """What each part of a run took: seconds, and seconds of processor time of this process and of all tasks."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet, self.found = fleet, dict[str, dict[str, float]]()
+        self._last = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        own = time.process_time() - (self.fleet.seconds if self.fleet.alone else 0.0)
+        return time.monotonic(), own, self.fleet.seconds
+
+    def ended(self, name: str) -> None:
+        """Of the time since the last one ended."""
+        now = self._now()
+        wall, own, tasks = (a - b for a, b in zip(now, self._last, strict=True))
+        self.found[name] = {"seconds": round(wall, 3), "own": round(own, 3), "tasks": round(tasks, 3)}
+        self._last = now
 
 
 def _cpu_seconds() -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from superopt.discovery.candidates import movements, operator_count
@@ -29,7 +29,7 @@ __all__ = ["minimised"]
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Reciprocal", "ConstantOfShape"})
 
 
-_AHEAD = 4  # rules for each worker that are asked about before it is known which of those before them are kept
+_AHEAD = 32  # rules for each worker that are asked about before it is known which of those before them are kept
 
 
 def minimised(
@@ -52,27 +52,28 @@ def minimised(
     ordered = [rule for _, rule in sorted(unique.items(), key=lambda item: (*_rank(item[1]), item[0]))]
     ask = _Derivable(fleet or Fleet(), kept, paying)
     found: list[Rule] = []
-    for number, rule in enumerate(ordered):
-        if not ask.follows(rule, found, ordered[number + 1 :]):
+    for number, (rule, follows) in enumerate(ask.each(ordered, found)):
+        if not follows:
             found.append(rule)
         if progress is not None and number % 20 == 0:
             progress(f"minimising: {number + 1}/{len(ordered)} rules, {len(found)} kept")
     least = _without_special_cases(found, progress, ask)
-    for number, rule in enumerate(ordered):  # what was dropped may rest on rules that were dropped after it
-        if rule not in least and not ask.follows(rule, least, [r for r in ordered[number + 1 :] if r not in least]):
+    dropped = [rule for rule in ordered if rule not in least]
+    for number, (rule, follows) in enumerate(ask.each(dropped, least)):  # it may rest on what was dropped after it
+        if not follows:
             least.append(rule)
         if progress is not None and number % 20 == 0:
-            progress(f"nothing lost: {number + 1}/{len(ordered)} rules, {len(least)} kept")
+            progress(f"nothing lost: {number + 1}/{len(dropped)} rules, {len(least)} kept")
     return tuple(least)
 
 
 @dataclass
 class _Derivable:
-    """Whether rules follow from others, asked of a fleet a few ahead.
+    """Whether rules follow from others, asked of a fleet ahead of their turn.
 
-    An answer depends on the rules that :func:`_near` leaves. The next rules are asked about with those that are kept
-    now; an answer counts if the same are near when its turn comes, and else the rule is asked about again. So what is
-    kept is the same for any number of workers.
+    An answer depends on the rules that :func:`_near` leaves. Whenever a worker is free, the next rule that is not under
+    way is asked about with those that are kept now; an answer counts if the same are near when the rule's turn comes,
+    and else it is asked about again. So what is kept is the same for any number of workers, and none waits for another.
     """
 
     fleet: Fleet
@@ -80,29 +81,40 @@ class _Derivable:
     paying: Container[str]
     known: dict[tuple[str, tuple[str, ...]], bool] = field(default_factory=dict)
 
-    def follows(self, rule: Rule, kept: Sequence[Rule], following: Sequence[Rule]) -> bool:
-        """Whether kept rules derive a rule.
+    def each(self, ordered: Sequence[Rule], kept: Sequence[Rule]) -> Iterator[tuple[Rule, bool]]:
+        """The rules in order, and whether those kept by then derive each.
 
         Args:
-            rule: is not derived by itself, where it is kept.
-            kept: those that may be used.
-            following: the rules that will be asked about next.
+            ordered: a rule is not derived by itself, where it is kept.
+            kept: those that may be used; who iterates changes it between two rules.
         """
-        asked = self._asked(rule, kept)
-        if asked not in self.known:
-            ahead = 0 if self.fleet.alone else _AHEAD * self.fleet.size - 1
-            wanted = {asked: rule}
-            for other in following:
-                if len(wanted) > ahead:
-                    break
-                question = self._asked(other, kept)
-                if question not in self.known:
-                    wanted[question] = other
-            by_id = {r.id: r for r in kept}
-            tasks = [self._task(r, [by_id[i] for i in near]) for (_, near), r in wanted.items()]
-            answers = self.fleet.map(tasks, kept=self.kept)
-            self.known.update((q, bool(a.result()["follows"])) for q, a in zip(wanted, answers, strict=True))
-        return self.known[asked]
+        position, given = 0, dict[int, tuple[str, tuple[str, ...]]]()
+
+        def questions() -> Iterator[Task[dict[str, bool]]]:
+            while True:
+                under_way = set(given.values())
+                for rule in ordered[position : position + _AHEAD * self.fleet.size]:
+                    asked = self._asked(rule, kept)
+                    if asked not in self.known and asked not in under_way:
+                        break
+                else:
+                    return
+                by_id = {r.id: r for r in kept}
+                task = self._task(rule, [by_id[i] for i in asked[1]])
+                given[id(task)] = asked
+                yield task
+
+        answers = self.fleet.each(questions(), kept=self.kept)
+        for rule in ordered:
+            asked = self._asked(rule, kept)
+            while asked not in self.known:
+                answer = next(answers, None)
+                if answer is None:  # all that could be asked was answered; by now there is more
+                    answers = self.fleet.each(questions(), kept=self.kept)
+                else:
+                    self.known[given.pop(id(answer.task))] = answer.result()["follows"]
+            yield rule, self.known[asked]
+            position += 1
 
     def _asked(self, rule: Rule, kept: Sequence[Rule]) -> tuple[str, tuple[str, ...]]:
         return rule.id, tuple(r.id for r in _near(rule, kept))
@@ -119,7 +131,8 @@ class _Derivable:
 
 def _near(rule: Rule, kept: Sequence[Rule]) -> list[Rule]:
     """Kept rules over the rule's own operators and plain arithmetic: a detour through others helps no search."""
-    return [r for r in kept if r is not rule and r.operators <= rule.operators | _ARITHMETIC]
+    known = rule.operators | _ARITHMETIC
+    return [r for r in kept if r is not rule and r.operators <= known]
 
 
 def _follows(rule: Rule, near: Sequence[Rule], rounds: int) -> dict[str, bool]:
@@ -159,8 +172,8 @@ def _without_special_cases(rules: list[Rule], progress: Callable[[str], None] | 
     """A short rule may be kept before the general ones that derive it: look again, the most special first."""
     kept = list(rules)
     ordered = sorted(rules, key=_special)
-    for number, rule in enumerate(ordered):
-        if ask.follows(rule, kept, ordered[number + 1 :]):
+    for number, (rule, follows) in enumerate(ask.each(ordered, kept)):
+        if follows:
             kept.remove(rule)
         if progress is not None and number % 20 == 0:
             progress(f"minimising again: {number + 1}/{len(rules)} rules, {len(kept)} kept")

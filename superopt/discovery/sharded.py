@@ -13,11 +13,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import os
 import tempfile
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +45,31 @@ Group = tuple[int, tuple[TensorType, ...], list[tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Cost:
-    """What one task took: seconds of processor time, bytes of arrays sent to it and received, rows of terms."""
+    """What one task took: seconds of processor time, bytes of arrays sent to it and received, rows of terms; and the
+    process that did it."""
 
     seconds: float
     sent: int
     received: int
     rows: int
+    worker: int = 0
 
 
 @dataclass
 class Step:
-    """What one size took: its tasks, and the client's own processor time between them and after the last."""
+    """What one size took: its tasks, and the client's own processor time between them and after the last.
+
+    Attributes:
+        order: what the client did, one after the other: ``(tasks, number, taken)``, the number-th of the ``"blocks"``
+            or ``"joins"`` given out, or its result taken.
+    """
 
     blocks: list[Cost] = field(default_factory=list)
     joins: list[Cost] = field(default_factory=list)
     given: float = 0.0
     taken: float = 0.0
     ended: float = 0.0
+    order: list[tuple[str, int, bool]] = field(default_factory=list)
 
 
 @dataclass
@@ -141,40 +152,64 @@ class _Sharded:
         self.step = Step()
         self.traffic.steps.append(self.step)
         first, place = self.traffic.rows, 0
-        for blocks in self._segments(size, last):
-            tasks = map(partial(self._block, keep=not last, size=size), blocks)
-            for outcome in self.fleet.map(tasks, kept=self.kept):
+        source, more = self._timed(self._blocks(size)), True
+
+        def tasks() -> Iterator[Task[dict[str, Any]]]:
+            nonlocal more
+            for block in source:
+                if block is None:
+                    more = True
+                    return
+                self.step.order.append(("blocks", next(given), False))
+                yield self._block(block, keep=not last, size=size)
+
+        given, taken = count(), count()
+        while more:
+            more = False
+            for outcome in self.fleet.map(tasks(), kept=self.kept):
                 clock = time.thread_time()
-                made = _unpacked(outcome.result())
+                made, block = _unpacked(outcome.result()), outcome.task.arguments[2]
+                self.step.order.append(("blocks", next(taken), True))  # results come in the order of the tasks
                 rows = made["rows"]
                 rows["place"] = np.arange(place, place + len(rows))
-                rows["group"] += outcome.task.arguments[2].first
-                for number in range(int(made["kinds"])):
-                    each = zip(*(made[f"values-{number}-{n}"] for n in range(len(self.builder.points))), strict=True)
-                    self.values.update(zip((made[f"firsts-{number}"] + place).tolist(), each, strict=True))
+                rows["group"] += block.first
+                for kind in range(int(made["kinds"])):
+                    each = zip(*(made[f"values-{kind}-{n}"] for n in range(len(self.builder.points))), strict=True)
+                    self.values.update(zip((made[f"firsts-{kind}"] + place).tolist(), each, strict=True))
                 place += len(rows)
                 self._spool(rows, ranges)
-                sent = sum(v.nbytes for values in outcome.task.arguments[2].values.values() for v in values)
+                sent = sum(v.nbytes for values in block.values.values() for v in values)
                 self.step.blocks.append(_cost(sent, len(rows), outcome.result(), made))
                 self.step.taken += time.thread_time() - clock
             self.builder.terms = self.builder.terms - self._pending + place - (self.traffic.rows - first)
             self.traffic.rows = first + place
         self._joined(size, last, ranges)
 
-    def _segments(self, size: int, last: bool) -> Iterator[list[_Block]]:
-        """Blocks up to where the bound on terms may be met: there it is to be known how many there are."""
-        builder, segment, clock = self.builder, list[_Block](), time.thread_time()
-        gathered, held = list[Group](), 0
+    def _timed(self, made: Iterator[_Block | None]) -> Iterator[_Block | None]:
+        """What making them takes is the client's own time."""
+        while True:
+            clock = time.thread_time()
+            try:
+                block = next(made)
+            except StopIteration:
+                return
+            finally:
+                self.step.given += time.thread_time() - clock
+            yield block
+
+    def _blocks(self, size: int) -> Iterator[_Block | None]:
+        """Blocks, each made when a worker wants it; ``None`` where all before it are to be counted first: there the
+        bound on terms may be met."""
+        builder, gathered, held = self.builder, list[Group](), 0
         self._pending = 0
         for number, types, calls in builder.groups(size):
             forms = builder.typing(number, types)
             if builder.terms > builder.most:
                 if gathered:
-                    segment.append(self._gathered(gathered))
+                    yield self._gathered(gathered)
                     gathered, held = [], 0
-                self.step.given += time.thread_time() - clock
-                yield segment
-                clock, segment, self._pending = time.thread_time(), [], 0
+                yield None
+                self._pending = 0
                 if builder.terms > builder.most:
                     builder.found.complete = False
                     return
@@ -182,15 +217,13 @@ class _Sharded:
                 gathered.append((number, types, part))
                 held += len(part) * len(forms)
                 if held >= _BLOCK:
-                    segment.append(self._gathered(gathered))
+                    yield self._gathered(gathered)
                     gathered, held = [], 0
             bound = len(calls) * sum(len(f.outputs) for f in forms)
             builder.terms += bound
             self._pending += bound
         if gathered:
-            segment.append(self._gathered(gathered))
-        self.step.given += time.thread_time() - clock
-        yield segment
+            yield self._gathered(gathered)
 
     def _gathered(self, groups: list[Group]) -> _Block:
         first = len(self.groups)
@@ -221,6 +254,8 @@ class _Sharded:
         earlier = self._earlier()
         home = _range_of(earlier, self.shards)
 
+        number, numbers_given, costs = dict[int, int](), count(), dict[int, Cost]()
+
         def tasks() -> Iterator[Task[dict[str, Any]]]:
             for shard in range(self.shards):
                 path = ranges / str(shard)
@@ -230,6 +265,8 @@ class _Sharded:
                 self.traffic.largest = max(self.traffic.largest, len(rows))
                 name = f"{builder.theme.name}, size {size}, range {shard + 1} of {self.shards}"
                 key = "" if self.kept is None else digest_of("joined", code_digest(), last, _digest(rows))
+                number[id(rows)] = next(numbers_given)
+                self.step.order.append(("joins", number[id(rows)], False))
                 yield Task(_join, (rows, last), name, key)
 
         pairs, new, fresh = [], [], 0
@@ -239,7 +276,9 @@ class _Sharded:
             new.append(made["new"])
             fresh += int(made["count"])
             given = outcome.task.arguments[0]
-            self.step.joins.append(_cost(given.nbytes, len(given), outcome.result(), made))
+            self.step.order.append(("joins", number[id(given)], True))
+            costs[number.pop(id(given))] = _cost(given.nbytes, len(given), outcome.result(), made)
+        self.step.joins += [costs[n] for n in sorted(costs)]
         clock = time.thread_time()
         classes = len(builder.index)
         numbers: dict[int, int] = {}
@@ -321,7 +360,9 @@ class _Recorder(Builder):
         self.group = 0
         self.variants: dict[int, int] = {}
         self.row_type = dtype
-        self.rows: list[tuple[Any, ...]] = []
+        self.arity: int = dtype["operands"].shape[0]
+        self.kinds, self.marks = array("Q"), bytearray()  # of terms, one after the other: as compact as rows
+        self.made, self.operands = array("i"), array("i")
         self.first: dict[tuple[int, bytes], int] = {}
         self.own: dict[int, list[tuple[int, tuple[Array, ...]]]] = {}  # by type: rows and values
 
@@ -340,13 +381,25 @@ class _Recorder(Builder):
         assert mark is not None
         assert make is not None
         form, operands, output = make
-        padded = operands + (0,) * (self.row_type["operands"].shape[0] - len(operands))
-        type_ = _kind(kind)
-        if keep and self.first.setdefault((type_, mark), len(self.rows)) == len(self.rows):
-            self.own.setdefault(type_, []).append((len(self.rows), values))
-        self.rows.append(
-            (0, self.group, self.variants[id(form)], output, padded, type_, np.frombuffer(mark, np.uint64))
-        )
+        type_, number = _kind(kind), len(self.kinds)
+        if keep and self.first.setdefault((type_, mark), number) == number:
+            self.own.setdefault(type_, []).append((number, values))
+        self.kinds.append(type_)
+        self.marks += mark
+        self.made.extend((self.group, self.variants[id(form)], output))
+        self.operands.extend(operands)
+        self.operands.extend((0,) * (self.arity - len(operands)))
+
+    def rows(self) -> Array:
+        """The terms as rows, in order; their places are the client's to say."""
+        found = np.zeros(len(self.kinds), self.row_type)
+        found["kind"] = self.kinds
+        found["mark"] = np.frombuffer(bytes(self.marks), np.uint64).reshape(len(found), -1) if len(found) else 0
+        made = np.array(self.made, np.int32).reshape(len(found), 3)
+        for place, name in enumerate(("group", "variant", "output")):
+            found[name] = made[:, place]
+        found["operands"] = np.array(self.operands, np.int32).reshape(len(found), self.arity)
+        return found
 
 
 def _evaluated(
@@ -358,7 +411,7 @@ def _evaluated(
     for number, (template, types, calls) in enumerate(block.groups):
         recorder.group = number
         recorder.apply_all(template, types, calls, 0, keep=keep)
-    rows = np.array(recorder.rows, recorder.row_type)
+    rows = recorder.rows()
     values = {"kinds": np.asarray(len(recorder.own))}
     for number, found in enumerate(recorder.own.values()):
         values[f"firsts-{number}"] = np.array([row for row, _ in found], np.int64)
@@ -393,6 +446,7 @@ def _row_type(arity: int, points: int) -> np.dtype[Any]:
     ])  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
 def _kind(kind: TensorType) -> int:
     """64 bits of a type."""
     return int.from_bytes(hashlib.blake2b(f"{kind.dtype} {kind.shape}".encode(), digest_size=8).digest(), "little")
@@ -411,7 +465,11 @@ def _digest(rows: Array) -> str:
 def _packed(started: float, **arrays: Array) -> dict[str, Any]:
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]  # its second parameter is a flag, which none of the names is
-    return {"npz": base64.b64encode(buffer.getvalue()).decode(), "seconds": time.process_time() - started}
+    return {
+        "npz": base64.b64encode(buffer.getvalue()).decode(),
+        "seconds": time.process_time() - started,
+        "worker": os.getpid(),
+    }
 
 
 def _unpacked(data: Mapping[str, Any]) -> dict[str, Array]:
@@ -420,4 +478,5 @@ def _unpacked(data: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _cost(sent: int, rows: int, data: Mapping[str, Any], made: Mapping[str, Array]) -> Cost:
-    return Cost(float(data["seconds"]), sent, sum(a.nbytes for a in made.values()), rows)
+    received = sum(a.nbytes for a in made.values())
+    return Cost(float(data["seconds"]), sent, received, rows, int(data["worker"]))

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
@@ -59,16 +60,16 @@ def packed(
     return len(head).to_bytes(4, "big") + head + pickle.dumps((function, arguments), protocol=5)
 
 
-def unpacked(answer: bytes) -> Any:
-    """What a call returned.
+def unpacked(answer: bytes) -> tuple[Any, float]:
+    """What a call returned, and the seconds of processor time that it took.
 
     Raises:
         BaseException: what it raised.
     """
-    good, value = pickle.loads(answer)
+    good, value, seconds = pickle.loads(answer)
     if not good:
         raise value
-    return value
+    return value, seconds
 
 
 class Crew:
@@ -180,7 +181,7 @@ def _listen(channel: Connection, calls: queue.SimpleQueue[bytes]) -> None:
 
 def _answer(call: bytes) -> bytes:
     size = int.from_bytes(call[:4], "big")
-    good, value = True, None
+    good, value, started = True, None, time.process_time()
     try:
         common = json.loads(call[4 : 4 + size])["common"]
         if common is not None:
@@ -192,8 +193,9 @@ def _answer(call: bytes) -> bytes:
         value = function(*arguments)
     except BaseException as error:
         good, value = False, error
+    seconds = time.process_time() - started
     try:
-        return pickle.dumps((good, value), protocol=5)
+        return pickle.dumps((good, value, seconds), protocol=5)
     except Exception as error:
         text = f"{type(value).__name__} cannot be sent: {error}" if good else f"{type(value).__name__}: {value}"
-        return pickle.dumps((False, RuntimeError(text)), protocol=5)
+        return pickle.dumps((False, RuntimeError(text), seconds), protocol=5)

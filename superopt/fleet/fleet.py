@@ -101,6 +101,7 @@ class Fleet:
     Attributes:
         where: what it runs on, for people.
         elsewhere: whether workers may be on other machines, and see other files.
+        seconds: of processor time that tasks took so far which returned something.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Fleet:
         self._executor, self._size, self._run, self._close, self._dead = executor, size, run, close, dead
         self.where, self.elsewhere = where, elsewhere
         self._files: dict[Path, str] = {}
+        self.seconds = 0.0
 
     @staticmethod
     def open(workers: int = 1, cluster_address: str | None = None) -> Fleet:
@@ -247,8 +249,10 @@ class Fleet:
     def _submit(self, task: Task[T]) -> Future[Any]:
         if self._executor is None:
             future: Future[Any] = Future()
+            started = time.process_time()
             try:
                 future.set_result(task.function(*task.arguments))
+                self.seconds += time.process_time() - started
             except Exception as error:
                 future.set_exception(error)
             return future
@@ -309,7 +313,9 @@ class Fleet:
                 hint="install the same version of superopt where its scheduler and workers run",
             ) from None  # fmt: skip
         try:
-            return Outcome(task, unpacked(answer))
+            value, seconds = unpacked(answer)
+            self.seconds += seconds
+            return Outcome(task, value)
         except Unlike as error:
             raise error.why from None
         except Exception as error:

@@ -58,8 +58,9 @@ class ArrayData:
         if array.dtype == object:
             elements = [e.encode() if isinstance(e, str) else e for e in array.reshape(-1).tolist()]
             return hashlib.sha256(f"{self.array.shape}{elements}".encode()).hexdigest()
-        head = f"{array.dtype}{self.array.shape}".encode()  # ascontiguousarray makes a scalar a vector
-        return hashlib.sha256(head + array.tobytes()).hexdigest()
+        found = hashlib.sha256(f"{array.dtype}{self.array.shape}".encode())  # ascontiguousarray makes a scalar a vector
+        found.update(array.reshape(-1).view(np.uint8).data)  # not a copy of it: it may be gigabytes
+        return found.hexdigest()
 
     def numpy(self) -> np.ndarray:
         return self.array

@@ -1,10 +1,11 @@
 """What a sharded enumeration takes on any number of cores: measured by one process, predicted, and held against others.
 
-``python -m superopt.lab.scaling CONFIG [--workers 1,2,4] [--json FILE]`` enumerates the first theme of CONFIG in this
-process, which gives the cost of each task and of the client; predicts what it takes with other numbers of workers by
-playing the client's loop through with those costs; and measures that. With ``--replay`` it measures a fleet whose
-tasks, and whose client between them, sleep for as long as they computed, which a busy machine disturbs little.
-:func:`predicted` with costs scaled up is the capacity plan of docs/scale.md.
+``python -m superopt.lab.scaling [CONFIG] [--workers 1,2,4] [--write docs/scale.md]`` enumerates the first theme of
+CONFIG in this process, which gives the cost of each task and of the client; predicts what it takes with other numbers
+of workers by playing the client's loop through with those costs; and runs that: :func:`accounted` is what such a run
+takes by processor time, which a busy machine disturbs little. It also says what each process held. With ``--replay`` it
+measures a fleet whose tasks, and whose client between them, sleep for as long as they computed: whether the fleet's
+loop is the one that is simulated. :func:`predicted` with costs scaled up is the capacity plan of docs/scale.md.
 """
 
 from __future__ import annotations
@@ -13,22 +14,36 @@ import argparse
 import heapq
 import json
 import os
-import resource
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from superopt.discovery import load_config
+from superopt.discovery.enumerate import enumerate_terms
 from superopt.discovery.explore import fingerprint_points
 from superopt.discovery.sharded import Cost, Step, Traffic, enumerate_sharded
 from superopt.fleet import Fleet, Task
 from superopt.fleet.child import Crew
+from superopt.lab.algorithms import replaced
 
-__all__ = ["Cluster", "main", "predicted", "replayed", "scaled"]
+__all__ = ["Cluster", "Ran", "accounted", "calibrated", "main", "predicted", "replayed", "scaled"]
+
+_VOCABULARY = """
+seed = 5
+terms = 3000000
+[[theme]]
+name = "wide"
+operators = 4
+leaves = { x = "f[m, k]", a = "f[k, n]", c = "f[k, n]", s = "f[]" }
+weights = ["a", "c"]
+vocabulary = ["MatMul(A, B)", "Add(A, B)", "Mul(A, B)", "Sub(A, B)", "Neg(A)", "Transpose(A, perm=[1, 0])",
+              "Concat(A, B, axis=1)", "ReduceSum(A, axes=[1], keepdims=1)"]
+"""
 
 
 @dataclass(frozen=True)
@@ -142,74 +157,220 @@ def _slept(seconds: float) -> float:
     return seconds
 
 
-def _run(config: Any, shards: int, workers: int) -> tuple[float, float, Traffic, list[Any], int]:
-    """Wall seconds, seconds until workers answered, traffic, levels, and the largest resident size of a worker."""
+@dataclass(frozen=True)
+class Ran:
+    """A sharded enumeration on some workers.
+
+    Attributes:
+        seconds: from its start to its end, with whatever else the machine did.
+        client: seconds of processor time of the client, all of it.
+        traffic: what the tasks took.
+        classes: in all; ``operands``: of those that the client holds.
+        grown: bytes by which the largest resident size of any worker, and of the client, grew over what an interpreter
+            with everything loaded has.
+    """
+
+    seconds: float
+    client: float
+    traffic: Traffic
+    classes: int
+    operands: int
+    grown: tuple[int, int]
+
+
+def _run(config: Any, shards: int, workers: int) -> Ran:
     theme = config.themes[0]
     points = fingerprint_points(theme, config)
     with Fleet.open(workers) as fleet:
-        started = time.monotonic()
-        list(fleet.map([Task(_warm, (n,)) for n in range(2 * workers)]))
-        warm = time.monotonic() - started
-        before = max([o.result() for o in fleet.map([Task(_resident, (n,)) for n in range(4 * workers)])])
-        started = time.monotonic()
+        small = replace(theme, operators=2)  # so that all processes have loaded what tasks need
+        enumerate_sharded(small, points, config.seed, config.terms, shards=4 * workers, fleet=fleet)
+        before = [o.result() for o in fleet.map([Task(_resident, (True, n)) for n in range(4 * workers)])]
+        own = _resident(True)
+        started, cpu = time.monotonic(), time.process_time()
         found, traffic = enumerate_sharded(theme, points, config.seed, config.terms, shards=shards, fleet=fleet)
-        seconds = time.monotonic() - started
-        grown = max([o.result() for o in fleet.map([Task(_resident, (n,)) for n in range(4 * workers)])]) - before
-    return seconds, warm, traffic, [asdict(level) for level in found.levels], grown
+        seconds, cpu = time.monotonic() - started, time.process_time() - cpu
+        own = _resident(False) - own
+        after = [o.result() for o in fleet.map([Task(_resident, (False, n)) for n in range(4 * workers)])]
+    grown = max(after) - min(before)
+    return Ran(seconds, cpu, traffic, found.levels[-1].classes, len(found.classes), (grown, own))
 
 
-def _warm(_: int) -> int:
-    """Load what the tasks need."""
+def _alone(config: Any) -> tuple[int, int]:
+    """Bytes by which a process grows that holds all classes (and coincidences), and how many classes."""
+    theme = config.themes[0]
+    points = fingerprint_points(theme, config)
+    enumerate_terms(replace(theme, operators=2), points, config.seed, config.terms)
+    before = _resident(True)
+    found = enumerate_terms(theme, points, config.seed, config.terms)
+    return _resident(False) - before, found.levels[-1].classes
+
+
+def _resident(anew: bool, _: int = 0) -> int:
+    """The resident size of this process in bytes: now, from where the peak counts anew, or the peak since then."""
     from superopt.discovery import sharded
 
-    return len(sharded.__name__)
-
-
-def _resident(_: int) -> int:
-    """The largest resident size of this process so far, in bytes."""
+    assert sharded.__name__
+    if anew:
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins again (proc(5))
     time.sleep(0.02)  # so that each process gets one
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    lines = Path("/proc/self/status").read_text().splitlines()
+    name = "VmRSS" if anew else "VmHWM"
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) << 10
+
+
+def accounted(ran: Ran) -> float:
+    """What a run takes where each process has a core of its own: what was done, in the order in which it was done, by
+    the processor time that it took. Load changes that order and the caches a little, and nothing else.
+
+    The client's time beside making blocks and taking results (packing, sending) is spread evenly over the tasks.
+    """
+    steps = ran.traffic.steps
+    tasks = sum(len(s.blocks) + len(s.joins) for s in steps)
+    rest = max(0.0, ran.client - sum(s.given + s.taken + s.ended for s in steps)) / max(tasks, 1)
+    now, free = 0.0, dict[int, float]()
+    for step in steps:
+        share = {"blocks": max(len(step.blocks), 1), "joins": 0}
+        ends: dict[tuple[str, int], float] = {}
+        for kind, number, taken in step.order:
+            cost = (step.blocks if kind == "blocks" else step.joins)[number]
+            own = (step.taken if taken else step.given) / share[kind] if share[kind] else 0.0
+            if taken:
+                now = max(now, ends[kind, number]) + own + rest / 2
+            else:
+                now += own + rest / 2
+                free[cost.worker] = ends[kind, number] = max(now, free.get(cost.worker, 0.0)) + cost.seconds
+        now += step.ended
+    return now
+
+
+def calibrated() -> tuple[float, float]:
+    """What the client spends on a task beside its bytes, in seconds of processor time, and bytes that it sends and
+    takes back in one: of a fleet of one process, for :class:`Cluster`."""
+    crew, threads = Crew(), ThreadPoolExecutor(1)
+    found = []
+    with Fleet(threads, size=lambda: 1, run=crew.run, close=crew.close) as fleet:
+        for size, count in ((1, 200), (1 << 20, 40)):
+            content = os.urandom(size)
+            list(fleet.map([Task(_echoed, (content,)) for _ in range(10)]))
+            started = time.process_time()
+            list(fleet.map([Task(_echoed, (content,)) for _ in range(count)]))
+            found.append((time.process_time() - started) / count)
+    task, large = found
+    return task, (2 << 20) / max(large - task, 1e-6)
+
+
+def _echoed(content: bytes) -> bytes:
+    return content
 
 
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config", type=Path, nargs="?", help="of discovery; eight matrix operators, four a side")
     parser.add_argument("--workers", default="1,2,4", help="numbers of workers that are measured")
     parser.add_argument("--shards", type=int, default=32)
     parser.add_argument("--replay", type=float, metavar="X", help="sleep, X times as long as was computed")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into docs/scale.md")
     given = parser.parse_args()
-    config, cores = load_config(given.config), os.cpu_count() or 1
-    alone, _, traffic, levels, _ = _run(config, given.shards, 1)
+    config = _config(given.config)
+    alone = _run(config, given.shards, 1)
     rows: list[dict[str, Any]] = []
+    whole, classes = _in_a_process(config) if not given.replay else (0, alone.classes)
+    task, bandwidth = calibrated()
     for workers in map(int, given.workers.split(",")):
         load = os.getloadavg()[0]
         if given.replay:
-            slower = [_slower(step, given.replay) for step in traffic.steps]
+            slower = [_slower(step, given.replay) for step in alone.traffic.steps]
             seconds, guess = replayed(slower, workers), predicted(slower, Cluster(workers, cores=workers + 1))
+            rows.append({"workers": workers, "seconds": seconds, "predicted": guess, "load": load})
+        else:
+            ran = alone if workers == 1 else _run(config, given.shards, workers)
+            where = Cluster(workers, workers + 1 if workers > 1 else 1, task=task, bandwidth=bandwidth)
+            where = where if workers > 1 else replace(where, task=0, bandwidth=1e15)
+            speed = _work(ran) / _work(alone)
+            guess = predicted([_slower(step, speed) for step in alone.traffic.steps], where)
+            measured = accounted(ran) if workers > 1 else sum(_spent(s) for s in ran.traffic.steps)
             rows.append({
-                "workers": workers, "seconds": round(seconds, 2), "predicted": round(guess, 2),
-                "ratio": round(guess / seconds, 3), "load": round(load, 1),
+                "workers": workers, "seconds": ran.seconds, "accounted": measured, "predicted": guess, "load": load,
+                "uncalibrated": predicted(alone.traffic.steps, where), "speed": speed,
+                "held": ran.traffic.largest, "operands": ran.operands, "classes": ran.classes,
+                "grown": ran.grown[0], "client_grown": ran.grown[1],
             })  # fmt: skip
-            print(json.dumps(rows[-1]), file=sys.stderr)
-            continue
-        seconds, warm, own, _, grown = (
-            (alone, 0.0, traffic, [], 0) if workers == 1 else _run(config, given.shards, workers)
-        )
-        guess = predicted(traffic.steps, Cluster(workers, 1 if workers == 1 else cores))
-        rows.append({
-            "workers": workers, "seconds": round(seconds, 2), "predicted": round(guess, 2),
-            "ratio": round(guess / seconds, 3), "load": round(load, 1), "starting": round(warm, 2),
-            "most_rows_held": own.largest, "share_of_all": round(own.largest / own.rows, 4), "grown_mb": grown >> 20,
-        })  # fmt: skip
         print(json.dumps(rows[-1]), file=sys.stderr)
-    data = {"levels": levels, "traffic": traffic.as_json(), "runs": rows, "steps": [_sums(s) for s in traffic.steps]}
+    steps = alone.traffic.steps
+    data = {
+        "traffic": alone.traffic.as_json(), "runs": rows, "steps": [_sums(s) for s in steps], "classes": classes,
+        "alone_grown": whole, "task_seconds": task, "bandwidth": bandwidth, "shards": given.shards,
+    }  # fmt: skip
     text = json.dumps(data, indent=1)
     if given.json is not None:
         given.json.write_text(text + "\n", encoding="utf-8")
     print(text)
+    if given.write is not None:
+        page = given.write.read_text(encoding="utf-8")
+        given.write.write_text(replaced(page, "nodes", _table(data)), encoding="utf-8")
     return 0
+
+
+def _config(path: Path | None) -> Any:
+    """A configuration; the vocabulary of docs/scale.md where none is given."""
+    if path is not None:
+        return load_config(path)
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(_VOCABULARY)
+        file.flush()
+        return load_config(Path(file.name))
+
+
+def _in_a_process(config: Any) -> tuple[int, int]:
+    """:func:`_alone` in a process that holds nothing else."""
+    crew, threads = Crew(), ThreadPoolExecutor(1)
+    with Fleet(threads, size=lambda: 1, run=crew.run, close=crew.close) as fleet:
+        (outcome,) = fleet.map([Task(_alone, (config,))])
+        return outcome.result()
+
+
+def _work(ran: Ran) -> float:
+    """Seconds of processor time of all tasks: neighbours on the same cores and caches make the same tasks take more."""
+    return sum(c.seconds for s in ran.traffic.steps for c in (*s.blocks, *s.joins))
+
+
+def _spent(step: Step) -> float:
+    return sum(c.seconds for c in (*step.blocks, *step.joins)) + step.given + step.taken + step.ended
+
+
+def _table(data: dict[str, Any]) -> list[str]:
+    """What each node held, and what a run took, beside what is asked for and what was predicted."""
+    size, total, whole = data["traffic"]["row_bytes"], data["classes"], data["alone_grown"]
+    lines = [
+        f"{total:,} classes; as rows of {size:.0f} bytes {total * size / 1e6:.1f} MB; a process that enumerates all of "
+        f"them grows by {whole / 1e6:.0f} MB.", "",
+        "| workers | allowed on a node: 1.2 × classes ÷ workers | held by a worker | by the client | grown: allowed "
+        "| a worker | the client |", "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    several = [r for r in data["runs"] if r["workers"] > 1]
+    for run in several:
+        allowed = 1.2 / run["workers"]
+        lines.append(
+            f"| {run['workers']} | {_held(round(allowed * total), size)} | {_held(run['held'], size)} | "
+            f"{_held(run['operands'], size)} | {allowed * whole / 1e6:.0f} MB | {run['grown'] / 1e6:.0f} MB | "
+            f"{run['client_grown'] / 1e6:.0f} MB |"
+        )
+    lines += ["", "| workers | took, by processor time | predicted from one worker | ÷ took | the same, "
+              "tasks as slow as in this run | ÷ took | wall time, load average |",
+              "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for run in data["runs"]:
+        lines.append(
+            f"| {run['workers']} | {run['accounted']:.2f} s | {run['uncalibrated']:.2f} s | "
+            f"{run['uncalibrated'] / run['accounted']:.2f} | {run['predicted']:.2f} s (x{run['speed']:.2f}) | "
+            f"{run['predicted'] / run['accounted']:.2f} | {run['seconds']:.1f} s, {run['load']:.1f} |"
+        )
+    return lines
+
+
+def _held(classes: int, size: float) -> str:
+    return f"{classes:,} ({classes * size / 1e6:.2f} MB)"
 
 
 def _slower(step: Step, times: float) -> Step:

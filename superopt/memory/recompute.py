@@ -8,7 +8,7 @@ making one segment again does not need what all of them need at once (Chen et al
 least is handed on). Prices and numbers of segments span the plans of a cut; the best of them, by the peak that an exact
 simulation finds, are cut again where most is alive now, until that gains nothing (compare the minimum cut of PyTorch's
 partitioner, which has no segments and one cut, and Checkmate's program, arXiv 1910.02653, which is exact and quadratic
-in the nodes: :mod:`superopt.lab.checkmate`).
+in the nodes).
 """
 
 from __future__ import annotations

@@ -309,7 +309,8 @@ class _Attempt:
                 else Slack(forms.slack, frozenset(n.name for n in point.graph.nodes) - own),
             )  # fmt: skip
             if point.graph is not after and bench is not None and again.verdict != "passed":
-                notes.append(f"written for memory ({point.how}) its check {again.verdict} ({again.reason}), so it is not")
+                said = f"{again.verdict}: {again.reason}"
+                notes.append(f"what was written for memory ({point.how}) is not kept: the check {said}")
                 continue
             kept.append(point)
             if point.chosen:

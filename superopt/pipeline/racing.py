@@ -15,7 +15,7 @@ from superopt import formats, report
 from superopt.cost.model import Racing
 from superopt.ir.graph import Graph
 from superopt.pipeline.judge import doubt_of
-from superopt.runtime.limits import give_back, refuse_unbounded
+from superopt.runtime.limits import LARGE, give_back, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Runtime
 from superopt.runtime.race import Clock, Enough, RaceResult, race_bound
@@ -24,7 +24,6 @@ from superopt.verifier.running import Bench
 
 __all__ = ["LARGE", "clock_of", "measure", "measured_of", "ratio_of", "runnable"]
 
-LARGE = 1 << 30  # bytes of weights above which a model is handled through files and place by place, to bound memory
 _ROUNDS = 15
 
 

@@ -26,12 +26,13 @@ from superopt.ops.infer import Applied, Typing, infer, small_of_weight
 from superopt.ops.meaning import IllTyped
 from superopt.ops.work import flops
 
-__all__ = ["available", "bounded_memory", "give_back", "refuse_unbounded", "stopped_after"]
+__all__ = ["LARGE", "available", "bounded_memory", "give_back", "refuse_unbounded", "stopped_after"]
 
 SIZE = 8  # of a symbolic dimension whose size is not given
 MOST_FLOPS = 4e12  # of one operator: a minute or two on a core, in which nothing can interrupt it
 MOST_NODES = 100_000  # after inlining the model's own functions; ONNX Runtime takes half a minute for as many
 MOST_TURNS = 1_000_000  # of a loop with a known trip count
+LARGE = 1 << 30  # bytes of weights above which a model is handled through files and place by place, to bound memory
 ABSURD = 32 << 30  # bytes of values alive at once
 _FALLBACK = 4 << 30  # bytes, where the system does not say
 

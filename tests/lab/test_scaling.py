@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from superopt.discovery.sharded import Cost, Step
-from superopt.lab.scaling import Cluster, predicted, scaled
+from superopt.discovery.sharded import Cost, Step, Traffic
+from superopt.lab.scaling import Cluster, Ran, accounted, predicted, scaled
+from superopt.lab.speedup import Run, bound, ratio
 
 
 def step(tasks: int, seconds: float = 1.0, **client: float) -> Step:
@@ -39,3 +40,25 @@ def test_scaling_keeps_the_cost_of_a_term() -> None:
     assert sum(c.rows for c in more.blocks) == 16 * 80
     assert (more.given, more.taken, more.ended) == (16.0, 32.0, 48.0)
     assert len(more.joins) == 1
+
+
+def test_what_a_run_took_is_told_by_processor_time_and_order() -> None:
+    """Two workers, tasks of 2 and 3 s that overlap, a client that gives (0.5 s), takes (1 s) and ends (4 s)."""
+    blocks = [Cost(2.0, 0, 0, 1, worker=7), Cost(3.0, 0, 0, 1, worker=8), Cost(1.0, 0, 0, 1, worker=7)]
+    order = [("blocks", n, taken) for n, taken in ((0, False), (1, False), (0, True), (2, False), (1, True), (2, True))]
+    made = Step(blocks, [], given=1.5, taken=3.0, ended=4.0, order=order)
+    ran = Ran(99.0, 8.5, Traffic([made]), 1, 1, (0, 0))
+    # given at 0.5 and 1; taken 2.5–3.5; given by 4, done at 5; the second done at 4, taken by 5; the third by 6; ended
+    assert accounted(ran) == pytest.approx(10.0)
+    assert accounted(Ran(99.0, 8.5 + 6.0, Traffic([made]), 1, 1, (0, 0))) > 12.0  # sending takes the client time, too
+
+
+def test_speed_up_and_what_bounds_it() -> None:
+    phases = {
+        "explore": {"tasks": 8.0, "own": 1.0, "seconds": 9.0},
+        "write": {"tasks": 0.0, "own": 1.0, "seconds": 1.0},
+    }
+    one, two = Run(1, 10.0, phases), Run(2, 6.0, phases)
+    assert ratio([one, one], [two, two]) == (pytest.approx(10 / 6), 0.0)
+    assert ratio([one], [two])[1] == float("inf")
+    assert bound(one, two) == pytest.approx(10 / 5)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,17 @@ def test_sides_of_different_types_are_refuted() -> None:
     verdict = exact(rule)
     assert isinstance(verdict, Refuted)
     assert "type" in describe(verdict.counterexample)
+
+
+def test_a_size_that_nothing_binds_is_no_crash() -> None:
+    """Generalising proposes such rules on its way."""
+    split = "Split({}, axis=1, split=[p - q, q])[0]"
+    rule = parse_rule({
+        "forall": {"z": "f[m, p]", "t": "f[]", "q": "int > 0"}, "lhs": [f"Mul({split.format('z')}, t)"],
+        "rhs": [split.format("Mul(z, t)")],
+    })  # fmt: skip
+    assert isinstance(exact(rule), Tested)
+    assert isinstance(exact(replace(rule, forall={n: s for n, s in rule.forall.items() if n != "q"})), Unknown)
 
 
 def test_a_context_that_nothing_satisfies_proves_nothing() -> None:

@@ -14,6 +14,7 @@ from superopt.ir.graph import ArrayData, Graph, Node, Value, Weight
 from superopt.ir.poly import Dim, sym
 from superopt.ir.types import DType, TensorType
 from superopt.runtime import reference
+from superopt.verifier import graphs
 from superopt.verifier.graphs import certify_result, verify
 from superopt.verifier.provenance import NOTE
 
@@ -111,6 +112,19 @@ def test_a_note_that_does_not_hold_is_not_believed(note: str) -> None:
 def test_a_true_note_on_a_wrong_weight_does_not_help() -> None:
     found = verify(_two_products(), _folded(DATA["w"] - DATA["v"], SUM))
     assert found.verdict == "refuted"
+
+
+def test_large_models_are_run_where_they_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "LARGE", 0)
+    found = verify(_two_products(), _folded(DATA["w"] + DATA["v"], SUM))
+    assert found.verdict == "proved up to rounding", found
+    assert found.check.verdict == "passed"
+    assert "place by place" in found.check.reason
+    wrong = verify(_two_products(), _folded(DATA["w"] - DATA["v"], SUM))  # its place fails: the whole is run
+    assert wrong.verdict == "refuted"
+    assert set(wrong.feeds) == {"x"}
+    assert "place by place" not in wrong.check.reason
+    assert verify(_two_products(), _two_products()).verdict == "proved"
 
 
 def _with_opaque(nodes: list[Node], weights: dict[str, np.ndarray]) -> Graph:

@@ -2,22 +2,26 @@
 
 import { type Comparison, crowded, type Drawing, draw, type UnionNode } from "./comparison";
 import { button, html, isProblem } from "./dom";
-import { place, questionOf } from "./layout";
+import { type Kept, place, questionOf } from "./layout";
 import { Panes, type Shown } from "./panes";
 
 type Whole = Required<Pick<Comparison, "nodes" | "edges" | "regions">> & Pick<Comparison, "timeline">;
 const SIDES = ["before", "after"] as const;
 const WARM = [0.005, 0.01, 0.03, 0.08]; // shares of the whole from which a box is of the next level
 
+const RECORDED = /^\/v1\/gallery\/([\w.-]+)\/comparison$/; // of these the layout is recorded, too
+
 const NARROW = "(max-width: 62rem)";
 
 export function wake(home: HTMLElement): void {
   home.replaceChildren(html("p", { class: "fine", role: "status" }, "Drawing…"));
-  void load(home.dataset["comparison"]!).then(
+  const address = home.dataset["comparison"]!;
+  const kept = before(address);
+  void load(address).then(
     (found) => {
       if (found.nodes && found.edges && found.regions) {
         const { nodes, edges, regions, timeline } = found;
-        new Compare(home, { nodes, edges, regions, ...(timeline ? { timeline } : {}) });
+        new Compare(home, { nodes, edges, regions, ...(timeline ? { timeline } : {}) }, kept);
       } else {
         say(home, `Not drawn: ${found.omitted ?? "there is nothing to draw"}. The tables below say the same.`);
       }
@@ -28,6 +32,18 @@ export function wake(home: HTMLElement): void {
 
 function say(home: HTMLElement, text: string): void {
   home.replaceChildren(html("p", { class: "unbuilt", role: "status" }, text));
+}
+
+/** How a comparison was laid out when the pages were built, if it was; anything amiss means that it is laid out here. */
+async function before(address: string): Promise<Kept | undefined> {
+  const name = RECORDED.exec(address)?.[1];
+  if (name === undefined) return undefined;
+  try {
+    const answer = await fetch(`/static/app/place-${name}.json`);
+    return answer.ok ? ((await answer.json()) as Kept) : undefined;
+  } catch {
+    return undefined;
+  }
 }
 
 async function load(address: string): Promise<Comparison> {
@@ -51,7 +67,11 @@ class Compare {
   private readonly times: Record<Shown, Map<number, number>>; // microseconds, by node
   private found = -1; // of the nodes that the words fit, the one that is shown
 
-  constructor(private readonly home: HTMLElement, private readonly given: Whole) {
+  constructor(
+    private readonly home: HTMLElement,
+    private readonly given: Whole,
+    private readonly kept: Promise<Kept | undefined>,
+  ) {
     this.fold = crowded(given);
     this.panes = new Panes({ chosen: (box) => this.choose(box), step: (by) => this.step(by) });
     this.folder = button("Fold what is alike", () => this.toggleFold(), { "aria-pressed": String(this.fold) });
@@ -186,7 +206,7 @@ class Compare {
     this.drawing = draw(this.given, this.fold, this.opened);
     this.status.textContent = "Laying out…";
     try {
-      const placed = await place(questionOf(this.drawing));
+      const placed = await place(questionOf(this.drawing), this.kept);
       const regions = this.given.regions.map((r) => this.boxesOf([...r.before, ...r.after], false));
       this.panes.show(this.drawing, placed, regions);
       this.warm();

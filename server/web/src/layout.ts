@@ -9,6 +9,12 @@ export interface Placed {
   edges: string[]; // path data
 }
 
+/** A layout that was made before, and of which question: `place-NAME.json`, beside the scripts (`record.mjs`). */
+export interface Kept {
+  question: string;
+  placed: Placed;
+}
+
 export interface Question {
   boxes: { width: number; height: number }[];
   edges: [number, number][];
@@ -43,10 +49,24 @@ export function spans(count: number, edges: [number, number, ...unknown[]][]): n
   return edges.reduce((sum, [from, to]) => sum + Math.max(0, rank[to]! - rank[from]! - 1), 0);
 }
 
+/** A name for a question: equal ones have equal names, and two others hardly ever (64 bits). */
+export function nameOf(question: Question): string {
+  let [a, b] = [0xdeadbeef, 0x41c6ce57];
+  for (const character of JSON.stringify(question)) {
+    const code = character.codePointAt(0)!;
+    a = Math.imul(a ^ code, 2654435761);
+    b = Math.imul(b ^ code, 1597334677);
+  }
+  return `${(a >>> 0).toString(16)}${(b >>> 0).toString(16)}`;
+}
+
 let worker: Worker | undefined;
 
-export function place(question: Question): Promise<Placed> {
+/** Lay out, or take what was laid out before where that answers the same question. */
+export async function place(question: Question, before?: Promise<Kept | undefined>): Promise<Placed> {
   worker?.terminate(); // an older question is not of interest any more
+  const kept = await before;
+  if (kept?.question === nameOf(question)) return kept.placed;
   const mine = new Worker(new URL("./layout.worker.ts", import.meta.url), { type: "module" });
   worker = mine;
   return new Promise((resolve, reject) => {
