@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -91,6 +92,27 @@ def neighbour(busy: bool) -> Iterator[None]:
         process.wait()
 
 
+@contextlib.contextmanager
+def highest(pid: int) -> Iterator[list[int]]:
+    """KiB that a process has occupied at most, in a list of one. (``ru_maxrss`` counts what this process occupied when
+    it forked, too, and a race before that may have taken gigabytes.)"""
+    peak, over = [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.01):
+            with contextlib.suppress(OSError):
+                lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+                peak[0] = next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), peak[0])
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        thread.join()
+
+
 def once(model: Path, kept: Path, calibrated: Path | None, options: Sequence[str], busy: bool) -> Run:
     """Optimise a model as a user would; the written model is kept under its digest."""
     with tempfile.TemporaryDirectory(prefix="superopt-stability-") as place:
@@ -106,7 +128,8 @@ def once(model: Path, kept: Path, calibrated: Path | None, options: Sequence[str
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
             assert process.stderr is not None
-            said = process.stderr.read()
+            with highest(process.pid) as peak:
+                said = process.stderr.read()
             _, status, used = os.wait4(process.pid, 0)
             seconds = time.monotonic() - start
         if os.waitstatus_to_exitcode(status) not in (0, 1) or not figures.is_file():
@@ -119,7 +142,7 @@ def once(model: Path, kept: Path, calibrated: Path | None, options: Sequence[str
         return Run(
             digest, found["status"], found["nodes"]["after"], after.get("BatchNormalization", 0),
             found["cost"]["after_us"] / found["cost"]["before_us"] if found["cost"]["before_us"] else 1.0,
-            seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, busy, "; ".join(found["notes"]),
+            seconds, used.ru_utime + used.ru_stime, peak[0] / 1024, busy, "; ".join(found["notes"]),
         )  # fmt: skip
 
 
@@ -142,7 +165,7 @@ def calibrate(place: Path) -> Path:
         env={**os.environ, "SUPEROPT_CACHE": str(place)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     for folder in place.iterdir():
-        if folder.name not in ("calibration", "device"):
+        if folder.name not in ("calibration", "device", "machine"):
             shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
     return place
 
