@@ -21,6 +21,7 @@ from superopt.memory import measured_arena
 from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import footprint, footprint_of
 from superopt.pipeline.judge import doubt_of
+from superopt.pipeline.options import EFFORTS
 from superopt.pipeline.racing import measure
 from superopt.pipeline.recomputing import least_for
 from superopt.pipeline.scheduling import asked_of, least_memory
@@ -103,7 +104,7 @@ def measured_step(path: Path, share: float) -> StepRow:
     graph = train_step(with_values(formats.load(path)), "mse", "sgd").graph
     start = time.monotonic()
     with for_target("cpu") as model:
-        found = least_for(graph, model, share=share, seconds=_PATIENCE)
+        found = least_for(graph, model, share=share, seconds=_PATIENCE, rows=EFFORTS["thorough"].rows)
     seconds = time.monotonic() - start
     given, least = found[0], min(found, key=lambda p: p.bytes)
     raced = measure(graph, least.graph, sizes={}, rounds=_RACED, burst=1, time_limit=_RACE)

@@ -4,12 +4,12 @@ from superopt.memory.alive import Lifetime, alive, lifetimes, unavoidable
 from superopt.memory.arena import Arena, measured_arena
 from superopt.memory.copies import OPSET, Pin, Planned, Written, written
 from superopt.memory.planner import ALIGNMENT, Buffer, Plan, planned
-from superopt.memory.recompute import Op, Step, Task, Timetable, front, peak_of
+from superopt.memory.recompute import ROWS, Op, Step, Task, Timetable, front, peak_of
 from superopt.memory.schedule import Schedule, least_peak
 from superopt.memory.sharing import IN_PLACE, RENAMING
 
 __all__ = [
-    "ALIGNMENT", "IN_PLACE", "OPSET", "RENAMING", "Arena", "Buffer", "Lifetime", "Op", "Pin", "Plan", "Planned",
+    "ALIGNMENT", "IN_PLACE", "OPSET", "RENAMING", "ROWS", "Arena", "Buffer", "Lifetime", "Op", "Pin", "Plan", "Planned",
     "Schedule", "Step", "Task", "Timetable", "Written", "alive", "front", "least_peak", "lifetimes", "measured_arena",
     "peak_of", "planned", "unavoidable", "written",
 ]  # fmt: skip

@@ -27,6 +27,7 @@ _SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _PRICES = 10  # prices that are tried, a factor of two apart
 _BEAM = 6  # plans that are cut again
 _ROUNDS = 8
+ROWS = 300_000  # of linear programs, in all: some five seconds
 _TAKEN = 1e-4  # a plan that is better by less than this share of both time and bytes is no other plan
 
 
@@ -126,27 +127,40 @@ def _changes(task: Task, steps: Sequence[Step], original: Sequence[int]) -> np.n
     return change
 
 
-def front(task: Task, *, seconds: float, enough: int | None = None) -> list[Timetable]:
+@dataclass
+class _Budget:
+    """What is left: rows of linear programs, the same on every machine, and the clock, for emergencies."""
+
+    rows: int
+    deadline: float
+
+    @property
+    def spent(self) -> bool:
+        return self.rows <= 0 or time.monotonic() > self.deadline
+
+
+def front(task: Task, *, rows: int = ROWS, seconds: float = inf, enough: int | None = None) -> list[Timetable]:
     """Plans of which none has both a lower peak and less to compute again, by falling peak; the first is the order
     given.
 
     Args:
         task: the graph.
-        seconds: after which no cut is begun.
+        rows: of linear programs, after which no cut is begun.
+        seconds: the same, in an emergency: the plans then depend on how busy the machine is.
         enough: bytes below which a plan need not go: what has reached them is not cut again.
     """
-    deadline = time.monotonic() + seconds
+    budget = _Budget(rows, time.monotonic() + seconds)
     steps = tuple(Step(i, op.reads, op.makes) for i, op in enumerate(task.ops))
     original = tuple(range(len(task.sizes)))
     first = Timetable(steps, original, 0.0, *peak_of(task, steps, original))
     found, cut = [first], set[tuple[int, float]]()
     for _ in range(_ROUNDS):
         fresh = [p for p in found if (p.peak, p.us) not in cut and (enough is None or p.peak > enough)]
-        if not fresh or time.monotonic() > deadline:
+        if not fresh or budget.spent:
             break
         for plan in _spread(fresh, _BEAM):
             cut.add((plan.peak, plan.us))
-            found = _undominated([*found, *_Cut(task, plan).plans(deadline)])
+            found = _undominated([*found, *_Cut(task, plan).plans(budget)])
     return found
 
 
@@ -212,8 +226,8 @@ class _Cut:
             change[end] -= self._bytes(value)
         return np.cumsum(change)[: self.at + 1]
 
-    def plans(self, deadline: float) -> list[Timetable]:
-        """Those of all numbers of segments and prices that there is time for."""
+    def plans(self, budget: _Budget) -> list[Timetable]:
+        """Those of all numbers of segments and prices that the budget allows."""
         found: list[Timetable] = []
         if not self.closure:
             return found
@@ -227,14 +241,15 @@ class _Cut:
                 continue
             segments.add(ends)
             for exponent in range(_PRICES):
-                if time.monotonic() > deadline:
+                if budget.spent:
                     return found
                 price = total / us * 4.0 / 2.0**exponent
-                chosen = self._solved(price, ends)
-                if not chosen[1] or chosen in seen:
+                keep, again, rows = self._solved(price, ends)
+                budget.rows -= rows
+                if not again or (keep, again) in seen:
                     continue
-                seen.add(chosen)
-                found.append(self._applied(*chosen))
+                seen.add((keep, again))
+                found.append(self._applied(keep, again))
         return found
 
     def _segments(self, count: int) -> tuple[int, ...]:
@@ -256,8 +271,8 @@ class _Cut:
             ends.append(low + int(self.handed[low : high + 1].argmin()))
         return tuple(sorted(set(ends)))
 
-    def _solved(self, price: float, ends: tuple[int, ...]) -> tuple[frozenset[int], frozenset[int]]:
-        """Values to keep and steps to repeat: the minimum cut, as a linear program."""
+    def _solved(self, price: float, ends: tuple[int, ...]) -> tuple[frozenset[int], frozenset[int], int]:
+        """Values to keep and steps to repeat: the minimum cut, as a linear program; and its rows."""
         segment = np.searchsorted(np.array(ends, np.int64), np.arange(self.at + 1), side="left")
         steps = {s: i for i, s in enumerate(self.closure)}
         values: dict[int, int] = {}
@@ -285,7 +300,7 @@ class _Cut:
         solution = _minimum(cost, rows)
         again = frozenset(s for s, i in steps.items() if solution[i] > 0.5)
         keep = frozenset(v for v, i in values.items() if solution[i] > 0.5)
-        return keep, again
+        return keep, again, len(rows)
 
     def _view(self, step: int) -> bool:
         return self.task.ops[self.plan.steps[step].op].view

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from superopt import TIME_LIMIT
 from superopt.cost import QUESTIONS
 from superopt.ir.errors import UsageError, printable
+from superopt.memory import ROWS
 from superopt.rules.floats import MODES
 
 __all__ = ["ALGORITHMS", "EFFORTS", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress", "quiet"]
@@ -22,16 +23,18 @@ Progress = Callable[[int, int | None, str], None]
 
 @dataclass(frozen=True)
 class Effort:
-    """Budgets that count work: e-nodes of all regions, prices that may be measured (``None``: as many as matter)."""
+    """Budgets that count work: e-nodes of all regions, prices that may be measured (``None``: as many as matter), rows
+    of the linear programs that decide what is computed again."""
 
     nodes: int
     questions: int | None
+    rows: int
 
 
 EFFORTS: Mapping[str, Effort] = {
-    "quick": Effort(20_000, 0),  # one order of merging on most models, by known and predicted prices alone
-    "default": Effort(200_000, QUESTIONS),
-    "thorough": Effort(2_000_000, None),
+    "quick": Effort(20_000, 0, ROWS // 3),  # one order of merging on most models, by known and predicted prices alone
+    "default": Effort(200_000, QUESTIONS, ROWS),
+    "thorough": Effort(2_000_000, None, 10 * ROWS),
 }
 
 

@@ -18,13 +18,13 @@ from superopt.cost.trial import with_values
 from superopt.cost.whole import task_of, work
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, structural_hash
-from superopt.memory import OPSET, Pin, Planned, Timetable, Written, front, written
+from superopt.memory import OPSET, ROWS, Pin, Planned, Timetable, Written, front, written
 from superopt.memory.order import as_executed
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import footprint
 from superopt.pipeline.judge import LOOKS, doubt_of
-from superopt.pipeline.options import Options, Progress
+from superopt.pipeline.options import EFFORTS, Options, Progress
 from superopt.pipeline.racing import LARGE, measure
 from superopt.pipeline.scheduling import asked_of, least_memory
 from superopt.report.quantities import bytes_text
@@ -35,7 +35,6 @@ __all__ = ["Point", "for_memory", "least_for", "points", "realised"]
 _ROUNDS = 6  # of looking at the order that is run, and pinning what strays from the plan
 _FAR = 8  # steps by which a kernel that strays from its place is no matter
 _SHARES = (0.02, 0.05, 0.10, 0.15, 0.25, 0.50)  # of the time, computed again, at which the front is written
-_PLANNING = 20.0  # seconds for planning, at most
 _SHARE = 0.3  # of the time left that planning may take
 _SPENT, _LONGEST = 0.6, 180.0  # share of the time left that writing for memory may take, and seconds, at most
 _LITTLE = 0.10  # of the time that computing again may take, as modelled, where least memory is wanted
@@ -78,8 +77,8 @@ class Point:
 class Writing:
     """A graph of which plans are written, and what is known of it."""
 
-    def __init__(self, graph: Graph, model: CostModel, sizes: Mapping[str, int], seconds: float) -> None:
-        self.graph, self.sizes = graph, sizes
+    def __init__(self, graph: Graph, model: CostModel, sizes: Mapping[str, int], seconds: float, rows: int) -> None:
+        self.graph, self.sizes, self.rows = graph, sizes, rows
         self.deadline = time.monotonic() + seconds
         typing = infer(graph, dict(sizes))
         self.weights = work(graph, typing, sizes).weight_bytes
@@ -105,8 +104,7 @@ class Writing:
         """
         if self.graph.opset.get("", 0) < OPSET:
             return []
-        seconds = min(_PLANNING, _SHARE * self.left())
-        return front(self.planned.task, seconds=seconds, enough=most)[1:]
+        return front(self.planned.task, rows=self.rows, seconds=_SHARE * self.left(), enough=most)[1:]
 
     def point(self, plan: Timetable) -> Point | None:
         """A plan, written; ``None`` where ONNX Runtime does not take it."""
@@ -164,15 +162,15 @@ def for_memory(
         notes.append(f"it is not written for memory: its weights are more than {bytes_text(LARGE)}")
         return ()
     progress(0, None, "planning memory")
-    seconds = _SPENT * min(seconds, _LONGEST)
+    seconds, rows = _SPENT * min(seconds, _LONGEST), EFFORTS[options.effort].rows
     deadline = time.monotonic() + seconds / _SPENT
     try:
         if not wanted and limit is not None and weights + footprint(graph, sizes=sizes).plan.peak <= limit:
             return ()
         if options.objective == "pareto":
-            found = points(graph, model, limit=limit, sizes=sizes, seconds=seconds)
+            found = points(graph, model, limit=limit, sizes=sizes, seconds=seconds, rows=rows)
         else:
-            found = least_for(graph, model, limit=limit, share=_LITTLE, sizes=sizes, seconds=seconds)
+            found = least_for(graph, model, limit=limit, share=_LITTLE, sizes=sizes, seconds=seconds, rows=rows)
     except (SuperoptError, NotCovered) as error:
         notes.append(f"what its activations take in ONNX Runtime is not known: {error}")
         return ()
@@ -235,6 +233,7 @@ def points(
     limit: int | None = None,
     sizes: Mapping[str, int] | None = None,
     seconds: float = 120.0,
+    rows: int = ROWS,
 ) -> list[Point]:
     """Graphs of which none is both faster, as modelled, and smaller, by rising time; the first is the one given, or the
     same kernels in less memory.
@@ -245,12 +244,13 @@ def points(
         limit: bytes that one of them should not exceed.
         sizes: what symbolic dimensions are counted at.
         seconds: after which nothing more is written.
+        rows: of linear programs that planning may solve.
 
     Raises:
         InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it, or not with its arena watched.
         NotCovered: an input is no tensor.
     """
-    writing = Writing(graph, model, sizes or {}, seconds)
+    writing = Writing(graph, model, sizes or {}, seconds, rows)
     found = list(writing.first)
     plans = writing.plans()
     chosen = [max((p for p in plans if p.us <= share * writing.us), key=lambda p: p.us, default=None)
@@ -273,6 +273,7 @@ def least_for(
     share: float = _LITTLE,
     sizes: Mapping[str, int] | None = None,
     seconds: float = 120.0,
+    rows: int = ROWS,
 ) -> list[Point]:
     """The graph given, and the best that was found.
 
@@ -284,11 +285,12 @@ def least_for(
         share: of the time that may be spent on computing again, where there is no limit: the graph that needs least.
         sizes: what symbolic dimensions are counted at.
         seconds: after which nothing more is written.
+        rows: of linear programs that planning may solve.
 
     Raises:
         As :func:`points`.
     """
-    writing = Writing(graph, model, sizes or {}, seconds)
+    writing = Writing(graph, model, sizes or {}, seconds, rows)
     found = list(writing.first)
     if limit is not None and found[-1].bytes <= limit:
         return found

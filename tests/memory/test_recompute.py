@@ -82,7 +82,7 @@ def simulated(task: Task, plan: Timetable) -> int:
 @pytest.mark.parametrize("seed", range(10))
 def test_plans_compute_what_was_asked_and_their_peak_is_what_they_take(seed: int) -> None:
     task = random_task(seed)
-    found = front(task, seconds=1.0)
+    found = front(task)
     assert [p.peak for p in found] == sorted({p.peak for p in found}, reverse=True)
     assert [p.us for p in found] == sorted({p.us for p in found})
     for plan in found:
@@ -104,23 +104,32 @@ def test_a_chain_needs_about_the_root_of_its_length() -> None:
     back = [Op((2 * length - i, i + 1), (2 * length - i + 1,), 2.0) for i in reversed(range(length))]
     back = [Op(tuple({length + k, length - k}), (length + k + 1,), 2.0) for k in range(length)]
     task = Task((*ahead, *back), (0, *[1] * (2 * length)), frozenset({0}), frozenset({2 * length}))
-    plans = front(task, seconds=3.0)
+    plans = front(task)
     least = min((p for p in plans if p.us <= length), key=lambda p: p.peak)
     assert plans[0].peak >= length
     assert least.peak <= 2 * length**0.5 + 4  # once more forward, at most: Chen et al.'s bound
 
 
+def test_the_budget_counts_work_and_gives_the_same_plans_every_time() -> None:
+    task = random_task(3)
+    few, again, many = (front(task, rows=rows) for rows in (60, 60, 600))
+    assert few == again
+    assert 1 < len(few) <= len(many)
+    assert many[-1].peak <= few[-1].peak
+    assert front(task, rows=0) == few[:1]
+
+
 def test_what_may_not_be_repeated_is_not() -> None:
     task = random_task(3)
     fixed = replace(task, ops=tuple(replace(op, repeatable=False) for op in task.ops))
-    assert len(front(task, seconds=1.0)) > 1 == len(front(fixed, seconds=1.0))
+    assert len(front(task)) > 1 == len(front(fixed))
 
 
 @pytest.mark.parametrize("known", [False, True])
 def test_the_runtime_keeps_copies_where_they_were_planned(known: bool) -> None:
     graph = sines(12)
     planned = planned_of(graph)
-    plan = min(front(planned.task, seconds=2.0), key=lambda p: p.peak)
+    plan = min(front(planned.task), key=lambda p: p.peak)
     copies = len(plan.steps) - len(planned.task.ops)
     made = realised(planned, plan, sizes_known=known)
     ran = formats.from_bytes(ONNX_RUNTIME.lowered(formats.to_onnx_bytes(made)))
@@ -148,7 +157,7 @@ def test_without_guards_the_runtime_merges_copies() -> None:
 def test_guards_are_understood_and_the_written_graph_is_proved_equal() -> None:
     graph = sines(6)
     planned = planned_of(graph)
-    plan = min(front(planned.task, seconds=2.0), key=lambda p: p.peak)
+    plan = min(front(planned.task), key=lambda p: p.peak)
     made = realised(planned, plan)
     assert all(isinstance(n, Applied) for n in infer(made).nodes)
     found = verify(graph, made, power="none")
@@ -165,7 +174,7 @@ def test_sizes_may_be_symbols() -> None:
     assert loose.inputs[0].type == kind
     symbolic = formats.from_bytes(formats.to_onnx_bytes(_with_rows(graph)))
     planned = planned_symbolic(symbolic)
-    plan = min(front(planned.task, seconds=2.0), key=lambda p: p.peak)
+    plan = min(front(planned.task), key=lambda p: p.peak)
     made = realised(planned, plan)
     for rows in (1, 5):
         feeds = {"x": np.linspace(-1, 1, rows * COLUMNS, dtype=np.float32).reshape(rows, COLUMNS)}
