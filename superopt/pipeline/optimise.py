@@ -293,7 +293,7 @@ class _Attempt:
         Args:
             after: the result.
             choices: what was written for memory, the result among it or not.
-            checked: what the check said of the result.
+            checked: what the check said of the result; of the others, too, where nothing is checked.
             bench: where graphs are run for the check; ``None``: nothing is checked.
             notes: what failed is added.
             forms: what of the result has fewer multiplications, and its budget of errors.
@@ -304,17 +304,19 @@ class _Attempt:
         for point in choices:
             if not point.chosen and self._left() <= 0.0:
                 continue
-            again = checked if bench is None or point.graph is after else self._check(
-                point.graph, bench, EXACT if forms is None
-                else Slack(forms.slack, frozenset(n.name for n in point.graph.nodes) - own),
-            )  # fmt: skip
-            if point.graph is not after and bench is not None and again.verdict != "passed":
-                said = f"{again.verdict}: {again.reason}"
-                notes.append(f"what was written for memory ({point.how}) is not kept: the check {said}")
+            if point.graph is after:
+                kept.append(point)
                 continue
+            if bench is not None:
+                new = frozenset(n.name for n in point.graph.nodes) - own
+                checked = self._check(point.graph, bench, EXACT if forms is None else Slack(forms.slack, new))
+                if checked.verdict != "passed":
+                    said = f"{checked.verdict}: {checked.reason}"
+                    notes.append(f"what was written for memory ({point.how}) is not kept: the check {said}")
+                    continue
             kept.append(point)
             if point.chosen:
-                taken = None if point.graph is after else (point.graph, again)
+                taken = point.graph, checked
         return tuple(kept), taken
 
     def _looks_at_elements(self, notes: list[str]) -> bool:

@@ -84,13 +84,12 @@ class Writing:
         self.weights = work(graph, typing, sizes).weight_bytes
         found = least_memory(graph, sizes=sizes, deadline=time.monotonic() + _SHARE * seconds)
         self.held = found.before.plan.inputs + found.before.plan.outputs
-        given = self.held + asked_of(graph, sizes)
+        given, least = found.asked or (asked_of(graph, sizes), 0)
         self.planned = task_of(graph, model.recorded or model, typing, sizes=sizes)
         self.us = sum(op.us for op in self.planned.task.ops)
-        self.first = [Point(graph, self.weights + given, self.us, "")]
+        self.first = [Point(graph, self.weights + self.held + given, self.us, "")]
         if found.how:
-            least = self.held + asked_of(found.graph, sizes)
-            self.first.append(Point(found.graph, self.weights + least, self.us, found.how))
+            self.first.append(Point(found.graph, self.weights + self.held + least, self.us, found.how))
 
     def left(self) -> float:
         """Seconds."""

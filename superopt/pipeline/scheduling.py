@@ -50,12 +50,14 @@ class Scheduled:
         before: footprint of the graph given.
         after: footprint of ``graph``.
         how: what was done: "", "order", "open rows", or both.
+        asked: bytes of the blocks that the arena was asked for before and after, where something was found.
     """
 
     graph: Graph
     before: Footprint
     after: Footprint
     how: str
+    asked: tuple[int, int] | None = None
 
 
 def least_memory(graph: Graph, *, sizes: Mapping[str, int] | None = None, deadline: float = float("inf")) -> Scheduled:
@@ -86,7 +88,10 @@ def least_memory(graph: Graph, *, sizes: Mapping[str, int] | None = None, deadli
         expected = expected or _outputs(graph, sizes)
         if _outputs(made, sizes) == expected:
             best = Scheduled(made, before, after, how)
-    return best if best.graph is graph or asked_of(best.graph, sizes) < asked_of(graph, sizes) else unchanged
+    if best.graph is graph:
+        return best
+    least, given = asked_of(best.graph, sizes), asked_of(graph, sizes)
+    return replace(best, asked=(given, least)) if least < given else replace(unchanged, asked=(given, given))
 
 
 def asked_of(graph: Graph, sizes: Mapping[str, int]) -> int:
