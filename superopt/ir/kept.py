@@ -17,6 +17,7 @@ import stat
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
+from threading import get_ident
 
 from superopt.ir.collecting import rarely_collected
 
@@ -110,18 +111,18 @@ def _read(content: bytes, classes: Iterable[type]) -> object:
     return found
 
 
-def keep(folder: str, name: str, value: object, most: int) -> None:
-    """Keep a value for the next run; nothing happens where the folder cannot be written.
+def keep(folder: str, name: str, value: object, most: int) -> bool:
+    """Keep a value for the next run; whether that was possible: a full or read-only disk costs time then, nothing else.
 
     Args:
         folder: a folder of the cache.
         name: see :func:`kept`.
         value: of classes that :func:`kept` will be told.
-        most: files that the folder holds at most; those that were not used for longest go.
+        most: files that the folder holds at most; beyond, the quarter that was not used for longest goes.
     """
     payload = pickle.dumps(value, protocol=5)
     place = cache_directory() / folder
-    partial = place / f".{name}.{os.getpid()}"
+    partial = place / f".{name}.{os.getpid()}.{get_ident()}"
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         place.chmod(0o700)
@@ -129,8 +130,15 @@ def keep(folder: str, name: str, value: object, most: int) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(_FORMAT + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
         partial.replace(place / name)
-        old = sorted(place.iterdir(), key=lambda p: p.stat().st_mtime_ns, reverse=True)[most:]
-        for path in old:
-            path.unlink(missing_ok=True)
+        _tidy(place, most)
     except OSError:
-        return  # a full or read-only disk costs time in the next run, nothing else
+        return False
+    return True
+
+
+def _tidy(place: Path, most: int) -> None:
+    if len(os.listdir(place)) <= most:
+        return
+    used = {path: path.stat().st_mtime_ns for path in place.iterdir()}
+    for path in sorted(used, key=lambda p: used[p], reverse=True)[most - most // 4 :]:
+        path.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from superopt.ir.errors import printable
-from superopt.report.model import Algorithm, Report, Work
+from superopt.report.model import Algorithm, Measured, Report, Work
 from superopt.report.quantities import bytes_text, count_text, counted, time_text
 
 __all__ = ["show_derivation", "show_explanation", "show_report", "table"]
@@ -33,6 +33,14 @@ def _where(report: Report) -> str:
     return report.target if raced is None else f"{report.target}, {raced}"
 
 
+def _measured(report: Report, m: Measured) -> str:
+    """What times beside each other say; beside itself, where the input is returned, a model says nothing."""
+    if report.status != "improved":
+        return f"what is returned is the input ({_where(report)})"
+    said = f"x{m.ratio:.3f} (±{m.spread:.3f}, {m.runs} interleaved rounds, {_where(report)})"
+    return f"{said}, no difference" if m.outcome == "no difference" else said
+
+
 def show_report(console: Console, name: str, report: Report) -> None:
     """The before/after summary of an optimisation."""
     change = report.cost.after_us / report.cost.before_us if report.cost.before_us else 1.0
@@ -51,9 +59,9 @@ def show_report(console: Console, name: str, report: Report) -> None:
     ]  # fmt: skip
     if report.measured is not None:
         m = report.measured
-        rows.append(("measured", time_text(1e3 * m.before_ms), time_text(1e3 * m.after_paired_ms),
-                     f"x{m.ratio:.3f} (±{m.spread:.3f}, {m.runs} interleaved rounds, {_where(report)})"
-                     f"{', no difference' if m.outcome == 'no difference' else ''}"))  # fmt: skip
+        rows.append(
+            ("measured", time_text(1e3 * m.before_ms), time_text(1e3 * m.after_paired_ms), _measured(report, m))
+        )
     console.print(table("", "before", "after", "", rows=rows, numeric=(1, 2)))
     changed = _changed_operators(report)
     if changed:

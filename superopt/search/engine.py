@@ -363,7 +363,7 @@ class _Run:
             return search()
         hits = self.cache.hits
         place = (key, rounds, self.nodes)
-        found = self.cache.found(place, region, search, keep=lambda: time.monotonic() < self.deadline)
+        found = self.cache.found(place, region, search, whole=lambda: time.monotonic() < self.deadline)
         if self.cache.hits > hits:
             self._count(found)
             if found.missed:
@@ -393,8 +393,6 @@ class _Run:
 
     def result(self) -> SearchResult:
         """What stands now, as a graph."""
-        if self.cache is not None:
-            self.cache.close()
         totals = self.totals
         before = totals.before
         changed = self.program.steps is not self.steps and totals.used
