@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,20 +13,21 @@ from superopt import cost as costs
 from superopt import formats, report
 from superopt.cost import CostModel, GraphCost
 from superopt.ir.collecting import rarely_collected
-from superopt.ir.diff import changed_regions, grown
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError, printable
-from superopt.ir.graph import Graph, structural_hash
+from superopt.ir.graph import Graph
 from superopt.ir.poly import symbols
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Barrier, Typing, infer
+from superopt.pipeline.budget import TimeBudget
+from superopt.pipeline.checking import UNCHANGED, check_result, skipped
 from superopt.pipeline.judge import LOOKS, Comparison, Judgement, demand_of
 from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
 from superopt.pipeline.own import own_rules, search_own_first
 from superopt.pipeline.racing import LARGE, measure
 from superopt.pipeline.recomputing import Point, for_memory
+from superopt.pipeline.reporting import report_of
 from superopt.pipeline.values import Valued, with_values
-from superopt.report.quantities import bytes_text
 from superopt.rules import Library, Rule, load_library
 from superopt.rules.values import Certificate
 from superopt.runtime.blas import one_blas_thread
@@ -35,7 +35,7 @@ from superopt.runtime.choice import runtime_named
 from superopt.runtime.limits import refuse_unbounded
 from superopt.search import AppliedRule, SearchOptions, SearchResult, search
 from superopt.search.engine import resident
-from superopt.verifier.differential import EXACT, CheckResult, Slack, check, check_regions, check_rewrite
+from superopt.verifier.differential import EXACT, CheckResult, Slack
 from superopt.verifier.running import Bench
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Result",
     "load",
-    "opaque_nodes",
     "optimize",
     "select_rules",
 ]
@@ -56,20 +55,9 @@ Model = "str | Path | bytes | onnx.ModelProto | Graph"
 _ROUNDS = 15  # of a race whose figures were asked for, at least
 _RACE_SECONDS, _SHOWN_RACE = 4.0, 30.0  # for the final race, and where its figures were asked for: what is then still
 # in doubt is decided by what the graphs do and what they are modelled at
-_FLOPS, _BYTES = 1e10, 3e8  # FLOPs and bytes of weights a second that the final check gets through, at worst
-_RESERVED = 0.6  # share of the time limit, at most, that is kept for the check, which comes before everything else
-_FOR_MEMORY = 0.6  # share of the time limit that is kept for less memory, where that is asked for
-_GRACE = 0.1  # share of the time limit by which a check that has begun may go over it
 _SUSPECTS = 4  # rules that are left out in turn after a failed check; each costs a search
-_IMPATIENT = 3.0  # seconds for checking and timing what there is when the search was interrupted, if they take less
-_PEAKS_TAKE = 4.0  # seconds that measuring the device's ceilings may take, which is done once a machine
 _FORMS_RACE = 10.0  # seconds for the race of results with fewer multiplications: three or four whole models
 _FORMS = 4.0  # times what a check needs that have to be left before fewer multiplications are looked for
-_NODE, _LOOKING = (
-    2e-3,
-    0.3,
-)  # seconds that looking at elements takes for a node, and its share of the time limit, at most
-_MEASURING = 0.5  # share of the time limit that measuring operators may take; the rest is predicted
 
 
 @dataclass(frozen=True)
@@ -132,8 +120,7 @@ def optimize(
     """
     options = replace(options or Options(), **settings)
     options.validate()
-    limit = options.time_limit
-    deadline = float("inf") if limit is None else time.monotonic() + limit
+    budget = TimeBudget.of(options.time_limit)
     progress(0, None, "loading")
     graph = load(model)
     typing = infer(graph, options.sizes)
@@ -149,12 +136,11 @@ def optimize(
         progress=progress,
         sizes=options.sizes,
         threads=options.threads,
-        time_limit=float("inf") if limit is None else _MEASURING * limit,
+        time_limit=budget.measuring,
         questions=EFFORTS[options.effort].questions,
         runtime=options.runtime,
     ) as model_costs:
-        attempt = _Attempt(graph, typing, library, model_costs, options, progress, deadline)
-        return attempt.run()
+        return _Attempt(graph, typing, library, model_costs, options, progress, budget).run()
 
 
 def select_rules(options: Options) -> Library:
@@ -212,7 +198,7 @@ class _Attempt:
     costs: CostModel
     options: Options
     progress: Progress
-    deadline: float
+    budget: TimeBudget
     failures: list[report.CheckFailure] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     tried_for: float = 0.0
@@ -221,6 +207,7 @@ class _Attempt:
     valued: Valued | None = None
 
     def __post_init__(self) -> None:
+        self.budget.expect(self.graph, self.typing, self.options)
         if self.options.memory_limit is not None:
             self.bound = memory_bound(self.graph, self.typing, self.options.memory_limit, self.options.sizes)
             self.remarks += [self.bound.note] if self.bound.note else []
@@ -232,7 +219,10 @@ class _Attempt:
 
     def _run(self, bench: Bench) -> Result:
         notes: list[str] = []
-        if not self.options.enable and VALUES not in self.options.disable and self._looks_at_elements(notes):
+        looks = not self.options.enable and VALUES not in self.options.disable
+        if looks and not self.budget.allows_looking:
+            notes.append("there was no time to look at the elements of the weights")
+        elif looks:
             self.progress(0, None, "looking at the weights' elements")
             self.valued = with_values(
                 self.graph, self.costs, self.options.floats, self.options.sizes, runtime_named(self.options.runtime),
@@ -240,7 +230,7 @@ class _Attempt:
             )  # fmt: skip
         found = self._search(self.library.admitted)
         if found.stopped == "interrupted":
-            self._hurry()
+            self.budget.hurry()
         before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
         best, raced = self._with_forms(found, notes, bench)
         if best is None:
@@ -263,15 +253,17 @@ class _Attempt:
         checked = best.checked
         choices: tuple[Point, ...] = ()
         if not self.interrupted:
-            choices = for_memory(after, self.options, self.costs, notes, self._left(), self._races, self.progress)
+            choices = for_memory(after, self.options, self.costs, notes, self.budget.left, self._races, self.progress)
             checks = bench if self.options.check else None
             choices, taken = self._sound(after, choices, checked, checks, notes, best.forms)
             if taken is not None:
                 after, checked = taken
                 found = replace(found, graph=after)
-        made = self._report(
-            found, checked, measured, notes, before, best.cost if after is not self.graph else before, best.forms
-        )
+        made = report_of(
+            found, checked, measured, before, best.cost if after is not self.graph else before, best.forms,
+            graph=self.graph, typing=self.typing, options=self.options, library=self.library, model=self.costs,
+            notes=(*self.remarks, *notes), failures=self.failures, valued=self.valued, left=self.budget.left,
+        )  # fmt: skip
         stages = self.valued.stages if self.valued is not None and made.values is not None else ()
         claimed = tuple((s.after, s.certificate) for s in stages)
         told = tuple(c.reported(choices[0]) for c in choices) if self.options.objective == "pareto" else ()
@@ -302,7 +294,7 @@ class _Attempt:
         kept: list[Point] = []
         taken: tuple[Graph, CheckResult] | None = None
         for point in choices:
-            if not point.chosen and self._left() <= 0.0:
+            if not point.chosen and self.budget.left <= 0.0:
                 continue
             if point.graph is after:
                 kept.append(point)
@@ -318,14 +310,6 @@ class _Attempt:
             if point.chosen:
                 taken = point.graph, checked
         return tuple(kept), taken
-
-    def _looks_at_elements(self, notes: list[str]) -> bool:
-        """Whether looking at all elements of the weights leaves the search most of the time."""
-        takes = 2 * self._weights() / _BYTES + len(self.graph.nodes) * _NODE
-        if takes > _LOOKING * self._left():
-            notes.append("there was no time to look at the elements of the weights")
-            return False
-        return True
 
     def _without_forms(
         self, found: SearchResult, before: GraphCost, notes: list[str], bench: Bench, raced: report.Measured | None
@@ -354,8 +338,9 @@ class _Attempt:
         setting = Setting(
             options.floats, options.sizes, options.seed, options.threads, runtime_named(options.runtime),
             races=options.target == "cpu" or options.measure,
-            seconds=_SHOWN_RACE if options.measure else min(_FORMS_RACE, self._left() / _FORMS), left=self._left,
-            needs=_FORMS * self._reserve(),
+            seconds=_SHOWN_RACE if options.measure else min(_FORMS_RACE, self.budget.left / _FORMS),
+            left=lambda: self.budget.left,
+            needs=_FORMS * self.budget.reserve,
             memory=None if self.bound is None else self.bound.most,
         )  # fmt: skip
         checks = self._check if options.check else None
@@ -363,26 +348,26 @@ class _Attempt:
             forms, raced = with_forms(self.graph, found.graph, self.costs, setting, bench, checks, notes, self.progress)
         except KeyboardInterrupt:
             self.interrupted = True
-            self._hurry()
+            self.budget.hurry()
             return None, None
         if forms is None:
             return None, raced
         found = replace(found, graph=forms.graph)
-        checked = forms.checked or _skipped("switched off")
+        checked = forms.checked or skipped("switched off")
         judged = Judgement(True)
         return _Candidate(found, checked, forms.cost, judged, forms.measured, changed=True, forms=forms), raced
 
     def _worth_another(self, best: _Candidate, before: GraphCost) -> bool:
         """Whether there is time for another candidate, and enough to gain: at most what the best is modelled at."""
         most = 1.0 - (best.cost.us / before.us if before.us else 1.0)
-        return not self.interrupted and self._left() > 2 * self.tried_for and most > SearchOptions().least_gain
+        return not self.interrupted and self.budget.left > 2 * self.tried_for and most > SearchOptions().least_gain
 
     def _tried(
         self, found: SearchResult, before: GraphCost, notes: list[str], bench: Bench,
         raced: report.Measured | None = None,
     ) -> _Candidate:  # fmt: skip
         """A search's result, judged beside the input and, if it is to be returned, checked."""
-        start, checked = time.monotonic(), _UNCHANGED
+        start, checked = time.monotonic(), UNCHANGED
         while found.graph is not self.graph:
             cost = costs.graph_cost(found.graph, self.costs, sizes=self.options.sizes)
             judged, raced = self._judged(found.graph, before, cost, notes, bench, raced)
@@ -450,9 +435,10 @@ class _Attempt:
             reserved=self.graph.names,
         )
 
+        writes = self.options.objective != "time" or (self.bound is not None and bool(self.bound.note))
+
         def once(graph: Graph, chosen: tuple[Rule, ...]) -> SearchResult:
-            kept = self._reserve() + self._for_memory()
-            left = None if self.deadline == float("inf") else max(0.0, self._left() - kept)
+            left = self.budget.for_search(writes)
             return search(graph, chosen, self.costs, replace(limits, time_limit=left), progress=self.progress)
 
         own = () if self.options.rules is None else own_rules(self.library, rules)
@@ -460,38 +446,10 @@ class _Attempt:
             return search_own_first(self.graph, rules, own, once)
         return self.valued.counted(search_own_first(self.valued.graph, rules, own, once))
 
-    def _hurry(self) -> None:
-        """What there is gets little more time: somebody waits for it."""
-        self.deadline = min(self.deadline, time.monotonic() + max(_IMPATIENT, self._reserve()))
-
-    def _left(self) -> float:
-        """Seconds until the time limit; infinite where there is none."""
-        return max(0.0, self.deadline - time.monotonic())
-
-    def _limit(self) -> float | None:
-        """The same for a part that takes ``None`` for no limit."""
-        return None if self.deadline == float("inf") else self._left()
-
-    def _reserve(self) -> float:
-        """Seconds that checking and reporting a result will need, so that the search stops in time for them."""
-        done = costs.graph_work(self.graph, self.typing, self.options.sizes)
-        needed = float(0.4 + done["flops"] / _FLOPS + 2 * self._weights() / _BYTES)
-        return min(needed, _RESERVED * (self.options.time_limit or float("inf")))
-
-    def _for_memory(self) -> float:
-        """Seconds that writing a result for memory is given, where that is asked for or the input exceeds the limit."""
-        asked = self.options.objective != "time" or (self.bound is not None and bool(self.bound.note))
-        return _FOR_MEMORY * (self.options.time_limit or 0.0) if asked else 0.0
-
-    def _patience(self) -> float | None:
-        """Seconds after which a check is given up; ``None`` without a time limit."""
-        limit = self._limit()
-        return None if limit is None else limit + _GRACE * (self.options.time_limit or 0.0)
-
     def _settle(self, found: SearchResult, notes: list[str], bench: Bench) -> tuple[SearchResult, CheckResult]:
         """Check a rewritten graph; when it fails, leave out the rule at fault and search again, else fall back."""
         if not self.options.check:
-            return found, _skipped("switched off")
+            return found, skipped("switched off")
         self.progress(0, None, "checking")
         checked = self._check(found.graph, bench)
         if checked.verdict == "passed":
@@ -505,19 +463,19 @@ class _Attempt:
         while self.valued is not None:
             self.valued = self.valued.lesser
             again = self._search(rules)
-            checked = self._check(again.graph, bench) if again.graph is not self.graph else _UNCHANGED
-            if checked.verdict == "passed" or checked is _UNCHANGED:
+            checked = self._check(again.graph, bench) if again.graph is not self.graph else UNCHANGED
+            if checked.verdict == "passed" or checked is UNCHANGED:
                 self.failures.append(_failure(first_reason, found, VALUES))
                 notes.append(f"what the weights' elements allow failed the check ({first_reason}); it was left out")
                 return again, checked
         self.valued = valued
         for applied in self._suspected(found, checked)[:_SUSPECTS]:
-            if self._left() <= 0.0:
+            if self.budget.left <= 0.0:
                 break
             fewer = tuple(r for r in rules if r.id != applied.rule)
             again = self._search(fewer)
-            checked = self._check(again.graph, bench) if again.graph is not self.graph else _UNCHANGED
-            if checked.verdict == "passed" or checked is _UNCHANGED:
+            checked = self._check(again.graph, bench) if again.graph is not self.graph else UNCHANGED
+            if checked.verdict == "passed" or checked is UNCHANGED:
                 self.failures.append(_failure(first_reason, found, applied.rule))
                 notes.append(f"rule {applied.rule} failed the check here ({first_reason}); it was left out")
                 return again, checked
@@ -539,30 +497,9 @@ class _Attempt:
         )
 
     def _check(self, after: Graph, bench: Bench, slack: Slack = EXACT) -> CheckResult:
-        """Rewritten places and the whole model; where it cannot run, or is too big for that, the places alone."""
         if slack is EXACT and self.valued is not None:
             slack = self.valued.slack(after, self.options.floats)
-        most = min(LARGE, self.options.memory_limit or LARGE)
-        whole = _skipped(f"the model's weights are more than {bytes_text(most)}")
-        if self._weights() <= most:
-            quick = partial(check_rewrite, bench=bench)
-            checked = partial(check, full=True, power="quick") if self.options.full_check else quick
-            whole = checked(self.graph, after, seed=self.options.seed, sizes=self.options.sizes,
-                            time_limit=self._limit(), patience=self._patience(),
-                            runtime=runtime_named(self.options.runtime), slack=slack)  # fmt: skip
-            if whole.verdict != "skipped":
-                return whole
-        regions = changed_regions(self.graph, after, self.typing.types)
-        pieces = check_regions(
-            regions,
-            seed=self.options.seed,
-            time_limit=self._patience(),
-            runtime=runtime_named(self.options.runtime),
-            slack=slack,
-            grow=lambda pair: grown(self.graph, after, pair, self.typing.types),
-        )
-        why = f"checked place by place, because {whole.reason}"
-        return replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)
+        return check_result(self.graph, after, self.typing, self.options, self.budget, bench, slack)
 
     def _race(
         self, after: Graph, notes: list[str], settled: Callable[[report.Measured], bool] | None = None,
@@ -579,7 +516,7 @@ class _Attempt:
         options, wanted = self.options, self.options.measure
         if not self._races:
             return None
-        left = self._left() - self._reserve()  # the check comes after
+        left = self.budget.left - self.budget.reserve  # the check comes after
         if left <= 0.0 and not wanted:
             notes.append("there was no time left to time the models whole: their modelled costs decide")
             return None
@@ -599,7 +536,7 @@ class _Attempt:
         except KeyboardInterrupt:  # the result is found, and has to be checked
             notes.append("timing the models whole was interrupted: their modelled costs decide")
             self.interrupted = True
-            self._hurry()
+            self.budget.hurry()
             return None
 
     @property
@@ -609,54 +546,6 @@ class _Attempt:
 
     def _weights(self) -> int:
         return sum(w.type.nbytes or 0 for w in self.graph.weights)
-
-    def _verdict(self, rule: str) -> str:
-        return "evaluated" if rule == "fold" else self.library.verdict_name(rule)  # folding is no rule: it computes
-
-    def _report(
-        self, found: SearchResult, checked: CheckResult, measured: report.Measured | None, notes: list[str],
-        before: GraphCost, after: GraphCost, forms: Formed | None,
-    ) -> report.Report:  # fmt: skip
-        model, changed = self.costs, found.graph is not self.graph
-        return report.Report(
-            status="improved" if changed else "unchanged",
-            target=self.options.target,
-            float=self.options.floats,
-            runtime=self.options.runtime,
-            questions=report.Questions(found.asked, model.measured, found.decided),
-            result=report.Outcome(structural_hash(found.graph)),
-            cost=report.Cost(before.us, after.us, min(before.measured_share, after.measured_share)),
-            measured=measured,
-            check=report.Check(
-                checked.verdict, checked.trials, checked.max_abs_error, checked.max_rel_error, checked.reference,
-                checked.reason,
-                None if (p := checked.power) is None
-                else report.CheckPower(p.mutants, p.caught, p.share, p.unexercised),
-            ),
-            nodes=report.Nodes(len(self.graph.nodes), len(found.graph.nodes)),
-            operators={
-                "before": report.operator_counts(self.graph), "after": report.operator_counts(found.graph),
-            },
-            work=report.Work(
-                before.flops, after.flops, before.bytes, after.bytes, before.intensity, after.intensity,
-                before.weight_bytes, after.weight_bytes, before.peak_activation_bytes, after.peak_activation_bytes,
-            ),
-            rules_applied=tuple(
-                report.Applied(a.rule, a.count, self._verdict(a.rule), a.gain_us, a.where)
-                for a in found.applied
-            ),
-            search=report.Search(
-                found.seconds, found.regions, found.distinct_regions, found.e_nodes, found.stopped
-            ),
-            opaque=opaque_nodes(self.graph, self.typing),
-            notes=tuple(self.remarks) + tuple(notes) + found.notes,
-            near_misses=found.near_misses,
-            check_failures=tuple(self.failures),
-            algorithms=() if forms is None else forms.reported(),
-            errors=None if forms is None else forms.errors_reported(self.options.floats),
-            values=self.valued.reported() if self.valued is not None and changed else None,
-            roofline=costs.roofline_data(before, after, model.peaks() if self._left() > _PEAKS_TAKE else None),
-        )  # fmt: skip
 
 
 def _unknown_sizes(graph: Graph, sizes: Mapping[str, int]) -> list[str]:
@@ -676,21 +565,3 @@ def _of_input(measured: report.Measured | None) -> report.Measured | None:
 
 def _failure(reason: str, found: SearchResult, left_out: str = "") -> report.CheckFailure:
     return report.CheckFailure(reason, tuple(a.rule for a in found.applied if a.rule != "fold"), left_out)
-
-
-def _skipped(reason: str) -> CheckResult:
-    return CheckResult(
-        verdict="skipped", trials=0, max_abs_error=0.0, max_rel_error=0.0, reference="float64", reason=reason
-    )
-
-
-_UNCHANGED = _skipped("nothing was changed")
-
-
-def opaque_nodes(graph: Graph, typing: Typing) -> tuple[report.Opaque, ...]:
-    """What superopt carries through untouched, by operator and reason."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for node, known in zip(graph.nodes, typing.nodes, strict=True):
-        if isinstance(known, Barrier):
-            counts[f"{node.domain}.{node.op}" if node.domain else node.op, known.reason] += 1
-    return tuple(report.Opaque(op, count, reason) for (op, reason), count in sorted(counts.items()))

@@ -10,8 +10,9 @@ from superopt import cost as costs
 from superopt import report
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline.optimise import load, opaque_nodes
+from superopt.pipeline.optimise import load
 from superopt.pipeline.options import Progress, quiet
+from superopt.pipeline.reporting import opaque_nodes
 
 __all__ = ["cost", "inspect"]
 

@@ -11,7 +11,7 @@ import superopt
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import Unsupported, UsageError
 from superopt.ir.graph import Graph
-from superopt.pipeline import optimise
+from superopt.pipeline import checking, optimise
 from superopt.report import Measured
 from superopt.rules import Library, parse_rule
 from superopt.runtime.reference import run
@@ -64,8 +64,8 @@ def test_a_wrong_rule_is_found_and_left_out(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_cannot_be_checked_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     skipped = optimise.CheckResult("skipped", reason="no way to run it")
-    monkeypatch.setattr(optimise, "check_rewrite", lambda *args, **kwargs: skipped)
-    monkeypatch.setattr(optimise, "check_regions", lambda *args, **kwargs: skipped)
+    monkeypatch.setattr(checking, "check_rewrite", lambda *args, **kwargs: skipped)
+    monkeypatch.setattr(checking, "check_regions", lambda *args, **kwargs: skipped)
     graph = branches()
     result = superopt.optimize(graph, time_limit=None)
     assert result.graph is graph
@@ -115,6 +115,7 @@ def test_an_unknown_operator_is_kept_and_the_rest_is_checked_in_pieces() -> None
 
 def test_a_large_model_is_checked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimise, "LARGE", 1000)
+    monkeypatch.setattr(checking, "LARGE", 1000)
     result = superopt.optimize(branches(), time_limit=None)
     assert result.report.status == "improved"
     assert "place by place" in result.report.check.reason
@@ -164,7 +165,7 @@ def test_after_an_interrupt_little_time_is_left(monkeypatch: pytest.MonkeyPatch)
 
     class Attempt(optimise._Attempt):
         def _race(self, *args: object, **settings: object) -> None:
-            left.append(self._left())
+            left.append(self.budget.left)
 
     monkeypatch.setattr(optimise, "_Attempt", Attempt)
     monkeypatch.setattr(optimise, "search", lambda given, *args, **kwargs: SearchResult(given, stopped="interrupted"))

@@ -7,7 +7,9 @@ import pytest
 
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import OutOfTime
-from superopt.pipeline import optimise
+from superopt.ops.infer import infer
+from superopt.pipeline.budget import TimeBudget
+from superopt.pipeline.options import Options
 from superopt.runtime import reference
 from superopt.verifier.differential import check, check_regions
 
@@ -48,10 +50,10 @@ def test_regions_that_were_not_reached_are_not_passed():
 
 
 def test_the_reserve_for_the_check_leaves_the_search_some_time():
-    options = optimise.Options(time_limit=10.0)
-    graph = model()
-    attempt = optimise._Attempt(
-        graph, optimise.infer(graph), None, None, options, optimise.quiet, optimise.time.monotonic() + 10.0
-    )
-    attempt._weights = lambda: 1 << 40
-    assert attempt._reserve() <= 6.0
+    graph, budget = model(), TimeBudget.of(10.0)
+    budget.expect(graph, infer(graph), Options(time_limit=10.0))
+    assert budget.reserve <= budget.left
+    budget.needs = 1e9
+    assert 3.9 <= budget.for_search(writes=False) <= 4.0
+    assert budget.for_search(writes=True) == 0.0
+    assert TimeBudget.of(None).for_search(writes=True) is None

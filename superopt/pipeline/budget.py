@@ -1,0 +1,97 @@
+"""A time limit, and what each part of an optimisation may take of it: the check comes before everything else."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from superopt import cost as costs
+from superopt.ir.graph import Graph
+from superopt.ops.infer import Typing
+from superopt.pipeline.options import Options
+
+__all__ = ["TimeBudget"]
+
+_FLOPS, _BYTES = 1e10, 3e8  # FLOPs and bytes of weights a second that the final check gets through, at worst
+_ALWAYS = 0.4  # seconds that checking and reporting take of the smallest model
+_RESERVED = 0.6  # share of the time limit, at most, that is kept for the check
+_FOR_MEMORY = 0.6  # share of the time limit that is kept for less memory, where that is asked for
+_GRACE = 0.1  # share of the time limit by which a check that has begun may go over it
+_IMPATIENT = 3.0  # seconds for checking and timing what there is when the search was interrupted, if they take less
+# Seconds that looking at elements takes for a node, and its share of the time limit, at most.
+_NODE, _LOOKING = 2e-3, 0.3
+_MEASURING = 0.5  # share of the time limit that measuring operators may take; the rest is predicted
+
+
+@dataclass
+class TimeBudget:
+    """What is left of a time limit.
+
+    Attributes:
+        limit: seconds in all; ``None``: as long as it takes.
+        deadline: on the monotonic clock; infinite without a limit.
+        needs: seconds that checking and reporting a result will take.
+        looks: seconds that looking at all elements of the weights will take.
+    """
+
+    limit: float | None
+    deadline: float
+    needs: float = 0.0
+    looks: float = 0.0
+
+    @staticmethod
+    def of(limit: float | None) -> TimeBudget:
+        """The budget of a command that begins now."""
+        return TimeBudget(limit, float("inf") if limit is None else time.monotonic() + limit)
+
+    def expect(self, graph: Graph, typing: Typing, options: Options) -> None:
+        """Say which model it is spent on."""
+        weights = sum(w.type.nbytes or 0 for w in graph.weights)
+        flops = costs.graph_work(graph, typing, options.sizes)["flops"]
+        self.needs = float(_ALWAYS + flops / _FLOPS + 2 * weights / _BYTES)
+        self.looks = 2 * weights / _BYTES + len(graph.nodes) * _NODE
+
+    @property
+    def left(self) -> float:
+        """Seconds until the time limit; infinite where there is none."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def left_or_none(self) -> float | None:
+        """The same for a part that takes ``None`` for no limit."""
+        return None if self.deadline == float("inf") else self.left
+
+    @property
+    def measuring(self) -> float:
+        """Seconds that measuring operators may take."""
+        return float("inf") if self.limit is None else _MEASURING * self.limit
+
+    @property
+    def reserve(self) -> float:
+        """Seconds that are kept for checking and reporting, so that the search stops in time for them."""
+        return self.needs if self.limit is None else min(self.needs, _RESERVED * self.limit)
+
+    def for_search(self, writes: bool) -> float | None:
+        """Seconds that a search may take; ``None`` without a time limit.
+
+        Args:
+            writes: a result will be written for memory, or has to need less than the input.
+        """
+        left = self.left_or_none
+        kept = self.reserve + (_FOR_MEMORY * (self.limit or 0.0) if writes else 0.0)
+        return None if left is None else max(0.0, left - kept)
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds after which a check is given up; ``None`` without a time limit."""
+        left = self.left_or_none
+        return None if left is None else left + _GRACE * (self.limit or 0.0)
+
+    @property
+    def allows_looking(self) -> bool:
+        """Whether looking at all elements of the weights leaves the search most of the time."""
+        return self.looks <= _LOOKING * self.left
+
+    def hurry(self) -> None:
+        """What there is gets little more time: somebody waits for it."""
+        self.deadline = min(self.deadline, time.monotonic() + max(_IMPATIENT, self.reserve))

@@ -1,0 +1,62 @@
+"""The check of a result: its rewritten places and the whole, or the places alone where the whole cannot run here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from superopt.ir.diff import changed_regions, grown
+from superopt.ir.graph import Graph
+from superopt.ops.infer import Typing
+from superopt.pipeline.budget import TimeBudget
+from superopt.pipeline.options import Options
+from superopt.report.quantities import bytes_text
+from superopt.runtime.choice import runtime_named
+from superopt.runtime.limits import LARGE
+from superopt.verifier.differential import CheckResult, Slack, check, check_regions, check_rewrite
+from superopt.verifier.running import Bench
+
+__all__ = ["UNCHANGED", "check_result", "skipped"]
+
+
+def skipped(reason: str) -> CheckResult:
+    """The result of a check that was not made."""
+    return CheckResult(
+        verdict="skipped", trials=0, max_abs_error=0.0, max_rel_error=0.0, reference="float64", reason=reason
+    )
+
+
+UNCHANGED = skipped("nothing was changed")
+
+
+def check_result(
+    before: Graph, after: Graph, typing: Typing, options: Options, budget: TimeBudget, bench: Bench, slack: Slack
+) -> CheckResult:
+    """Hold a result against the input.
+
+    Args:
+        before: the input.
+        after: the result.
+        typing: the input's types.
+        options: settings.
+        budget: of time.
+        bench: where models are run, and have run already.
+        slack: what outputs may be off by besides what the model's own rounding explains.
+    """
+    most = min(LARGE, options.memory_limit or LARGE)
+    runtime = runtime_named(options.runtime)
+    whole = skipped(f"the model's weights are more than {bytes_text(most)}")
+    if sum(w.type.nbytes or 0 for w in before.weights) <= most:
+        how = partial(check, full=True, power="quick") if options.full_check else partial(check_rewrite, bench=bench)
+        whole = how(
+            before, after, seed=options.seed, sizes=options.sizes, time_limit=budget.left_or_none,
+            patience=budget.patience, runtime=runtime, slack=slack,
+        )  # fmt: skip
+        if whole.verdict != "skipped":
+            return whole
+    pieces = check_regions(
+        changed_regions(before, after, typing.types), seed=options.seed, time_limit=budget.patience, runtime=runtime,
+        slack=slack, grow=lambda pair: grown(before, after, pair, typing.types),
+    )  # fmt: skip
+    why = f"checked place by place, because {whole.reason}"
+    return replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)
