@@ -82,11 +82,13 @@ def _within(task: Task, first: Timetable, rows: int, budget: _Budget) -> Iterato
     least = max((sum(small.sizes[v] for v in {*op.reads, *op.makes}) for op in small.ops), default=0)
     if len(small.ops) > _SMALL or least >= first.peak:
         return
+    left = int(_WITHIN * rows)
     for level in range(1, _LEVELS + 1):
-        if time.monotonic() < budget.deadline:
+        if left > 0 and time.monotonic() < budget.deadline:
             peak = int(first.peak * (max(least, 1) / first.peak) ** (level / _LEVELS))
-            found = least_time(small, peak, rows=int(_WITHIN * rows / _LEVELS)).plans
-            yield from (expanded(task, p) for p in found)
+            bound = least_time(small, peak, rows=left // (_LEVELS + 1 - level))
+            left -= bound.rows
+            yield from (expanded(task, p) for p in bound.plans)
 
 
 def _thrifty(task: Task, plans: Sequence[Timetable], budget: _Budget) -> list[Timetable]:
