@@ -25,6 +25,7 @@ __all__ = ["Bound", "expanded", "least_time", "plain"]
 
 _MOST_POINTS = 60
 _AT_ONCE = 3  # points that are added after a solution
+_GAP = 0.002  # of the time of everything, that a bound by whole nodes may be from their optimum
 _KEPT = (0.999, 0.7, 0.4, 0.01)  # of a value, from which it is kept whole
 
 
@@ -70,7 +71,6 @@ class _Program:
     points: Sequence[int]  # first executions
     inner: Sequence[tuple[int, int]]  # (first execution, op that is repeated right before it)
     cost: list[float] = field(default_factory=list)
-    whole: list[int] = field(default_factory=list)
     index: list[int] = field(default_factory=list)
     entries: list[float] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
@@ -93,7 +93,7 @@ class _Program:
         for window, end in enumerate(self.ends):
             for op in range(first + 1):
                 if self.task.ops[op].repeatable:
-                    self.again[window, op] = self._column(self.task.ops[op].us + 1e-3, whole=True)
+                    self.again[window, op] = self._column(self.task.ops[op].us)
             for op in range(first + 1, end + 1):
                 for value in self.task.ops[op].reads:
                     if self.maker[value] <= first:
@@ -158,10 +158,8 @@ class _Program:
         again = self.again.get((window, self.maker[value]))
         return found if again is None else [*found, (again, 1.0)]
 
-    def _column(self, cost: float, *, whole: bool = False) -> int:
+    def _column(self, cost: float) -> int:
         self.cost.append(cost)
-        if whole:
-            self.whole.append(len(self.cost) - 1)
         return len(self.cost) - 1
 
     def _row(self, terms: Sequence[tuple[int, float]], lower: float) -> None:
@@ -170,16 +168,19 @@ class _Program:
         self.starts.append(len(self.index))
         self.lower.append(lower)
 
-    def solved(self) -> tuple[float, np.ndarray | None]:
+    def solved(self, seconds: float) -> tuple[float, np.ndarray | None]:
         """The least cost of fractions of nodes and values, and them; infinite where there is nothing within the bytes.
 
         All but some of them are whole, of the order of one for each point: without the sums of bytes this is a minimum
         cut.
+
+        Args:
+            seconds: for making nodes whole, which makes the bound a better one; none if 0.
         """
         program = highspy.HighsLp()
         count = len(self.cost)
         program.num_col_, program.num_row_ = count, len(self.lower)
-        program.col_cost_ = np.array(self.cost) / self.us
+        program.col_cost_, program.offset_ = np.array(self.cost) / self.us, 1.0  # gaps are of everything's time
         program.col_lower_, program.col_upper_ = np.zeros(count), np.ones(count)
         program.row_lower_, program.row_upper_ = np.array(self.lower), np.full(len(self.lower), inf)
         program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
@@ -187,22 +188,34 @@ class _Program:
         program.a_matrix_.index_ = np.array(self.index, np.int32)
         program.a_matrix_.value_ = np.array(self.entries)
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
-        for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
+        options: dict[str, bool | int | float] = {"output_flag": False, "threads": 1, "random_seed": 0}
+        if seconds:
+            kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+            whole = set(self.again.values())
+            program.integrality_ = [kinds[i in whole] for i in range(count)]
+            options |= {"time_limit": seconds, "mip_rel_gap": _GAP}
+        for name, value in options.items():
             solver.setOptionValue(name, value)
         solver.passModel(program)
         solver.run()
-        if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        info, status = solver.getInfo(), solver.getModelStatus()
+        if status == highspy.HighsModelStatus.kInfeasible:
             return inf, None
-        return solver.getInfo().objective_function_value * self.us, np.array(solver.getSolution().col_value)
+        bound = max(info.mip_dual_bound if seconds else info.objective_function_value, 1.0)
+        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        return (bound - 1.0) * self.us, np.array(solver.getSolution().col_value) if found else None
 
 
-def least_time(task: Task, peak: int, *, rows: int = 30_000, enough: float = inf, points: Sequence[int] = ()) -> Bound:
+def least_time(
+    task: Task, peak: int, *, rows: int = 30_000, seconds: float = 0.0, enough: float = inf, points: Sequence[int] = ()
+) -> Bound:
     """The least that has to be computed again for a task to stay within some bytes.
 
     Args:
         task: without views (:func:`plain`).
         peak: bytes.
         rows: of programs, after which no further point is added.
+        seconds: for each program's nodes to be made whole: a better bound, not the same on every machine.
         enough: microseconds: a bound that is no lower ends it.
         points: to begin with.
     """
@@ -215,7 +228,7 @@ def least_time(task: Task, peak: int, *, rows: int = 30_000, enough: float = inf
         program = _Program(task, sorted(first), sorted(inner))
         program.add(float(peak))
         spent += len(program.lower)
-        bound, solution = program.solved()
+        bound, solution = program.solved(seconds)
         best = max(best, bound)
         if solution is None:
             break
