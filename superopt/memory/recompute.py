@@ -34,6 +34,7 @@ ROWS = 300_000  # of linear programs, in all: some five seconds
 _SMALL, _LEVELS = 400, 12  # ops up to which, and bytes within which, the least time is asked for
 _WITHIN = 0.3  # rows of that, for each of the cuts': they are solved more quickly
 _LOOKED = 4  # steps per row: of plans, for what is made again in vain
+_PLANS = 8  # none of which looks at more than its part of them
 _AHEAD = 4  # plans with more bytes, whose bytes that is tried with
 _TAKEN = 1e-4  # a plan that is better by less than this share of both time and bytes is no other plan
 
@@ -93,12 +94,13 @@ def _within(task: Task, first: Timetable, rows: int, budget: _Budget) -> Iterato
 
 def _thrifty(task: Task, plans: Sequence[Timetable], budget: _Budget) -> list[Timetable]:
     """The plans without what they make again in vain, for their own bytes and for those of the ones before them."""
-    found = list(plans)
+    found, most = list(plans), budget.steps // _PLANS
     for ahead in range(_AHEAD):
         for at in range(len(plans) - 1, ahead, -1):
             if budget.steps <= 0 or time.monotonic() > budget.deadline:
                 break
-            plan, budget.steps = polished(task, plans[at], plans[at - ahead].peak, budget.steps)
+            plan, left = polished(task, plans[at], plans[at - ahead].peak, most)
+            budget.steps -= most - left
             found.append(plan)
     return _undominated(found)
 
