@@ -193,6 +193,8 @@ class _Scheduler:
         for at in copies[:_HOT]:
             gone = state.steps[at]
             earlier = {state.original[v]: v for s in state.steps[:at] for v in s.makes}
+            if any(state.original[v] not in earlier for v in gone.makes):
+                continue  # regions drawn together come after it
             renamed = {v: earlier[state.original[v]] for v in gone.makes}
             steps = [
                 Step(s.op, tuple(renamed.get(v, v) for v in s.reads), s.makes) for s in state.steps if s is not gone

@@ -16,13 +16,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 
 import highspy
 import numpy as np
 
 from superopt.memory.points import expanded, least_time, plain
-from superopt.memory.timetable import Op, Step, Task, Timetable, alive_at, peak_of, polished
+from superopt.memory.timetable import Op, Step, Task, Timetable, alive_at, lightened, peak_of, polished
 
 __all__ = ["Op", "Step", "Task", "Timetable", "alive_at", "front", "peak_of"]
 
@@ -34,6 +35,7 @@ ROWS = 300_000  # of linear programs, in all: some five seconds
 _SMALL, _LEVELS = 400, 12  # ops up to which, and bytes within which, the least time is asked for
 _WITHIN = 0.3  # rows of that, for each of the cuts': they are solved more quickly
 _LOOKED = 4  # steps per row: of plans, for what is made again in vain
+_STEP = 0.95  # of the bytes, between plans that are looked for between others
 _PLANS = 8  # none of which looks at more than its part of them
 _AHEAD = 4  # plans with more bytes, whose bytes that is tried with
 _TAKEN = 1e-4  # a plan that is better by less than this share of both time and bytes is no other plan
@@ -93,15 +95,27 @@ def _within(task: Task, first: Timetable, rows: int, budget: _Budget) -> Iterato
 
 
 def _thrifty(task: Task, plans: Sequence[Timetable], budget: _Budget) -> list[Timetable]:
-    """The plans without what they make again in vain, for their own bytes and for those of the ones before them."""
+    """The plans without what they make again in vain, for their own bytes and for those of the ones before them, and
+    plans between them."""
     found, most = list(plans), budget.steps // _PLANS
+
+    def spent() -> bool:
+        return budget.steps <= 0 or time.monotonic() > budget.deadline
+
+    for wider, plan in pairwise(plans):
+        peak = _STEP * wider.peak  # there is room between them
+        while peak > plan.peak / _STEP and not spent():
+            lean, budget.steps = lightened(task, plan, int(peak), budget.steps)
+            found.append(lean)
+            peak *= _STEP
+    plans = _undominated(found)
     for ahead in range(_AHEAD):
         for at in range(len(plans) - 1, ahead, -1):
-            if budget.steps <= 0 or time.monotonic() > budget.deadline:
+            if spent():
                 break
-            plan, left = polished(task, plans[at], plans[at - ahead].peak, most)
-            budget.steps -= most - left
-            found.append(plan)
+            lean, left = polished(task, plans[at], plans[at - ahead].peak, min(most, budget.steps))
+            budget.steps -= min(most, budget.steps) - left
+            found.append(lean)
     return _undominated(found)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Op", "Step", "Task", "Timetable", "alive_at", "peak_of", "polished"]
+__all__ = ["Op", "Step", "Task", "Timetable", "alive_at", "lightened", "peak_of", "polished"]
 
 
 @dataclass(frozen=True)
@@ -131,16 +131,46 @@ def polished(task: Task, plan: Timetable, peak: int, work: int) -> tuple[Timetab
     return plan, work
 
 
+def lightened(task: Task, plan: Timetable, peak: int, work: int) -> tuple[Timetable, int]:
+    """The plan without as many of its copies, from the first on, as there is room for.
+
+    Args:
+        task: the graph.
+        plan: of it, within the bytes.
+        peak: bytes that it may have alive at once.
+        work: steps that may be looked at.
+
+    Returns:
+        A plan that takes no longer, and what is left of the work.
+    """
+    copies = [s for s in plan.steps if s.makes != task.ops[s.op].makes]
+    low, high, best = 0, len(copies), plan
+    while low < high and work > 0:
+        work -= len(plan.steps)
+        middle = (low + high + 1) // 2
+        fewer = _left_out(task, plan, copies[:middle])
+        if fewer.peak <= peak:
+            low, best = middle, fewer
+        else:
+            high = middle - 1
+    return best, work
+
+
 def _without(task: Task, plan: Timetable, copy: Step) -> Timetable | None:
     """The plan without a copy, and without those that only it needed; ``None`` where the plan has it no more."""
-    if copy not in plan.steps:
-        return None
+    same = next((s for s in plan.steps if s.makes == copy.makes), None)
+    return None if same is None else _left_out(task, plan, [same])
+
+
+def _left_out(task: Task, plan: Timetable, copies: Sequence[Step]) -> Timetable:
+    """The plan without these copies, whose readers find earlier ones, and without those that only they needed."""
+    gone = {c.makes for c in copies}
     latest = dict[int, int]()  # of each value the copy that was made last
     renamed: dict[int, int] = {}
     steps = []
     for step in plan.steps:
-        if step.makes == copy.makes:
-            renamed = {v: latest[plan.original[v]] for v in step.makes}
+        if step.makes in gone:
+            renamed.update((v, latest[plan.original[v]]) for v in step.makes)
             continue
         latest.update((plan.original[v], v) for v in step.makes)
         steps.append(Step(step.op, tuple(renamed.get(v, v) for v in step.reads), step.makes))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from random_tasks import random_task, simulated
 
-from superopt.memory import Task, Timetable, front, least_time, peak_of, plain, polished
+from superopt.memory import Op, Task, Timetable, front, least_time, peak_of, plain, polished
 from superopt.memory.points import expanded
+from superopt.memory.timetable import lightened
 
 
 def checked(task: Task, plan: Timetable) -> None:
@@ -45,3 +46,27 @@ def test_what_is_made_again_in_vain_is_left_out(seed: int) -> None:
         assert lean.peak <= wider.peak
         assert wider.us <= lean.us <= plan.us
         assert polished(task, plan, wider.peak, 0) == (plan, 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_copies_are_left_out_where_there_is_room(seed: int) -> None:
+    task = random_task(seed)
+    plans = front(task)
+    for peak in range(plans[-1].peak, plans[0].peak, 40):
+        lean, _ = lightened(task, plans[-1], peak, 10**6)
+        checked(task, lean)
+        assert lean.peak <= peak
+        assert lean.us <= plans[-1].us
+
+
+def test_a_uniform_chain_has_plans_between_all_kept_and_all_made_again() -> None:
+    """A price alone keeps all of it or nothing."""
+    length = 120
+    ops = [Op((i - 1,) if i else (), (i,), 1.0) for i in range(length)]
+    ops += [Op(tuple({length + k - 1, length - k - 1}), (length + k,), 2.0) for k in range(length)]
+    task = Task(tuple(ops), (1,) * (2 * length), frozenset(), frozenset({2 * length - 1}))
+    plans = front(task)
+    for share in (0.8, 0.6, 0.4):
+        near = [p for p in plans if share - 0.1 < p.peak / plans[0].peak <= share]
+        assert near
+        assert min(p.us for p in near) <= least_time(task, near[0].peak).us + 0.05 * 3 * length
