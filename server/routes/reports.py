@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from superopt.report.roofline import roofline
+from superopt.report.timeline import timelines
 from superopt.server.charts import cost_bars, staircase
 
 __all__ = ["shown"]
@@ -21,4 +22,5 @@ def shown(report: Mapping[str, Any]) -> dict[str, Any]:
     stairs = staircase([way["before_us"], *(s["us"] for s in way["steps"])]) if way else ""
     return {
         "report": report, "bars": cost_bars(data), "plot": plot, "plot_note": note, "steps": way, "stairs": stairs,
+        "memory": timelines(report.get("memory") or {}),
     }  # fmt: skip

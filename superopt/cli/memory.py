@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from superopt.cli.outputs import claim
-from superopt.cli.shell import Dims, Force, Input, Json, Model, out, parse_dims, write_json
+from superopt.cli.shell import Dims, Force, Input, Json, Model, out, parse_dims, write_json, write_text
 
 __all__ = ["COMMANDS"]
 
 
-def memory(model: Model, dim: Dims = None, report_json: Json = None, force: Force = False) -> None:
+def memory(
+    model: Model,
+    dim: Dims = None,
+    made: Annotated[
+        str | None, typer.Option("--result", metavar="MODEL", help="what was made of it, shown beside it")
+    ] = None,
+    report_json: Json = None,
+    report_html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="write it as a page with plots")
+    ] = None,
+    force: Force = False,
+) -> None:
     """Show what MODEL's activations take in ONNX Runtime, over the steps of a run, and what no order goes below."""
     from superopt.formats import load
     from superopt.pipeline.footprint import footprint, footprint_data
     from superopt.report.memory import show_memory
 
-    claim({"--json": report_json}, [model], force=force)
+    models = [model, made] if made else [model]
+    claim({"--json": report_json, "--html": report_html}, models, force=force)
     sizes = parse_dims(dim or [])
-    with Input(model) as path:
-        graph = load(path)
-        facts = footprint_data(footprint(graph, sizes=sizes), graph, sizes=sizes)
+    found = []
+    for name in models:
+        with Input(name) as path:
+            graph = load(path)
+            found.append(footprint_data(footprint(graph, sizes=sizes), graph, sizes=sizes))
     if report_json is not None:
-        write_json(facts, report_json, force)
+        write_json(found[0] if made is None else {**found[0], "result": found[1]}, report_json, force)
+    if report_html is not None:
+        from superopt.report.html import render_memory
+
+        write_text(render_memory(model, *found), str(report_html), force)
     if report_json != "-":
-        show_memory(out(), model, facts)
+        for name, facts in zip(models, found, strict=True):
+            show_memory(out(), name, facts)
 
 
 COMMANDS = (memory,)

@@ -4,12 +4,14 @@ from superopt.memory.alive import Lifetime, alive, lifetimes, unavoidable
 from superopt.memory.arena import Arena, measured_arena
 from superopt.memory.copies import OPSET, Pin, Planned, Written, written
 from superopt.memory.planner import ALIGNMENT, Buffer, Plan, planned
-from superopt.memory.recompute import ROWS, Op, Step, Task, Timetable, front, peak_of
+from superopt.memory.points import Bound, least_time, plain
+from superopt.memory.recompute import ROWS, front
 from superopt.memory.schedule import Schedule, least_peak
 from superopt.memory.sharing import IN_PLACE, RENAMING
+from superopt.memory.timetable import Op, Step, Task, Timetable, alive_at, peak_of, polished
 
 __all__ = [
-    "ALIGNMENT", "IN_PLACE", "OPSET", "RENAMING", "ROWS", "Arena", "Buffer", "Lifetime", "Op", "Pin", "Plan", "Planned",
-    "Schedule", "Step", "Task", "Timetable", "Written", "alive", "front", "least_peak", "lifetimes", "measured_arena",
-    "peak_of", "planned", "unavoidable", "written",
+    "ALIGNMENT", "IN_PLACE", "OPSET", "RENAMING", "ROWS", "Arena", "Bound", "Buffer", "Lifetime", "Op", "Pin", "Plan",
+    "Planned", "Schedule", "Step", "Task", "Timetable", "Written", "alive", "alive_at", "front", "least_peak",
+    "least_time", "lifetimes", "measured_arena", "peak_of", "plain", "planned", "polished", "unavoidable", "written",
 ]  # fmt: skip

@@ -14,117 +14,31 @@ in the nodes).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 
 import highspy
 import numpy as np
 
-__all__ = ["Op", "Step", "Task", "Timetable", "front", "peak_of"]
+from superopt.memory.points import expanded, least_time, plain
+from superopt.memory.timetable import Op, Step, Task, Timetable, alive_at, lightened, peak_of, polished
+
+__all__ = ["Op", "Step", "Task", "Timetable", "alive_at", "front", "peak_of"]
 
 _SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _PRICES = 10  # prices that are tried, a factor of two apart
 _BEAM = 6  # plans that are cut again
 _ROUNDS = 8
 ROWS = 300_000  # of linear programs, in all: some five seconds
+_SMALL, _LEVELS = 400, 12  # ops up to which, and bytes within which, the least time is asked for
+_WITHIN = 0.3  # rows of that, for each of the cuts': they are solved more quickly
+_LOOKED = 4  # steps per row: of plans, for what is made again in vain
+_STEP = 0.95  # of the bytes, between plans that are looked for between others
+_PLANS = 8  # none of which looks at more than its part of them
+_AHEAD = 4  # plans with more bytes, whose bytes that is tried with
 _TAKEN = 1e-4  # a plan that is better by less than this share of both time and bytes is no other plan
-
-
-@dataclass(frozen=True)
-class Op:
-    """A node as the planner sees it.
-
-    Attributes:
-        reads: values, by number, that are no constants.
-        makes: values.
-        us: microseconds.
-        view: the first value that it makes is the memory of the first that it reads.
-        repeatable: it may be computed again, with the same result.
-    """
-
-    reads: tuple[int, ...]
-    makes: tuple[int, ...]
-    us: float
-    view: bool = False
-    repeatable: bool = True
-
-
-@dataclass(frozen=True)
-class Task:
-    """A graph to plan.
-
-    Attributes:
-        ops: in a valid order of execution.
-        sizes: bytes of each value.
-        held: values that are there from beginning to end wherever they are read: inputs.
-        results: values that are needed after the last node.
-    """
-
-    ops: tuple[Op, ...]
-    sizes: tuple[int, ...]
-    held: frozenset[int]
-    results: frozenset[int]
-
-
-@dataclass(frozen=True)
-class Step:
-    """An execution of a node: its position among the ops, the values that it reads and those that it makes. Numbers
-    beyond those of the task are copies."""
-
-    op: int
-    reads: tuple[int, ...]
-    makes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Timetable:
-    """A plan.
-
-    Attributes:
-        steps: in order of execution; each op once, and again where it is computed again.
-        original: for each value which of the task's it is or repeats.
-        us: what is computed again takes, in microseconds.
-        peak: bytes alive at once, without what is held.
-        at: the step at which.
-    """
-
-    steps: tuple[Step, ...]
-    original: tuple[int, ...]
-    us: float
-    peak: int
-    at: int
-
-
-def peak_of(task: Task, steps: Sequence[Step], original: Sequence[int]) -> tuple[int, int]:
-    """Bytes alive at once while steps are executed in this order, without what is held; and at which step most."""
-    alive = np.cumsum(_changes(task, steps, original))[:-1]
-    at = int(alive.argmax()) if len(alive) else 0
-    return (int(alive[at]) if len(alive) else 0), at
-
-
-def _changes(task: Task, steps: Sequence[Step], original: Sequence[int]) -> np.ndarray:
-    root = list(range(len(original)))
-    start = [-1] * len(original)
-    end = [-1] * len(original)
-    for at, step in enumerate(steps):
-        view = task.ops[step.op].view
-        for slot, value in enumerate(step.makes):
-            if slot == 0 and view:
-                root[value] = root[step.reads[0]]
-            else:
-                start[value] = end[value] = at
-        for value in step.reads:
-            end[root[value]] = at
-    for value in task.results:
-        end[root[value]] = len(steps) - 1
-    change = np.zeros(len(steps) + 1, np.int64)
-    for value, first in enumerate(start):
-        if first >= 0:
-            size = task.sizes[original[value]]
-            change[first] += size
-            change[end[value] + 1] -= size
-    return change
 
 
 @dataclass
@@ -133,6 +47,7 @@ class _Budget:
 
     rows: int
     deadline: float
+    steps: int  # that may be looked at for what is made again in vain
 
     @property
     def spent(self) -> bool:
@@ -149,7 +64,7 @@ def front(task: Task, *, rows: int = ROWS, seconds: float = inf, enough: int | N
         seconds: the same, in an emergency: the plans then depend on how busy the machine is.
         enough: bytes below which a plan need not go: what has reached them is not cut again.
     """
-    budget = _Budget(rows, time.monotonic() + seconds)
+    budget = _Budget(rows, time.monotonic() + seconds, _LOOKED * rows)
     steps = tuple(Step(i, op.reads, op.makes) for i, op in enumerate(task.ops))
     original = tuple(range(len(task.sizes)))
     first = Timetable(steps, original, 0.0, *peak_of(task, steps, original))
@@ -161,7 +76,47 @@ def front(task: Task, *, rows: int = ROWS, seconds: float = inf, enough: int | N
         for plan in _spread(fresh, _BEAM):
             cut.add((plan.peak, plan.us))
             found = _undominated([*found, *_Cut(task, plan).plans(budget)])
-    return found
+    return _thrifty(task, _undominated([*found, *_within(task, first, rows, budget)]), budget)
+
+
+def _within(task: Task, first: Timetable, rows: int, budget: _Budget) -> Iterator[Timetable]:
+    """Plans within some numbers of bytes, where the graph is small enough to ask for the least time of each."""
+    small = plain(task)
+    least = max((sum(small.sizes[v] for v in {*op.reads, *op.makes}) for op in small.ops), default=0)
+    if len(small.ops) > _SMALL or least >= first.peak:
+        return
+    left = int(_WITHIN * rows)
+    for level in range(1, _LEVELS + 1):
+        if left > 0 and time.monotonic() < budget.deadline:
+            peak = int(first.peak * (max(least, 1) / first.peak) ** (level / _LEVELS))
+            bound = least_time(small, peak, rows=left // (_LEVELS + 1 - level))
+            left -= bound.rows
+            yield from (expanded(task, p) for p in bound.plans)
+
+
+def _thrifty(task: Task, plans: Sequence[Timetable], budget: _Budget) -> list[Timetable]:
+    """The plans without what they make again in vain, for their own bytes and for those of the ones before them, and
+    plans between them."""
+    found, most = list(plans), budget.steps // _PLANS
+
+    def spent() -> bool:
+        return budget.steps <= 0 or time.monotonic() > budget.deadline
+
+    for wider, plan in pairwise(plans):
+        peak = _STEP * wider.peak  # there is room between them
+        while peak > plan.peak / _STEP and not spent():
+            lean, budget.steps = lightened(task, plan, int(peak), budget.steps)
+            found.append(lean)
+            peak *= _STEP
+    plans = _undominated(found)
+    for ahead in range(_AHEAD):
+        for at in range(len(plans) - 1, ahead, -1):
+            if spent():
+                break
+            lean, left = polished(task, plans[at], plans[at - ahead].peak, min(most, budget.steps))
+            budget.steps -= min(most, budget.steps) - left
+            found.append(lean)
+    return _undominated(found)
 
 
 def _spread(plans: Sequence[Timetable], most: int) -> list[Timetable]:

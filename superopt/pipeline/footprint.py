@@ -19,10 +19,12 @@ from superopt.ir.types import TensorType
 from superopt.memory import IN_PLACE, RENAMING, Lifetime, Plan, alive, lifetimes, planned, unavoidable
 from superopt.memory.order import as_executed
 from superopt.ops.infer import infer
-from superopt.runtime.limits import bounded_memory, refuse_unbounded
+from superopt.ops.record import NotCovered
+from superopt.pipeline.options import Options
+from superopt.runtime.limits import LARGE, bounded_memory, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 
-__all__ = ["Footprint", "footprint", "footprint_of", "footprint_data"]
+__all__ = ["Footprint", "footprint", "footprint_data", "footprint_of", "told_of"]
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,8 @@ def footprint_data(found: Footprint, graph: Graph, *, sizes: Mapping[str, int] |
         "block_bytes": found.plan.block, "weight_bytes": weights, "alive_bytes": found.ideal,
         "bound_bytes": found.bound,
         "steps": [
-            {"node": n.name, "op": n.op, "alive_bytes": a, "taken_bytes": t}
-            for n, a, t in zip(found.ran.nodes, lives, taken, strict=False)
+            {"step": i, "node": n.name, "op": n.op, "alive_bytes": a, "taken_bytes": t}
+            for i, (n, a, t) in enumerate(zip(found.ran.nodes, lives, taken, strict=False))
         ],
         "peak_step": top,
         "peak_buffers": [
@@ -150,6 +152,23 @@ def footprint_data(found: Footprint, graph: Graph, *, sizes: Mapping[str, int] |
             for b in sorted(holding, key=lambda b: (-b.size, b.offset))
         ],
     }  # fmt: skip
+
+
+def told_of(before: Graph, after: Graph, options: Options) -> dict[str, Any] | None:
+    """What a report says of memory: :func:`footprint_data` by "before" and "after", the former alone where they are the
+    same. ``None`` where it is not known: another runtime or device, a model that does not run, or one with so many
+    weights that no second one is held."""
+    large = any(sum(w.type.nbytes or 0 for w in graph.weights) > LARGE for graph in (before, after))
+    if options.runtime != ONNX_RUNTIME.name or "cuda" in options.target or large:
+        return None
+    sides = {"before": before} if after is before else {"before": before, "after": after}
+    try:
+        return {
+            side: footprint_data(footprint(graph, sizes=options.sizes), graph, sizes=options.sizes)
+            for side, graph in sides.items()
+        }
+    except (SuperoptError, NotCovered):
+        return None
 
 
 def _bytes(types: Mapping[str, TensorType], name: str) -> int:

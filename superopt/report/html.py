@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 from superopt.ir.errors import printable
 from superopt.report.model import Report
 from superopt.report.quantities import bytes_text, count_text, counted, time_text
 from superopt.report.roofline import STYLE as PLOT_STYLE
 from superopt.report.roofline import roofline
+from superopt.report.timeline import STYLE as TIMELINE_STYLE
+from superopt.report.timeline import timelines, told
 
-__all__ = ["render"]
+__all__ = ["render", "render_memory"]
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --a: #7a8793; --b: #2f8f6b; }
@@ -27,15 +30,36 @@ th, td { border-bottom: 1px solid var(--line); overflow-wrap: anywhere; } .n { t
 
 def render(name: str, report: Report) -> str:
     """A complete HTML document for the report of optimising the model ``name``."""
+    return _document(
+        name,
+        (
+            f'<p class="verdict">{escape(_headline(report))}</p>',
+            _bars(report), _work(report), _memory(report), _roofline(report), _operators(report), _rules(report),
+            _circumstances(report),
+        ),
+    )  # fmt: skip
+
+
+def render_memory(name: str, facts: Mapping[str, Any], after: Mapping[str, Any] | None = None) -> str:
+    """A complete HTML document: what the activations of the model ``name`` take, beside those of what was made of it.
+
+    Args:
+        name: the model's, as given.
+        facts: :func:`superopt.pipeline.footprint.footprint_data`.
+        after: the same of the other model, where there is one.
+    """
+    sides = {"before": facts} if after is None else {"before": facts, "after": after}
+    words = [f"<p>{escape((f'{side}: ' if after else '') + told(f))}</p>" for side, f in sides.items()]
+    return _document(f"memory of {name}", (*words, timelines(sides)))
+
+
+def _document(name: str, parts: Sequence[str]) -> str:
     title = f"superopt: {escape(printable(name))}"
     return "\n".join(
         (
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<style>{_STYLE}{PLOT_STYLE}</style><h1>{title}</h1>",
-            f'<p class="verdict">{escape(_headline(report))}</p>',
-            _bars(report), _work(report), _roofline(report), _operators(report), _rules(report),
-            _circumstances(report), "</html>\n",
+            f"<style>{_STYLE}{PLOT_STYLE}{TIMELINE_STYLE}</style><h1>{title}</h1>", *parts, "</html>\n",
         )
     )  # fmt: skip
 
@@ -90,6 +114,20 @@ def _work(report: Report) -> str:
         ),
     ]
     return "<h2>Work</h2>" + _table(("", "before", "after"), rows, (1, 2))
+
+
+def _memory(report: Report) -> str:
+    """The timelines, and the graphs that trade time for memory."""
+    drawn = timelines(report.memory or {})
+    if report.pareto:
+        rows = [
+            (t.how or "as found", bytes_text(t.bytes), f"{t.modelled:.3f}",
+             "–" if t.measured is None else f"{t.measured:.3f}" + (f" ± {t.doubt:.3f}" if t.doubt else ""))
+            for t in report.pareto
+        ]  # fmt: skip
+        headers = ("by", "weights and activations", "× time, modelled", "× time, raced")
+        drawn += "<h3>Less memory for more time</h3>" + _table(headers, rows, (1, 2, 3))
+    return f"<h2>Memory over the steps of a run</h2>{drawn}" if drawn else ""
 
 
 def _roofline(report: Report) -> str:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from superopt.report.quantities import bytes_text
 from superopt.report.terminal import table
+from superopt.report.timeline import tops
 
 __all__ = ["show_memory"]
 
@@ -34,15 +35,12 @@ def show_memory(console: Console, path: str, facts: Mapping[str, Any]) -> None:
     steps = facts["steps"]
     if not steps:
         return
-    each = -(-len(steps) // _ROWS)
     most = max(max(s["taken_bytes"] for s in steps), 1)
     rows = []
-    for first in range(0, len(steps), each):
-        part = steps[first : first + each]
-        top = max(part, key=lambda s: s["taken_bytes"])
-        full, lives = top["taken_bytes"] * _WIDTH // most, max(s["alive_bytes"] for s in part) * _WIDTH // most
+    for top in tops(steps, _ROWS):
+        full, lives = top["taken_bytes"] * _WIDTH // most, top["alive_bytes"] * _WIDTH // most
         bar = "█" * min(lives, full) + "░" * (full - min(lives, full))
-        rows.append((f"{first}", bytes_text(top["taken_bytes"]), bar, f"{top['op']} {top['node']}"))
+        rows.append((f"{top['step']}", bytes_text(top["taken_bytes"]), bar, f"{top['op']} {top['node']}"))
     console.print(table("step", "taken", "█ alive, ░ kept besides", "at the most of it", rows=rows))
     held = [
         (

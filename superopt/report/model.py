@@ -289,6 +289,9 @@ class Tradeoff:
 
 @dataclass(frozen=True)
 class Report:
+    """What was done to a model. ``memory``: by "before" and "after" what activations take over the steps of a run
+    (:func:`superopt.pipeline.footprint.footprint_data`), no "after" where nothing was changed."""
+
     status: Literal["improved", "unchanged"]
     target: str
     cost: Cost
@@ -314,6 +317,7 @@ class Report:
     values: Values | None = None
     derivation: Mapping[str, Any] | None = None
     pareto: tuple[Tradeoff, ...] = ()
+    memory: Mapping[str, Any] | None = None
 
     def json(self) -> dict[str, Any]:
         """The report as JSON data, ``{"format": "superopt.report", "version": 1, …}``."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import onnx
@@ -206,6 +207,29 @@ def test_memory_over_the_steps_of_a_run(tmp_path: Path) -> None:
     assert facts["bound_bytes"] <= max(taken) == taken[facts["peak_step"]] <= facts["peak_bytes"]
     assert sum(b["bytes"] for b in facts["peak_buffers"]) <= facts["block_bytes"]
     assert f"held at step {facts['peak_step']}".encode() in done.stdout
+
+
+def test_memory_as_a_page_before_beside_after(tmp_path: Path) -> None:
+    source, made, page = (tmp_path / n for n in ("m<b>.onnx", "o.onnx", "m.html"))
+    foldable(source)
+    assert run("optimize", str(source), "-o", str(made), "--html", str(tmp_path / "o.html")).returncode == 0
+    done = run("memory", str(source), "--result", str(made), "--html", str(page), "--json", str(tmp_path / "m.json"))
+    assert done.returncode == 0, done.stderr.decode()
+    facts = json.loads((tmp_path / "m.json").read_text())
+    for text in (page.read_text(), (tmp_path / "o.html").read_text()):
+        start = text.index('<div class="footprints">')
+        before, after = ElementTree.fromstring(text[start : text.index("</div>", start) + 6]).findall("section")
+        for section, own in ((before, facts), (after, facts["result"])):
+            svg = section.find("svg")
+            assert svg is not None
+            words = {e.get("id"): e.text for e in svg.iter() if e.get("id")}
+            assert set(words) == {svg.get("aria-labelledby"), svg.get("aria-describedby")}
+            assert f"{len(own['steps'])} steps" in str(words[svg.get("aria-describedby")])
+            assert len(svg.findall("rect")) == len(own["peak_buffers"])
+            rows = section.findall("details/table/tbody/tr")
+            assert [int(r[0].text or "") for r in rows] == [s["step"] for s in own["steps"]]
+        assert "<script" not in text
+        assert "<b>" not in text
 
 
 def test_schema_accepts_what_convert_writes(tmp_path: Path) -> None:

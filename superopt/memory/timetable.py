@@ -1,0 +1,185 @@
+"""Plans of what is executed when, some of it more than once: what they are, what they take, and what is in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["Op", "Step", "Task", "Timetable", "alive_at", "lightened", "peak_of", "polished"]
+
+
+@dataclass(frozen=True)
+class Op:
+    """A node as the planner sees it.
+
+    Attributes:
+        reads: values, by number, that are no constants.
+        makes: values.
+        us: microseconds.
+        view: the first value that it makes is the memory of the first that it reads.
+        repeatable: it may be computed again, with the same result.
+    """
+
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    us: float
+    view: bool = False
+    repeatable: bool = True
+
+
+@dataclass(frozen=True)
+class Task:
+    """A graph to plan.
+
+    Attributes:
+        ops: in a valid order of execution.
+        sizes: bytes of each value.
+        held: values that are there from beginning to end wherever they are read: inputs.
+        results: values that are needed after the last node.
+    """
+
+    ops: tuple[Op, ...]
+    sizes: tuple[int, ...]
+    held: frozenset[int]
+    results: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An execution of a node: its position among the ops, the values that it reads and those that it makes. Numbers
+    beyond those of the task are copies."""
+
+    op: int
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """A plan.
+
+    Attributes:
+        steps: in order of execution; each op once, and again where it is computed again.
+        original: for each value which of the task's it is or repeats.
+        us: what is computed again takes, in microseconds.
+        peak: bytes alive at once, without what is held.
+        at: the step at which.
+    """
+
+    steps: tuple[Step, ...]
+    original: tuple[int, ...]
+    us: float
+    peak: int
+    at: int
+
+
+def peak_of(task: Task, steps: Sequence[Step], original: Sequence[int]) -> tuple[int, int]:
+    """Bytes alive at once while steps are executed in this order, without what is held; and at which step most."""
+    alive = alive_at(task, steps, original)
+    at = int(alive.argmax()) if len(alive) else 0
+    return (int(alive[at]) if len(alive) else 0), at
+
+
+def alive_at(task: Task, steps: Sequence[Step], original: Sequence[int]) -> np.ndarray:
+    """Bytes alive at each step, without what is held."""
+    root = list(range(len(original)))
+    start = [-1] * len(original)
+    end = [-1] * len(original)
+    for at, step in enumerate(steps):
+        view = task.ops[step.op].view
+        for slot, value in enumerate(step.makes):
+            if slot == 0 and view:
+                root[value] = root[step.reads[0]]
+            else:
+                start[value] = end[value] = at
+        for value in step.reads:
+            end[root[value]] = at
+    for value in task.results:
+        end[root[value]] = len(steps) - 1
+    change = np.zeros(len(steps) + 1, np.int64)
+    for value, first in enumerate(start):
+        if first >= 0:
+            size = task.sizes[original[value]]
+            change[first] += size
+            change[end[value] + 1] -= size
+    return np.cumsum(change)[:-1]
+
+
+def polished(task: Task, plan: Timetable, peak: int, work: int) -> tuple[Timetable, int]:
+    """The plan without what it makes again in vain: each copy is left out, the longest first, where readers find an
+    earlier one within the bytes.
+
+    Args:
+        task: the graph.
+        plan: of it.
+        peak: bytes that it may have alive at once.
+        work: steps that may be looked at.
+
+    Returns:
+        A plan that takes no longer, and what is left of the work.
+    """
+    copies = [s for s in plan.steps if s.makes != task.ops[s.op].makes and task.ops[s.op].us > 0.0]
+    for copy in sorted(copies, key=lambda s: -task.ops[s.op].us):
+        if work <= 0:
+            break
+        work -= len(plan.steps)
+        fewer = _without(task, plan, copy)
+        if fewer is not None and fewer.peak <= peak:
+            plan = fewer
+    return plan, work
+
+
+def lightened(task: Task, plan: Timetable, peak: int, work: int) -> tuple[Timetable, int]:
+    """The plan without as many of its copies, from the first on, as there is room for.
+
+    Args:
+        task: the graph.
+        plan: of it, within the bytes.
+        peak: bytes that it may have alive at once.
+        work: steps that may be looked at.
+
+    Returns:
+        A plan that takes no longer, and what is left of the work.
+    """
+    copies = [s for s in plan.steps if s.makes != task.ops[s.op].makes]
+    low, high, best = 0, len(copies), plan
+    while low < high and work > 0:
+        work -= len(plan.steps)
+        middle = (low + high + 1) // 2
+        fewer = _left_out(task, plan, copies[:middle])
+        if fewer.peak <= peak:
+            low, best = middle, fewer
+        else:
+            high = middle - 1
+    return best, work
+
+
+def _without(task: Task, plan: Timetable, copy: Step) -> Timetable | None:
+    """The plan without a copy, and without those that only it needed; ``None`` where the plan has it no more."""
+    same = next((s for s in plan.steps if s.makes == copy.makes), None)
+    return None if same is None else _left_out(task, plan, [same])
+
+
+def _left_out(task: Task, plan: Timetable, copies: Sequence[Step]) -> Timetable:
+    """The plan without these copies, whose readers find earlier ones, and without those that only they needed."""
+    gone = {c.makes for c in copies}
+    latest = dict[int, int]()  # of each value the copy that was made last
+    renamed: dict[int, int] = {}
+    steps = []
+    for step in plan.steps:
+        if step.makes in gone:
+            renamed.update((v, latest[plan.original[v]]) for v in step.makes)
+            continue
+        latest.update((plan.original[v], v) for v in step.makes)
+        steps.append(Step(step.op, tuple(renamed.get(v, v) for v in step.reads), step.makes))
+    kept: list[Step] = []
+    read = set[int]()
+    for step in reversed(steps):
+        if step.makes == task.ops[step.op].makes or not read.isdisjoint(step.makes):
+            kept.append(step)
+            read.update(step.reads)
+    kept.reverse()
+    us = sum(task.ops[s.op].us for s in kept if s.makes != task.ops[s.op].makes)
+    return Timetable(tuple(kept), plan.original, us, *peak_of(task, kept, plan.original))

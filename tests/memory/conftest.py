@@ -1,0 +1,8 @@
+"""Test modules are no package; this is how they share one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
