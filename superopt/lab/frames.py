@@ -3,9 +3,10 @@
     python -m superopt.lab.frames corpus/mobileone_s0.json --frames build/frames [--before] [--workers 2]
 
 Optimises a model, writes the whole model after each step of its derivation (as the service keeps them), reads the files
-again and compares each with the input, as the command ``superopt verify MODEL FRAME`` does; with ``--before`` also with
-the frame before it, which is what one rewrite changed. Frames that are in the folder already (``frame-N.json``, as
-``Client.frame`` fetches them) are taken as they are. What was verified is kept in the folder's ``verdicts.jsonl``.
+again and compares each with the input, as the command ``superopt verify MODEL FRAME`` does (but for the power of what
+is only tested, whose mutants take most of the time and change no verdict); with ``--before`` also with the frame before
+it, which is what one rewrite changed. Frames that are in the folder already (``frame-N.json``, as ``Client.frame``
+fetches them) are taken as they are. What was verified is kept in the folder's ``verdicts.jsonl``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import Any
 
 from superopt.fleet import Fleet, Journal, Task, digest
 from superopt.formats import load, save_together
-from superopt.lab.kept import code_digest, file_digest
+from superopt.ir import kept as digests
+from superopt.lab.kept import file_digest
 from superopt.pipeline import Options, explained, optimize
 from superopt.verifier.graphs import PROVED, ROUNDED, verify
 
@@ -30,6 +32,7 @@ __all__ = ["Frame", "frames_of", "main", "verified"]
 
 GOOD = (PROVED, ROUNDED, "tested")
 _SHARED = "frames.safetensors"
+_DECISIVE = ("ir", "ops", "formats", "runtime", "rules", "verifier")  # what verdicts come from
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def frames_of(model: Path, folder: Path, options: Options) -> list[Path]:
 def _compared(a: Path, b: Path) -> dict[str, Any]:
     started = time.process_time()
     first, second = load(a), load(b)
-    found = verify(first, second)
+    found = verify(first, second, power="none")
     seconds = round(time.process_time() - started, 2)
     return {"verdict": found.verdict, "left": found.tested, "nodes": len(second.nodes), "seconds": seconds}
 
@@ -88,7 +91,7 @@ def verified(model: Path, frames: Sequence[Path], fleet: Fleet, kept: Journal, *
     if before:
         pairs += [(n, "the one before", a, b) for n, (a, b) in enumerate(pairwise(frames), 2)]
     content = {path: file_digest(path) for path in (model, *frames)}
-    stamp = digest(code_digest(), file_digest(frames[0].with_name(_SHARED)) if frames else "")
+    stamp = digest(digests.code_digest(*_DECISIVE), file_digest(frames[0].with_name(_SHARED)) if frames else "")
     tasks = [
         Task(_compared, (a, b), f"step {n}", digest(stamp, content[a], content[b]), files=(a, b))
         for n, _, a, b in pairs
