@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -18,8 +18,8 @@ from superopt.server.problems import Problem
 from superopt.server.settings import Limits
 
 __all__ = [
-    "FILE_NAME", "GRAPH_JSON", "MODEL_FILE", "MULTIPART", "ONNX", "Upload", "packed", "pieces", "receive", "recognised",
-    "sidecars",
+    "FILES", "FILE_NAME", "GRAPH_JSON", "MODEL_FILE", "MULTIPART", "ONNX", "Upload", "model_of", "packed", "pieces",
+    "receive", "recognised", "sidecars",
 ]  # fmt: skip
 
 GRAPH_JSON = "application/vnd.superopt.graph+json"
@@ -30,9 +30,11 @@ _MEDIA = {
     ONNX: ONNX, "application/x-onnx": ONNX, "application/onnx": ONNX, "application/vnd.onnx": ONNX,
 }  # fmt: skip
 _WEIGHTS = "weights.safetensors"
+_MODEL = (".onnx", ".json")
 MODEL_FILE = "model"  # what the model is called where it is worked at
-_FILES = 256  # files beside a model
+FILES = 256  # files beside a model
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ .+@#=,()-]{0,150}")  # the name of one: no folder, no hidden file
+_ELSEWHERE = frozenset({"example", "source"})  # fields that may say which model, in place of a file
 _FIELD = 4096  # bytes of a form field
 _FIELDS = 32
 _JSON = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{")
@@ -75,6 +77,19 @@ def packed(files: Mapping[str, str]) -> str | None:
     if not files:
         return None
     return files[_WEIGHTS] if list(files) == [_WEIGHTS] else json.dumps(dict(files), sort_keys=True)
+
+
+def model_of(names: Sequence[str]) -> int:
+    """Which of several files is the model: a single one, else the only one that is called ``.onnx`` or ``.json``.
+
+    Raises:
+        Problem: 422 where that is not clear, or two have one name.
+    """
+    models = [n for n, name in enumerate(names) if name.endswith(_MODEL) or len(names) == 1]
+    if len(models) != 1 or len(set(names)) < len(names):
+        raise Problem(422, "invalid-model", f"of {', '.join(names)[:300]} exactly one has to be a model (.onnx or "
+                      ".json), and each name may be there once")  # fmt: skip
+    return models[0]
 
 
 async def receive(request: Request, blobs: Blobs, limits: Limits, most: int) -> Upload:
@@ -193,8 +208,8 @@ class _Form:
         slot = self._slot(filename)
         if slot in self.spools and self.spools[slot].size:
             raise Problem(422, "invalid-model", f"{slot[:80]!r} was sent twice")
-        if len(self.spools) > _FILES:
-            raise Problem(413, "too-large", f"more than {_FILES} files")
+        if len(self.spools) > FILES:
+            raise Problem(413, "too-large", f"more than {FILES} files")
         if slot == "":
             self.upload.filename = filename
         self._spool = self.spools[slot] = self._stack.enter_context(Spool(self._blobs))
@@ -249,7 +264,7 @@ async def _multipart(chunks: AsyncIterator[bytes], boundary: bytes | str, blobs:
 def _kept(form: _Form) -> Upload:
     upload = form.upload
     graph = form.spools.get("")
-    if graph is None or (graph.size == 0 and not upload.filename and "example" in upload.fields):
+    if graph is None or (graph.size == 0 and not upload.filename and _ELSEWHERE & upload.fields.keys()):
         return upload  # the caller says whether a graph is needed
     upload.media = recognised(graph.head, graph.size, must_be_json=False)
     upload.model, upload.size = graph.keep(), graph.size

@@ -12,9 +12,9 @@ from superopt.server.parameters import DESCRIPTIONS
 from superopt.server.problems import MEDIA, TITLES
 
 __all__ = [
-    "CERTIFICATE", "COMPARISON", "EVENTS", "FILE", "FRAME", "GALLERY", "GALLERY_ENTRY", "GRAPH", "HEALTH", "JOB",
-    "JOB_ACCEPTED", "JUDGEMENT", "LIMITS", "METRICS", "OPERATORS", "OPTIMIZED", "PIN", "PROFILES", "REPORT", "RULE",
-    "RULES", "TRIAL", "UNPIN", "UPLOADS", "UPLOAD_MADE", "continuation", "document", "guarded", "last_event_id",
+    "CERTIFICATE", "COMPARISON", "DELIVERED", "EVENTS", "FILE", "FRAME", "GALLERY", "GALLERY_ENTRY", "GRAPH", "HEALTH",
+    "JOB", "JOB_ACCEPTED", "JUDGEMENT", "LIMITS", "METRICS", "OPERATORS", "OPTIMIZED", "PIN", "PROFILES", "REPORT",
+    "RULE", "RULES", "TRIAL", "UNPIN", "UPLOADS", "UPLOAD_MADE", "continuation", "document", "guarded", "last_event_id",
     "submission", "tus", "typed_rule",
 ]  # fmt: skip
 
@@ -179,6 +179,11 @@ GALLERY_ENTRY = {**_json({"type": "object", "required": ["format", "model", "tar
                  **_UNCHANGED}  # fmt: skip
 _KEEP = (400, 401, 403, 404, 409, 429, 503)
 PIN = _json({"type": "object", "required": ["pin", "link", "job"]}, *_KEEP)
+DELIVERED = _json(
+    {"type": "object", "required": ["files"], "properties": {
+        "files": {"type": "object", "additionalProperties": _NAME, "description": "references, by name"}}},
+    *_KEEP, 410, 422, 500,
+)  # fmt: skip
 UNPIN: Responses = {204: {"description": "done"}, **_problems(*_KEEP)}
 LIMITS = _json({"type": "object", "required": ["limits", "version", "api_key_needed"]})
 HEALTH = _json({"type": "object", "required": ["status"]}, 503)
@@ -195,7 +200,12 @@ def submission() -> dict[str, Any]:
         "schema": {"type": "array", "items": _NAME},
         "description": "ids of resumable uploads, in place of a body: the model, and the files of its weights",
     }
-    parameters = [uploads] + [
+    sources = {
+        "name": "source", "in": "query", "required": False, "schema": {"type": "array", "items": _NAME},
+        "description": "s3://BUCKET/KEY in the operator's store, in place of a body: the model, and the files of its "
+        "weights; with a slash at its end, the files directly in that folder. /v1/limits has the prefixes",
+    }  # fmt: skip
+    parameters = [uploads, sources] + [
         {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
         for name, (schema, text) in DESCRIPTIONS.items()
     ]

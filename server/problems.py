@@ -30,6 +30,7 @@ TITLES: Mapping[str, str] = {
     "conflict": "It exists and is something else",
     "not-ready": "The job has no result yet",
     "gone": "It was here, and is not kept any more",
+    "invalid-reference": "The reference leads to no model",
     "too-large": "The body is too large",
     "unsupported-media-type": "This kind of body is not read",
     "invalid-parameter": "A parameter is wrong",

@@ -36,12 +36,14 @@ from superopt.server.problems import Problem
 from superopt.server.recorded import Recorded
 from superopt.server.settings import Settings
 from superopt.server.store import Store, Submission
+from superopt.server.stores import Stores
 from superopt.server.trials import try_rule
 from superopt.server.uploads import Uploads
 from superopt.server.watch import Watcher
 
 __all__ = ["Service", "of"]
 
+_FETCHED = 2  # models that are fetched from a store or written there at once
 _SLOW = 8  # trials and proofs that are made or waited for
 _TRIALS = 2  # rules that are tried at once
 _TRIAL_WAIT = 5.0  # seconds that one more waits for its turn
@@ -63,6 +65,7 @@ class Service:
         self.keys = Keys(self.database)
         limits = self.settings.limits
         self.uploads = Uploads(self.settings.data, self.blobs, limits.upload, limits.uploads)
+        self.stores = Stores(self.settings.stores, self.settings.store_results, self.blobs, limits)
         self.watcher = Watcher(self.store, self.settings.poll)
         self.catalogue = Catalogue()
         self.certificates = Certificates(self.settings.data / "certificates")
@@ -72,7 +75,7 @@ class Service:
         self.gallery = Gallery(self.settings.corpus)
         self.pins = Pins(self.database, self.settings.limits)
         self.health = Health(self.store, self.blobs.incoming)
-        self._slow = CapacityLimiter(_SLOW)
+        self._slow, self._fetching = CapacityLimiter(_SLOW), CapacityLimiter(_FETCHED)
         self._trying = threading.BoundedSemaphore(_TRIALS)
         self.connections = Connections(self.settings.door, self.settings.limits.body)
         self.streams: Counter[str] = Counter()  # open event streams by client address
@@ -85,9 +88,11 @@ class Service:
         Raises:
             Problem: 503 while too many wait; what the work raises.
         """
-        if self._slow.borrowed_tokens >= _SLOW:
-            raise Problem(503, "unavailable", "too much of this is being done at once", retry_after=2)
-        return await to_thread.run_sync(work, *arguments, limiter=self._slow)
+        return await _within(self._slow, work, *arguments)
+
+    async def carried(self, work: Callable[..., T], *arguments: Any) -> T:
+        """:meth:`slowly` for what goes to a store or comes from there, which may take minutes."""
+        return await _within(self._fetching, work, *arguments)
 
     @cached_property
     def version(self) -> str:
@@ -210,6 +215,12 @@ class Service:
         if found["owner"] != caller.owner:
             raise Problem(403, "forbidden", "the job belongs to another key")
         return found
+
+
+async def _within(limiter: CapacityLimiter, work: Callable[..., T], *arguments: Any) -> T:
+    if limiter.borrowed_tokens >= limiter.total_tokens:
+        raise Problem(503, "unavailable", "too much of this is being done at once", retry_after=2)
+    return await to_thread.run_sync(work, *arguments, limiter=limiter)
 
 
 def of(request: Request) -> Service:

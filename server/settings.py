@@ -174,6 +174,8 @@ class Settings:
         apart: hosts have folders of their own, and files travel through the database.
         database: an SQLAlchemy URL; ``None`` is SQLite in ``data``.
         corpus: folder of example models for the pages, if it is there.
+        stores: prefixes in object stores below which models may be named (``s3://bucket/folder/``).
+        store_results: prefix below which results are written there.
         lease: seconds after which a silent worker is taken for dead.
         poll: seconds between two looks at the job table.
         limits, door: what requests and jobs may take, and what connections may.
@@ -186,6 +188,8 @@ class Settings:
     database: str | None = None
     apart: bool = False
     corpus: Path | None = None
+    stores: tuple[str, ...] = ()
+    store_results: str | None = None
     lease: float = 15.0
     poll: float = 0.25
     limits: Limits = field(default_factory=Limits)

@@ -47,7 +47,8 @@ def from_json(text: str) -> Settings:
     corpus = Path(data["corpus"]) if data["corpus"] else None
     door = Door(**{**data["door"], "trusted_proxies": tuple(data["door"]["trusted_proxies"])})
     limits = Limits(**data["limits"])
-    return Settings(**{**data, "data": Path(data["data"]), "corpus": corpus, "limits": limits, "door": door})
+    given = {"data": Path(data["data"]), "corpus": corpus, "stores": tuple(data["stores"]), "limits": limits}
+    return Settings(**{**data, **given, "door": door})
 
 
 def die_with_parent(parent: int) -> None:

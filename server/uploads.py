@@ -18,13 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from superopt.server.blobs import Blobs
-from superopt.server.body import FILE_NAME, MODEL_FILE, Upload, packed, recognised
+from superopt.server.body import FILE_NAME, MODEL_FILE, Upload, model_of, packed, recognised
 from superopt.server.problems import Problem
 
 __all__ = ["Resumable", "Uploads"]
 
 _HEX = re.compile(r"[0-9a-f]{32}")
-_MODEL = (".onnx", ".json")
 _SPARE = 256 << 20  # bytes of the disk that uploads leave alone
 _HEAD = 64
 
@@ -140,12 +139,7 @@ class Uploads:
         for upload in chosen:
             if (here := self.offset(upload)) < upload.length:
                 raise Problem(409, "conflict", f"of {upload.filename} {here} bytes of {upload.length} have arrived")
-        models = [u for u in chosen if u.filename.endswith(_MODEL)] if len(chosen) > 1 else list(chosen)
-        if len(models) != 1 or len({u.filename for u in chosen}) < len(chosen):
-            named = ", ".join(u.filename for u in chosen)
-            raise Problem(422, "invalid-model", f"of {named[:300]} exactly one has to be a model (.onnx or .json), and "
-                          "each name may be there once")  # fmt: skip
-        (model,) = models
+        model = chosen[model_of([u.filename for u in chosen])]
         with self._file(model.id).open("rb") as file:
             media = recognised(file.read(_HEAD), model.length, must_be_json=False)
         beside: Mapping[str, str] = {u.filename: self._adopt(u) for u in chosen if u is not model}

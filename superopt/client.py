@@ -24,6 +24,7 @@ __all__ = ["Client", "ServiceError"]
 
 _PIECE = 8 << 20  # bytes of one request of an upload
 _READ = 1 << 20
+_FETCHING = 700.0  # seconds for a request that has the service fetch or write gigabytes; its own limit is 600
 _FINAL = frozenset({"succeeded", "failed", "cancelled"})
 _LOST = (URLError, HTTPException, ConnectionError, TimeoutError)
 
@@ -60,7 +61,8 @@ class Client:
         """Send a model, with the files of its weights, and have it optimised.
 
         Args:
-            model: an ONNX model or a JSON graph.
+            model: an ONNX model or a JSON graph; or ``s3://…`` where the service has a store, which then fetches it and
+                what is named beside it (with a slash at its end: the files directly in that folder).
             data: files that it points to, beside it (``model.onnx.data``).
             options: as query parameters of ``POST /v1/jobs``: ``time_limit=60, target="cpu", dim=["N=8"]``.
 
@@ -70,7 +72,14 @@ class Client:
         Raises:
             ServiceError: it was refused. OSError: a file cannot be read, or the service cannot be reached.
         """
-        uploads = [self.upload(path) for path in (model, *data)]
+        files = (model, *data)
+        named = [f for f in files if isinstance(f, str) and f.startswith("s3://")]
+        if named:
+            if len(named) < len(files):
+                raise ValueError("a model and its files are all here, or all in the store")
+            query = {**options, "source": named}
+            return self._json("POST", "/v1/jobs", query, timeout=max(self._timeout, _FETCHING))
+        uploads = [self.upload(path) for path in files]
         try:
             return self._json("POST", "/v1/jobs", {**options, "upload": uploads})
         finally:
@@ -187,6 +196,12 @@ class Client:
         path.write_bytes(self._ask("GET", f"/v1/jobs/{quote(job_id)}/frames/{step}")[0])
         return path
 
+    def deliver(self, job_id: str) -> dict[str, str]:
+        """Have the result and its report written to the service's store; their references by name."""
+        path = f"/v1/jobs/{quote(job_id)}/deliver"
+        made: dict[str, str] = self._json("POST", path, timeout=max(self._timeout, _FETCHING))["files"]
+        return made
+
     def go_on(self, job_id: str, time_limit: float | None = None) -> Job:
         """A new job that goes on where the search of this one was cut short."""
         options = {} if time_limit is None else {"time_limit": time_limit}
@@ -211,31 +226,44 @@ class Client:
         found: dict[str, Any] = json.loads(body)
         return found
 
-    def _json(self, method: str, path: str, query: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _json(
+        self, method: str, path: str, query: Mapping[str, Any] | None = None, *, timeout: float | None = None
+    ) -> dict[str, Any]:
         if query:
             path = f"{path}?{urlencode({k: v for k, v in query.items() if v not in ('', None)}, doseq=True)}"
-        found: dict[str, Any] = json.loads(self._ask(method, path)[0])
+        found: dict[str, Any] = json.loads(self._ask(method, path, timeout=timeout)[0])
         return found
 
     def _ask(
-        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        timeout: float | None = None,
     ) -> tuple[bytes, dict[str, str]]:
         """One request, again while the service cannot be reached and asking twice does no harm."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
-                return self._once(method, path, headers or {}, body)
+                return self._once(method, path, headers or {}, body, timeout)
             except _LOST:
                 if method not in ("GET", "HEAD", "DELETE") or time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
 
     def _once(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        timeout: float | None = None,
     ) -> tuple[bytes, dict[str, str]]:
         request = Request(self._url + path, body, {**self._headers, **headers}, method=method)
         try:
-            with urlopen(request, timeout=self._timeout) as answer:
+            with urlopen(request, timeout=timeout or self._timeout) as answer:
                 return answer.read(), {k.lower(): v for k, v in answer.headers.items()}
         except HTTPError as error:
             raise _refused(error) from None

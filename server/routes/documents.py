@@ -18,7 +18,7 @@ from superopt.server.problems import Problem, from_outcome
 from superopt.server.service import Service
 from superopt.server.store import reusable
 
-__all__ = ["describe", "ended", "negotiate", "send_file", "send_result"]
+__all__ = ["delivered", "describe", "ended", "negotiate", "send_file", "send_result"]
 
 _FORMS: Mapping[str, str] = {
     GRAPH_JSON: "json", "application/json": "json", ONNX: "onnx", "application/x-onnx": "onnx",
@@ -99,6 +99,19 @@ def ended(job: Mapping[str, Any]) -> Mapping[str, Any]:
     if job["state"] == "cancelled":
         raise Problem(409, "job-cancelled", "the job was cancelled; it has no result")
     raise Problem(409, "not-ready", f"the job is {job['state']}; GET it to see how far it is", retry_after=1)
+
+
+def delivered(service: Service, job: Mapping[str, Any]) -> dict[str, Path]:
+    """The files of a result in the form that ``links.files`` has, and its report, by name.
+
+    Raises:
+        Problem: as :func:`ended` has them; 410 where they are not kept any more.
+    """
+    files = ended(job)["files"]
+    found = {FILES[n]: service.blobs.fetched(files[n]["sha256"]) for n in (*_PIECES[_form_of(files)], "report")}
+    if not all(path.is_file() for path in found.values()):
+        raise Problem(410, "gone", "the result is not kept any more; submit the model again")
+    return found
 
 
 def negotiate(accept: str, preferred: str, available: Mapping[str, Any], without: Mapping[str, str]) -> str:

@@ -20,7 +20,7 @@ from superopt.server.child import FILES, FRAME
 from superopt.server.keys import Caller
 from superopt.server.parameters import read_options
 from superopt.server.problems import Problem
-from superopt.server.routes.documents import describe, ended, send_file, send_result
+from superopt.server.routes.documents import delivered, describe, ended, send_file, send_result
 from superopt.server.service import Service, of
 from superopt.server.store import FINAL, reusable
 
@@ -89,8 +89,13 @@ async def enqueue(
     limits = service.settings.limits
     caller = await service.caller(request)
     options = read_options(request.query_params.getlist, limits, service.catalogue)
-    chosen = request.query_params.getlist("upload")
-    if chosen:
+    chosen, named = request.query_params.getlist("upload"), request.query_params.getlist("source")
+    if chosen and named:
+        raise Problem(400, "invalid-parameter", "source: a model is either uploaded or named",
+                      errors=[{"parameter": "source", "detail": "stands beside upload"}])  # fmt: skip
+    if named:
+        upload = await service.carried(service.stores.fetch, named)
+    elif chosen:
         found = [await run_in_threadpool(service.uploads.find, i, caller.owner) for i in dict.fromkeys(chosen)]
         upload = await service.slowly(service.uploads.model, found)
     else:
@@ -131,6 +136,18 @@ async def go_on(service: Service, job_id: str, caller: Caller, seconds: Sequence
     options = dict(job["options"]) | ({"time_limit": asked["time_limit"]} if seconds else {})
     upload = Upload(job["model"], job["weights"], job["media"])
     return await service.enqueue(service.submission(upload, options, caller, name=job["name"]))
+
+
+@router.post("/{job_id}/deliver", responses=doc.DELIVERED, openapi_extra=doc.guarded(),
+             summary="Write the result to the store")  # fmt: skip
+async def post_deliver(job_id: str, request: Request) -> Response:
+    """Writes the files of the result and the report to the operator's store, in a folder of the job's id; 409 where
+    there is no such store. Doing it again writes the same."""
+    service = of(request)
+    job = await service.own_job(job_id, await service.caller(request))
+    files = await run_in_threadpool(delivered, service, job)
+    made = await service.carried(service.stores.deliver, files, job["id"])
+    return JSONResponse({"files": made})
 
 
 @router.get("/{job_id}", responses=doc.JOB, summary="Look at a job")

@@ -32,6 +32,7 @@ async def get_limits(request: Request) -> Response:
     limits, door = asdict(service.settings.limits), asdict(service.settings.door)
     del door["trusted_proxies"]  # nobody else's business
     return JSONResponse({"limits": {name: limits[name] for name in _PUBLIC} | door, "version": service.version,
+                         "stores": {"read": service.stores.prefixes, "results": service.stores.results},
                          "api_key_needed": await service.needs_key()})  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from superopt.server.store import FINAL
 __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False)
+_WORDS = ("enable", "disable", "dim", "source")  # fields in which blanks or commas stand between several
 _FORM = 1 << 14  # bytes of a form that holds no file
 
 
@@ -46,7 +47,7 @@ async def _form(request: Request, problem: Problem | None = None) -> Response:
     values: dict[str, Any] = {
         "examples": await run_in_threadpool(_examples, service), "targets": targets, "problem": problem,
         "limits": service.settings.limits, "needs_key": await service.needs_key(),
-        "example": request.query_params.get("example", ""),
+        "example": request.query_params.get("example", ""), "stores": service.stores.prefixes,
     }  # fmt: skip
     return page("optimize.html", "/", status=problem.status if problem else 200, **values)
 
@@ -78,6 +79,8 @@ async def _submit(service: Service, request: Request) -> Mapping[str, Any]:
     fields = upload.fields
     caller = await service.caller(request, next(iter(fields.get("key", [])), ""))
     options = read_options(lambda name: _values(fields, name), limits, service.catalogue)
+    if not upload.model and (sources := _values(fields, "source")):
+        upload = await service.carried(service.stores.fetch, sources)
     name = printable(upload.filename, 120)
     if not upload.model:
         name = next(iter(fields.get("example", [])), "")
@@ -90,11 +93,7 @@ async def _submit(service: Service, request: Request) -> Mapping[str, Any]:
 def _values(fields: Mapping[str, list[str]], name: str) -> list[str]:
     """Several words in one text field are several values."""
     given = fields.get(name, [])
-    return (
-        [w for v in given for w in v.replace(",", " ").split()]
-        if name in ("enable", "disable", "dim")
-        else [v for v in given if v]
-    )
+    return [w for v in given for w in v.replace(",", " ").split()] if name in _WORDS else [v for v in given if v]
 
 
 def _example(service: Service, name: str) -> Upload:

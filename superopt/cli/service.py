@@ -32,6 +32,17 @@ Proxies = Annotated[
         help="believe the X-Forwarded-For of this address or network; again for more (docs/service.md)",
     ),
 ]  # fmt: skip
+Stores = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--store", metavar="s3://BUCKET/FOLDER/", envvar="SUPEROPT_STORE",
+        help="models may be named that lie below; again for more. Credentials as for any S3 client (docs/service.md)",
+    ),
+]  # fmt: skip
+StoreResults = Annotated[
+    str | None,
+    typer.Option(metavar="s3://BUCKET/FOLDER/", envvar="SUPEROPT_STORE_RESULTS", help="results may be written below"),
+]
 Connections = Annotated[
     int, typer.Option(min=1, envvar="SUPEROPT_CONNECTIONS", help="connections that may be open at once")
 ]
@@ -48,6 +59,8 @@ def serve(
     database: DatabaseUrl = None,
     apart: Apart = False,
     trusted_proxy: Proxies = None,
+    store: Stores = None,
+    store_results: StoreResults = None,
     connections: Connections = 1000,
     connections_per_address: PerAddress = 256,
 ) -> None:
@@ -65,7 +78,9 @@ def serve(
         os.environ, trusted_proxies=_names(trusted_proxy), connections=connections,
         connections_per_address=connections_per_address,
     )  # fmt: skip
-    server.serve(_settings(data, database, apart=apart, host=host, port=port, workers=workers, door=door), announce)
+    stores = {"stores": _names(store), "store_results": store_results or None}
+    settings = _settings(data, database, apart=apart, host=host, port=port, workers=workers, door=door, **stores)
+    server.serve(settings, announce)
 
 
 def worker(
@@ -87,7 +102,7 @@ def _names(given: list[str] | None) -> tuple[str, ...]:
     return tuple(name for text in given or () for name in text.replace(",", " ").split())
 
 
-def _settings(data: Path | None, database: str | None, **more: Any) -> Any:
+def _settings(data: Path | None, database: str | None, /, **more: Any) -> Any:
     from superopt import server
 
     folder = (data or server.default_data()).absolute()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import platform
 import resource
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from superopt.discovery.candidates import n_ary
 from superopt.discovery.config import Config, Theme
@@ -23,6 +25,7 @@ from superopt.discovery.explore import (
     explore,
     fingerprint_points,
     key_of,
+    prepared,
 )
 from superopt.discovery.gain import expected, gains
 from superopt.discovery.minimise import minimised
@@ -41,6 +44,7 @@ from superopt.verifier.verdict import verdict_to_json
 __all__ = ["DiscoveryResult", "discover", "finished", "merge", "write_library"]
 
 Progress = Callable[[str], None]
+_HELD = 256 << 20  # bytes of candidates that the client holds for workers
 
 
 @dataclass(frozen=True)
@@ -173,21 +177,24 @@ def _silent(_: str) -> None:
 
 
 class _Phases:
-    """What each part of a run took: seconds, and seconds of processor time of this process and of all tasks."""
+    """What each part of a run took: seconds; seconds of processor time of this process and of all tasks; and seconds in
+    which workers had nothing to do, which no neighbour on the machine causes."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet, self.found = fleet, dict[str, dict[str, float]]()
         self._last = self._now()
 
-    def _now(self) -> tuple[float, float, float]:
+    def _now(self) -> tuple[float, ...]:
         own = time.process_time() - (self.fleet.seconds if self.fleet.alone else 0.0)
-        return time.monotonic(), own, self.fleet.seconds
+        return time.monotonic(), own, self.fleet.seconds, self.fleet.busy
 
     def ended(self, name: str) -> None:
         """Of the time since the last one ended."""
         now = self._now()
-        wall, own, tasks = (a - b for a, b in zip(now, self._last, strict=True))
-        self.found[name] = {"seconds": round(wall, 3), "own": round(own, 3), "tasks": round(tasks, 3)}
+        wall, own, tasks, busy = (a - b for a, b in zip(now, self._last, strict=True))
+        idle = max(0.0, wall * self.fleet.size - busy)
+        figures = {"seconds": wall, "own": own, "tasks": tasks, "idle": idle}
+        self.found[name] = {what: round(seconds, 3) for what, seconds in figures.items()}
         self._last = now
 
 
@@ -209,16 +216,18 @@ def _explore_all(
     def task(theme: Theme) -> Task[dict[str, object]]:
         told = say if fleet.alone else None
         key = key_of(theme, config, known)
-        enumerated = None
+        enumerated, packed = None, ahead.made.pop(theme.name, None)
         if shards and not theme.solve and kept.get(key) is None and not bounds.passed():
             enumerated, traffic[theme.name] = _sharded(theme, config, shards, fleet, chunks, say)
-        return Task(_explored, (theme, config, str(chunks), told, bounds, known, enumerated), theme.name, key)
+        return Task(_explored, (theme, config, str(chunks), told, bounds, known, enumerated, packed), theme.name, key)
 
-    for theme in (t for t in config.themes if t.base):
-        for outcome in fleet.each([task(theme)], kept=kept):
-            _finish(found, outcome, say)
-        known += found[theme.name].rules if theme.name in found else ()
     rest = [t for t in config.themes if not t.base]
+    ahead = _Ahead(config, bounds, [] if fleet.alone or shards else [t for t in rest if not t.solve])
+    for theme in (t for t in config.themes if t.base):
+        for outcome in fleet.each(ahead.beside(task(theme)), kept=kept):
+            if not ahead.took(outcome):
+                _finish(found, outcome, say)
+        known += found[theme.name].rules if theme.name in found else ()
     started = time.monotonic()
     for done, outcome in enumerate(fleet.each(map(task, rest), kept=kept), 1):
         _finish(found, outcome, say)
@@ -235,11 +244,50 @@ def _explore_all(
 
 def _explored(
     theme: Theme, config: Config, chunks: str, say: Progress | None, bounds: Bounds, known: Sequence[Rule],
-    enumerated: Enumerated | None,
+    enumerated: Enumerated | None, packed: bytes | None,
 ) -> dict[str, object]:  # fmt: skip
-    """A theme's results as data. Verdicts on the way are kept where this process sees the run's folder."""
+    """A theme's results as data, gone on with from what it was prepared to. Verdicts on the way are kept where this
+    process sees the run's folder."""
     folder = chunks if Path(chunks).parent.is_dir() else None
-    return explore(theme, config, folder, say, bounds, known, enumerated).as_json()
+    given = enumerated if packed is None else pickle.loads(packed)
+    return explore(theme, config, folder, say, bounds, known, given).as_json()
+
+
+@dataclass
+class _Ahead:
+    """What workers do for other themes while they wait for a base theme's rules: all that does not depend on them.
+
+    Attributes:
+        themes: for which nothing is made yet, the first ones first.
+        made: pickled :class:`Prepared` by theme: nobody but the worker that goes on with it opens it.
+    """
+
+    config: Config
+    bounds: Bounds
+    themes: list[Theme]
+    made: dict[str, bytes] = field(default_factory=dict)
+    _done: bool = False
+
+    def beside(self, base: Task[dict[str, object]]) -> Iterator[Task[Any]]:
+        """A base theme's task, and others until it is done; none where too much is held already."""
+        self._done = False
+        yield base
+        while self.themes and not self._done and sum(map(len, self.made.values())) < _HELD:
+            theme = self.themes.pop(0)
+            yield Task(_prepared, (theme, self.config, self.bounds), theme.name)
+
+    def took(self, outcome: Outcome[Any]) -> bool:
+        """Whether this is one of those others; what it gave is kept then, and what it lacked is done again later."""
+        if outcome.task.function is not _prepared:
+            self._done = True
+            return False
+        if outcome.error is None:
+            self.made[outcome.task.name] = outcome.result()
+        return True
+
+
+def _prepared(theme: Theme, config: Config, bounds: Bounds) -> bytes:
+    return pickle.dumps(prepared(theme, config, bounds=bounds), protocol=5)
 
 
 def _sharded(

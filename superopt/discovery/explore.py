@@ -26,7 +26,10 @@ from superopt.rules.grammar import format_rule, parse_rule
 from superopt.rules.rule import Rule
 from superopt.verifier.sampling import Point
 
-__all__ = ["Bounds", "Enumerated", "Explored", "OutOfBounds", "explore", "fingerprint_points", "key_of"]
+__all__ = [
+    "Bounds", "Enumerated", "Explored", "OutOfBounds", "Prepared", "explore", "fingerprint_points", "key_of",
+    "prepared",
+]  # fmt: skip
 
 _GROWTH = 6000  # e-nodes that one rule may add to the universe of candidates
 _MATCHES = 3000
@@ -64,6 +67,24 @@ class Enumerated:
     pairs: tuple[tuple[Term, Term], ...]
     levels: tuple[Level, ...]
     complete: bool
+
+    def prepared(self, theme: Theme) -> Prepared:
+        """With its candidates."""
+        return Prepared(tuple(candidates(theme, self.pairs)), self.levels, self.complete, {})
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a theme's candidates are, whatever is known already; ``log`` as that of :class:`Explored`."""
+
+    candidates: tuple[Rule, ...]
+    levels: tuple[Level, ...]
+    complete: bool
+    log: Mapping[str, float]
+
+    def prepared(self, theme: Theme) -> Prepared:
+        """As it is."""
+        return self
 
 
 def fingerprint_points(theme: Theme, config: Config) -> list[Point]:
@@ -128,7 +149,7 @@ class Explored:
 
 def explore(
     theme: Theme, config: Config, folder: str | None = None, progress: Callable[[str], None] | None = None,
-    bounds: Bounds = Bounds(), known: Sequence[Rule] = (), enumerated: Enumerated | None = None,
+    bounds: Bounds = Bounds(), known: Sequence[Rule] = (), enumerated: Enumerated | Prepared | None = None,
 ) -> Explored:  # fmt: skip
     """Enumerate a theme, and turn its coincidences into proved rules none of which the earlier ones derive.
 
@@ -139,7 +160,7 @@ def explore(
         progress: called with a line of text now and then.
         bounds: when to give up.
         known: proved rules of other themes: what they derive is not looked for again.
-        enumerated: its terms, where they were enumerated already.
+        enumerated: its terms, where they were enumerated already, or its candidates.
 
     Raises:
         OutOfBounds: time or memory is used up. Verdicts reached so far are in the folder.
@@ -156,8 +177,43 @@ def key_of(theme: Theme, config: Config, known: Sequence[Rule]) -> str:
 
 def _explored(
     theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], bounds: Bounds, known: Sequence[Rule],
-    enumerated: Enumerated | None,
+    enumerated: Enumerated | Prepared | None,
 ) -> Explored:  # fmt: skip
+    bounds.check()
+    started = time.process_time()
+    if theme.solve:
+        return _solved(theme, config, chunks, say, bounds, known, started)
+    if enumerated is None:
+        enumerated = prepared(theme, config, say, bounds)
+    started = time.process_time()
+    given = enumerated.prepared(theme)
+    del enumerated
+    proposals, log = given.candidates, dict(given.log)
+    say(f"{theme.name}: {len(proposals)} candidates")
+    judge = Judge(config, theme, chunks)
+    kept, followed = _select(theme, fingerprint_points(theme, config)[0], proposals, judge, say, bounds, known)
+    tally: Tally = judge.tally
+    log |= {
+        "seconds": log.get("seconds", 0.0) + time.process_time() - started,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }  # fmt: skip
+    for name, some in (("candidates", proposals), ("rules", kept)):
+        for size, count in Counter(max(operator_count(*r.lhs), operator_count(*r.rhs)) for r in some).items():
+            log[f"size_{size}_{name}"] = count
+    return Explored(
+        theme.name, tuple(kept), given.levels, given.complete, len(proposals), followed, tally.tested, tally.refuted,
+        tally.unknown, tally.proved, tuple(tally.near_misses), tuple(tally.undecided), log,
+    )  # fmt: skip
+
+
+def prepared(
+    theme: Theme, config: Config, say: Callable[[str], None] = lambda _: None, bounds: Bounds = Bounds()
+) -> Prepared:
+    """What of :func:`explore` does not depend on the rules of other themes: its enumeration and its candidates.
+
+    Raises:
+        OutOfBounds: time or memory is used up.
+    """
     started = time.process_time()
     log: dict[str, float] = {}
 
@@ -167,33 +223,11 @@ def _explored(
         log[f"size_{level.size}_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         bounds.check()
 
-    bounds.check()
-    if theme.solve:
-        return _solved(theme, config, chunks, say, bounds, known, started)
-    points = fingerprint_points(theme, config)
-    if enumerated is None:
-        found = enumerate_terms(theme, points, config.seed, config.terms, level_done)
-        log["enumerate_seconds"] = time.process_time() - started
-        enumerated = Enumerated(tuple(found.pairs), tuple(found.levels), found.complete)
-        del found
-    proposals = candidates(theme, enumerated.pairs)
-    levels, complete = enumerated.levels, enumerated.complete
-    del enumerated
-    say(f"{theme.name}: {len(proposals)} candidates")
-    judge = Judge(config, theme, chunks)
-    kept, followed = _select(theme, points[0], proposals, judge, say, bounds, known)
-    tally: Tally = judge.tally
-    log |= {
-        "seconds": time.process_time() - started,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }  # fmt: skip
-    for name, some in (("candidates", proposals), ("rules", kept)):
-        for size, count in Counter(max(operator_count(*r.lhs), operator_count(*r.rhs)) for r in some).items():
-            log[f"size_{size}_{name}"] = count
-    return Explored(
-        theme.name, tuple(kept), levels, complete, len(proposals), followed, tally.tested, tally.refuted,
-        tally.unknown, tally.proved, tuple(tally.near_misses), tuple(tally.undecided), log,
-    )  # fmt: skip
+    found = enumerate_terms(theme, fingerprint_points(theme, config), config.seed, config.terms, level_done)
+    log["enumerate_seconds"] = time.process_time() - started
+    made = tuple(candidates(theme, found.pairs))
+    log["seconds"] = time.process_time() - started
+    return Prepared(made, tuple(found.levels), found.complete, log)
 
 
 def _solved(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from superopt.discovery.candidates import movements, operator_count
 from superopt.discovery.derive import (
@@ -80,6 +82,7 @@ class _Derivable:
     kept: Checkpoints | None
     paying: Container[str]
     known: dict[tuple[str, tuple[str, ...]], bool] = field(default_factory=dict)
+    packed: dict[str, bytes] = field(default_factory=dict)  # rules as they are sent, by their ids
 
     def each(self, ordered: Sequence[Rule], kept: Sequence[Rule]) -> Iterator[tuple[Rule, bool]]:
         """The rules in order, and whether those kept by then derive each.
@@ -126,7 +129,12 @@ class _Derivable:
             key = digest(
                 "follows", code_digest(whole=True), rule_text(rule), rule.origin, rounds, list(map(rule_text, near))
             )
-        return Task(_follows, (rule, tuple(near), rounds), key=key)
+        return Task(_follows, (self._sent(rule), tuple(map(self._sent, near)), rounds), key=key)
+
+    def _sent(self, rule: Rule) -> bytes:
+        if rule.id not in self.packed:
+            self.packed[rule.id] = pickle.dumps(rule, protocol=5)
+        return self.packed[rule.id]
 
 
 def _near(rule: Rule, kept: Sequence[Rule]) -> list[Rule]:
@@ -135,7 +143,20 @@ def _near(rule: Rule, kept: Sequence[Rule]) -> list[Rule]:
     return [r for r in kept if r is not rule and r.operators <= known]
 
 
-def _follows(rule: Rule, near: Sequence[Rule], rounds: int) -> dict[str, bool]:
+@lru_cache(maxsize=8192)
+def _received(packed: bytes) -> Rule:
+    """A rule as it was sent: of a rule that comes with many questions one object, so that its moves are made once."""
+    found = pickle.loads(packed)
+    assert isinstance(found, Rule)
+    return found
+
+
+def _follows(sent: bytes, others: Sequence[bytes], rounds: int) -> dict[str, bool]:
+    """:func:`_derive` of rules as they are sent."""
+    return _derive(_received(sent), [_received(r) for r in others], rounds)
+
+
+def _derive(rule: Rule, near: Sequence[Rule], rounds: int) -> dict[str, bool]:
     """Whether rules derive another."""
     if rule.origin == "definition":
         return {"follows": False}

@@ -11,15 +11,17 @@ level, which are by far the most, are rows in the ranges.
 from __future__ import annotations
 
 import base64
+import ctypes
 import hashlib
 import io
 import os
+import platform
 import tempfile
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,9 @@ from superopt.verifier.sampling import Point
 
 __all__ = ["Cost", "Step", "Traffic", "enumerate_sharded"]
 
-_BLOCK = 8 * BATCH  # applications that are evaluated by one task
+_BLOCK = 4 * BATCH  # applications that are evaluated by one task
+_VALUED = BATCH // 2  # where values go back too, which take ten times the memory of rows
+_MMAP_THRESHOLD, _LARGE = -3, 1 << 18  # mallopt(3): bytes from which memory is taken from the system, and goes back
 _EARLIER = np.int64(-(1 << 62))  # places of classes of earlier levels: this plus their number
 Group = tuple[int, tuple[TensorType, ...], list[tuple[int, ...]]]
 
@@ -117,6 +121,7 @@ def enumerate_sharded(
         folder: where ranges are kept while a level lasts; a temporary one by default.
         progress: called after each size.
     """
+    _give_back()
     builder = begun(theme, points, seed, most)
     key = digest_of("sharded", code_digest(), theme.text, theme.operators, [repr(p) for p in points], seed)
     run = _Sharded(builder, shards, fleet, kept, key, Traffic())
@@ -152,7 +157,7 @@ class _Sharded:
         self.step = Step()
         self.traffic.steps.append(self.step)
         first, place = self.traffic.rows, 0
-        source, more = self._timed(self._blocks(size)), True
+        source, more = self._timed(self._blocks(size, _BLOCK if last else _VALUED)), True
 
         def tasks() -> Iterator[Task[dict[str, Any]]]:
             nonlocal more
@@ -197,9 +202,9 @@ class _Sharded:
                 self.step.given += time.thread_time() - clock
             yield block
 
-    def _blocks(self, size: int) -> Iterator[_Block | None]:
-        """Blocks, each made when a worker wants it; ``None`` where all before it are to be counted first: there the
-        bound on terms may be met."""
+    def _blocks(self, size: int, most: int) -> Iterator[_Block | None]:
+        """Blocks of ``most`` applications, each made when a worker wants it; ``None`` where all before it are to be
+        counted first: there the bound on terms may be met."""
         builder, gathered, held = self.builder, list[Group](), 0
         self._pending = 0
         for number, types, calls in builder.groups(size):
@@ -213,10 +218,10 @@ class _Sharded:
                 if builder.terms > builder.most:
                     builder.found.complete = False
                     return
-            for part in _cut(builder, forms, calls):
+            for part in _cut(builder, forms, calls, most):
                 gathered.append((number, types, part))
                 held += len(part) * len(forms)
-                if held >= _BLOCK:
+                if held >= most:
                     yield self._gathered(gathered)
                     gathered, held = [], 0
             bound = len(calls) * sum(len(f.outputs) for f in forms)
@@ -338,14 +343,16 @@ class _Block:
     first: int
 
 
-def _cut(builder: Builder, forms: Sequence[Typed], calls: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+def _cut(
+    builder: Builder, forms: Sequence[Typed], calls: list[tuple[int, ...]], most: int
+) -> Iterator[list[tuple[int, ...]]]:  # fmt: skip
     """Calls in parts of the size of a block, in steps that are evaluated at once; whole where there are variants."""
     if len(forms) != 1:
         if forms:
             yield calls
         return
     step = builder.step(forms[0])
-    part = max(step, _BLOCK // step * step)
+    part = max(step, most // step * step)
     for start in range(0, len(calls), part):
         yield calls[start : start + part]
 
@@ -406,6 +413,7 @@ def _evaluated(
     theme: Theme, points: Sequence[Point], block: _Block, keep: bool, dtype: Sequence[Any]
 ) -> dict[str, Any]:  # fmt: skip
     """The rows of a block's terms, in order, and with ``keep`` the values of the first of each fingerprint."""
+    _give_back()
     started = time.process_time()
     recorder = _Recorder(theme, points, block, np.dtype(list(dtype)))
     for number, (template, types, calls) in enumerate(block.groups):
@@ -417,11 +425,13 @@ def _evaluated(
         values[f"firsts-{number}"] = np.array([row for row, _ in found], np.int64)
         for point in range(len(points)):
             values[f"values-{number}-{point}"] = np.stack([v[point] for _, v in found])
+    del recorder  # before what it holds is held in two more forms
     return _packed(started, rows=rows, **values)
 
 
 def _join(rows: Array, last: bool) -> dict[str, Any]:
     """Of the rows of a range, in order: those that coincide with an earlier one, that one, and the new classes."""
+    _give_back()
     started = time.process_time()
     keys = np.ascontiguousarray(np.concatenate([rows["kind"][:, None], rows["mark"]], axis=1))
     _, index, inverse = np.unique(
@@ -436,6 +446,14 @@ def _join(rows: Array, last: bool) -> dict[str, Any]:
         started, members=rows[members], first=rows[first[members]], new=rows[new[:0] if last else new],
         count=np.asarray(len(new)),
     )  # fmt: skip
+
+
+@cache
+def _give_back() -> None:
+    """Have this process give large arrays back to the system once they are dropped. By itself glibc keeps what it has
+    seen to come and go, in heaps of each thread: 5 of 49 MB of a worker that holds one block or range at a time."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
 def _row_type(arity: int, points: int) -> np.dtype[Any]:
@@ -466,7 +484,7 @@ def _packed(started: float, **arrays: Array) -> dict[str, Any]:
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]  # its second parameter is a flag, which none of the names is
     return {
-        "npz": base64.b64encode(buffer.getvalue()).decode(),
+        "npz": base64.b64encode(buffer.getbuffer()).decode(),
         "seconds": time.process_time() - started,
         "worker": os.getpid(),
     }

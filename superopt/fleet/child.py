@@ -18,16 +18,33 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from superopt.fleet import stamp
 from superopt.ir.errors import ResourceLimit, SuperoptError
 
-__all__ = ["Crew", "Lost", "Unlike", "isolated", "packed", "unpacked"]
+__all__ = ["Crew", "Lost", "Took", "Unlike", "isolated", "packed", "unpacked"]
 
 _START = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from superopt.fleet import child; child.serve()"
 _IDLE = 300.0  # seconds without a task after which a child ends
+
+
+@dataclass(frozen=True)
+class Took:
+    """What a call took.
+
+    Attributes:
+        seconds: of processor time.
+        began, ended: on the monotonic clock of the worker's machine.
+        worker: process id.
+    """
+
+    seconds: float
+    began: float
+    ended: float
+    worker: int
 
 
 class Lost(ResourceLimit):
@@ -60,16 +77,16 @@ def packed(
     return len(head).to_bytes(4, "big") + head + pickle.dumps((function, arguments), protocol=5)
 
 
-def unpacked(answer: bytes) -> tuple[Any, float]:
-    """What a call returned, and the seconds of processor time that it took.
+def unpacked(answer: bytes) -> tuple[Any, Took]:
+    """What a call returned, and what it took.
 
     Raises:
         BaseException: what it raised.
     """
-    good, value, seconds = pickle.loads(answer)
+    good, value, took = pickle.loads(answer)
     if not good:
         raise value
-    return value, seconds
+    return value, Took(*took)
 
 
 class Crew:
@@ -181,7 +198,7 @@ def _listen(channel: Connection, calls: queue.SimpleQueue[bytes]) -> None:
 
 def _answer(call: bytes) -> bytes:
     size = int.from_bytes(call[:4], "big")
-    good, value, started = True, None, time.process_time()
+    good, value, started, began = True, None, time.process_time(), time.monotonic()
     try:
         common = json.loads(call[4 : 4 + size])["common"]
         if common is not None:
@@ -193,9 +210,9 @@ def _answer(call: bytes) -> bytes:
         value = function(*arguments)
     except BaseException as error:
         good, value = False, error
-    seconds = time.process_time() - started
+    took = (time.process_time() - started, began, time.monotonic(), os.getpid())
     try:
-        return pickle.dumps((good, value, seconds), protocol=5)
+        return pickle.dumps((good, value, took), protocol=5)
     except Exception as error:
         text = f"{type(value).__name__} cannot be sent: {error}" if good else f"{type(value).__name__}: {value}"
-        return pickle.dumps((False, RuntimeError(text), seconds), protocol=5)
+        return pickle.dumps((False, RuntimeError(text), took), protocol=5)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from superopt.fleet import cluster, mpi, stamp
-from superopt.fleet.child import Crew, Lost, Unlike, isolated, packed, unpacked
+from superopt.fleet.child import Crew, Lost, Took, Unlike, isolated, packed, unpacked
 from superopt.ir.errors import BackendUnavailable, UsageError, printable
 
 __all__ = ["Checkpoints", "Fleet", "Outcome", "Task"]
@@ -102,6 +102,7 @@ class Fleet:
         where: what it runs on, for people.
         elsewhere: whether workers may be on other machines, and see other files.
         seconds: of processor time that tasks took so far which returned something.
+        busy: seconds in which workers were at them, whether they got the processor or not.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Fleet:
         self._executor, self._size, self._run, self._close, self._dead = executor, size, run, close, dead
         self.where, self.elsewhere = where, elsewhere
         self._files: dict[Path, str] = {}
-        self.seconds = 0.0
+        self.seconds = self.busy = 0.0
 
     @staticmethod
     def open(workers: int = 1, cluster_address: str | None = None) -> Fleet:
@@ -249,10 +250,10 @@ class Fleet:
     def _submit(self, task: Task[T]) -> Future[Any]:
         if self._executor is None:
             future: Future[Any] = Future()
-            started = time.process_time()
+            started, began = time.process_time(), time.monotonic()
             try:
                 future.set_result(task.function(*task.arguments))
-                self.seconds += time.process_time() - started
+                self._account(Took(time.process_time() - started, began, time.monotonic(), os.getpid()))
             except Exception as error:
                 future.set_exception(error)
             return future
@@ -260,6 +261,10 @@ class Fleet:
             task.function, task.arguments, files=self._digests(task) if self.elsewhere else None, seconds=task.seconds,
             last=task.last,
         ))  # fmt: skip
+
+    def _account(self, took: Took) -> None:
+        self.seconds += took.seconds
+        self.busy += took.ended - took.began
 
     def _digests(self, task: Task[T]) -> dict[str, str]:
         for path in task.files:
@@ -313,8 +318,8 @@ class Fleet:
                 hint="install the same version of superopt where its scheduler and workers run",
             ) from None  # fmt: skip
         try:
-            value, seconds = unpacked(answer)
-            self.seconds += seconds
+            value, took = unpacked(answer)
+            self._account(took)
             return Outcome(task, value)
         except Unlike as error:
             raise error.why from None

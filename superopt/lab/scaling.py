@@ -3,7 +3,9 @@
 ``python -m superopt.lab.scaling [CONFIG] [--workers 1,2,4] [--write docs/scale.md]`` enumerates the first theme of
 CONFIG in this process, which gives the cost of each task and of the client; predicts what it takes with other numbers
 of workers by playing the client's loop through with those costs; and runs that: :func:`accounted` is what such a run
-takes by processor time, which a busy machine disturbs little. It also says what each process held. With ``--replay`` it
+takes by processor time. Neighbours, the other workers among them, make the same work take more of it, so costs are in
+units of a sample: a small enumeration in as many processes at once, before and after each run. It also says what each
+process held. With ``--replay`` it
 measures a fleet whose tasks, and whose client between them, sleep for as long as they computed: whether the fleet's
 loop is the one that is simulated. :func:`predicted` with costs scaled up is the capacity plan of docs/scale.md.
 """
@@ -17,11 +19,12 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, TypeVar
 
 from superopt.discovery import load_config
 from superopt.discovery.enumerate import enumerate_terms
@@ -31,7 +34,11 @@ from superopt.fleet import Fleet, Task
 from superopt.fleet.child import Crew
 from superopt.lab.algorithms import replaced
 
-__all__ = ["Cluster", "Ran", "accounted", "calibrated", "main", "predicted", "replayed", "scaled"]
+__all__ = ["Cluster", "Ran", "accounted", "calibrated", "main", "predicted", "replayed", "sampled", "scaled"]
+
+T = TypeVar("T")
+_SMALL = 3  # operators a side of a sample
+_SAMPLES = 2  # of each process, after one to load what it needs
 
 _VOCABULARY = """
 seed = 5
@@ -182,17 +189,36 @@ def _run(config: Any, shards: int, workers: int) -> Ran:
     theme = config.themes[0]
     points = fingerprint_points(theme, config)
     with Fleet.open(workers) as fleet:
-        small = replace(theme, operators=2)  # so that all processes have loaded what tasks need
+        list(fleet.map([Task(_sample, (config, 2))] * (4 * workers)))  # so that all have loaded what tasks need
+        small = replace(theme, operators=2)
         enumerate_sharded(small, points, config.seed, config.terms, shards=4 * workers, fleet=fleet)
-        before = [o.result() for o in fleet.map([Task(_resident, (True, n)) for n in range(4 * workers)])]
-        own = _resident(True)
+        before = dict(o.result() for o in fleet.map([Task(_resident, (True, n)) for n in range(4 * workers)]))
+        own = _resident(True)[1]
         started, cpu = time.monotonic(), time.process_time()
         found, traffic = enumerate_sharded(theme, points, config.seed, config.terms, shards=shards, fleet=fleet)
         seconds, cpu = time.monotonic() - started, time.process_time() - cpu
-        own = _resident(False) - own
-        after = [o.result() for o in fleet.map([Task(_resident, (False, n)) for n in range(4 * workers)])]
-    grown = max(after) - min(before)
+        own = _resident(False)[1] - own
+        after = dict(o.result() for o in fleet.map([Task(_resident, (False, n)) for n in range(4 * workers)]))
+    grown = max(after[worker] - before[worker] for worker in after.keys() & before.keys())
     return Ran(seconds, cpu, traffic, found.levels[-1].classes, len(found.classes), (grown, own))
+
+
+def sampled(config: Any, workers: int) -> float:
+    """Seconds of processor time of a small enumeration where so many processes do one at once: what the machine is like
+    now, for that many."""
+    crew, threads = Crew(), ThreadPoolExecutor(workers)
+    with Fleet(threads, size=lambda: workers, run=crew.run, close=crew.close) as fleet:
+        for operators, count in ((_SMALL - 1, 1), (_SMALL, _SAMPLES)):
+            found = [o.result() for o in fleet.map([Task(_sample, (config, operators))] * (count * workers))]
+        return median(found)
+
+
+def _sample(config: Any, operators: int) -> float:
+    theme = replace(config.themes[0], operators=operators)
+    points = fingerprint_points(theme, config)
+    started = time.process_time()
+    enumerate_sharded(theme, points, config.seed, config.terms, shards=1, fleet=Fleet())
+    return time.process_time() - started
 
 
 def _alone(config: Any) -> tuple[int, int]:
@@ -200,13 +226,13 @@ def _alone(config: Any) -> tuple[int, int]:
     theme = config.themes[0]
     points = fingerprint_points(theme, config)
     enumerate_terms(replace(theme, operators=2), points, config.seed, config.terms)
-    before = _resident(True)
+    before = _resident(True)[1]
     found = enumerate_terms(theme, points, config.seed, config.terms)
-    return _resident(False) - before, found.levels[-1].classes
+    return _resident(False)[1] - before, found.levels[-1].classes
 
 
-def _resident(anew: bool, _: int = 0) -> int:
-    """The resident size of this process in bytes: now, from where the peak counts anew, or the peak since then."""
+def _resident(anew: bool, _: int = 0) -> tuple[int, int]:
+    """This process, and its resident size in bytes: now, from where the peak counts anew, or the peak since then."""
     from superopt.discovery import sharded
 
     assert sharded.__name__
@@ -215,7 +241,7 @@ def _resident(anew: bool, _: int = 0) -> int:
     time.sleep(0.02)  # so that each process gets one
     lines = Path("/proc/self/status").read_text().splitlines()
     name = "VmRSS" if anew else "VmHWM"
-    return int(next(line for line in lines if line.startswith(name)).split()[1]) << 10
+    return os.getpid(), int(next(line for line in lines if line.startswith(name)).split()[1]) << 10
 
 
 def accounted(ran: Ran) -> float:
@@ -274,9 +300,9 @@ def main() -> int:
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into docs/scale.md")
     given = parser.parse_args()
     config = _config(given.config)
-    alone = _run(config, given.shards, 1)
+    alone, unit = _beside_samples(config, given.shards, 1)
     rows: list[dict[str, Any]] = []
-    whole, classes = _in_a_process(config) if not given.replay else (0, alone.classes)
+    whole, classes = _apart(_alone, config) if not given.replay else (0, alone.classes)
     task, bandwidth = calibrated()
     for workers in map(int, given.workers.split(",")):
         load = os.getloadavg()[0]
@@ -285,15 +311,15 @@ def main() -> int:
             seconds, guess = replayed(slower, workers), predicted(slower, Cluster(workers, cores=workers + 1))
             rows.append({"workers": workers, "seconds": seconds, "predicted": guess, "load": load})
         else:
-            ran = alone if workers == 1 else _run(config, given.shards, workers)
+            ran, sample = (alone, unit) if workers == 1 else _beside_samples(config, given.shards, workers)
             where = Cluster(workers, workers + 1 if workers > 1 else 1, task=task, bandwidth=bandwidth)
             where = where if workers > 1 else replace(where, task=0, bandwidth=1e15)
-            speed = _work(ran) / _work(alone)
-            guess = predicted([_slower(step, speed) for step in alone.traffic.steps], where)
+            by_sample, by_tasks = ((x, predicted([_slower(step, x) for step in alone.traffic.steps], where))
+                                   for x in (sample / unit, _work(ran) / _work(alone)))  # fmt: skip
             measured = accounted(ran) if workers > 1 else sum(_spent(s) for s in ran.traffic.steps)
             rows.append({
-                "workers": workers, "seconds": ran.seconds, "accounted": measured, "predicted": guess, "load": load,
-                "uncalibrated": predicted(alone.traffic.steps, where), "speed": speed,
+                "workers": workers, "seconds": ran.seconds, "accounted": measured, "load": load,
+                "by_sample": by_sample, "by_tasks": by_tasks,
                 "held": ran.traffic.largest, "operands": ran.operands, "classes": ran.classes,
                 "grown": ran.grown[0], "client_grown": ran.grown[1],
             })  # fmt: skip
@@ -313,6 +339,13 @@ def main() -> int:
     return 0
 
 
+def _beside_samples(config: Any, shards: int, workers: int) -> tuple[Ran, float]:
+    """A run, and what a sample takes beside it: the mean of before and after."""
+    before = sampled(config, workers)
+    ran = _apart(_run, config, shards, workers)
+    return ran, (before + sampled(config, workers)) / 2
+
+
 def _config(path: Path | None) -> Any:
     """A configuration; the vocabulary of docs/scale.md where none is given."""
     if path is not None:
@@ -323,11 +356,11 @@ def _config(path: Path | None) -> Any:
         return load_config(Path(file.name))
 
 
-def _in_a_process(config: Any) -> tuple[int, int]:
-    """:func:`_alone` in a process that holds nothing else."""
+def _apart(function: Callable[..., T], *arguments: Any) -> T:
+    """A call in a process that holds nothing else: what an earlier run left would hide what this one takes."""
     crew, threads = Crew(), ThreadPoolExecutor(1)
     with Fleet(threads, size=lambda: 1, run=crew.run, close=crew.close) as fleet:
-        (outcome,) = fleet.map([Task(_alone, (config,))])
+        (outcome,) = fleet.map([Task(function, arguments)])
         return outcome.result()
 
 
@@ -357,16 +390,19 @@ def _table(data: dict[str, Any]) -> list[str]:
             f"{_held(run['operands'], size)} | {allowed * whole / 1e6:.0f} MB | {run['grown'] / 1e6:.0f} MB | "
             f"{run['client_grown'] / 1e6:.0f} MB |"
         )
-    lines += ["", "| workers | took, by processor time | predicted from one worker | ÷ took | the same, "
-              "tasks as slow as in this run | ÷ took | wall time, load average |",
-              "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines += ["", "| workers | took, by processor time | predicted, by the sample | ÷ took | predicted, tasks as slow "
+              "as in this run | ÷ took | wall time, load average |", "|---|---|---|---|---|---|---|"]  # fmt: skip
     for run in data["runs"]:
+        guesses = " | ".join(_guess(run, how) for how in ("by_sample", "by_tasks"))
         lines.append(
-            f"| {run['workers']} | {run['accounted']:.2f} s | {run['uncalibrated']:.2f} s | "
-            f"{run['uncalibrated'] / run['accounted']:.2f} | {run['predicted']:.2f} s (x{run['speed']:.2f}) | "
-            f"{run['predicted'] / run['accounted']:.2f} | {run['seconds']:.1f} s, {run['load']:.1f} |"
+            f"| {run['workers']} | {run['accounted']:.2f} s | {guesses} | {run['seconds']:.1f} s, {run['load']:.1f} |"
         )
     return lines
+
+
+def _guess(run: dict[str, Any], how: str) -> str:
+    slower, seconds = run[how]
+    return f"{seconds:.2f} s (x{slower:.2f}) | {seconds / run['accounted']:.2f}"
 
 
 def _held(classes: int, size: float) -> str:

@@ -4,7 +4,8 @@ Whole runs of ``superopt discover`` with one worker and with several take turns,
 what disturbs the machine meanwhile disturbs both. Printed are the ratio of their times by pairs, with its uncertainty
 (Student, 95 %), whether both wrote the same bytes, and what bounds it by processor time, which load hardly touches:
 the work of all tasks, and what the client does between them. Two workers can be at most *bound* times as fast; what a
-quiet machine then lacks is waiting: the end of a phase, and rules whose turn has not come.
+quiet machine then lacks is waiting (``idle``, by phase in ``--json``): the end of a phase, and rules whose turn has not
+come.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ class Run:
     def tasks(self) -> float:
         """Seconds of processor time of all tasks."""
         return sum(p["tasks"] for p in self.phases.values())
+
+    @property
+    def idle(self) -> float:
+        """Seconds in which workers had nothing to do, of all workers together; whatever else the machine did."""
+        return sum(p["idle"] for p in self.phases.values())
 
     @property
     def own(self) -> float:
@@ -103,7 +109,7 @@ def main() -> int:
                 runs[workers].append(made)
                 print(
                     f"{workers} workers: {made.seconds:.1f} s, tasks {made.tasks:.1f} s, client {made.own:.1f} s of "
-                    f"processor time, load {os.getloadavg()[0]:.1f}", file=sys.stderr,
+                    f"processor time, workers idle {made.idle:.1f} s, load {os.getloadavg()[0]:.1f}", file=sys.stderr,
                 )  # fmt: skip
             same = same and _same(Path(place) / "1", Path(place) / str(given.workers))
     found, doubt = ratio(runs[1], runs[given.workers])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,7 @@ prove_seconds = 20.0
 [[theme]]
 name = "products"
 operators = 3
+base = true
 leaves = { x = "f[m, k]", a = "f[k, n]", c = "f[k, n]" }
 weights = ["a", "c"]
 vocabulary = ["MatMul(A, B)", "Add(A, B)", "Concat(A, B, axis=1)"]
@@ -116,10 +118,27 @@ def test_finds_general_proved_rules(run: Run) -> None:
     assert any("size 3" in line for line in run.lines)
 
 
-def test_same_bytes_with_one_and_two_workers(run: Run, tiny: Config, tmp_path: Path) -> None:
+def test_same_bytes_with_one_and_two_workers(
+    run: Run, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And while one worker is at the base theme, the other prepares what does not depend on it."""
+    ahead = sys.modules["superopt.discovery.discover"]._Ahead
+    made: list[str] = []
+
+    def took(self: Any, outcome: Any) -> bool:
+        found = bool(whole(self, outcome))
+        made.extend([outcome.task.name] if found else [])
+        return found
+
+    whole = ahead.took
+    monkeypatch.setattr(ahead, "took", took)
     with Fleet.open(2) as fleet:
-        discover(tiny, out=tmp_path / "two", fleet=fleet)
+        result = discover(tiny, out=tmp_path / "two", fleet=fleet)
     assert outputs(run.folder) == outputs(tmp_path / "two")
+    assert made == ["clipping"]
+    phases = result.log["phases"]
+    assert isinstance(phases, dict)
+    assert all(0 <= p["idle"] <= 2 * p["seconds"] + 0.01 for p in phases.values())
 
 
 def test_goes_on_after_a_kill(run: Run, tiny: Config, tiny_file: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_what_rested_on_a_rule_that_is_dropped_later_comes_back(monkeypatch: pyt
     def follows(asked: Rule, near: Sequence[Rule], rounds: int) -> dict[str, bool]:
         return {"follows": rests.get(asked.id) in {r.id for r in near}}
 
-    monkeypatch.setattr(minimise, "_follows", follows)
+    monkeypatch.setattr(minimise, "_derive", follows)
     assert {r.id for r in minimised([first, second, third])} == {"second", "third"}
 
 
