@@ -20,6 +20,7 @@ from superopt.discovery.config import Theme
 from superopt.discovery.gain import expected
 from superopt.discovery.lifting import Problem
 from superopt.discovery.linear import Known, Place, Undecided, Wanted, asked
+from superopt.discovery.responses import response
 from superopt.discovery.skeletons import OPERATORS, Skeleton, skeletons
 from superopt.discovery.synthesis import Table
 from superopt.ir.poly import Dim
@@ -199,7 +200,10 @@ class Solver:
         for level in range(_LEVELS):
             for hole, kind in skeleton.holes.items():
                 if hole not in names:
-                    term = table.find(kind, [w[hole] for w in wanted])
+                    own = [w[hole] for w in wanted]
+                    term = table.find(kind, own)
+                    if term is None and level == _LEVELS - 1:
+                        term = response(self.problem, skeleton, hole, own, self.places)
                     if term is not None:
                         names[hole] = term
             if len(names) == len(skeleton.holes) or level == _LEVELS - 1:
