@@ -186,11 +186,14 @@ def _targets(
     for name, graph in models.items():
         typing = infer(graph, dict(sizes))
         whole = found.model_us[name] = graph_cost(graph, prices, typing, sizes=sizes).us
-        for rewritten, some in ((False, graph), *(((True, left[name]),) if name in left else ())):
-            typed = infer(some, dict(sizes)) if rewritten else typing
-            for part in mined(program_of(some, typed), prices):
-                if whole:
-                    every.append(Entry((name, rewritten), part, whole))
+        programs = [(False, graph, typing)]
+        if name in left:
+            typed = infer(left[name], dict(sizes))
+            if graph_cost(left[name], prices, typed, sizes=sizes).us < whole:  # else it is not what will be optimised
+                programs.append((True, left[name], typed))
+        for rewritten, some, typed in programs if whole else ():
+            parts = mined(program_of(some, typed), prices)
+            every.extend(Entry((name, rewritten), part, whole) for part in parts)
     return every
 
 
@@ -238,27 +241,28 @@ class _School:
         for problem, values in forms:
             whole = replace(problem, forall=restricted(problem.rule).forall)
             sizes = {n: int(v) for n, v in values.items() if float(v).is_integer()}
-            found = self._lesson(whole, sizes, most)
+            found = self._lesson(whole, sizes, part.us, most)
             if found.candidate is not None:
-                us = self.price(found.candidate, sizes)
+                us = self.price(found.candidate, sizes, part.us)
                 return found, 0.0 if us is None else us[0] - us[1]
             best = found
         return best, 0.0
 
-    def _lesson(self, problem: Problem, sizes: Mapping[str, int], most: float) -> Lesson:
+    def _lesson(self, problem: Problem, sizes: Mapping[str, int], us: float, most: float) -> Lesson:
         """What a problem teaches at these sizes, which decide what is cheaper."""
-        text = f"{problem.term} {sorted((n, str(s)) for n, s in problem.forall.items())} {sorted(sizes.items())} {most}"
+        types = sorted((n, str(s)) for n, s in problem.forall.items())
+        text = f"{problem.term} {types} {sorted(sizes.items())} {us:.3f} {most}"
         key = digest_of("lesson", code_digest(), text, self.target, self.config.seed, sorted(self.library))
         if key not in self.known:
             data = self.chunks.get(key)
-            self.known[key] = self._learnt(problem, sizes, most) if data is None else Lesson.from_json(data)
+            self.known[key] = self._learnt(problem, sizes, us, most) if data is None else Lesson.from_json(data)
             if data is None:
                 self.chunks.put(key, self.known[key].as_json())
         return self.known[key]
 
-    def _learnt(self, problem: Problem, sizes: Mapping[str, int], most: float) -> Lesson:
+    def _learnt(self, problem: Problem, sizes: Mapping[str, int], us: float, most: float) -> Lesson:
         found = Solved()
-        solver = Solver(problem, cost=lambda rule: self.price(rule, sizes), most=most, seed=self.config.seed)
+        solver = Solver(problem, cost=lambda rule: self.price(rule, sizes, us), most=most, seed=self.config.seed)
         try:
             solve_one(solver, self.config, self.chunks, FAMILY, self._finds, found)
         except (IllTyped, RuleError):
@@ -267,16 +271,20 @@ class _School:
         shortcut = bool(found.rules) and solver.last is not None and self._rounds(solver.last) is not None
         return Lesson(tuple(found.rules), solver.last, found.candidates, found.derived, insoluble, unnamed, shortcut)
 
-    def price(self, rule: Rule, sizes: Mapping[str, int]) -> tuple[float, float] | None:
-        """Microseconds of both sides at the sizes that the model has; holes are weights."""
+    def price(self, rule: Rule, sizes: Mapping[str, int], us: float) -> tuple[float, float] | None:
+        """Microseconds of both sides at the sizes that the model has; holes are weights.
+
+        The left side costs what the part does where it is, ``us``, if that is less than by itself.
+        """
         weights = frozenset(n for n in rule.tensors if n in WEIGHTS or n.startswith("?"))
         try:
             found = priced_at(rule, types_of(rule).types, sizes, weights, self.prices)
         except (RuleError, IllTyped, ZeroDivisionError):
             return None
-        if found is None or not _lighter(rule, weights, found[0], found[1]):
+        if found is None:
             return None
-        return found[:2]
+        left, right = min(found[0], us), found[1]
+        return (left, right) if _lighter(rule, weights, left, right) else None
 
     def _finds(self, rule: Rule) -> bool:
         """Whether the library derives a candidate in as few rounds as a search has."""

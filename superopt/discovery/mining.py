@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from superopt.cost import CostModel
+from superopt.cost.patterns import groups
 from superopt.discovery.config import WEIGHTS
 from superopt.ir.terms import App, Term, Var
 from superopt.ir.types import TensorType
@@ -36,7 +37,8 @@ class Target:
     Attributes:
         term: with known sizes and attributes, over leaves of ``xa``, ``xb`` … and ``config.WEIGHTS``.
         kinds: static types of its leaves.
-        us: what its operators cost, once; ``dearest`` is the price of the one that costs most.
+        us: what its operators cost where they are, fused with each other and with what is around them, once;
+            ``dearest`` is the price of the one that costs most.
         places: positions of the steps that it is, each time it occurs.
         name: of a node where it ends, for people.
     """
@@ -60,7 +62,7 @@ class Target:
 
 def mined(program: Program, model: CostModel) -> list[Target]:
     """The targets of a program, by frequency times cost."""
-    prices = {p: _price(program, p, model) for p in program.running if _usable(program, p)}
+    prices = _prices(program, model)
     straight = {p for p in prices if _is_affine(program, p)}
     found: dict[str, Target] = {}
     for root in prices:
@@ -85,6 +87,16 @@ def _usable(program: Program, position: int) -> bool:
         and all(t is not None and t.is_static and t.dtype in FLOATS for t in types)
         and len({t.dtype for t in types if t is not None}) == 1
     )  # fmt: skip
+
+
+def _prices(program: Program, model: CostModel) -> dict[int, float]:
+    """What each step that a part may have costs; where the runtime makes one kernel of several, the dearest alone."""
+    prices = {p: _price(program, p, model) for p in program.running if _usable(program, p)}
+    for group in groups(program.graph, model.backend.patterns):
+        members = {program.maker[o] for node in group for o in node.outputs if o in program.maker}
+        for position in sorted(members & prices.keys(), key=lambda p: prices[p])[:-1]:
+            prices[position] = 0.0
+    return prices
 
 
 def _price(program: Program, position: int, model: CostModel) -> float:
