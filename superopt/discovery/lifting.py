@@ -8,7 +8,7 @@ value that does nothing. A lifted expression claims nothing: its types are check
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
@@ -215,10 +215,12 @@ def _solution(equation: Poly, problem: Problem, values: Mapping[str, int] | None
     """A replacement of one symbol that makes an equation hold, or brings it nearer to that."""
     if values is not None and symbols(equation) <= values.keys() and value_at(equation, values) != 0:
         return None
-    numerators = _numerators(equation)
-    if numerators is not None:
-        return None if isinstance(numerators, int) else _solution(numerators, problem, values)
     schemes = problem.rule.attribute_atoms
+    simpler = _numerators(equation)
+    if simpler is None:
+        simpler = _cancelled(equation, {n for n, s in schemes.items() if s.relation == ">=" and s.bound == 0})
+    if simpler is not None:
+        return None if isinstance(simpler, int) else _solution(simpler, problem, values)
     divided = next((q for q in sorted(atoms(equation), key=str) if _divides(q)), None)
     if isinstance(divided, Quotient):
         name = next(iter(symbols(divided.numerator)))
@@ -249,6 +251,12 @@ def _numerators(equation: Poly) -> Dim | None:
         if isinstance(a, Quotient) and isinstance(b, Quotient) and a.denominator == b.denominator:
             return a.numerator - b.numerator
     return None
+
+
+def _cancelled(equation: Poly, may_be_zero: Set[str]) -> Dim | None:
+    """An equation divided by a name that is a factor of all of its terms; ``None`` where there is none."""
+    common = set.intersection(*({a for a in m if isinstance(a, str)} for m, _ in equation.terms)) - may_be_zero
+    return equation // sym(min(common)) if common else None
 
 
 def _divides(atom: object) -> bool:

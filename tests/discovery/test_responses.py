@@ -58,20 +58,23 @@ def test_what_is_no_product_has_no_answer() -> None:
     assert list(Solver(problem("x = f[b, t]; w = f[t]", "Mul(Mul(x, x), w)", "w")).solutions()) == []
 
 
-def test_windows_inside_each_other_are_one_window() -> None:
-    """A window with gaps and one without: the second is as large as the first and as much smaller as its padding."""
-    image, kernel = TensorType(DType.FLOAT32, (1, 4, 32)), TensorType(DType.FLOAT32, (4, 4, 3))
+@pytest.mark.parametrize(("group", "large"), [(1, 3), (4, 5)])
+def test_windows_inside_each_other_are_one_window(group: int, large: int) -> None:
+    """A window with gaps and one without, of fewer or as many positions: one is the other's, and so much more."""
+    image, (first, second) = TensorType(DType.FLOAT32, (1, 4, 32)), (3, large)
 
-    def conv(weight: str, spacing: int) -> App:
-        window = (("dilations", (spacing,)), ("group", 1), ("pads", (spacing, spacing)), ("strides", (1,)))
+    def conv(weight: str, taps: int, spacing: int) -> App:
+        half = spacing * (taps // 2)
+        window = (("dilations", (spacing,)), ("group", group), ("pads", (half, half)), ("strides", (1,)))
         return App("Conv", (Var("xa"), Var(weight)), window)
 
-    term = App("Add", (conv("wa", 2), conv("wb", 1)))
-    kinds = {"xa": image, "wa": kernel, "wb": kernel}
-    forms = list(lifted(term, kinds, frozenset({"wa", "wb"}), dict.fromkeys(kinds, "f")))
+    term = App("Add", (conv("wa", first, 2), conv("wb", second, 1)))
+    kernels = {w: TensorType(DType.FLOAT32, (4, 4 // group, n)) for w, n in (("wa", first), ("wb", second))}
+    kinds = {"xa": image, **kernels}
+    forms = list(lifted(term, kinds, frozenset(kernels), dict.fromkeys(kinds, "f")))
     nested = [(p, v) for p, v in forms if "e_0" in v]
     assert nested
-    assert all(values["e_0"] == 1 for _, values in nested)
+    assert all(values["e_0"] == (1 if large == 3 else 0) for _, values in nested)
     found = next(s for s in Solver(nested[-1][0]).solutions())
     assert isinstance(found.rhs[0], App)
     assert found.rhs[0].op == "Conv"
