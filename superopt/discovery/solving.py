@@ -126,7 +126,7 @@ class Solver:
         for skeleton in skeletons(self.problem, self.operators):
             least = Skeleton(skeleton.term, (*skeleton.narrower, skeleton.holes)[0])
             found = self._price(least)
-            if found is not None and self._pays(least):
+            if found is not None and found[1] < self.most * found[0]:
                 ranked.append((found[1], len(skeleton.holes), str(skeleton.term), skeleton))
         return [s for *_, s in sorted(ranked, key=lambda row: row[:3])]
 
