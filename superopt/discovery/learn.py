@@ -1,9 +1,11 @@
 """Learning from models: their own parts are left sides, and cheaper equals of these are solved for.
 
-Small parts come first, of one size what costs most in the models. What the library derives is not proved again; what
-is proved for all sizes is judged in floating point, minimised, checked afresh and written as a folder that ``--rules``
-takes. Each part is a chunk of work that is kept, so a run that was stopped goes on where it was. With a recorded
-profile for prices, the result is a function of the models and of which parts there was time for.
+Parts come from the models and from what the library's search leaves of them: there, what the library knows has been
+done. Parts from which there is most to gain by operator come first; an equal of a part that holds others with known
+equals has to gain more than those. What the library derives is not proved again; what is proved for all sizes is judged
+in floating point, minimised, checked afresh and written as a folder that ``--rules`` takes. Each part is a chunk of
+work that is kept, so a run that was stopped goes on where it was. With a recorded profile for prices, the result is a
+function of the models and of which parts there was time for.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from superopt.cost import CostModel, graph_cost
+from superopt.discovery.agenda import Agenda, Entry
 from superopt.discovery.candidates import restricted
 from superopt.discovery.config import WEIGHTS, Config, Theme
 from superopt.discovery.derive import QUICK_ROUNDS, ROUNDS, derived, moves_of, parts_of
@@ -49,7 +52,7 @@ FAMILY = "learned"
 _WRITING = 0.25  # share of the time that is kept for minimising and checking what was found
 _CHEAPER = 0.995  # of a part's price: less than that is noise
 _ALIKE = 0.9  # of the price, for as many operators
-_LEAST_SHARE = 2e-4  # of a model's cost: a part that costs less in all is not looked at
+_LEAST_SHARE = 2e-4  # of a model's cost: a part of which all operators but the dearest cost less is not looked at
 Say = Callable[[str], None]
 
 
@@ -120,7 +123,8 @@ class Learned:
 
 def learn(
     models: Mapping[str, Graph], library: Library, prices: CostModel, *, out: Path, target: str, seconds: float,
-    sizes: Mapping[str, int] | None = None, seed: int = 0, say: Say = lambda _: None,
+    left: Mapping[str, Graph] | None = None, sizes: Mapping[str, int] | None = None, seed: int = 0,
+    say: Say = lambda _: None,
 ) -> Learned:  # fmt: skip
     """Find rules for parts of models that the library does not derive, and write them to a folder.
 
@@ -131,6 +135,7 @@ def learn(
         out: the folder; finished work is kept in its ``.chunks``.
         target: the name of the prices: other prices, other chunks.
         seconds: for everything.
+        left: what the library's search makes of the models, by name.
         sizes: of symbolic dimensions.
         seed: of every random choice.
         say: told what happens.
@@ -143,26 +148,23 @@ def learn(
     out.mkdir(parents=True, exist_ok=True)
     config = _config(models, target, seed)
     found = Learned()
-    wanted = _targets(models, prices, sizes or {}, found)
-    found.targets = len(wanted)
+    agenda = Agenda(_targets(models, left or {}, prices, sizes or {}, found), _LEAST_SHARE)
+    found.targets = len(agenda.waiting)
     school = _School(library, prices, config, Chunks(out / ".chunks"), target)
     lessons: list[_Taught] = []
-    settled: list[tuple[str, frozenset[int]]] = []
-    for name, part in wanted:
+    while (entry := agenda.next()) is not None:
         if time.monotonic() > deadline:
             say(f"out of time after {found.looked_at} of {found.targets} parts; run again to go on")
             break
-        if any(n == name and p < part.places[0] for n, p in settled):
-            found.inside += 1  # a rule applies to less of it
-            continue
-        lesson, saving = school.lesson(part)
+        lesson, saving = school.lesson(entry.part, entry.reach)
         found.looked_at += 1
         found.derived += lesson.derived
         if lesson.candidates:
-            settled.extend((name, p) for p in part.places)
+            agenda.settle(entry, saving)
         if lesson.rules:
-            lessons.append(_Taught(name, part, lesson, saving))
-            say(f"{name}: {lesson.rules[0].lhs[0]} = {lesson.rules[0].rhs[0]}")
+            lessons.append(_Taught(entry.source, entry.part, lesson, saving))
+            say(f"{entry.source[0]}: {lesson.rules[0].lhs[0]} = {lesson.rules[0].rhs[0]}")
+    found.inside = agenda.inside
     _finish(found, lessons, config, out, say)
     found.seconds = time.process_time() - cpu
     _log(found, out)
@@ -177,20 +179,22 @@ def _config(models: Mapping[str, Graph], target: str, seed: int) -> Config:
 
 
 def _targets(
-    models: Mapping[str, Graph], prices: CostModel, sizes: Mapping[str, int], found: Learned
-) -> list[tuple[str, Target]]:
-    """The models' parts that cost enough to be looked at: small ones first, of one size the most expensive."""
-    every: list[tuple[float, str, Target]] = []
+    models: Mapping[str, Graph], left: Mapping[str, Graph], prices: CostModel, sizes: Mapping[str, int], found: Learned
+) -> list[Entry]:
+    """The models' parts that are worth looking at, and those of what the library leaves of them."""
+    every: list[Entry] = []
     for name, graph in models.items():
         typing = infer(graph, dict(sizes))
-        whole = graph_cost(graph, prices, typing, sizes=sizes).us
-        found.model_us[name] = whole
-        for part in mined(program_of(graph, typing), prices):
-            share = len(part.places) * part.us / whole if whole else 0.0
-            if share >= _LEAST_SHARE:
-                every.append((share, name, part))
-    every.sort(key=lambda e: (len(e[2].places[0]), -e[0], e[1], e[2].text))
-    return [(name, part) for _, name, part in every]
+        whole = found.model_us[name] = graph_cost(graph, prices, typing, sizes=sizes).us
+        programs = [(False, graph, typing)]
+        if name in left:
+            typed = infer(left[name], dict(sizes))
+            if graph_cost(left[name], prices, typed, sizes=sizes).us < whole:  # else it is not what will be optimised
+                programs.append((True, left[name], typed))
+        for rewritten, some, typed in programs if whole else ():
+            parts = mined(program_of(some, typed), prices)
+            every.extend(Entry((name, rewritten), part, whole) for part in parts)
+    return every
 
 
 def _lighter(rule: Rule, weights: frozenset[str], left: float, right: float) -> bool:
@@ -206,7 +210,7 @@ def _lighter(rule: Rule, weights: frozenset[str], left: float, right: float) -> 
 class _Taught:
     """A lesson with rules, and where: model, target, and microseconds saved at each of its places."""
 
-    model: str
+    source: tuple[str, bool]
     part: Target
     lesson: Lesson
     saving: float
@@ -224,34 +228,41 @@ class _School:
     known: dict[str, Lesson] = field(default_factory=dict)
     answers: dict[str, int | None] = field(default_factory=dict)
 
-    def lesson(self, part: Target) -> tuple[Lesson, float]:
-        """What a target teaches, which is kept, and what its rule saves once, in microseconds."""
+    def lesson(self, part: Target, reach: float = 0.0) -> tuple[Lesson, float]:
+        """What a target teaches, which is kept, and what its rule saves once, in microseconds.
+
+        Args:
+            part: the target.
+            reach: what is to be saved at least.
+        """
+        most = round(min(_CHEAPER, 1.0 - reach / part.us), 3)
         forms = list(lifted(part.term, part.kinds, part.weights, dict.fromkeys(part.kinds, "f")))
         best = Lesson((), None, 0, 0, 0, 0)
         for problem, values in forms:
             whole = replace(problem, forall=restricted(problem.rule).forall)
             sizes = {n: int(v) for n, v in values.items() if float(v).is_integer()}
-            found = self._lesson(whole, sizes)
+            found = self._lesson(whole, sizes, part.us, most)
             if found.candidate is not None:
-                us = self.price(found.candidate, sizes)
+                us = self.price(found.candidate, sizes, part.us)
                 return found, 0.0 if us is None else us[0] - us[1]
             best = found
         return best, 0.0
 
-    def _lesson(self, problem: Problem, sizes: Mapping[str, int]) -> Lesson:
-        """What a problem teaches: the same for all parts that lift to it, at the sizes of the most expensive one."""
-        text = f"{problem.term} {sorted((n, str(s)) for n, s in problem.forall.items())}"
+    def _lesson(self, problem: Problem, sizes: Mapping[str, int], us: float, most: float) -> Lesson:
+        """What a problem teaches at these sizes, which decide what is cheaper."""
+        types = sorted((n, str(s)) for n, s in problem.forall.items())
+        text = f"{problem.term} {types} {sorted(sizes.items())} {us:.3f} {most}"
         key = digest_of("lesson", code_digest(), text, self.target, self.config.seed, sorted(self.library))
         if key not in self.known:
             data = self.chunks.get(key)
-            self.known[key] = self._learnt(problem, sizes) if data is None else Lesson.from_json(data)
+            self.known[key] = self._learnt(problem, sizes, us, most) if data is None else Lesson.from_json(data)
             if data is None:
                 self.chunks.put(key, self.known[key].as_json())
         return self.known[key]
 
-    def _learnt(self, problem: Problem, sizes: Mapping[str, int]) -> Lesson:
+    def _learnt(self, problem: Problem, sizes: Mapping[str, int], us: float, most: float) -> Lesson:
         found = Solved()
-        solver = Solver(problem, cost=lambda rule: self.price(rule, sizes), most=_CHEAPER, seed=self.config.seed)
+        solver = Solver(problem, cost=lambda rule: self.price(rule, sizes, us), most=most, seed=self.config.seed)
         try:
             solve_one(solver, self.config, self.chunks, FAMILY, self._finds, found)
         except (IllTyped, RuleError):
@@ -260,16 +271,20 @@ class _School:
         shortcut = bool(found.rules) and solver.last is not None and self._rounds(solver.last) is not None
         return Lesson(tuple(found.rules), solver.last, found.candidates, found.derived, insoluble, unnamed, shortcut)
 
-    def price(self, rule: Rule, sizes: Mapping[str, int]) -> tuple[float, float] | None:
-        """Microseconds of both sides at the sizes that the model has; holes are weights."""
+    def price(self, rule: Rule, sizes: Mapping[str, int], us: float) -> tuple[float, float] | None:
+        """Microseconds of both sides at the sizes that the model has; holes are weights.
+
+        The left side costs what the part does where it is, ``us``, if that is less than by itself.
+        """
         weights = frozenset(n for n in rule.tensors if n in WEIGHTS or n.startswith("?"))
         try:
             found = priced_at(rule, types_of(rule).types, sizes, weights, self.prices)
         except (RuleError, IllTyped, ZeroDivisionError):
             return None
-        if found is None or not _lighter(rule, weights, found[0], found[1]):
+        if found is None:
             return None
-        return found[:2]
+        left, right = min(found[0], us), found[1]
+        return (left, right) if _lighter(rule, weights, left, right) else None
 
     def _finds(self, rule: Rule) -> bool:
         """Whether the library derives a candidate in as few rounds as a search has."""
@@ -300,13 +315,13 @@ def _finish(found: Learned, lessons: Sequence[_Taught], config: Config, out: Pat
     lost = {text_digest(r) for r in rules} - kept
     found.left_out = len(lost)
     lessons = [t for t in lessons if any(text_digest(r) not in lost for r in t.lesson.rules)] if kept else []
-    origin = f"discovered (weights solved for, from {', '.join(sorted({t.model for t in lessons}))})"
+    origin = f"discovered (weights solved for, from {', '.join(sorted({t.source[0] for t in lessons}))})"
     found.rules = tuple(replace(r, origin=origin) for r in borne)
     found.solved = len(lessons)
     found.shortcuts = len(kept & {text_digest(r) for t in lessons if t.lesson.shortcut for r in t.lesson.rules})
     write_library(out, found.rules, {r.id: verdicts[r.id] for r in borne}, [_explored(found, lessons)], config)
     for name in found.model_us:
-        found.saved_us[name] = _saved([t for t in lessons if t.model == name])
+        found.saved_us[name] = max(_saved([t for t in lessons if t.source == (name, way)]) for way in (False, True))
 
 
 def _borne(rule: Rule) -> bool:

@@ -8,8 +8,10 @@ value that does nothing. A lifted expression claims nothing: its types are check
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf
 
 from superopt.ir.poly import Dim, Poly, Quotient, atoms, substitute, sym, symbols, value_at
 from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, rebuilt
@@ -213,10 +215,12 @@ def _solution(equation: Poly, problem: Problem, values: Mapping[str, int] | None
     """A replacement of one symbol that makes an equation hold, or brings it nearer to that."""
     if values is not None and symbols(equation) <= values.keys() and value_at(equation, values) != 0:
         return None
-    numerators = _numerators(equation)
-    if numerators is not None:
-        return None if isinstance(numerators, int) else _solution(numerators, problem, values)
     schemes = problem.rule.attribute_atoms
+    simpler = _numerators(equation)
+    if simpler is None:
+        simpler = _cancelled(equation, {n for n, s in schemes.items() if s.relation == ">=" and s.bound == 0})
+    if simpler is not None:
+        return None if isinstance(simpler, int) else _solution(simpler, problem, values)
     divided = next((q for q in sorted(atoms(equation), key=str) if _divides(q)), None)
     if isinstance(divided, Quotient):
         name = next(iter(symbols(divided.numerator)))
@@ -247,6 +251,12 @@ def _numerators(equation: Poly) -> Dim | None:
         if isinstance(a, Quotient) and isinstance(b, Quotient) and a.denominator == b.denominator:
             return a.numerator - b.numerator
     return None
+
+
+def _cancelled(equation: Poly, may_be_zero: Set[str]) -> Dim | None:
+    """An equation divided by a name that is a factor of all of its terms; ``None`` where there is none."""
+    common = set.intersection(*({a for a in m if isinstance(a, str)} for m, _ in equation.terms)) - may_be_zero
+    return equation // sym(min(common)) if common else None
 
 
 def _divides(atom: object) -> bool:
@@ -284,6 +294,9 @@ def lifted(
 ) -> Iterator[tuple[Problem, Mapping[str, float]]]:
     """The expression with symbols for sizes and attributes, the most general first, and what each symbol was.
 
+    Where several windows are padded, there are also the forms in which one's padding is another's and so much more:
+    what holds for windows inside each other does not hold for any.
+
     Args:
         term: with known sizes and attributes.
         kinds: static types of its leaves.
@@ -293,9 +306,34 @@ def lifted(
     seen = set()
     for neutral in (False, True):
         made = _lifted(term, kinds, weights, classes, neutral=neutral)
-        if made is not None and str(made[0].term) not in seen:
-            seen.add(str(made[0].term))
-            yield made
+        for form in (made, None if made is None else _nested(*made)):
+            if form is not None and str(form[0].term) not in seen:
+                seen.add(str(form[0].term))
+                yield form
+
+
+def _nested(problem: Problem, values: Mapping[str, float]) -> tuple[Problem, Mapping[str, float]] | None:
+    """The expression where paddings that are symbols are the next smaller one and a gap; ``None`` where none is."""
+    given = [v for t in postorder(problem.term) if isinstance(t, App) for k, v in t.attributes if k == "pads"]
+    pads = [tuple(d for d in p if isinstance(d, int | Poly)) for p in dict.fromkeys(given) if isinstance(p, tuple)]
+    if len(pads) < 2 or len({len(p) for p in pads}) > 1:
+        return None
+    taken, forall = {*problem.forall, *values}, dict(problem.forall)
+    more, binding = dict(values), dict[str, Dim]()
+
+    def size(padding: Sequence[Dim]) -> list[float]:
+        return [float(d) if isinstance(d, int) else values.get(str(d), inf) for d in padding]
+
+    ordered = sorted(pads, key=lambda p: (size(p), str(p)))
+    for small, large in pairwise(ordered):
+        gaps = [b - a for a, b in zip(size(small), size(large), strict=True)]
+        if all(isinstance(d, Poly) and str(d) in values for d in large) and all(0 <= g < inf for g in gaps):
+            name = fresh_name("e", taken)
+            forall[name] = AttributeScheme("int", len(gaps), ">=", 0)
+            for n, (a, b) in enumerate(zip(small, large, strict=True)):
+                binding[str(b)] = substitute(a, binding) + sym(f"{name}_{n}")
+                more[f"{name}_{n}"] = gaps[n]
+    return (replace(problem, forall=forall).bound(binding), more) if binding else None
 
 
 def _lifted(

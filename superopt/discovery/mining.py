@@ -1,18 +1,24 @@
 """Connected parts of a model as left sides: what occurs often and costs much comes first.
 
 A part has one result, is computed from values outside it, and nothing else reads what is inside: a rewrite of it takes
-its place. Parts that are the same up to the names of their leaves are one *target*, as often as it occurs.
+its place. Parts that are the same up to the names of their leaves are one *target*, as often as it occurs. Besides all
+parts of a few operators, there is the widest part with each result in which every operator is affine in its data: such
+a part may be one product, however long it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from math import inf
 
 from superopt.cost import CostModel
+from superopt.cost.patterns import groups
 from superopt.discovery.config import WEIGHTS
 from superopt.ir.terms import App, Term, Var
 from superopt.ir.types import TensorType
+from superopt.ops import REGISTRY
+from superopt.ops.meaning import Call, IllTyped, Read, Reduce, Scalar, Where, parts, subexpressions
 from superopt.ops.record import FLOATS
 from superopt.search.program import Program
 
@@ -21,6 +27,7 @@ __all__ = ["Target", "mined"]
 _DATA = tuple(f"x{c}" for c in "abcdefghijklmnop")
 _MOST_PARTS = 60  # with one result
 _LEAST, _MOST = 2, 6  # operators in a part
+_WIDEST = 16  # operators in an affine part
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,8 @@ class Target:
     Attributes:
         term: with known sizes and attributes, over leaves of ``xa``, ``xb`` … and ``config.WEIGHTS``.
         kinds: static types of its leaves.
-        us: what its operators cost, once.
+        us: what its operators cost where they are, fused with each other and with what is around them, once;
+            ``dearest`` is the price of the one that costs most.
         places: positions of the steps that it is, each time it occurs.
         name: of a node where it ends, for people.
     """
@@ -38,6 +46,7 @@ class Target:
     term: Term
     kinds: Mapping[str, TensorType]
     us: float
+    dearest: float
     places: tuple[frozenset[int], ...]
     name: str
 
@@ -53,11 +62,14 @@ class Target:
 
 def mined(program: Program, model: CostModel) -> list[Target]:
     """The targets of a program, by frequency times cost."""
-    prices = {p: _price(program, p, model) for p in program.running if _usable(program, p)}
+    prices = _prices(program, model)
+    straight = {p for p in prices if _is_affine(program, p)}
     found: dict[str, Target] = {}
     for root in prices:
-        for part in _parts(program, root, prices.keys()):
-            target = _target(program, root, part, sum(prices[p] for p in part))
+        wide = _widest(program, root, straight)
+        for part in (*_parts(program, root, prices.keys()), *((wide,) if len(wide) > _MOST else ())):
+            own = [prices[p] for p in part]
+            target = _target(program, root, part, sum(own), max(own))
             if target is not None:
                 known = found.get(target.text)
                 places = () if known is None else known.places
@@ -77,11 +89,71 @@ def _usable(program: Program, position: int) -> bool:
     )  # fmt: skip
 
 
+def _prices(program: Program, model: CostModel) -> dict[int, float]:
+    """What each step that a part may have costs; where the runtime makes one kernel of several, the dearest alone."""
+    prices = {p: _price(program, p, model) for p in program.running if _usable(program, p)}
+    for group in groups(program.graph, model.backend.patterns):
+        members = {program.maker[o] for node in group for o in node.outputs if o in program.maker}
+        for position in sorted(members & prices.keys(), key=lambda p: prices[p])[:-1]:
+            prices[position] = 0.0
+    return prices
+
+
 def _price(program: Program, position: int, model: CostModel) -> float:
+    """What a step costs where it is: less than by itself where it becomes a part of the kernel before it."""
     step = program.steps[position]
     kinds = [None if a is None else program.types[a] for a in step.args]
     fixed = [a in program.constant for a in step.args]
-    return model.application(step.op, dict(step.attributes), kinds, [program.types[step.outputs[0]]], fixed).us
+    moving = [a for a in step.args if a is not None and a not in program.constant]
+    maker = program.maker.get(moving[0]) if len(moving) == 1 and len(program.readers[moving[0]]) == 1 else None
+    after = None if maker is None or moving[0] in program.pinned else program.steps[maker].op
+    return model.application(
+        step.op, dict(step.attributes), kinds, [program.types[step.outputs[0]]], fixed, after=after
+    ).us  # fmt: skip
+
+
+def _is_affine(program: Program, position: int) -> bool:
+    """Whether a step's result is, element by element, a sum of its data times what is known of weights."""
+    step = program.steps[position]
+    try:
+        body = REGISTRY[step.op].apply([None if a is None else program.types[a] for a in step.args],
+                                       dict(step.attributes))[0].outputs[0].body  # fmt: skip
+    except IllTyped:
+        return False
+    degrees: dict[int, float] = {}
+    for node in subexpressions(body):
+        degrees[id(node)] = _degree(
+            node, [degrees[id(p)] for p in parts(node)], [a in program.constant for a in step.args]
+        )
+    return degrees[id(body)] <= 1
+
+
+def _degree(node: Scalar, inside: Sequence[float], constant: Sequence[bool]) -> float:
+    """In the data, of one expression whose own parts have these degrees; infinite where it is no polynomial."""
+    match node:
+        case Read(operand):
+            return inf if any(inside) else float(not constant[operand])
+        case Call("add") | Reduce("sum") | Where():
+            return max(inside)
+        case Call("mul"):
+            return sum(inside)
+    return inf if any(inside) else 0.0
+
+
+def _widest(program: Program, root: int, straight: Set[int]) -> frozenset[int]:
+    """The affine steps that lead to one and to nothing else, the nearest ones where there are many."""
+    part: dict[int, None] = {root: None} if root in straight else {}
+    waiting = list(part)
+    while waiting:
+        for name in program.steps[waiting.pop(0)].args:
+            maker = None if name is None else program.maker.get(name)
+            if name is None or maker is None or maker not in straight or maker in part or len(part) == _WIDEST:
+                continue
+            inside = all(r in part for r in program.readers.get(name, ())) and name not in program.pinned
+            if inside and name not in program.constant:
+                part[maker] = None
+                waiting = [*waiting, maker]
+    return frozenset(part)
 
 
 def _parts(program: Program, root: int, usable: Set[int]) -> Iterator[frozenset[int]]:
@@ -106,7 +178,7 @@ def _parts(program: Program, root: int, usable: Set[int]) -> Iterator[frozenset[
                     waiting.append(grown)
 
 
-def _target(program: Program, root: int, part: frozenset[int], us: float) -> Target | None:
+def _target(program: Program, root: int, part: frozenset[int], us: float, dearest: float) -> Target | None:
     """The part as a term, its leaves numbered in order of first use."""
     made: dict[str, Term] = {}
     kinds: dict[str, TensorType] = {}
@@ -126,4 +198,4 @@ def _target(program: Program, root: int, part: frozenset[int], us: float) -> Tar
     except StopIteration:
         return None
     step = program.steps[root]
-    return Target(made[step.outputs[0]], kinds, us, (), step.name)
+    return Target(made[step.outputs[0]], kinds, us, dearest, (), step.name)

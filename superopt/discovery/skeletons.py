@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import combinations, product
 
 from superopt.discovery.lifting import Problem
+from superopt.discovery.synthesis import extents
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, remade, variables
 from superopt.ir.types import TensorType
@@ -158,15 +159,18 @@ def _without(term: App, places: Sequence[int], kinds: Mapping[str, TensorType]) 
 
 
 def _sizes(problem: Problem, types: Mapping[Term, tuple[TensorType, ...]]) -> tuple[Dim, ...]:
-    """Sizes that holes may have: those of all tensors, and of attributes; 1."""
+    """Sizes that holes may have: those of all tensors, and of windows, zeros between their taps included; 1."""
     found: dict[Dim, None] = {1: None}
     for outputs in types.values():
         found.update(dict.fromkeys(outputs[0].shape or ()))
     for term in postorder(problem.term):
-        if isinstance(term, App):
-            for key, value in term.attributes:
-                if key == "kernel_shape" and isinstance(value, tuple):
-                    found.update(dict.fromkeys(v for v in value if isinstance(v, int | Poly)))
+        attributes = dict(term.attributes) if isinstance(term, App) else {}
+        window = attributes.get("kernel_shape", ())
+        if isinstance(term, App) and "dilations" in attributes and len(term.args) > 1 and term.args[1] is not None:
+            window = (types[term.args[1]][0].shape or ())[2:]
+        if isinstance(window, tuple):
+            sizes = tuple(v for v in window if isinstance(v, int | Poly))
+            found.update(dict.fromkeys((*sizes, *extents(sizes, attributes.get("dilations", (1,) * len(sizes))))))
     return tuple(found)
 
 
@@ -209,6 +213,8 @@ def _attributes(
     record = REGISTRY[op]
     given = [dict(t.attributes) for t in postorder(problem.term) if isinstance(t, App)]
     overlays = [{}, *({k: v for k, v in g.items() if k in record.attributes} for g in given)]
+    if len({str(g["dilations"]) for g in given if "dilations" in g}) > 1:  # windows of different spacing
+        overlays += [{k: v for k, v in o.items() if k != "dilations"} for o in overlays]
     rank = len(kind.shape or ())
     seen: dict[tuple[tuple[str, AttributeValue], ...], None] = {}
     for overlay in overlays:

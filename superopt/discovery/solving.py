@@ -20,6 +20,7 @@ from superopt.discovery.config import Theme
 from superopt.discovery.gain import expected
 from superopt.discovery.lifting import Problem
 from superopt.discovery.linear import Known, Place, Undecided, Wanted, asked
+from superopt.discovery.responses import response
 from superopt.discovery.skeletons import OPERATORS, Skeleton, skeletons
 from superopt.discovery.synthesis import Table
 from superopt.ir.poly import Dim
@@ -125,7 +126,7 @@ class Solver:
         for skeleton in skeletons(self.problem, self.operators):
             least = Skeleton(skeleton.term, (*skeleton.narrower, skeleton.holes)[0])
             found = self._price(least)
-            if found is not None and self._pays(least):
+            if found is not None and found[1] < self.most * found[0]:
                 ranked.append((found[1], len(skeleton.holes), str(skeleton.term), skeleton))
         return [s for *_, s in sorted(ranked, key=lambda row: row[:3])]
 
@@ -199,7 +200,10 @@ class Solver:
         for level in range(_LEVELS):
             for hole, kind in skeleton.holes.items():
                 if hole not in names:
-                    term = table.find(kind, [w[hole] for w in wanted])
+                    own = [w[hole] for w in wanted]
+                    term = table.find(kind, own)
+                    if term is None and level == _LEVELS - 1:
+                        term = response(self.problem, skeleton, hole, own, self.places)
                     if term is not None:
                         names[hole] = term
             if len(names) == len(skeleton.holes) or level == _LEVELS - 1:

@@ -30,7 +30,7 @@ from superopt.rules.typing import complete, operator_of
 from superopt.runtime.evaluate import Array
 from superopt.verifier.algebra import MODULUS, NeedsOrder, Unlucky
 
-__all__ = ["Table", "seeds"]
+__all__ = ["Table", "extents", "seeds"]
 
 _MOST = 1500  # values in a table
 _SUMMANDS = 160  # of one type, among which sums of three are looked for
@@ -277,7 +277,34 @@ def seeds(problem: Problem) -> list[Term]:
                 made = _as_term(part, operands)
                 if made is not None:
                     found[made[0]] = None
+        if app.op == "Conv" and isinstance(operands[1], Var):
+            spaced = _spaced(
+                operands[1], problem.kinds[operands[1].name].shape or (), dict(app.attributes)["dilations"]
+            )
+            found |= {} if spaced is None else {spaced: None}
     return list(found)
+
+
+def _spaced(kernel: Term, shape: tuple[Dim, ...], dilations: AttributeValue) -> Term | None:
+    """A kernel with the zeros between its taps written out: what it is without dilation; ``None`` where it is."""
+    assert isinstance(dilations, tuple)
+    out, channels, *window = shape
+    if all(d == 1 or u == 1 for d, u in zip(dilations, window, strict=True)):
+        return None
+    axes, extent = len(window), extents(window, dilations)
+    one = App("ConstantOfShape", (), (("shape", (1,) * len(shape)), ("value", 1.0)))
+    apart = App("Reshape", (kernel,), (("shape", (out * channels, 1, *window)),))
+    spread = App("ConvTranspose", (apart, one), (
+        ("dilations", (1,) * axes), ("group", 1), ("output_padding", (0,) * axes), ("pads", (0,) * 2 * axes),
+        ("strides", dilations),
+    ))  # fmt: skip
+    return App("Reshape", (spread,), (("shape", (out, channels, *extent)),))
+
+
+def extents(window: Sequence[Dim], dilations: AttributeValue) -> tuple[Dim, ...]:
+    """Between the first tap of a window and the last, both included."""
+    assert isinstance(dilations, tuple)
+    return tuple(d * (u - 1) + 1 for u, d in zip(window, dilations, strict=True) if isinstance(d, int | Poly))
 
 
 def _as_term(part: Scalar, operands: Sequence[Term | None]) -> tuple[Term, tuple[Dim, ...]] | None:

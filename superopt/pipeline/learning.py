@@ -1,7 +1,8 @@
-"""Rules from the models themselves, before they are optimised."""
+"""Rules from the models themselves, and from what the library's search leaves of them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -9,8 +10,11 @@ from superopt import cost as costs
 from superopt.discovery.learn import Learned, learn
 from superopt.pipeline.optimise import load
 from superopt.rules import load_library
+from superopt.search import SearchOptions, search
 
 __all__ = ["learn_from"]
+
+_SEARCHING = 0.3  # of the time limit, for searches by the library
 
 
 def learn_from(
@@ -35,8 +39,17 @@ def learn_from(
         InvalidModel, UsageError: a model cannot be read, or there is no such target. OSError: ``out`` is not writable.
     """
     graphs = {Path(m).stem: load(m) for m in models}
+    library = load_library(rules)
     with costs.for_target(target, sizes=sizes, questions=0, runtime=runtime) as prices:
+        started = time.monotonic()
+        limits = SearchOptions(
+            time_limit=_SEARCHING * time_limit / len(graphs),
+            seed=seed,
+            sizes=dict(sizes or {}),
+            floats=library.floats("standard"),
+        )
+        left = {n: search(g, library.admitted, prices, limits).graph for n, g in graphs.items()}
         return learn(
-            graphs, load_library(rules), prices, out=out, target=f"{target} {runtime}", seconds=time_limit,
-            sizes=sizes, seed=seed, say=say,
+            graphs, library, prices, out=out, target=f"{target} {runtime}", left=left, sizes=sizes, seed=seed, say=say,
+            seconds=time_limit - (time.monotonic() - started),
         )  # fmt: skip

@@ -21,24 +21,36 @@ def own_rules(library: Library, rules: Sequence[Rule]) -> tuple[Rule, ...]:
 
 
 def search_own_first(graph: Graph, rules: tuple[Rule, ...], own: tuple[Rule, ...], search: Search) -> SearchResult:
-    """The better of two searches: by the user's own rules and then by all, and by all at once.
+    """The best of three searches: by the user's own rules and then by all, by all, and that and then by own and all.
 
     Regions have room for so many e-nodes, and what grows them least comes first; rules that compute new weights grow
     them most. Few rules are quick, so that they come first in time as well: after a search by all of them there may be
-    none left. With no rules of the user's own, or none that applies, it is one search.
+    none left. Rules that were learnt from what a search leaves apply to that. With no rules of the user's own, it is
+    one search.
     """
-    first = search(graph, own) if own else None
-    if first is None or (first.graph is graph and first.stopped != "interrupted"):
+    if not own:
         return search(graph, rules)
+    first = search(graph, own)
     if first.stopped == "interrupted":
         return first
-    second = search(first.graph, rules)
-    both = replace(
+    found = [] if first.graph is graph else [_then(first, search(first.graph, rules))]
+    if not found or found[0].stopped != "interrupted":
+        plain = search(graph, rules)
+        found.append(plain)
+        if plain.graph is not graph and plain.stopped != "interrupted":
+            left = search(plain.graph, own)
+            if left.graph is not plain.graph:
+                more = _then(plain, left)
+                found.append(more if left.stopped == "interrupted" else _then(more, search(left.graph, rules)))
+    stopped = next((f.stopped for f in found if f.stopped == "interrupted"), None)
+    best = min(reversed(found), key=lambda f: f.after_us)
+    seconds = first.seconds + sum(f.seconds for f in found)
+    return replace(best, seconds=seconds, stopped=stopped or best.stopped)
+
+
+def _then(first: SearchResult, second: SearchResult) -> SearchResult:
+    """A search, and another of what it found."""
+    return replace(
         second, before_us=first.before_us, applied=(*first.applied, *second.applied),
         seconds=first.seconds + second.seconds,
     )  # fmt: skip
-    if second.stopped == "interrupted":
-        return both
-    plain = search(graph, rules)
-    seconds = both.seconds + plain.seconds
-    return replace(plain if plain.after_us <= both.after_us else both, seconds=seconds)

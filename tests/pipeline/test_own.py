@@ -26,14 +26,14 @@ class Searches:
     """Costs of results by the graph that a search begins with and whether the library takes part; seconds left."""
 
     costs: dict[tuple[str, bool], float]
-    left: int = 3
+    left: int = 9
     seen: list[tuple[str, bool]] = field(default_factory=list)
 
     def __call__(self, given: Graph, rules: tuple[Rule, ...]) -> SearchResult:
         key = (given.name, LIBRARY in rules)
         self.seen.append(key)
         self.left -= 1
-        before = self.costs[given.name, False] if self.left < 0 else self.costs[key]
+        before = self.costs.get((given.name, False) if self.left < 0 else key, 9.0)
         changed = given if key not in self.costs or self.left < 0 else graph(f"{given.name}+{int(key[1])}")
         return SearchResult(changed, before_us=10.0, after_us=before, stopped="time" if self.left < 0 else "saturated")
 
@@ -44,6 +44,13 @@ def test_the_better_of_both_is_taken() -> None:
         found = search_own_first(graph("m"), (LIBRARY, OWN), (OWN,), searches)
         assert found.graph.name == name
         assert found.after_us == min(plain, 5.0)
+
+
+def test_own_rules_apply_to_what_the_library_leaves() -> None:
+    searches = Searches({("m", True): 4.0, ("m+1", False): 3.5, ("m+1+0", True): 3.0})
+    found = search_own_first(graph("m"), (LIBRARY, OWN), (OWN,), searches)
+    assert found.graph.name == "m+1+0+1"
+    assert (found.before_us, found.after_us) == (10.0, 3.0)
 
 
 def test_they_are_searched_before_time_runs_out() -> None:

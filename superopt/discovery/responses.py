@@ -1,0 +1,263 @@
+"""A weight read off by evaluating: what the left side makes of an input of which an operator makes its weight.
+
+``MatMul(I, w)`` is ``w``, and so is a convolution of unit impulses, a product with ones, a sum with zeros. Where a left
+side ``L`` is equal to ``MatMul(x, w) + c`` for some ``w`` and ``c``, these are therefore ``L(I) - L(0)`` and ``L(0)``:
+expressions over the left side's weights, however many operators it has. Sizes that no weight has (leading axes,
+images) are chosen as small as the input needs. Nothing is claimed: whether an expression is the weight that is asked
+for is compared with its fingerprints, and whether the whole is equal is proved like everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from superopt.discovery.lifting import Problem
+from superopt.discovery.linear import Place, Wanted, meanings_of, residues
+from superopt.discovery.skeletons import Skeleton
+from superopt.ir.poly import Dim, Poly, substitute, symbols
+from superopt.ir.terms import App, Term, Var, postorder, remade, variables
+from superopt.ops import REGISTRY
+from superopt.ops.meaning import IllTyped
+from superopt.rules.canonical import map_terms
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import complete, type_terms
+from superopt.runtime.evaluate import Array
+from superopt.verifier.algebra import NeedsOrder, Unlucky
+
+__all__ = ["response"]
+
+_PROBE = "@probe"
+_UNDEFINED = (IllTyped, RuleError, Unlucky, NeedsOrder, ZeroDivisionError, KeyError)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """An input of which an operator makes its weight.
+
+    Attributes:
+        sizes: what sizes and attributes are chosen to be.
+        term: the input; ``None`` for zeros, where a weight is added.
+        places: of what comes out, the positions that are kept, by axis.
+        shape: what that is then reshaped to.
+        perm: how its axes are put in order at last, if they are not yet.
+    """
+
+    sizes: Mapping[str, Dim]
+    term: Term | None
+    shape: tuple[Dim, ...]
+    places: Mapping[int, Dim] = field(default_factory=dict)
+    perm: tuple[int, ...] = ()
+
+    def weight(self, term: Term) -> Term:
+        """The weight, of what comes out."""
+        if self.places:
+            axes, starts = tuple(self.places), tuple(self.places.values())
+            ends = tuple(s + 1 for s in starts)
+            steps = tuple(1 for _ in axes)
+            term = App("Slice", (term,), (("axes", axes), ("ends", ends), ("starts", starts), ("steps", steps)))
+        term = App("Reshape", (term,), (("shape", self.shape),))
+        return App("Transpose", (term,), (("perm", self.perm),)) if self.perm else term
+
+
+def response(
+    problem: Problem, skeleton: Skeleton, hole: str, wanted: Sequence[Wanted], places: Sequence[Place]
+) -> Term | None:
+    """The left side's own answer for a hole of a skeleton; ``None`` where it is not the weight that is asked for.
+
+    Args:
+        problem: the left side.
+        skeleton: what is to equal it.
+        hole: one of its holes.
+        wanted: what is known of the weight, by place.
+        places: where values are compared.
+    """
+    for made in _responses(problem, skeleton, hole):
+        values = [_value(made, problem, place) for place in places]
+        if all(v is not None and w.values == w.marks(v) for v, w in zip(values, wanted, strict=True)):
+            return made
+    return None
+
+
+def _value(term: Term, problem: Problem, place: Place) -> Array | None:
+    """A term over the weights at a place, as residues; ``None`` where it is not defined."""
+    made: dict[Term, Array] = {Var(n): v for n, v in place.weights.items()}
+    try:
+        meanings, _ = meanings_of(term, {n: k for n, k in problem.kinds.items() if n in problem.weights})
+        for app, outputs in meanings.items():
+            if len(outputs) > 1:
+                return None
+            made[app] = place.value(outputs[0], [None if a is None else made[a] for a in app.args])
+    except _UNDEFINED:
+        return None
+    return residues(made[term])
+
+
+def _responses(problem: Problem, skeleton: Skeleton, hole: str) -> Iterator[Term]:
+    """Answers to a probe: without what is added to the data on the way, then less what there is without any input.
+
+    The first rounds less: the second is a difference of sums.
+    """
+    for app in postorder(skeleton.term):
+        if isinstance(app, App) and Var(hole) in app.args:
+            for probe, base in _probes(problem, skeleton, app, hole):
+                nothing = _answer(problem, problem.term, probe)
+                if probe.term is None:
+                    yield probe.weight(nothing)
+                    continue
+                made = _with_probe(problem, base)
+                yield probe.weight(_answer(problem, _without_addends(problem, made), probe))
+                yield probe.weight(App("Sub", (_answer(problem, made, probe), nothing)))
+
+
+def _with_probe(problem: Problem, base: Term | None) -> Term:
+    """The left side with a leaf for the probe where ``base`` is."""
+    made: dict[Term, Term] = {}
+    for term in postorder(problem.term):
+        made[term] = Var(_PROBE) if term == base else remade(term, made)
+    return made[problem.term]
+
+
+def _without_addends(problem: Problem, root: Term) -> Term:
+    """A term without the weights that it adds to data, as summands or as optional operands of operators."""
+    made: dict[Term, Term] = {}
+    for term in postorder(root):
+        made[term] = fresh = remade(term, made)
+        if not isinstance(term, App) or not isinstance(fresh, App):
+            continue
+        fixed = [a is None or set(variables(a)) <= problem.weights for a in term.args]
+        inputs = REGISTRY[term.op].inputs
+        if all(fixed):
+            continue
+        if term.op in ("Add", "Sub") and any(fixed):
+            (moving,) = (a for a, f in zip(fresh.args, fixed, strict=True) if not f)
+            assert moving is not None
+            made[term] = App("Neg", (moving,)) if term.op == "Sub" and fixed[0] else moving
+        elif fixed[-1] and len(fixed) == len(inputs) and inputs[-1].endswith("?"):
+            made[term] = replace(fresh, args=fresh.args[:-1])
+    return made[root]
+
+
+def _answer(problem: Problem, root: Term, probe: Probe) -> Term:
+    """A term of the left side at the probe, where all other data are zeros."""
+    names: dict[str, Term] = {
+        n: _constant(_at(k.shape or (), probe.sizes), 0.0) for n, k in problem.kinds.items() if n not in problem.weights
+    }
+    if probe.term is not None:
+        names[_PROBE] = probe.term
+    return map_terms((root,), names, probe.sizes)[0]
+
+
+# ── probes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _probes(problem: Problem, skeleton: Skeleton, app: App, hole: str) -> Iterator[tuple[Probe, Term | None]]:
+    """Inputs at which an application of the skeleton is its hole's weight, and the data that they stand for."""
+    place, shape = app.args.index(Var(hole)), skeleton.holes[hole].shape or ()
+    types = type_terms([problem.term], problem.kinds)[0]
+    target = types[problem.term][0].shape or ()
+    free = {n for k in problem.kinds.values() for d in k.shape or () for n in symbols(d)}
+    free -= {
+        n for w in problem.weights & problem.kinds.keys() for d in problem.kinds[w].shape or () for n in symbols(d)
+    }
+    free -= {n for d in shape for n in symbols(d)}
+    if app.op == "Add" or (app.op == "Conv" and place == 2):
+        yield from ((p, None) for p in _zeros(target, shape, 0 if app.op == "Add" else len(target) - 2, free))
+        return
+    base = next((a for a in app.args if a is not None and not set(variables(a)) & set(skeleton.holes)), None)
+    known = None if base is None else types.get(base)
+    if known is not None and app.op in _INPUTS:
+        found = _INPUTS[app.op](app, place, known[0].shape or (), shape, free)
+        if found is not None:
+            yield found, base
+
+
+def _sizes(problem: Problem, names: Set[str]) -> set[str]:
+    """Symbols in the shapes of some of a problem's leaves."""
+    kinds = problem.kinds
+    return {s for n in names & kinds.keys() for d in kinds[n].shape or () for s in symbols(d)}
+
+
+def _chosen(shape: Sequence[Dim], wanted: Sequence[Dim], free: set[str]) -> dict[str, Dim] | None:
+    """What free sizes have to be for a shape to be another; ``None`` where that is not so for any."""
+    found: dict[str, Dim] = {}
+    for size, want in zip(shape, wanted, strict=True):
+        name = str(size)
+        if size == want:
+            continue
+        if name not in free or found.get(name, want) != want or symbols(want) & free:
+            return None
+        found[name] = want
+    return found
+
+
+def _zeros(target: Sequence[Dim], shape: tuple[Dim, ...], behind: int, free: set[str]) -> Iterator[Probe]:
+    """No input at all: what is left is what is added. Sizes that do not matter are 1, or what they are."""
+    aligned = (*(1,) * (len(target) - len(shape) - behind), *shape, *(1,) * behind)
+    for sizes in (dict.fromkeys(sorted(free), 1), {}):
+        left = _at(target, sizes)
+        yield Probe(sizes, None, shape, {n: 0 for n, (d, a) in enumerate(zip(left, aligned, strict=True)) if d != a})
+
+
+def _square(app: App, place: int, base: tuple[Dim, ...], shape: tuple[Dim, ...], free: set[str]) -> Probe | None:
+    """A product with the identity, on either side."""
+    if len(shape) != 2 or len(base) < 2:
+        return None
+    size = base[-1] if place == 1 else base[-2]
+    input_shape = (*(1,) * (len(base) - 2), size, size)
+    sizes = _chosen(base, input_shape, free)
+    return None if sizes is None else Probe(sizes, _identity(size, input_shape), shape)
+
+
+def _ones(app: App, place: int, base: tuple[Dim, ...], shape: tuple[Dim, ...], free: set[str]) -> Probe | None:
+    """A product with ones, element by element."""
+    aligned = (*(1,) * (len(base) - len(shape)), *shape)
+    sizes = _chosen(base, aligned, free)
+    return None if sizes is None else Probe(sizes, _constant(aligned, 1.0), shape)
+
+
+def _impulses(app: App, place: int, base: tuple[Dim, ...], shape: tuple[Dim, ...], free: set[str]) -> Probe | None:
+    """A convolution of images as large as the window, one with a 1 for each of its taps, at the position without
+    padding."""
+    attributes = dict(complete(app))
+    pads, strides, group = attributes["pads"], attributes["strides"], attributes["group"]
+    dilations = attributes["dilations"]
+    assert isinstance(dilations, tuple)
+    assert isinstance(pads, tuple)
+    assert isinstance(strides, tuple)
+    assert isinstance(group, int | Poly)
+    out, channels, *window = shape
+    if any(d != 1 and u != 1 for d, u in zip(dilations, window, strict=True)):
+        return None
+    taps = channels * prod(window, start=1)
+    sizes = _chosen(base, (taps, channels * group, *window), free)
+    once = _chosen([s for s in strides if isinstance(s, int | Poly)], [1] * len(strides), {str(s) for s in strides})
+    if sizes is None or once is None:
+        return None
+    term: Term = _identity(taps, (taps, channels, *window))
+    if group != 1:
+        apart = App("Expand", (_identity(taps, (taps, 1, channels, *window)),), (("shape", (taps, group, *shape[1:])),))
+        term = App("Reshape", (apart,), (("shape", (taps, channels * group, *window)),))
+    places: dict[int, Dim] = {n + 2: p for n, p in enumerate(pads[: len(window)]) if isinstance(p, int | Poly)}
+    last = len(shape) - 1
+    return Probe(sizes | once, term, (channels, *window, out), places, (last, *range(last)))
+
+
+_INPUTS: Mapping[str, Callable[[App, int, tuple[Dim, ...], tuple[Dim, ...], set[str]], Probe | None]] = {
+    "MatMul": _square, "Mul": _ones, "Conv": _impulses,
+}  # fmt: skip
+
+
+def _identity(size: Dim, shape: tuple[Dim, ...]) -> Term:
+    eye = App("EyeLike", (), (("k", 0), ("shape", (size, size))))
+    return eye if shape == (size, size) else App("Reshape", (eye,), (("shape", shape),))
+
+
+def _constant(shape: tuple[Dim, ...], value: float) -> App:
+    return App("ConstantOfShape", (), (("shape", shape), ("value", value)))
+
+
+def _at(shape: Sequence[Dim], sizes: Mapping[str, Dim]) -> tuple[Dim, ...]:
+    """A shape at chosen sizes."""
+    return tuple(substitute(d, sizes) for d in shape)
