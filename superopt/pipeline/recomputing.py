@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from superopt import formats, report
@@ -18,7 +18,7 @@ from superopt.cost.trial import with_values
 from superopt.cost.whole import task_of, work
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, structural_hash
-from superopt.memory import OPSET, ROWS, Pin, Planned, Timetable, Written, front, written
+from superopt.memory import OPSET, ROWS, Pin, Planned, Step, Timetable, Written, front, peak_of, written
 from superopt.memory.order import as_executed
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
@@ -27,6 +27,7 @@ from superopt.pipeline.judge import LOOKS, doubt_of
 from superopt.pipeline.options import EFFORTS, Options, Progress
 from superopt.pipeline.racing import LARGE, measure
 from superopt.pipeline.scheduling import asked_of, least_memory
+from superopt.pipeline.splitting import fissions
 from superopt.report.quantities import bytes_text
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 
@@ -41,6 +42,7 @@ _LITTLE = 0.10  # of the time that computing again may take, as modelled, where 
 _SLOWER = 1.15  # of the time, as measured, that what is written for memory may take, where no limit asks for more
 _RACE = 6.0  # seconds for a race
 _AIM = 0.8  # of a limit, that plans aim at: in its first run ONNX Runtime has no block yet, and its arena has gaps
+_NEAR = 1.25  # of the bytes alive in a plan: no more is tried where the block is no larger
 _TRIES = 5  # plans that are written to meet a limit, or to stay within a time
 
 
@@ -52,7 +54,7 @@ class Point:
         graph: it.
         bytes: weights and, by the arena's account, activations.
         us: modelled microseconds.
-        how: what was done: "" (as it was), "order", "open rows", "recomputation".
+        how: what was done: "" (as it was), "order", "open rows", "fission", "recomputation".
         measured: a race beside the graph given, where there was one.
         chosen: whether it is what was asked for.
     """
@@ -74,11 +76,33 @@ class Point:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A way of computing a graph that takes less memory and more time.
+
+    Attributes:
+        planned: the graph, perhaps with regions computed in parts.
+        table: the order of its nodes, some of them computed again.
+        us: modelled microseconds beyond those of the graph given.
+        how: what was done.
+    """
+
+    planned: Planned
+    table: Timetable
+    us: float
+    how: str
+
+    @property
+    def peak(self) -> int:
+        """Bytes alive at once, without inputs and outputs."""
+        return self.table.peak
+
+
 class Writing:
     """A graph of which plans are written, and what is known of it."""
 
     def __init__(self, graph: Graph, model: CostModel, sizes: Mapping[str, int], seconds: float, rows: int) -> None:
-        self.graph, self.sizes, self.rows = graph, sizes, rows
+        self.graph, self.model, self.sizes, self.rows = graph, model, sizes, rows
         self.deadline = time.monotonic() + seconds
         typing = infer(graph, dict(sizes))
         self.weights = work(graph, typing, sizes).weight_bytes
@@ -95,30 +119,60 @@ class Writing:
         """Seconds."""
         return self.deadline - time.monotonic()
 
-    def plans(self, most: int | None = None) -> list[Timetable]:
-        """The front, the order given left out.
+    def plans(self, most: int | None = None) -> list[Plan]:
+        """Plans of which none takes both less time and less memory, by rising time; the order given is left out.
 
         Args:
             most: bytes alive at once that suffice.
         """
         if self.graph.opset.get("", 0) < OPSET:
             return []
-        return front(self.planned.task, rows=self.rows, seconds=_SHARE * self.left(), enough=most)[1:]
+        found = list(self._split())
+        again = front(self.planned.task, rows=self.rows, seconds=_SHARE * self.left(), enough=most)[1:]
+        found += [Plan(self.planned, t, t.us, "recomputation") for t in again]
+        kept: list[Plan] = []
+        for plan in sorted(found, key=lambda p: (p.us, p.peak)):
+            if not kept or plan.peak < kept[-1].peak:
+                kept.append(plan)
+        return kept
 
-    def point(self, plan: Timetable) -> Point | None:
+    def _split(self) -> Iterator[Plan]:
+        """Plans in which regions are computed in parts."""
+        for made in fissions(self.graph, deadline=time.monotonic() + _SHARE * self.left()):
+            planned = task_of(made.graph, self.model.recorded or self.model, sizes=self.sizes)
+            task = planned.task
+            steps = tuple(Step(i, op.reads, op.makes) for i, op in enumerate(task.ops))
+            original = tuple(range(len(task.sizes)))
+            table = Timetable(steps, original, 0.0, *peak_of(task, steps, original))
+            yield Plan(planned, table, sum(op.us for op in task.ops) - self.us, "fission")
+
+    def point(self, plan: Plan) -> Point | None:
         """A plan, written; ``None`` where ONNX Runtime does not take it."""
         try:
-            made = realised(self.planned, plan, deadline=self.deadline)
+            if plan.how == "fission":
+                made, how = self._in_parts(plan)
+            else:
+                made, how = realised(plan.planned, plan.table, deadline=self.deadline), plan.how
             taken = self.held + asked_of(made, self.sizes)
         except (SuperoptError, NotCovered):  # a size that has to be known
             return None
-        return Point(made, self.weights + taken, self.us + plan.us, "recomputation")
+        return Point(made, self.weights + taken, self.us + plan.us, how)
+
+    def _in_parts(self, plan: Plan) -> tuple[Graph, str]:
+        """A plan with regions in parts as it takes least: in an order of its own, or in one that guards see to."""
+        found = least_memory(plan.planned.graph, sizes=self.sizes, deadline=self.deadline)
+        least = found.after.plan
+        if least.block > _NEAR * plan.peak and self.left() > 0.0:
+            guarded = realised(plan.planned, plan.table, deadline=self.deadline)
+            if footprint(guarded, sizes=self.sizes).plan.peak < least.peak:
+                return guarded, "fission, guards"
+        return found.graph, ", ".join(filter(None, ("fission", found.how)))
 
     def room(self, limit: int) -> float:
         """Bytes that may be alive at once for weights and activations to be within a limit with something to spare."""
         return _AIM * limit - self.weights - self.held
 
-    def meeting(self, limit: int, plans: Sequence[Timetable]) -> list[Point]:
+    def meeting(self, limit: int, plans: Sequence[Plan]) -> list[Point]:
         """Points from plans of rising time, up to the first that needs no more than the limit."""
         room, found = self.room(limit), list[Point]()
         while plans and len(found) < _TRIES and self.left() > 0.0:
@@ -132,6 +186,17 @@ class Writing:
                 break
             block = made.bytes - self.weights - self.held  # more than what is alive at once, and so will the next be
             room = min(room, room * plan.peak / block)
+        return found
+
+    def least(self, plans: Sequence[Plan]) -> Point | None:
+        """Of the plans of the lowest peak, written, the one that needs least."""
+        found: Point | None = None
+        for plan in sorted(plans, key=lambda p: p.peak)[:_TRIES]:
+            if found is not None and (self.left() <= 0.0 or found.bytes <= self.weights + self.held + plan.peak):
+                break
+            made = self.point(plan)
+            if made is not None and (found is None or made.bytes < found.bytes):
+                found = made
         return found
 
 
@@ -169,7 +234,10 @@ def for_memory(
         if options.objective == "pareto":
             found = points(graph, model, limit=limit, sizes=sizes, seconds=seconds, rows=rows)
         else:
-            found = least_for(graph, model, limit=limit, share=_LITTLE, sizes=sizes, seconds=seconds, rows=rows)
+            judged = (lambda point: _raced(graph, point, options)) if races and limit is None else (lambda point: point)
+            found = least_for(
+                graph, model, limit=limit, sizes=sizes, seconds=seconds, rows=rows, judged=judged
+            )  # fmt: skip
     except (SuperoptError, NotCovered) as error:
         notes.append(f"what its activations take in ONNX Runtime is not known: {error}")
         return ()
@@ -202,6 +270,8 @@ def _too_slow(point: Point) -> bool:
 
 
 def _raced(graph: Graph, point: Point, options: Options) -> Point:
+    if point.measured is not None:
+        return point
     try:
         measured = measure(
             graph, point.graph, sizes=options.sizes, seed=options.seed, threads=options.threads, rounds=LOOKS[2],
@@ -273,8 +343,9 @@ def least_for(
     sizes: Mapping[str, int] | None = None,
     seconds: float = 120.0,
     rows: int = ROWS,
+    judged: Callable[[Point], Point] = lambda point: point,
 ) -> list[Point]:
-    """The graph given, and the best that was found.
+    """The graph given, and what was found; the last is the best, unless it was measured to be too slow.
 
     Args:
         graph: the model.
@@ -285,6 +356,7 @@ def least_for(
         sizes: what symbolic dimensions are counted at.
         seconds: after which nothing more is written.
         rows: of linear programs that planning may solve.
+        judged: times a point beside the graph given; where it is too slow, a lighter plan is written.
 
     Raises:
         As :func:`points`.
@@ -295,12 +367,16 @@ def least_for(
         return found
     if limit is not None:
         return found + writing.meeting(limit, writing.plans(int(writing.room(limit))))
-    plans = [p for p in writing.plans() if p.us <= share * writing.us]
-    while plans and writing.left() > 0.0:
-        made = writing.point(plans[-1])
-        if made is not None:
-            return [*found, made]
-        plans = [p for p in plans if p.us < plans[-1].us / 2.0]
+    plans = writing.plans()
+    while writing.left() > 0.0:
+        plans = [p for p in plans if p.us <= share * writing.us]
+        made = writing.least(plans)
+        if made is None:
+            break
+        found.append(judged(made))
+        if not _too_slow(found[-1]):
+            break
+        share = min(share / 2.0, max((p.us for p in plans), default=0.0) / writing.us / 2.0)
     return found
 
 
