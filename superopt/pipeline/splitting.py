@@ -29,7 +29,8 @@ from superopt.memory import (
 )
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.rules import Rule, TensorScheme
-from superopt.verifier import ProvedAllSizes, prove
+from superopt.verifier import ProvedAllSizes
+from superopt.verifier.joined import prove_joined
 
 __all__ = ["TARGETS", "Fissioned", "fissions"]
 
@@ -39,7 +40,8 @@ _GAIN = 0.97  # of the bytes alive where a region is, that it may leave to be ta
 _NEAR = 0.1  # of what the best saves, that another that moves less may save less
 _LARGE = 0.05  # of the most that is alive, that a value has to have to be worth cutting
 _KERNEL = 1 << 16  # bytes that could be moved while a kernel is called
-_PROOF = 1.0  # seconds' work, for a region: what `superopt verify` gives one, and less
+_PROOF = 2.0  # seconds' work, for a region or each of its parts: what `superopt verify` gives them, and less
+_MOST = 320  # operators of a region in parts
 TARGETS = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08)  # of what is alive at once
 
 
@@ -235,8 +237,10 @@ class _Cutting:
                             yield taken, region
 
     def _whole(self, region: Region) -> bool:
-        """Whether nothing of it is a part already."""
-        return not any(o in self.parts for i in region.nodes for o in self.source.graph.nodes[i].outputs)
+        """Whether nothing of it is a part already, and a proof takes it all."""
+        return region.parts * (len(region.nodes) + 2) <= _MOST and not any(
+            o in self.parts for i in region.nodes for o in self.source.graph.nodes[i].outputs
+        )
 
     def _around(self, maker: int, head: int, way: Slicing) -> Iterator[Region]:
         """Regions that a node is within."""
@@ -311,7 +315,7 @@ class _Cutting:
         key = f"{sides[0]} = {sides[1]} for {forall}"
         if key not in self.proofs:
             rule = Rule("fission", forall, (), (sides[0],), (sides[1],))
-            self.proofs[key] = isinstance(prove(rule, time_limit=_PROOF), ProvedAllSizes)
+            self.proofs[key] = isinstance(prove_joined(rule, time_limit=_PROOF), ProvedAllSizes)
         return self.proofs[key]
 
 

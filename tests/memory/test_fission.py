@@ -11,6 +11,7 @@ import pytest
 from superopt import cost as costs
 from superopt.cost.trial import feeds_for
 from superopt.ir.graph import Graph, Node, Value, constant
+from superopt.ir.terms import App, Var
 from superopt.ir.types import DType, TensorType
 from superopt.memory import Region, Source, grown, heads, split, tails
 from superopt.ops.infer import Applied, infer
@@ -19,8 +20,11 @@ from superopt.pipeline.recomputing import Point, least_for
 from superopt.pipeline.scheduling import asked_of
 from superopt.pipeline.splitting import fissions
 from superopt.report import Measured
+from superopt.rules import Rule, TensorScheme
 from superopt.runtime import reference
+from superopt.verifier import ProvedAllSizes, Unknown
 from superopt.verifier.graphs import PROVED, verify
+from superopt.verifier.joined import prove_joined
 
 KERNEL = 1 << 16
 
@@ -189,3 +193,28 @@ def test_where_a_plan_is_measured_too_slow_a_lighter_one_is_written(monkeypatch:
     assert len(asked) > 1
     assert asked[1].us < asked[0].us
     assert found[-1] == replace(asked[1], measured=found[-1].measured)
+
+
+def test_many_parts_whose_windows_overlap_are_proved_part_by_part() -> None:
+    graph = pictures(32)
+    typing = infer(graph)
+    region = next(r for r in regions(graph, 8) if (r.output, r.way.axis, len(r.nodes)) == ("y", 2, 5))
+    made = split(Source(graph, typing), region)
+    assert made is not None
+    told = verify(graph, made.graph, power="none", trials=1)
+    assert told.verdict == PROVED, told.reason
+
+
+def test_a_part_that_is_missing_or_in_another_place_is_no_proof() -> None:
+    x, kind = Var("x"), TensorScheme("f", (8, 4))
+
+    def rows(low: int, high: int) -> App:
+        return App("Slice", (x,), (("axes", (0,)), ("ends", (high,)), ("starts", (low,)), ("steps", (1,))))
+
+    def joined(*parts: App) -> Rule:
+        return Rule("joined", {"x": kind}, (), (x,), (App("Concat", parts, (("axis", 0),)),))
+
+    assert isinstance(prove_joined(joined(rows(0, 3), rows(3, 8))), ProvedAllSizes)
+    assert isinstance(prove_joined(joined(rows(0, 3), rows(3, 7))), Unknown)
+    assert isinstance(prove_joined(joined(rows(3, 8), rows(0, 3))), Unknown)
+    assert isinstance(prove_joined(joined(rows(0, 4), rows(3, 7))), Unknown)
