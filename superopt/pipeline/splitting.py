@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from superopt.ir.graph import Graph, Node
 from superopt.ir.terms import App, Term, Var, postorder, remade, variables
@@ -73,7 +74,7 @@ def fissions(graph: Graph, *, targets: Sequence[float] = TARGETS, deadline: floa
     proofs: dict[str, bool] = {}
     least = first = _Cutting(graph, 0.0, proofs).peak
     for target in targets:
-        cutting = _Cutting(graph, target * first, proofs)
+        cutting = _Cutting(graph, target * first, proofs, deadline)
         while time.monotonic() < deadline and cutting.peak > cutting.target and cutting.step():
             pass
         if cutting.regions and cutting.peak < _GAIN * least:
@@ -126,8 +127,14 @@ class _Alive:
                 found[before.name] = replace(before, end=step - 1)
         return _Alive(nodes, {p: i for i, p in enumerate(places)}, found, root, alive(found.values(), len(nodes)))
 
-    def span(self, name: str) -> Lifetime | None:
-        return self.spans.get(self.root.get(name, name))
+    @cached_property
+    def before(self) -> list[int]:
+        """Bytes that are alive at each step and were before it."""
+        made = [0] * len(self.nodes)
+        for span in self.spans.values():
+            if 0 <= span.start <= span.end:
+                made[span.start] += span.size
+        return [a - b for a, b in zip(self.bytes, made, strict=True)]
 
 
 def _renames(node: Node, static: Set[str]) -> bool:
@@ -174,6 +181,7 @@ class _Cutting:
     graph: Graph
     target: float
     proofs: dict[str, bool]
+    deadline: float = float("inf")
     regions: list[Region] = field(default_factory=list)
     parts: set[str] = field(default_factory=set)
     recipes: list[_Recipe] = field(default_factory=list)
@@ -194,7 +202,7 @@ class _Cutting:
         if any(self._taken(region) for region in self._again()):
             return True
         found = sorted(self._candidates(), key=lambda c: c[0])
-        while found:
+        while found and time.monotonic() < self.deadline:
             before = self.peak
             reached = [c for c in found if c[0] <= max(self.target, found[0][0] + _NEAR * (before - found[0][0]))]
             chosen = min(reached, key=lambda c: c[1].traffic)
@@ -244,7 +252,7 @@ class _Cutting:
 
     def _around(self, maker: int, head: int, way: Slicing) -> Iterator[Region]:
         """Regions that a node is within."""
-        for parts in _PARTS:
+        for parts in _PARTS if time.monotonic() < self.deadline else ():
             if way.extent % parts and way.extent < _EVEN * parts:
                 continue  # one part would be much larger than the others
             yield from filter(self._whole, grown(self.source, head, way, parts, maker, _KERNEL))
@@ -256,11 +264,9 @@ class _Cutting:
         roots = {self.alive.root.get(n, n) for n in inside}
         outer = {n for i in region.nodes for n in self.graph.nodes[i].reads if n not in inside}
         outer = {self.alive.root.get(n, n) for n in outer} - roots
-        base = sum(
-            s.size for s in self.alive.spans.values()
-            if (s.name in outer and s.end <= head) or (s.name not in outer | roots and s.start < head <= s.end)
-            or (s.name in outer | roots and s.start < head < s.end)
-        )  # fmt: skip
+        spans = [s for n in outer | roots if (s := self.alive.spans.get(n)) is not None]
+        base = self.alive.before[head] - sum(s.size for s in spans if s.start < head == s.end)
+        base += sum(s.size for s in spans if s.name in outer and s.end <= head)
         kind = self.typing.types[region.output]
         own = (kind.nbytes or 0) if kind is not None else 0
         parts = own if region.way.axis is None else own * (region.parts - 1) // region.parts
