@@ -3,7 +3,8 @@
 from superopt.memory.alive import Lifetime, alive, lifetimes, unavoidable
 from superopt.memory.arena import Arena, measured_arena
 from superopt.memory.copies import OPSET, Pin, Planned, Written, written
-from superopt.memory.fission import Region, Source, Split, grown, heads, split, tails
+from superopt.memory.fission import Region, Source, grown, heads, tails
+from superopt.memory.parts import Split, split
 from superopt.memory.planner import ALIGNMENT, Buffer, Plan, planned
 from superopt.memory.recompute import ROWS, Op, Step, Task, Timetable, front, peak_of
 from superopt.memory.schedule import Schedule, least_peak
