@@ -1,40 +1,30 @@
-"""Plans that compute values again, written so that ONNX Runtime runs them as planned, and judged by what it then takes.
-
-A plan's order is not the runtime's: that walks back from the results, and numbers what it fuses anew. So a plan is
-written, the order that is run is read off, and what strays from the plan is *pinned*: it reads what it needs through a
-guard (:mod:`superopt.memory.copies`) that opens after the step which the plan has before it. A few rounds suffice.
-"""
+"""Graphs written for less memory, by computing values again or in parts, judged by what ONNX Runtime takes."""
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from superopt import formats, report
+from superopt import report
 from superopt.cost import CostModel
-from superopt.cost.trial import with_values
 from superopt.cost.whole import task_of, work
 from superopt.ir.errors import SuperoptError
-from superopt.ir.graph import Graph, Node, structural_hash
-from superopt.memory import OPSET, ROWS, Pin, Planned, Step, Timetable, Written, front, peak_of, written
-from superopt.memory.order import as_executed
+from superopt.ir.graph import Graph, structural_hash
+from superopt.memory import OPSET, ROWS, Planned, Step, Timetable, front, peak_of
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import footprint
 from superopt.pipeline.judge import LOOKS, doubt_of
 from superopt.pipeline.options import EFFORTS, Options, Progress
 from superopt.pipeline.racing import LARGE, measure
+from superopt.pipeline.realising import realised
 from superopt.pipeline.scheduling import asked_of, least_memory
 from superopt.pipeline.splitting import fissions
 from superopt.report.quantities import bytes_text
-from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 
-__all__ = ["Point", "for_memory", "least_for", "points", "realised"]
+__all__ = ["Point", "for_memory", "least_for", "points"]
 
-_ROUNDS = 6  # of looking at the order that is run, and pinning what strays from the plan
-_FAR = 8  # steps by which a kernel that strays from its place is no matter
 _SHARES = (0.02, 0.05, 0.10, 0.15, 0.25, 0.50)  # of the time, computed again, at which the front is written
 _SHARE = 0.3  # of the time left that planning may take
 _SPENT, _LONGEST = 0.6, 180.0  # share of the time left that writing for memory may take, and seconds, at most
@@ -389,84 +379,3 @@ def _undominated(found: Sequence[Point]) -> list[Point]:
         if not kept or point.bytes < kept[-1].bytes:
             kept.append(point)
     return kept
-
-
-def realised(planned: Planned, plan: Timetable, *, sizes_known: bool = False, deadline: float = float("inf")) -> Graph:
-    """A plan as a graph that ONNX Runtime runs as planned, as far as pins can see to that.
-
-    Args:
-        planned: the graph.
-        plan: of its task.
-        sizes_known: see :func:`superopt.memory.written`.
-        deadline: on the monotonic clock, after which what was found has to do.
-
-    Raises:
-        InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it.
-    """
-    pins: dict[tuple[int, ...], Pin] = {}
-    for _ in range(_ROUNDS):
-        made = written(planned, plan, pins.values(), sizes_known=sizes_known)
-        graph = replace(made.graph, nodes=_backwards(made.graph))
-        lowered = formats.from_bytes(ONNX_RUNTIME.lowered(formats.to_onnx_bytes(with_values(graph))))
-        fresh = {p.steps: p for p in _strays(plan, made, as_executed(lowered, graph)) if p.steps not in pins}
-        if not fresh or time.monotonic() > deadline:
-            break
-        pins |= fresh
-    return graph
-
-
-def _backwards(graph: Graph) -> tuple[Node, ...]:
-    """Its nodes, as late in the file as they stand early in the plan, as far as they can: the runtime walks back from
-    the results, the node with the greatest number first."""
-    made = {o: i for i, n in enumerate(graph.nodes) for o in n.outputs if o}
-    needs = [len({made[n] for n in node.reads if n in made}) for node in graph.nodes]
-    readers: list[dict[int, None]] = [{} for _ in graph.nodes]
-    for i, node in enumerate(graph.nodes):
-        for name in node.reads:
-            if name in made:
-                readers[made[name]][i] = None
-    ready = [-i for i, count in enumerate(needs) if not count]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        order.append(-heapq.heappop(ready))
-        for reader in readers[order[-1]]:
-            needs[reader] -= 1
-            if not needs[reader]:
-                heapq.heappush(ready, -reader)
-    return tuple(graph.nodes[i] for i in order)
-
-
-def _strays(plan: Timetable, made: Written, ran: Sequence[Node]) -> Iterator[Pin]:
-    """Pins for steps that are run well before the one that the plan has before them."""
-    at = {o: i for i, n in enumerate(ran) for o in n.outputs if o}
-    maker = {v: i for i, step in enumerate(plan.steps) for v in step.makes}
-    before = last = -1
-    for i, step in enumerate(plan.steps):
-        place = max((at[made.names[v]] for v in step.makes if made.names[v] in at), default=-1)
-        if place < 0:
-            continue  # within another kernel
-        if last - place > _FAR and (pin := _pin(plan, made, maker, at, i, before)) is not None:
-            yield pin
-        before, last = i, place
-
-
-def _pin(
-    plan: Timetable, made: Written, maker: Mapping[int, int], at: Mapping[str, int], step: int, after: int
-) -> Pin | None:
-    """A guard before a kernel, of which this is the last step: on the latest value that it reads which is one of the
-    runtime's, too."""
-    within, stack, read = {step}, [step], dict[int, None]()
-    while stack:
-        for value in plan.steps[stack.pop()].reads:
-            inside = maker.get(value, -1)
-            if inside < 0 or made.names[value] in at:
-                read[value] = None
-            elif inside not in within:
-                within.add(inside)
-                stack.append(inside)
-    if not read:
-        return None
-    chosen = max(read, key=lambda v: maker.get(v, -1))
-    steps = tuple(sorted(i for i in within if chosen in plan.steps[i].reads))
-    return Pin(steps, chosen, after) if steps[0] > after else None
