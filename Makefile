@@ -70,9 +70,11 @@ bench-train: $(READY)     ## training steps beside eager PyTorch and inductor: d
 	@$(BIN)/python -m superopt.lab.training
 
 STEPS = mobilenet_v2 linear_attention mobilenet_v3_small whisper_encoder shufflenet_v2 efficientnet_b0 convnext_tiny t5_encoder
+PARTED ?= bert_2 efficientnet_b0 linear_attention mobilenet_v2 segformer unet vit_b16 whisper_encoder
 bench-memory: $(READY)    ## what models take in ONNX Runtime, written for memory and not: the tables of docs/memory.md; run it again to go on
 	@$(BIN)/python -m superopt.lab.memory corpus/tiny/*.json --title "Tiny models" --resume build/memory/tiny.jsonl
 	@$(BIN)/python -m superopt.lab.memory corpus/*.json --title "Full size" --resume build/memory/full.jsonl
+	@$(BIN)/python -m superopt.lab.memory $(PARTED:%=corpus/%.json) --share 0.1 --title "Full size, for a tenth of the time" --resume build/memory/parts.jsonl
 	@$(BIN)/python -m superopt.lab.memory $(STEPS:%=corpus/%.json) --train 0.1 --title "Training steps" --resume build/memory/steps.jsonl
 
 bench-handmade: $(READY)  ## our result beside the same rewrite made by hand, where the corpus's sizes are not the prototype's

@@ -18,7 +18,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Applied, Barrier
 from superopt.rules import Rule, TensorScheme
 from superopt.verifier.constants import jumps
-from superopt.verifier.prover import prove
+from superopt.verifier.joined import prove_joined
 from superopt.verifier.sides import Side, digest_of, literal
 from superopt.verifier.verdict import ProvedAllSizes
 
@@ -317,7 +317,7 @@ class Work:
             seconds = min(self.time_limit, self.deadline - time.monotonic())
             if seconds <= 0:
                 return False, "the time for proofs ran out"
-            verdict = prove(Rule("region", forall, (), (sides[0],), (sides[1],)), time_limit=seconds)
+            verdict = prove_joined(Rule("region", forall, (), (sides[0],), (sides[1],)), time_limit=seconds)
             shown = isinstance(verdict, ProvedAllSizes)
             self._memo[key] = shown, "" if shown else getattr(verdict, "reason", "")
         return self._memo[key]

@@ -84,15 +84,16 @@ def parse_dims(items: list[str]) -> dict[str, int]:
 
 
 def parse_bytes(text: str | None) -> int | None:
-    """``"512M"`` → 536870912; a plain number is bytes.
+    """``"512M"`` or ``"512MiB"`` → 536870912; a plain number is bytes.
 
     Raises:
         UsageError: it is not a size.
     """
     if text is None:
         return None
-    scale = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}.get(text[-1:].lower(), 1)
-    digits = text[:-1] if scale > 1 else text
+    plain = text.lower().removesuffix("ib") if text.lower()[-3:-2] in ("k", "m", "g", "t") else text.lower()
+    scale = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}.get(plain[-1:], 1)
+    digits = plain[:-1] if scale > 1 else plain
     try:
         value = float(digits) * scale
     except ValueError:

@@ -26,7 +26,7 @@ from superopt.pipeline.racing import measure
 from superopt.pipeline.recomputing import least_for
 from superopt.pipeline.scheduling import asked_of, least_memory
 
-__all__ = ["Row", "StepRow", "main", "measured_row", "measured_step", "rendered", "rendered_steps"]
+__all__ = ["Row", "StepRow", "main", "measured_plan", "measured_row", "measured_step", "rendered", "rendered_steps"]
 
 _PATIENCE, _RACE, _RACED = 180.0, 40.0, 15  # seconds to plan and to race, rounds
 _LARGE = 1 << 30  # bytes of weights above which a model is left out: it is held several times
@@ -70,12 +70,13 @@ def measured_row(path: Path) -> Row:
 
 @dataclass(frozen=True)
 class StepRow:
-    """A model's training step (mean squares, SGD) in bytes: inputs (without the weights) and outputs, and the block of
-    the arena, before and after; times beside each other.
+    """A model, or its training step (mean squares, SGD), in bytes: inputs (without the weights) and outputs, and the
+    block of the arena, before and after; times beside each other.
 
     Attributes:
-        share: of the time that is computed again, as modelled.
+        share: of the time that is spent besides, as modelled.
         ratio: of the measured times; ``doubt``: its standard error, times what a race asks for.
+        how: what was done.
     """
 
     model: str
@@ -88,6 +89,7 @@ class StepRow:
     ratio: float
     doubt: float
     seconds: float
+    how: str = "recomputation"
 
     @property
     def peak(self) -> float:
@@ -101,7 +103,15 @@ def measured_step(path: Path, share: float) -> StepRow:
     Raises:
         SuperoptError, NotCovered: it has no derivative, or ONNX Runtime cannot run it on made-up inputs.
     """
-    graph = train_step(with_values(formats.load(path)), "mse", "sgd").graph
+    return measured_plan(path.stem, train_step(with_values(formats.load(path)), "mse", "sgd").graph, share)
+
+
+def measured_plan(name: str, graph: Graph, share: float) -> StepRow:
+    """A graph beside what takes least of what is modelled at so much more time.
+
+    Raises:
+        SuperoptError, NotCovered: ONNX Runtime cannot run it on made-up inputs.
+    """
     start = time.monotonic()
     with for_target("cpu") as model:
         found = least_for(graph, model, share=share, seconds=_PATIENCE, rows=EFFORTS["thorough"].rows)
@@ -111,9 +121,9 @@ def measured_step(path: Path, share: float) -> StepRow:
     held = footprint(graph).plan
     arena = asked_of(graph, {})
     return StepRow(
-        path.stem, len(graph.nodes), len(least.graph.nodes), held.inputs + held.outputs, arena,
+        name, len(graph.nodes), len(least.graph.nodes), held.inputs + held.outputs, arena,
         arena - given.bytes + least.bytes, least.us / given.us - 1.0, raced.ratio,
-        doubt_of(raced.runs, raced.deviation), seconds,
+        doubt_of(raced.runs, raced.deviation), seconds, least.how or "as it was",
     )  # fmt: skip
 
 
@@ -121,15 +131,15 @@ def rendered_steps(title: str, rows: Sequence[StepRow]) -> str:
     """A table in Markdown."""
     lines = [
         f"## {title}", "",
-        "| model | nodes | in, out | arena before | after | after ÷ before | block alone | computed again | time ÷ "
-        "before | planned and written in |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| model | nodes | in, out | arena before | after | after ÷ before | block alone | how | time: modelled | "
+        "measured ÷ before | planned and written in |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for r in rows:
         lines.append(
             f"| {r.model} | {r.nodes:,} → {r.nodes_after:,} | {r.held:,} | {r.arena:,} | {r.arena_after:,} | "
-            f"**{r.peak:.3f}** | {r.arena_after / r.arena:.3f} | {r.share:.1%} | {r.ratio:.3f} ± {r.doubt:.3f} | "
-            f"{r.seconds:.0f} s |"
+            f"**{r.peak:.3f}** | {r.arena_after / r.arena:.3f} | {r.how} | {1.0 + r.share:.3f} | "
+            f"{r.ratio:.3f} ± {r.doubt:.3f} | {r.seconds:.0f} s |"
         )
     return "\n".join([*lines, ""])
 
@@ -184,10 +194,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--title", default="Models")
     parser.add_argument("--resume", type=Path, required=True, help="JSON lines: models in it are not measured again")
-    parser.add_argument("--train", type=float, metavar="SHARE", help="training steps, so much of the time again")
+    parser.add_argument("--share", type=float, help="with what is modelled at so much more of the time")
+    parser.add_argument("--train", type=float, metavar="SHARE", help="the same of training steps")
     given = parser.parse_args(arguments)
-    if given.train is not None:
-        _steps(given.models, given.train, given.title, given.resume)
+    if given.train is not None or given.share is not None:
+        _steps(given.models, given.train, given.share or 0.0, given.title, given.resume)
         return
     known: dict[str, Row] = {}
     if given.resume.exists():
@@ -211,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(rendered(given.title, [known[p.stem] for p in given.models if p.stem in known]))
 
 
-def _steps(models: Sequence[Path], share: float, title: str, resume: Path) -> None:
+def _steps(models: Sequence[Path], train: float | None, share: float, title: str, resume: Path) -> None:
     resume.parent.mkdir(parents=True, exist_ok=True)
     read = (StepRow(**json.loads(line)) for line in (resume.read_text().splitlines() if resume.exists() else ()))
     known = {r.model: r for r in read}
@@ -219,7 +230,10 @@ def _steps(models: Sequence[Path], share: float, title: str, resume: Path) -> No
         if path.stem in known:
             continue
         try:
-            known[path.stem] = measured_step(path, share)
+            if train is not None:
+                known[path.stem] = measured_step(path, train)
+            else:
+                known[path.stem] = measured_plan(path.stem, with_values(formats.load(path)), share)
         except (SuperoptError, NotCovered) as error:
             print(f"{path.stem}: {error}", file=sys.stderr)
             continue

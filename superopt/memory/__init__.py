@@ -3,15 +3,19 @@
 from superopt.memory.alive import Lifetime, alive, lifetimes, unavoidable
 from superopt.memory.arena import Arena, measured_arena
 from superopt.memory.copies import OPSET, Pin, Planned, Written, written
+from superopt.memory.fission import Region, Source, grown, heads, tails
+from superopt.memory.parts import Split, split
 from superopt.memory.planner import ALIGNMENT, Buffer, Plan, planned
 from superopt.memory.points import Bound, least_time, plain
 from superopt.memory.recompute import ROWS, front
 from superopt.memory.schedule import Schedule, least_peak
 from superopt.memory.sharing import IN_PLACE, RENAMING
+from superopt.memory.slicing import Slicing
 from superopt.memory.timetable import Op, Step, Task, Timetable, alive_at, peak_of, polished
 
 __all__ = [
-    "ALIGNMENT", "IN_PLACE", "OPSET", "RENAMING", "ROWS", "Arena", "Bound", "Buffer", "Lifetime", "Op", "Pin", "Plan",
-    "Planned", "Schedule", "Step", "Task", "Timetable", "Written", "alive", "alive_at", "front", "least_peak",
-    "least_time", "lifetimes", "measured_arena", "peak_of", "plain", "planned", "polished", "unavoidable", "written",
+    "ALIGNMENT", "IN_PLACE", "OPSET", "RENAMING", "ROWS", "Arena", "Bound", "Buffer", "Lifetime", "Op", "Pin",
+    "Plan", "Planned", "Region", "Schedule", "Slicing", "Source", "Split", "Step", "Task", "Timetable", "Written",
+    "alive", "alive_at", "front", "grown", "heads", "least_peak", "least_time", "lifetimes", "measured_arena",
+    "peak_of", "plain", "planned", "polished", "split", "tails", "unavoidable", "written",
 ]  # fmt: skip

@@ -1,39 +1,30 @@
-"""Plans that compute values again, written so that ONNX Runtime runs them as planned, and judged by what it then takes.
-
-A plan's order is not the runtime's: that walks back from the results, and numbers what it fuses anew. So a plan is
-written, the order that is run is read off, and what strays from the plan is *pinned*: it reads what it needs through a
-guard (:mod:`superopt.memory.copies`) that opens after the step which the plan has before it. A few rounds suffice.
-"""
+"""Graphs written for less memory, by computing values again or in parts, judged by what ONNX Runtime takes."""
 
 from __future__ import annotations
 
-import heapq
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from superopt import formats, report
+from superopt import report
 from superopt.cost import CostModel
-from superopt.cost.trial import with_values
 from superopt.cost.whole import task_of, work
 from superopt.ir.errors import SuperoptError
-from superopt.ir.graph import Graph, Node, structural_hash
-from superopt.memory import OPSET, ROWS, Pin, Planned, Timetable, Written, front, written
-from superopt.memory.order import as_executed
+from superopt.ir.graph import Graph, structural_hash
+from superopt.memory import OPSET, ROWS, Planned, Step, Timetable, front, peak_of
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import footprint
 from superopt.pipeline.judge import LOOKS, doubt_of
 from superopt.pipeline.options import EFFORTS, Options, Progress
 from superopt.pipeline.racing import LARGE, measure
+from superopt.pipeline.realising import realised
 from superopt.pipeline.scheduling import asked_of, least_memory
+from superopt.pipeline.splitting import fissions
 from superopt.report.quantities import bytes_text
-from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 
-__all__ = ["Point", "for_memory", "least_for", "points", "realised"]
+__all__ = ["Point", "for_memory", "least_for", "points"]
 
-_ROUNDS = 6  # of looking at the order that is run, and pinning what strays from the plan
-_FAR = 8  # steps by which a kernel that strays from its place is no matter
 _SHARES = (0.02, 0.05, 0.10, 0.15, 0.25, 0.50)  # of the time, computed again, at which the front is written
 _SHARE = 0.3  # of the time left that planning may take
 _SPENT, _LONGEST = 0.6, 180.0  # share of the time left that writing for memory may take, and seconds, at most
@@ -41,6 +32,8 @@ _LITTLE = 0.10  # of the time that computing again may take, as modelled, where 
 _SLOWER = 1.15  # of the time, as measured, that what is written for memory may take, where no limit asks for more
 _RACE = 6.0  # seconds for a race
 _AIM = 0.8  # of a limit, that plans aim at: in its first run ONNX Runtime has no block yet, and its arena has gaps
+_UNSURE = 2.0  # times what is modelled: parts that stay in the cache took 0.86 to 1.1 of it, measured
+_NEAR = 1.25  # of the bytes alive in a plan: no more is tried where the block is no larger
 _TRIES = 5  # plans that are written to meet a limit, or to stay within a time
 
 
@@ -52,7 +45,7 @@ class Point:
         graph: it.
         bytes: weights and, by the arena's account, activations.
         us: modelled microseconds.
-        how: what was done: "" (as it was), "order", "open rows", "recomputation".
+        how: what was done: "" (as it was), "order", "open rows", "fission", "recomputation".
         measured: a race beside the graph given, where there was one.
         chosen: whether it is what was asked for.
     """
@@ -74,11 +67,33 @@ class Point:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A way of computing a graph that takes less memory and more time.
+
+    Attributes:
+        planned: the graph, perhaps with regions computed in parts.
+        table: the order of its nodes, some of them computed again.
+        us: modelled microseconds beyond those of the graph given.
+        how: what was done.
+    """
+
+    planned: Planned
+    table: Timetable
+    us: float
+    how: str
+
+    @property
+    def peak(self) -> int:
+        """Bytes alive at once, without inputs and outputs."""
+        return self.table.peak
+
+
 class Writing:
     """A graph of which plans are written, and what is known of it."""
 
     def __init__(self, graph: Graph, model: CostModel, sizes: Mapping[str, int], seconds: float, rows: int) -> None:
-        self.graph, self.sizes, self.rows = graph, sizes, rows
+        self.graph, self.model, self.sizes, self.rows = graph, model, sizes, rows
         self.deadline = time.monotonic() + seconds
         typing = infer(graph, dict(sizes))
         self.weights = work(graph, typing, sizes).weight_bytes
@@ -95,30 +110,60 @@ class Writing:
         """Seconds."""
         return self.deadline - time.monotonic()
 
-    def plans(self, most: int | None = None) -> list[Timetable]:
-        """The front, the order given left out.
+    def plans(self, most: int | None = None) -> list[Plan]:
+        """Plans of which none takes both less time and less memory, by rising time; the order given is left out.
 
         Args:
             most: bytes alive at once that suffice.
         """
         if self.graph.opset.get("", 0) < OPSET:
             return []
-        return front(self.planned.task, rows=self.rows, seconds=_SHARE * self.left(), enough=most)[1:]
+        found = list(self._split())
+        again = front(self.planned.task, rows=self.rows, seconds=_SHARE * self.left(), enough=most)[1:]
+        found += [Plan(self.planned, t, t.us, "recomputation") for t in again]
+        kept: list[Plan] = []
+        for plan in sorted(found, key=lambda p: (p.us, p.peak)):
+            if not kept or plan.peak < kept[-1].peak:
+                kept.append(plan)
+        return kept
 
-    def point(self, plan: Timetable) -> Point | None:
+    def _split(self) -> Iterator[Plan]:
+        """Plans in which regions are computed in parts."""
+        for made in fissions(self.graph, deadline=time.monotonic() + _SHARE * self.left()):
+            planned = task_of(made.graph, self.model.recorded or self.model, sizes=self.sizes)
+            task = planned.task
+            steps = tuple(Step(i, op.reads, op.makes) for i, op in enumerate(task.ops))
+            original = tuple(range(len(task.sizes)))
+            table = Timetable(steps, original, 0.0, *peak_of(task, steps, original))
+            yield Plan(planned, table, sum(op.us for op in task.ops) - self.us, "fission")
+
+    def point(self, plan: Plan) -> Point | None:
         """A plan, written; ``None`` where ONNX Runtime does not take it."""
         try:
-            made = realised(self.planned, plan, deadline=self.deadline)
+            if plan.how == "fission":
+                made, how = self._in_parts(plan)
+            else:
+                made, how = realised(plan.planned, plan.table, deadline=self.deadline), plan.how
             taken = self.held + asked_of(made, self.sizes)
         except (SuperoptError, NotCovered):  # a size that has to be known
             return None
-        return Point(made, self.weights + taken, self.us + plan.us, "recomputation")
+        return Point(made, self.weights + taken, self.us + plan.us, how)
+
+    def _in_parts(self, plan: Plan) -> tuple[Graph, str]:
+        """A plan with regions in parts as it takes least: in an order of its own, or in one that guards see to."""
+        found = least_memory(plan.planned.graph, sizes=self.sizes, deadline=self.deadline)
+        least = found.after.plan
+        if least.block > _NEAR * plan.peak and self.left() > 0.0:
+            guarded = realised(plan.planned, plan.table, deadline=self.deadline)
+            if footprint(guarded, sizes=self.sizes).plan.peak < least.peak:
+                return guarded, "fission, guards"
+        return found.graph, ", ".join(filter(None, ("fission", found.how)))
 
     def room(self, limit: int) -> float:
         """Bytes that may be alive at once for weights and activations to be within a limit with something to spare."""
         return _AIM * limit - self.weights - self.held
 
-    def meeting(self, limit: int, plans: Sequence[Timetable]) -> list[Point]:
+    def meeting(self, limit: int, plans: Sequence[Plan]) -> list[Point]:
         """Points from plans of rising time, up to the first that needs no more than the limit."""
         room, found = self.room(limit), list[Point]()
         while plans and len(found) < _TRIES and self.left() > 0.0:
@@ -132,6 +177,17 @@ class Writing:
                 break
             block = made.bytes - self.weights - self.held  # more than what is alive at once, and so will the next be
             room = min(room, room * plan.peak / block)
+        return found
+
+    def least(self, plans: Sequence[Plan]) -> Point | None:
+        """Of the plans of the lowest peak, written, the one that needs least."""
+        found: Point | None = None
+        for plan in sorted(plans, key=lambda p: p.peak)[:_TRIES]:
+            if found is not None and (self.left() <= 0.0 or found.bytes <= self.weights + self.held + plan.peak):
+                break
+            made = self.point(plan)
+            if made is not None and (found is None or made.bytes < found.bytes):
+                found = made
         return found
 
 
@@ -169,7 +225,10 @@ def for_memory(
         if options.objective == "pareto":
             found = points(graph, model, limit=limit, sizes=sizes, seconds=seconds, rows=rows)
         else:
-            found = least_for(graph, model, limit=limit, share=_LITTLE, sizes=sizes, seconds=seconds, rows=rows)
+            judged = (lambda point: _raced(graph, point, options)) if races else None
+            found = least_for(
+                graph, model, limit=limit, sizes=sizes, seconds=seconds, rows=rows, judged=judged
+            )  # fmt: skip
     except (SuperoptError, NotCovered) as error:
         notes.append(f"what its activations take in ONNX Runtime is not known: {error}")
         return ()
@@ -202,6 +261,8 @@ def _too_slow(point: Point) -> bool:
 
 
 def _raced(graph: Graph, point: Point, options: Options) -> Point:
+    if point.measured is not None:
+        return point
     try:
         measured = measure(
             graph, point.graph, sizes=options.sizes, seed=options.seed, threads=options.threads, rounds=LOOKS[2],
@@ -273,8 +334,9 @@ def least_for(
     sizes: Mapping[str, int] | None = None,
     seconds: float = 120.0,
     rows: int = ROWS,
+    judged: Callable[[Point], Point] | None = None,
 ) -> list[Point]:
-    """The graph given, and the best that was found.
+    """The graph given, and what was found; the last is the best, unless it was measured to be too slow.
 
     Args:
         graph: the model.
@@ -285,6 +347,8 @@ def least_for(
         sizes: what symbolic dimensions are counted at.
         seconds: after which nothing more is written.
         rows: of linear programs that planning may solve.
+        judged: times a point beside the graph given; where it is too slow, a lighter plan is written. Fission may then
+            be modelled at twice the share.
 
     Raises:
         As :func:`points`.
@@ -295,12 +359,17 @@ def least_for(
         return found
     if limit is not None:
         return found + writing.meeting(limit, writing.plans(int(writing.room(limit))))
-    plans = [p for p in writing.plans() if p.us <= share * writing.us]
+    unsure = 1.0 if judged is None else _UNSURE
+    plans = [p for p in writing.plans() if p.us <= share * writing.us * (unsure if p.how == "fission" else 1.0)]
     while plans and writing.left() > 0.0:
-        made = writing.point(plans[-1])
-        if made is not None:
-            return [*found, made]
-        plans = [p for p in plans if p.us < plans[-1].us / 2.0]
+        made = writing.least(plans)
+        if made is None:
+            break
+        found.append(made if judged is None else judged(made))
+        if not _too_slow(found[-1]):
+            break
+        price = made.us - writing.us
+        plans = [p for p in plans if p.us < min(price, price / 2.0)]
     return found
 
 
@@ -310,84 +379,3 @@ def _undominated(found: Sequence[Point]) -> list[Point]:
         if not kept or point.bytes < kept[-1].bytes:
             kept.append(point)
     return kept
-
-
-def realised(planned: Planned, plan: Timetable, *, sizes_known: bool = False, deadline: float = float("inf")) -> Graph:
-    """A plan as a graph that ONNX Runtime runs as planned, as far as pins can see to that.
-
-    Args:
-        planned: the graph.
-        plan: of its task.
-        sizes_known: see :func:`superopt.memory.written`.
-        deadline: on the monotonic clock, after which what was found has to do.
-
-    Raises:
-        InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it.
-    """
-    pins: dict[tuple[int, ...], Pin] = {}
-    for _ in range(_ROUNDS):
-        made = written(planned, plan, pins.values(), sizes_known=sizes_known)
-        graph = replace(made.graph, nodes=_backwards(made.graph))
-        lowered = formats.from_bytes(ONNX_RUNTIME.lowered(formats.to_onnx_bytes(with_values(graph))))
-        fresh = {p.steps: p for p in _strays(plan, made, as_executed(lowered, graph)) if p.steps not in pins}
-        if not fresh or time.monotonic() > deadline:
-            break
-        pins |= fresh
-    return graph
-
-
-def _backwards(graph: Graph) -> tuple[Node, ...]:
-    """Its nodes, as late in the file as they stand early in the plan, as far as they can: the runtime walks back from
-    the results, the node with the greatest number first."""
-    made = {o: i for i, n in enumerate(graph.nodes) for o in n.outputs if o}
-    needs = [len({made[n] for n in node.reads if n in made}) for node in graph.nodes]
-    readers: list[dict[int, None]] = [{} for _ in graph.nodes]
-    for i, node in enumerate(graph.nodes):
-        for name in node.reads:
-            if name in made:
-                readers[made[name]][i] = None
-    ready = [-i for i, count in enumerate(needs) if not count]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        order.append(-heapq.heappop(ready))
-        for reader in readers[order[-1]]:
-            needs[reader] -= 1
-            if not needs[reader]:
-                heapq.heappush(ready, -reader)
-    return tuple(graph.nodes[i] for i in order)
-
-
-def _strays(plan: Timetable, made: Written, ran: Sequence[Node]) -> Iterator[Pin]:
-    """Pins for steps that are run well before the one that the plan has before them."""
-    at = {o: i for i, n in enumerate(ran) for o in n.outputs if o}
-    maker = {v: i for i, step in enumerate(plan.steps) for v in step.makes}
-    before = last = -1
-    for i, step in enumerate(plan.steps):
-        place = max((at[made.names[v]] for v in step.makes if made.names[v] in at), default=-1)
-        if place < 0:
-            continue  # within another kernel
-        if last - place > _FAR and (pin := _pin(plan, made, maker, at, i, before)) is not None:
-            yield pin
-        before, last = i, place
-
-
-def _pin(
-    plan: Timetable, made: Written, maker: Mapping[int, int], at: Mapping[str, int], step: int, after: int
-) -> Pin | None:
-    """A guard before a kernel, of which this is the last step: on the latest value that it reads which is one of the
-    runtime's, too."""
-    within, stack, read = {step}, [step], dict[int, None]()
-    while stack:
-        for value in plan.steps[stack.pop()].reads:
-            inside = maker.get(value, -1)
-            if inside < 0 or made.names[value] in at:
-                read[value] = None
-            elif inside not in within:
-                within.add(inside)
-                stack.append(inside)
-    if not read:
-        return None
-    chosen = max(read, key=lambda v: maker.get(v, -1))
-    steps = tuple(sorted(i for i in within if chosen in plan.steps[i].reads))
-    return Pin(steps, chosen, after) if steps[0] > after else None

@@ -19,6 +19,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from superopt.cli import main
+from superopt.cli.shell import parse_bytes
+from superopt.ir.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 LINEAR = ROOT / "corpus" / "tiny" / "deep_linear.json"
@@ -266,3 +268,14 @@ def test_a_signal_at_any_moment_is_one_line(number: signal.Signals, after: float
     else:
         assert (child.returncode, out, err) == (130, b"", b"superopt: interrupted; nothing was written\n")
     assert kept(folder) == before
+
+
+@pytest.mark.parametrize(("text", "size"), [("400MiB", 400 << 20), ("400M", 400 << 20), ("2g", 2 << 30), ("17", 17)])
+def test_sizes_in_bytes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["400MB", "iB", "4ib", "", "MiB", "-1M"])
+def test_what_is_no_size_in_bytes(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_bytes(text)

@@ -17,7 +17,8 @@ from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.memory import Op, Planned, Task, front, measured_arena, peak_of
 from superopt.ops.infer import Applied, infer
-from superopt.pipeline.recomputing import least_for, points, realised
+from superopt.pipeline.realising import realised
+from superopt.pipeline.recomputing import least_for, points
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier.graphs import PROVED, verify
 
