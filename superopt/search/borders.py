@@ -10,7 +10,7 @@ from superopt.search.lower import Region
 from superopt.search.plan import OUTSIDE, Piece, Plan
 from superopt.search.program import Program, Step
 
-__all__ = ["applied_piece", "fusions"]
+__all__ = ["applied", "applied_piece", "fusions"]
 
 Saved = Callable[[str, Application], float]  # µs, by the operator that makes the moving operand, and its only reader
 
@@ -27,7 +27,7 @@ def _below(program: Program, region: Region, plan: Plan, saved: Saved) -> Iterat
         readers = program.readers.get(output, ())
         if len(readers) != 1 or output in program.pinned:
             continue
-        reader = _applied(program, program.steps[readers[0]])
+        reader = applied(program, program.steps[readers[0]])
         before, after = program.steps[program.maker[output]].op, plan.pieces[piece].op if piece >= 0 else ""
         if before != after:
             yield saved(before, reader), saved(after, reader)
@@ -43,7 +43,7 @@ def _above(program: Program, region: Region, plan: Plan, saved: Saved) -> Iterat
         if len(readers) != 1 or readers[0] not in inside:
             continue
         producer = _operator(program.steps[position])
-        before = saved(producer, _applied(program, inside[readers[0]]))
+        before = saved(producer, applied(program, inside[readers[0]]))
         reading = [p for p in plan.pieces if (OUTSIDE, number) in p.args]
         after = saved(producer, applied_piece(region, plan, reading[0])) if len(reading) == 1 else 0.0
         yield before, after
@@ -54,7 +54,8 @@ def _operator(step: Step) -> str:
     return step.op or (step.node.op if step.node is not None and not step.node.domain else "")
 
 
-def _applied(program: Program, step: Step) -> Application:
+def applied(program: Program, step: Step) -> Application:
+    """What a step applies, to arguments of which types, and which of them are constant."""
     types = tuple(None if a is None else program.types[a] for a in step.args)
     return step.op, step.attributes, types, tuple(a is not None and a in program.constant for a in step.args)
 

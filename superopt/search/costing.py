@@ -189,6 +189,14 @@ class Pricer:
             return 0.0
         return self._saved(producer, self._form(graph, consumer).priced)
 
+    def alone(self, what: Application) -> float:
+        """Microseconds of an application by itself, as far as they are known without measuring."""
+        op, attributes, types, fixed = what
+        if op not in REGISTRY:
+            return FORBIDDEN
+        types = tuple(None if t is None else self.static(t) for t in types)
+        return self._estimate(self._priced((op, attributes, types, fixed)), now=False).us
+
     def fused(self, producer: str, what: Application) -> float:
         """Microseconds that the backend saves by running an application as one with what makes its moving operand."""
         op, attributes, types, fixed = what

@@ -23,6 +23,7 @@ from superopt.search.cones import SELECTIONS, selection_regions, sibling_regions
 from superopt.search.costing import Pricer
 from superopt.search.emit import emit
 from superopt.search.frugal import frugal
+from superopt.search.kernels import broken_us, kernels_of
 from superopt.search.losses import Losses
 from superopt.search.lower import Region, lower, region_of
 from superopt.search.match import Pattern
@@ -124,6 +125,7 @@ class _Run:
         self.names = Names(self.program, options.reserved)
         weights = sum(w.type.nbytes or 0 for w in graph.weights)
         self.pricer = Pricer(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
+        self.program = replace(self.program, kernels=kernels_of(self.program, self.pricer))
         self.unweighted = self.pricer.unweighted()  # old weights go as new ones come; a plan that grows needs a gain
         self.cache = RegionCache.of(chosen, self.pricer.costs, graph.opset, options, REGISTRY)
         self.memo: dict[_Key, Found] = {}
@@ -330,8 +332,10 @@ class _Run:
         return not why
 
     def _in_place(self, region: Region, plan: Plan) -> Plan:
-        """The plan with what is lost where the backend ran something outside and something inside as one."""
+        """The plan with what is lost where the backend ran what it takes apart as one: pairs over the region's border,
+        and groups."""
         lost = sum(max(0.0, before - after) for before, after in fusions(self.program, region, plan, self.pricer.fused))
+        lost += broken_us(self.program, region, plan, self.pricer)
         return replace(plan, after=plan.after + lost) if lost > 0 else plan
 
     def _replace(self, offers: Offers) -> None:

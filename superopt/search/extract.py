@@ -54,8 +54,9 @@ class Problem:
 
 
 def problem_of(
-    graph: EGraph, roots: Sequence[int], pricer: Pricer, paid: frozenset[int], given: frozenset[ENode]
-) -> Problem:
+    graph: EGraph, roots: Sequence[int], pricer: Pricer, paid: frozenset[int], given: frozenset[ENode],
+    within: frozenset[ENode] = frozenset(),
+) -> Problem:  # fmt: skip
     """The problem of computing ``roots``.
 
     Args:
@@ -64,6 +65,7 @@ def problem_of(
         pricer: what e-nodes cost.
         paid: classes of constants that the model already stores.
         given: e-nodes of the input, which can stay even where superopt could not write them anew.
+        within: those of them that run in the kernel of another, and cost nothing.
     """
     wanted = tuple(dict.fromkeys(graph.find(r) for r in roots))
     drafts: dict[int, list[Candidate]] = {}
@@ -77,15 +79,15 @@ def problem_of(
             args = tuple(dict.fromkeys(graph.find(a) for a in node[1:] if a != ABSENT))
             if owner in args:
                 continue
-            us = pricer.node(graph, node, kept=node in given).us
+            us = 0.0 if node in within else pricer.node(graph, node, kept=node in given).us
             if us == FORBIDDEN:
                 continue
             us += sum(_bytes(graph, a) * pricer.byte_us for a in args if graph.constant(a) and a not in paid)
-            us += 0.0 if graph.heads[node[0]].op in (LEAF, PROJECT) else NODE_US
+            us += 0.0 if graph.heads[node[0]].op in (LEAF, PROJECT) or node in within else NODE_US
             needs = tuple(a for a in args if not graph.constant(a))
             drafts[owner].append(Candidate(node, owner, needs, us))
             stack.extend(a for a in needs if a not in drafts)
-    return _indexed(graph, _feasible(drafts), tuple(r for r in wanted if not graph.constant(r)), pricer)
+    return _indexed(graph, _feasible(drafts), tuple(r for r in wanted if not graph.constant(r)), pricer, within)
 
 
 def _bytes(graph: EGraph, identity: int) -> int:
@@ -118,7 +120,9 @@ def _feasible(drafts: Mapping[int, Sequence[Candidate]]) -> dict[int, list[Candi
     return kept
 
 
-def _indexed(graph: EGraph, kept: Mapping[int, list[Candidate]], roots: tuple[int, ...], pricer: Pricer) -> Problem:
+def _indexed(
+    graph: EGraph, kept: Mapping[int, list[Candidate]], roots: tuple[int, ...], pricer: Pricer, within: frozenset[ENode]
+) -> Problem:
     candidates: list[Candidate] = []
     index: dict[ENode, int] = {}
     of: dict[int, tuple[int, ...]] = {}
@@ -137,7 +141,7 @@ def _indexed(graph: EGraph, kept: Mapping[int, list[Candidate]], roots: tuple[in
         for number in of[owner]:
             for need in candidates[number].needs:
                 readers.setdefault(need, []).append(number)
-    savings = _savings(graph, candidates, of, roots, pricer)
+    savings = _savings(graph, candidates, of, roots, pricer, within)
     pairs: dict[int, list[Saving]] = {}
     for saving in savings:
         pairs.setdefault(saving.consumer, []).append(saving)
@@ -149,11 +153,11 @@ def _indexed(graph: EGraph, kept: Mapping[int, list[Candidate]], roots: tuple[in
 
 def _savings(
     graph: EGraph, candidates: Sequence[Candidate], of: Mapping[int, tuple[int, ...]], roots: tuple[int, ...],
-    pricer: Pricer,
+    pricer: Pricer, within: frozenset[ENode],
 ) -> list[Saving]:  # fmt: skip
     found: list[Saving] = []
     for consumer, candidate in enumerate(candidates):
-        if graph.heads[candidate.node[0]].op in (LEAF, PROJECT):
+        if graph.heads[candidate.node[0]].op in (LEAF, PROJECT) or candidate.node in within:
             continue
         saved: dict[str, float] = {}  # by the operator that makes the operand
         for owner in candidate.needs:

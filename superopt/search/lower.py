@@ -37,6 +37,7 @@ class Region:
         outputs: values that something outside needs.
         made: constant leaves that rewrites computed: evaluated in float64, they are not exact.
         apart: outputs whose names must stay, where there are several: each is a value, even if two are equal.
+        within: positions of steps that cost nothing, because the backend runs them in the kernel of a dearer one.
     """
 
     positions: tuple[int, ...]
@@ -51,6 +52,7 @@ class Region:
     known: Mapping[str, Known]
     made: frozenset[str] = frozenset()
     apart: tuple[str, ...] = ()
+    within: frozenset[int] = frozenset()
 
     @cached_property
     def number(self) -> Mapping[str, int]:
@@ -68,7 +70,7 @@ class Region:
             for s in self.steps
         )
         outputs, apart = (tuple(number[o] for o in names) for names in (self.outputs, self.apart))
-        return (leaves, steps, self.running, outputs, apart)
+        return (leaves, steps, self.running, outputs, apart, tuple(sorted(self.within)))
 
 
 def region_of(program: Program, positions: Sequence[int]) -> Region:
@@ -104,6 +106,7 @@ def region_of(program: Program, positions: Sequence[int]) -> Region:
             if n in program.constant and n in program.maker and program.steps[program.maker[n]].node is None
         ),
         pinned if len(pinned) > 1 else (),
+        frozenset(i for i, s in enumerate(renamed) if not program.within.isdisjoint(s.outputs)),
     )  # fmt: skip
 
 

@@ -149,8 +149,8 @@ def _extract(
     region: Region, lowered: Lowered, pricer: Pricer, deadline: float, seed: int
 ) -> tuple[Choice, Problem, float]:
     graph = lowered.graph
-    roots, paid, given = _frame(region, lowered)
-    problem = problem_of(graph, roots, pricer, paid, given)
+    roots, paid, given, within = _frame(region, lowered)
+    problem = problem_of(graph, roots, pricer, paid, given, within)
     choice, gap = incumbent_of(region, lowered, problem), 0.0
     wanted: set[ENode] = set()  # by the extraction before, whose predictions were then settled
     for _ in range(_SETTLING):
@@ -160,7 +160,7 @@ def _extract(
         pricer.questions.decided += bool(wanted) and set(chosen.values()) != wanted
         if not pricer.settle(graph, list(chosen.values())):
             break
-        problem, wanted = problem_of(graph, roots, pricer, paid, given), set(chosen.values())
+        problem, wanted = problem_of(graph, roots, pricer, paid, given, within), set(chosen.values())
         choice = {c: problem.index[n] for c, n in chosen.items() if n in problem.index}
         if time.monotonic() > deadline:
             break
@@ -181,9 +181,9 @@ def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> tup
 
 def cost_as_it_is(region: Region, lowered: Lowered, pricer: Pricer) -> float:
     """The modelled cost of the region before anything was added to its e-graph; equal applications count once."""
-    roots, paid, given = _frame(region, lowered)
+    roots, paid, given, within = _frame(region, lowered)
     lowered.graph.rebuild()
-    problem = problem_of(lowered.graph, roots, pricer, paid, given)
+    problem = problem_of(lowered.graph, roots, pricer, paid, given, within)
     return cost_of(problem, incumbent_of(region, lowered, problem)) + _naming(region, lowered, pricer)
 
 
@@ -197,15 +197,17 @@ def _naming(region: Region, lowered: Lowered, pricer: Pricer) -> float:
     return us
 
 
-def _frame(region: Region, lowered: Lowered) -> tuple[list[int], frozenset[int], frozenset[ENode]]:
-    """Classes that are wanted, constants that are stored already, and e-nodes that the input has."""
+def _frame(region: Region, lowered: Lowered) -> tuple[list[int], frozenset[int], frozenset[ENode], frozenset[ENode]]:
+    """Classes that are wanted, constants that are stored already, e-nodes that the input has, and those of them that
+    run in the kernel of another."""
     graph = lowered.graph
     roots = [lowered.classes[region.number[o]] for o in region.outputs]
     paid = frozenset(graph.find(lowered.classes[region.number[n]]) for n in region.leaves if n in region.constant)
-    given = frozenset(
-        node for group in graph.classes.values() for node, birth in group.nodes.items() if birth in lowered.origin
-    )
-    return roots, paid, given
+    given = {
+        node: lowered.origin[birth]
+        for group in graph.classes.values() for node, birth in group.nodes.items() if birth in lowered.origin
+    }  # fmt: skip
+    return roots, paid, frozenset(given), frozenset(n for n, step in given.items() if step in region.within)
 
 
 def _changed(problem: Problem, before: Choice, after: Choice) -> float:

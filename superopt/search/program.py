@@ -21,7 +21,7 @@ from superopt.search.known import ANYTHING, Known, known_of, known_of_array
 from superopt.search.settled import Settled, is_moving
 from superopt.search.step import Step
 
-__all__ = ["LeafFacts", "Program", "Step", "program_of"]
+__all__ = ["Kernel", "LeafFacts", "Program", "Step", "program_of"]
 
 _SMALL = 1 << 16  # elements of a weight that are looked at: uniform values, ranges of positions
 _DIGEST = 1 << 20  # bytes of a weight up to which equal contents are recognised
@@ -37,6 +37,14 @@ class LeafFacts:
     range: tuple[int, int] | None = None
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """Values that steps make which run as one kernel; ``within``: all but that of the dearest step."""
+
+    made: frozenset[str]
+    within: frozenset[str]
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """Steps in execution order, with the types and constancy of values.
@@ -47,6 +55,7 @@ class Program:
         facts: of weights, and of small constants that the model computes.
         same: weight or such a constant → the first one with equal contents.
         settled: the constants that the model itself computes, as the runtime does.
+        kernels: steps of the input that the backend runs as one.
     """
 
     graph: Graph
@@ -56,6 +65,13 @@ class Program:
     facts: Mapping[str, LeafFacts]
     same: Mapping[str, str] = field(default_factory=dict)
     settled: Settled | None = None
+    kernels: tuple[Kernel, ...] = ()
+
+    @cached_property
+    def within(self) -> frozenset[str]:
+        """What steps make that cost nothing beside another of their kernel, as long as all of it is there."""
+        there = {o for s in self.steps if s.node is not None for o in s.outputs}
+        return frozenset[str]().union(*(k.within for k in self.kernels if k.made <= there))
 
     @cached_property
     def known(self) -> Mapping[str, Known]:

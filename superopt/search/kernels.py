@@ -1,0 +1,57 @@
+"""What of a program the backend runs as one kernel, known by more than pairs: a GELU written out, a normalisation.
+
+The whole's price (:func:`superopt.cost.graph_cost`) counts such a group once, at what the dearest of it takes. So does
+the search, as long as the group is whole: a rewrite that takes an operator out of it (``x / √2`` as ``x · 0.71``, or
+into the weights before it) saves nothing then, and one that leaves the others to run one by one is seen to cost.
+"""
+
+from __future__ import annotations
+
+from superopt.cost.patterns import groups
+from superopt.search.borders import applied
+from superopt.search.costing import Pricer
+from superopt.search.lower import Region
+from superopt.search.plan import Plan
+from superopt.search.program import Kernel, Program
+
+__all__ = ["broken_us", "kernels_of"]
+
+# Last operators of groups that are left out: a product takes in a Transpose or a scale whichever product it is, also
+# one that a rewrite makes. Free in the input alone, they would stand in the way (train_step_mlp: 3 % slower).
+_TAKES_IN = frozenset({"MatMul"})
+
+
+def kernels_of(program: Program, pricer: Pricer) -> tuple[Kernel, ...]:
+    """The groups of a program's steps that are nodes of its graph.
+
+    Args:
+        program: as it was read.
+        pricer: says which step of a group is the dearest; the first, of several.
+    """
+    steps = {s.outputs[0]: s for s in program.steps if s.op and s.node is not None}
+    found: list[Kernel] = []
+    for group in groups(program.graph, pricer.costs.backend.patterns):
+        made = [node.outputs[0] for node in group]
+        if group[0].op not in _TAKES_IN and all(name in steps for name in made):
+            dearest = max(made, key=lambda name: pricer.alone(applied(program, steps[name])))
+            found.append(Kernel(frozenset(made), frozenset(made) - {dearest}))
+    return tuple(found)
+
+
+def broken_us(program: Program, region: Region, plan: Plan, pricer: Pricer) -> float:
+    """Microseconds of steps that run by themselves once a plan has taken others out of their kernel.
+
+    Args:
+        program: in which the region is.
+        region: where the plan is to be used.
+        plan: what it keeps of the region's steps stays in their kernels, if all of these do.
+        pricer: what a step takes by itself.
+    """
+    kept = {o for piece in plan.pieces if piece.source >= 0 for o in region.steps[piece.source].outputs}
+    gone = {o for step in region.steps for o in step.outputs} - kept
+    us = 0.0
+    for kernel in program.kernels:
+        if gone.isdisjoint(kernel.made) or not kernel.within <= program.within:
+            continue
+        us += sum(pricer.alone(applied(program, program.steps[program.maker[o]])) for o in kernel.within - gone)
+    return us

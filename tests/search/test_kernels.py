@@ -1,0 +1,55 @@
+"""What the backend runs as one kernel stays whole, unless the whole gains by taking it apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from superopt import cost
+from superopt.cost.patterns import ONNX_RUNTIME_PATTERNS, groups
+from superopt.frontend import GraphBuilder
+from superopt.ir.graph import Graph
+from superopt.rules import load_library
+from superopt.search import SearchOptions, engine, search
+
+
+@pytest.fixture(scope="module")
+def prices() -> cost.CostModel:
+    return cost.RecordedProfile(cost.load_profile("cpu-epyc-2core"))
+
+
+def block(half_last: bool) -> Graph:
+    """A layer, a GELU written out, and what any search removes: one Relu of two."""
+    b = GraphBuilder("block")
+    x = b.input("x", "float32", (256, 192))
+    y = b.op("Add", b.op("MatMul", x, b.weight("w", (192, 384), scale=0.1)), b.weight("c", (384,)))
+    one_more = b.op("Add", b.op("Erf", b.op("Div", y, b.constant(2**0.5))), b.constant(1.0))
+    if half_last:
+        made = b.op("Mul", b.op("Mul", y, one_more), b.constant(0.5))
+    else:
+        made = b.op("Mul", b.op("Mul", y, b.constant(0.5)), one_more)
+    z = b.op("MatMul", made, b.weight("v", (384, 192), scale=0.1))
+    b.output(b.op("Relu", b.op("Relu", z)), "out")
+    return b.build()
+
+
+def found(graph: Graph, prices: cost.CostModel) -> Graph:
+    library = load_library()
+    options = SearchOptions(cache=False, floats=library.floats("standard"))
+    return search(graph, library.admitted, prices, options).graph
+
+
+@pytest.mark.parametrize("half_last", [True, False])
+def test_a_gelu_that_is_written_out_stays_whole(half_last: bool, prices: cost.CostModel) -> None:
+    graph = block(half_last)
+    made = found(graph, prices)
+    assert len(groups(made, ONNX_RUNTIME_PATTERNS)) == 1
+    assert sum(n.op == "Relu" for n in made.nodes) == 1
+    assert cost.graph_cost(made, prices).us < cost.graph_cost(graph, prices).us
+
+
+def test_prices_that_do_not_know_it_take_it_apart(prices: cost.CostModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "kernels_of", lambda *_: ())
+    graph = block(True)
+    made = found(graph, prices)
+    assert not groups(made, ONNX_RUNTIME_PATTERNS)
+    assert cost.graph_cost(made, prices).us > cost.graph_cost(graph, prices).us
