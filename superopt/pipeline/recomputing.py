@@ -20,7 +20,6 @@ from superopt.pipeline.options import EFFORTS, Options, Progress
 from superopt.pipeline.racing import LARGE, measure
 from superopt.pipeline.realising import realised
 from superopt.pipeline.scheduling import asked_of, least_memory
-from superopt.pipeline.splitting import fissions
 from superopt.report.quantities import bytes_text
 
 __all__ = ["Point", "for_memory", "least_for", "points"]
@@ -129,6 +128,8 @@ class Writing:
 
     def _split(self) -> Iterator[Plan]:
         """Plans in which regions are computed in parts."""
+        from superopt.pipeline.splitting import fissions  # here, because it loads the prover
+
         for made in fissions(self.graph, deadline=time.monotonic() + _SHARE * self.left()):
             planned = task_of(made.graph, self.model.recorded or self.model, sizes=self.sizes)
             task = planned.task

@@ -278,6 +278,8 @@ def test_prices_are_right_where_what_they_choose_is_as_fast_as_any() -> None:
     def at(modelled: tuple[float, ...], ratios: tuple[float, ...]) -> Measured:
         return Measured("s", (None, None, None), modelled, ratios, ratios, 1.0, None, 0.0)
 
-    assert at((100.0, 50.0, 60.0), (1.0, 0.5, 0.49)).right
-    assert not at((100.0, 50.0, 60.0), (1.0, 0.7, 0.49)).right
+    near, far = at((100.0, 50.0, 60.0), (1.0, 0.5, 0.49)), at((100.0, 50.0, 60.0), (1.0, 0.7, 0.49))
+    assert near.chosen == far.chosen == 1
+    assert near.lost(1) <= 1.03 < far.lost(1)
+    assert near.lost(2) == far.lost(2) == 1.0
     assert at((100.0, 97.0, 99.0), (1.0, 0.98, 1.5)).chosen == 0

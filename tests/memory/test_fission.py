@@ -15,7 +15,7 @@ from superopt.ir.terms import App, Var
 from superopt.ir.types import DType, TensorType
 from superopt.memory import Region, Source, grown, heads, split, tails
 from superopt.ops.infer import Applied, infer
-from superopt.pipeline import recomputing
+from superopt.pipeline import splitting
 from superopt.pipeline.recomputing import Point, least_for
 from superopt.pipeline.scheduling import asked_of
 from superopt.pipeline.splitting import fissions
@@ -179,7 +179,7 @@ def test_the_arena_is_asked_for_less() -> None:
 
 def test_where_a_plan_is_measured_too_slow_a_lighter_one_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = attention(128, 2, 8)
-    monkeypatch.setattr(recomputing, "fissions", lambda g, deadline: fissions(g, targets=(0.7, 0.4), deadline=deadline))
+    monkeypatch.setattr(splitting, "fissions", lambda g, deadline: fissions(g, targets=(0.7, 0.4), deadline=deadline))
     asked: list[Point] = []
 
     def slow(point: Point) -> Point:
