@@ -29,14 +29,15 @@ from math import inf
 from pathlib import Path
 
 from superopt import formats
-from superopt.cost import for_target
+from superopt.cost import CostModel, for_target
 from superopt.cost.trial import with_values
-from superopt.cost.whole import task_of
 from superopt.frontend.training import train_step
 from superopt.ir.errors import SuperoptError
+from superopt.ir.graph import Graph
 from superopt.lab.dimensions import Region, regions_of
-from superopt.memory import ROWS, Planned, Step, Task, Timetable, front, plain
+from superopt.memory import ROWS, Planned, Step, Task, front, plain
 from superopt.ops.record import NotCovered
+from superopt.pipeline.recomputing import Writing
 
 __all__ = ["Row", "State", "compared", "main", "planned_task", "rendered", "search"]
 
@@ -281,18 +282,24 @@ class Row:
     states: int
 
 
-def compared(name: str, planned: Planned, *, share: float, seconds: float, rows: int = ROWS) -> Row:
-    """A model by both, each for so many seconds at most."""
-    task, regions = planned_task(planned)
+def compared(name: str, graph: Graph, model: CostModel, *, share: float, seconds: float, rows: int = ROWS) -> Row:
+    """A model by both, each for so many seconds at most: the plans of ``--objective pareto``, before they are written,
+    and MAGIS's.
+
+    Raises:
+        NotCovered: a size has to be known.
+    """
     start = time.monotonic()
-    plans = front(planned.task, rows=rows, seconds=seconds)
+    writing = Writing(graph, model, {}, seconds, rows)
+    task, whole = writing.planned.task, writing.us
+    given = front(task, rows=0)[0].peak
+    plans = [plan for plan in writing.plans() if plan.us <= share * whole]
     took = time.monotonic() - start
-    whole = sum(op.us for op in task.ops)
-    ours: Timetable = min((p for p in plans if p.us <= share * whole), key=lambda p: p.peak)
-    state, made = search(task, regions, share=share, seconds=seconds)
-    given = plans[0].peak
-    return Row(name, len(task.ops), given, ours.peak / given, took, state.peak / given, len(state.parts),
-               len(state.steps) - len(task.ops), made)  # fmt: skip
+    ours = min([given, *(plan.peak for plan in plans)])
+    theirs, regions = planned_task(writing.planned)
+    state, made = search(theirs, regions, share=share, seconds=seconds)
+    return Row(name, len(theirs.ops), given, ours / given, took, state.peak / given, len(state.parts),
+               len(state.steps) - len(theirs.ops), made)  # fmt: skip
 
 
 def rendered(rows: Sequence[Row], share: float) -> str:
@@ -329,12 +336,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             graph = with_values(formats.load(Path(path)))
             graph = train_step(graph, "mse", "sgd").graph if train else graph
             with for_target(_TARGET) as model:
-                planned = task_of(graph, model)
+                rows.append(compared(Path(path).stem + (", step" if train else ""), graph, model, share=given.share,
+                                     seconds=given.seconds))  # fmt: skip
         except (SuperoptError, NotCovered) as error:
             print(f"{name}: {error}", file=sys.stderr)
             continue
-        rows.append(compared(Path(path).stem + (", step" if train else ""), planned, share=given.share,
-                             seconds=given.seconds))  # fmt: skip
         print(rows[-1], file=sys.stderr, flush=True)
     print(rendered(rows, given.share))
 
