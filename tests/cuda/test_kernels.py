@@ -126,6 +126,19 @@ def test_whole_models_on_the_plan_are_the_reference() -> None:
         assert all(np.array_equal(first[n], again[n]) for n in first), name
 
 
+def test_what_is_loaded_ahead_of_conditions_is_as_long_as_the_output() -> None:
+    """A shorter operand of a Concat, loaded whatever the index is, was read past its end."""
+    builder = GraphBuilder("joined")
+    x, y, z = (builder.input(n, "float32", (rows, 64)) for n, rows in (("x", 64), ("y", 16), ("z", 80)))
+    builder.output(builder.op("Concat", x, y, axis=0) + z, "out")
+    graph = builder.build()
+    (kernel,) = plan(graph).kernels
+    packed = {kernel.operands[i] for i in range(3) if f"(p{i} + base)" in kernel.source}
+    assert packed == {"z"}
+    feeds = {v.name: np.random.default_rng(3).standard_normal(v.type.shape).astype(np.float32) for v in graph.inputs}
+    assert_close(Session(graph, HostDriver()).run(feeds), run(graph, feeds), "joined")
+
+
 def seeds_example() -> Graph:
     """``(x + y) · z + x``: three kernels that move 9 arrays, or one that moves 4."""
     builder = GraphBuilder("seeds")

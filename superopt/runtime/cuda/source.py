@@ -191,12 +191,25 @@ class _Writer:
     def _own(self, read: Read) -> bool:
         return position(read, self.operands[read.operand]) == self.expression.target
 
+    def _packed(self) -> set[int]:
+        """Operands loaded ahead of all conditions: read at the output's own position only, and long enough for it.
+
+        A Concat reads the shorter operands at the output's position too, but only where they have one.
+        """
+        found = reads(self.body)
+        elsewhere = {r.operand for r in found if not self._own(r)}
+        return {i for r in found if (i := r.operand) not in elsewhere and self._elements(i) >= self.count}
+
+    def _elements(self, operand: int) -> int:
+        elements = self.operands[operand].elements
+        return elements if isinstance(elements, int) else 0
+
     def _small(self, read: Read) -> bool:
         elements = self.operands[read.operand].elements
         return isinstance(elements, int) and elements * 4 <= self.count
 
     def _flat(self) -> tuple[str, int, int, str]:
-        own = {r.operand for r in reads(self.body)} - {r.operand for r in reads(self.body) if not self._own(r)}
+        own = self._packed()
         widest = max([self.made.dtype.bits, *(self.operands[i].dtype.bits for i in own)]) // 8
         width = 16 // widest
         while self.count % width:
