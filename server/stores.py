@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from superopt.ir.errors import UsageError
-from superopt.server.blobs import Blobs, Spool
+from superopt.server.blobs import Blobs, Spool, has_room
 from superopt.server.body import FILE_NAME, FILES, MODEL_FILE, Upload, model_of, packed, recognised
 from superopt.server.problems import Problem
 from superopt.server.settings import Limits
@@ -36,7 +35,6 @@ _KEY = re.compile(r"[^\x00-\x1f\x7f%?#\\*{}^`<>|\"~\[\]]{0,900}")  # what obstor
 _PIECE = 16 << 20  # bytes of one request, which may take half a minute
 _PATIENCE = "5s"  # to connect
 _TRIES = 2  # again, where a store does not answer
-_SPARE = 256 << 20  # bytes of the disk that are left alone
 _REMEMBERED = 1024
 
 
@@ -115,7 +113,7 @@ class Stores:
         if size > self._limits.upload:
             raise _wrong(413, "too-large", f"{pins[model].place} and what is beside it have {size} bytes; "
                          f"{self._limits.upload} are allowed")  # fmt: skip
-        if shutil.disk_usage(self._blobs.incoming).free < size + _SPARE:
+        if not has_room(self._blobs.incoming, size):
             raise Problem(503, "unavailable", "the disk has no room for a model of this size", retry_after=600)
         deadline = time.monotonic() + self._limits.body_seconds
         with ExitStack() as stack:  # all of them first: what is kept is swept where no job comes of it within a minute

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from superopt import cost
@@ -33,7 +33,7 @@ def tell(result: Result, options: Options) -> Told:
     from superopt import pipeline
 
     report, way = pipeline.explained(result, options)
-    told = report.json()
+    told = replace(report, memory=pipeline.told_of(result.original, result.graph, options)).json()
     with cost.for_target(
         options.target, runtime=options.runtime, sizes=options.sizes, time_limit=0.0, questions=0
     ) as model:  # fmt: skip

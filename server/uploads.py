@@ -10,21 +10,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from superopt.server.blobs import Blobs
+from superopt.server.blobs import Blobs, has_room
 from superopt.server.body import FILE_NAME, MODEL_FILE, Upload, model_of, packed, recognised
 from superopt.server.problems import Problem
 
 __all__ = ["Resumable", "Uploads"]
 
 _HEX = re.compile(r"[0-9a-f]{32}")
-_SPARE = 256 << 20  # bytes of the disk that uploads leave alone
 _HEAD = 64
 
 
@@ -71,7 +69,7 @@ class Uploads:
         if len(theirs) >= self._many:
             raise Problem(429, "quota", f"you have {len(theirs)} uploads; DELETE some", retry_after=60)
         due = sum(u.length - self.offset(u) for u in self._all())
-        if shutil.disk_usage(self._folder).free < due + length + _SPARE:
+        if not has_room(self._folder, due + length):
             raise Problem(503, "unavailable", "the disk has no room for an upload of this length", retry_after=600)
         made = Resumable(uuid.uuid4().hex, owner, length, filename)
         self._file(made.id).touch(mode=0o600)

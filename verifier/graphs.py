@@ -149,7 +149,7 @@ def verify(
 
 def _large(*graphs: Graph) -> bool:
     """Whether a model is too large to run whole beside the other."""
-    return any(sum(w.type.nbytes or 0 for w in g.weights) > LARGE for g in graphs)
+    return any(g.weight_bytes > LARGE for g in graphs)
 
 
 def _ran(a: Graph, b: Graph, seed: int, trials: int, slack: Slack) -> CheckResult:

@@ -100,7 +100,7 @@ def measure_power(
         effort: how many.
         work: operations of one run.
     """
-    stored = sum(w.type.nbytes or 0 for w in after.weights)
+    stored = after.weight_bytes
     each = _START + _BYTE * stored + 1.5 * work + len(runs) * 1e6  # most are caught by the first inputs
     most = min(_DRAWN * effort.mutants, int(effort.work / each))
     new, rest = _places(before, after)

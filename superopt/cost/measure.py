@@ -167,7 +167,7 @@ class Meter:
         table = self._repeated(bound, once)
         warm = statistics.median(table)
         spread = (table[(3 * len(table)) // 4] - table[len(table) // 4]) / warm
-        weights = sum(w.type.nbytes or 0 for w in graph.weights)
+        weights = graph.weight_bytes
         if weights + sum(a.nbytes for a in feeds.values()) < _FLUSH_FROM:
             return Timing(warm, warm, spread)
         twin = self.runtime.load(content, threads=self.threads, optimise=optimise).bound(feeds, like=bound)
@@ -273,7 +273,7 @@ def _share_of_layout(graph: Graph, runtime: Runtime) -> float:
 
 def _leaves_the_core(graph: Graph) -> bool:
     """Whether its weights push each other out of the core's cache from one run to the next."""
-    return sum(w.type.nbytes or 0 for w in graph.weights) >= _SELF_EVICTING * core_bytes()
+    return graph.weight_bytes >= _SELF_EVICTING * core_bytes()
 
 
 def _written_over(graph: Graph) -> dict[str, str]:

@@ -156,6 +156,11 @@ class Graph:
         return {w.name: w for w in self.weights}
 
     @cached_property
+    def weight_bytes(self) -> int:
+        """Of all weights together; those of unknown size count nothing."""
+        return sum(w.type.nbytes or 0 for w in self.weights)
+
+    @cached_property
     def constants(self) -> Mapping[str, Weight]:
         """Weights whose values cannot be overridden by the caller (those that are not also inputs)."""
         fed = {v.name for v in self.inputs}

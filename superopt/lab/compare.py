@@ -53,7 +53,7 @@ def compare(graph: Graph, rules: Sequence[Rule], costs: CostModel, seconds: floa
         costs: for all alike; it should answer without measuring.
         seconds: for each of the baselines; ours takes what it takes.
     """
-    weights = sum(w.type.nbytes or 0 for w in graph.weights)
+    weights = graph.weight_bytes
     costs = costs.in_context(weights)  # one price for all, whatever became of the weights
     start = time.monotonic()
     own = search(graph, rules, costs, SearchOptions(cache=False, least_gain=0.0)).graph

@@ -35,7 +35,7 @@ from superopt.frontend.training import train_step
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.lab.dimensions import Region, regions_of
-from superopt.memory import ROWS, Planned, Step, Task, front, plain
+from superopt.memory import ROWS, Planned, Step, Task, as_given, plain
 from superopt.ops.record import NotCovered
 from superopt.pipeline.recomputing import Writing
 
@@ -292,7 +292,7 @@ def compared(name: str, graph: Graph, model: CostModel, *, share: float, seconds
     start = time.monotonic()
     writing = Writing(graph, model, {}, seconds, rows)
     task, whole = writing.planned.task, writing.us
-    given = front(task, rows=0)[0].peak
+    given = as_given(task).peak
     plans = [plan for plan in writing.plans() if plan.us <= share * whole]
     took = time.monotonic() - start
     ours = min([given, *(plan.peak for plan in plans)])

@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if path.stem in known:
             continue
         try:
-            weights = sum(w.type.nbytes or 0 for w in formats.load(path).weights)
+            weights = formats.load(path).weight_bytes
             if weights > _LARGE:
                 print(f"{path.stem}: left out, {weights:,} bytes of weights", file=sys.stderr)
                 continue

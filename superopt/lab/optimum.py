@@ -27,7 +27,7 @@ from superopt.cost.trial import with_values
 from superopt.cost.whole import task_of
 from superopt.frontend.training import train_step
 from superopt.ir.errors import SuperoptError
-from superopt.memory import Op, Step, Task, Timetable, front, least_time, peak_of, plain
+from superopt.memory import Op, Step, Task, Timetable, front, least_time, made_again, peak_of, plain
 from superopt.ops.record import NotCovered
 
 __all__ = ["Row", "chain", "checkmate", "compared", "keeping", "main", "transformer_step", "u_shaped"]
@@ -115,20 +115,8 @@ def keeping(task: Task, kept: Collection[int], cut: int) -> Timetable:
     there = {v: v for v in kept}
     us = 0.0
     for at in range(cut, len(task.ops)):
-        stack = list(task.ops[at].reads)
-        while stack:
-            own = task.ops[maker[stack[-1]]]
-            missing = [v for v in own.reads if v not in there]
-            if stack[-1] in there:
-                stack.pop()
-            elif missing:
-                stack.append(missing[0])
-            else:
-                makes = tuple(range(len(original), len(original) + len(own.makes)))
-                steps.append(Step(maker[own.makes[0]], tuple(there[v] for v in own.reads), makes))
-                there.update(zip(own.makes, makes, strict=True))
-                original.extend(own.makes)
-                us += own.us
+        for value in reversed(task.ops[at].reads):
+            us += made_again(task, value, makers=maker, there=there, steps=steps, original=original)
         op = task.ops[at]
         steps.append(Step(at, tuple(there[v] for v in op.reads), op.makes))
         there.update((v, v) for v in op.makes)

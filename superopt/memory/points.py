@@ -19,7 +19,7 @@ from math import inf
 import highspy
 import numpy as np
 
-from superopt.memory.timetable import Op, Step, Task, Timetable, alive_at, peak_of
+from superopt.memory.timetable import Op, Step, Task, Timetable, alive_at, made_again, peak_of
 
 __all__ = ["Bound", "expanded", "least_time", "plain"]
 
@@ -271,33 +271,16 @@ def _realised(program: _Program, solution: np.ndarray, share: float) -> Timetabl
     there: dict[int, int] = {}  # value: the copy that is read
     us, first = 0.0, -1
 
-    def make(value: int) -> None:
-        nonlocal us
-        stack = [value]
-        while stack:
-            own = task.ops[program.maker[stack[-1]]]
-            missing = [v for v in own.reads if v not in there]
-            if stack[-1] in there:
-                stack.pop()
-            elif missing:
-                stack.append(missing[0])
-            else:
-                stack.pop()
-                reads = tuple(there[v] for v in own.reads)
-                makes = tuple(range(len(original), len(original) + len(own.makes)))
-                original.extend(own.makes)
-                there.update(zip(own.makes, makes, strict=True))
-                us += own.us
-                steps.append(Step(program.maker[own.makes[0]], reads, makes))
-
     for window, end in enumerate(program.ends):
         last = window == len(program.points)
         kept = {v for (at, v), c in program.kept.items() if at == window and solution[c] >= share}
         for op in range(first + 1, end + 1):
             own = task.ops[op]
             for value in (*own.reads, *(sorted(kept) if op == end and not last else ())):
-                if program.maker[value] < op and value not in there:
-                    make(value)
+                if program.maker[value] < op:
+                    us += made_again(
+                        task, value, makers=program.maker, there=there, steps=steps, original=original
+                    )  # fmt: skip
             steps.append(Step(op, tuple(there[v] for v in own.reads), own.makes))
             there.update(zip(own.makes, own.makes, strict=True))
         there = there if last else {v: c for v, c in there.items() if v in kept}

@@ -23,7 +23,7 @@ import highspy
 import numpy as np
 
 from superopt.memory.points import expanded, least_time, plain
-from superopt.memory.timetable import Op, Step, Task, Timetable, alive_at, lightened, peak_of, polished
+from superopt.memory.timetable import Op, Step, Task, Timetable, alive_at, as_given, lightened, peak_of, polished
 
 __all__ = ["Op", "Step", "Task", "Timetable", "alive_at", "front", "peak_of"]
 
@@ -65,9 +65,7 @@ def front(task: Task, *, rows: int = ROWS, seconds: float = inf, enough: int | N
         enough: bytes below which a plan need not go: what has reached them is not cut again.
     """
     budget = _Budget(rows, time.monotonic() + seconds, _LOOKED * rows)
-    steps = tuple(Step(i, op.reads, op.makes) for i, op in enumerate(task.ops))
-    original = tuple(range(len(task.sizes)))
-    first = Timetable(steps, original, 0.0, *peak_of(task, steps, original))
+    first = as_given(task)
     found, cut = [first], set[tuple[int, float]]()
     for _ in range(_ROUNDS):
         fresh = [p for p in found if (p.peak, p.us) not in cut and (enough is None or p.peak > enough)]

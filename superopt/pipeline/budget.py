@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from superopt import cost as costs
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing
-from superopt.pipeline.options import Options
 
 __all__ = ["TimeBudget"]
 
@@ -44,12 +44,11 @@ class TimeBudget:
         """The budget of a command that begins now."""
         return TimeBudget(limit, float("inf") if limit is None else time.monotonic() + limit)
 
-    def expect(self, graph: Graph, typing: Typing, options: Options) -> None:
-        """Say which model it is spent on."""
-        weights = sum(w.type.nbytes or 0 for w in graph.weights)
-        flops = costs.graph_work(graph, typing, options.sizes)["flops"]
-        self.needs = float(_ALWAYS + flops / _FLOPS + 2 * weights / _BYTES)
-        self.looks = 2 * weights / _BYTES + len(graph.nodes) * _NODE
+    def expect(self, graph: Graph, typing: Typing, sizes: Mapping[str, int]) -> None:
+        """Say which model it is spent on, and what its symbolic dimensions are."""
+        reading = 2 * graph.weight_bytes / _BYTES
+        self.needs = float(_ALWAYS + costs.graph_work(graph, typing, sizes)["flops"] / _FLOPS + reading)
+        self.looks = reading + len(graph.nodes) * _NODE
 
     @property
     def left(self) -> float:

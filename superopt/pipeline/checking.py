@@ -46,7 +46,7 @@ def check_result(
     most = min(LARGE, options.memory_limit or LARGE)
     runtime = runtime_named(options.runtime)
     whole = skipped(f"the model's weights are more than {bytes_text(most)}")
-    if sum(w.type.nbytes or 0 for w in before.weights) <= most:
+    if before.weight_bytes <= most:
         how = partial(check, full=True, power="quick") if options.full_check else partial(check_rewrite, bench=bench)
         whole = how(
             before, after, seed=options.seed, sizes=options.sizes, time_limit=budget.left_or_none,

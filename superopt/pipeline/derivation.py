@@ -17,7 +17,6 @@ from superopt import cost as costs
 from superopt.ir.diff import pieces
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph, Node, Weight, unused_name
-from superopt.pipeline.footprint import told_of
 from superopt.report.views import PROVENANCE
 
 if TYPE_CHECKING:
@@ -186,19 +185,17 @@ def derive(
 
 
 def explained(result: Result, options: Options) -> tuple[Report, Derivation | None]:
-    """The report with the way to the result, the gains of rules as that has them (they add up to the whole), and what
-    activations take over the steps of a run.
+    """The report with the way to the result, and the gains of rules as that has them: they add up to the whole.
 
     Args:
         result: of an optimisation.
         options: of the same; its target prices the steps.
     """
-    memory = told_of(result.original, result.graph, options)
     if result.report.status == "unchanged":
-        return replace(result.report, memory=memory), None
+        return result.report, None
     found = derive(
         result.original, result.graph, target=options.target, runtime=options.runtime, sizes=options.sizes
     )  # fmt: skip
     gains = found.by_rule()
     applied = tuple(replace(a, gain_us=gains.get(a.rule)) for a in result.report.rules_applied)
-    return replace(result.report, derivation=found.json(), rules_applied=applied, memory=memory), found
+    return replace(result.report, derivation=found.json(), rules_applied=applied), found

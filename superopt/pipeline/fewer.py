@@ -158,7 +158,7 @@ def with_forms(
     pricing = _pricing(prices)
     if pricing is None:
         return None, None
-    if sum(w.type.nbytes or 0 for w in plain.weights) > LARGE:  # the race and the errors need the model whole
+    if plain.weight_bytes > LARGE:  # the race and the errors need the model whole
         return None, None
     if setting.left() < setting.needs:
         notes.append("there was no time left to look for fewer multiplications")
@@ -274,7 +274,7 @@ def _tried(
 
 def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choice]:
     """As many of the forms as memory allows, without those first that gain the least for a byte."""
-    weights = sum(w.type.nbytes or 0 for w in plain.weights)
+    weights = plain.weight_bytes
     kept = list(chosen)
     while kept:
         if weights + sum(c.more_bytes for c in kept) <= LARGE and (

@@ -158,7 +158,7 @@ def told_of(before: Graph, after: Graph, options: Options) -> dict[str, Any] | N
     """What a report says of memory: :func:`footprint_data` by "before" and "after", the former alone where they are the
     same. ``None`` where it is not known: another runtime or device, a model that does not run, or one with so many
     weights that no second one is held."""
-    large = any(sum(w.type.nbytes or 0 for w in graph.weights) > LARGE for graph in (before, after))
+    large = any(graph.weight_bytes > LARGE for graph in (before, after))
     if options.runtime != ONNX_RUNTIME.name or "cuda" in options.target or large:
         return None
     sides = {"before": before} if after is before else {"before": before, "after": after}

@@ -36,7 +36,7 @@ class Demand:
 def demand_of(path: Path, options: Options) -> Demand:
     """At most, roughly; a broken model takes next to nothing."""
     try:
-        weights = sum(w.type.nbytes or 0 for w in formats.load(path).weights)
+        weights = formats.load(path).weight_bytes
     except SuperoptError:
         weights = 0
     need = _BASE + _COPIES * weights

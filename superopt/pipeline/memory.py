@@ -79,7 +79,7 @@ def memory_bound(graph: Graph, typing: Typing, limit: int, sizes: Mapping[str, i
         sizes: what symbolic dimensions are counted at.
     """
     own = needed(graph, typing, sizes)
-    weights = sum(w.type.nbytes or 0 for w in graph.weights)
+    weights = graph.weight_bytes
     usual = weights // 10 + _UNBOUND
     if own <= limit:
         return MemoryBound(limit, min(usual, limit - own))

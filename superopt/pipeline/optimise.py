@@ -207,7 +207,7 @@ class _Attempt:
     valued: Valued | None = None
 
     def __post_init__(self) -> None:
-        self.budget.expect(self.graph, self.typing, self.options)
+        self.budget.expect(self.graph, self.typing, self.options.sizes)
         if self.options.memory_limit is not None:
             self.bound = memory_bound(self.graph, self.typing, self.options.memory_limit, self.options.sizes)
             self.remarks += [self.bound.note] if self.bound.note else []
@@ -542,10 +542,7 @@ class _Attempt:
     @property
     def _races(self) -> bool:
         """Whether results are timed beside the input."""
-        return self.options.measure or (self.options.target in ("cpu", "cuda") and self._weights() <= LARGE)
-
-    def _weights(self) -> int:
-        return sum(w.type.nbytes or 0 for w in self.graph.weights)
+        return self.options.measure or (self.options.target in ("cpu", "cuda") and self.graph.weight_bytes <= LARGE)
 
 
 def _unknown_sizes(graph: Graph, sizes: Mapping[str, int]) -> list[str]:

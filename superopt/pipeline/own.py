@@ -30,27 +30,29 @@ def search_own_first(graph: Graph, rules: tuple[Rule, ...], own: tuple[Rule, ...
     """
     if not own:
         return search(graph, rules)
-    first = search(graph, own)
+    made: list[SearchResult] = []
+
+    def searched(start: Graph, chosen: tuple[Rule, ...]) -> SearchResult:
+        made.append(search(start, chosen))
+        return made[-1]
+
+    first = searched(graph, own)
     if first.stopped == "interrupted":
         return first
-    found = [] if first.graph is graph else [_then(first, search(first.graph, rules))]
+    found = [] if first.graph is graph else [_then(first, searched(first.graph, rules))]
     if not found or found[0].stopped != "interrupted":
-        plain = search(graph, rules)
+        plain = searched(graph, rules)
         found.append(plain)
         if plain.graph is not graph and plain.stopped != "interrupted":
-            left = search(plain.graph, own)
+            left = searched(plain.graph, own)
             if left.graph is not plain.graph:
                 more = _then(plain, left)
-                found.append(more if left.stopped == "interrupted" else _then(more, search(left.graph, rules)))
+                found.append(more if left.stopped == "interrupted" else _then(more, searched(left.graph, rules)))
     stopped = next((f.stopped for f in found if f.stopped == "interrupted"), None)
     best = min(reversed(found), key=lambda f: f.after_us)
-    seconds = first.seconds + sum(f.seconds for f in found)
-    return replace(best, seconds=seconds, stopped=stopped or best.stopped)
+    return replace(best, seconds=sum(m.seconds for m in made), stopped=stopped or best.stopped)
 
 
 def _then(first: SearchResult, second: SearchResult) -> SearchResult:
     """A search, and another of what it found."""
-    return replace(
-        second, before_us=first.before_us, applied=(*first.applied, *second.applied),
-        seconds=first.seconds + second.seconds,
-    )  # fmt: skip
+    return replace(second, before_us=first.before_us, applied=(*first.applied, *second.applied))

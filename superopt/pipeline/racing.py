@@ -107,7 +107,7 @@ def measured_of(result: RaceResult, place: int = 1) -> report.Measured:
 
 def runnable(graph: Graph, path: Path) -> bytes | Path:
     """The model as a runtime takes it: bytes, or a file where they would not fit one message."""
-    if sum(w.type.nbytes or 0 for w in graph.weights) <= LARGE:
+    if graph.weight_bytes <= LARGE:
         return formats.to_onnx_bytes(graph)
     formats.save(graph, path)
     return path

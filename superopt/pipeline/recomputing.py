@@ -11,7 +11,7 @@ from superopt.cost import CostModel
 from superopt.cost.whole import task_of, work
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, structural_hash
-from superopt.memory import OPSET, ROWS, Planned, Step, Timetable, front, peak_of
+from superopt.memory import OPSET, ROWS, Planned, Timetable, as_given, front
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import footprint
@@ -132,11 +132,8 @@ class Writing:
 
         for made in fissions(self.graph, deadline=time.monotonic() + _SHARE * self.left()):
             planned = task_of(made.graph, self.model.recorded or self.model, sizes=self.sizes)
-            task = planned.task
-            steps = tuple(Step(i, op.reads, op.makes) for i, op in enumerate(task.ops))
-            original = tuple(range(len(task.sizes)))
-            table = Timetable(steps, original, 0.0, *peak_of(task, steps, original))
-            yield Plan(planned, table, sum(op.us for op in task.ops) - self.us, "fission")
+            us = sum(op.us for op in planned.task.ops)
+            yield Plan(planned, as_given(planned.task), us - self.us, "fission")
 
     def point(self, plan: Plan) -> Point | None:
         """A plan, written; ``None`` where ONNX Runtime does not take it."""

@@ -22,7 +22,7 @@ def inspect(model: str | Path | Graph, *, sizes: Mapping[str, int] | None = None
     graph = load(model)
     typing = infer(graph, sizes or {})
     work = costs.graph_work(graph, typing, sizes=sizes)
-    weights = sum(w.type.nbytes or 0 for w in graph.weights)
+    weights = graph.weight_bytes
     return {
         "format": "superopt.inspection", "version": 1, "name": graph.name, "opset": dict(graph.opset),
         "inputs": [{"name": v.name, "type": str(v.type)} for v in graph.inputs if v.name not in graph.weight],

@@ -137,5 +137,5 @@ def _folded(graph: Graph) -> Graph:
     program = program_of(graph, infer(graph))
     if program.settled is None and not program.constant:
         return graph
-    most = _GROWTH * sum(w.type.nbytes or 0 for w in graph.weights) + _SPARE
+    most = _GROWTH * graph.weight_bytes + _SPARE
     return emit(program, REGISTRY, most).graph

@@ -191,19 +191,15 @@ class Pricer:
 
     def alone(self, what: Application) -> float:
         """Microseconds of an application by itself, as far as they are known without measuring."""
-        op, attributes, types, fixed = what
-        if op not in REGISTRY:
-            return FORBIDDEN
-        types = tuple(None if t is None else self.static(t) for t in types)
-        return self._estimate(self._priced((op, attributes, types, fixed)), now=False).us
+        return FORBIDDEN if what[0] not in REGISTRY else self._estimate(self._sized(what), now=False).us
 
     def fused(self, producer: str, what: Application) -> float:
         """Microseconds that the backend saves by running an application as one with what makes its moving operand."""
+        return 0.0 if what[0] not in REGISTRY else self._saved(producer, self._sized(what))
+
+    def _sized(self, what: Application) -> _Priced:
         op, attributes, types, fixed = what
-        if op not in REGISTRY:
-            return 0.0
-        priced = self._priced((op, attributes, tuple(None if t is None else self.static(t) for t in types), fixed))
-        return self._saved(producer, priced)
+        return self._priced((op, attributes, tuple(None if t is None else self.static(t) for t in types), fixed))
 
     def _saved(self, producer: str, consumer: _Priced) -> float:
         if producer in ("", LEAF, PROJECT, consumer.what[0]):

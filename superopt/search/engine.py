@@ -123,7 +123,7 @@ class _Run:
         self.rules = chosen
         self.prepared: Prepared = prepare(chosen, self.program, self.deadline, floats=options.floats)
         self.names = Names(self.program, options.reserved)
-        weights = sum(w.type.nbytes or 0 for w in graph.weights)
+        weights = graph.weight_bytes
         self.pricer = Pricer(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
         self.program = replace(self.program, kernels=kernels_of(self.program, self.pricer))
         self.unweighted = self.pricer.unweighted()  # old weights go as new ones come; a plan that grows needs a gain

@@ -9,7 +9,6 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.errors import OutOfTime
 from superopt.ops.infer import infer
 from superopt.pipeline.budget import TimeBudget
-from superopt.pipeline.options import Options
 from superopt.runtime import reference
 from superopt.verifier.differential import check, check_regions
 
@@ -51,7 +50,7 @@ def test_regions_that_were_not_reached_are_not_passed():
 
 def test_the_reserve_for_the_check_leaves_the_search_some_time():
     graph, budget = model(), TimeBudget.of(10.0)
-    budget.expect(graph, infer(graph), Options(time_limit=10.0))
+    budget.expect(graph, infer(graph), {})
     assert budget.reserve <= budget.left
     budget.needs = 1e9
     assert 3.9 <= budget.for_search(writes=False) <= 4.0
