@@ -2,8 +2,9 @@
 
 Prices are then a function of a profile and three factors, and the same on every run. A record is bound by what takes
 most of its roofline (arithmetic or memory; Williams et al., 2009), or by what any operator costs. Each kind has its
-factor: the median over a few of the profile's own records that are timed again. Factors go in steps, so that two
-calibrations of one machine give the same prices, and a machine like the profile's gives the profile's own.
+factor: the median over a few of the profile's own records that are timed again. A factor is what all kinds have in
+common, which no choice depends on, times what is the kind's own. Both go in steps, so that two calibrations of one
+machine give the same prices, and a machine like the profile's gives the profile's own.
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ __all__ = ["Calibration", "calibrated", "calibration_at_hand", "calibration_of",
 Bound = Literal["overhead", "arithmetic", "memory"]
 _BOUNDS: tuple[Bound, ...] = ("overhead", "arithmetic", "memory")
 _SAMPLES = 7  # records of each kind that are timed again: a median of seven survives three that were disturbed
-_SECONDS = 3.0  # for all of them, of the wall clock: it is done once a machine, while somebody waits
+_SECONDS = 3.0  # for all of them, of this process' time: it is done once a machine, while somebody waits
+_FEWEST = 4  # records of a kind: with fewer, its factor is not told from that of the others
 _SHORT_NS, _LONG_NS = (
     2e3,
     2e6,
 )  # timed again: longer than the clock's noise, short enough to repeat
-_STEP = math.log(1.25)  # quiet or beside a neighbour, medians on one machine differ by up to a tenth
+_STEP = math.log(1.25)  # of what all kinds have in common: times are told to no better than that
+_OWN_STEP = math.log(1.5)  # of what is a kind's own: beside a neighbour a kind's median moves by a tenth, so half of a
+# step is two of that
 _FOLDER, _MOST = "calibration", 16
 
 
@@ -88,18 +92,18 @@ def calibration_at_hand(name: str, profile: Profile, device: Device) -> Calibrat
 
 
 def _place(name: str, profile: Profile, device: Device) -> str:
-    asked = [name, str(profile.header.get("sha256")), device.name, __doc__, _SAMPLES, _STEP]
+    asked = [name, str(profile.header.get("sha256")), device.name, __doc__, _SAMPLES, _STEP, _OWN_STEP]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
 def calibration_of(name: str, profile: Profile, device: Device) -> Calibration:
     """Time a few of a profile's records again; a kind of which none can be timed takes the factor of the others."""
-    start = time.monotonic()
+    start, spent = time.monotonic(), time.process_time()
     found: dict[str, list[float]] = {bound: [] for bound in _BOUNDS}
     waiting = {bound: _chosen(profile, bound) for bound in _BOUNDS}
     for turn in range(_SAMPLES):
         for bound in _BOUNDS:
-            if turn < len(waiting[bound]) and (time.monotonic() - start < _SECONDS or not found[bound]):
+            if turn < len(waiting[bound]) and (time.process_time() - spent < _SECONDS or not found[bound]):
                 record = waiting[bound][turn]
                 try:
                     found[bound].append(device.time(question_of(record.key)).ns / record.ns)
@@ -109,8 +113,10 @@ def calibration_of(name: str, profile: Profile, device: Device) -> Calibration:
     usual = median(known.values()) if known else 1.0
     measured = {bound: known.get(bound, usual) for bound in _BOUNDS}
     off = [math.log(r / known[b]) ** 2 for b, ratios in found.items() for r in ratios]
+    common = 1.0 if all(_alike(ratios) for ratios in found.values()) else _stepped(usual, _STEP)
+    own = {b: _stepped(f / usual, _OWN_STEP) if len(found[b]) >= _FEWEST else 1.0 for b, f in measured.items()}
     return Calibration(
-        name, device.name, {b: 1.0 if _alike(found[b]) else _stepped(f) for b, f in measured.items()},
+        name, device.name, {b: round(common * factor, 6) for b, factor in own.items()},
         {b: round(f, 4) for b, f in measured.items()}, round(math.sqrt(sum(off) / len(off)), 4) if off else 1.0,
         len(off), round(time.monotonic() - start, 2),
     )  # fmt: skip
@@ -122,9 +128,9 @@ def _alike(ratios: Sequence[float]) -> bool:
     return bool(logs) and abs(median(logs)) < 2.0 * median_error(len(logs)) * IQR_OF_NORMAL * pstdev(logs)
 
 
-def _stepped(factor: float) -> float:
+def _stepped(factor: float, step: float) -> float:
     """The nearest power of the step: all that are within half a step of 1 are 1."""
-    return round(math.exp(_STEP * round(math.log(factor) / _STEP)), 6)
+    return math.exp(step * round(math.log(factor) / step))
 
 
 def _chosen(profile: Profile, bound: Bound) -> list[Record]:

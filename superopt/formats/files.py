@@ -94,8 +94,9 @@ def open_inside(directory: Path, location: str) -> MappedFile:
         InvalidModel: the location is refused or cannot be opened.
     """
     where = f"external data {printable(location)!r}"
-    parts = [p for p in location.replace("\\", "/").split("/") if p != "."]
-    if not location or "\0" in location or location.startswith(("/", "\\")) or ":" in parts[0]:
+    parts = [p for p in location.replace("\\", "/").split("/") if p != "."] or [""]
+    elsewhere = ":" in parts[0] if os.name == "nt" else parts[0].endswith(":") and len(parts) > 1  # C:\x, file:/x
+    if not location or "\0" in location or location.startswith(("/", "\\")) or elsewhere:
         raise InvalidModel("only a relative path below the model's directory is accepted", where=where)
     if any(p in ("..", "") for p in parts):
         raise InvalidModel("the path leaves the model's directory or has empty parts", where=where)

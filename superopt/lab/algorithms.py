@@ -32,6 +32,7 @@ from superopt.runtime.race import circumstances, race
 from superopt.search.bilinear.choosing import (
     GROWTH,
     LEAST_GAIN,
+    NEAR,
     Choice,
     Form,
     alternatives,
@@ -155,7 +156,7 @@ def measured(
 def _kept(graph: Graph, model: CostModel) -> Form | None:
     """The form that an optimisation of a graph with one site would keep."""
     typing = infer(graph)
-    chosen = choose(graph, model, growth=GROWTH["standard"], typing=typing)
+    chosen = choose(graph, model, growth=GROWTH["standard"], typing=typing, gain=-NEAR)
     with Bench() as bench:
         chosen, _, _ = tried_alone(graph, typing, chosen, bench, runtime=ONNX_RUNTIME, threads=1, sizes={}, seed=0)
     return chosen[0].form if chosen else None

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
 
 import numpy as np
 
@@ -18,9 +20,9 @@ from superopt.cost import CostModel, GraphCost
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline.judge import LOOKS, SITTING
+from superopt.pipeline.judge import LOOKS, SITTING, Belief
 from superopt.pipeline.memory import needed
-from superopt.pipeline.racing import LARGE, clock_of, measured_of, ratio_of
+from superopt.pipeline.racing import LARGE, clock_of, measured_of
 from superopt.pipeline.trials import tried_alone
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import reference
@@ -29,9 +31,12 @@ from superopt.runtime.protocol import Loaded, Runtime
 from superopt.runtime.race import RaceResult, race_bound
 from superopt.search.bilinear.choosing import (
     GROWTH,
+    LEAST_GAIN,
+    NEAR,
     Choice,
     accuracy_of,
     choose,
+    in_place,
     named,
     possible,
     rewritten,
@@ -44,7 +49,7 @@ __all__ = ["Accuracy", "Formed", "Setting", "accuracy", "with_forms"]
 
 _LESS = (6.0, 3.0)  # growth of errors of algorithms that are tried in turn where those of the mode are too inaccurate
 _LEAST = 3 * SITTING  # share of the whole that forms have to gain for what they cost in accuracy and memory
-_FUTILE = LOOKS[1]  # rounds after which what does not seem to gain enough will not
+_SURELY = 2.0  # standard deviations: forms that gain are slower once in forty
 _SPENT = 0.5  # of the budget, at most, on the few inputs that are measured: on 100 it was up to 1.8 times as much
 _INPUTS, _WORK = 3, 1e10  # inputs on which errors are measured, at most, and FLOPs of the reference for all but one
 
@@ -168,10 +173,10 @@ def with_forms(
     before = costs.graph_cost(plain, pricing, sizes=setting.sizes).us
     tried: list[list[Choice]] = []
     raced: report.Measured | None = None
+    least = -NEAR if setting.races else LEAST_GAIN
     for growth in (GROWTH[setting.mode], *(less for less in _LESS if less < GROWTH[setting.mode])):
-        chosen = choose(plain, pricing, growth=growth, typing=typing, sizes=setting.sizes)
-        chosen = _fitting(plain, chosen, setting)
-        if chosen in tried or _gain(chosen) < _LEAST * before:
+        chosen = choose(plain, pricing, growth=growth, typing=typing, sizes=setting.sizes, gain=least)
+        if chosen in tried or sum(max(0.0, c.before - c.after + c.error) for c in chosen) < _LEAST * before:
             continue
         tried.append(chosen)
         if setting.races:
@@ -183,8 +188,10 @@ def with_forms(
             if gained < asked:
                 notes.append(f"of {asked} kinds of operators that might gain by fewer multiplications, timed beside "
                              f"them, {gained} did")  # fmt: skip
-            if _gain(chosen) < _LEAST * before:
-                continue
+            chosen = in_place(plain, typing, _without_tail(chosen, SITTING * before), pricing)
+        chosen = _fitting(plain, chosen, setting)
+        if _gain(chosen) < _LEAST * before:
+            continue
         found = _tried(original, plain, before, chosen, prices, setting, bench, check, progress)
         raced = found.plain or raced
         if found.formed is not None:
@@ -198,6 +205,19 @@ def with_forms(
 def _gain(chosen: Sequence[Choice]) -> float:
     """Microseconds."""
     return sum(c.before - c.after for c in chosen)
+
+
+def _without_tail(chosen: Sequence[Choice], us: float) -> list[Choice]:
+    """Without the kinds that gain the least, as long as together they gain less than that: no race of the whole could
+    tell them from nothing, so they are not worth their accuracy, and whether they gain would be left to chance."""
+    kinds: dict[tuple[float, str], list[Choice]] = {}
+    for choice in chosen:
+        kinds.setdefault((choice.before, named(choice.form)), []).append(choice)
+    kept = sorted(kinds.values(), key=_gain)
+    while kept and _gain(kept[0]) < us:
+        us -= _gain(kept.pop(0))
+    held = {id(c) for kind in kept for c in kind}
+    return [c for c in chosen if id(c) in held]
 
 
 @dataclass(frozen=True)
@@ -243,10 +263,11 @@ def _tried(
         refuse_unbounded(made, setting.sizes)
         if setting.races:
             progress(0, None, "measuring with fewer multiplications")
-            raced = _race([original, *([plain] if plain is not original else []), made], setting, bench)
+            modelled = Belief(1.0 - _gain(chosen) / before, sum(c.error for c in chosen) / before)
+            raced = _race([original, *([plain] if plain is not original else []), made], modelled, setting, bench)
             if not raced.won:
                 bench.drop(made)
-                why = f"timed beside the result without them, they take {raced.text} of its time"
+                why = f"beside the result without them, they take {raced.text} of its time"
                 return _Outcome(None, why, final=True, plain=raced.without)
             if plain is not original:
                 bench.drop(plain)
@@ -289,34 +310,39 @@ def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choic
 
 @dataclass(frozen=True)
 class _Raced:
-    """A race of the input, the result without forms (which may be the input), and the result with them."""
+    """A race of the input, the result without forms (which may be the input), and the result with them.
+
+    Attributes:
+        result: the race.
+        modelled: what the result with forms was taken to need of the time of that without, before the race.
+    """
 
     result: RaceResult
+    modelled: Belief
 
     @property
     def plain(self) -> int:
         return len(self.result.ms) - 2
 
-    @property
-    def against(self) -> tuple[float, float]:
-        """The ratio of the time with forms to that without, and its doubt."""
-        return ratio_of(self.result)
+    @cached_property
+    def against(self) -> Belief:
+        """The ratio of the time with forms to that without."""
+        return self.modelled.measured([row[-1] / row[-2] for row in self.result.samples])
 
     @property
     def won(self) -> bool:
-        ratio, doubt = self.against
-        return ratio < 1.0 - _LEAST and ratio + doubt < 1.0
+        return self.against.mean < 1.0 - _LEAST and self.against.mean + _SURELY * self.against.deviation < 1.0
 
     @property
     def settled(self) -> bool:
-        """Whether more rounds would change nothing."""
-        ratio, doubt = self.against
-        return self.won or ratio - doubt > 1.0 - _LEAST or (ratio >= 1.0 - _LEAST and self.result.rounds >= _FUTILE)
+        """Whether more rounds would hardly change anything."""
+        known = self.against
+        return known.sure or abs(known.mean - (1.0 - _LEAST)) > _SURELY * known.deviation
 
     @property
     def text(self) -> str:
-        ratio, doubt = self.against
-        return f"{ratio:.3f} ± {doubt:.3f}"
+        rounds = median(row[-1] / row[-2] for row in self.result.samples)
+        return f"{rounds:.3f} by {self.result.rounds} rounds, {self.against.mean:.3f} by rounds and prices together,"
 
     @property
     def without(self) -> report.Measured | None:
@@ -324,15 +350,15 @@ class _Raced:
         return measured_of(self.result, self.plain) if self.plain else None
 
 
-def _race(graphs: Sequence[Graph], setting: Setting, bench: Bench) -> _Raced:
+def _race(graphs: Sequence[Graph], modelled: Belief, setting: Setting, bench: Bench) -> _Raced:
     feeds = make_inputs(graphs[0], setting.seed, "normal", sizes=setting.sizes)
     bound = [bench.loaded(g, setting.runtime, threads=setting.threads, keep=True).bound(feeds) for g in graphs]
     result = race_bound(
         bound, runtime=setting.runtime, rounds=LOOKS[-1], burst=1, threads=setting.threads,
         clock=clock_of(setting.threads), time_limit=setting.seconds, seed=setting.seed,
-        looks=dict.fromkeys(LOOKS, lambda r: _Raced(r).settled),
+        looks=dict.fromkeys(LOOKS[1:], lambda r: _Raced(r, modelled).settled),
     )  # fmt: skip
-    return _Raced(result)
+    return _Raced(result, modelled)
 
 
 def accuracy(

@@ -358,9 +358,10 @@ class _Attempt:
         return _Candidate(found, checked, forms.cost, judged, forms.measured, changed=True, forms=forms), raced
 
     def _worth_another(self, best: _Candidate, before: GraphCost) -> bool:
-        """Whether there is time for another candidate, and enough to gain: at most what the best is modelled at."""
+        """Whether there is time for another candidate, and enough to gain: what the best is modelled at, or nodes."""
         most = 1.0 - (best.cost.us / before.us if before.us else 1.0)
-        return not self.interrupted and self.budget.left > 2 * self.tried_for and most > SearchOptions().least_gain
+        enough = most > SearchOptions().least_gain or len(best.found.graph.nodes) < len(self.graph.nodes)
+        return not self.interrupted and self.budget.left > 2 * self.tried_for and enough
 
     def _tried(
         self, found: SearchResult, before: GraphCost, notes: list[str], bench: Bench,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from statistics import median, stdev
+from statistics import stdev
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 from superopt import formats, report
 from superopt.cost.model import Racing
 from superopt.ir.graph import Graph
-from superopt.pipeline.judge import doubt_of
 from superopt.runtime.limits import LARGE, give_back, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Runtime
@@ -22,7 +21,7 @@ from superopt.runtime.race import Clock, Enough, RaceResult, race_bound
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.running import Bench
 
-__all__ = ["LARGE", "clock_of", "measure", "measured_of", "ratio_of", "runnable"]
+__all__ = ["LARGE", "clock_of", "measure", "measured_of", "runnable"]
 
 _ROUNDS = 15
 
@@ -88,12 +87,6 @@ def clock_of(threads: int) -> Clock:
 
 def _asked(enough: Callable[[report.Measured], bool]) -> Enough:
     return lambda result: enough(measured_of(result))
-
-
-def ratio_of(result: RaceResult) -> tuple[float, float]:
-    """The ratio of the last model's time to that of the one before it, and how far it may be off."""
-    ratios = [row[-1] / row[-2] for row in result.samples]
-    return median(ratios), doubt_of(len(ratios), stdev(ratios) if len(ratios) > 1 else 0.0)
 
 
 def measured_of(result: RaceResult, place: int = 1) -> report.Measured:

@@ -1,25 +1,28 @@
-"""Forms that prices leave in doubt, each timed beside the operator that it would replace.
+"""Forms that prices leave in doubt, timed beside the operator that they would replace.
 
-Prices of a form are off by some 7 % of its operator (``docs/algorithms.md``), and to race whole models for a gain of
-less costs more than the gain is worth. So where a form is modelled to gain less than :data:`CLEAR`, the operator and
-the form are raced alone first, once for all sites that are alike: a few milliseconds a run. What does not gain there is
-left out.
+Prices of a form are off by a tenth of its operator's time (:data:`~superopt.search.bilinear.choosing.FORM_ERROR`), and
+to race whole models for a gain of less costs more than the gain is worth. So where a form is modelled to gain less
+than :data:`CLEAR`, to lose a little, or to be nearly as good as another, the operator and the forms are raced alone
+first, once for all sites that are alike: a few milliseconds a run. What is then believed, by prices and rounds
+together, chooses.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import hypot
 
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing
-from superopt.pipeline.judge import LOOKS
-from superopt.pipeline.racing import clock_of, ratio_of
+from superopt.pipeline.judge import LOOKS, Belief
+from superopt.pipeline.racing import clock_of
 from superopt.runtime.protocol import Runtime
 from superopt.runtime.race import RaceResult, race_bound
-from superopt.search.bilinear.choosing import LEAST_GAIN, Choice, alike, isolated, named, rewritten
+from superopt.search.bilinear.choosing import FORM_ERROR, LEAST_GAIN, Choice, Form, alike, isolated, rewritten
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.running import Bench
 
@@ -28,7 +31,7 @@ __all__ = ["CLEAR", "tried_alone"]
 CLEAR = (
     0.3  # share of an operator's time: what is modelled to gain so much gains (docs/algorithms.md: all of 60 shapes)
 )
-_SECONDS = 3.0  # for all trials of a model together
+_SECONDS = 3.0  # for all trials of a model together; what is then left is decided by prices
 
 
 def tried_alone(
@@ -42,61 +45,97 @@ def tried_alone(
     sizes: Mapping[str, int],
     seed: int,
 ) -> tuple[list[Choice], int, int]:
-    """The choices that are clear or gained when they were timed; how many kinds were timed, and how many gained.
+    """The choices that gain as far as prices and timing say; how many kinds were timed, and how many gained.
 
     Args:
         plain: the graph whose operators they are.
         typing: its types.
-        chosen: forms by prices; what a timed one takes is then what was measured.
+        chosen: forms by prices, with their rivals.
         bench: where weights are written.
         runtime: of the races.
         threads: of the races.
         sizes: what symbolic dimensions are run at.
         seed: of inputs and orders.
     """
-    kinds: dict[tuple[Hashable, str], list[Choice]] = {}
-    graphs: dict[tuple[Hashable, str], Graph] = {}
+    kinds: dict[Hashable, list[Choice]] = {}
+    graphs: dict[Hashable, Graph] = {}
     for choice in chosen:
-        if choice.after >= (1.0 - CLEAR) * choice.before:
-            graph = isolated(plain, typing, choice.site)
-            key = alike(graph), named(choice.form)
-            kinds.setdefault(key, []).append(choice)
-            graphs.setdefault(key, graph)
+        graph = isolated(plain, typing, choice.site)
+        key = alike(graph)
+        kinds.setdefault(key, []).append(choice)
+        graphs.setdefault(key, graph)
     deadline = time.monotonic() + _SECONDS
-    after: dict[int, float] = {}
+    kept: dict[int, Choice] = {}
     asked = gained = 0
     for key in sorted(kinds, key=lambda k: -sum(c.before for c in kinds[k])):
-        ratio = 1.0
+        options = _Options(kinds[key][0])
         left = deadline - time.monotonic()
-        if left > 0.0:
+        if options.doubtful and left > 0.0:
             asked += 1
-            ratio = _ratio(graphs[key], kinds[key][0], bench, runtime, threads, sizes, seed, left)
-            gained += ratio < 1.0
-        after.update({id(choice): ratio * choice.before for choice in kinds[key]})
-    timed = [replace(c, after=after.get(id(c), c.after)) for c in chosen]
-    return [c for c in timed if c.after < c.before], asked, gained
+            raced = _race(graphs[key], options, bench, runtime, threads, sizes, seed, left)
+            if raced is None:
+                continue
+            options = replace(options, rounds=raced.samples)
+            gained += options.best > 0
+        if options.best > 0:
+            form, belief = options.forms[options.best - 1], options.beliefs[options.best - 1]
+            for c in kinds[key]:  # alone is not in place: what it may be off by stays
+                kept[id(c)] = replace(c, form=form, after=belief.mean * c.before, rivals=())
+    return [kept[id(c)] for c in chosen if id(c) in kept], asked, gained
 
 
-def _ratio(
-    graph: Graph, choice: Choice, bench: Bench, runtime: Runtime, threads: int, sizes: Mapping[str, int], seed: int,
+@dataclass(frozen=True)
+class _Options:
+    """An operator (number 0) and its forms, with what each form is taken to need of the operator's time."""
+
+    choice: Choice
+    rounds: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        return (self.choice.form, *(form for form, _ in self.choice.rivals))
+
+    @cached_property
+    def beliefs(self) -> list[Belief]:
+        modelled = (self.choice.after, *(us for _, us in self.choice.rivals))
+        priors = [Belief(us / self.choice.before, FORM_ERROR) for us in modelled]
+        return [b.measured([row[n + 1] / row[0] for row in self.rounds]) for n, b in enumerate(priors)]
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether prices leave it open which is best."""
+        return bool(self.choice.rivals) or self.choice.after >= (1.0 - CLEAR) * self.choice.before
+
+    @property
+    def best(self) -> int:
+        """The number of the option to take: the operator itself unless a form gains enough."""
+        means = [1.0 - LEAST_GAIN, *(b.mean for b in self.beliefs)]
+        return min(range(len(means)), key=lambda n: means[n])
+
+    @property
+    def settled(self) -> bool:
+        """Whether more rounds would hardly change the best, or tell no more than one sitting can."""
+        known = [Belief(1.0 - LEAST_GAIN, 0.0), *self.beliefs]
+        best = known[self.best]
+        others = [b for n, b in enumerate(known) if n != self.best]
+        return all(
+            b.mean - best.mean > 2.0 * hypot(b.deviation, best.deviation) or (b.sure and best.sure) for b in others
+        )
+
+
+def _race(
+    graph: Graph, options: _Options, bench: Bench, runtime: Runtime, threads: int, sizes: Mapping[str, int], seed: int,
     seconds: float,
-) -> float:  # fmt: skip
-    """What the form takes of the operator's time; 1 where it does not gain enough. The whole has the last word, so
-    that doubt which is left decides nothing here."""
-    made = rewritten(graph, [choice])
+) -> RaceResult | None:  # fmt: skip
+    """The operator and its forms, in turn, until it is settled which is best; ``None`` where they cannot be run."""
+    made = [rewritten(graph, [replace(options.choice, form=form)]) for form in options.forms]
     feeds = make_inputs(graph, seed, "normal", sizes=sizes)
     try:
-        bound = [bench.loaded(g, runtime, threads=threads).bound(feeds) for g in (graph, made)]
-        result = race_bound(
+        bound = [bench.loaded(g, runtime, threads=threads).bound(feeds) for g in (graph, *made)]
+        return race_bound(
             bound, runtime=runtime, rounds=LOOKS[-1], burst=1, threads=threads, clock=clock_of(threads),
-            time_limit=seconds, seed=seed, looks=dict.fromkeys(LOOKS, _settled),
+            time_limit=seconds, seed=seed,
+            looks=dict.fromkeys(LOOKS[1:], lambda r: replace(options, rounds=r.samples).settled),
         )  # fmt: skip
     except (InvalidModel, Unsupported, ResourceLimit):
-        return 1.0
-    ratio, _ = ratio_of(result)
-    return ratio if ratio <= 1.0 - LEAST_GAIN else 1.0
-
-
-def _settled(result: RaceResult) -> bool:
-    ratio, doubt = ratio_of(result)
-    return ratio + doubt < 1.0 - LEAST_GAIN or ratio - doubt > 1.0 - LEAST_GAIN
+        return None

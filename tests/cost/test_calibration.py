@@ -69,6 +69,15 @@ def test_factors_are_the_machines_in_steps(factor: float, steps: int) -> None:
     assert found.records == 21
 
 
+def test_what_kinds_have_in_common_changes_no_choice() -> None:
+    """A machine half a step slower than the profile's is told so or not, by chance; its kinds stay what they are."""
+    profile = load_profile(NAME)
+    machine = Machine(profile, STEP**0.5, noise=0.1)
+    found = [calibration_of(NAME, profile, machine).factors for _ in range(20)]
+    assert len({f["arithmetic"] for f in found}) == 2
+    assert all(len(set(f.values())) == 1 for f in found)
+
+
 def test_noise_seldom_changes_a_factor() -> None:
     """Records scatter by a tenth; of twenty calibrations all but a few agree, and none is further than a step."""
     profile = load_profile(NAME)

@@ -158,6 +158,8 @@ ONNX: dict[str, tuple[Maker, str]] = {
     "external inner ..": (external(outside, location="a/../../secret.bin"), "leaves the model's directory"),
     "external absolute": (external(location="/etc/passwd"), "relative path"),
     "external drive": (external(location="C:\\x.bin"), "relative path"),
+    "external scheme": (external(location="file:/x.bin"), "relative path"),
+    "external itself": (external(location="."), "empty parts"),
     "external NUL": (external(location="good.bin\0"), "relative path"),
     "external empty": (external(location=""), "relative path"),
     "external symlink": (external(lambda f: (f / "l").symlink_to(outside(f)), location="l"), "symbolic link"),
@@ -256,6 +258,17 @@ def test_hostile_names_are_carried_and_printed_escaped(text: str, tmp_path: Path
     message = str(caught.value)
     assert message.isprintable()
     assert len(message) < 1000
+
+
+def test_a_file_may_be_named_as_what_saved_it_was_told(tmp_path: Path) -> None:
+    """Weights beside ``r_profile:cpu.json`` lie in a file with a colon in its name."""
+    external()(tmp_path / "m.onnx")
+    graph = load(tmp_path / "m.onnx")
+    for name in ("a:b.json", "r_profile:cpu.onnx"):
+        save(graph, tmp_path / name)
+        assert load(tmp_path / name).names == graph.names
+    external(lambda f: (f / "good.bin").rename(f / "go:od.bin"), location="go:od.bin")(tmp_path / "n.onnx")
+    assert load(tmp_path / "n.onnx").names == graph.names
 
 
 def test_the_service_accepts_no_external_data(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from superopt.search.bilinear.matmul import MatMulForm, write_matmul
 from superopt.search.bilinear.writing import Writer
 
 __all__ = [
-    "GROWTH", "LEAST_GAIN", "Choice", "Form", "Site", "accuracy_of", "alike", "alternatives", "choose", "forms_of",
-    "isolated", "named", "possible", "rewritten", "sites_of",
+    "FORM_ERROR", "GROWTH", "LEAST_GAIN", "NEAR", "Choice", "Form", "Site", "accuracy_of", "alike", "alternatives",
+    "choose", "forms_of", "in_place", "isolated", "named", "possible", "rewritten", "sites_of",
 ]  # fmt: skip
 
 Form = ConvForm | MatMulForm
@@ -38,7 +38,11 @@ Form = ConvForm | MatMulForm
 # By mode: how much one operator's errors may grow (root mean square, beside the direct sum's). "strict" has no
 # algorithm that is less accurate than what it replaces; none with fewer products is known that is not.
 GROWTH: Mapping[str, float] = {"strict": 1.0, "standard": 16.0, "fast": 64.0}
-LEAST_GAIN = 0.05  # share of the operator's time: prices of forms are no better than that
+LEAST_GAIN = 0.03  # share of the operator's time, for the accuracy and the memory that a form costs
+FORM_ERROR = 0.1  # standard deviation of what a form is modelled to take, as a share of the operator's time
+NEAR = 0.1  # share of the operator's time by which a form may be modelled to lose where it can be timed
+_RIVAL = 0.15  # share of a form's time by which another may be modelled to take more, to be timed beside it
+_MOST_RIVALS = 2  # (140 shapes, quiet: with 0, 1, 2 the fastest was found on 92, 95 and 96 %)
 _FEWEST = 16  # channels, rows or columns below which products are too small for a form to pay
 _WHERE = {"Conv", "MatMul"}
 # What operators take in a form of what they take alone: in front of each, products have filled the core's cache with
@@ -88,12 +92,22 @@ class Site:
 
 @dataclass(frozen=True)
 class Choice:
-    """A site with its form, and what the operator and the form are modelled to take, in microseconds."""
+    """A site with its form.
+
+    Attributes:
+        site: the operator.
+        form: what takes its place.
+        before, after: what the operator and the form are taken to need, in microseconds.
+        error: standard deviation of ``after``, in microseconds.
+        rivals: other forms that prices put near this one, and what they are modelled to take; the cheapest first.
+    """
 
     site: Site
     form: Form
     before: float
     after: float
+    error: float = 0.0
+    rivals: tuple[tuple[Form, float], ...] = ()
 
     @property
     def more_bytes(self) -> int:
@@ -294,26 +308,35 @@ def choose(
         growth: of errors that a form may bring, as in :data:`GROWTH`.
         typing: its inferred types, symbolic sizes as they are, if at hand.
         sizes: what a symbolic batch is costed at.
-        gain: share of the operator's time that a form has to gain.
+        gain: share of the operator's time that a form has to gain; negative for what may be worth timing.
     """
     typing = typing or infer(graph)
-    known: dict[Hashable, tuple[Form | None, float, float]] = {}
+    known: dict[Hashable, tuple[float, list[tuple[Form, float]]]] = {}
     chosen: list[Choice] = []
     for site in sites_of(graph, typing, costs):
         single = isolated(graph, typing, site)
         key = alike(single)
         if key not in known:
-            known[key] = _cheapest(single, site, costs, growth, sizes or {})
-        form, before, after = known[key]
-        if form is not None and after < (1 - gain) * before:
-            chosen.append(Choice(site, form, before, after))
-    return _in_place(graph, typing, chosen, costs, gain)
+            known[key] = _cheapest(single, site, costs, growth, sizes or {}, gain)
+        before, forms = known[key]
+        if forms:
+            (form, after), *rivals = forms
+            chosen.append(Choice(site, form, before, after, FORM_ERROR * before, tuple(rivals)))
+    return in_place(graph, typing, chosen, costs, gain)
 
 
-def _in_place(
-    graph: Graph, typing: Typing, chosen: list[Choice], costs: CostModel, gain: float
+def in_place(
+    graph: Graph, typing: Typing, chosen: list[Choice], costs: CostModel, gain: float = LEAST_GAIN
 ) -> list[Choice]:  # fmt: skip
-    """Without those that gain too little once layouts are counted, the least one first."""
+    """Without those that gain too little once changes of layout are counted, the least one first.
+
+    Args:
+        graph: where the choices are.
+        typing: its inferred types.
+        chosen: at most one for a site.
+        costs: what layouts are priced by.
+        gain: share of the operator's time that a form has to gain.
+    """
 
     def lost(choices: Sequence[Choice]) -> float:
         return changes_us(graph, typing, [Place(c.site.nodes, c.site.node.inputs[0]) for c in choices], costs)
@@ -332,14 +355,12 @@ def _in_place(
 
 
 def _cheapest(
-    alone: Graph, site: Site, costs: CostModel, growth: float, sizes: Mapping[str, int]
-) -> tuple[Form | None, float, float]:  # fmt: skip
-    """The cheapest form, what the operator takes and what the form takes."""
+    alone: Graph, site: Site, costs: CostModel, growth: float, sizes: Mapping[str, int], gain: float
+) -> tuple[float, list[tuple[Form, float]]]:  # fmt: skip
+    """What the operator takes, and the cheapest form that gains enough, with its rivals."""
     before, priced = _priced(alone, site, costs, growth, sizes)
-    if not priced:
-        return None, before, before
-    us, _, form = min(priced, key=lambda p: p[:2])
-    return form, before, us
+    enough = [(form, us) for us, _, form in sorted(priced, key=lambda p: p[:2]) if us < (1 - gain) * before]
+    return before, [p for p in enough if p[1] <= (1 + _RIVAL) * enough[0][1]][: 1 + _MOST_RIVALS]
 
 
 def _priced(
