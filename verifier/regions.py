@@ -30,6 +30,7 @@ _LARGEST = 400  # operators of one side of a region
 # The same where a proof from the nearest values failed and one from farther away is tried: reductions inside reductions
 # multiply, and a transformer's layer with its normalisation is more than the prover takes in one piece.
 _FAR = 60
+_BEHIND = 12  # and where nearer values are aligned and one of them is only tested: what is behind it grows step by step
 # Operators that move elements and compute none.
 _MOVES = frozenset(
     {"Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice",
@@ -154,12 +155,11 @@ class Work:
         """Decide whether a value of ``b`` equals its partner, given that what it is computed from does."""
         reasons: list[str] = []
         held: tuple[_Walk, _Walk] | None = None
-        ways = (
-            (self.established.__contains__, True, _LARGEST), (self._unchanged, False, _FAR),
-            (self._aligned, True, _LARGEST),
-        )  # fmt: skip
-        for leaf, wide, most in ways:
-            found = self._attempt(output, leaf, wide, most, reasons)
+        for leaf, wide, most in (
+            (self._aligned, True, _LARGEST), (self.established.__contains__, True, _LARGEST),
+            (self._unchanged, False, _FAR),
+        ):  # fmt: skip
+            found = self._attempt(output, leaf, wide, most if held is None else _BEHIND, reasons)
             if found is None:
                 continue
             held = found
@@ -192,14 +192,30 @@ class Work:
             other = _Walk([goal])
             left: Term | None = self._leaf(goal)
             if classes[goal] not in names:  # else the value is computed from one that equals it already
-                left, why, other = self._term(self.a, goal, self._within(goal, cut), _FAR if place else most)
-            shown = False
-            if left is not None:
-                shown, why = self._equal(left, right)
+                left, why, other = self._term(self.a, goal, self._within(goal, cut), min(most, _FAR) if place else most)
+            reasons.append(why)
+            if left is None:
+                continue
+            shown, why = self._equal(left, right)
             if shown:
                 return inner, other
             reasons.append(why)
+            read = {classes[n] for n in other.leaves}
+            if names <= read:
+                continue
+            # The second model reads aligned values that the first computes farther on: start where the first does.
+            nearer, why, found = self._term(self.b, output, self._among(output, read, leaf), most)
+            if nearer is not None:
+                shown, why = self._equal(left, nearer)
+            if shown:
+                return found, other
+            reasons.append(why)
         return None
+
+    def _among(self, output: str, read: set[str], leaf: Callable[[str], bool]) -> Callable[[str], bool]:
+        """Whether a value of ``b``, other than the output, is such a leaf and equals one of these classes."""
+        classes = self.a.classes
+        return lambda n: n != output and n in self.partners and leaf(n) and classes[self.partners[n]] in read
 
     def _within(self, goal: str, cut: set[str]) -> Callable[[str], bool]:
         """Whether a value of ``a``, other than the goal, is of one of these classes."""

@@ -23,6 +23,8 @@ __all__ = ["Side", "aligned", "digest_of", "literal"]
 
 _SMALL = 8  # elements up to which a weight's values take part in a proof
 _TOLERANCE = 1e-5  # relative, of what is worth trying to prove equal
+_PROJECTIONS = 4
+_KEPT = 1 << 20  # elements of arrays whose projections are drawn once
 
 
 class Side:
@@ -129,17 +131,20 @@ def aligned(a: Side, b: Side, seed: int) -> dict[str, str]:
     wanted = [n for n in b.made if n not in partners and n not in b.opened]
     if not wanted:
         return partners
-    feeds = make_inputs(a.graph, seed)
-    prints = _fingerprints(b.graph, feeds, wanted)
+    feeds, project = make_inputs(a.graph, seed), _Projections()
+    prints = _fingerprints(b.graph, feeds, wanted, project)
     shapes = {shape for shape, _ in prints.values()}
     table: dict[tuple[int, ...], list[tuple[str, np.ndarray]]] = {}
-    for name, (shape, numbers) in _fingerprints(a.graph, feeds, _of_shapes(a, shapes)).items():
+    for name, (shape, numbers) in _fingerprints(a.graph, feeds, _of_shapes(a, shapes), project).items():
         table.setdefault(shape, []).append((name, numbers))
+    rows = {shape: ([n for n, _ in found], np.stack([x for _, x in found])) for shape, found in table.items()}
     for name, (shape, numbers) in prints.items():
-        for other, theirs in table.get(shape, ()):
-            if np.allclose(numbers, theirs, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(theirs).max(initial=0.0))):
-                partners[name] = other
-                break
+        if shape in rows:
+            names, theirs = rows[shape]
+            allowed = _TOLERANCE * (np.abs(theirs).max(axis=1, keepdims=True) + np.abs(theirs))
+            near = (np.abs(numbers - theirs) <= allowed).all(axis=1)
+            if near.any():
+                partners[name] = names[int(near.argmax())]
     return partners
 
 
@@ -158,18 +163,33 @@ def _of_shapes(side: Side, shapes: Set[tuple[int, ...]]) -> list[str]:
     return [n for n in names if any(fits(stored.get(n) or types.get(n), shape) for shape in shapes)]
 
 
+class _Projections:
+    """Four random projections of arrays, the same for all of a size. Directions of small ones are kept."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, np.ndarray] = {}
+
+    def __call__(self, flat: np.ndarray) -> np.ndarray:
+        """Of a vector in float64, four numbers."""
+        if flat.size > _KEPT:
+            rng = np.random.default_rng(flat.size)
+            return np.array([flat @ rng.standard_normal(flat.size) for _ in range(_PROJECTIONS)])
+        if flat.size not in self._kept:
+            self._kept[flat.size] = np.random.default_rng(flat.size).standard_normal((_PROJECTIONS, flat.size))
+        return np.asarray(self._kept[flat.size] @ flat)
+
+
 def _fingerprints(
-    graph: Graph, feeds: Mapping[str, np.ndarray], names: Sequence[str]
+    graph: Graph, feeds: Mapping[str, np.ndarray], names: Sequence[str], project: _Projections
 ) -> dict[str, tuple[tuple[int, ...], np.ndarray]]:  # fmt: skip
-    """Shape and four projections of values that are computed or stored."""
+    """Shape and projections of values that are computed or stored."""
     given = {v.name for v in graph.inputs} | set(graph.weight)
     arrays = reference.run(graph, {k: v for k, v in feeds.items() if k in given}, outputs=names)
     made = {}
     for name, array in arrays.items():
         if array.dtype.kind in "fiub" and array.size:
             flat = np.nan_to_num(array.astype(np.float64).ravel(), posinf=1e30, neginf=-1e30)
-            rng = np.random.default_rng(flat.size)
-            made[name] = (array.shape, np.array([flat @ rng.standard_normal(flat.size) for _ in range(4)]))
+            made[name] = (array.shape, project(flat))
     return made
 
 

@@ -300,7 +300,7 @@ def _sharded(
         theme, points, config.seed, config.terms, shards=shards, fleet=fleet, kept=Chunks(chunks), folder=chunks,
         progress=lambda level: say(f"{theme.name}: {level}, in {shards} ranges on {fleet.where}"),
     )  # fmt: skip
-    return Enumerated(tuple(found.pairs), tuple(found.levels), found.complete), traffic
+    return Enumerated(found.pairs, tuple(found.levels), found.complete), traffic
 
 
 def _finish(found: dict[str, Explored], outcome: Outcome[dict[str, object]], say: Progress) -> None:

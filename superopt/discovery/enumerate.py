@@ -15,14 +15,14 @@ from itertools import product
 
 import numpy as np
 
+from superopt.discovery.coincidences import Form, Pairs
 from superopt.discovery.config import Template, Theme
 from superopt.discovery.ordered import Ordered
 from superopt.discovery.template import Typed, batched, concrete, obligations_of, size_at, typed, variants
 from superopt.ir.poly import substitute, sym
-from superopt.ir.terms import App, Project, Term, Var, postorder, variables
+from superopt.ir.terms import App, Term, Var, postorder, variables
 from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import Call, Comprehension, Condition, IllTyped, Number, Reduce, subexpressions
-from superopt.rules.canonical import map_terms
 from superopt.rules.rule import CLASSES, TensorScheme
 from superopt.rules.typing import complete, operator_of
 from superopt.runtime.evaluate import Array, evaluate
@@ -33,6 +33,7 @@ __all__ = ["Enumeration", "Level", "enumerate_terms", "points_of"]
 
 BATCH = 2048
 _ELEMENTS = 1 << 21  # of one operand batch
+_CALLS = 1 << 16  # combinations of operands that are made at once
 Algebra = PrimeField | Ordered
 Key = tuple[TensorType, bytes]
 Member = tuple[int, tuple[int, ...], int]  # template, operand classes, output
@@ -71,7 +72,7 @@ class Enumeration:
 
     theme: Theme
     classes: list[Class] = field(default_factory=list)
-    pairs: list[tuple[Term, Term]] = field(default_factory=list)
+    pairs: Pairs = ()
     levels: list[Level] = field(default_factory=list)
     complete: bool = True
 
@@ -143,7 +144,8 @@ class Builder:
         self.theme = theme
         self.points = points
         self.most = most
-        self.found = Enumeration(theme)
+        self.pairs: list[tuple[Term, Term]] = []
+        self.found = Enumeration(theme, pairs=self.pairs)
         self.index: dict[Key, int] = {}
         self.by_size: dict[int, list[int]] = {}
         self.typed: dict[tuple[int, tuple[TensorType, ...]], Typed | None] = {}
@@ -166,7 +168,7 @@ class Builder:
             self.place(Var(name), kind, 0, values, keep=True)
         for number, template in enumerate(self.theme.vocabulary):
             if not template.holes:
-                self.apply_all(number, (), [()], 0, keep=True)
+                self.apply_all(number, (), np.empty((1, 0), np.int32), 0, keep=True)
         self.count(0)
 
     def use(self, algebra: Algebra) -> None:
@@ -197,39 +199,45 @@ class Builder:
             self.apply_all(number, types, calls, size, keep=not last)
         self.count(size)
 
-    def groups(self, size: int) -> Iterator[tuple[int, tuple[TensorType, ...], list[tuple[int, ...]]]]:
-        """Applications that make terms of a size, by template and types of the operands, which are classes."""
+    def groups(self, size: int) -> Iterator[tuple[int, tuple[TensorType, ...], Array]]:
+        """Applications that make terms of a size, by template and types of the operands, which are classes (rows)."""
         numbers: dict[TensorType, int] = {}
-        kinds = [numbers.setdefault(c.type, len(numbers)) for c in self.found.classes]  # numbers are quicker to compare
+        kinds = np.array([numbers.setdefault(c.type, len(numbers)) for c in self.found.classes], np.int64)
         types = list(numbers)
         for number, template in enumerate(self.theme.vocabulary):
-            groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+            groups: dict[int, list[Array]] = {}
             for operands in self._operands(template, size - 1):
-                groups.setdefault(tuple([kinds[c] for c in operands]), []).append(operands)
-            for alike, calls in groups.items():
-                yield number, tuple(types[k] for k in alike), calls
+                for alike, part in _parted(operands, kinds, len(types)):
+                    groups.setdefault(alike, []).append(part)
+            for parts in groups.values():
+                calls = np.concatenate(parts)
+                yield number, tuple(types[k] for k in kinds[calls[0]].tolist()), calls
 
     def count(self, size: int) -> None:
         self.found.levels.append(Level(size, self.terms, len(self.index), len(self.found.pairs)))
 
-    def _operands(self, template: Template, budget: int) -> Iterator[tuple[int, ...]]:
-        arity = len(template.holes)
-        if arity == 0:
-            return
-        for split in product(range(budget + 1), repeat=arity):
-            if sum(split) != budget or (template.commutative and split[0] > split[1]):
+    def _operands(self, template: Template, budget: int) -> Iterator[Array]:
+        """Operands whose sizes sum to a budget, in order, a row each; so many at once."""
+        for split in product(range(budget + 1), repeat=len(template.holes)):
+            if not split or sum(split) != budget or (template.commutative and split[0] > split[1]):
                 continue
-            for operands in product(*(self._fitting(h, s) for h, s in zip(template.holes, split, strict=True))):
-                if not (template.commutative and operands[0] > operands[1]):
+            first, *others = (
+                np.array(self._fitting(h, s), np.int32) for h, s in zip(template.holes, split, strict=True)
+            )
+            step = max(1, _CALLS // max(1, int(np.prod([len(o) for o in others]))))
+            for start in range(0, len(first), step):
+                grid = np.meshgrid(first[start : start + step], *others, indexing="ij")
+                operands = np.stack([axis.ravel() for axis in grid], axis=1)
+                if template.commutative:
+                    operands = operands[operands[:, 0] <= operands[:, 1]]
+                if len(operands):
                     yield operands
 
     def _fitting(self, hole: str, size: int) -> Sequence[int]:
         """Classes of a size that may stand in a hole."""
         return [c for c in self.by_size.get(size, ()) if Template.takes(hole, self.found.classes[c].constant)]
 
-    def apply_all(
-        self, number: int, types: tuple[TensorType, ...], calls: list[tuple[int, ...]], size: int, *, keep: bool
-    ) -> None:
+    def apply_all(self, number: int, types: tuple[TensorType, ...], calls: Array, size: int, *, keep: bool) -> None:
         for form in self.typing(number, types):
             step = self.step(form)
             for start in range(0, len(calls), step):
@@ -240,7 +248,7 @@ class Builder:
         widths = [int(np.prod(concrete(t, p), initial=1)) for t in form.outputs for p in self.points]
         return max(1, min(BATCH, _ELEMENTS // max(widths, default=1)))
 
-    def _apply(self, form: Typed, calls: list[tuple[int, ...]], size: int, *, keep: bool) -> None:
+    def _apply(self, form: Typed, calls: Array, size: int, *, keep: bool) -> None:
         try:
             batches = [self._evaluate(form, calls, i) for i in range(len(self.points))]
         except Unlucky:
@@ -252,19 +260,19 @@ class Builder:
         for output, kind in enumerate(form.outputs):
             marks = [self._marks(b[output]) for b in batches]
             joined = np.concatenate(marks, axis=1)
-            for row, operands in enumerate(calls):
+            for row, operands in enumerate(calls.tolist()):
                 self.terms += 1
                 values = tuple(b[output][row] for b in batches) if keep else ()
                 self.place(None, kind, size, values, keep=keep, mark=joined[row].tobytes(),
                             make=(form, operands, output))  # fmt: skip
 
-    def _evaluate(self, form: Typed, calls: list[tuple[int, ...]], place: int) -> list[Array]:
+    def _evaluate(self, form: Typed, calls: Array, place: int) -> list[Array]:
         """The outputs of all calls at one point, batch axis first; intermediate applications of a template too."""
         point = self.points[place]
         sizes: dict[str, int | Array] = {**point.sizes, **self.reals[place]}
         given: dict[Term, Array] = {}
         for position, hole in enumerate(form.holes):
-            given[Var(hole)] = np.stack([self.values_of(c[position])[place] for c in calls])
+            given[Var(hole)] = np.stack([self.values_of(c)[place] for c in calls[:, position].tolist()])
         results: list[Array] = []
         for term in postorder(form.term):
             if isinstance(term, Var):
@@ -301,7 +309,7 @@ class Builder:
 
     def place(
         self, term: Term | None, kind: TensorType, size: int, values: tuple[Array, ...], *, keep: bool,
-        mark: bytes | None = None, make: tuple[Typed, tuple[int, ...], int] | None = None,
+        mark: bytes | None = None, make: tuple[Typed, Sequence[int], int] | None = None,
     ) -> None:  # fmt: skip
         if mark is None:
             mark = np.concatenate([self._marks(v[None]) for v in values], axis=1).tobytes()
@@ -309,7 +317,7 @@ class Builder:
         known = self.index.get(key)
         if known is not None:
             if term is None and make is not None:
-                self.found.pairs.append((self.term_of(*make), self.found.classes[known].term))
+                self.pairs.append((self.term_of(*make), self.found.classes[known].term))
             return
         self.index[key] = len(self.found.classes)
         if term is None:
@@ -320,10 +328,8 @@ class Builder:
         if keep:
             self.by_size.setdefault(size, []).append(len(self.found.classes) - 1)
 
-    def term_of(self, form: Typed, operands: tuple[int, ...], output: int) -> Term:
-        names = {h: self.found.classes[c].term for h, c in zip(form.holes, operands, strict=True)}
-        (made,) = map_terms((form.term,), names, {})
-        return Project(made, output) if form.several and isinstance(made, App) else made
+    def term_of(self, form: Typed, operands: Sequence[int], output: int) -> Term:
+        return written_as(form).applied([self.found.classes[c].term for c in operands], output)
 
     def typing(self, number: int, types: tuple[TensorType, ...]) -> list[Typed]:
         template = self.theme.vocabulary[number]
@@ -339,6 +345,22 @@ class Builder:
             if made is not None:
                 found.append(made)
         return found
+
+
+def _parted(operands: Array, kinds: Array, types: int) -> Iterator[tuple[int, Array]]:
+    """Rows of operands by their types, in the order in which those come, with a number for the types."""
+    key = np.zeros(len(operands), np.int64)
+    for column in operands.T:
+        key = key * types + kinds[column]
+    alike, first, inverse, counts = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+    parts = np.split(operands[np.argsort(inverse.ravel(), kind="stable")], np.cumsum(counts)[:-1])
+    for which in np.argsort(first).tolist():
+        yield int(alike[which]), parts[which]
+
+
+def written_as(form: Typed) -> Form:
+    """How a typed template is applied."""
+    return Form(form.term, form.holes, form.several)
 
 
 def _needs_order(theme: Theme) -> bool:

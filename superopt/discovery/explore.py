@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from superopt.discovery.candidates import candidates, operator_count
+from superopt.discovery.coincidences import Pairs
 from superopt.discovery.config import Config, Theme
 from superopt.discovery.derive import QUICK_ROUNDS, SHORTCUT, Universe, derived, moves_of
 from superopt.discovery.enumerate import Level, enumerate_terms, points_of
@@ -19,7 +20,6 @@ from superopt.discovery.gain import expected, oriented
 from superopt.discovery.judge import Judge, Tally
 from superopt.discovery.solved import solve_all
 from superopt.discovery.store import Chunks, code_digest, digest_of
-from superopt.ir.terms import Term
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import rule_text
 from superopt.rules.grammar import format_rule, parse_rule
@@ -64,7 +64,7 @@ class Bounds:
 class Enumerated:
     """What of a theme's enumeration is gone on with: coinciding terms, in order, and counts."""
 
-    pairs: tuple[tuple[Term, Term], ...]
+    pairs: Pairs
     levels: tuple[Level, ...]
     complete: bool
 

@@ -19,6 +19,7 @@ import platform
 import tempfile
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -28,8 +29,9 @@ from typing import Any
 
 import numpy as np
 
+from superopt.discovery.coincidences import Coincidences, Form
 from superopt.discovery.config import Theme
-from superopt.discovery.enumerate import BATCH, Builder, Class, Enumeration, Level, algebra_of, begun
+from superopt.discovery.enumerate import BATCH, Builder, Class, Enumeration, Level, algebra_of, begun, written_as
 from superopt.discovery.store import code_digest, digest_of
 from superopt.discovery.template import Typed
 from superopt.fleet import Checkpoints, Fleet, Task
@@ -40,11 +42,11 @@ from superopt.verifier.sampling import Point
 
 __all__ = ["Cost", "Step", "Traffic", "enumerate_sharded"]
 
-_BLOCK = 4 * BATCH  # applications that are evaluated by one task
+_BLOCK = 2 * BATCH  # applications that are evaluated by one task
 _VALUED = BATCH // 2  # where values go back too, which take ten times the memory of rows
 _MMAP_THRESHOLD, _LARGE = -3, 1 << 18  # mallopt(3): bytes from which memory is taken from the system, and goes back
 _EARLIER = np.int64(-(1 << 62))  # places of classes of earlier levels: this plus their number
-Group = tuple[int, tuple[TensorType, ...], list[tuple[int, ...]]]
+Group = tuple[int, tuple[TensorType, ...], Array]  # template, types of the operands, and the operands, a row each
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def enumerate_sharded(
     theme: Theme, points: Sequence[Point], seed: int, most: int, *, shards: int, fleet: Fleet,
     kept: Checkpoints | None = None, folder: Path | None = None, progress: Callable[[Level], None] | None = None,
 ) -> tuple[Enumeration, Traffic]:  # fmt: skip
-    """What :func:`.enumerate_terms` finds, made by a fleet. The enumeration's ``classes`` lack those of the last size.
+    """What :func:`.enumerate_terms` finds, made by a fleet; ``classes`` lack those of the last size, and all values.
 
     Args:
         theme: the vocabulary.
@@ -149,7 +151,12 @@ class _Sharded:
         arity = max([len(t.holes) for t in self.builder.theme.vocabulary] + [1])
         self.dtype = _row_type(arity, len(self.builder.points))
         self.traffic.row_bytes = self.dtype.itemsize
-        self.values: dict[int, tuple[Array, ...]] = {}
+        self.values: dict[int, tuple[Array, ...]] = {}  # of the size that grows, by place
+        self.stacks: dict[TensorType, tuple[Array, ...]] = {}  # values of classes of a type, at each point
+        self.rows: list[int] = []  # of a class in its type's
+        self._stack()
+        self.pairs = Coincidences(tuple(self.builder.pairs), [c.term for c in self.builder.found.classes], arity)
+        self.builder.found.pairs = self.pairs
 
     def grow(self, size: int, *, last: bool, ranges: Path) -> None:
         """All terms of a size."""
@@ -183,7 +190,7 @@ class _Sharded:
                     self.values.update(zip((made[f"firsts-{kind}"] + place).tolist(), each, strict=True))
                 place += len(rows)
                 self._spool(rows, ranges)
-                sent = sum(v.nbytes for values in block.values.values() for v in values)
+                sent = sum(v.nbytes for _, values in block.values for v in values)
                 self.step.blocks.append(_cost(sent, len(rows), outcome.result(), made))
                 self.step.taken += time.thread_time() - clock
             self.builder.terms = self.builder.terms - self._pending + place - (self.traffic.rows - first)
@@ -234,14 +241,20 @@ class _Sharded:
         first = len(self.groups)
         self.groups += [(number, types) for number, types, _ in groups]
         classes = self.builder.found.classes
-        needed = {c for _, _, calls in groups for operands in calls for c in operands}
-        needed |= set(range(len(self.builder.theme.leaves)))
-        return _Block(tuple(groups), {c: classes[c].values for c in sorted(needed)}, first)
+        needed = set(range(len(self.builder.theme.leaves))).union(*(np.unique(c).tolist() for _, _, c in groups))
+        kinds: dict[TensorType, list[int]] = {}
+        for number in sorted(needed):
+            kinds.setdefault(classes[number].type, []).append(number)
+        values = tuple(
+            (tuple(alike), tuple(stack[[self.rows[c] for c in alike]] for stack in self.stacks[kind]))
+            for kind, alike in kinds.items()
+        )
+        return _Block(tuple(groups), values, first)
 
     def _block(self, block: _Block, *, keep: bool, size: int) -> Task[dict[str, Any]]:
         key = ""
         if self.kept is not None:
-            calls = hashlib.sha256(repr([(n, c) for n, _, c in block.groups]).encode()).hexdigest()
+            calls = [(n, hashlib.sha256(c.tobytes()).hexdigest()) for n, _, c in block.groups]
             key = digest_of(self.key, "block", size, keep, block.first, calls)
         theme, points = self.builder.theme, tuple(self.builder.points)
         return Task(_evaluated, (theme, points, block, keep, self.dtype.descr), f"{theme.name}, size {size}", key)
@@ -274,10 +287,12 @@ class _Sharded:
                 self.step.order.append(("joins", number[id(rows)], False))
                 yield Task(_join, (rows, last), name, key)
 
-        pairs, new, fresh = [], [], 0
+        pairs, new, fresh = list[tuple[Array, Array, Array, Array]](), [], 0
         for outcome in self.fleet.each(tasks(), kept=self.kept):
             made = _unpacked(outcome.result())
-            pairs.append((made["members"], made["first"]))
+            rows, first = made["members"], made["first"]
+            member, other = (self.pairs.compact(r, self._written) for r in (rows, first))
+            pairs.append((rows["place"].copy(), first["place"].copy(), member, other))
             new.append(made["new"])
             fresh += int(made["count"])
             given = outcome.task.arguments[0]
@@ -289,21 +304,41 @@ class _Sharded:
         numbers: dict[int, int] = {}
         for row in np.sort(np.concatenate(new), order="place") if new else ():
             numbers[int(row["place"])] = self._admit(row, size)
-        members = np.concatenate([m for m, _ in pairs]) if pairs else np.empty(0, self.dtype)
-        firsts = np.concatenate([f for _, f in pairs]) if pairs else np.empty(0, self.dtype)
-        terms: dict[int, Term] = {}  # of classes of the last size that something coincides with
-        for index in np.argsort(members["place"], kind="stable"):
-            place = int(firsts[index]["place"])
-            if place < 0:
-                first = found.classes[place - int(_EARLIER)].term
-            elif place in numbers:
-                first = found.classes[numbers[place]].term
-            else:
-                first = terms.setdefault(place, self._term(firsts[index]))
-            found.pairs.append((self._term(members[index]), first))
+        self._stack()
+        if pairs:
+            places, others, members, firsts = map(np.concatenate, zip(*pairs, strict=True))
+            self._coincide(places, others, members, firsts, numbers)
         if found.complete:
             found.levels.append(Level(size, builder.terms, classes + fresh, len(found.pairs)))
         self.step.ended = time.thread_time() - clock
+
+    def _stack(self) -> None:
+        """Put the values of new classes into their types' stacks: one array takes less than thousands."""
+        fresh: dict[TensorType, list[Class]] = {}
+        held = Counter({kind: len(stacks[0]) for kind, stacks in self.stacks.items()})
+        for found in self.builder.found.classes[len(self.rows) :]:
+            self.rows.append(held[found.type])
+            held[found.type] += 1
+            fresh.setdefault(found.type, []).append(found)
+        for kind, some in fresh.items():
+            more = [np.stack(each) for each in zip(*(c.values for c in some), strict=True)]
+            known = self.stacks.get(kind)
+            self.stacks[kind] = tuple(more if known is None else map(np.concatenate, zip(known, more, strict=True)))
+            for found in some:
+                found.values = ()
+        self.values = {}
+
+    def _coincide(
+        self, places: Array, others: Array, members: Array, firsts: Array, numbers: Mapping[int, int]
+    ) -> None:  # fmt: skip
+        """Note coinciding terms in order: by the places of members and of what these coincide with, how each is made,
+        and the classes of this size by their places."""
+        order = np.argsort(places, kind="stable")
+        others = others[order]
+        known = np.where(others < 0, others - _EARLIER, -1)
+        if numbers:
+            known[others >= 0] = [numbers[p] for p in others[others >= 0].tolist()]
+        self.pairs.add(members[order], firsts[order], known)
 
     def _earlier(self) -> Array:
         """Classes of earlier sizes as rows."""
@@ -314,38 +349,40 @@ class _Sharded:
             rows[number]["mark"] = np.frombuffer(mark, np.uint64)
         return rows
 
-    def _form(self, row: Any) -> tuple[Typed, tuple[int, ...], int]:
+    def _form(self, row: Any) -> Typed:
         number, types = self.groups[int(row["group"])]
-        form = self.builder.typing(number, types)[int(row["variant"])]
-        return form, tuple(row["operands"][: len(form.holes)].tolist()), int(row["output"])
+        return self.builder.typing(number, types)[int(row["variant"])]
 
-    def _term(self, row: Any) -> Term:
-        return self.builder.term_of(*self._form(row))
+    def _written(self, group: int, variant: int) -> Form:
+        return written_as(self.builder.typing(*self.groups[group])[variant])
 
     def _admit(self, row: Any, size: int) -> int:
         """Make a class of a row, an operand of the next size."""
         builder, classes = self.builder, self.builder.found.classes
-        form, _, output = self._form(row)
-        kind, term = form.outputs[output], self._term(row)
+        form, output = self._form(row), int(row["output"])
+        kind = form.outputs[output]
+        term = builder.term_of(form, row["operands"][: len(form.holes)].tolist(), output)
         constant = all(builder.theme.is_weight(n) for n in variables(term))
         builder.index[kind, row["mark"].tobytes()] = len(classes)
         builder.by_size.setdefault(size, []).append(len(classes))
         classes.append(Class(term, kind, size, self.values[int(row["place"])], constant))
+        self.pairs.classes.append(term)
         return len(classes) - 1
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Applications for one task, with the values of their operands; ``first``: the number of the first group."""
+    """Applications for one task, with the values of their operands: for each type classes, and at each point what they
+    are. ``first``: the number of the first group."""
 
     groups: tuple[Group, ...]
-    values: Mapping[int, tuple[Array, ...]]
+    values: tuple[tuple[tuple[int, ...], tuple[Array, ...]], ...]
     first: int
 
 
 def _cut(
-    builder: Builder, forms: Sequence[Typed], calls: list[tuple[int, ...]], most: int
-) -> Iterator[list[tuple[int, ...]]]:  # fmt: skip
+    builder: Builder, forms: Sequence[Typed], calls: Array, most: int
+) -> Iterator[Array]:  # fmt: skip
     """Calls in parts of the size of a block, in steps that are evaluated at once; whole where there are variants."""
     if len(forms) != 1:
         if forms:
@@ -362,7 +399,7 @@ class _Recorder(Builder):
 
     def __init__(self, theme: Theme, points: Sequence[Point], block: _Block, dtype: np.dtype[Any]) -> None:
         super().__init__(theme, points, np.random.default_rng(0), most=0)
-        self.given = block.values
+        self.given = {c: each for alike, values in block.values for c, *each in zip(alike, *values, strict=True)}
         self.use(algebra_of(theme))
         self.group = 0
         self.variants: dict[int, int] = {}
@@ -374,7 +411,7 @@ class _Recorder(Builder):
         self.own: dict[int, list[tuple[int, tuple[Array, ...]]]] = {}  # by type: rows and values
 
     def values_of(self, number: int) -> tuple[Array, ...]:
-        return self.given[number]
+        return tuple(self.given[number])
 
     def typing(self, number: int, types: tuple[TensorType, ...]) -> list[Typed]:
         found = super().typing(number, types)
@@ -383,7 +420,7 @@ class _Recorder(Builder):
 
     def place(
         self, term: Term | None, kind: TensorType, size: int, values: tuple[Array, ...], *, keep: bool,
-        mark: bytes | None = None, make: tuple[Typed, tuple[int, ...], int] | None = None,
+        mark: bytes | None = None, make: tuple[Typed, Sequence[int], int] | None = None,
     ) -> None:  # fmt: skip
         assert mark is not None
         assert make is not None

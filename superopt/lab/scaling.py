@@ -91,7 +91,8 @@ def predicted(steps: Sequence[Step], where: Cluster) -> float:
             if not tasks:
                 continue
             now, free = _played(tasks, given / len(tasks), taken / len(tasks), where, now, free)
-            work += sum(t.seconds for t in tasks) + given + taken
+            sending = len(tasks) * where.task + sum(t.sent + t.received for t in tasks) / where.bandwidth
+            work += sum(t.seconds for t in tasks) + given + taken + sending
         now += step.ended
         work += step.ended
         free = [max(now, t) for t in free]
@@ -244,9 +245,10 @@ def _resident(anew: bool, _: int = 0) -> tuple[int, int]:
     return os.getpid(), int(next(line for line in lines if line.startswith(name)).split()[1]) << 10
 
 
-def accounted(ran: Ran) -> float:
-    """What a run takes where each process has a core of its own: what was done, in the order in which it was done, by
-    the processor time that it took. Load changes that order and the caches a little, and nothing else.
+def accounted(ran: Ran, cores: int) -> float:
+    """What a run takes on so many cores with nothing beside it: what was done, in the order in which it was done, by
+    the processor time that it took, and at least all of that over the cores. Load changes that order and the caches a
+    little, and nothing else.
 
     The client's time beside making blocks and taking results (packing, sending) is spread evenly over the tasks.
     """
@@ -266,7 +268,7 @@ def accounted(ran: Ran) -> float:
                 now += own + rest / 2
                 free[cost.worker] = ends[kind, number] = max(now, free.get(cost.worker, 0.0)) + cost.seconds
         now += step.ended
-    return now
+    return max(now, (_work(ran) + ran.client) / cores)
 
 
 def calibrated() -> tuple[float, float]:
@@ -304,6 +306,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     whole, classes = _apart(_alone, config) if not given.replay else (0, alone.classes)
     task, bandwidth = calibrated()
+    cores = os.cpu_count() or 1
     for workers in map(int, given.workers.split(",")):
         load = os.getloadavg()[0]
         if given.replay:
@@ -312,11 +315,11 @@ def main() -> int:
             rows.append({"workers": workers, "seconds": seconds, "predicted": guess, "load": load})
         else:
             ran, sample = (alone, unit) if workers == 1 else _beside_samples(config, given.shards, workers)
-            where = Cluster(workers, workers + 1 if workers > 1 else 1, task=task, bandwidth=bandwidth)
+            where = Cluster(workers, cores, task=task, bandwidth=bandwidth)
             where = where if workers > 1 else replace(where, task=0, bandwidth=1e15)
             by_sample, by_tasks = ((x, predicted([_slower(step, x) for step in alone.traffic.steps], where))
                                    for x in (sample / unit, _work(ran) / _work(alone)))  # fmt: skip
-            measured = accounted(ran) if workers > 1 else sum(_spent(s) for s in ran.traffic.steps)
+            measured = accounted(ran, cores) if workers > 1 else sum(_spent(s) for s in ran.traffic.steps)
             rows.append({
                 "workers": workers, "seconds": ran.seconds, "accounted": measured, "load": load,
                 "by_sample": by_sample, "by_tasks": by_tasks,
@@ -327,7 +330,7 @@ def main() -> int:
     steps = alone.traffic.steps
     data = {
         "traffic": alone.traffic.as_json(), "runs": rows, "steps": [_sums(s) for s in steps], "classes": classes,
-        "alone_grown": whole, "task_seconds": task, "bandwidth": bandwidth, "shards": given.shards,
+        "alone_grown": whole, "cores": cores, "task_seconds": task, "bandwidth": bandwidth, "shards": given.shards,
     }  # fmt: skip
     text = json.dumps(data, indent=1)
     if given.json is not None:
@@ -390,8 +393,11 @@ def _table(data: dict[str, Any]) -> list[str]:
             f"{_held(run['operands'], size)} | {allowed * whole / 1e6:.0f} MB | {run['grown'] / 1e6:.0f} MB | "
             f"{run['client_grown'] / 1e6:.0f} MB |"
         )
-    lines += ["", "| workers | took, by processor time | predicted, by the sample | ÷ took | predicted, tasks as slow "
-              "as in this run | ÷ took | wall time, load average |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [
+        "", f"| workers | took on {data['cores']} cores, by processor time | predicted, by the sample | ÷ took "
+        "| predicted, tasks as slow as in this run | ÷ took | wall time, load average |",
+        "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
     for run in data["runs"]:
         guesses = " | ".join(_guess(run, how) for how in ("by_sample", "by_tasks"))
         lines.append(

@@ -27,6 +27,8 @@ def test_the_client_is_the_limit_where_it_has_more_to_do_than_a_worker() -> None
 
 def test_cores_are_the_limit_where_there_are_fewer_than_workers() -> None:
     assert predicted([step(12)], Cluster(4, cores=2, task=0.0)) >= 6.0
+    where = Cluster(4, cores=2, task=0.25, ahead=4)  # the client takes part of a core, to make tasks and to send them
+    assert predicted([step(12, given=2.0)], where) == pytest.approx((12 + 2 + 12 * 0.25) / 2, rel=0.01)
 
 
 def test_the_network_is_the_limit_where_it_is_slow() -> None:
@@ -49,8 +51,11 @@ def test_what_a_run_took_is_told_by_processor_time_and_order() -> None:
     made = Step(blocks, [], given=1.5, taken=3.0, ended=4.0, order=order)
     ran = Ran(99.0, 8.5, Traffic([made]), 1, 1, (0, 0))
     # given at 0.5 and 1; taken 2.5–3.5; given by 4, done at 5; the second done at 4, taken by 5; the third by 6; ended
-    assert accounted(ran) == pytest.approx(10.0)
-    assert accounted(Ran(99.0, 8.5 + 6.0, Traffic([made]), 1, 1, (0, 0))) > 12.0  # sending takes the client time, too
+    assert accounted(ran, 3) == pytest.approx(10.0)
+    assert accounted(ran, 1) == pytest.approx(14.5)  # all of it, one after the other
+    assert (
+        accounted(Ran(99.0, 8.5 + 6.0, Traffic([made]), 1, 1, (0, 0)), 3) > 12.0
+    )  # sending takes the client time, too
 
 
 def test_speed_up_and_what_bounds_it() -> None:

@@ -12,11 +12,14 @@ import pytest
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import ArrayData, Graph, Node, Value, Weight
 from superopt.ir.poly import Dim, sym
+from superopt.ir.terms import App, postorder
 from superopt.ir.types import DType, TensorType
+from superopt.rules import Rule
 from superopt.runtime import reference
-from superopt.verifier import graphs
+from superopt.verifier import graphs, regions
 from superopt.verifier.graphs import certify_result, verify
 from superopt.verifier.provenance import NOTE
+from superopt.verifier.verdict import Verdict
 
 RNG = np.random.default_rng(3)
 ARRAYS = {"w": (4, 6), "v": (4, 6), "k": (5, 3, 3, 3)}
@@ -168,6 +171,48 @@ def _slightly_other_epsilon() -> tuple[Graph, Graph]:
         _graph({"x": _type(2, 8)}, [_node("LayerNormalization", "x s", "y", epsilon=e)], _type(2, 8), scale)
         for e in (1e-5, 2e-5)
     )  # type: ignore[return-value]
+
+
+def _moved_relu(outside: bool) -> Graph:
+    """Relu of two values side by side, one of which another node's Relu reads as well."""
+    nodes = [_node("MatMul", "x w", "p"), _node("MatMul", "x v", "q"), _node("Relu", "q", "z")]
+    if outside:
+        nodes += [_node("Concat", "p q", "c", axis=1), _node("Relu", "c", "h")]
+    else:
+        nodes += [_node("Relu", "p", "i"), _node("Concat", "i z", "h", axis=1)]
+    return _graph(X, [*nodes, _node("Concat", "h z", "y", axis=1)], _type(sym("N"), 18), {n: DATA[n] for n in "wv"})
+
+
+def test_a_value_that_the_first_model_computes_elsewhere_too_hides_no_proof() -> None:
+    assert verify(_moved_relu(True), _moved_relu(False)).verdict == "proved"
+    assert verify(_moved_relu(False), _moved_relu(True)).verdict == "proved"
+
+
+def _chain(swapped: bool, steps: int) -> Graph:
+    """The sine of twice an angle, or what the prover does not know to be that, and many steps behind it."""
+    nodes = [_node("Add", "x x", "d"), _node("Sin", "d", "h0")]
+    if swapped:
+        nodes = [_node("Sin", "x", "s"), _node("Cos", "x", "c0"), _node("Mul", "s c0", "m"), _node("Add", "m m", "h0")]
+    for n in range(steps):
+        reads = f"c h{n}" if swapped else f"h{n} c"
+        nodes += [_node("Add", reads, f"s{n}"), _node("Relu", f"s{n}", f"h{n + 1}")]
+    nodes[-1] = replace(nodes[-1], outputs=("y",))
+    return _graph({"x": _type(2, 6)}, nodes, _type(2, 6), {"c": 0.1 * np.arange(6, dtype=np.float32) + 0.01})
+
+
+def test_proofs_behind_a_value_that_is_only_tested_stay_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = list[int]()
+    prove = regions.prove_joined
+
+    def counted(rule: Rule, *, time_limit: float) -> Verdict:
+        sizes.append(sum(isinstance(t, App) for t in postorder(rule.lhs[0])))
+        return prove(rule, time_limit=time_limit)
+
+    monkeypatch.setattr(regions, "prove_joined", counted)
+    found = verify(_chain(False, 40), _chain(True, 40), power="none")
+    assert found.verdict == "tested", found.reason
+    assert [r.output for r in found.regions if r.verdict == "tested"] == ["h0"]
+    assert max(sizes) <= 12
 
 
 def test_a_difference_below_float32_is_seen_in_float64() -> None:
