@@ -141,7 +141,7 @@ class Writing:
             if plan.how == "fission":
                 made, how = self._in_parts(plan)
             else:
-                made, how = realised(plan.planned, plan.table, deadline=self.deadline), plan.how
+                made, how = realised(plan.planned, plan.table, sizes=self.sizes, deadline=self.deadline), plan.how
             taken = self.held + asked_of(made, self.sizes)
         except (SuperoptError, NotCovered):  # a size that has to be known
             return None
@@ -152,7 +152,7 @@ class Writing:
         found = least_memory(plan.planned.graph, sizes=self.sizes, deadline=self.deadline)
         least = found.after.plan
         if least.block > _NEAR * plan.peak and self.left() > 0.0:
-            guarded = realised(plan.planned, plan.table, deadline=self.deadline)
+            guarded = realised(plan.planned, plan.table, sizes=self.sizes, deadline=self.deadline)
             if footprint(guarded, sizes=self.sizes).plan.peak < least.peak:
                 return guarded, "fission, guards"
         return found.graph, ", ".join(filter(None, ("fission", found.how)))
