@@ -19,7 +19,7 @@ from superopt.memory import Op, Planned, Task, as_given, front, measured_arena, 
 from superopt.ops.infer import Applied, infer
 from superopt.pipeline.footprint import footprint
 from superopt.pipeline.realising import realised
-from superopt.pipeline.recomputing import least_for, points
+from superopt.pipeline.recomputing import Writing, least_for, points
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier.graphs import PROVED, verify
 
@@ -250,3 +250,23 @@ def test_a_reshape_does_not_make_sizes_known_again() -> None:
     told = [made.constants[n.inputs[1]] for n in made.nodes if n.name in ("r", "q")]
     assert [list(w.data.numpy()) for w in told if w.data is not None] == [[-1, 4096], [-1, 256]]
     assert verify(graph, made, power="none").verdict == PROVED
+
+
+@pytest.mark.slow
+def test_what_is_computed_in_parts_is_computed_again_besides() -> None:
+    graph = masked(8)
+    with costs.for_target("profile:cpu-epyc-2core") as model:
+        writing = Writing(graph, model, {}, 200.0, 100_000)
+        plans = writing.plans()
+        least = min(plans, key=lambda p: p.peak)
+        assert least.how == "fission, recomputation"
+        assert least.peak < min(p.peak for p in plans if p.how == "fission")
+        assert [p.us for p in plans] == sorted(p.us for p in plans)
+        point = writing.point(least)
+    assert point is not None
+    assert point.bytes < min(p.bytes for p in writing.first)
+    feeds = feeds_for(graph)
+    made, given = (
+        ONNX_RUNTIME.load(formats.to_onnx_bytes(g)).run(feeds, ["g0"])["g0"] for g in (point.graph, graph)
+    )  # fmt: skip
+    np.testing.assert_allclose(made, given, rtol=1e-5, atol=1e-6)
