@@ -169,7 +169,7 @@ class Writing:
 
     def _in_parts(self, plan: Plan) -> tuple[Graph, str]:
         """A plan with regions in parts as it takes least: in an order of its own, or in one that guards see to."""
-        found = least_memory(plan.planned.graph, sizes=self.sizes, deadline=self.deadline)
+        found = least_memory(plan.planned.graph, sizes=self.sizes, deadline=self.deadline, alike=False)
         least = found.after.plan
         if least.block > _NEAR * plan.peak and self.left() > 0.0:
             guarded = realised(plan.planned, plan.table, sizes=self.sizes, deadline=self.deadline)
