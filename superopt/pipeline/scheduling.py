@@ -35,7 +35,7 @@ from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import Footprint, footprint
 from superopt.runtime.ort import make_session, run
 
-__all__ = ["Scheduled", "asked_of", "least_memory", "open_rows", "orders"]
+__all__ = ["Scheduled", "asked_of", "known_again", "least_memory", "open_rows", "orders"]
 
 _SESSIONS = 3  # more of a model, where their orders may differ
 _COMPRESS = 9  # the first opset that has it
@@ -115,14 +115,19 @@ def _footprints(graph: Graph, sizes: Mapping[str, int]) -> list[Footprint]:
 
 def _candidates(graph: Graph, sizes: Mapping[str, int]) -> Iterator[tuple[str, Graph]]:
     typing = infer(graph, dict(sizes))
+    opened, again = open_rows(graph, typing), frozenset[str]()
+    if opened is not None:
+        try:
+            again = known_again(footprint(opened, sizes=sizes), graph)
+        except (SuperoptError, NotCovered):  # a shape that has to be known
+            opened = None
+    if opened is not None:
+        yield "open rows", open_rows(graph, typing, again) or opened
+        if again:
+            yield "open rows", opened
     ordered = list(orders(graph, typing, sizes))
     yield from (("order", g) for g in ordered)
-    opened = open_rows(graph, typing)
     if opened is not None:
-        again = known_again(footprint(opened, sizes=sizes), graph)
-        yield "open rows", opened
-        if again:
-            yield "open rows", open_rows(graph, typing, again) or opened
         yield from (("order, open rows", o) for g in ordered if (o := open_rows(g, typing, again)) is not None)
 
 
