@@ -125,10 +125,13 @@ class Work:
     def congruent(self, output: str) -> bool:
         """Whether a changed value is what some node of ``a`` computes, of aligned values: then it equals that.
 
-        It holds for any node, opaque ones too: equal arguments give equal results.
+        It holds for any node, opaque ones too: equal arguments give equal results. A constant that is no argument of
+        what is applied is in its attributes (the sizes of a ``Reshape``), and need not be one of ``a``'s.
         """
         node, form, position = self.b.made[output]
-        reads = [n for n in (*(form.args if isinstance(form, Applied) else ()), *node.inputs, *node.captures) if n]
+        applied = form.args if isinstance(form, Applied) else ()
+        told = [n for n in node.inputs if not applied or n in applied or n in self.b.made]
+        reads = [n for n in (*applied, *told, *node.captures) if n]
         classes = {n: self.a.classes[self.partners[n]] if n in self.partners else self.b.classes[n] for n in reads}
         text = digest_of(self.b.text(node, form, position, classes))
         found = self.a.named.get(self.a.aliases.get(text, text))

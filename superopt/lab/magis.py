@@ -38,6 +38,7 @@ from superopt.lab.dimensions import Region, regions_of
 from superopt.memory import ROWS, Planned, Step, Task, as_given, plain
 from superopt.ops.record import NotCovered
 from superopt.pipeline.recomputing import Writing
+from superopt.pipeline.splitting import Fissioned
 
 __all__ = ["Row", "State", "compared", "main", "planned_task", "rendered", "search"]
 
@@ -267,6 +268,20 @@ def planned_task(planned: Planned) -> tuple[Task, list[Region]]:
     return plain(planned.task), [Region(ops, most) for ops, most in found.items() if len(ops) > 1]
 
 
+class _Alike(Writing):
+    """Plans at the prices of :class:`_Scheduler`: each further part of an operator takes the shortest kernel's time.
+
+    Nothing is written, so that planning has all of the time.
+    """
+
+    planning = 0.5
+
+    def price(self, made: Fissioned, planned: Planned) -> float:
+        """Microseconds beyond those of the graph given; of a region, what only renames memory counts as well."""
+        short = min((op.us for op in self.planned.task.ops if op.us > 0.0), default=0.0)
+        return short * sum((r.parts - 1) * len(r.nodes) for r in made.regions)
+
+
 @dataclass(frozen=True)
 class Row:
     """A model's least bytes at once within a latency, as shares of what it takes as given."""
@@ -290,7 +305,7 @@ def compared(name: str, graph: Graph, model: CostModel, *, share: float, seconds
         NotCovered: a size has to be known.
     """
     start = time.monotonic()
-    writing = Writing(graph, model, {}, seconds, rows)
+    writing = _Alike(graph, model, {}, seconds, rows)
     task, whole = writing.planned.task, writing.us
     given = as_given(task).peak
     plans = [plan for plan in writing.plans() if plan.us <= share * whole]

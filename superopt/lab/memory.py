@@ -97,16 +97,16 @@ class StepRow:
         return (self.held + self.arena_after) / (self.held + self.arena)
 
 
-def measured_step(path: Path, share: float) -> StepRow:
+def measured_step(path: Path, share: float, seconds: float = _PATIENCE) -> StepRow:
     """One model's training step, with what takes little time computed again.
 
     Raises:
         SuperoptError, NotCovered: it has no derivative, or ONNX Runtime cannot run it on made-up inputs.
     """
-    return measured_plan(path.stem, train_step(with_values(formats.load(path)), "mse", "sgd").graph, share)
+    return measured_plan(path.stem, train_step(with_values(formats.load(path)), "mse", "sgd").graph, share, seconds)
 
 
-def measured_plan(name: str, graph: Graph, share: float) -> StepRow:
+def measured_plan(name: str, graph: Graph, share: float, seconds: float = _PATIENCE) -> StepRow:
     """A graph beside what takes least of what is modelled at so much more time.
 
     Raises:
@@ -114,7 +114,7 @@ def measured_plan(name: str, graph: Graph, share: float) -> StepRow:
     """
     start = time.monotonic()
     with for_target("cpu") as model:
-        found = least_for(graph, model, share=share, seconds=_PATIENCE, rows=EFFORTS["thorough"].rows)
+        found = least_for(graph, model, share=share, seconds=seconds, rows=EFFORTS["thorough"].rows)
     seconds = time.monotonic() - start
     given, least = found[0], min(found, key=lambda p: p.bytes)
     raced = measure(graph, least.graph, sizes={}, rounds=_RACED, burst=1, time_limit=_RACE)
@@ -196,9 +196,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--resume", type=Path, required=True, help="JSON lines: models in it are not measured again")
     parser.add_argument("--share", type=float, help="with what is modelled at so much more of the time")
     parser.add_argument("--train", type=float, metavar="SHARE", help="the same of training steps")
+    parser.add_argument("--seconds", type=float, default=_PATIENCE, help="to plan and to write each of those")
     given = parser.parse_args(arguments)
     if given.train is not None or given.share is not None:
-        _steps(given.models, given.train, given.share or 0.0, given.title, given.resume)
+        _steps(given.models, given.train, given.share or 0.0, given.seconds, given.title, given.resume)
         return
     known: dict[str, Row] = {}
     if given.resume.exists():
@@ -222,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(rendered(given.title, [known[p.stem] for p in given.models if p.stem in known]))
 
 
-def _steps(models: Sequence[Path], train: float | None, share: float, title: str, resume: Path) -> None:
+def _steps(models: Sequence[Path], train: float | None, share: float, seconds: float, title: str, resume: Path) -> None:
     resume.parent.mkdir(parents=True, exist_ok=True)
     read = (StepRow(**json.loads(line)) for line in (resume.read_text().splitlines() if resume.exists() else ()))
     known = {r.model: r for r in read}
@@ -231,9 +232,9 @@ def _steps(models: Sequence[Path], train: float | None, share: float, title: str
             continue
         try:
             if train is not None:
-                known[path.stem] = measured_step(path, train)
+                known[path.stem] = measured_step(path, train, seconds)
             else:
-                known[path.stem] = measured_plan(path.stem, with_values(formats.load(path)), share)
+                known[path.stem] = measured_plan(path.stem, with_values(formats.load(path)), share, seconds)
         except (SuperoptError, NotCovered) as error:
             print(f"{path.stem}: {error}", file=sys.stderr)
             continue

@@ -11,12 +11,23 @@ from superopt.memory.recompute import ROWS, front
 from superopt.memory.schedule import Schedule, least_peak
 from superopt.memory.sharing import IN_PLACE, RENAMING
 from superopt.memory.slicing import Slicing
-from superopt.memory.timetable import Op, Step, Task, Timetable, alive_at, as_given, made_again, peak_of, polished
+from superopt.memory.timetable import (
+    Op,
+    Step,
+    Task,
+    Timetable,
+    alive_at,
+    as_given,
+    made_again,
+    peak_of,
+    polished,
+    prompt,
+)
 
 __all__ = [
     "ALIGNMENT", "IN_PLACE", "OPSET", "RENAMING", "ROWS", "Arena", "Bound", "Buffer", "Lifetime", "Op", "Pin",
     "Plan", "Planned", "Region", "Schedule", "Slicing", "Source", "Split", "Step", "Task", "Timetable", "Written",
     "alive", "alive_at", "as_given", "front", "grown", "heads", "least_peak", "least_time", "lifetimes",
-    "made_again", "measured_arena", "peak_of", "plain", "planned", "polished", "split", "tails", "unavoidable",
-    "written",
+    "made_again", "measured_arena", "peak_of", "plain", "planned", "polished", "prompt", "split", "tails",
+    "unavoidable", "written",
 ]  # fmt: skip

@@ -45,6 +45,15 @@ class Planned:
     task: Task
     types: Mapping[str, TensorType]
 
+    def measurable(self, value: int) -> bool:
+        """Whether a value can say when a guard opens (or a copy of it, which has its number among the originals)."""
+        return _measurable(self.types.get(self.names[value]))
+
+
+def _measurable(kind: TensorType | None) -> bool:
+    """Whether there is an axis, and elements that are numbers."""
+    return kind is not None and bool(kind.shape) and kind.dtype is not DType.STRING
+
 
 @dataclass(frozen=True)
 class Pin:
@@ -98,6 +107,7 @@ class _Writer:
     nothings: dict[str, str] = field(default_factory=dict)  # zero, computed of a value
     starts: dict[int, str] = field(default_factory=dict)  # zeros, by their number
     shapes: dict[str, str] = field(default_factory=dict)
+    literals: dict[tuple[int, ...], str] = field(default_factory=dict)  # shapes whose rows are left open
 
     def __post_init__(self) -> None:
         graph = self.planned.graph
@@ -135,7 +145,7 @@ class _Writer:
                 run.add(step.op)
                 after = next((o for o in node.outputs if self._measurable(o)), after)
             done.add((step.op, node.reads))
-            self.nodes.append(node)
+            self.nodes.append(node if self.sizes_known else self._open(node))
         graph = replace(
             given, nodes=tuple(self.nodes), weights=(*given.weights, *self.weights),
             values=(*given.values, *self.values),
@@ -166,10 +176,22 @@ class _Writer:
         guard = self._guard(source, after)
         return replace(node, inputs=tuple(guard if n == source else n for n in node.inputs))
 
+    def _open(self, node: Node) -> Node:
+        """The node; a ``Reshape`` is not told the number of rows: it would make the sizes known again."""
+        shape = self.planned.graph.constants.get(node.inputs[1]) if node.op == "Reshape" and not node.domain else None
+        if shape is None or shape.data is None:
+            return node
+        sizes = tuple(map(int, shape.data.numpy().ravel()))
+        if not sizes or min(sizes) < 1:
+            return node  # it is told as much already
+        if sizes not in self.literals:
+            self.weights.append(constant(unused_name(f"{shape.name}_rows", self.taken), np.array([-1, *sizes[1:]])))
+            self.literals[sizes] = self.weights[-1].name
+        return replace(node, inputs=(node.inputs[0], self.literals[sizes]), attributes={})
+
     def _measurable(self, name: str) -> bool:
-        """Whether a value can say when a guard opens: it has an axis, and elements that are numbers."""
-        kind = self.kind.get(name)
-        return kind is not None and bool(kind.shape) and kind.dtype is not DType.STRING
+        """Whether a value can say when a guard opens."""
+        return _measurable(self.kind.get(name))
 
     def _guard(self, name: str, after: str) -> str:
         """The same value, not before another is there."""

@@ -9,6 +9,7 @@ import numpy as np
 
 __all__ = [
     "Op", "Step", "Task", "Timetable", "alive_at", "as_given", "lightened", "made_again", "peak_of", "polished",
+    "prompt",
 ]  # fmt: skip
 
 
@@ -194,6 +195,43 @@ def lightened(task: Task, plan: Timetable, peak: int, work: int) -> tuple[Timeta
         else:
             high = middle - 1
     return best, work
+
+
+def prompt(task: Task, plan: Timetable) -> Timetable:
+    """The plan with results made as soon as what they need is there (a weight's update, once there is its gradient),
+    where that takes no more bytes than the plan has alive at once: what they read is then free.
+
+    Args:
+        task: the graph.
+        plan: of it.
+    """
+    for step in [s for s in plan.steps if not task.results.isdisjoint(s.makes)]:
+        own = _alone(task, plan, step)
+        inside = {s.makes for s in own}
+        made = {v: i for i, s in enumerate(plan.steps) for v in s.makes if s.makes not in inside}
+        first = max((made[v] for s in own for v in s.reads if v in made), default=-1) + 1
+        rest = [s for s in plan.steps if s.makes not in inside]
+        ahead = len([s for s in plan.steps[:first] if s.makes not in inside])
+        steps = (*rest[:ahead], *own, *rest[ahead:])
+        peak, at = peak_of(task, steps, plan.original)
+        if steps != plan.steps and peak <= plan.peak:
+            plan = Timetable(steps, plan.original, plan.us, peak, at)
+    return plan
+
+
+def _alone(task: Task, plan: Timetable, last: Step) -> list[Step]:
+    """A step, and those before it that nothing else needs, in their order."""
+    readers: dict[int, set[tuple[int, ...]]] = {}
+    for step in plan.steps:
+        for value in step.reads:
+            readers.setdefault(value, set()).add(step.makes)
+    inside, found = {last.makes}, [last]
+    for step in reversed(plan.steps[: plan.steps.index(last)]):
+        read = [readers.get(v, set()) for v in step.makes]
+        if task.results.isdisjoint(step.makes) and any(read) and all(r <= inside for r in read):
+            inside.add(step.makes)
+            found.append(step)
+    return found[::-1]
 
 
 def _without(task: Task, plan: Timetable, copy: Step) -> Timetable | None:

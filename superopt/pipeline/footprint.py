@@ -36,12 +36,14 @@ class Footprint:
         plan: what its planner makes of it.
         values: when which of its values is needed; inputs and outputs are held from beginning to end.
         types: of its values.
+        known: of those whose sizes the runtime knows before a run.
     """
 
     ran: Graph
     plan: Plan
     values: tuple[Lifetime, ...]
     types: Mapping[str, TensorType]
+    known: Mapping[str, TensorType]
 
     @cached_property
     def bound(self) -> int:
@@ -113,7 +115,7 @@ def footprint_of(
     held = dict.fromkeys([*(v.name for v in spans if v.start < 0 or v.end >= len(own.nodes)), *inputs])
     values = [Lifetime(n, _bytes(types, n), -1, len(own.nodes)) for n in held]
     values += [v for v in spans if v.name not in held]
-    return Footprint(own, plan, tuple(_overwritten(own, types, values)), types)
+    return Footprint(own, plan, tuple(_overwritten(own, types, values)), types, found.beforehand)
 
 
 def _over(node: Node, types: Mapping[str, TensorType]) -> str:

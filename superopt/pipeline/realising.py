@@ -2,7 +2,8 @@
 
 A plan's order is not the runtime's: that walks back from the results, and numbers what it fuses anew. So a plan is
 written, the order that is run is read off, and what strays from the plan is *pinned*: it reads what it needs through a
-guard (:mod:`superopt.memory.copies`) that opens after the step which the plan has before it. A few rounds suffice.
+guard (:mod:`superopt.memory.copies`) that opens after the step which the plan has before it. A few rounds suffice, and
+what takes least of them is taken.
 """
 
 from __future__ import annotations
@@ -11,13 +12,11 @@ import heapq
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise, takewhile
 
-from superopt import formats
-from superopt.cost.trial import with_values
 from superopt.ir.graph import Graph, Node
-from superopt.memory import Pin, Planned, Timetable, Written, written
-from superopt.memory.order import as_executed
-from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.memory import Pin, Planned, Timetable, Written, prompt, written
+from superopt.pipeline.footprint import footprint
 
 __all__ = ["realised"]
 
@@ -25,28 +24,37 @@ _ROUNDS = 6  # of looking at the order that is run, and pinning what strays from
 _FAR = 8  # steps by which a kernel that strays from its place is no matter
 
 
-def realised(planned: Planned, plan: Timetable, *, sizes_known: bool = False, deadline: float = float("inf")) -> Graph:
+def realised(
+    planned: Planned, plan: Timetable, *, sizes: Mapping[str, int] | None = None, sizes_known: bool = False,
+    deadline: float = float("inf"),
+) -> Graph:  # fmt: skip
     """A plan as a graph that ONNX Runtime runs as planned, as far as pins can see to that.
 
     Args:
         planned: the graph.
         plan: of its task.
+        sizes: what symbolic dimensions are counted at.
         sizes_known: see :func:`superopt.memory.written`.
         deadline: on the monotonic clock, after which what was found has to do.
 
     Raises:
         InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it.
     """
-    pins: dict[tuple[int, ...], Pin] = {}
+    plan = prompt(planned.task, plan)
+    pins: dict[Pin, None] = {}
+    best: tuple[int, Graph] | None = None
     for _ in range(_ROUNDS):
-        made = written(planned, plan, pins.values(), sizes_known=sizes_known)
+        made = written(planned, plan, pins, sizes_known=sizes_known)
         graph = replace(made.graph, nodes=_backwards(made.graph))
-        lowered = formats.from_bytes(ONNX_RUNTIME.lowered(formats.to_onnx_bytes(with_values(graph))))
-        fresh = {p.steps: p for p in _strays(plan, made, as_executed(lowered, graph)) if p.steps not in pins}
+        found = footprint(graph, sizes=sizes)
+        if best is None or found.plan.block < best[0]:
+            best = found.plan.block, graph
+        fresh = dict.fromkeys(p for p in _strays(planned, plan, made, found.ran.nodes) if p not in pins)
         if not fresh or time.monotonic() > deadline:
             break
         pins |= fresh
-    return graph
+    assert best is not None
+    return best[1]
 
 
 def _backwards(graph: Graph) -> tuple[Node, ...]:
@@ -71,23 +79,27 @@ def _backwards(graph: Graph) -> tuple[Node, ...]:
     return tuple(graph.nodes[i] for i in order)
 
 
-def _strays(plan: Timetable, made: Written, ran: Sequence[Node]) -> Iterator[Pin]:
-    """Pins for steps that are run well before the one that the plan has before them."""
+def _strays(planned: Planned, plan: Timetable, made: Written, ran: Sequence[Node]) -> Iterator[Pin]:
+    """Pins for steps that are run well before the one that the plan has before them, and, where that one is itself run
+    late, for it and those before it that are: each after its own predecessor."""
     at = {o: i for i, n in enumerate(ran) for o in n.outputs if o}
     maker = {v: i for i, step in enumerate(plan.steps) for v in step.makes}
-    before = last = -1
+    seen: list[tuple[int, int]] = []  # steps that a guard may wait for, and their places
     for i, step in enumerate(plan.steps):
         place = max((at[made.names[v]] for v in step.makes if made.names[v] in at), default=-1)
         if place < 0:
             continue  # within another kernel
-        if last - place > _FAR and (pin := _pin(plan, made, maker, at, i, before)) is not None:
-            yield pin
-        before, last = i, place
+        late = takewhile(lambda s, place=place: s[1] - place > _FAR, reversed(seen))  # type: ignore[misc]
+        for (later, _), (after, _) in pairwise(((i, place), *late)):
+            if not any(maker.get(v) == after for v in plan.steps[later].reads):
+                yield from _pin(plan, made, maker, at, later, after)
+        if any(planned.measurable(plan.original[v]) for v in step.makes):
+            seen.append((i, place))
 
 
 def _pin(
     plan: Timetable, made: Written, maker: Mapping[int, int], at: Mapping[str, int], step: int, after: int
-) -> Pin | None:
+) -> Iterator[Pin]:
     """A guard before a kernel, of which this is the last step: on the latest value that it reads which is one of the
     runtime's, too."""
     within, stack, read = {step}, [step], dict[int, None]()
@@ -100,7 +112,8 @@ def _pin(
                 within.add(inside)
                 stack.append(inside)
     if not read:
-        return None
+        return
     chosen = max(read, key=lambda v: maker.get(v, -1))
     steps = tuple(sorted(i for i in within if chosen in plan.steps[i].reads))
-    return Pin(steps, chosen, after) if steps[0] > after else None
+    if steps[0] > after:
+        yield Pin(steps, chosen, after)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from superopt import report
 from superopt.cost import CostModel
@@ -21,6 +22,9 @@ from superopt.pipeline.racing import LARGE, measure
 from superopt.pipeline.realising import realised
 from superopt.pipeline.scheduling import asked_of, least_memory
 from superopt.report.quantities import bytes_text
+
+if TYPE_CHECKING:
+    from superopt.pipeline.splitting import Fissioned
 
 __all__ = ["Point", "for_memory", "least_for", "points"]
 
@@ -89,7 +93,13 @@ class Plan:
 
 
 class Writing:
-    """A graph of which plans are written, and what is known of it."""
+    """A graph of which plans are written, and what is known of it.
+
+    Attributes:
+        planning: share of the time left that each way of planning may take.
+    """
+
+    planning = _SHARE
 
     def __init__(self, graph: Graph, model: CostModel, sizes: Mapping[str, int], seconds: float, rows: int) -> None:
         self.graph, self.model, self.sizes, self.rows = graph, model, sizes, rows
@@ -117,9 +127,11 @@ class Writing:
         """
         if self.graph.opset.get("", 0) < OPSET:
             return []
-        found = list(self._split())
-        again = front(self.planned.task, rows=self.rows, seconds=_SHARE * self.left(), enough=most)[1:]
-        found += [Plan(self.planned, t, t.us, "recomputation") for t in again]
+        found = list(self._again(self.planned, 0.0, "recomputation", most))
+        split = list(self._split())
+        found += split
+        for plan in split:
+            found += self._again(plan.planned, plan.us, "fission, recomputation", most, len(split))
         kept: list[Plan] = []
         for plan in sorted(found, key=lambda p: (p.us, p.peak)):
             if not kept or plan.peak < kept[-1].peak:
@@ -130,10 +142,18 @@ class Writing:
         """Plans in which regions are computed in parts."""
         from superopt.pipeline.splitting import fissions  # here, because it loads the prover
 
-        for made in fissions(self.graph, deadline=time.monotonic() + _SHARE * self.left()):
+        for made in fissions(self.graph, deadline=time.monotonic() + self.planning * self.left()):
             planned = task_of(made.graph, self.model.recorded or self.model, sizes=self.sizes)
-            us = sum(op.us for op in planned.task.ops)
-            yield Plan(planned, as_given(planned.task), us - self.us, "fission")
+            yield Plan(planned, as_given(planned.task), self.price(made, planned), "fission")
+
+    def price(self, made: Fissioned, planned: Planned) -> float:
+        """Modelled microseconds of a graph with regions in parts, beyond those of the graph given."""
+        return sum(op.us for op in planned.task.ops) - self.us
+
+    def _again(self, planned: Planned, us: float, how: str, most: int | None, among: int = 1) -> Iterator[Plan]:
+        """Plans that compute values of a graph again, one of so many graphs that share work and time."""
+        found = front(planned.task, rows=self.rows // among, seconds=self.planning * self.left() / among, enough=most)
+        yield from (Plan(planned, t, us + t.us, how) for t in found[1:])
 
     def point(self, plan: Plan) -> Point | None:
         """A plan, written; ``None`` where ONNX Runtime does not take it."""
@@ -141,7 +161,7 @@ class Writing:
             if plan.how == "fission":
                 made, how = self._in_parts(plan)
             else:
-                made, how = realised(plan.planned, plan.table, deadline=self.deadline), plan.how
+                made, how = realised(plan.planned, plan.table, sizes=self.sizes, deadline=self.deadline), plan.how
             taken = self.held + asked_of(made, self.sizes)
         except (SuperoptError, NotCovered):  # a size that has to be known
             return None
@@ -149,10 +169,10 @@ class Writing:
 
     def _in_parts(self, plan: Plan) -> tuple[Graph, str]:
         """A plan with regions in parts as it takes least: in an order of its own, or in one that guards see to."""
-        found = least_memory(plan.planned.graph, sizes=self.sizes, deadline=self.deadline)
+        found = least_memory(plan.planned.graph, sizes=self.sizes, deadline=self.deadline, alike=False)
         least = found.after.plan
         if least.block > _NEAR * plan.peak and self.left() > 0.0:
-            guarded = realised(plan.planned, plan.table, deadline=self.deadline)
+            guarded = realised(plan.planned, plan.table, sizes=self.sizes, deadline=self.deadline)
             if footprint(guarded, sizes=self.sizes).plan.peak < least.peak:
                 return guarded, "fission, guards"
         return found.graph, ", ".join(filter(None, ("fission", found.how)))
@@ -178,11 +198,16 @@ class Writing:
         return found
 
     def least(self, plans: Sequence[Plan]) -> Point | None:
-        """Of the plans of the lowest peak, written, the one that needs least."""
+        """Of the plans of the lowest peak, those of each kind first, written, the one that needs least."""
+        rising = sorted(plans, key=lambda p: p.peak)
+        kinds = list({p.how: p for p in reversed(rising)}.values())
+        rising = [*reversed(kinds), *(p for p in rising if p not in kinds)]
         found: Point | None = None
-        for plan in sorted(plans, key=lambda p: p.peak)[:_TRIES]:
-            if found is not None and (self.left() <= 0.0 or found.bytes <= self.weights + self.held + plan.peak):
+        for plan in rising[:_TRIES]:
+            if found is not None and self.left() <= 0.0:
                 break
+            if found is not None and found.bytes <= self.weights + self.held + plan.peak:
+                continue
             made = self.point(plan)
             if made is not None and (found is None or made.bytes < found.bytes):
                 found = made

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,14 +28,14 @@ from superopt.cost.trial import feeds_for, with_values
 from superopt.cost.whole import least_order
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, constant, topological_order, unused_name
-from superopt.ir.types import TensorType
-from superopt.memory import RENAMING, measured_arena
+from superopt.ir.types import TensorType, ValueType
+from superopt.memory import ALIGNMENT, RENAMING, measured_arena
 from superopt.ops.infer import Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import Footprint, footprint
 from superopt.runtime.ort import make_session, run
 
-__all__ = ["Scheduled", "asked_of", "least_memory", "open_rows", "orders"]
+__all__ = ["Scheduled", "asked_of", "known_again", "least_memory", "open_rows", "orders"]
 
 _SESSIONS = 3  # more of a model, where their orders may differ
 _COMPRESS = 9  # the first opset that has it
@@ -60,13 +60,16 @@ class Scheduled:
     asked: tuple[int, int] | None = None
 
 
-def least_memory(graph: Graph, *, sizes: Mapping[str, int] | None = None, deadline: float = float("inf")) -> Scheduled:
+def least_memory(
+    graph: Graph, *, sizes: Mapping[str, int] | None = None, deadline: float = float("inf"), alike: bool = True
+) -> Scheduled:
     """The same kernels with the least memory for activations that is found.
 
     Args:
         graph: the model.
         sizes: what symbolic dimensions are counted at.
         deadline: on the monotonic clock, after which nothing more is tried.
+        alike: else what the runtime fuses only at sizes that it knows may run as it is written, rounded otherwise.
 
     Raises:
         InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it, or not with its arena watched.
@@ -83,10 +86,10 @@ def least_memory(graph: Graph, *, sizes: Mapping[str, int] | None = None, deadli
             after = max(_footprints(made, sizes), key=lambda f: f.plan.peak)
         except (SuperoptError, NotCovered):  # a shape that has to be known
             continue
-        if after.plan.peak >= best.after.plan.peak or _kernels(after.ran) != kernels:
+        if after.plan.peak >= best.after.plan.peak or (alike and _kernels(after.ran) != kernels):
             continue
-        expected = expected or _outputs(graph, sizes)
-        if _outputs(made, sizes) == expected:
+        expected = expected or (_outputs(graph, sizes) if alike else None)
+        if expected is None or _outputs(made, sizes) == expected:
             best = Scheduled(made, before, after, how)
     if best.graph is graph:
         return best
@@ -112,12 +115,33 @@ def _footprints(graph: Graph, sizes: Mapping[str, int]) -> list[Footprint]:
 
 def _candidates(graph: Graph, sizes: Mapping[str, int]) -> Iterator[tuple[str, Graph]]:
     typing = infer(graph, dict(sizes))
+    opened, again = open_rows(graph, typing), frozenset[str]()
+    if opened is not None:
+        try:
+            again = known_again(footprint(opened, sizes=sizes), graph)
+        except (SuperoptError, NotCovered):  # a shape that has to be known
+            opened = None
+    if opened is not None:
+        yield "open rows", open_rows(graph, typing, again) or opened
+        if again:
+            yield "open rows", opened
     ordered = list(orders(graph, typing, sizes))
-    opened = open_rows(graph, typing)
     yield from (("order", g) for g in ordered)
     if opened is not None:
-        yield "open rows", opened
-        yield from (("order, open rows", o) for g in ordered if (o := open_rows(g, typing)) is not None)
+        yield from (("order, open rows", o) for g in ordered if (o := open_rows(g, typing, again)) is not None)
+
+
+def known_again(found: Footprint, graph: Graph) -> frozenset[str]:
+    """Values of a graph whose sizes the runtime knows though it does not know those of what they are made of: a
+    constant that they are concatenated with says how many rows there are, say (a class token)."""
+    names, made = set[str](), set[str]()  # theirs, and the runtime's own, on the way to one of theirs
+    for node in found.ran.nodes:
+        if all(n in found.known and n not in made for n in node.reads):
+            continue
+        for name in node.outputs:
+            if name in found.known and (found.known[name].nbytes or 0) > ALIGNMENT:
+                (names if name in graph.producer else made).add(name)
+    return frozenset(names)
 
 
 def orders(graph: Graph, typing: Typing, sizes: Mapping[str, int]) -> Iterator[Graph]:
@@ -133,8 +157,13 @@ def orders(graph: Graph, typing: Typing, sizes: Mapping[str, int]) -> Iterator[G
         yield replace(graph, nodes=turned)
 
 
-def open_rows(graph: Graph, typing: Typing) -> Graph | None:
+def open_rows(graph: Graph, typing: Typing, again: Set[str] = frozenset()) -> Graph | None:
     """The graph whose number of rows (the first size of every input) is not known before a run.
+
+    Args:
+        graph: the model.
+        typing: its types.
+        again: values (not of inputs alone) whose rows are to be opened, too.
 
     Returns:
         It computes the same. ``None`` where no input has a fixed number of rows, or the opset is too old.
@@ -148,19 +177,23 @@ def open_rows(graph: Graph, typing: Typing) -> Graph | None:
         return None
     taken = {*graph.weight, *graph.declared, *(o for n in graph.nodes for o in n.outputs)}
     named = {n.name for n in graph.nodes}
-    weights, nodes, renamed = list(graph.weights), [], {}
+    weights, nodes = list(graph.weights), list[Node]()
+    renamed: dict[str, str] = {}
 
     def held(hint: str, elements: np.ndarray) -> str:
         weights.append(constant(unused_name(hint, taken), elements))
         return weights[-1].name
 
+    def opened(name: str, kind: ValueType | None) -> None:
+        if isinstance(kind, TensorType) and kind.is_static and kind.shape:
+            every = held(f"{name}_every_row", np.ones(int(str(kind.shape[0])), bool))
+            rows = unused_name(f"{name}_rows", taken)
+            label = unused_name(f"{name}_Compress", named)
+            nodes.append(Node(label, "Compress", (renamed.get(name, name), every), (rows,), {"axis": 0}))
+            renamed[name] = rows
+
     for value in fed:
-        assert isinstance(value.type, TensorType)
-        assert value.type.shape is not None
-        every = held(f"{value.name}_every_row", np.ones(int(str(value.type.shape[0])), bool))
-        rows = renamed[value.name] = unused_name(f"{value.name}_rows", taken)
-        name = unused_name(f"{value.name}_Compress", named)
-        nodes.append(Node(name, "Compress", (value.name, every), (rows,), {"axis": 0}))
+        opened(value.name, value.type)
     sums = _sums(graph, typing)
     inside = {s.product for s in sums.values()}
     for node in graph.nodes:
@@ -185,6 +218,8 @@ def open_rows(graph: Graph, typing: Typing) -> Graph | None:
             nodes.append(node)
         else:
             nodes.append(node)
+        if made in again:
+            opened(made, typing.types.get(made))
     values = tuple(v for v in graph.values if v.name not in graph.producer)  # they would say what is to be left open
     return replace(graph, weights=tuple(weights), nodes=tuple(nodes), values=values)
 

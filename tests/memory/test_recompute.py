@@ -15,10 +15,11 @@ from superopt.cost.trial import feeds_for
 from superopt.cost.whole import task_of
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.memory import Op, Planned, Task, front, measured_arena, peak_of
+from superopt.memory import Op, Planned, Task, as_given, front, measured_arena, peak_of, prompt, written
 from superopt.ops.infer import Applied, infer
+from superopt.pipeline.footprint import footprint
 from superopt.pipeline.realising import realised
-from superopt.pipeline.recomputing import least_for, points
+from superopt.pipeline.recomputing import Writing, least_for, points
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier.graphs import PROVED, verify
 
@@ -189,3 +190,83 @@ def test_the_front_is_checked_and_reported() -> None:
     }
     assert len(results) == 1
     assert not superopt.optimize(graph, **settings).pareto
+
+
+def test_results_are_made_as_soon_as_there_is_room() -> None:
+    """Updates that stand last, of gradients that are all kept until then, as far as there is room for what they make
+    on their way."""
+    ops = [Op((i,), (i + 1,), 1.0) for i in range(4)]
+    for i in range(4):  # a large value on the way to the result
+        ops += [Op((i + 1,), (5 + 2 * i,), 1.0), Op((5 + 2 * i,), (6 + 2 * i,), 1.0)]
+    results = frozenset({6, 8, 10, 12})
+    sizes = (0, 4, 4, 4, 4, 1, 0, 20, 0, 1, 0, 20, 0)
+    given = as_given(Task(tuple(ops), sizes, frozenset({0}), results))
+    made = prompt(Task(tuple(ops), sizes, frozenset({0}), results), given)
+    assert sorted(s.op for s in made.steps) == sorted(s.op for s in given.steps)
+    assert made.peak == peak_of(Task(tuple(ops), sizes, frozenset({0}), results), made.steps, made.original)[0]
+    assert made.peak < given.peak
+    assert [s.op for s in made.steps][:4] == [0, 4, 5, 1]
+
+
+def masked(depth: int) -> Graph:
+    """What the derivative needs is whether values are positive: a quarter of their bytes, if asked at once."""
+    graph = sines(1)
+    weights = [*graph.weights, constant("zero", np.zeros(1, np.float32))]
+    nodes = []
+    for i in range(depth):
+        nodes.append(Node(f"a{i}", "MatMul", (f"p{i}" if i else "x", "w"), (f"a{i}",)))
+        nodes.append(Node(f"k{i}", "Greater", (f"a{i}", "zero"), (f"k{i}",)))
+        nodes.append(Node(f"s{i}", "Sin", (f"a{i}",), (f"p{i + 1}",)))
+    nodes.append(Node("g", "MatMul", (f"p{depth}", "w"), (f"g{depth}",)))
+    for i in reversed(range(depth)):
+        nodes.append(Node(f"b{i}", "MatMul", (f"g{i + 1}", "w"), (f"b{i}",)))
+        nodes.append(Node(f"g{i}", "Where", (f"k{i}", f"b{i}", "zero"), (f"g{i}",)))
+    return replace(graph, weights=tuple(weights), nodes=tuple(nodes))
+
+
+def test_what_the_runtime_would_run_late_is_run_in_its_place() -> None:
+    graph = masked(24)
+    planned = planned_of(graph)
+    plan = as_given(planned.task)
+    made = realised(planned, plan)
+    assert footprint(graph).plan.block > 1.5 * plan.peak
+    assert footprint(made).plan.block <= plan.peak + BYTES  # and some vectors of sizes
+    feeds = feeds_for(graph)
+    ours, theirs = (ONNX_RUNTIME.load(formats.to_onnx_bytes(g)).run(feeds, ["g0"])["g0"] for g in (made, graph))
+    assert ours.tobytes() == theirs.tobytes()
+
+
+def test_a_reshape_does_not_make_sizes_known_again() -> None:
+    """What waits for another value of its size is in the way: a pattern of sizes that alternate."""
+    graph = sines(1)
+    weights = [*graph.weights, constant("flat", np.array([1, 4096])),
+               constant("square", np.array([16, 256]))]  # fmt: skip
+    nodes = [Node("r", "Reshape", ("x", "flat"), ("r",)), Node("s", "Sin", ("r",), ("s",)),
+             Node("q", "Reshape", ("s", "square"), ("q",)), Node("g0", "Sin", ("q",), ("g0",))]  # fmt: skip
+    kind = TensorType(DType.FLOAT32, (16, 256))
+    graph = replace(graph, outputs=(Value("g0", kind),), weights=tuple(weights), nodes=tuple(nodes))
+    planned = planned_of(graph)
+    made = written(planned, as_given(planned.task), sizes_known=False).graph
+    told = [made.constants[n.inputs[1]] for n in made.nodes if n.name in ("r", "q")]
+    assert [list(w.data.numpy()) for w in told if w.data is not None] == [[-1, 4096], [-1, 256]]
+    assert verify(graph, made, power="none").verdict == PROVED
+
+
+@pytest.mark.slow
+def test_what_is_computed_in_parts_is_computed_again_besides() -> None:
+    graph = masked(8)
+    with costs.for_target("profile:cpu-epyc-2core") as model:
+        writing = Writing(graph, model, {}, 200.0, 100_000)
+        plans = writing.plans()
+        least = min(plans, key=lambda p: p.peak)
+        assert least.how == "fission, recomputation"
+        assert least.peak < min(p.peak for p in plans if p.how == "fission")
+        assert [p.us for p in plans] == sorted(p.us for p in plans)
+        point = writing.point(least)
+    assert point is not None
+    assert point.bytes < min(p.bytes for p in writing.first)
+    feeds = feeds_for(graph)
+    made, given = (
+        ONNX_RUNTIME.load(formats.to_onnx_bytes(g)).run(feeds, ["g0"])["g0"] for g in (point.graph, graph)
+    )  # fmt: skip
+    np.testing.assert_allclose(made, given, rtol=1e-5, atol=1e-6)

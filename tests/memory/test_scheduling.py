@@ -99,3 +99,24 @@ def test_nodes_are_executed_as_the_order_says() -> None:
     found = execution_order(graph.nodes, list(number.values()))
     assert [graph.nodes[i].name for i in found] == ran
     assert footprint(graph).plan.block == blocks(graph)
+
+
+def test_rows_that_a_constant_says_are_opened_again() -> None:
+    """A class token makes the number of rows known; wide values then wait for their like while others are alive."""
+    rng = np.random.default_rng(0)
+    kind = TensorType(DType.FLOAT32, (1, 7, 16))
+    weights = [constant("token", rng.standard_normal((1, 1, 16)).astype(np.float32))]
+    nodes = [Node("concat", "Concat", ("token", "x"), ("v0",), {"axis": 1})]
+    for i, width in enumerate((512, 400, 512)):
+        for name, shape in ((f"up{i}", (16, width)), (f"down{i}", (width, 16))):
+            weights.append(constant(name, rng.standard_normal(shape).astype(np.float32)))
+        nodes.append(Node(f"u{i}", "MatMul", (f"v{i}", f"up{i}"), (f"u{i}",)))
+        nodes.append(Node(f"e{i}", "Sin", (f"u{i}",), (f"e{i}",)))
+        nodes.append(Node(f"d{i}", "MatMul", (f"e{i}", f"down{i}"), (f"v{i + 1}",)))
+    outputs = (Value("v3", TensorType(DType.FLOAT32, (1, 8, 16))),)
+    graph = Graph("token", (Value("x", kind),), outputs, tuple(weights), tuple(nodes), {"": 20})
+    found = least_memory(graph)
+    wide = 4 * 8 * 512
+    assert blocks(graph) >= 3 * wide
+    assert found.how == "open rows"
+    assert blocks(found.graph) <= 2 * wide + 2048
