@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import networkx as nx
 import numpy as np
 
 from superopt.ir.graph import Graph
@@ -190,6 +189,8 @@ class Explanations:
     def _is_smooth(self, name: str) -> bool:
         """Whether nothing that leads to an output jumps: one run tells how far rounding moves it, then."""
         if name not in self._smooth:
+            import networkx as nx  # here, because few checks come this far
+
             drawn = self._graph.to_networkx()
             end = self._graph.producer.get(name)
             ends = [i for i, n in enumerate(self._graph.nodes) if n is end]

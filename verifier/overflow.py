@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import ml_dtypes
-import networkx as nx
 import numpy as np
 
 from superopt.ir.graph import Graph, Node, Value
@@ -91,6 +90,8 @@ def _is_small(array: np.ndarray, limit: float) -> bool:
 
 def _leading_to(graph: Graph, output: str) -> Graph:
     """The part of a graph that an output is computed by."""
+    import networkx as nx  # here, because few checks come this far
+
     made = graph.producer.get(output)
     drawn = graph.to_networkx()
     places = {i for i, n in enumerate(graph.nodes) if n is made}

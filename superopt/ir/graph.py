@@ -10,14 +10,15 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import networkx as nx
 import numpy as np
 
-from superopt.ir.drawing import svg
 from superopt.ir.errors import InvalidModel, printable
 from superopt.ir.types import DType, TensorType, ValueType
+
+if TYPE_CHECKING:
+    import networkx as nx  # loading it takes longer than loading NumPy: what needs it at run time imports it there
 
 __all__ = [
     "ArrayData",
@@ -233,6 +234,8 @@ class Graph:
 
     def _repr_svg_(self) -> str:
         """The graph drawn, as notebooks show it."""
+        from superopt.ir.drawing import svg  # which loads networkx
+
         return svg(self)
 
     def to_networkx(self) -> nx.MultiDiGraph[int | str]:
@@ -242,6 +245,8 @@ class Graph:
         inputs and weights, with ``op`` "" and their ``type``. Each edge is one value that is read, with ``value`` (its
         name).
         """
+        import networkx as nx
+
         drawn: nx.MultiDiGraph[int | str] = nx.MultiDiGraph(name=self.name)
         made = {o: i for i, node in enumerate(self.nodes) for o in node.outputs if o}
         for value in self.inputs:
@@ -273,6 +278,8 @@ def topological_order(nodes: Sequence[Node], made: Mapping[str, int]) -> list[in
     """
     if all(made.get(n, -1) < position for position, node in enumerate(nodes) for n in node.reads):
         return list(range(len(nodes)))
+    import networkx as nx
+
     drawn: nx.DiGraph[int] = nx.DiGraph()
     drawn.add_nodes_from(range(len(nodes)))
     drawn.add_edges_from((made[n], position) for position, node in enumerate(nodes) for n in node.reads if n in made)

@@ -15,11 +15,13 @@ import os
 import pickle
 import stat
 from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import get_ident
 
 from superopt.ir.collecting import rarely_collected
+from superopt.ir.poly import Poly
 
 __all__ = ["SHIPPED", "cache_directory", "code_digest", "keep", "kept"]
 
@@ -120,7 +122,7 @@ def keep(folder: str, name: str, value: object, most: int) -> bool:
         value: of classes that :func:`kept` will be told.
         most: files that the folder holds at most; beyond, the quarter that was not used for longest goes.
     """
-    payload = pickle.dumps(value, protocol=5)
+    payload = pickle.dumps(_Shared().of(value), protocol=5)
     place = cache_directory() / folder
     partial = place / f".{name}.{os.getpid()}.{get_ident()}"
     try:
@@ -134,6 +136,48 @@ def keep(folder: str, name: str, value: object, most: int) -> bool:
     except OSError:
         return False
     return True
+
+
+class _Shared:
+    """Makes what is equal in a value one object, so that it is written, read and held once. Of rules' moves, nine
+    tuples in ten are such.
+
+    What is compared by identity, or can change, stays apart, and its parts are replaced by equal ones in place. Frozen
+    dataclasses count as equal where their fields are the same objects, or mappings of such.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], object] = {}
+        self._done: dict[int, tuple[object, object]] = {}  # by identity: what it was, which stays alive, and is now
+
+    def of(self, value: object) -> object:
+        """The same value, its parts shared."""
+        found = self._done.get(id(value))
+        if found is None:
+            found = self._done[id(value)] = value, self._made(value)
+        return found[1]
+
+    def _made(self, value: object) -> object:
+        kind = type(value)
+        if kind in (str, int, bytes, Poly):
+            return self._known.setdefault((kind, value), value)
+        if isinstance(value, tuple) and kind is tuple:
+            parts = tuple(map(self.of, value))
+            return self._known.setdefault((kind, *map(id, parts)), parts)
+        if isinstance(value, dict) and kind is dict:
+            value.update({key: self.of(part) for key, part in value.items()})
+        elif is_dataclass(value):
+            if hasattr(value, "__dict__"):
+                vars(value).update({key: self.of(part) for key, part in vars(value).items()})
+            if kind.__hash__ is not object.__hash__:
+                parts = tuple(self._key(self.of(getattr(value, f.name))) for f in fields(value))
+                return self._known.setdefault((kind, *parts), value)
+        return value
+
+    def _key(self, part: object) -> object:
+        if isinstance(part, dict):
+            return frozenset((self.of(key), id(held)) for key, held in part.items())
+        return id(part)
 
 
 def _tidy(place: Path, most: int) -> None:

@@ -184,20 +184,25 @@ def _build(problem: Problem) -> tuple[_Model, list[int], dict[int, int]]:
 
 
 def _add_savings(problem: Problem, model: _Model, x: list[int]) -> None:
-    once: dict[int, list[int]] = {}
+    """``z`` says that a pair is fused: both are chosen, each in one pair, and no other class reads the producer's."""
+    pairs: dict[int, list[int]] = {}  # of a candidate: each z that it is in
+    fused: dict[int, list[tuple[int, int]]] = {}  # by the producer's class: z, and the consumer's class
     for saving in problem.savings:
         z = model.variable(-saving.us)
-        model.row(0.0, np.inf, [(x[saving.producer], 1.0), (z, -1.0)])
-        model.row(0.0, np.inf, [(x[saving.consumer], 1.0), (z, -1.0)])
-        owner = problem.candidates[saving.producer].owner
-        others = [i for i in problem.readers.get(owner, ()) if i != saving.consumer]
-        for i in others:
-            model.row(-np.inf, 1.0, [(z, 1.0), (x[i], 1.0)])
-        once.setdefault(saving.consumer, []).append(z)
-        once.setdefault(saving.producer, []).append(z)
-    for group in once.values():
-        if len(group) > 1:
-            model.row(-np.inf, 1.0, [(z, 1.0) for z in group])
+        producer, consumer = (problem.candidates[i].owner for i in (saving.producer, saving.consumer))
+        fused.setdefault(producer, []).append((z, consumer))
+        pairs.setdefault(saving.consumer, []).append(z)
+        pairs.setdefault(saving.producer, []).append(z)
+    for index, group in pairs.items():
+        model.row(0.0, np.inf, [(x[index], 1.0), *((z, -1.0) for z in group)])
+    for owner, made in fused.items():  # of a class one candidate is chosen at most, so a row speaks for all of them
+        readers: dict[int, list[int]] = {}
+        for i in problem.readers.get(owner, ()):
+            readers.setdefault(problem.candidates[i].owner, []).append(i)
+        for reader, options in readers.items():
+            others = [(z, 1.0) for z, consumer in made if consumer != reader]
+            if others:
+                model.row(-np.inf, 1.0, [*others, *((x[i], 1.0) for i in options)])
 
 
 def _mutual(problem: Problem) -> list[tuple[int, int]]:

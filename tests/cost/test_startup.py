@@ -28,12 +28,15 @@ def test_help_loads_nothing_heavy():
     assert heavy == set()
 
 
-def test_optimising_loads_no_gpu_library_and_no_prover():
+def test_optimising_loads_no_gpu_library_no_prover_and_no_library_of_graphs():
     code = "import superopt, superopt.cost, superopt.pipeline, json, sys; print(json.dumps(sorted(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = set(json.loads(run.stdout))
     assert "superopt.pipeline.optimise" in loaded
-    assert not {"cupy", "z3", "superopt.verifier.prover", "superopt.verifier.graphs", "superopt.discovery"} & loaded
+    assert (
+        not {"cupy", "z3", "networkx", "superopt.verifier.prover", "superopt.verifier.graphs", "superopt.discovery"}
+        & loaded
+    )
 
 
 def test_every_shipped_profile_can_be_read_and_a_near_name_is_suggested():

@@ -12,6 +12,7 @@ from rules_for_tests import rules
 
 from superopt.ir.collecting import rarely_collected
 from superopt.ir.kept import keep, kept
+from superopt.ir.poly import Poly, sym
 from superopt.ir.terms import App, Var
 from superopt.rules.kept import CLASSES, kept_rules
 from superopt.rules.library import write_rules
@@ -31,6 +32,21 @@ def test_what_is_kept_comes_back(cache):
     keep("terms", "one", [TERM], 2)
     assert kept("terms", "one", (App, Var)) == [TERM]
     assert kept("terms", "two", (App, Var)) is None
+
+
+def test_what_is_equal_is_held_once_and_what_can_change_stays_apart(cache):
+    def made():
+        size = sym("n") + 1000
+        return App("Relu", (Var("x"),), (("axis", size),)), {"rest": {}}, (True, 1)
+
+    keep("terms", "many", (made(), made()), 2)
+    one, other = kept("terms", "many", (App, Var, Poly))
+    assert (one, other) == (made(), made())
+    assert one[0] is other[0]
+    assert one[1] is not other[1]
+    assert one[1]["rest"] is not other[1]["rest"]
+    assert one[2][0] is True
+    assert type(one[2][1]) is int
 
 
 def test_the_least_used_files_go(cache):
