@@ -39,7 +39,7 @@ class Row:
     """One network.
 
     Attributes:
-        rules: the learnt ones, as equations; ``shortcuts`` of them are derived by the library, in more rounds than a
+        rules: the learnt ones, as equations; ``shortcuts`` of them are derived by the library, but not found by its
             search has, and ``false`` are refuted by trials of another seed.
         saves: modelled share of the network's cost, where the rules were found.
         parts, looked_at: parts of the network that are worth looking at, and those there was time for.
