@@ -34,7 +34,7 @@ from superopt.search.saturate import Limits, Moves, saturate
 from superopt.verifier.exact import trial_at
 from superopt.verifier.sampling import Point, draw
 
-__all__ = ["Coverage", "Universe", "derive", "derived", "moves_of", "parts_of", "reached"]
+__all__ = ["Coverage", "Universe", "derive", "derived", "moves_of", "moves_of_all", "parts_of", "reached"]
 
 _DEEPEST = 64
 _RESHAPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Gather"})
@@ -83,6 +83,15 @@ def moves_of(rules: Iterable[Rule], parts: tuple[int, ...] = ()) -> Moves:
     """
     each = [_moves(r, parts) for r in rules]
     return Moves(tuple(p for m in each for p in m.patterns))
+
+
+def moves_of_all(rules: Sequence[Rule], parts: tuple[int, ...] = ()) -> Moves:
+    """:func:`moves_of` of a whole library, in another order: what a search prepares at once is kept on disk."""
+    single = tuple(r for r in rules if len(r.lhs) == 1)
+    steps = tuple(Step("Concat", ("",) * n, (), ("",), None, "") for n in parts)
+    program = Program(Graph("", (), (), (), (), {}), steps, {}, frozenset(), {})
+    rest = moves_of([r for r in rules if len(r.lhs) > 1], parts)
+    return Moves((*prepare(single, program).moves.patterns, *rest.patterns))
 
 
 def _several(rule: Rule, parts: tuple[int, ...]) -> Iterator[Pattern]:

@@ -21,7 +21,7 @@ from superopt.cost import CostModel, graph_cost
 from superopt.discovery.agenda import Agenda, Entry
 from superopt.discovery.candidates import restricted
 from superopt.discovery.config import WEIGHTS, Config, Theme
-from superopt.discovery.derive import QUICK_ROUNDS, ROUNDS, derived, moves_of, parts_of, reached
+from superopt.discovery.derive import QUICK_ROUNDS, derived, moves_of, moves_of_all, parts_of, reached
 from superopt.discovery.discover import finished, write_library
 from superopt.discovery.explore import Explored
 from superopt.discovery.gain import priced_at
@@ -44,7 +44,6 @@ from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import types_of
 from superopt.search.program import program_of
-from superopt.search.saturate import Moves
 from superopt.verifier.floating_record import settled as judged_in_floats
 
 __all__ = ["Learned", "Lesson", "learn"]
@@ -154,10 +153,8 @@ def learn(
     found.targets = len(agenda.waiting)
     school = _School(library, prices, config, Chunks(out / ".chunks"), target)
     lessons: list[_Taught] = []
-    writing = _WRITING * seconds
     while (entry := agenda.next()) is not None:
-        begun = time.time()
-        school.bounds = Bounds(end - writing)
+        school.bounds = Bounds(end - _WRITING * seconds - school.proving)  # what is written is proved once more
         try:
             lesson, saving = school.lesson(entry.part, entry.reach)
         except OutOfBounds:
@@ -170,7 +167,6 @@ def learn(
             agenda.settle(entry, saving)
         if lesson.rules:
             lessons.append(_Taught(entry.source, entry.part, lesson, saving))
-            writing += time.time() - begun  # what is written is proved once more
             say(f"{entry.source[0]}: {lesson.rules[0].lhs[0]} = {lesson.rules[0].rhs[0]}")
     found.inside = agenda.inside
     _finish(found, lessons, config, out, say)
@@ -226,7 +222,7 @@ class _Taught:
 
 @dataclass
 class _School:
-    """What lessons are made with, and those that were."""
+    """What lessons are made with, those that were, and how many seconds it took to prove what they taught."""
 
     library: Library
     prices: CostModel
@@ -234,8 +230,10 @@ class _School:
     chunks: Chunks
     target: str
     bounds: Bounds = UNBOUNDED
+    proving: float = 0.0
+    asked: float = 0.0  # time.time() when the last candidate went on to be proved
     known: dict[str, Lesson] = field(default_factory=dict)
-    answers: dict[tuple[str, str], bool] = field(default_factory=dict)
+    answers: dict[str, bool] = field(default_factory=dict)
 
     def lesson(self, part: Target, reach: float = 0.0) -> tuple[Lesson, float]:
         """What a target teaches, which is kept, and what its rule saves once, in microseconds.
@@ -311,33 +309,37 @@ class _School:
         return (left, right) if _lighter(rule, weights, left, right) else None
 
     def _finds(self, rule: Rule) -> bool:
-        """Whether the library's search gets from a candidate's left side to its right, in as few rounds as it has."""
-        weights = frozenset(n for n in rule.tensors if n in WEIGHTS)
-        return self._some(
-            rule, lambda named, moves: reached(named, moves, rounds=QUICK_ROUNDS, weights=weights), "finds"
-        )
+        """Whether the library leads a search from a candidate's left side to its right, in as few rounds as it has.
+
+        Rules over other operators than the candidate's are detours, which a search has no room for.
+        """
+        key = text_digest(rule)
+        if key not in self.answers:
+            self.bounds.check()
+            weights = frozenset(n for n in rule.tensors if n in WEIGHTS)
+            moves = moves_of(self._near(rule), parts_of(rule))
+            self.answers[key] = reached(replace(rule, id="candidate"), moves, rounds=QUICK_ROUNDS, weights=weights)
+        self.asked = time.time()
+        return self.answers[key]
 
     def _derives(self, rule: Rule) -> bool:
-        """Whether the library derives a candidate, both sides of which it is given."""
-        return self._some(rule, lambda named, moves: derived(named, moves, rounds=ROUNDS) is not None, "derives")
+        """Whether the library derives a candidate, both sides of which it is given, by whichever of its rules."""
+        named, parts = replace(rule, id="candidate"), parts_of(rule)
+        self.bounds.check()
+        if derived(named, moves_of(self._near(rule), parts)) is not None:
+            return True
+        self.bounds.check()
+        return derived(named, moves_of_all([self.library[i] for i in self.library], parts)) is not None
 
-    def _some(self, rule: Rule, holds: Callable[[Rule, Moves], bool], what: str) -> bool:
-        """What rules over a candidate's own operators do, or all rules; it is asked once."""
-        key = what, text_digest(rule)
-        if key not in self.answers:
-            named, every = replace(rule, id="candidate"), [self.library[i] for i in self.library]
-            near, parts = [r for r in every if r.operators <= named.operators], parts_of(named)
-            answer = False
-            for some in (near, every):
-                self.bounds.check()
-                answer = answer or holds(named, moves_of(some, parts))
-            self.answers[key] = answer
-        return self.answers[key]
+    def _near(self, rule: Rule) -> list[Rule]:
+        return [r for i in self.library if (r := self.library[i]).operators <= rule.operators]
 
     def _borne(self, rule: Rule) -> bool:
         """Whether floating point bears a rule from the model's side to the cheaper one, under conditions or always."""
+        self.proving += time.time() - self.asked
         self.bounds.check()
         found = Floats({float_key(rule): judged_in_floats(rule)})
+        self.asked = time.time()
         return bool(found.verdict(rule, backward=False, dtype=DType.FLOAT32).ways_in("standard"))
 
 

@@ -39,8 +39,8 @@ class Row:
     """One network.
 
     Attributes:
-        rules: the learnt ones, as equations; ``shortcuts`` of them are derived by the library, but not found by its
-            search has, and ``false`` are refuted by trials of another seed.
+        rules: the learnt ones, as equations; ``shortcuts`` of them are derived by the library, but not found from their
+            left sides, and ``false`` are refuted by trials of another seed.
         saves: modelled share of the network's cost, where the rules were found.
         parts, looked_at: parts of the network that are worth looking at, and those there was time for.
         library, learnt: modelled cost of the result ÷ that of the network: by the library alone, and with the rules.

@@ -160,3 +160,16 @@ def test_what_a_search_does_not_reach_is_no_answer_of_the_library() -> None:
     assert derived(rule, near, rounds=QUICK_ROUNDS) is not None
     assert not reached(rule, near, rounds=QUICK_ROUNDS, weights=frozenset("w"))
     assert reached(replace(rule, rhs=rule.lhs), near, rounds=QUICK_ROUNDS, weights=frozenset("w"))
+
+
+def test_one_example_is_a_batch_of_any_size_but_where_it_is_broadcast() -> None:
+    def first(op: str, shapes: Mapping[str, tuple[int, ...]], weights: str) -> object:
+        kinds = {n: TensorType(DType.FLOAT32, s) for n, s in shapes.items()}
+        term = App(op, tuple(Var(n) for n in shapes), ())
+        problem, values = next(lifted(term, kinds, frozenset(weights.split()), dict.fromkeys(shapes, "f")))
+        size = (problem.kinds["xa"].shape or ())[0]
+        assert size == 1 or values[str(size)] == 1
+        return size
+
+    assert first("MatMul", {"xa": (1, 4), "wa": (4, 6)}, "wa") != 1
+    assert first("Add", {"xa": (1, 4), "xb": (8, 4)}, "") == 1
