@@ -8,7 +8,7 @@ nodes), never the clock, so that the answer is the same on every machine.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from superopt.ir.graph import Graph
 from superopt.ir.poly import value_at
-from superopt.ir.terms import App, Project, Term, Var, postorder
+from superopt.ir.terms import App, Project, Term, Var, postorder, variables
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
@@ -34,7 +34,7 @@ from superopt.search.saturate import Limits, Moves, saturate
 from superopt.verifier.exact import trial_at
 from superopt.verifier.sampling import Point, draw
 
-__all__ = ["Coverage", "Universe", "derive", "derived", "moves_of", "parts_of"]
+__all__ = ["Coverage", "Universe", "derive", "derived", "moves_of", "moves_of_all", "parts_of", "reached"]
 
 _DEEPEST = 64
 _RESHAPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Gather"})
@@ -83,6 +83,15 @@ def moves_of(rules: Iterable[Rule], parts: tuple[int, ...] = ()) -> Moves:
     """
     each = [_moves(r, parts) for r in rules]
     return Moves(tuple(p for m in each for p in m.patterns))
+
+
+def moves_of_all(rules: Sequence[Rule], parts: tuple[int, ...] = ()) -> Moves:
+    """:func:`moves_of` of a whole library, in another order: what a search prepares at once is kept on disk."""
+    single = tuple(r for r in rules if len(r.lhs) == 1)
+    steps = tuple(Step("Concat", ("",) * n, (), ("",), None, "") for n in parts)
+    program = Program(Graph("", (), (), (), (), {}), steps, {}, frozenset(), {})
+    rest = moves_of([r for r in rules if len(r.lhs) > 1], parts)
+    return Moves((*prepare(single, program).moves.patterns, *rest.patterns))
 
 
 def _several(rule: Rule, parts: tuple[int, ...]) -> Iterator[Pattern]:
@@ -253,6 +262,40 @@ def derived(
             if why != ARITHMETIC:
                 used[why] = max(used.get(why, 0), count)
     return used
+
+
+def reached(rule: Rule, moves: Moves, *, rounds: int, weights: frozenset[str] = frozenset()) -> bool:
+    """Whether the right side is found from the left side alone, as a search would have to.
+
+    ``MatMul(x, a)`` and ``Split(MatMul(x, Concat(a, c)))[0]`` are equal by rules about one of them at a time, but no
+    such rule makes a search that sees ``MatMul(x, a)`` and ``MatMul(x, c)`` think of the other. Expressions over
+    weights alone are not looked for: whatever equals them will do.
+
+    Args:
+        rule: whose sides are looked at.
+        moves: of the rules that are known.
+        rounds: of saturation.
+        weights: names of the rule's tensors that are known before inference.
+    """
+    for instance in instances(rule, (1, 0)) if rule.lead else instances(rule):
+        point = _distinct_point(instance)
+        if point is None:
+            return False
+        universe = Universe(instance, point)
+        try:
+            left = [a for a, _ in universe.add(replace(instance, rhs=instance.lhs))]
+            for number, identity in enumerate(left):
+                universe.graph.given[identity] = (1, 1 << number)
+            for term in postorder(*instance.rhs):
+                if isinstance(term, App) and set(variables(term)) <= weights:
+                    universe.add(replace(instance, lhs=(term,), rhs=(term,)))
+            universe.grow(moves, nodes=NODES, rounds=rounds)
+            right = [b for _, b in universe.add(instance)]
+        except (IllTyped, ZeroDivisionError):
+            return False
+        if not universe.same(list(zip(left, right, strict=True))):
+            return False
+    return True
 
 
 @lru_cache(maxsize=65536)

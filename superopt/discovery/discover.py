@@ -18,10 +18,8 @@ from superopt.discovery.candidates import n_ary
 from superopt.discovery.config import Config, Theme
 from superopt.discovery.derive import SHORTCUT
 from superopt.discovery.explore import (
-    Bounds,
     Enumerated,
     Explored,
-    OutOfBounds,
     explore,
     fingerprint_points,
     key_of,
@@ -31,7 +29,7 @@ from superopt.discovery.gain import expected, gains
 from superopt.discovery.minimise import minimised
 from superopt.discovery.sharded import Traffic, enumerate_sharded
 from superopt.discovery.solved import SOLVED
-from superopt.discovery.store import Chunks, code_digest, digest_of
+from superopt.discovery.store import Bounds, Chunks, OutOfBounds, code_digest, digest_of
 from superopt.fleet import Fleet, Journal, Lost, Outcome, Task
 from superopt.rules.canonical import rule_text, text_digest
 from superopt.rules.grammar import format_rule, parse_rule

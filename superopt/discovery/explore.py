@@ -19,7 +19,7 @@ from superopt.discovery.enumerate import Level, enumerate_terms, points_of
 from superopt.discovery.gain import expected, oriented
 from superopt.discovery.judge import Judge, Tally
 from superopt.discovery.solved import solve_all
-from superopt.discovery.store import Chunks, code_digest, digest_of
+from superopt.discovery.store import UNBOUNDED, Bounds, Chunks, code_digest, digest_of
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import rule_text
 from superopt.rules.grammar import format_rule, parse_rule
@@ -27,7 +27,7 @@ from superopt.rules.rule import Rule
 from superopt.verifier.sampling import Point
 
 __all__ = [
-    "Bounds", "Enumerated", "Explored", "OutOfBounds", "Prepared", "explore", "fingerprint_points", "key_of",
+    "Enumerated", "Explored", "Prepared", "explore", "fingerprint_points", "key_of",
     "prepared",
 ]  # fmt: skip
 
@@ -35,29 +35,6 @@ _GROWTH = 6000  # e-nodes that one rule may add to the universe of candidates
 _MATCHES = 3000
 _LOCAL_ROUNDS, _LOCAL_NODES = 3, 600
 _PAYS = 0.9  # a shortcut's cheaper side costs at most this share of the other
-
-
-class OutOfBounds(Exception):
-    """The time or memory that was given is used up; what is finished is kept."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """When to give up: a ``time.time()`` value, and bytes of this process."""
-
-    deadline: float | None = None
-    memory: int | None = None
-
-    def passed(self) -> bool:
-        """Whether there is no time left to begin anything."""
-        return self.deadline is not None and time.time() > self.deadline
-
-    def check(self) -> None:
-        """Raise :class:`OutOfBounds` when a bound is passed."""
-        if self.passed():
-            raise OutOfBounds("time")
-        if self.memory is not None and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > self.memory:
-            raise OutOfBounds("memory")
 
 
 @dataclass(frozen=True)
@@ -149,7 +126,7 @@ class Explored:
 
 def explore(
     theme: Theme, config: Config, folder: str | None = None, progress: Callable[[str], None] | None = None,
-    bounds: Bounds = Bounds(), known: Sequence[Rule] = (), enumerated: Enumerated | Prepared | None = None,
+    bounds: Bounds = UNBOUNDED, known: Sequence[Rule] = (), enumerated: Enumerated | Prepared | None = None,
 ) -> Explored:  # fmt: skip
     """Enumerate a theme, and turn its coincidences into proved rules none of which the earlier ones derive.
 
@@ -190,7 +167,7 @@ def _explored(
     del enumerated
     proposals, log = given.candidates, dict(given.log)
     say(f"{theme.name}: {len(proposals)} candidates")
-    judge = Judge(config, theme, chunks)
+    judge = Judge(config, theme, chunks, bounds)
     kept, followed = _select(theme, fingerprint_points(theme, config)[0], proposals, judge, say, bounds, known)
     tally: Tally = judge.tally
     log |= {
@@ -207,7 +184,7 @@ def _explored(
 
 
 def prepared(
-    theme: Theme, config: Config, say: Callable[[str], None] = lambda _: None, bounds: Bounds = Bounds()
+    theme: Theme, config: Config, say: Callable[[str], None] = lambda _: None, bounds: Bounds = UNBOUNDED
 ) -> Prepared:
     """What of :func:`explore` does not depend on the rules of other themes: its enumeration and its candidates.
 
@@ -236,7 +213,7 @@ def _solved(
 ) -> Explored:  # fmt: skip
     """A theme whose right sides are solved for."""
     given = [replace(r, id=f"known-{i}") for i, r in enumerate(known) if len(r.lhs) == 1]
-    found = solve_all(theme, config, chunks, say, bounds.check, lambda rule, kept: _follows(rule, [*given, *kept]))
+    found = solve_all(theme, config, chunks, say, bounds, lambda rule, kept: _follows(rule, [*given, *kept]))
     log = {
         "seconds": time.process_time() - started, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "insoluble": float(found.without[0]), "unnamed": float(found.without[1]),

@@ -10,7 +10,7 @@ from superopt.discovery.config import Config, Theme
 from superopt.discovery.generalise import guarded, size_general, specialised, variable_general, well_typed, whole_sizes
 from superopt.discovery.ranks import any_rank, leading
 from superopt.discovery.spatial import one_axis_less
-from superopt.discovery.store import Chunks, code_digest, digest_of
+from superopt.discovery.store import Bounds, Chunks, OutOfBounds, code_digest, digest_of
 from superopt.rules.canonical import rule_text
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
@@ -48,14 +48,19 @@ class Tally:
 class Judge:
     """Asks the verifier, remembers its verdicts on disk, and turns candidates into proved rules."""
 
-    def __init__(self, config: Config, theme: Theme, chunks: Chunks) -> None:
+    def __init__(self, config: Config, theme: Theme, chunks: Chunks, bounds: Bounds | None = None) -> None:
         self.config = config
         self.theme = theme
         self.chunks = chunks
+        self.bounds = bounds or Bounds()
         self.tally = Tally()
 
     def rules(self, candidate: Rule) -> list[Rule]:
-        """The proved rules that a candidate leads to: most general first, none when it is false or not proved."""
+        """The proved rules that a candidate leads to: most general first, none when it is false or not proved.
+
+        Raises:
+            OutOfBounds: time or memory is used up; verdicts reached so far are kept.
+        """
         turned = replace(candidate, lhs=candidate.rhs, rhs=candidate.lhs)  # the right side may be defined more often
         for version in (candidate, turned):
             if well_typed(version) and self._holds(version, near_miss=version is candidate):
@@ -140,7 +145,14 @@ class Judge:
 
     def _ask(self, rule: Rule) -> Verdict:
         limit = self.config.prove_seconds
-        return self._cached(rule, ["prove", limit], lambda: prove(rule, time_limit=limit))
+
+        def ask() -> Verdict:
+            verdict = prove(rule, time_limit=min(limit, self.bounds.left))
+            if isinstance(verdict, Unknown) and self.bounds.passed():
+                raise OutOfBounds("time")  # more time might have proved it: no verdict to keep
+            return verdict
+
+        return self._cached(rule, ["prove", limit], ask)
 
     def _test(self, rule: Rule, trials: int) -> Verdict:
         seed = self.config.seed
@@ -158,6 +170,7 @@ class Judge:
                 return verdict_from_json(known)
             except ValueError:
                 pass
+        self.bounds.check()
         verdict: Verdict = ask()
         data = {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
         self.chunks.put(key, data)

@@ -21,7 +21,7 @@ from superopt.cost import CostModel, graph_cost
 from superopt.discovery.agenda import Agenda, Entry
 from superopt.discovery.candidates import restricted
 from superopt.discovery.config import WEIGHTS, Config, Theme
-from superopt.discovery.derive import QUICK_ROUNDS, ROUNDS, derived, moves_of, parts_of
+from superopt.discovery.derive import QUICK_ROUNDS, derived, moves_of, moves_of_all, parts_of, reached
 from superopt.discovery.discover import finished, write_library
 from superopt.discovery.explore import Explored
 from superopt.discovery.gain import priced_at
@@ -29,7 +29,7 @@ from superopt.discovery.lifting import Problem, lifted
 from superopt.discovery.mining import Target, mined
 from superopt.discovery.solved import Solved, solve_one
 from superopt.discovery.solving import Solver
-from superopt.discovery.store import Chunks, code_digest, digest_of
+from superopt.discovery.store import UNBOUNDED, Bounds, Chunks, OutOfBounds, code_digest, digest_of
 from superopt.fleet import Fleet
 from superopt.ir.graph import Graph
 from superopt.ir.terms import App, postorder, variables
@@ -49,7 +49,7 @@ from superopt.verifier.floating_record import settled as judged_in_floats
 __all__ = ["Learned", "Lesson", "learn"]
 
 FAMILY = "learned"
-_WRITING = 0.25  # share of the time that is kept for minimising and checking what was found
+_WRITING = 0.1  # share of the time that is kept for minimising, besides what proving what was found took
 _CHEAPER = 0.995  # of a part's price: less than that is noise
 _ALIKE = 0.9  # of the price, for as many operators
 _LEAST_SHARE = 2e-4  # of a model's cost: a part of which all operators but the dearest cost less is not looked at
@@ -65,7 +65,8 @@ class Lesson:
         candidate: what was solved for, over the target's own leaves; ``None`` where nothing was.
         candidates: right sides that were solved for; ``derived`` of them by the library.
         insoluble, unnamed: skeletons that no weights make equal, and whose weights no expression was found for.
-        shortcut: whether the library derives the candidate, in more rounds than a search has.
+        unusable: rules that are proved, and that floating point does not bear.
+        shortcut: whether the library derives the candidate, but not from its left side in the rounds that a search has.
     """
 
     rules: tuple[Rule, ...]
@@ -74,6 +75,7 @@ class Lesson:
     derived: int
     insoluble: int
     unnamed: int
+    unusable: int = 0
     shortcut: bool = False
 
     def as_json(self) -> dict[str, object]:
@@ -105,7 +107,7 @@ class Learned:
         saved_us: by model: what the rules save where they were found, places that overlap counted once.
         model_us: by model: what it costs.
         left_out: rules that are proved, and that floating point does not bear.
-        shortcuts: those of the rules that the library derives, in more rounds than a search has.
+        shortcuts: those of the rules that the library derives, but not from the left side in the rounds a search has.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -143,8 +145,7 @@ def learn(
     Raises:
         OSError: the folder cannot be written.
     """
-    started, cpu = time.monotonic(), time.process_time()
-    deadline = started + seconds * (1 - _WRITING)
+    cpu, end = time.process_time(), time.time() + seconds
     out.mkdir(parents=True, exist_ok=True)
     config = _config(models, target, seed)
     found = Learned()
@@ -153,12 +154,15 @@ def learn(
     school = _School(library, prices, config, Chunks(out / ".chunks"), target)
     lessons: list[_Taught] = []
     while (entry := agenda.next()) is not None:
-        if time.monotonic() > deadline:
+        school.bounds = Bounds(end - _WRITING * seconds - school.proving)  # what is written is proved once more
+        try:
+            lesson, saving = school.lesson(entry.part, entry.reach)
+        except OutOfBounds:
             say(f"out of time after {found.looked_at} of {found.targets} parts; run again to go on")
             break
-        lesson, saving = school.lesson(entry.part, entry.reach)
         found.looked_at += 1
         found.derived += lesson.derived
+        found.left_out += lesson.unusable
         if lesson.candidates:
             agenda.settle(entry, saving)
         if lesson.rules:
@@ -218,15 +222,18 @@ class _Taught:
 
 @dataclass
 class _School:
-    """What lessons are made with, and those that were."""
+    """What lessons are made with, those that were, and how many seconds it took to prove what they taught."""
 
     library: Library
     prices: CostModel
     config: Config
     chunks: Chunks
     target: str
+    bounds: Bounds = UNBOUNDED
+    proving: float = 0.0
+    asked: float = 0.0  # time.time() when the last candidate went on to be proved
     known: dict[str, Lesson] = field(default_factory=dict)
-    answers: dict[str, int | None] = field(default_factory=dict)
+    answers: dict[str, bool] = field(default_factory=dict)
 
     def lesson(self, part: Target, reach: float = 0.0) -> tuple[Lesson, float]:
         """What a target teaches, which is kept, and what its rule saves once, in microseconds.
@@ -234,7 +241,11 @@ class _School:
         Args:
             part: the target.
             reach: what is to be saved at least.
+
+        Raises:
+            OutOfBounds: there is no time left; what is not finished teaches nothing.
         """
+        self.bounds.check()
         most = round(min(_CHEAPER, 1.0 - reach / part.us), 3)
         forms = list(lifted(part.term, part.kinds, part.weights, dict.fromkeys(part.kinds, "f")))
         best = Lesson((), None, 0, 0, 0, 0)
@@ -262,14 +273,25 @@ class _School:
 
     def _learnt(self, problem: Problem, sizes: Mapping[str, int], us: float, most: float) -> Lesson:
         found = Solved()
-        solver = Solver(problem, cost=lambda rule: self.price(rule, sizes, us), most=most, seed=self.config.seed)
+        solver = Solver(
+            problem, cost=lambda rule: self.price(rule, sizes, us), most=most, seed=self.config.seed, bounds=self.bounds
+        )
         try:
-            solve_one(solver, self.config, self.chunks, FAMILY, self._finds, found)
+            solve_one(solver, self.config, self.chunks, FAMILY, self._finds, found, self._borne)
         except (IllTyped, RuleError):
             return Lesson((), None, 0, 0, 0, 0)
         insoluble, unnamed = found.without
-        shortcut = bool(found.rules) and solver.last is not None and self._rounds(solver.last) is not None
-        return Lesson(tuple(found.rules), solver.last, found.candidates, found.derived, insoluble, unnamed, shortcut)
+        shortcut = bool(found.rules) and solver.last is not None and self._derives(solver.last)
+        return Lesson(
+            tuple(found.rules),
+            solver.last,
+            found.candidates,
+            found.derived,
+            insoluble,
+            unnamed,
+            found.unusable,
+            shortcut,
+        )
 
     def price(self, rule: Rule, sizes: Mapping[str, int], us: float) -> tuple[float, float] | None:
         """Microseconds of both sides at the sizes that the model has; holes are weights.
@@ -287,47 +309,52 @@ class _School:
         return (left, right) if _lighter(rule, weights, left, right) else None
 
     def _finds(self, rule: Rule) -> bool:
-        """Whether the library derives a candidate in as few rounds as a search has."""
-        rounds = self._rounds(rule)
-        return rounds is not None and rounds <= QUICK_ROUNDS
+        """Whether the library leads a search from a candidate's left side to its right, in as few rounds as it has.
 
-    def _rounds(self, rule: Rule) -> int | None:
-        """In how many rounds, few or many, the library derives a candidate: by rules over its own operators, or any."""
+        Rules over other operators than the candidate's are detours, which a search has no room for.
+        """
         key = text_digest(rule)
         if key not in self.answers:
-            named = replace(rule, id="candidate")
-            rules = [self.library[i] for i in self.library]
-            near = [r for r in rules if r.operators <= named.operators]
-            parts = parts_of(named)
-            ways = ((some, rounds) for rounds in (QUICK_ROUNDS, ROUNDS) for some in (near, rules))
-            self.answers[key] = next(
-                (n for some, n in ways if derived(named, moves_of(some, parts), rounds=n) is not None), None
-            )
+            self.bounds.check()
+            weights = frozenset(n for n in rule.tensors if n in WEIGHTS)
+            moves = moves_of(self._near(rule), parts_of(rule))
+            self.answers[key] = reached(replace(rule, id="candidate"), moves, rounds=QUICK_ROUNDS, weights=weights)
+        self.asked = time.time()
         return self.answers[key]
+
+    def _derives(self, rule: Rule) -> bool:
+        """Whether the library derives a candidate, both sides of which it is given, by whichever of its rules."""
+        named, parts = replace(rule, id="candidate"), parts_of(rule)
+        self.bounds.check()
+        if derived(named, moves_of(self._near(rule), parts)) is not None:
+            return True
+        self.bounds.check()
+        return derived(named, moves_of_all([self.library[i] for i in self.library], parts)) is not None
+
+    def _near(self, rule: Rule) -> list[Rule]:
+        return [r for i in self.library if (r := self.library[i]).operators <= rule.operators]
+
+    def _borne(self, rule: Rule) -> bool:
+        """Whether floating point bears a rule from the model's side to the cheaper one, under conditions or always."""
+        self.proving += time.time() - self.asked
+        self.bounds.check()
+        found = Floats({float_key(rule): judged_in_floats(rule)})
+        self.asked = time.time()
+        return bool(found.verdict(rule, backward=False, dtype=DType.FLOAT32).ways_in("standard"))
 
 
 def _finish(found: Learned, lessons: Sequence[_Taught], config: Config, out: Path, say: Say) -> None:
-    """Rules minimised, checked afresh, judged in floating point, and written."""
+    """Rules minimised, checked afresh, and written."""
     proved = [r for taught in lessons for r in taught.lesson.rules]
     rules, verdicts = finished(proved, frozenset(range(len(proved))), config, out / ".chunks", Fleet(), say)
-    borne = tuple(r for r in rules if _borne(r))
-    kept = {text_digest(r) for r in borne}
-    lost = {text_digest(r) for r in rules} - kept
-    found.left_out = len(lost)
-    lessons = [t for t in lessons if any(text_digest(r) not in lost for r in t.lesson.rules)] if kept else []
     origin = f"discovered (weights solved for, from {', '.join(sorted({t.source[0] for t in lessons}))})"
-    found.rules = tuple(replace(r, origin=origin) for r in borne)
+    found.rules = tuple(replace(r, origin=origin) for r in rules)
     found.solved = len(lessons)
+    kept = {text_digest(r) for r in rules}
     found.shortcuts = len(kept & {text_digest(r) for t in lessons if t.lesson.shortcut for r in t.lesson.rules})
-    write_library(out, found.rules, {r.id: verdicts[r.id] for r in borne}, [_explored(found, lessons)], config)
+    write_library(out, found.rules, {r.id: verdicts[r.id] for r in rules}, [_explored(found, lessons)], config)
     for name in found.model_us:
         found.saved_us[name] = max(_saved([t for t in lessons if t.source == (name, way)]) for way in (False, True))
-
-
-def _borne(rule: Rule) -> bool:
-    """Whether floating point bears the rule from the model's side to the cheaper one, under conditions or always."""
-    found = Floats({float_key(rule): judged_in_floats(rule)})
-    return bool(found.verdict(rule, backward=False, dtype=DType.FLOAT32).ways_in("standard"))
 
 
 def _saved(lessons: Sequence[_Taught]) -> float:

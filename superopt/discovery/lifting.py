@@ -305,7 +305,8 @@ def lifted(
     """
     seen = set()
     for neutral in (False, True):
-        made = _lifted(term, kinds, weights, classes, neutral=neutral)
+        made = _lifted(term, kinds, weights, classes, neutral=neutral, batch=True)
+        made = made or _lifted(term, kinds, weights, classes, neutral=neutral, batch=False)
         for form in (made, None if made is None else _nested(*made)):
             if form is not None and str(form[0].term) not in seen:
                 seen.add(str(form[0].term))
@@ -337,14 +338,19 @@ def _nested(problem: Problem, values: Mapping[str, float]) -> tuple[Problem, Map
 
 
 def _lifted(
-    term: Term, kinds: Mapping[str, TensorType], weights: frozenset[str], classes: Mapping[str, str], *, neutral: bool
-) -> tuple[Problem, Mapping[str, float]] | None:
-    """The expression over symbols; with ``neutral``, attributes that do nothing stay numbers."""
+    term: Term, kinds: Mapping[str, TensorType], weights: frozenset[str], classes: Mapping[str, str], *, neutral: bool,
+    batch: bool,
+) -> tuple[Problem, Mapping[str, float]] | None:  # fmt: skip
+    """The expression over symbols; with ``neutral``, attributes that do nothing stay numbers.
+
+    With ``batch``, the first axis of data is of any size even where there is one example.
+    """
     taken, values = set(kinds), dict[str, float]()
     forall: dict[str, TypeScheme] = {}
     for name, kind in kinds.items():
         sizes = [d if isinstance(d, int) else None for d in kind.shape or ()]
-        shape = fresh_shape(sizes, name in weights, taken)
+        one = batch and name not in weights and len(sizes) > 1 and sizes[0] == 1
+        shape = fresh_shape([None, *sizes[1:]] if one else sizes, name in weights, taken)
         forall[name] = TensorScheme(classes[name], shape)
         values.update({str(s): float(d) for s, d in zip(shape, sizes, strict=True) if s != 1 and d is not None})
     made: dict[Term, Term] = {}

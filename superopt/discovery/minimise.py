@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from superopt.discovery.candidates import movements, operator_count
 from superopt.discovery.derive import (
-    NODES,
     QUICK_ROUNDS,
     ROUNDS,
     SHORTCUT,
-    Universe,
-    _distinct_point,
     derived,
     moves_of,
+    reached,
 )
 from superopt.discovery.store import code_digest
 from superopt.fleet import Checkpoints, Fleet, Task, digest
-from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import rule_text, text_digest
 from superopt.rules.rule import Rule
-from superopt.rules.typing import instances
-from superopt.search.saturate import Moves
 
 __all__ = ["minimised"]
 
@@ -161,32 +156,8 @@ def _derive(rule: Rule, near: Sequence[Rule], rounds: int) -> dict[str, bool]:
     if rule.origin == "definition":
         return {"follows": False}
     if len(rule.lhs) > 1:
-        return {"follows": _reached(rule, moves_of(near), rounds)}
+        return {"follows": reached(rule, moves_of(near), rounds=rounds)}
     return {"follows": derived(rule, moves_of(near), rounds=rounds) is not None}
-
-
-def _reached(rule: Rule, moves: Moves, rounds: int) -> bool:
-    """Whether the right side is found from the left side alone.
-
-    ``MatMul(x, a)`` and ``Split(MatMul(x, Concat(a, c)))[0]`` are equal by rules about one of them at a time, but no
-    such rule makes a search that sees ``MatMul(x, a)`` and ``MatMul(x, c)`` think of the other.
-    """
-    for instance in instances(rule, (1, 0)) if rule.lead else instances(rule):
-        point = _distinct_point(instance)
-        if point is None:
-            return False
-        universe = Universe(instance, point)
-        try:
-            left = [a for a, _ in universe.add(replace(instance, rhs=instance.lhs))]
-            for number, identity in enumerate(left):
-                universe.graph.given[identity] = (1, 1 << number)
-            universe.grow(moves, nodes=NODES, rounds=rounds)
-            right = [b for _, b in universe.add(instance)]
-        except (IllTyped, ZeroDivisionError):
-            return False
-        if not universe.same(list(zip(left, right, strict=True))):
-            return False
-    return True
 
 
 def _without_special_cases(rules: list[Rule], progress: Callable[[str], None] | None, ask: _Derivable) -> list[Rule]:

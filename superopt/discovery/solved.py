@@ -14,7 +14,7 @@ from superopt.discovery.judge import Judge, Tally
 from superopt.discovery.leftsides import left_sides
 from superopt.discovery.lifting import Problem, settled
 from superopt.discovery.solving import Solver, theme_of
-from superopt.discovery.store import Chunks
+from superopt.discovery.store import Bounds, Chunks
 from superopt.ir.terms import App, Term, postorder, variables
 from superopt.rules.rule import Rule, attribute_symbols
 
@@ -32,6 +32,7 @@ class Solved:
         levels: by operators of the left side: how many there were up to it, and for how many a right side was solved.
         candidates: right sides that were solved for; ``derived`` of them by rules kept before.
         tally: what the verifier said.
+        unusable: rules that are proved, and that nobody can use.
         without: skeletons that no weights make equal, and those whose weights no expression was found for.
     """
 
@@ -40,6 +41,7 @@ class Solved:
     candidates: int = 0
     derived: int = 0
     tally: Tally = field(default_factory=Tally)
+    unusable: int = 0
     without: tuple[int, int] = (0, 0)
 
 
@@ -57,12 +59,17 @@ def _running(roots: Sequence[Term], theme: Theme) -> set[str]:
 
 
 def solve_one(
-    solver: Solver, config: Config, chunks: Chunks, name: str, follows: Callable[[Rule], bool], found: Solved
-) -> bool:
-    """The cheapest equal of one problem that is proved, added to ``found``; whether any candidate came up."""
+    solver: Solver, config: Config, chunks: Chunks, name: str, follows: Callable[[Rule], bool], found: Solved,
+    usable: Callable[[Rule], bool] = lambda _: True,
+) -> bool:  # fmt: skip
+    """The cheapest equal of one problem that is proved and usable, added to ``found``; whether any candidate came up.
+
+    Raises:
+        OutOfBounds: the solver's time or memory is used up; what is in ``found`` is proved.
+    """
     problem = solver.problem
     theme = theme_of(problem, name, batch=max(len(t.shape or ()) for t in problem.kinds.values()) < 4)
-    judge = Judge(config, theme, chunks)
+    judge = Judge(config, theme, chunks, solver.bounds)
     judge.tally = found.tally
     some = False
     for candidate in solver.solutions():
@@ -72,8 +79,10 @@ def solve_one(
             found.derived += 1
             break
         proved = [replace(facing(r, candidate, theme), origin=SOLVED, family=name) for r in judge.rules(candidate)]
-        found.rules += [replace(r, id=f"{name}-{len(found.rules) + n}") for n, r in enumerate(proved)]
-        if proved:
+        borne = [r for r in proved if usable(r)]
+        found.unusable += len(proved) - len(borne)
+        found.rules += [replace(r, id=f"{name}-{len(found.rules) + n}") for n, r in enumerate(borne)]
+        if borne:
             break
     insoluble, unnamed = found.without
     found.without = insoluble + len(solver.insoluble), unnamed + len(solver.unnamed)
@@ -81,7 +90,7 @@ def solve_one(
 
 
 def solve_all(
-    theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], check: Callable[[], None],
+    theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], bounds: Bounds,
     follows: Callable[[Rule, Sequence[Rule]], bool],
 ) -> Solved:  # fmt: skip
     """Every left side of a theme, small ones first, but those with an instance of one for which an equal was found.
@@ -91,8 +100,11 @@ def solve_all(
         config: seed and effort.
         chunks: where verdicts are kept.
         say: told what is found.
-        check: raises when time or memory is used up.
+        bounds: of time and memory.
         follows: whether rules derive a candidate.
+
+    Raises:
+        OutOfBounds: time or memory is used up.
     """
     found = Solved()
     by_size: Counter[int] = Counter()
@@ -101,7 +113,7 @@ def solve_all(
     seen: set[str] = set()
     for given in left_sides(theme.solve, theme.operators, theme.data, broadcast=theme.broadcast):
         for number, problem in enumerate((given, *_narrower(given))):
-            check()
+            bounds.check()
             text = f"{problem.term} {sorted(map(str, problem.kinds.values()))}"
             if text in seen or any(is_instance(problem, k) for k in known):
                 continue  # what is equal to a part of it says the same
@@ -109,7 +121,7 @@ def solve_all(
             size = operator_count(problem.term)
             by_size[size] += 1
             before = len(found.rules)
-            solver = Solver(_named(problem), most=theme.slack, seed=config.seed)
+            solver = Solver(_named(problem), most=theme.slack, seed=config.seed, bounds=bounds)
             some = solve_one(solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found)
             if some:
                 solved[size] += 1

@@ -22,6 +22,7 @@ from superopt.discovery.lifting import Problem
 from superopt.discovery.linear import Known, Place, Undecided, Wanted, asked
 from superopt.discovery.responses import response
 from superopt.discovery.skeletons import OPERATORS, Skeleton, skeletons
+from superopt.discovery.store import UNBOUNDED, Bounds
 from superopt.discovery.synthesis import Table
 from superopt.ir.poly import Dim
 from superopt.ir.terms import App, Term, Var
@@ -57,6 +58,7 @@ class Solver:
         operators: what skeletons are made of.
         most: a skeleton is solved if it costs less than this share of the left side.
         seed: of sizes and elements.
+        bounds: of time and memory.
         insoluble: skeletons that no weights make equal, with the sizes at which there are none.
         unnamed: skeletons whose weights exist, but are no expression that was built.
         places: where coefficients are compared.
@@ -72,6 +74,7 @@ class Solver:
     operators: Sequence[str] = OPERATORS
     most: float = 1.0
     seed: int = 0
+    bounds: Bounds = UNBOUNDED
     insoluble: list[tuple[Skeleton, Mapping[str, int]]] = field(default_factory=list)
     unnamed: list[Skeleton] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
@@ -86,6 +89,7 @@ class Solver:
 
         Raises:
             IllTyped: the problem is not well-formed.
+            OutOfBounds: time or memory is used up.
         """
         try:
             self.places = places_of(self.problem, PLACES, self.seed)
@@ -96,6 +100,7 @@ class Solver:
         cheaper = self._cheaper()
         wider = {key: skeleton for skeleton in cheaper for key in _without_one(skeleton)}
         for skeleton in cheaper[:_MOST_ASKED]:
+            self.bounds.check()
             more = wider.get(_key(skeleton.term, skeleton.holes))
             if more is not None and self._none(more):
                 self._none(skeleton, known=True)
@@ -124,6 +129,7 @@ class Solver:
         """Skeletons that cost less than the left side, cheapest first; those that cannot pay are not solved."""
         ranked: list[tuple[float, int, str, Skeleton]] = []
         for skeleton in skeletons(self.problem, self.operators):
+            self.bounds.check()
             least = Skeleton(skeleton.term, (*skeleton.narrower, skeleton.holes)[0])
             found = self._price(least)
             if found is not None and found[1] < self.most * found[0]:
@@ -196,7 +202,7 @@ class Solver:
             self.unnamed.append(skeleton)
             return None
         shapes = tuple(t.shape or () for t in skeleton.holes.values())
-        table = self.tables.setdefault(shapes, Table(self.problem, self.places, shapes))
+        table = self.tables.setdefault(shapes, Table(self.problem, self.places, shapes, self.bounds))
         for level in range(_LEVELS):
             for hole, kind in skeleton.holes.items():
                 if hole not in names:

@@ -1,4 +1,4 @@
-"""Finished pieces of work on disk, named by the digest of everything that decides them.
+"""Finished pieces of work on disk, named by the digest of everything that decides them, and when to stop working.
 
 A chunk is written whole or not at all, so a run can be killed at any time and goes on where it was.
 """
@@ -8,12 +8,46 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from pathlib import Path
 
-__all__ = ["Chunks", "code_digest", "digest_of"]
+__all__ = ["UNBOUNDED", "Bounds", "Chunks", "OutOfBounds", "code_digest", "digest_of"]
+
+
+class OutOfBounds(Exception):
+    """The time or memory that was given is used up; what is finished is kept."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """When to give up: a ``time.time()`` value, and bytes of this process."""
+
+    deadline: float | None = None
+    memory: int | None = None
+
+    @property
+    def left(self) -> float:
+        """Seconds, none of them negative; infinite where no deadline is set."""
+        return inf if self.deadline is None else max(0.0, self.deadline - time.time())
+
+    def passed(self) -> bool:
+        """Whether there is no time left to begin anything."""
+        return self.deadline is not None and time.time() > self.deadline
+
+    def check(self) -> None:
+        """Raise :class:`OutOfBounds` when a bound is passed."""
+        if self.passed():
+            raise OutOfBounds("time")
+        if self.memory is not None and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > self.memory:
+            raise OutOfBounds("memory")
+
+
+UNBOUNDED = Bounds()
 
 
 def digest_of(*parts: object) -> str:

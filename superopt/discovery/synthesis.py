@@ -19,6 +19,7 @@ from math import prod
 from superopt.discovery.candidates import operator_count
 from superopt.discovery.lifting import Problem
 from superopt.discovery.linear import Place, Wanted, meanings_of, residues
+from superopt.discovery.store import UNBOUNDED, Bounds
 from superopt.ir.poly import Dim, Poly, symbols
 from superopt.ir.terms import App, AttributeValue, Term, Var, variables
 from superopt.ir.types import DType, TensorType
@@ -58,10 +59,14 @@ class Table:
         problem: its weights are the leaves.
         places: where values are compared.
         shapes: of the weights that will be asked for.
+        bounds: of time and memory, which :meth:`grow` keeps.
     """
 
-    def __init__(self, problem: Problem, places: Sequence[Place], shapes: Sequence[tuple[Dim, ...]]) -> None:
+    def __init__(
+        self, problem: Problem, places: Sequence[Place], shapes: Sequence[tuple[Dim, ...]], bounds: Bounds = UNBOUNDED
+    ) -> None:
         self.places = places
+        self.bounds = bounds
         self.goals = tuple(dict.fromkeys(shapes))
         self.wanted = tuple(dict.fromkeys(s for g in self.goals for s in _broadcasts(g)))
         self.items: list[Item] = []
@@ -76,12 +81,17 @@ class Table:
         self.level.append(len(self.items))
 
     def grow(self) -> bool:
-        """The next level: movements of everything, products and sums with what is small. Whether there is more."""
+        """The next level: movements of everything, products and sums with what is small. Whether there is more.
+
+        Raises:
+            OutOfBounds: time or memory is used up.
+        """
         before, start = len(self.items), self.level[-2]
         fresh = self.items[start:before]
         moved = [made for item in fresh for made in self._moved(item)]
         first = self.items[: self.level[1]]
         for a in fresh:
+            self.bounds.check()
             for b in (*first, *(moved if len(self.level) == 2 else ())):
                 self._products(a, b)
         for a, b in combinations_with_replacement(moved, 2) if len(self.level) == 2 else ():

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from superopt import cost as costs
+from superopt.discovery.config import Config
+from superopt.discovery.derive import QUICK_ROUNDS, derived, moves_of, reached
+from superopt.discovery.judge import Judge
 from superopt.discovery.learn import Learned, learn
+from superopt.discovery.lifting import lifted
 from superopt.discovery.mining import mined
+from superopt.discovery.solving import Solver, theme_of
+from superopt.discovery.store import Bounds, Chunks, OutOfBounds
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
+from superopt.ir.terms import App, Term, Var
+from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
 from superopt.pipeline import optimize
 from superopt.pipeline.learning import learn_from
-from superopt.rules import load_library
+from superopt.rules import load_library, parse_rule
 from superopt.rules.library import Library, parse_file
 from superopt.search.program import program_of
 from superopt.verifier import exact, verdict
@@ -115,3 +124,52 @@ def test_a_learnt_folder_is_admitted_and_used(tmp_path: Path) -> None:
     result = optimize(tmp_path / "m.onnx", target=PRICES, rules=tmp_path / "rules", time_limit=120)
     assert all(n.op != "BatchNormalization" for n in result.graph.nodes)
     assert result.report.check.verdict == "passed"
+
+
+def test_a_time_limit_holds_within_a_part(tmp_path: Path) -> None:
+    """What is not finished is neither kept nor taken for an answer."""
+    (problem, _), *_ = lifted(*_normalised())
+    past = Bounds(deadline=0.0)
+    assert past.left == 0.0
+    with pytest.raises(OutOfBounds):
+        next(Solver(problem, bounds=past).solutions())
+    candidate = next(Solver(problem).solutions())
+    config = Config(0, 4, 8, 10.0, 0, ())
+    with pytest.raises(OutOfBounds):
+        Judge(config, theme_of(problem, "part"), Chunks(tmp_path), past).rules(candidate)
+    assert not list(tmp_path.iterdir())
+    assert Judge(config, theme_of(problem, "part"), Chunks(tmp_path)).rules(candidate)
+
+
+def _normalised() -> tuple[Term, dict[str, TensorType], frozenset[str], dict[str, str]]:
+    """A product with a scale behind it, and its leaves."""
+    kinds = {n: TensorType(DType.FLOAT32, s) for n, s in (("xa", (8, 4)), ("wa", (4, 6)), ("wb", (6,)))}
+    term = App("Mul", (App("MatMul", (Var("xa"), Var("wa")), ()), Var("wb")), ())
+    return term, kinds, frozenset({"wa", "wb"}), dict.fromkeys(kinds, "f")
+
+
+def test_what_a_search_does_not_reach_is_no_answer_of_the_library() -> None:
+    """Of the same library: it leads from a product to a convolution, but only when it is shown the convolution."""
+    turned = "Transpose(MatMul(Transpose(x, perm=[0, 2, 1]), w), perm=[0, 2, 1])"
+    kernel = "Reshape(Transpose(w, perm=[1, 0]), shape=[n, m, 1])"
+    right = f"Conv(x, {kernel}, dilations=[1], group=1, pads=[0, 0], strides=[1])"
+    forall = {"x": "f[1, m, k]", "w": "f[m, n]"}
+    rule = parse_rule({"id": "candidate", "forall": forall, "lhs": [turned], "rhs": [right]})
+    library = load_library()
+    near = moves_of([r for r in library.values() if r.operators <= rule.operators])
+    assert derived(rule, near, rounds=QUICK_ROUNDS) is not None
+    assert not reached(rule, near, rounds=QUICK_ROUNDS, weights=frozenset("w"))
+    assert reached(replace(rule, rhs=rule.lhs), near, rounds=QUICK_ROUNDS, weights=frozenset("w"))
+
+
+def test_one_example_is_a_batch_of_any_size_but_where_it_is_broadcast() -> None:
+    def first(op: str, shapes: Mapping[str, tuple[int, ...]], weights: str) -> object:
+        kinds = {n: TensorType(DType.FLOAT32, s) for n, s in shapes.items()}
+        term = App(op, tuple(Var(n) for n in shapes), ())
+        problem, values = next(lifted(term, kinds, frozenset(weights.split()), dict.fromkeys(shapes, "f")))
+        size = (problem.kinds["xa"].shape or ())[0]
+        assert size == 1 or values[str(size)] == 1
+        return size
+
+    assert first("MatMul", {"xa": (1, 4), "wa": (4, 6)}, "wa") != 1
+    assert first("Add", {"xa": (1, 4), "xb": (8, 4)}, "") == 1
