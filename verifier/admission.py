@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -9,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from superopt.ir.errors import SuperoptError
-from superopt.rules.floats import float_key
+from superopt.ir.kept import code_digest, keep, kept
+from superopt.rules.floats import Directions, FloatVerdict, Way, float_key
 from superopt.rules.library import ADMISSIBLE, BUILT_IN, PROOFS, Library, load_library, write_verdicts
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
@@ -21,9 +23,11 @@ from superopt.verifier.rounding import rounding_of
 from superopt.verifier.verdict import Refuted, Tested, Unknown, Verdict, kind_of, verdict_to_json
 from superopt.verifier.witness import runtime_disagrees
 
-__all__ = ["Prover", "admit", "check", "record_all", "recorded", "renew", "verify"]
+__all__ = ["Prover", "admit", "borne", "check", "record_all", "recorded", "renew", "verify"]
 
 Prover = Callable[[Rule], Verdict]
+_FOLDER, _MOST = "rules", 4096  # of what was found of rules that are not the library's own
+_PACKAGES = ("ir", "ops", "rules", "runtime", "verifier")
 
 
 def check(rule: Rule, *, prover: Prover | None = None, seed: int = 0) -> Verdict:
@@ -62,8 +66,39 @@ def _checked(rule: Rule, prover: Prover, seed: int) -> Verdict:
     return proved
 
 
+def borne(rule: Rule) -> Directions:
+    """The verdicts on a rule in floating point, kept between runs: they take seconds to minutes a rule."""
+    name = _name("floats", rule)
+    known = kept(_FOLDER, name, (FloatVerdict, Way))
+    if isinstance(known, dict):
+        return known
+    found = settled(rule)
+    keep(_FOLDER, name, found, _MOST)
+    return found
+
+
+def _proved(rule: Rule, seed: int) -> Mapping[str, object] | Verdict:
+    """An admissible verdict as data, kept between runs; another as it is, found anew every time."""
+    name = _name("proof", rule, seed)
+    known = kept(_FOLDER, name, ())
+    if isinstance(known, dict):
+        return known
+    verdict = check(rule, seed=seed)
+    if kind_of(verdict) not in ADMISSIBLE:
+        return verdict
+    found = verdict_to_json(verdict)
+    keep(_FOLDER, name, found, _MOST)
+    return found
+
+
+def _name(what: str, rule: Rule, *more: object) -> str:
+    asked = [what, code_digest(*_PACKAGES), float_key(rule), *more]
+    return hashlib.sha256(repr(asked).encode()).hexdigest()
+
+
 def admit(library: Library, *, prover: Prover | None = None, seed: int = 0) -> Library:
-    """The library with every rule that has no verdict checked, over the reals and in floating point.
+    """The library with every rule that has no verdict checked, over the reals and in floating point. What passes is
+    kept in the user's cache folder, so that a folder of rules is checked once.
 
     Raises:
         RuleError: a rule is refuted (with its counterexample), or not proved.
@@ -72,7 +107,10 @@ def admit(library: Library, *, prover: Prover | None = None, seed: int = 0) -> L
     for rule_id in library:
         if rule_id in library.verdicts or (library.chosen is not None and rule_id not in library.chosen):
             continue
-        verdict = check(library[rule_id], prover=prover, seed=seed)
+        verdict = _proved(library[rule_id], seed) if prover is None else check(library[rule_id], prover=prover, seed=seed)
+        if isinstance(verdict, Mapping):
+            found[rule_id] = verdict
+            continue
         if isinstance(verdict, Refuted):
             raise RuleError(f"the rule is false {describe(verdict.counterexample)}", where=f'rule "{rule_id}"')
         if isinstance(verdict, Tested):
@@ -89,7 +127,7 @@ def admit(library: Library, *, prover: Prover | None = None, seed: int = 0) -> L
         found[rule_id] = verdict_to_json(verdict)
     if not found:
         return library
-    floats = {i: settled(library[i]) for i in found if float_key(library[i]) not in library.float_store}
+    floats = {i: borne(library[i]) for i in found if float_key(library[i]) not in library.float_store}
     return library.with_verdicts(found).with_floats(floats)
 
 

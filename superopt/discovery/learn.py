@@ -44,7 +44,7 @@ from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import types_of
 from superopt.search.program import program_of
-from superopt.verifier.floating_record import settled as judged_in_floats
+from superopt.verifier.admission import borne
 
 __all__ = ["Learned", "Lesson", "learn"]
 
@@ -338,7 +338,7 @@ class _School:
         """Whether floating point bears a rule from the model's side to the cheaper one, under conditions or always."""
         self.proving += time.time() - self.asked
         self.bounds.check()
-        found = Floats({float_key(rule): judged_in_floats(rule)})
+        found = Floats({float_key(rule): borne(rule)})
         self.asked = time.time()
         return bool(found.verdict(rule, backward=False, dtype=DType.FLOAT32).ways_in("standard"))
 

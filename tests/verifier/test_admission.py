@@ -15,7 +15,7 @@ from superopt.ops.meaning import call, tensor
 from superopt.rules import RuleError, load_library, parse_rule
 from superopt.rules.library import ADMISSIBLE, write_verdicts
 from superopt.rules.typing import _meaning_digest, meaning_digest
-from superopt.verifier import ProvedAllSizes, Tested, Unknown
+from superopt.verifier import ProvedAllSizes, Tested, Unknown, admission
 from superopt.verifier.admission import admit, check, verify
 from superopt.verifier.store import prove_all
 
@@ -61,6 +61,45 @@ def test_a_verdict_that_a_folder_claims_is_not_believed(tmp_path: Path) -> None:
     write_verdicts(tmp_path / "proofs.json", claimed.store)
     with pytest.raises(RuleError, match="the rule is false"):
         admit(load_library(tmp_path))
+
+
+def test_a_folder_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its verdicts follow from the rule and the code; another rule, or another meaning, is another question."""
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "mine.toml").write_text(TRUE)
+    first = admit(load_library(tmp_path / "mine.toml"))
+    monkeypatch.setattr(admission, "check", lambda *_, **__: pytest.fail("proved again"))
+    monkeypatch.setattr(admission, "settled", lambda *_: pytest.fail("judged again"))
+    again = admit(load_library(tmp_path / "mine.toml"))
+    assert again.verdicts == first.verdicts
+    assert again.float_store == first.float_store
+    assert "planted" in {r.id for r in again.admitted}
+    (tmp_path / "mine.toml").write_text(FALSE)
+    with pytest.raises(pytest.fail.Exception, match="proved again"):
+        admit(load_library(tmp_path / "mine.toml"))
+
+
+def test_a_false_rule_is_refused_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "mine.toml").write_text(FALSE)
+    for _ in range(2):
+        with pytest.raises(RuleError, match="the rule is false"):
+            admit(load_library(tmp_path / "mine.toml"))
+
+
+def test_a_meaning_that_changes_takes_its_proofs_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "cache"))
+    text = TRUE.replace("Relu(Relu(x))", "Neg(Neg(Neg(x)))").replace('["Relu(x)"]', '["Neg(x)"]')
+    (tmp_path / "mine.toml").write_text(text)
+    assert admit(load_library(tmp_path / "mine.toml", built_in=False)).verdicts
+    request.getfixturevalue("wrong_neg")
+    asked: list[str] = []
+    monkeypatch.setattr(admission, "check", lambda rule, **_: asked.append(rule.id) or Unknown("asked"))
+    with pytest.raises(RuleError, match="not proved"):
+        admit(load_library(tmp_path / "mine.toml", built_in=False))
+    assert asked == ["planted"]
 
 
 def test_commands_refuse_a_planted_rule(tmp_path: Path) -> None:
