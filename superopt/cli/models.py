@@ -157,7 +157,7 @@ def optimize(
             learnt = learn_from(
                 [path], out=Path(own), target=target, runtime=runtime, time_limit=learn, sizes=options.sizes, seed=seed
             )
-            err().print(f"{len(learnt.rules)} rules learnt that the library does not derive", markup=False)
+            err().print(f"learnt: {learnt.said}", markup=False)
             options = replace(options, rules=Path(own) if learnt.rules else None)
         result = pipeline.optimize(path, options=options, progress=progress)
         if output is not None:

@@ -122,6 +122,13 @@ class Learned:
     shortcuts: int = 0
     seconds: float = 0.0
 
+    @property
+    def said(self) -> str:
+        """How many rules, and of which kind, in words."""
+        own = len(self.rules) - self.shortcuts
+        shortcuts = f", and {self.shortcuts} that it derives but no search reaches" if self.shortcuts else ""
+        return f"{own} rules that the library does not derive{shortcuts}"
+
 
 def learn(
     models: Mapping[str, Graph], library: Library, prices: CostModel, *, out: Path, target: str, seconds: float,

@@ -44,6 +44,10 @@ class TimeBudget:
         """The budget of a command that begins now."""
         return TimeBudget(limit, float("inf") if limit is None else time.monotonic() + limit)
 
+    def extend(self, seconds: float) -> None:
+        """Leave out what was spent on the machine, not on the model: the first run calibrates its prices."""
+        self.deadline += seconds
+
     def expect(self, graph: Graph, typing: Typing, sizes: Mapping[str, int]) -> None:
         """Say which model it is spent on, and what its symbolic dimensions are."""
         reading = 2 * graph.weight_bytes / _BYTES

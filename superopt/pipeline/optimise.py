@@ -131,6 +131,7 @@ def optimize(
     if options.strict:
         _refuse_opaque(graph, typing)
     library = select_rules(options)
+    known = time.monotonic()
     with costs.for_target(
         options.target,
         progress=progress,
@@ -140,6 +141,7 @@ def optimize(
         questions=EFFORTS[options.effort].questions,
         runtime=options.runtime,
     ) as model_costs:
+        budget.extend(time.monotonic() - known)
         return _Attempt(graph, typing, library, model_costs, options, progress, budget).run()
 
 
@@ -153,10 +155,9 @@ def select_rules(options: Options) -> Library:
     library = load_library(options.rules).select(enable=options.enable, disable=disabled)
     if options.rules is None:
         return library
-    from superopt.verifier.admission import admit  # here, because they load Z3, which most runs do not need
-    from superopt.verifier.prover import prove
+    from superopt.verifier.admission import admit  # here, because it loads Z3, which most runs do not need
 
-    return admit(library, prover=prove)
+    return admit(library)
 
 
 def _refuse_opaque(graph: Graph, typing: Typing) -> None:
