@@ -107,7 +107,8 @@ def admit(library: Library, *, prover: Prover | None = None, seed: int = 0) -> L
     for rule_id in library:
         if rule_id in library.verdicts or (library.chosen is not None and rule_id not in library.chosen):
             continue
-        verdict = _proved(library[rule_id], seed) if prover is None else check(library[rule_id], prover=prover, seed=seed)
+        rule = library[rule_id]
+        verdict = _proved(rule, seed) if prover is None else check(rule, prover=prover, seed=seed)
         if isinstance(verdict, Mapping):
             found[rule_id] = verdict
             continue

@@ -44,8 +44,8 @@ class Options:
 
     Attributes:
         target: "cpu" measures on this machine; "profile:NAME" uses a recorded profile and is deterministic.
-        time_limit: seconds for everything but the calibration that a machine needs once; ``None`` lets the search reach its
-            fixpoint, however long that takes.
+        time_limit: seconds for everything but the calibration that a machine needs once; ``None`` lets the search
+            reach its fixpoint, however long that takes.
         memory_limit: bytes that the result's weights and peak activations may take together, and that the search may
             add to the process (:mod:`superopt.pipeline.memory` says what holds where the input takes more already).
         sizes: what symbolic dimensions are costed at; they stay symbolic in the result.

@@ -28,9 +28,7 @@ from superopt.verifier.running import Bench
 
 __all__ = ["CLEAR", "tried_alone"]
 
-CLEAR = (
-    0.3  # share of an operator's time: what is modelled to gain so much gains (docs/algorithms.md: all of 60 shapes)
-)
+CLEAR = 4.0 * FORM_ERROR  # share of an operator's time: what is modelled to gain so much is not timed
 _SECONDS = 3.0  # for all trials of a model together; what is then left is decided by prices
 
 
