@@ -129,9 +129,9 @@ class Work:
         what is applied is in its attributes (the sizes of a ``Reshape``), and need not be one of ``a``'s.
         """
         node, form, position = self.b.made[output]
-        applied = form.args if isinstance(form, Applied) else ()
-        told = [n for n in node.inputs if not applied or n in applied or n in self.b.made]
-        reads = [n for n in (*applied, *told, *node.captures) if n]
+        args = form.args if isinstance(form, Applied) else ()
+        told = [n for n in node.inputs if n in self.b.made] if args else node.inputs
+        reads = [n for n in (*args, *told, *node.captures) if n]
         classes = {n: self.a.classes[self.partners[n]] if n in self.partners else self.b.classes[n] for n in reads}
         text = digest_of(self.b.text(node, form, position, classes))
         found = self.a.named.get(self.a.aliases.get(text, text))

@@ -68,11 +68,15 @@ class Coverage:
 
 @lru_cache(maxsize=4096)
 def _moves(rule: Rule, parts: tuple[int, ...]) -> Moves:
-    steps = tuple(Step("Concat", ("",) * n, (), ("",), None, "") for n in parts)
-    program = Program(Graph("", (), (), (), (), {}), steps, {}, frozenset(), {})
     if len(rule.lhs) == 2 and rule.forward:
         return Moves(tuple(_several(rule, parts)))
-    return prepare((rule,), program).moves
+    return _prepared((rule,), parts)
+
+
+def _prepared(rules: tuple[Rule, ...], parts: tuple[int, ...]) -> Moves:
+    """What a search prepares of rules for a program of Concats with these arities alone."""
+    steps = tuple(Step("Concat", ("",) * n, (), ("",), None, "") for n in parts)
+    return prepare(rules, Program(Graph("", (), (), (), (), {}), steps, {}, frozenset(), {})).moves
 
 
 def moves_of(rules: Iterable[Rule], parts: tuple[int, ...] = ()) -> Moves:
@@ -88,10 +92,8 @@ def moves_of(rules: Iterable[Rule], parts: tuple[int, ...] = ()) -> Moves:
 def moves_of_all(rules: Sequence[Rule], parts: tuple[int, ...] = ()) -> Moves:
     """:func:`moves_of` of a whole library, in another order: what a search prepares at once is kept on disk."""
     single = tuple(r for r in rules if len(r.lhs) == 1)
-    steps = tuple(Step("Concat", ("",) * n, (), ("",), None, "") for n in parts)
-    program = Program(Graph("", (), (), (), (), {}), steps, {}, frozenset(), {})
     rest = moves_of([r for r in rules if len(r.lhs) > 1], parts)
-    return Moves((*prepare(single, program).moves.patterns, *rest.patterns))
+    return Moves((*_prepared(single, parts).patterns, *rest.patterns))
 
 
 def _several(rule: Rule, parts: tuple[int, ...]) -> Iterator[Pattern]:

@@ -10,7 +10,7 @@ from superopt.discovery.config import Config, Theme
 from superopt.discovery.generalise import guarded, size_general, specialised, variable_general, well_typed, whole_sizes
 from superopt.discovery.ranks import any_rank, leading
 from superopt.discovery.spatial import one_axis_less
-from superopt.discovery.store import Bounds, Chunks, OutOfBounds, code_digest, digest_of
+from superopt.discovery.store import UNBOUNDED, Bounds, Chunks, OutOfBounds, code_digest, digest_of
 from superopt.rules.canonical import rule_text
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
@@ -48,11 +48,11 @@ class Tally:
 class Judge:
     """Asks the verifier, remembers its verdicts on disk, and turns candidates into proved rules."""
 
-    def __init__(self, config: Config, theme: Theme, chunks: Chunks, bounds: Bounds | None = None) -> None:
+    def __init__(self, config: Config, theme: Theme, chunks: Chunks, bounds: Bounds = UNBOUNDED) -> None:
         self.config = config
         self.theme = theme
         self.chunks = chunks
-        self.bounds = bounds or Bounds()
+        self.bounds = bounds
         self.tally = Tally()
 
     def rules(self, candidate: Rule) -> list[Rule]:

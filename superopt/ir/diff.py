@@ -189,29 +189,20 @@ def _verbatim(node: Node) -> tuple[str, ...]:
 
 def _pieces(changed_a: list[Node], changed_b: list[Node]) -> list[tuple[list[Node], list[Node]]]:
     """Groups of nodes of both sides, connected by making the same value or by a value that only one side has."""
+    from networkx.utils import UnionFind  # here, because a model that stays as it is has no pieces
+
+    sets: UnionFind[str] = UnionFind()
     made_a, made_b = ({o for n in side for o in n.outputs if o} for side in (changed_a, changed_b))
     inner = made_a ^ made_b
     both = (*changed_a, *changed_b)
-    joins = [[*(o for o in node.outputs if o), *(n for n in node.reads if n in inner)] for node in both]
-    joined: dict[str, list[int]] = {}
-    for position, names in enumerate(joins):
-        for name in names:
-            joined.setdefault(name, []).append(position)
-    groups: list[tuple[list[Node], list[Node]]] = []
-    done: set[int] = set()
-    for first in range(len(both)):
-        if first in done:
-            continue
-        group, stack = {first}, [first]
-        while stack:
-            found = {p for name in joins[stack.pop()] for p in joined.pop(name, ())} - group
-            group |= found
-            stack += found
-        done |= group
-        split = sorted(group)
-        sides = [both[p] for p in split if p < len(changed_a)], [both[p] for p in split if p >= len(changed_a)]
-        groups.append(sides)
-    return groups
+    anchors = [next((o for o in node.outputs if o), "") for node in both]
+    for node, anchor in zip(both, anchors, strict=True):
+        for name in (*(o for o in node.outputs if o), *(n for n in node.reads if n in inner)):
+            sets.union(anchor, name)
+    groups: dict[str, tuple[list[Node], list[Node]]] = {}
+    for position, (node, anchor) in enumerate(zip(both, anchors, strict=True)):
+        groups.setdefault(sets[anchor], ([], []))[position >= len(changed_a)].append(node)
+    return list(groups.values())
 
 
 def _with_sizes(

@@ -325,9 +325,14 @@ class _Raced:
         return len(self.result.ms) - 2
 
     @cached_property
+    def ratios(self) -> list[float]:
+        """By round, of the time with forms to that without."""
+        return [row[-1] / row[-2] for row in self.result.samples]
+
+    @cached_property
     def against(self) -> Belief:
         """The ratio of the time with forms to that without."""
-        return self.modelled.measured([row[-1] / row[-2] for row in self.result.samples])
+        return self.modelled.measured(self.ratios)
 
     @property
     def won(self) -> bool:
@@ -341,8 +346,8 @@ class _Raced:
 
     @property
     def text(self) -> str:
-        rounds = median(row[-1] / row[-2] for row in self.result.samples)
-        return f"{rounds:.3f} by {self.result.rounds} rounds, {self.against.mean:.3f} by rounds and prices together,"
+        rounds, together = median(self.ratios), self.against.mean
+        return f"{rounds:.3f} by {self.result.rounds} rounds, {together:.3f} by rounds and prices together,"
 
     @property
     def without(self) -> report.Measured | None:

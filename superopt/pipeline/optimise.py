@@ -131,7 +131,7 @@ def optimize(
     if options.strict:
         _refuse_opaque(graph, typing)
     library = select_rules(options)
-    known = time.monotonic()
+    began = time.monotonic()
     with costs.for_target(
         options.target,
         progress=progress,
@@ -141,7 +141,7 @@ def optimize(
         questions=EFFORTS[options.effort].questions,
         runtime=options.runtime,
     ) as model_costs:
-        budget.extend(time.monotonic() - known)
+        budget.extend(time.monotonic() - began)
         return _Attempt(graph, typing, library, model_costs, options, progress, budget).run()
 
 
