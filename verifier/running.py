@@ -16,7 +16,7 @@ from superopt.ir.graph import Graph, Weight, WeightData
 from superopt.ir.types import DType
 from superopt.runtime.limits import give_back
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME, Session
-from superopt.runtime.ort import InferenceSession, make_session
+from superopt.runtime.ort import InferenceSession, OrtValue, is_native, make_session
 from superopt.runtime.ort import run as run_session
 from superopt.runtime.protocol import Loaded, Runtime
 
@@ -32,12 +32,14 @@ _LARGE = 1 << 24  # bytes of weights from which giving memory back is worth the 
 class Bench:
     """A folder for weights, as long as it is open.
 
-    Sessions are of one thread unless more are asked for, so that equal runs round equally.
+    Sessions are of one thread unless more are asked for, so that equal runs round equally. Those of a check
+    share the weights in memory, as they lie in their files; those that are timed hold them as their kernels want them.
     """
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._places: dict[int, tuple[WeightData, tuple[str, int, int]]] = {}  # by the elements' identity
+        self._mapped: dict[str, OrtValue] = {}  # weights in memory, by the names of their files
         self._models = 0
         self._sessions: dict[int, tuple[Graph, InferenceSession]] = {}  # that are kept, by the graph's identity
         self._others: dict[tuple[int, str, int], tuple[Graph, Loaded]] = {}  # of other runtimes, or of more threads
@@ -50,28 +52,25 @@ class Bench:
     ) -> None:
         self._sessions.clear()
         self._others.clear()
+        self._mapped.clear()
         if self._folder is not None:
             self._folder.cleanup()
 
-    def session(self, graph: Graph, *, optimise: bool, keep: bool = False) -> InferenceSession:
-        """A session for a graph, which may be one that was kept.
+    def session(self, graph: Graph, *, optimise: bool) -> InferenceSession:
+        """A session for a graph that runs a few times: one that was timed and kept, or one that reads the weights where
+        they lie and holds no memory between runs, so that it starts in milliseconds.
 
         Args:
             graph: the model.
             optimise: with all of the runtime's optimisations, or none.
-            keep: an optimised one for who asks next, until the bench is closed.
 
         Raises:
             InvalidModel, Unsupported, ResourceLimit: ONNX Runtime refuses it.
         """
         if optimise and id(graph) in self._sessions:
             return self._sessions[id(graph)][1]
-        made = make_session(self._source(graph), threads=1, optimise=optimise)
-        if self._is_large(graph):
-            give_back()
-        if optimise and keep:
-            self._sessions[id(graph)] = graph, made
-        return made
+        source = self._source(graph)
+        return make_session(source, threads=1, optimise=optimise, shared=self._shared(graph))
 
     def drop(self, graph: Graph) -> None:
         """Keep a graph's sessions no longer."""
@@ -82,19 +81,35 @@ class Bench:
             give_back()
 
     def loaded(self, graph: Graph, runtime: Runtime, *, threads: int = 1, keep: bool = False) -> Loaded:
-        """A graph in a runtime, as its user runs it; kept as a session is.
+        """A graph in a runtime, as its user runs it.
+
+        Args:
+            graph: the model.
+            runtime: where it runs.
+            threads: inside an operator.
+            keep: for who asks next, until it is dropped or the bench is closed.
 
         Raises:
             InvalidModel, Unsupported, ResourceLimit: the runtime refuses it.
         """
         if runtime is ONNX_RUNTIME and threads == 1:
-            return Session(self.session(graph, optimise=True, keep=keep))
+            return Session(self._timed(graph, keep))
         key = id(graph), runtime.name, threads
         if key in self._others:
             return self._others[key][1]
         made = runtime.load(self._source(graph), threads=threads)
         if keep:
             self._others[key] = graph, made
+        return made
+
+    def _timed(self, graph: Graph, keep: bool) -> InferenceSession:
+        if id(graph) in self._sessions:
+            return self._sessions[id(graph)][1]
+        made = make_session(self._source(graph), threads=1)
+        if self._is_large(graph):
+            give_back()
+        if keep:
+            self._sessions[id(graph)] = graph, made
         return made
 
     def _is_large(self, graph: Graph) -> bool:
@@ -111,6 +126,21 @@ class Bench:
         path = folder / f"model-{self._models}.onnx"
         save_beside(graph, path, places)
         return path
+
+    def _shared(self, graph: Graph) -> dict[str, OrtValue]:
+        """The elements of a graph's big weights, mapped from their files."""
+        return {w.name: self._map(w) for w in graph.weights if _size(w) >= _BIG and is_native(w.type.dtype)}
+
+    def _map(self, weight: Weight) -> OrtValue:
+        assert self._folder is not None
+        folder = Path(self._folder.name)
+        name, _, _ = self._place(folder, weight)
+        if name not in self._mapped:
+            shape = tuple(int(d) for d in weight.type.shape or () if isinstance(d, int))
+            self._mapped[name] = OrtValue.ortvalue_from_numpy(
+                np.memmap(folder / name, weight.type.dtype.numpy, "c", shape=shape)
+            )
+        return self._mapped[name]
 
     def _place(self, folder: Path, weight: Weight) -> tuple[str, int, int]:
         """Where a weight's elements lie, written now if they were not.

@@ -501,6 +501,7 @@ class _Attempt:
     def _check(self, after: Graph, bench: Bench, slack: Slack = EXACT) -> CheckResult:
         if slack is EXACT and self.valued is not None:
             slack = self.valued.slack(after, self.options.floats)
+        bench.drop(self.graph)  # the race is over: its session would be as large as the model
         return check_result(self.graph, after, self.typing, self.options, self.budget, bench, slack)
 
     def _race(

@@ -20,7 +20,18 @@ from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, Unsup
 from superopt.ir.types import DType
 from superopt.runtime.limits import stopped_after
 
-__all__ = ["RAISED", "InferenceSession", "element_type", "make_session", "run", "to_array", "to_value", "translated"]
+__all__ = [
+    "RAISED",
+    "InferenceSession",
+    "OrtValue",
+    "element_type",
+    "is_native",
+    "make_session",
+    "run",
+    "to_array",
+    "to_value",
+    "translated",
+]
 
 QUIET = 4  # only fatal messages: what goes wrong is raised, so ONNX Runtime need not print it too
 
@@ -46,7 +57,7 @@ RAISED: tuple[type[Exception], ...] = (
 
 def make_session(
     model: bytes | Path, *, threads: int | None = None, optimise: bool = True, save_optimised: Path | None = None,
-    trace: Path | None = None,
+    trace: Path | None = None, shared: Mapping[str, OrtValue] | None = None,
 ) -> InferenceSession:  # fmt: skip
     """A CPU session that prints nothing and whose idle threads do not spin.
 
@@ -56,6 +67,9 @@ def make_session(
         optimise: run all of ONNX Runtime's own graph optimisations, or none.
         save_optimised: also write the graph that ONNX Runtime will really run.
         trace: record what runs execute, in a file whose name begins so.
+        shared: elements of initializers, which the caller keeps as long as the session: it reads them where they are,
+            no kernel rearranges a copy of its weights, and no memory is held between runs. Such a session starts at
+            once and runs up to a fifth slower.
 
     Raises:
         InvalidModel: ONNX Runtime cannot read the model or finds it inconsistent.
@@ -73,6 +87,11 @@ def make_session(
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
     if save_optimised is not None:
         options.optimized_model_filepath = str(save_optimised)
+    if shared is not None:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.enable_cpu_mem_arena = False
+        for name, value in shared.items():
+            options.add_initializer(name, value)
     if trace is not None:
         options.enable_profiling, options.profile_file_prefix = True, str(trace)
     source = str(model) if isinstance(model, Path) else bytes(model)
@@ -160,6 +179,11 @@ def _quiet_run() -> Any:
     options = state.RunOptions()
     options.log_severity_level = QUIET
     return options
+
+
+def is_native(dtype: DType) -> bool:
+    """Whether NumPy's own arrays hold such elements."""
+    return dtype in _NATIVE
 
 
 def _is_odd(ort_type: str) -> bool:
