@@ -15,6 +15,7 @@ from superopt import cost as costs
 from superopt.ir.errors import UsageError, printable
 from superopt.ir.graph import Graph
 from superopt.pipeline.fewer import Formed, Setting, with_forms
+from superopt.pipeline.judge import Judgement
 from superopt.pipeline.optimise import load
 from superopt.pipeline.options import quiet
 from superopt.rules.floats import MODES
@@ -82,11 +83,11 @@ def apply_algorithms(
         costs.for_target(target, threads=threads, sizes=known, time_limit=time_limit, progress=progress) as priced,
         Bench() as own,
     ):
-        formed, _ = with_forms(
+        formed = with_forms(
             graph, graph, priced, setting, own,
             lambda made, bench, slack: check_rewrite(
                 graph, made, seed=seed, sizes=known, bench=bench, slack=slack
-            ), notes, progress,
+            ), lambda made, cost: (Judgement(True), None), notes, progress,
         )  # fmt: skip
     if formed is None:
         return Outcome(graph, None, "; ".join(notes) or "no form of any operator gains enough")

@@ -20,7 +20,7 @@ from superopt.cost import CostModel, GraphCost
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline.judge import LOOKS, SITTING, Belief
+from superopt.pipeline.judge import BELIEVED, LOOKS, SITTING, Belief, Judgement
 from superopt.pipeline.memory import needed
 from superopt.pipeline.racing import LARGE, clock_of, measured_of
 from superopt.pipeline.trials import tried_alone
@@ -68,6 +68,7 @@ class Accuracy:
 
 
 Check = Callable[[Graph, Bench, Slack], CheckResult]  # of a result, whose weights may have been written already
+Beside = Callable[[Graph, GraphCost], tuple[Judgement, report.Measured | None]]  # of a result, beside the input
 
 
 @dataclass(frozen=True)
@@ -139,11 +140,11 @@ def with_forms(
     setting: Setting,
     bench: Bench,
     check: Check | None,
+    beside: Beside,
     notes: list[str],
     progress: Callable[[int, int | None, str], None],
-) -> tuple[Formed | None, report.Measured | None]:
-    """A result with forms in the place of some operators, ``None`` where there is nothing to gain; and the race of the
-    input and the result without forms that came with it, if there was one and they are not the same.
+) -> Formed | None:
+    """A result with forms in the place of some operators; ``None`` where there is nothing to gain.
 
     Args:
         original: the input.
@@ -152,6 +153,7 @@ def with_forms(
         setting: how.
         bench: keeps the sessions of the input and of what is returned, or of ``plain``.
         check: a result against the input; ``None`` for no check.
+        beside: whether a result is better than the input; asked only where the result without forms is not the input.
         notes: why forms that were tried are left out is added.
         progress: called with (done, total, what).
 
@@ -159,20 +161,19 @@ def with_forms(
         KeyboardInterrupt: nothing is kept of what was begun.
     """
     if GROWTH[setting.mode] <= 1.0 or not prices.backend.processor or not possible(plain):
-        return None, None
+        return None
     pricing = _pricing(prices)
     if pricing is None:
-        return None, None
+        return None
     if plain.weight_bytes > LARGE:  # the race and the errors need the model whole
-        return None, None
+        return None
     if setting.left() < setting.needs:
         notes.append("there was no time left to look for fewer multiplications")
-        return None, None
+        return None
     progress(0, None, "looking for fewer multiplications")
     typing = infer(plain)
     before = costs.graph_cost(plain, pricing, sizes=setting.sizes).us
     tried: list[list[Choice]] = []
-    raced: report.Measured | None = None
     least = -NEAR if setting.races else LEAST_GAIN
     for growth in (GROWTH[setting.mode], *(less for less in _LESS if less < GROWTH[setting.mode])):
         chosen = choose(plain, pricing, growth=growth, typing=typing, sizes=setting.sizes, gain=least)
@@ -192,14 +193,13 @@ def with_forms(
         chosen = _fitting(plain, chosen, setting)
         if _gain(chosen) < _LEAST * before:
             continue
-        found = _tried(original, plain, before, chosen, prices, setting, bench, check, progress)
-        raced = found.plain or raced
+        found = _tried(original, plain, before, chosen, prices, setting, bench, check, beside, progress)
         if found.formed is not None:
-            return found.formed, raced
+            return found.formed
         notes.append(f"{len(chosen)} operators with fewer multiplications were left out: {found.why}")
         if found.final or setting.left() <= 0.0:
             break
-    return None, raced
+    return None
 
 
 def _gain(chosen: Sequence[Choice]) -> float:
@@ -228,13 +228,11 @@ class _Outcome:
         formed: the result with them, if they are to stay.
         why: they are not.
         final: more accurate forms would not help either.
-        plain: a race of the input and the result without forms.
     """
 
     formed: Formed | None
     why: str = ""
     final: bool = False
-    plain: report.Measured | None = None
 
 
 def _pricing(prices: CostModel) -> CostModel | None:
@@ -250,7 +248,7 @@ def _pricing(prices: CostModel) -> CostModel | None:
 
 def _tried(
     original: Graph, plain: Graph, before: float, chosen: Sequence[Choice], prices: CostModel, setting: Setting,
-    bench: Bench, check: Check | None, progress: Callable[[int, int | None, str], None],
+    bench: Bench, check: Check | None, beside: Beside, progress: Callable[[int, int | None, str], None],
 ) -> _Outcome:  # fmt: skip
     """The result with some choices, raced, measured against float64, and checked."""
     made = rewritten(plain, chosen, reserved=original.names)
@@ -258,27 +256,31 @@ def _tried(
     if not setting.races and cost.us > (1.0 - _LEAST) * before:
         why = f"they are modelled at {cost.us / before:.3f} of the result without them"
         return _Outcome(None, why, final=True)
-    raced: _Raced | None = None
+    measured: report.Measured | None = None
     try:
         refuse_unbounded(made, setting.sizes)
         if setting.races:
             progress(0, None, "measuring with fewer multiplications")
             modelled = Belief(1.0 - _gain(chosen) / before, sum(c.error for c in chosen) / before)
-            raced = _race([original, *([plain] if plain is not original else []), made], modelled, setting, bench)
+            raced = _race(plain, made, modelled, setting, bench)
             if not raced.won:
                 bench.drop(made)
                 why = f"beside the result without them, they take {raced.text} of its time"
-                return _Outcome(None, why, final=True, plain=raced.without)
+                return _Outcome(None, why, final=True)
+            measured = measured_of(raced.result)
             if plain is not original:
                 bench.drop(plain)
+                judged, measured = beside(made, cost)
+                if not judged.taken:
+                    bench.drop(made)
+                    return _Outcome(None, judged.reason, final=True)
         errors = _errors(original, made, setting, bench)
     except (InvalidModel, Unsupported, ResourceLimit) as error:
         return _Outcome(None, f"the model could not be run with them: {error}")
-    without = None if raced is None else raced.without
     if not errors.within(setting.mode, _SPENT):
         why = f"errors grow from {errors.before:.1e} to {errors.after:.1e}, which {setting.mode!r} does not allow"
         bench.drop(made)
-        return _Outcome(None, why, plain=without)
+        return _Outcome(None, why)
     checked: CheckResult | None = None
     if check is not None:
         progress(0, None, "checking")
@@ -286,11 +288,8 @@ def _tried(
         checked = check(made, bench, Slack(MOST_ERROR[setting.mode], new))
         if checked.verdict != "passed":
             bench.drop(made)
-            return _Outcome(None, f"the check {checked.verdict}: {checked.reason}", plain=without)
-    measured = None if raced is None else measured_of(raced.result, raced.plain + 1)
-    return _Outcome(
-        Formed(made, tuple(chosen), checked, errors, cost, MOST_ERROR[setting.mode], measured), plain=without
-    )
+            return _Outcome(None, f"the check {checked.verdict}: {checked.reason}")
+    return _Outcome(Formed(made, tuple(chosen), checked, errors, cost, MOST_ERROR[setting.mode], measured))
 
 
 def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choice]:
@@ -310,7 +309,7 @@ def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choic
 
 @dataclass(frozen=True)
 class _Raced:
-    """A race of the input, the result without forms (which may be the input), and the result with them.
+    """A race of the result without forms and the result with them.
 
     Attributes:
         result: the race.
@@ -320,14 +319,10 @@ class _Raced:
     result: RaceResult
     modelled: Belief
 
-    @property
-    def plain(self) -> int:
-        return len(self.result.ms) - 2
-
     @cached_property
     def ratios(self) -> list[float]:
         """By round, of the time with forms to that without."""
-        return [row[-1] / row[-2] for row in self.result.samples]
+        return [with_them / without for without, with_them in self.result.samples]
 
     @cached_property
     def against(self) -> Belief:
@@ -349,19 +344,14 @@ class _Raced:
         rounds, together = median(self.ratios), self.against.mean
         return f"{rounds:.3f} by {self.result.rounds} rounds, {together:.3f} by rounds and prices together,"
 
-    @property
-    def without(self) -> report.Measured | None:
-        """The input and the result without forms, where that is another graph."""
-        return measured_of(self.result, self.plain) if self.plain else None
 
-
-def _race(graphs: Sequence[Graph], modelled: Belief, setting: Setting, bench: Bench) -> _Raced:
-    feeds = make_inputs(graphs[0], setting.seed, "normal", sizes=setting.sizes)
-    bound = [bench.loaded(g, setting.runtime, threads=setting.threads, keep=True).bound(feeds) for g in graphs]
+def _race(plain: Graph, made: Graph, modelled: Belief, setting: Setting, bench: Bench) -> _Raced:
+    feeds = make_inputs(plain, setting.seed, "normal", sizes=setting.sizes)
+    bound = [bench.loaded(g, setting.runtime, threads=setting.threads, keep=True).bound(feeds) for g in (plain, made)]
     result = race_bound(
         bound, runtime=setting.runtime, rounds=LOOKS[-1], burst=1, threads=setting.threads,
         clock=clock_of(setting.threads), time_limit=setting.seconds, seed=setting.seed,
-        looks=dict.fromkeys(LOOKS[1:], lambda r: _Raced(r, modelled).settled),
+        looks=dict.fromkeys(BELIEVED, lambda r: _Raced(r, modelled).settled),
     )  # fmt: skip
     return _Raced(result, modelled)
 

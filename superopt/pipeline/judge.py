@@ -19,10 +19,11 @@ from superopt import report
 from superopt.cost import Demand, GraphCost
 from superopt.runtime.spread import median_beyond, median_error
 
-__all__ = ["DOUBT", "LOOKS", "SITTING", "Belief", "Comparison", "Judgement", "demand_of", "doubt_of"]
+__all__ = ["BELIEVED", "DOUBT", "LOOKS", "SITTING", "Belief", "Comparison", "Judgement", "demand_of", "doubt_of"]
 
 DOUBT = 1e-3  # how often a race may be wrong about which of two equal models is faster
 LOOKS = (3, 7, 15, 31)  # rounds after which a race is looked at: it ends there if settled, and at the last anyway
+BELIEVED = range(LOOKS[0] + 1, LOOKS[-1])  # where a belief decides: it is what it is however often it was looked at
 _FUTILE = (
     7  # rounds after which what has to be faster and is not yet will not be: its gain is below what rounds scatter
 )

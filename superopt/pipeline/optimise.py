@@ -233,12 +233,12 @@ class _Attempt:
         if found.stopped == "interrupted":
             self.budget.hurry()
         before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
-        best, raced = self._with_forms(found, notes, bench)
+        best = self._with_forms(found, before, notes, bench)
         if best is None:
-            best = self._without_forms(found, before, notes, bench, raced)
+            best = self._without_forms(found, before, notes, bench)
             kept = best.found.graph if best.judged.taken else self.graph
             if self.failures and kept is not found.graph:  # what failed with forms failed for something else
-                best = self._with_forms(replace(best.found, graph=kept), notes, bench)[0] or best
+                best = self._with_forms(replace(best.found, graph=kept), before, notes, bench) or best
         found, after, measured = best.found, best.found.graph, best.measured
         if not best.judged.taken:
             notes.append(f"{best.judged.reason}, so the input is returned")
@@ -312,12 +312,9 @@ class _Attempt:
                 taken = point.graph, checked
         return tuple(kept), taken
 
-    def _without_forms(
-        self, found: SearchResult, before: GraphCost, notes: list[str], bench: Bench, raced: report.Measured | None
-    ) -> _Candidate:
-        """A search's result, which may have been raced, or where it is refused what a search finds that asks for less
-        of everything."""
-        best = self._tried(found, before, notes, bench, raced)
+    def _without_forms(self, found: SearchResult, before: GraphCost, notes: list[str], bench: Bench) -> _Candidate:
+        """A search's result or, where it is refused, what a search finds that asks for less of everything."""
+        best = self._tried(found, before, notes, bench)
         if not best.judged.taken and best.changed and self._worth_another(best, before):
             notes.append(f"{best.judged.reason}, so only what asks for less of everything is tried")
             bench.drop(found.graph)
@@ -326,14 +323,11 @@ class _Attempt:
             best = replace(best, measured=best.measured or _of_input(raced))
         return best
 
-    def _with_forms(
-        self, found: SearchResult, notes: list[str], bench: Bench
-    ) -> tuple[_Candidate | None, report.Measured | None]:
-        """A search's result with fewer multiplications, where that is checked, accurate enough, and faster; and what
-        the race for it said of the search's result and the input."""
+    def _with_forms(self, found: SearchResult, before: GraphCost, notes: list[str], bench: Bench) -> _Candidate | None:
+        """A search's result with fewer multiplications, where that is checked, accurate enough, and faster."""
         options = self.options
         if found.stopped == "interrupted" or options.enable or ALGORITHMS in options.disable:
-            return None, None
+            return None
         from superopt.pipeline.fewer import Setting, with_forms  # here, because most models have no place for it
 
         setting = Setting(
@@ -346,17 +340,20 @@ class _Attempt:
         )  # fmt: skip
         checks = self._check if options.check else None
         try:
-            forms, raced = with_forms(self.graph, found.graph, self.costs, setting, bench, checks, notes, self.progress)
+            forms = with_forms(
+                self.graph, found.graph, self.costs, setting, bench, checks,
+                lambda made, cost: self._judged(made, before, cost, notes, bench), notes, self.progress,
+            )  # fmt: skip
         except KeyboardInterrupt:
             self.interrupted = True
             self.budget.hurry()
-            return None, None
+            return None
         if forms is None:
-            return None, raced
+            return None
         found = replace(found, graph=forms.graph)
         checked = forms.checked or skipped("switched off")
         judged = Judgement(True)
-        return _Candidate(found, checked, forms.cost, judged, forms.measured, changed=True, forms=forms), raced
+        return _Candidate(found, checked, forms.cost, judged, forms.measured, changed=True, forms=forms)
 
     def _worth_another(self, best: _Candidate, before: GraphCost) -> bool:
         """Whether there is time for another candidate, and enough to gain: what the best is modelled at, or nodes."""
@@ -364,49 +361,42 @@ class _Attempt:
         enough = most > SearchOptions().least_gain or len(best.found.graph.nodes) < len(self.graph.nodes)
         return not self.interrupted and self.budget.left > 2 * self.tried_for and enough
 
-    def _tried(
-        self, found: SearchResult, before: GraphCost, notes: list[str], bench: Bench,
-        raced: report.Measured | None = None,
-    ) -> _Candidate:  # fmt: skip
+    def _tried(self, found: SearchResult, before: GraphCost, notes: list[str], bench: Bench) -> _Candidate:
         """A search's result, judged beside the input and, if it is to be returned, checked."""
         start, checked = time.monotonic(), UNCHANGED
         while found.graph is not self.graph:
             cost = costs.graph_cost(found.graph, self.costs, sizes=self.options.sizes)
-            judged, raced = self._judged(found.graph, before, cost, notes, bench, raced)
-            candidate = _Candidate(found, checked, cost, judged, raced, changed=True)
+            judged, measured = self._judged(found.graph, before, cost, notes, bench)
+            candidate = _Candidate(found, checked, cost, judged, measured, changed=True)
             if not judged.taken or checked.verdict == "passed":
                 break
             settled, checked = self._settle(found, notes, bench)
             candidate = replace(candidate, checked=checked)
             if settled.graph is found.graph:
                 break
-            found, raced = settled, None  # what is left without the rule at fault: checked, and to be judged
+            found = settled  # what is left without the rule at fault: checked, and to be judged
         else:
             candidate = _Candidate(found, checked, before, Judgement(True))
         self.tried_for = time.monotonic() - start
         return candidate
 
     def _judged(
-        self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, notes: list[str], bench: Bench,
-        raced: report.Measured | None,
+        self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, notes: list[str], bench: Bench
     ) -> tuple[Judgement, report.Measured | None]:  # fmt: skip
         """Whether a result is returned: by what it does, what it is modelled at, and a race that goes on while it
-        could still change that; ``raced`` is one that there was already."""
+        could still change that."""
         compared = Comparison(
             demand_of(before_cost), demand_of(after_cost),
             after_cost.us / before_cost.us if before_cost.us else 1.0,
-            measured=raced, simpler=len(after.nodes) < len(self.graph.nodes),
+            simpler=len(after.nodes) < len(self.graph.nodes),
         )  # fmt: skip
-        if raced is not None and compared.settled and not self.options.measure:
-            return compared.judged(), raced
         if compared.hopeless and self._races and not self.options.measure:
             return Judgement(
                 False, f"the rewritten graph does more of some work for less of other, and is modelled at "
                 f"{compared.modelled:.3f} of the input's cost: two loadings of one model differ by as much"
-            ), raced  # fmt: skip
+            ), None  # fmt: skip
         found = self._race(after, notes, lambda measured: replace(compared, measured=measured).settled, bench)
-        compared = replace(compared, measured=found or raced)
-        return compared.judged(), compared.measured
+        return replace(compared, measured=found).judged(), found
 
     def _certified(self, after: Graph, slack: float) -> report.Verification:
         """What can be proved of the result; the check has run already, so a proof that fails takes nothing away."""
