@@ -20,14 +20,14 @@ from superopt.cost import CostModel, GraphCost
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline.judge import BELIEVED, LOOKS, SITTING, Belief, Judgement
+from superopt.pipeline.judge import LOOKS, SITTING, Belief, Judgement
 from superopt.pipeline.memory import needed
 from superopt.pipeline.racing import LARGE, clock_of, measured_of
 from superopt.pipeline.trials import tried_alone
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import reference
 from superopt.runtime.limits import refuse_unbounded
-from superopt.runtime.protocol import Loaded, Runtime
+from superopt.runtime.protocol import Runtime
 from superopt.runtime.race import RaceResult, race_bound
 from superopt.search.bilinear.choosing import (
     GROWTH,
@@ -334,6 +334,12 @@ class _Raced:
         return self.against.mean < 1.0 - _LEAST and self.against.mean + _SURELY * self.against.deviation < 1.0
 
     @property
+    def unanimous(self) -> bool:
+        """Whether prices and each round by itself say that it wins."""
+        least = max(self.modelled.mean + _SURELY * self.modelled.deviation, *self.ratios)
+        return least < 1.0 - _LEAST
+
+    @property
     def settled(self) -> bool:
         """Whether more rounds would hardly change anything."""
         known = self.against
@@ -351,7 +357,10 @@ def _race(plain: Graph, made: Graph, modelled: Belief, setting: Setting, bench: 
     result = race_bound(
         bound, runtime=setting.runtime, rounds=LOOKS[-1], burst=1, threads=setting.threads,
         clock=clock_of(setting.threads), time_limit=setting.seconds, seed=setting.seed,
-        looks=dict.fromkeys(BELIEVED, lambda r: _Raced(r, modelled).settled),
+        looks={
+            LOOKS[0] + 1: lambda r: _Raced(r, modelled).unanimous,
+            **dict.fromkeys(LOOKS[1:], lambda r: _Raced(r, modelled).settled),
+        },
     )  # fmt: skip
     return _Raced(result, modelled)
 
@@ -365,27 +374,35 @@ def accuracy(
         InvalidModel, Unsupported, ResourceLimit: one of them cannot be run.
     """
     with Bench() as bench:
-        loaded = [bench.loaded(graph, runtime) for graph in (before, after)]
-        return _errors_on(before, loaded, sizes, range(seed, seed + inputs))
+        return _errors_on(before, after, bench, runtime, 1, sizes, range(seed, seed + inputs))
 
 
 def _errors(original: Graph, made: Graph, setting: Setting, bench: Bench) -> Accuracy:
-    loaded = [bench.loaded(g, setting.runtime, threads=setting.threads, keep=True) for g in (original, made)]
     done = costs.work(original, infer(original, setting.sizes), setting.sizes)
     count = setting.inputs or max(1, min(_INPUTS, int(_WORK / max(done.flops, 1))))
-    return _errors_on(original, loaded, setting.sizes, range(setting.seed, setting.seed + count))
+    seeds = range(setting.seed, setting.seed + count)
+    return _errors_on(original, made, bench, setting.runtime, setting.threads, setting.sizes, seeds)
 
 
-def _errors_on(graph: Graph, sessions: Sequence[Loaded], sizes: Mapping[str, int], seeds: Sequence[int]) -> Accuracy:
-    worst = [0.0] * len(sessions)
-    names = [v.name for v in graph.outputs]
-    for seed in seeds:
-        feeds = make_inputs(graph, seed, "normal", sizes=sizes)
-        exact = reference.run(graph, feeds, sizes=sizes)
-        for side, session in enumerate(sessions):
-            made = session.run(feeds, names)
-            worst[side] = max(worst[side], *(_error(made[name], exact[name]) for name in names))
-    return Accuracy(worst[0], worst[1], len(seeds))
+def _errors_on(
+    before: Graph, after: Graph, bench: Bench, runtime: Runtime, threads: int, sizes: Mapping[str, int],
+    seeds: Sequence[int],
+) -> Accuracy:  # fmt: skip
+    """One model after the other in memory: both runtimes' sessions, then the reference."""
+    names = [v.name for v in before.outputs]
+    fed = [make_inputs(before, seed, "normal", sizes=sizes) for seed in seeds]
+    made: list[list[dict[str, np.ndarray]]] = []
+    for graph in (before, after):
+        session = bench.loaded(graph, runtime, threads=threads)
+        made.append([session.run(feeds, names) for feeds in fed])
+        del session
+        bench.drop(graph)
+    worst = [0.0, 0.0]
+    for number, feeds in enumerate(fed):
+        exact = reference.run(before, feeds, sizes=sizes)
+        for side in (0, 1):
+            worst[side] = max(worst[side], *(_error(made[side][number][n], exact[n]) for n in names))
+    return Accuracy(worst[0], worst[1], len(fed))
 
 
 def _error(made: np.ndarray, exact: np.ndarray) -> float:

@@ -19,11 +19,10 @@ from superopt import report
 from superopt.cost import Demand, GraphCost
 from superopt.runtime.spread import median_beyond, median_error
 
-__all__ = ["BELIEVED", "DOUBT", "LOOKS", "SITTING", "Belief", "Comparison", "Judgement", "demand_of", "doubt_of"]
+__all__ = ["DOUBT", "LOOKS", "SITTING", "Belief", "Comparison", "Judgement", "demand_of", "doubt_of"]
 
 DOUBT = 1e-3  # how often a race may be wrong about which of two equal models is faster
 LOOKS = (3, 7, 15, 31)  # rounds after which a race is looked at: it ends there if settled, and at the last anyway
-BELIEVED = range(LOOKS[0] + 1, LOOKS[-1])  # where a belief decides: it is what it is however often it was looked at
 _FUTILE = (
     7  # rounds after which what has to be faster and is not yet will not be: its gain is below what rounds scatter
 )
@@ -80,6 +79,7 @@ class Comparison:
         modelled: what the result is modelled to take of the input's time.
         measured: a race of both, if there was one.
         simpler: the result has fewer nodes.
+        believed: that it is faster is known from elsewhere, so it needs no more evidence than what does less.
     """
 
     before: Demand
@@ -87,6 +87,12 @@ class Comparison:
     modelled: float
     measured: report.Measured | None = None
     simpler: bool = False
+    believed: bool = False
+
+    @property
+    def dominates(self) -> bool:
+        """Whether only a race that it loses beyond doubt speaks against it."""
+        return self.believed or self.after.no_more_than(self.before)
 
     @property
     def doubt(self) -> float:
@@ -97,7 +103,7 @@ class Comparison:
     @property
     def hopeless(self) -> bool:
         """Whether no race could show it faster: it trades, for less than two loadings of one model differ by."""
-        return not self.after.no_more_than(self.before) and 0.0 <= 1.0 - self.modelled < SITTING
+        return not self.dominates and 0.0 <= 1.0 - self.modelled < SITTING
 
     @property
     def settled(self) -> bool:
@@ -107,7 +113,7 @@ class Comparison:
         ratio = self.measured.ratio
         if ratio - self._margin > 1.0:
             return True
-        if self.after.no_more_than(self.before):
+        if self.dominates:
             return ratio <= 1.0 or ratio + self.doubt <= 1.0 + _FARTHEST
         return ratio + self.doubt < 1.0 or (ratio >= 1.0 and self.measured.runs >= _FUTILE)
 
@@ -115,7 +121,7 @@ class Comparison:
         """The policy."""
         if self.measured is not None and self.measured.ratio - self._margin > 1.0:
             return Judgement(False, f"the rewritten graph was measured to take {self._ratio} of the input's time")
-        if self.after.no_more_than(self.before):
+        if self.dominates:
             return Judgement(True)
         if self.measured is None:
             if self.modelled < 1.0 or (self.modelled == 1.0 and self.simpler):
@@ -133,7 +139,7 @@ class Comparison:
     @property
     def _margin(self) -> float:
         """By how much a slower result has to be: what does less is not refused for how it happened to lie."""
-        return hypot(self.doubt, _FARTHEST) if self.after.no_more_than(self.before) else self.doubt
+        return hypot(self.doubt, _FARTHEST) if self.dominates else self.doubt
 
     @property
     def _ratio(self) -> str:

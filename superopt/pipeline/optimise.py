@@ -342,7 +342,7 @@ class _Attempt:
         try:
             forms = with_forms(
                 self.graph, found.graph, self.costs, setting, bench, checks,
-                lambda made, cost: self._judged(made, before, cost, notes, bench), notes, self.progress,
+                lambda made, cost: self._judged(made, before, cost, notes, bench, believed=True), notes, self.progress,
             )  # fmt: skip
         except KeyboardInterrupt:
             self.interrupted = True
@@ -381,14 +381,15 @@ class _Attempt:
         return candidate
 
     def _judged(
-        self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, notes: list[str], bench: Bench
+        self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, notes: list[str], bench: Bench, *,
+        believed: bool = False,
     ) -> tuple[Judgement, report.Measured | None]:  # fmt: skip
-        """Whether a result is returned: by what it does, what it is modelled at, and a race that goes on while it
-        could still change that."""
+        """Whether a result is returned: by what it does, what it is modelled at or believed to take, and a race that
+        goes on while it could still change that."""
         compared = Comparison(
             demand_of(before_cost), demand_of(after_cost),
             after_cost.us / before_cost.us if before_cost.us else 1.0,
-            simpler=len(after.nodes) < len(self.graph.nodes),
+            simpler=len(after.nodes) < len(self.graph.nodes), believed=believed,
         )  # fmt: skip
         if compared.hopeless and self._races and not self.options.measure:
             return Judgement(

@@ -18,7 +18,7 @@ from math import hypot
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing
-from superopt.pipeline.judge import BELIEVED, LOOKS, Belief
+from superopt.pipeline.judge import LOOKS, Belief
 from superopt.pipeline.racing import clock_of
 from superopt.runtime.protocol import Runtime
 from superopt.runtime.race import RaceResult, race_bound
@@ -133,7 +133,7 @@ def _race(
         return race_bound(
             bound, runtime=runtime, rounds=LOOKS[-1], burst=1, threads=threads, clock=clock_of(threads),
             time_limit=seconds, seed=seed,
-            looks=dict.fromkeys(BELIEVED, lambda r: replace(options, rounds=r.samples).settled),
+            looks=dict.fromkeys(LOOKS[1:], lambda r: replace(options, rounds=r.samples).settled),
         )  # fmt: skip
     except (InvalidModel, Unsupported, ResourceLimit):
         return None
