@@ -56,7 +56,9 @@ _ROUNDS = 15  # of a race whose figures were asked for, at least
 _RACE_SECONDS, _SHOWN_RACE = 4.0, 30.0  # for the final race, and where its figures were asked for: what is then still
 # in doubt is decided by what the graphs do and what they are modelled at
 _SUSPECTS = 4  # rules that are left out in turn after a failed check; each costs a search
-_FORMS_RACE = 10.0  # seconds for the race of results with fewer multiplications: three or four whole models
+_FORMS_RACE = (
+    6.0  # seconds for the race of results with fewer multiplications; prices have their say in what is then open
+)
 _FORMS = 4.0  # times what a check needs that have to be left before fewer multiplications are looked for
 
 
