@@ -79,18 +79,15 @@ def skeletons(
     types = type_terms([problem.term], problem.kinds)[0]
     (target,) = types[problem.term]
     sizes = _sizes(problem, types)
-    own = [t.op for t in postorder(problem.term) if isinstance(t, App) and operator_of(t).family in ("conv", "linear")]
     every = {t: types[t][0] for t in _data(problem)} | _neutral(problem)
     bases = {b: k for b, k in every.items() if _below(price(Skeleton(b, {})), limit)}
     read = {b: frozenset(variables(b)) - problem.weights for b in bases}
     pairs = [(a, b) for a in bases for b in bases if _completes(a, b, read, needed)]
     whole = [b for b in bases if needed <= read[b]]
-    singles: dict[Term, list[Skeleton]] = {}
-    for base in (b for b in bases if b in whole or any(b in pair for pair in pairs)):
-        singles[base] = [
-            made for op in dict.fromkeys((*operators, *own))
-            for made in _applied(problem, op, base, bases[base], target, sizes, f"{_HOLE}a")
-        ]  # fmt: skip
+    singles = {
+        b: list(_singles(problem, operators, b, k, target, sizes)) for b, k in bases.items()
+        if b in whole or any(b in pair for pair in pairs)
+    }  # fmt: skip
     for base in whole:
         if bases[base] == target and base != problem.term:
             yield Skeleton(base, {})
@@ -101,6 +98,15 @@ def skeletons(
         if bases[base] == target and base != problem.term:
             some.append(Skeleton(base, {}))  # data may be added as they are
     yield from _sums(pairs, singles, target, price, limit)
+
+
+def _singles(
+    problem: Problem, operators: Sequence[str], base: Term, kind: TensorType, target: TensorType, sizes: tuple[Dim, ...]
+) -> Iterator[Skeleton]:
+    """One of the operators, or of the linear ones of the problem itself, applied to one term."""
+    own = [t.op for t in postorder(problem.term) if isinstance(t, App) and operator_of(t).family in ("conv", "linear")]
+    for op in dict.fromkeys((*operators, *own)):
+        yield from _applied(problem, op, base, kind, target, sizes, f"{_HOLE}a")
 
 
 def _below(price: float | None, limit: float) -> bool:
