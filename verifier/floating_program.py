@@ -8,7 +8,8 @@ What a kernel does and a meaning, which speaks about reals, leaves open:
 
 * every operator's result is rounded to its element type (``to_type``); moving data rounds nothing;
 * inside an operator float32 works in float32, and float16 and bfloat16 in float32 too, rounded once at the end;
-* a sum inside an operator (MatMul, Conv, ReduceSum …) may be taken in any order: it is one node of its terms;
+* a sum inside an operator (MatMul, Conv, ReduceSum …) may be taken in any order: it is one node of its terms, of two as
+  of more: that two numbers which cancel are added exactly is the luck of one size, and no rule is about one size;
 * ``a · inv(b)`` inside one operator is a division;
 * quotients and logarithms of sums of exponentials subtract the largest exponent first (Softmax, LogSoftmax, Softplus,
   Sigmoid, Attention), as ONNX Runtime's do.
@@ -122,8 +123,14 @@ class Straight:
         name, *args = self.nodes[number]
         return args[0] if name == "const" else None
 
-    def total(self, parts: Sequence[int]) -> int:
-        """A sum in any order; exact zeros (what lies outside an operand) take no part."""
+    def total(self, parts: Sequence[int], *, long: bool = False) -> int:
+        """A sum in any order; exact zeros (what lies outside an operand) take no part.
+
+        Args:
+            parts: what is added.
+            long: as long as an axis or a window is: where it has two terms, by the choice of sizes or at a border,
+                it stays a sum of many, and is held to the bound of such.
+        """
         moving = [p for p in parts if self.known(p) != 0]
         if not moving:
             return self.constant(Fraction(0))
@@ -132,7 +139,7 @@ class Straight:
         values = [self.known(p) for p in moving]
         if all(isinstance(v, Fraction) for v in values):
             return self.constant(sum((v for v in values if isinstance(v, Fraction)), Fraction(0)))
-        return self.add("add" if len(moving) == 2 else "sum", *moving)
+        return self.add("add" if len(moving) == 2 and not long else "sum", *moving)
 
     def product(self, a: int, b: int) -> int:
         x, y = self.known(a), self.known(b)
@@ -207,7 +214,7 @@ class Straight:
                 assert isinstance(part, int)
                 name, *args = self.nodes[part]
                 inner += args if name == "sum" else [part]  # a sum over several axes is one sum
-            return self.total(inner)
+            return self.total(inner, long=True)
         plain = [self._plain(p) for p in parts]
         start = {"max": float("-inf"), "min": float("inf")}.get(kind)
         found = self.constant(Fraction(1) if start is None else start) if not plain else plain[0]

@@ -11,6 +11,7 @@ They are linear, so the fingerprint of a sum is the sum of the fingerprints.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 
@@ -135,6 +136,23 @@ class Known:
         while len(self.samples) <= sample:
             self.samples.append(self._drawn())
         return residues(self.samples[sample][self.term]).reshape(-1)
+
+    def needed(self) -> frozenset[str]:
+        """Data on which the expression's value is seen to depend: another draw of one of them changes it.
+
+        Empty where nothing can be told, for an inverse of zero in every draw.
+        """
+        found: set[str] = set()
+        with suppress(Unlucky):
+            goal = self.goal(0)
+            for name, kind in self.kinds.items():
+                if name not in self.place.weights:
+                    values: dict[Term, Array] = {k: v for k, v in self.samples[0].items() if isinstance(k, Var)}
+                    values[Var(name)] = self.place.algebra.random(self.rng, self.place.shape(kind))[None]
+                    self._fill(self.term, values)
+                    if not np.array_equal(residues(values[self.term]).reshape(-1), goal):
+                        found.add(name)
+        return frozenset(found)
 
     def _drawn(self) -> dict[Term, Array]:
         for attempt in range(_DRAWS):

@@ -7,10 +7,11 @@ and gives the left side's type, of the sizes that the left side has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
+from math import inf
 
 from superopt.discovery.lifting import Problem
 from superopt.discovery.synthesis import extents
@@ -31,6 +32,7 @@ _HOLE = "?"
 _MOST_RANK = 5
 _MOST_SHAPES = 24  # of the holes of one application
 Shapes = tuple[tuple[Dim, ...], ...]
+_DATA = Var("data")
 
 
 @dataclass(frozen=True)
@@ -46,35 +48,74 @@ class Skeleton:
     holes: Mapping[str, TensorType]
     narrower: tuple[Mapping[str, TensorType], ...] = ()
 
+    @property
+    def least(self) -> Skeleton:
+        """With the smallest holes: what it costs at least."""
+        return Skeleton(self.term, (*self.narrower, self.holes)[0])
 
-def skeletons(problem: Problem, operators: Sequence[str] = OPERATORS) -> Iterator[Skeleton]:
+
+Price = Callable[[Skeleton], float | None]
+
+
+def skeletons(
+    problem: Problem, operators: Sequence[str] = OPERATORS, *, needed: Set[str] = frozenset(),
+    price: Price = lambda _: 0.0, limit: float = inf,
+) -> Iterator[Skeleton]:  # fmt: skip
     """Skeletons of the problem's type over its data, of these operators and the linear ones of the problem itself.
+
+    What cannot be equal or cheap enough is not built: a skeleton reads all data that its value has to depend on, and
+    costs at least what its parts do.
+
+    Args:
+        problem: the left side.
+        operators: that are applied to data.
+        needed: data that the left side's value depends on.
+        price: of a skeleton, or a lower bound; ``None`` where no skeleton with this one in it is wanted.
+        limit: skeletons that cost as much are not wanted.
 
     Raises:
         IllTyped: the problem is not well-formed.
     """
     types = type_terms([problem.term], problem.kinds)[0]
     (target,) = types[problem.term]
-    bases = {t: types[t][0] for t in _data(problem)} | _neutral(problem)
     sizes = _sizes(problem, types)
-    own = [t.op for t in postorder(problem.term) if isinstance(t, App) and operator_of(t).family in ("conv", "linear")]
-    singles: dict[Term, list[Skeleton]] = {}
-    for base, kind in bases.items():
-        if kind == target and base != problem.term:
+    every = {t: types[t][0] for t in _data(problem)} | _neutral(problem)
+    bases = {b: k for b, k in every.items() if _below(price(Skeleton(b, {})), limit)}
+    read = {b: frozenset(variables(b)) - problem.weights for b in bases}
+    pairs = [(a, b) for a in bases for b in bases if _completes(a, b, read, needed)]
+    whole = [b for b in bases if needed <= read[b]]
+    singles = {
+        b: list(_singles(problem, operators, b, k, target, sizes)) for b, k in bases.items()
+        if b in whole or any(b in pair for pair in pairs)
+    }  # fmt: skip
+    for base in whole:
+        if bases[base] == target and base != problem.term:
             yield Skeleton(base, {})
-        for op in dict.fromkeys((*operators, *own)):
-            for made in _applied(problem, op, base, kind, target, sizes, f"{_HOLE}a"):
-                singles.setdefault(base, []).append(made)
-                yield made
-    for some in singles.values():
-        yield from (_with_addend(single, target) for single in some if not _adds(single.term))
-    for base, kind in bases.items():
-        if kind == target and base != problem.term:
-            singles.setdefault(base, []).append(Skeleton(base, {}))  # data may be added as they are
+        yield from singles[base]
+    for base in whole:
+        yield from (_with_addend(single, target) for single in singles[base] if not _adds(single.term))
     for base, some in singles.items():
-        for single in some:
-            if not _adds(single.term) or not single.holes:
-                yield from _with_other(problem, singles, base, single, target)
+        if bases[base] == target and base != problem.term:
+            some.append(Skeleton(base, {}))  # data may be added as they are
+    yield from _sums(pairs, singles, target, price, limit)
+
+
+def _singles(
+    problem: Problem, operators: Sequence[str], base: Term, kind: TensorType, target: TensorType, sizes: tuple[Dim, ...]
+) -> Iterator[Skeleton]:
+    """One of the operators, or of the linear ones of the problem itself, applied to one term."""
+    own = [t.op for t in postorder(problem.term) if isinstance(t, App) and operator_of(t).family in ("conv", "linear")]
+    for op in dict.fromkeys((*operators, *own)):
+        yield from _applied(problem, op, base, kind, target, sizes, f"{_HOLE}a")
+
+
+def _below(price: float | None, limit: float) -> bool:
+    return price is not None and price < limit
+
+
+def _completes(a: Term, b: Term, read: Mapping[Term, frozenset[str]], needed: Set[str]) -> bool:
+    """Whether two terms, in this order, read different data, and together what is needed."""
+    return str(a) < str(b) and not read[a] & read[b] and needed <= read[a] | read[b]
 
 
 def _with_addend(single: Skeleton, target: TensorType) -> Skeleton:
@@ -85,22 +126,33 @@ def _with_addend(single: Skeleton, target: TensorType) -> Skeleton:
     return Skeleton(App("Add", (single.term, Var(hole))), {**single.holes, hole: widest}, narrower)
 
 
+def _sums(
+    pairs: Sequence[tuple[Term, Term]], singles: Mapping[Term, Sequence[Skeleton]], target: TensorType, price: Price,
+    limit: float,
+) -> Iterator[Skeleton]:  # fmt: skip
+    """Sums of two skeletons of different data, as far as both together cost less than the limit."""
+    prices = {b: [(s, price(s.least)) for s in singles[b]] for b in dict.fromkeys(b for pair in pairs for b in pair)}
+    for base, other in pairs:
+        for single, mine in prices[base]:
+            if not _adds(single.term) or not single.holes:
+                yield from _with_other(single, mine, prices[other], target, limit)
+
+
 def _with_other(
-    problem: Problem, singles: Mapping[Term, Sequence[Skeleton]], base: Term, single: Skeleton, target: TensorType
-) -> Iterator[Skeleton]:
-    """The sum with a skeleton of other data, and a weight added to it."""
-    mine = set(variables(base)) - problem.weights
-    for other, more in singles.items():
-        theirs = set(variables(other)) - problem.weights
-        if str(base) < str(other) and not mine & theirs:
-            for second in more:
-                names = {h: f"{_HOLE}b{h[2:]}" for h in second.holes}
-                renamed = _renamed(second.term, names)
-                holes = {names[h]: t for h, t in second.holes.items()}
-                both = Skeleton(App("Add", (single.term, renamed)), {**single.holes, **holes})
-                yield both
-                if not _adds(second.term) or not second.holes:
-                    yield _with_addend(both, target)
+    single: Skeleton, mine: float | None, others: Sequence[tuple[Skeleton, float | None]], target: TensorType,
+    limit: float,
+) -> Iterator[Skeleton]:  # fmt: skip
+    """The sum with skeletons of other data, and a weight added to it; prices beside each."""
+    for second, theirs in others:
+        if mine is None or theirs is None or mine + theirs >= limit:
+            continue
+        names = {h: f"{_HOLE}b{h[2:]}" for h in second.holes}
+        renamed = _renamed(second.term, names)
+        holes = {names[h]: t for h, t in second.holes.items()}
+        both = Skeleton(App("Add", (single.term, renamed)), {**single.holes, **holes})
+        yield both
+        if not _adds(second.term) or not second.holes:
+            yield _with_addend(both, target)
 
 
 def _renamed(root: Term, names: Mapping[str, str]) -> Term:
@@ -194,7 +246,8 @@ def _applied(
                 if record.family == "elementwise":
                     yield from _elementwise(app, f"{prefix}{places[0]}", kind, target)
                     continue
-                for shapes in _hole_shapes(app, place, kind, target, sizes):
+                alike = replace(app, args=tuple(_DATA if a == base else a for a in args))
+                for shapes in _hole_shapes(alike, place, kind, target, sizes):
                     holes = {f"{prefix}{n}": TensorType(target.dtype, s) for n, s in zip(places, shapes, strict=True)}
                     yield Skeleton(app, holes)
 
@@ -218,9 +271,9 @@ def _attributes(
     rank = len(kind.shape or ())
     seen: dict[tuple[tuple[str, AttributeValue], ...], None] = {}
     for overlay in overlays:
-        forall = {"data": TensorScheme("f", kind.shape or ())}
+        forall = {_DATA.name: TensorScheme("f", kind.shape or ())}
         forall |= {f"{prefix}{n}": TensorScheme("f", (1,) * rank) for n in places}
-        operands = tuple(Var("data") if a == base else a for a in args)
+        operands = tuple(_DATA if a == base else a for a in args)
         app = App(op, operands, tuple(sorted(overlay.items())))
         try:
             whole = filled_in(Rule("", forall, (), (app,), (app,)), op).lhs[0]

@@ -8,7 +8,7 @@ candidate like any other: tested exactly at other sizes, generalised, and proved
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -97,7 +97,7 @@ class Solver:
             return
         if len(self.places) < PLACES or not self._computable():
             return
-        cheaper = self._cheaper()
+        cheaper = self._cheaper(self.known[0].needed())
         wider = {key: skeleton for skeleton in cheaper for key in _without_one(skeleton)}
         for skeleton in cheaper[:_MOST_ASKED]:
             self.bounds.check()
@@ -125,20 +125,25 @@ class Solver:
             return False
         return True
 
-    def _cheaper(self) -> list[Skeleton]:
-        """Skeletons that cost less than the left side, cheapest first; those that cannot pay are not solved."""
+    def _cheaper(self, needed: Set[str] = frozenset()) -> list[Skeleton]:
+        """Skeletons that read the ``needed`` data and cost less than the left side, cheapest first."""
         ranked: list[tuple[float, int, str, Skeleton]] = []
-        for skeleton in skeletons(self.problem, self.operators):
+        for skeleton in skeletons(self.problem, self.operators, needed=needed, price=self._share, limit=self.most):
             self.bounds.check()
-            least = Skeleton(skeleton.term, (*skeleton.narrower, skeleton.holes)[0])
-            found = self._price(least)
-            if found is not None and found[1] < self.most * found[0]:
-                ranked.append((found[1], len(skeleton.holes), str(skeleton.term), skeleton))
+            share = self._share(skeleton.least)
+            if share is not None and share < self.most:
+                ranked.append((share, len(skeleton.holes), str(skeleton.term), skeleton))
         return [s for *_, s in sorted(ranked, key=lambda row: row[:3])]
 
-    def _pays(self, skeleton: Skeleton) -> bool:
+    def _share(self, skeleton: Skeleton) -> float | None:
+        """What a skeleton costs, as a share of the left side; ``None`` where that is not known, or it is not wanted."""
+        self.bounds.check()
         found = self._price(skeleton)
-        return found is not None and found[1] < self.most * found[0]
+        return None if found is None or not found[0] else found[1] / found[0]
+
+    def _pays(self, skeleton: Skeleton) -> bool:
+        share = self._share(skeleton)
+        return share is not None and share < self.most
 
     def _soluble(self, skeleton: Skeleton) -> bool:
         """Whether weights make the skeleton equal at the first place, where its holes are as large as they get."""

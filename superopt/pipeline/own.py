@@ -21,12 +21,12 @@ def own_rules(library: Library, rules: Sequence[Rule]) -> tuple[Rule, ...]:
 
 
 def search_own_first(graph: Graph, rules: tuple[Rule, ...], own: tuple[Rule, ...], search: Search) -> SearchResult:
-    """The best of three searches: by the user's own rules and then by all, by all, and that and then by own and all.
+    """The best of three: own rules and then all; the others alone; what these leave, by own rules and then by all.
 
     Regions have room for so many e-nodes, and what grows them least comes first; rules that compute new weights grow
     them most. Few rules are quick, so that they come first in time as well: after a search by all of them there may be
-    none left. Rules that were learnt from what a search leaves apply to that. With no rules of the user's own, it is
-    one search.
+    none left. Rules that were learnt from what a search by the others leaves apply to that, and to nothing that another
+    rule of one's own has been applied to. With no rules of the user's own, it is one search.
     """
     if not own:
         return search(graph, rules)
@@ -41,7 +41,8 @@ def search_own_first(graph: Graph, rules: tuple[Rule, ...], own: tuple[Rule, ...
         return first
     found = [] if first.graph is graph else [_then(first, searched(first.graph, rules))]
     if not found or found[0].stopped != "interrupted":
-        plain = searched(graph, rules)
+        known = {r.id for r in own}
+        plain = searched(graph, tuple(r for r in rules if r.id not in known))
         found.append(plain)
         if plain.graph is not graph and plain.stopped != "interrupted":
             left = searched(plain.graph, own)

@@ -15,10 +15,11 @@ from superopt.discovery.instances import is_instance
 from superopt.discovery.leftsides import left_sides
 from superopt.discovery.lifting import Problem, lifted
 from superopt.discovery.linear import Known, Place, Undecided, asked
+from superopt.discovery.skeletons import Skeleton, skeletons
 from superopt.discovery.solved import _narrower
 from superopt.discovery.solving import Solver, places_of
 from superopt.ir.poly import sym
-from superopt.ir.terms import App, Var
+from superopt.ir.terms import App, Var, postorder, variables
 from superopt.ir.types import DType, TensorType
 from superopt.rules.grammar import parse_rule
 from superopt.rules.library import parse_file
@@ -184,3 +185,36 @@ def test_instances() -> None:
     other = Problem(parse_rule({"forall": {"x": "f[m, k]"}, "lhs": ["Add(x, x)"], "rhs": ["x"]}).forall, frozenset(),
                     App("Add", (Var("x"), Var("x"))))  # fmt: skip
     assert not is_instance(replace(same, term=App("Relu", (same.term,))), other)  # of another rank
+
+
+def test_what_cannot_be_equal_or_cheaper_is_not_built() -> None:
+    """Both data are read, and no skeleton stands on what costs as much as the whole."""
+    row = parse_rule({
+        "forall": {"x": "f[m, k]", "y": "f[m, n]", "a": "f[k, n]", "c": "f[n]"},
+        "lhs": ["Add(Add(MatMul(x, a), y), c)"], "rhs": ["y"],
+    })  # fmt: skip
+    problem = Problem(row.forall, frozenset("ac"), row.lhs[0])
+    place = places_of(problem, 1, 0)[0]
+    needed = Known(problem.term, problem.kinds, place, np.random.default_rng(0)).needed()
+    assert needed == {"x", "y"}
+    every = list(skeletons(problem))
+    reads = [s for s in every if needed <= set(variables(s.term))]
+    made = list(skeletons(problem, needed=needed))
+    assert [(s.term, s.holes) for s in made] == [(s.term, s.holes) for s in reads]
+    assert len(made) < len(every)
+
+    def products(skeleton: Skeleton) -> float:
+        return sum(isinstance(t, App) and t.op == "MatMul" for t in postorder(skeleton.term))
+
+    fewer = list(skeletons(problem, needed=needed, price=products, limit=2.0))
+    assert {s.term for s in fewer} >= {s.term for s in made if products(s) < 2.0}
+    assert not list(skeletons(problem, needed=needed, price=products, limit=1.0))
+
+
+def test_data_that_cancel_are_not_needed() -> None:
+    row = parse_rule({
+        "forall": {"x": "f[m, k]", "y": "f[m, k]"}, "lhs": ["Add(Sub(x, y), y)"], "rhs": ["x"],
+    })  # fmt: skip
+    problem = Problem(row.forall, frozenset(), row.lhs[0])
+    place = places_of(problem, 1, 0)[0]
+    assert Known(problem.term, problem.kinds, place, np.random.default_rng(0)).needed() == {"x"}

@@ -64,3 +64,16 @@ def test_without_any_it_is_one_search() -> None:
     searches = Searches({("m", True): 4.0})
     assert search_own_first(graph("m"), (LIBRARY,), (), searches).after_us == 4.0
     assert searches.seen == [("m", True)]
+
+
+def test_what_the_library_leaves_is_left_by_the_library_alone() -> None:
+    """A rule learnt from it would not apply to what another own rule has been at."""
+    seen: list[tuple[str, frozenset[str]]] = []
+    searches = Searches({("m", True): 4.0, ("m+1", False): 3.5})
+
+    def search(given: Graph, rules: tuple[Rule, ...]) -> SearchResult:
+        seen.append((given.name, frozenset(r.id for r in rules)))
+        return searches(given, rules)
+
+    search_own_first(graph("m"), (LIBRARY, OWN), (OWN,), search)
+    assert seen[:3] == [("m", {"own"}), ("m", {"library"}), ("m+1", {"own"})]

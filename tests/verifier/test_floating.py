@@ -115,6 +115,28 @@ def test_products_of_a_sum_are_merged_but_not_split() -> None:
     assert all(way.rounded for way in verdict(text, backward=True, **shapes).ways)
 
 
+WINDOW = "count_include_pad=1, dilations=[1], kernel_shape=[p_0 + p_1 + 1], pads=p, strides=[1]"
+EYE = "Reshape(EyeLike(k=0, shape=[k, k]), shape=[1, k, k])"
+
+
+def test_a_sum_as_long_as_a_window_is_held_to_one_bound_also_where_it_has_two_terms() -> None:
+    shapes = {"x": "f[b, c, k]", "w": "f[k, n]", "p": "ints[2]>=0"}
+    mean, kernel = f"AveragePool(x, {WINDOW})", f"AveragePool({EYE}, {WINDOW})"
+    text = f"MatMul({mean}, w) = MatMul(x, Reshape(MatMul({kernel}, w), shape=[k, n]))"
+    assert any(not way.rounded and way.generous for way in verdict(text, **shapes).ways)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MatMul(Sub(x, y), w) = Sub(MatMul(x, w), MatMul(y, w))",
+        "MatMul(Mul(Add(x, y), 0.5), w) = Add(MatMul(x, Mul(w, 0.5)), MatMul(y, Mul(w, 0.5)))",
+    ],
+)
+def test_a_sum_that_has_two_terms_at_every_size_is_exact_where_they_cancel(text: str) -> None:
+    assert all(way.rounded for way in verdict(text, x="f[m, k]", y="f[m, k]", w="f[k, n]").ways)
+
+
 def test_an_operand_that_is_multiplied_by_0_may_be_infinite() -> None:
     found = verdict("Mul(x, 0.0) = Sub(Mul(x, 0.0), Mul(x, 0.0))")
     assert found.verdict == "safe"
