@@ -50,6 +50,14 @@ _RELATIONS = ("==", "!=", "<=", ">=", "<", ">")
 _DEPTH = 200  # nesting that a rule may have; deeper text is refused rather than parsed
 
 
+def _whole(term: Term) -> Term:
+    """A whole number as one of integers; other terms as they are."""
+    value = scalar_value(term)
+    if not isinstance(value, float) or not value.is_integer():
+        return term
+    return App("ConstantOfShape", (), (("dtype", CLASSES["i"]), ("shape", ()), ("value", int(value))))
+
+
 class _Parser(Scanner):
     """Recursive descent over one text; depth is bounded."""
 
@@ -201,7 +209,21 @@ class _Parser(Scanner):
                 args.append(self.term())
         while args and args[-1] is None:
             args.pop()
+        if op in REGISTRY and REGISTRY[op].of_one_type and any(a is not None and self.is_integer(a) for a in args):
+            args = [a if a is None else _whole(a) for a in args]
         return App(op, tuple(args), tuple(sorted(attributes.items())))
+
+    def is_integer(self, term: Term) -> bool:
+        """Whether a term is of the rule's integers: numbers beside it are, then."""
+        while isinstance(term, App) and term.op in REGISTRY and REGISTRY[term.op].of_one_type:
+            found = next((a for a in term.args if a is not None), None)
+            if found is None:
+                break
+            term = found
+        if isinstance(term, App):
+            return term.op == "ConstantOfShape" and dict(term.attributes).get("dtype") == CLASSES["i"]
+        scheme = None if isinstance(term, Project) else (self.forall or {}).get(term.name)
+        return isinstance(scheme, TensorScheme) and scheme.dtype == "i"
 
     def at_value(self) -> bool:
         """Whether what is ahead is a number, a list or a size, not a term."""

@@ -18,7 +18,7 @@ from superopt.server.problems import Problem
 from superopt.server.settings import Limits
 
 __all__ = [
-    "FILES", "FILE_NAME", "GRAPH_JSON", "MODEL_FILE", "MULTIPART", "ONNX", "Upload", "model_of", "packed", "pieces",
+    "FILES", "GRAPH_JSON", "MODEL_FILE", "MULTIPART", "ONNX", "Upload", "is_file_name", "model_of", "packed", "pieces",
     "receive", "recognised", "sidecars",
 ]  # fmt: skip
 
@@ -33,7 +33,8 @@ _WEIGHTS = "weights.safetensors"
 _MODEL = (".onnx", ".json")
 MODEL_FILE = "model"  # what the model is called where it is worked at
 FILES = 256  # files beside a model
-FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ .+@#=,()-]{0,150}")  # the name of one: no folder, no hidden file
+_FILE_NAME = re.compile(r"\w[\w\u0300-\u036f .+@#=,()-]*")  # the name of one: no folder, no hidden file, any script
+_NAME_BYTES = 200
 _ELSEWHERE = frozenset({"example", "source"})  # fields that may say which model, in place of a file
 _FIELD = 4096  # bytes of a form field
 _FIELDS = 32
@@ -171,6 +172,11 @@ def recognised(head: bytes, size: int, *, must_be_json: bool) -> str:
     return ONNX
 
 
+def is_file_name(name: str) -> bool:
+    """Whether a file beside a model may be called so."""
+    return bool(_FILE_NAME.fullmatch(name)) and name != MODEL_FILE and len(name.encode()) <= _NAME_BYTES
+
+
 class _Form:
     """The parts of a multipart body, as the parser announces them: files into spools, fields into memory."""
 
@@ -221,7 +227,7 @@ class _Form:
         name = re.split(r"[\\/]", filename)[-1]
         if self._part == _WEIGHTS or (self._part == "weights" and (not name or name.endswith(".safetensors"))):
             return _WEIGHTS
-        if not FILE_NAME.fullmatch(name) or name == MODEL_FILE:
+        if not is_file_name(name):
             raise Problem(422, "invalid-model", f"{name[:80]!r} is no name for a file beside a model; the part "
                           f"{self._part!r} needs the file name that the model has for it")  # fmt: skip
         return name

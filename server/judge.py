@@ -13,10 +13,13 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import superopt
 from superopt.server.problems import Problem
+
+if TYPE_CHECKING:
+    from superopt.rules import Rule
 
 __all__ = ["Judge", "main"]
 
@@ -88,11 +91,28 @@ def main() -> None:
     json.dump(_judged(json.loads(sys.stdin.read())), sys.stdout, allow_nan=False)
 
 
+def _mistyped(rule: Rule) -> str:
+    """Why a side is no term, whatever the sizes are: its operands' element types differ. Empty where they do not."""
+    from superopt.ops.meaning import IllTyped, Mistyped
+    from superopt.rules import RuleError
+    from superopt.rules.typing import instances, type_terms, variable_types
+
+    why: BaseException | None = None
+    try:
+        instance = instances(rule, (1,))[0]
+        type_terms((*instance.lhs, *instance.rhs), variable_types(instance))
+    except RuleError as error:
+        why = error.__cause__
+    except IllTyped as error:  # for some sizes it may be a term, which is for the verdict to say
+        why = error
+    return f'{why}; Cast(x, to="float32") makes one of the other' if isinstance(why, Mistyped) else ""
+
+
 def _judged(row: dict[str, Any]) -> dict[str, Any]:
     from superopt.ir.errors import SuperoptError, printable
     from superopt.ops import REGISTRY
     from superopt.report.naming import rule_name
-    from superopt.rules import Rule, parse_rule
+    from superopt.rules import parse_rule
     from superopt.server.trials import try_rule
     from superopt.verifier.admission import check
     from superopt.verifier.certificate import certificate_of
@@ -114,6 +134,8 @@ def _judged(row: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(o for o in rule.operators if o not in REGISTRY)
     if unknown:
         return {"error": f"there is no operator {printable(unknown[0])!r}; GET /v1/operators lists those there are"}
+    if mistyped := _mistyped(rule):
+        return {"error": mistyped}
     try:
         verdict = check(rule, prover=prover)
     except SuperoptError as error:

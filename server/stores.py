@@ -23,7 +23,7 @@ from typing import Any
 
 from superopt.ir.errors import UsageError
 from superopt.server.blobs import Blobs, Spool, has_room
-from superopt.server.body import FILE_NAME, FILES, MODEL_FILE, Upload, model_of, packed, recognised
+from superopt.server.body import FILES, Upload, is_file_name, model_of, packed, recognised
 from superopt.server.problems import Problem
 from superopt.server.settings import Limits
 
@@ -191,12 +191,12 @@ class Stores:
         pins = [_Pin(_Place(place.bucket, m["path"]), int(m["size"]), str(m["e_tag"] or "")) for m in found]
         pins = [p for p in pins if p.place.key.rpartition("/")[0] == place.key.rpartition("/")[0]]
         if place.key.endswith("/") or not place.key:
-            pins = [p for p in pins if p.size and FILE_NAME.fullmatch(p.place.name) and p.place.name != MODEL_FILE]
+            pins = [p for p in pins if p.size and is_file_name(p.place.name)]
         if not pins:
             raise _wrong(422, "invalid-reference", f"there are no files directly in {place}; a reference to one file "
                          "does not end in a slash")  # fmt: skip
         for pin in pins:
-            if not FILE_NAME.fullmatch(pin.place.name) or pin.place.name == MODEL_FILE:
+            if not is_file_name(pin.place.name):
                 raise _wrong(422, "invalid-reference", f"{pin.place}: {pin.place.name[:80]!r} is no name for a file")
             if not pin.tag:
                 raise _wrong(422, "invalid-reference", f"{pin.place}: its store gives no ETag by which to hold it")

@@ -71,7 +71,7 @@ def _elements(trial: Trial, rng: np.random.Generator) -> dict[str, np.ndarray]:
         if kind.dtype == DType.FLOAT32:
             given[name] = (np.abs(rng.standard_normal(shape)) + 0.25).astype(np.float32)
         else:
-            given[name] = rng.integers(0, trial.below[name], shape).astype(kind.dtype.numpy)
+            given[name] = trial.drawn(name, rng, shape).astype(kind.dtype.numpy)
     return given
 
 

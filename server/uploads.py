@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from superopt.server.blobs import Blobs, has_room
-from superopt.server.body import FILE_NAME, MODEL_FILE, Upload, model_of, packed, recognised
+from superopt.server.body import Upload, is_file_name, model_of, packed, recognised
 from superopt.server.problems import Problem
 
 __all__ = ["Resumable", "Uploads"]
@@ -62,7 +62,7 @@ class Uploads:
         """
         if length > self.most:
             raise Problem(413, "too-large", f"an upload has {self.most} bytes at most")
-        if not FILE_NAME.fullmatch(filename) or filename == MODEL_FILE:
+        if not is_file_name(filename):
             raise Problem(422, "invalid-model", f"{filename[:80]!r} is no name for a file; send Upload-Metadata: "
                           "filename and the name in base64")  # fmt: skip
         theirs = [u for u in self._all() if u.owner == owner]

@@ -18,7 +18,7 @@ import numpy as np
 from superopt.ir.poly import value_at
 from superopt.ir.terms import App, Term, computed
 from superopt.ir.types import DType, TensorType
-from superopt.ops.meaning import Call, Condition, IllTyped, Meaning, Number, Reduce, subexpressions
+from superopt.ops.meaning import Call, Condition, IllTyped, Meaning, Number, Read, Reduce, Scalar, subexpressions
 from superopt.rules.clamping import cases
 from superopt.rules.grammar import format_rule
 from superopt.rules.rule import CLASSES, Rule
@@ -42,6 +42,7 @@ _WIDE = 2  # what other sizes are drawn up to in trials where images are wide
 # Draws of awkward elements, where order or equality matters, besides the uniform ones; every second is from a few
 # numbers that all tensors share. (With 3 in all and none shared, rules that differ at ties alone passed 8 trials.)
 _ODD_DRAWS = 4
+_INTEGER = 9  # integers without a bound are drawn up to this, of either sign
 _FEW = 5  # numbers that tensors share in such a draw: two elements are equal in a fifth of the places, opposite in more
 _TURNS = tuple(Fraction(n, 2) for n in (0, 0, 1, -1, 2, -2, 3, -3, 5, -5))  # where functions that round or compare turn
 _MORE, _MOST_MORE = 4, 24  # further trials for each further way in which slices are clamped, and at most
@@ -58,7 +59,8 @@ _TRANSCENDENTAL = _HASHED | {"exp", "tanh", "sinh", "cosh"}
 class Trial:
     """Both sides at one point: ground terms, their types and meanings.
 
-    ``ill_typed`` says why the right side is not well-formed, or has another type, where the left side is.
+    ``ill_typed`` says why the right side is not well-formed, or has another type, where the left side is. ``below`` is
+    what integers and booleans are below; ``free`` are integers that no bound is declared for.
     """
 
     point: Point
@@ -68,6 +70,12 @@ class Trial:
     rhs: tuple[Term, ...]
     meanings: Mapping[App, Meaning]
     ill_typed: str = ""
+    free: frozenset[str] = frozenset()
+
+    def drawn(self, name: str, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Elements of an integer or boolean variable."""
+        low, high = (-_INTEGER, _INTEGER + 1) if name in self.free else (0, self.below[name])
+        return rng.integers(low, high, size=shape)
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,16 @@ def trial_at(rule: Rule, point: Point) -> Trial | None:
             reason = "a size on the right is negative, or not bound"
     except (IllTyped, ZeroDivisionError) as error:
         reason = f"the right side is not well-formed: {error}"
-    return Trial(point, variables, below, lhs, rhs, meanings, reason)
+    free = frozenset(n for n, scheme in rule.tensors.items() if scheme.dtype == "i" and scheme.below is None)
+    return Trial(point, variables, below, lhs, rhs, meanings, reason, frozenset() if _reads_at_data(meanings) else free)
+
+
+def _reads_at_data(meanings: Mapping[App, Meaning]) -> bool:
+    """Whether elements are positions somewhere: without a declared bound nothing says which ones there are."""
+    return any(
+        isinstance(s, Read) and any(isinstance(i, Scalar) for i in s.index)
+        for meaning in meanings.values() for output in meaning.outputs for s in subexpressions(output.body)
+    )  # fmt: skip
 
 
 def _smallest(types: Mapping[Term, tuple[TensorType, ...]]) -> int:
@@ -143,7 +160,7 @@ def elements(trial: Trial, algebra: Exact, rng: np.random.Generator, *, shared: 
         elif kind.dtype == DType.FLOAT32:
             values[name] = algebra.random(rng, shape)
         else:
-            values[name] = algebra.integers(rng.integers(0, trial.below[name], size=shape))
+            values[name] = algebra.integers(trial.drawn(name, rng, shape))
     return values
 
 
@@ -281,7 +298,7 @@ def _float_differs(trial: Trial, rng: np.random.Generator) -> bool:
         for name, kind in trial.variables.items():
             shape = tuple(int(value_at(d, {})) for d in kind.shape or ())
             drawn = rng.uniform(-1.5, 1.5, size=shape) + shift
-            given[name] = drawn if kind.dtype == DType.FLOAT32 else rng.integers(0, trial.below[name], size=shape)
+            given[name] = drawn if kind.dtype == DType.FLOAT32 else trial.drawn(name, rng, shape)
         with np.errstate(all="ignore"):
             values = values_of((*trial.lhs, *trial.rhs), trial, given, FLOAT64)
         for a, b in zip(trial.lhs, trial.rhs, strict=True):

@@ -245,7 +245,9 @@ def packed_chunks(data: WeightData, dtype: DType) -> Iterator[bytes | memoryview
     if isinstance(data, FileData):
         yield from data.chunks()
         return
-    raw = data.raw if isinstance(data, PackedData) else pack(data.numpy(), dtype)
-    view = memoryview(raw)
-    for start in range(0, len(raw), CHUNK):
+    if isinstance(data, PackedData) or dtype.bits < 8:
+        view = memoryview(data.raw if isinstance(data, PackedData) else pack(data.numpy(), dtype))
+    else:
+        view = np.ascontiguousarray(data.numpy(), dtype=dtype.numpy).reshape(-1).view(np.uint8).data
+    for start in range(0, len(view), CHUNK):
         yield view[start : start + CHUNK]

@@ -11,7 +11,7 @@ from superopt.ir.graph import Attribute
 from superopt.ir.poly import Dim, Poly, atoms, substitute, sym, symbols
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
-from superopt.ops.meaning import Contradiction, IllTyped
+from superopt.ops.meaning import Contradiction, IllTyped, Mistyped
 from superopt.ops.record import Canonical, NodeForm, NodeView, NotCovered
 
 __all__ = [
@@ -311,5 +311,5 @@ def first_dtype(types: Sequence[TensorType | None], attributes: Mapping[str, Att
 def boolean_result(types: Sequence[TensorType | None], attributes: Mapping[str, AttributeValue]) -> DType:
     """Booleans from arguments of one element type."""
     if len({t.dtype for t in types if t is not None}) > 1:
-        raise IllTyped("element types differ")
+        raise Mistyped("element types differ")
     return DType.BOOL

@@ -32,7 +32,7 @@ from superopt.ir.types import TensorType
 
 __all__ = [
     "FUNCTIONS", "Axis", "Call", "Comprehension", "Condition", "Contradiction", "IllTyped", "Index", "Meaning",
-    "Number", "Operand", "Read", "Reduce", "Scalar", "SizeValue", "Undetermined", "Where", "at_least",
+    "Mistyped", "Number", "Operand", "Read", "Reduce", "Scalar", "SizeValue", "Undetermined", "Where", "at_least",
     "broadcast_dims", "broadcast_into", "build", "call", "combine", "equal_to", "inverse", "largest", "least",
     "number", "product", "require", "same", "tensor", "total", "where",
 ]  # fmt: skip
@@ -47,6 +47,10 @@ class Contradiction(IllTyped):
 
     Any other :class:`IllTyped` may be a lack of coverage. A law over the registry holds the two apart.
     """
+
+
+class Mistyped(IllTyped):
+    """Element types exclude each other, whatever the sizes are."""
 
 
 class Undetermined(IllTyped):

@@ -22,7 +22,7 @@ from superopt.ir.graph import Attribute, Node
 from superopt.ir.poly import Dim
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
-from superopt.ops.meaning import Comprehension, IllTyped, Meaning, build
+from superopt.ops.meaning import Comprehension, IllTyped, Meaning, Mistyped, build
 from superopt.ops.rounding import Rounding, moves, rounding_of
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _same_dtype(types: Sequence[TensorType | None], attributes: Mapping[str, Att
         raise IllTyped("an operator without inputs must declare its element type")
     for other in types:
         if other is not None and other.dtype != first.dtype:
-            raise IllTyped(f"element types {first.dtype} and {other.dtype} differ")
+            raise Mistyped(f"element types {first.dtype} and {other.dtype} differ")
     return first.dtype
 
 
@@ -194,6 +194,11 @@ class Operator:
             IllTyped: the operator does not accept the types.
         """
         return _rounding(self, tuple(types), tuple(sorted(attributes.items())))
+
+    @property
+    def of_one_type(self) -> bool:
+        """Whether all arguments are of one element type, and so is the result."""
+        return self.result is _same_dtype
 
     def moves(self, types: Sequence[TensorType | None], attributes: Mapping[str, AttributeValue]) -> bool:
         """Whether it computes no element, but puts those of its operands in other places. From the meaning.

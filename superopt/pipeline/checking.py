@@ -7,7 +7,7 @@ from functools import partial
 
 from superopt.ir.diff import changed_regions, grown
 from superopt.ir.graph import Graph
-from superopt.ops.infer import Typing
+from superopt.ops.infer import Typing, infer
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.options import Options
 from superopt.report.quantities import bytes_text
@@ -54,9 +54,10 @@ def check_result(
         )  # fmt: skip
         if whole.verdict != "skipped":
             return whole
+    types = infer(before).types if options.sizes else typing.types  # what sizes are costed at need not be run at
     pieces = check_regions(
-        changed_regions(before, after, typing.types), seed=options.seed, time_limit=budget.patience, runtime=runtime,
-        slack=slack, grow=lambda pair: grown(before, after, pair, typing.types),
+        changed_regions(before, after, types), seed=options.seed, time_limit=budget.patience, runtime=runtime,
+        slack=slack, grow=lambda pair: grown(before, after, pair, types),
     )  # fmt: skip
     why = f"checked place by place, because {whole.reason}"
     return replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)

@@ -55,6 +55,10 @@ _OPERATORS: Mapping[str, tuple[str, ...]] = {  # what operators are called besid
     "GlobalAveragePool": ("gap",), "RMSNormalization": ("rmsnorm",), "Resize": ("upsample", "interpolate"),
     "Concat": ("concatenate",), "ReduceMean": ("average",), "Transpose": ("permute",), "Where": ("select",),
 }  # fmt: skip
+_SHORT: Mapping[str, tuple[str, ...]] = {  # what names of well-known rewrites are short for
+    "qkv": ("query", "key", "value", "attention"), "lora": ("low", "rank", "adapter", "adaptation"),
+    "bn": ("batch", "norm"),
+}  # fmt: skip
 _STOP = frozenset(
     ("a", "an", "and", "as", "at", "by", "for", "in", "into", "is", "its", "of", "on", "one", "the", "to", "with")
 )
@@ -244,7 +248,9 @@ class RuleIndex:
             say(_STRUCTURES.get(word, ()), 2.5)
             say(_OPERATORS.get(word, ()), 2.5)
         for title in self.known_as(rule.id):
-            say(map(_stem, _WORD.findall(title.lower())), 3.0)
+            words = [_stem(w) for w in _WORD.findall(title.lower())]
+            say(words, 3.0)
+            say((s for w in words for s in _SHORT.get(w, ())), 2.5)
         for op in rule.operators:
             say(_operator_words(op), 1.0)
             say(_OPERATORS.get(op, ()), 0.8)

@@ -12,15 +12,18 @@ is never in memory twice. Only what is small is kept once it has been computed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from superopt.formats.tensors import shape_of
 from superopt.ir.graph import Weight, WeightData
+from superopt.ir.poly import sym, symbols
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
+from superopt.ops.meaning import Call, Number, Read, Scalar, subexpressions
 from superopt.runtime.reference import at_dtype, evaluate_application
 from superopt.search.program import Program
 from superopt.search.settled import KEPT, SettledData, bounded, described
@@ -28,6 +31,7 @@ from superopt.search.step import Step
 
 __all__ = ["FoldedData", "data_of", "folded", "weights_behind"]
 
+_BLOCK = 1 << 18  # elements that are computed at a time, in float64: what a core's cache holds
 _TOLD = 64  # steps up to which a weight says how it was computed
 
 
@@ -67,32 +71,118 @@ class FoldedData:
         """Evaluate: reals in float64 throughout, rounded once at the end."""
         if self._kept:
             return self._kept[0]
-        with np.errstate(over="ignore"):
-            result = at_dtype(self.wide(), self.types[self.output].dtype)
+        kind = self.types[self.output]
+        result, done = np.empty(0), 0
+        for block in self.blocks():
+            with np.errstate(over="ignore"):
+                rounded = at_dtype(block, kind.dtype)
+            if not done:
+                whole = rounded.size == kind.elements
+                result = rounded if whole else np.empty(shape_of(kind), rounded.dtype)
+            if result is not rounded:
+                result[done : done + len(rounded)] = rounded
+            done += len(rounded) if rounded.ndim else 1
         if result.nbytes <= KEPT:
             self._kept.append(result)
         return result
 
     def wide(self) -> np.ndarray:
         """Evaluate, without the rounding at the end."""
-        values: dict[str, np.ndarray] = {}
-        last = {a: i for i, s in enumerate(self.steps) for a in s.args if a is not None}
-        for position, step in enumerate(self.steps):
+        return self._evaluated(self.steps, {}, (self.output,))[self.output]
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """What :meth:`wide` gives, rows after rows: the last steps, as far as each row of them is made of the same row
+        of what they read, are taken for some rows at a time, so nothing as large is held in float64."""
+        shape = self.types[self.output].shape or ()
+        count, rows = self.types[self.output].elements, shape[0] if shape else 1
+        if not isinstance(count, int) or not isinstance(rows, int) or count <= _BLOCK:
+            yield self.wide()
+            return
+        late, cut = self._by_rows()
+        early = [s for i, s in enumerate(self.steps) if i not in late]
+        values = self._evaluated(early, {}, {a for i in late for a in self.steps[i].args if a} | {self.output})
+        if not late:
+            yield values[self.output]
+            return
+        steps = [self.steps[i] for i in sorted(late)]
+        made = {o for s in steps for o in s.outputs}
+        reads = {a: self._operand(a, values) for s in steps for a in s.args if a is not None and a not in made}
+        height = max(1, rows * _BLOCK // count)
+        for start in range(0, rows, height):
+            given = {n: a[start : start + height] if n in cut else a for n, a in reads.items()}
+            yield self._evaluated(steps, given, (self.output,))[self.output]
+
+    def _by_rows(self) -> tuple[frozenset[int], frozenset[str]]:
+        """Positions of the last steps that go by rows, and names of what they read by rows (the rest they read whole).
+
+        A value is one or the other: who reads it whole needs it before.
+        """
+        whole: set[str] = set()
+        cut: set[str] = {self.output}
+        late: set[int] = set()
+        for position in range(len(self.steps) - 1, -1, -1):
+            step = self.steps[position]
+            args = {a for a in step.args if a is not None}
+            rows = _rows_read(step, self.types) if cut.intersection(step.outputs) - whole else None
+            if rows is not None and not rows & whole and not (args - rows) & cut:
+                late.add(position)
+                cut |= rows
+                whole |= args - rows
+            else:
+                whole |= args
+        return frozenset(late), frozenset(cut)
+
+    def _evaluated(
+        self, steps: Sequence[Step], given: Mapping[str, np.ndarray], wanted: Collection[str]
+    ) -> dict[str, np.ndarray]:
+        """Values that steps make; what is given stands for sources, and what is not wanted goes after its last use."""
+        values = dict(given)
+        last = {a: i for i, s in enumerate(steps) for a in s.args if a is not None}
+        for position, step in enumerate(steps):
             operands = [None if a is None else self._operand(a, values) for a in step.args]
             types = [None if a is None else self.types[a] for a in step.args]
-            wanted = [i for i, o in enumerate(step.outputs) if o]
+            chosen = [i for i, o in enumerate(step.outputs) if o]
             results = evaluate_application(
-                REGISTRY[step.op], dict(step.attributes), operands, types, cast=False, wanted=wanted
+                REGISTRY[step.op], dict(step.attributes), operands, types, cast=False, wanted=chosen
             )
             values.update((o, r) for o, r in zip(step.outputs, results, strict=False) if o and r is not None)
-            for name in [n for n in values if last.get(n, len(self.steps)) <= position and n != self.output]:
+            for name in [n for n in values if last.get(n, len(steps)) <= position and n not in wanted]:
                 del values[name]
-        return values[self.output]
+        return values
 
     def _operand(self, name: str, values: Mapping[str, np.ndarray]) -> np.ndarray:
         if name in values:
             return values[name]
         return np.asarray(self.sources[name].numpy())
+
+
+def _rows_read(step: Step, types: Mapping[str, TensorType]) -> frozenset[str] | None:
+    """Names of the operands of which a step's row reads that row, where it reads the others without regard to the row;
+    ``None`` where it does not go by rows. Without attributes, fewer rows of the operands make fewer of the result."""
+    given = [None if a is None else types[a] for a in step.args]
+    if step.attributes or len(step.outputs) != 1:
+        return None
+    meaning, _ = REGISTRY[step.op].apply(given, {})
+    (comprehension,) = meaning.outputs
+    if not comprehension.axes or len(comprehension.axes[0]) != 1:
+        return None
+    row, _ = comprehension.axes[0][0]
+    found: dict[str, bool] = {}
+    for scalar in subexpressions(comprehension.body):
+        match scalar:
+            case Read(operand, index):
+                name = step.args[operand]
+                first = bool(index) and index[0] == sym(row)
+                rest = index[1:] if first else index
+                if name is None or any(isinstance(i, Scalar) or row in symbols(i) for i in rest):
+                    return None
+                if found.setdefault(name, first) != first:
+                    return None
+            case Call() | Number():
+                pass
+            case _:  # sums read whole rows of rows, and conditions and sizes may tell rows apart
+                return None
+    return frozenset(n for n, first in found.items() if first)
 
 
 def data_of(program: Program, name: str) -> FoldedData | SettledData | None:

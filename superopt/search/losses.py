@@ -76,20 +76,25 @@ def lost(data: FoldedData, alone: bool) -> str:
     if dtype not in _HALF or all(s.args and is_moving(s, data.types) for s in data.steps):
         return ""
     half = _HALF[dtype]
-    with np.errstate(all="ignore"):
-        wide = data.wide()
-        rounded = at_dtype(wide, dtype).astype(np.float64)
-        finite = np.isfinite(wide)
-        odd = not finite.all() and all(_finite(s) for s in data.sources.values())  # an infinite mask may stay one
-        if odd or not np.isfinite(rounded[finite]).all():
-            return f"a constant leaves the range of {dtype}"
-        size, error = np.abs(wide[finite]), np.abs(rounded - wide)[finite]
-        scale = float(size.max(initial=0.0))
-        # One term of a sum: an error as small as that of rounding the largest. A factor: its own rounding error, or
-        # something smaller than that of an error of the largest, twice rounded away.
-        allowed = np.maximum(half * size, half * half * scale) if alone else half * scale
-        if bool((error > 2 * allowed).any()):
-            return f"a constant of size {scale:.1e} is too small for {dtype}"
+    scale = worst = 0.0  # of all elements the largest; the largest error that an element's own size does not excuse
+    for wide in data.blocks():
+        with np.errstate(all="ignore"):
+            rounded = at_dtype(wide, dtype).astype(np.float64)
+            finite = np.isfinite(wide)
+            if not finite.all():
+                if all(_finite(s) for s in data.sources.values()):  # an infinite mask may stay one
+                    return f"a constant leaves the range of {dtype}"
+                wide, rounded = wide[finite], rounded[finite]
+            if not np.isfinite(rounded).all():
+                return f"a constant leaves the range of {dtype}"
+            size, error = np.abs(wide), np.abs(rounded - wide)
+        scale = max(scale, float(size.max(initial=0.0)))
+        excused = 2 * half * size if alone else 0.0
+        worst = max(worst, float(np.max(error, where=error > excused, initial=0.0)))
+    # One term of a sum: an error as small as that of rounding the largest. A factor: its own rounding error, or
+    # something smaller than that of an error of the largest, twice rounded away.
+    if worst > 2 * half * scale * (half if alone else 1.0):
+        return f"a constant of size {scale:.1e} is too small for {dtype}"
     return ""
 
 

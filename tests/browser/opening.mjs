@@ -1,4 +1,5 @@
 // node opening.mjs URL CHROMIUM [NAME…]: seconds, and processor seconds of the browser, until a recorded comparison is drawn.
+// Exit code 1 where one takes longer than a second.
 import { chromium } from "../../server/web/node_modules/playwright-core/index.mjs";
 
 const [url, program, ...names] = process.argv.slice(2);
@@ -20,3 +21,10 @@ for (const name of all) {
 await browser.close();
 rows.sort((a, b) => b.seconds - a.seconds);
 for (const row of rows) console.log(`${row.name.padEnd(20)} ${row.seconds.toFixed(2)} s, ${row.cpu.toFixed(2)} s of processor time`);
+const middle = (key) => rows.map((row) => row[key]).sort((a, b) => a - b)[rows.length >> 1];
+const late = rows.filter((row) => row.seconds > 1).length;
+console.log(
+  `${rows.length - late} of ${rows.length} within a second; median ${middle("seconds").toFixed(2)} s, worst ${rows[0].seconds.toFixed(2)} s; ` +
+    `processor median ${middle("cpu").toFixed(2)} s, worst ${Math.max(...rows.map((row) => row.cpu)).toFixed(2)} s`,
+);
+process.exit(late ? 1 : 0);

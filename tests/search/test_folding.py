@@ -299,3 +299,37 @@ def test_a_tiny_element_among_the_terms_of_a_sum_is_no_loss() -> None:
     constants = [constant("w", w), constant("v", np.eye(8, dtype=np.float16) * np.float16(0.3))]
     model = graph({"x": kind}, ["y"], constants, [op("MatMul", "h", "x", "w"), op("MatMul", "y", "h", "v")])
     assert [n.op for n in searched(model).graph.nodes] == ["MatMul"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "rowwise"),
+    [
+        ([("Mul", "w s", "p"), ("Div", "p v", "y")], {0, 1}),
+        ([("Sqrt", "v", "t"), ("Mul", "w s", "p"), ("Div", "p t", "y")], {1, 2}),
+        ([("Mul", "w c", "p"), ("Add", "p p", "y")], {0, 1}),  # a factor of each row
+        ([("MatMul", "w q", "p"), ("Mul", "p s", "y")], {1}),  # a sum, then rows of it
+        ([("Mul", "w s", "p"), ("MatMul", "p q", "y")], set()),
+        ([("Mul", "w s", "p"), ("MatMul", "p q", "t"), ("Add", "t p", "y")], {2}),  # p is read both ways
+        ([("Neg", "q", "p"), ("MatMul", "w p", "t"), ("Add", "t p", "y")], {2}),
+    ],
+)  # fmt: skip
+def test_large_constants_are_computed_in_rows_where_rows_suffice(
+    steps, rowwise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = {"w": (32, 32), "q": (32, 32), "s": (32,), "v": (32,), "c": (32, 1)}
+    sources = {n: ArrayData(np.abs(RNG.standard_normal(s)).astype(np.float32)) for n, s in shapes.items()}
+    types = {n: TensorType(DType.FLOAT32, s) for n, s in shapes.items()}
+    made = tuple(Step(o, tuple(a.split()), (), (y,), None, "") for o, a, y in steps)
+    for step in made:
+        given = [types[a] for a in step.args]
+        types[step.outputs[0]] = REGISTRY[step.op].apply(given, {})[1][0]
+    data = FoldedData(made, sources, types, "y")
+    whole, shown, kept = data.wide(), [lost(data, alone) for alone in (False, True)], data.numpy()
+    monkeypatch.setattr("superopt.search.fold._BLOCK", 100)
+    again = FoldedData(made, sources, types, "y")
+    parts = list(again.blocks())
+    assert [p.shape for p in parts] == ([(3, 32)] * 10 + [(2, 32)] if rowwise else [(32, 32)])
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    np.testing.assert_array_equal(again.numpy(), kept)
+    assert again._by_rows()[0] == rowwise
+    assert [lost(again, alone) for alone in (False, True)] == shown

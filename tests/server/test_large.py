@@ -77,8 +77,8 @@ def _large(folder: Path, width: int = 7168, blocks: int = 2) -> Path:
 
 @pytest.fixture
 def patient(tmp_path: Path) -> Iterator[Live]:
-    """A service whose searches may take a minute."""
-    started = start(Settings(tmp_path / "data", port=free_port(), poll=0.1, limits=Limits(search_seconds=60.0)))
+    """A service whose searches may take as long as they have to on a busy machine."""
+    started = start(Settings(tmp_path / "data", port=free_port(), poll=0.1, limits=Limits(search_seconds=300.0)))
     yield started
     stop(started)
 
@@ -90,8 +90,8 @@ def test_a_topology_of_400_mb_is_kilobytes_and_its_patch_verifies(patient: Live,
     save(topology(model), tmp_path / "topology.json")
     sent = (tmp_path / "topology.json").read_bytes()
     assert len(sent) < 1 << 20
-    answer = patient.post(sent, time_limit=60, target="profile:cpu-epyc-2core")
-    until(lambda: patient.succeeded(answer), 240)
+    answer = patient.post(sent, time_limit=300, target="profile:cpu-epyc-2core")
+    until(lambda: patient.succeeded(answer), 600)
     patch = patient.http.get(f"{answer.headers['location']}/result").content
     assert len(patch) < 1 << 20
     (tmp_path / "patch.json").write_bytes(patch)

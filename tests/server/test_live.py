@@ -377,9 +377,11 @@ def with_data(name: str = "model.onnx.data", files: int = 1) -> dict[str, bytes]
     return {"graph": made.SerializeToString(), **data}
 
 
-@pytest.mark.parametrize("files", [1, 2])
-def test_an_onnx_model_comes_with_the_files_of_its_weights(live: Live, files: int) -> None:
-    graph, *data = with_data(files=files).items()
+@pytest.mark.parametrize(
+    ("files", "name"), [(1, "model.onnx.data"), (2, "model.onnx.data"), (1, "модель 模型 e\u0301.data")]
+)
+def test_an_onnx_model_comes_with_the_files_of_its_weights(live: Live, files: int, name: str) -> None:
+    graph, *data = with_data(name, files).items()
     parts = [("graph", ("model.onnx", graph[1])), *(("data", (name, body)) for name, body in data)]
     answer = live.http.post("/v1/jobs", files=parts, params={"time_limit": 10})
     assert answer.status_code == 202
@@ -405,7 +407,7 @@ def test_what_is_wrong_with_files_beside_a_model_is_said(live: Live, sent: list[
     assert "model.onnx.data" in answer.json()["detail"]
 
 
-@pytest.mark.parametrize("name", ["../w.data", "..", ".hidden", "model", "", "a/b\\..", "x" * 300])
+@pytest.mark.parametrize("name", ["../w.data", "..", ".hidden", "model", "", "a/b\\..", "x" * 300, "\u202eatad.w"])
 def test_names_of_files_beside_a_model_are_names(live: Live, name: str) -> None:
     graph = with_data()["graph"]
     answer = live.http.post("/v1/jobs", files=[("graph", ("m.onnx", graph)), ("data", (name, b"x"))])

@@ -22,6 +22,7 @@ TOUR = Path(__file__).resolve().parents[2] / "docs" / "tour.toml"
 ASKED = {
     "conv batchnorm fold": "fold BatchNormalization into Conv", "fuse conv bn": "fold BatchNormalization into Conv",
     "qkv": "merge parallel MatMul", "qkv attention": "merge parallel MatMul",
+    "query key value": "merge parallel MatMul", "low rank adapter": "merge added parallel MatMul",
     "parallel conv": "merge parallel Conv", "merge parallel convolutions": "merge parallel Conv",
     "lora": "LoRA", "consecutive matmul": "merge consecutive MatMul",
     "push transpose past softmax": "move Softmax before Transpose",

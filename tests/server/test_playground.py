@@ -41,6 +41,8 @@ def test_a_false_rule_is_refuted_by_numbers(client: TestClient) -> None:
         ({"lhs": ["Relu(z)"]}, "z"),
         ({"forall": {"x": "g[m]"}}, "forall"),
         ({"lhs": []}, ""),
+        ({"forall": {"x": "i[m]", "y": "f[m]"}, "lhs": ["Add(x, y)"]}, "int64 and float32 differ"),
+        ({"forall": {"x": "i[m]"}, "lhs": ["Add(x, x)"], "rhs": ["Mul(x, 2.5)"]}, "int64 and float32 differ"),
     ],
 )
 def test_what_is_no_rule_is_said(client: TestClient, changed: dict[str, object], said: str) -> None:
@@ -48,6 +50,24 @@ def test_what_is_no_rule_is_said(client: TestClient, changed: dict[str, object],
     answer = client.post("/v1/rules/judge", json=row)
     assert answer.status_code == 422, answer.text
     assert said in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "verdict"),
+    [
+        ("Add(x, x)", "Mul(x, 2)", "proved_all_sizes"),  # a number beside integers is one
+        ("Mul(Div(x, 2), 2)", "x", "refuted"),
+        ("Div(Neg(x), 2)", "Div(Neg(x), 3)", "refuted"),
+        ("Mul(x, x)", "x", "refuted"),  # so it is of 0 and 1
+        ("Abs(x)", "x", "refuted"),
+    ],
+)
+def test_integers_are_more_than_nothing_and_one(client: TestClient, lhs: str, rhs: str, verdict: str) -> None:
+    row = {"forall": {"x": "i[m]"}, "lhs": [lhs], "rhs": [rhs]}
+    found = client.post("/v1/rules/judge", json=row).json()
+    assert found["verdict"] == verdict, found
+    if verdict == "refuted":
+        assert " on the left and " in found["says"]
 
 
 def test_bodies_that_are_no_rules(client: TestClient) -> None:

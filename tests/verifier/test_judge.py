@@ -17,11 +17,12 @@ from superopt.pipeline import optimize
 from superopt.runtime.ort import make_session, run
 from superopt.verifier._judgement import compare, scales
 from superopt.verifier.differential import check
+from superopt.verifier.explaining import Explanations, Trial
 from superopt.verifier.locate import suspects
 from superopt.verifier.mutation import mutants
 from superopt.verifier.noise import Disturbed
-from superopt.verifier.running import Bench
-from superopt.verifier.steering import steered
+from superopt.verifier.running import Arrays, Bench
+from superopt.verifier.steering import Feed, steered
 from superopt.verifier.targets import input_targets
 
 F32, F16, I64 = DType.FLOAT32, DType.FLOAT16, DType.INT64
@@ -336,3 +337,37 @@ def test_the_place_that_strays_is_found():
     found = check(before, renamed)
     assert found.verdict == "failed"
     assert suspects(before, renamed, found.feeds)[0] == ("y",)
+
+
+def test_an_element_that_twelve_runs_hardly_moved_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a million elements one is far off and was, by chance, moved by little: more runs tell."""
+    old, made = np.ones((4, 64), np.float32), np.ones((4, 64), np.float32)
+    made[0, 0] += np.float32(3e-6)  # beyond the free distance
+    asked: list[int] = []
+
+    def samples(self: Explanations, trial: Trial, number: int, count: int) -> tuple[list[Arrays], list[Arrays]]:
+        asked.append(count)
+        runs = []
+        for place in range(count):
+            run = np.ones((4, 64), np.float32)
+            run[3, 63] += np.float32(1e-6)
+            run[0, 0] += np.float32(2.4e-7 if place < 12 else 1e-6)
+            runs.append({"y": run})
+        return runs, runs
+
+    monkeypatch.setattr(Explanations, "_samples", samples)
+    monkeypatch.setattr(Explanations, "_optimised", lambda *_: None)
+    monkeypatch.setattr(Explanations, "_is_smooth", lambda *_: True)
+    graph = floored()
+    one = Explanations(graph, None, None, None, lambda: 1.0)  # type: ignore[arg-type]
+    trial = Trial(Feed("x", {}), {"y": old})
+    found = one.judged(trial, 0, "y", made, DType.FLOAT32, compare(old, made, DType.FLOAT32), None)
+    assert found.problem is None
+    assert asked == [1, 4, 12, 36]
+    made[0, 0] += np.float32(5e-6)  # further than any element moves: no more runs are made for it
+    asked.clear()
+    fresh = Explanations(graph, None, None, None, lambda: 1.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(Explanations, "_near", lambda *_: np.zeros((4, 64), bool))
+    found = fresh.judged(trial, 0, "y", made, DType.FLOAT32, compare(old, made, DType.FLOAT32), None)
+    assert found.problem is not None
+    assert asked == [1, 4, 12]
