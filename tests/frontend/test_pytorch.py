@@ -403,3 +403,25 @@ def test_a_region_that_differentiates_in_forward_mode() -> None:
 
 def test_what_is_not_exported_is_named() -> None:
     assert "linalg_inv" in str(explain(lambda x: torch.linalg.inv(x), (torch.eye(3),)))
+
+
+def test_exports_of_several_threads_leave_the_streams_alone() -> None:
+    import sys
+    import threading
+
+    from superopt.frontend.pytorch.exporting import quiet
+
+    before, inside = sys.stdout, threading.Event()
+
+    def other() -> None:
+        inside.set()
+        with quiet():
+            threading.Event().wait(0.2)
+
+    thread = threading.Thread(target=other)
+    with quiet():
+        thread.start()
+        inside.wait()
+        threading.Event().wait(0.1)
+    thread.join()
+    assert sys.stdout is before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from superopt.ir.graph import Graph, constant
 __all__ = ["Pure", "Trial", "exported", "from_torch", "tensors", "trial", "tried"]
 
 OPSET = 20
+_QUIET = threading.RLock()
 
 
 def from_torch(module: torch.nn.Module, example_inputs: Sequence[Any]) -> Graph:
@@ -249,7 +251,12 @@ def _batch_norm(
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what the exporter says on the way."""
+    """Without what the exporter says on the way; by one thread at a time, for streams and warnings are the process's."""
+    with _QUIET:
+        yield from _silenced()
+
+
+def _silenced() -> Iterator[None]:
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
