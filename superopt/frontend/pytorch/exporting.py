@@ -251,7 +251,7 @@ def _batch_norm(
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what the exporter says on the way; by one thread at a time, for streams and warnings are the process's."""
+    """Without what the exporter says on the way; one thread at a time: streams and warnings are the process's."""
     with _QUIET:
         yield from _silenced()
 
