@@ -183,18 +183,24 @@ def _of_application(name: str, case: str, rule: Rule, term: App) -> Iterator[Sta
             what = f"pushforward of output {place}" if several else "pushforward"
             yield _statement(name, case, what, rule, whole, moved.term, tangents)
     given = [variable(f"c{place}", y.type) for place, y in enumerate(outputs)]
-    found = pull(site, given)
-    for place in sorted(moving):
-        tangent = tangents[place]
-        assert tangent is not None
-        body = derivative([tangent.term if p == place else None for p in range(len(args))])
+
+    def adjoint(what: str, pulled: Mapping[int, Expr], places: Sequence[int]) -> Statement:
+        """That cotangents of these operands, with their tangents, are what the derivative is with the given ones."""
+        chosen = [tangent if p in places else None for p, tangent in enumerate(tangents)]
+        body = derivative([None if t is None else t.term for t in chosen])
         parts = [Expr(Project(body, p) if several else body, y.type) for p, y in enumerate(outputs)]
         left = added([_inner(c, part) for c, part in zip(given, parts, strict=True)])
-        pulled = found.get(place)
-        right = constant(0, tangent.dtype) if pulled is None else _inner(pulled, tangent)
+        there = [(p, t) for p, t in enumerate(chosen) if t is not None]
+        right = added([_inner(pulled[p], t) for p, t in there if p in pulled]) or constant(0, there[0][1].dtype)
         assert left is not None
-        what = f"pullback of {term.args[place]}"
-        yield _statement(name, case, what, rule, left.term, right.term, [tangent, *given])
+        return _statement(name, case, what, rule, left.term, right.term, [*(t for _, t in there), *given])
+
+    together = pull(site, given)
+    alone = {p: pull(replace(site, wanted=frozenset({p})), given) for p in sorted(moving)}
+    for place, found in alone.items():
+        yield adjoint(f"pullback of {term.args[place]}", found, [place])
+    if any(together.get(p) != found.get(p) for p, found in alone.items()):
+        yield adjoint("pullback of all together", together, sorted(moving))
 
 
 def _operand(term: Term | None, types: Mapping[str, TensorType]) -> Expr | None:

@@ -249,3 +249,27 @@ def test_forward_and_backward_apart_are_the_whole() -> None:
         np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12)
     own = {o for n in graph.nodes for o in n.outputs}
     assert not any(own.intersection(n.outputs) for n in made.backward.nodes)
+
+
+@pytest.mark.parametrize(
+    ("x", "exponent", "slopes"),
+    [([0, 2, 3], np.array(0, np.float32), [0, 0, 0]), ([-1, 0, 2], np.array(3, np.int64), [3, 0, 12]),
+     ([0, 2, 3], np.array([[0], [1], [2]], np.float32), [1, 5, 7])],
+    ids=["zero", "integer", "polynomial"],
+)  # fmt: skip
+def test_powers_have_gradients_at_zero(x: list[float], exponent: np.ndarray, slopes: list[float]) -> None:
+    """``x^0`` does not move, also where x is 0; an exponent may be an integer."""
+    b = GraphBuilder("powers")
+    b.output(b.input("x", "float32", (3,)) ** exponent, "y")
+    feeds = {"x": np.array(x, np.float32)}
+    np.testing.assert_allclose(run(gradients(b.build()), feeds)["d y/d x"], slopes)
+    moved = run(jvp(b.build(), ["y"], ["x"]), {**feeds, "tangent x": np.ones(3, np.float32)})["tangent y"]
+    np.testing.assert_allclose(moved.reshape(-1, 3).sum(axis=0), slopes)
+
+
+def test_a_power_of_zero_stays_with_its_exponent() -> None:
+    b = GraphBuilder("powers")
+    b.output(b.op("Pow", b.input("x", "float32", (2,)), b.input("e", "float32", (2,))), "y")
+    found = run(gradients(b.build()), {"x": np.array([0, 2], np.float32), "e": np.array([2, 0], np.float32)})
+    np.testing.assert_allclose(found["d y/d x"], [0, 0])
+    np.testing.assert_allclose(found["d y/d e"], [0, np.log(2)], rtol=1e-6)

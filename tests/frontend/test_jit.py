@@ -187,3 +187,109 @@ def test_symbolic_gradients_are_part_of_the_graph() -> None:
     b.output(second, "second")
     at = np.array([0.1, 0.2, 0.3])
     np.testing.assert_allclose(run(b.build(), {"x": at})["second"], (2 + 4 * at**2) * np.exp(at**2), rtol=1e-6)
+
+
+class Settings:
+    scale = 2.0
+
+
+SETTINGS, TABLE, FACTORS = Settings(), {"scale": 2.0}, [2.0]
+
+
+def scaled(x):
+    return x * SCALE
+
+
+def method_of(settings: Settings):
+    return lambda x: x * settings.scale
+
+
+@pytest.mark.parametrize(
+    ("function", "change"),
+    [(lambda x: x * SETTINGS.scale, lambda: setattr(SETTINGS, "scale", 5.0)),
+     (lambda x: x * TABLE["scale"], lambda: TABLE.update(scale=5.0)),
+     (lambda x: x * sum(FACTORS), lambda: FACTORS.append(5.0)),
+     (method_of(SETTINGS), lambda: setattr(SETTINGS, "scale", 7.0))],
+    ids=["object", "dictionary", "list", "closure"],
+)  # fmt: skip
+def test_what_can_change_unseen_is_not_traced(function, change) -> None:
+    f = superopt.jit(function)
+    np.testing.assert_allclose(f(X), function(X), rtol=1e-6)
+    change()
+    np.testing.assert_allclose(f(X), function(X), rtol=1e-6)
+    assert f.calls == {"traced": 0, "python": 2}
+    assert "can change from call to call" in f.fallbacks[0].reason
+
+
+def test_what_a_function_calls_is_a_guard() -> None:
+    global SCALE
+
+    @superopt.jit
+    def f(x):
+        return scaled(x) + 1
+
+    for SCALE in (3.0, 11.0, 2.0):
+        np.testing.assert_allclose(f(X), X * SCALE + 1, rtol=1e-6)
+    assert f.calls == {"traced": 3, "python": 0}
+
+
+def test_arrays_around_a_function_are_read_when_it_is_called() -> None:
+    offset = np.ones(4, np.float32)
+
+    @superopt.jit
+    def f(x):
+        return x + offset
+
+    for value in (1.0, 50.0):
+        offset[:] = value
+        np.testing.assert_allclose(f(X), X + value, rtol=1e-6)
+    assert len(f.graphs) == 1
+
+
+def test_keywords_and_defaults_are_arguments() -> None:
+    @superopt.jit
+    def f(x, k=2.0, *more, z=1.0, **named):
+        return x * k + z - named.get("s", 0.0)
+
+    for args, named in (((X,), {}), ((X, 3.0), {"z": 4.0}), ((X,), {"s": 5.0}), ((X,), {"s": 6.0, "k": 1.0})):
+        np.testing.assert_allclose(f(*args, **named), f.function(*args, **named), rtol=1e-5)
+    assert f.calls == {"traced": 4, "python": 0}
+    with pytest.raises(TypeError):
+        f()
+
+
+def changes_its_argument(x):
+    x += 1
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [(lambda x: x * 2.5, np.arange(3)), (lambda x: x / 2, np.arange(3)), (lambda x: x.mean(), np.arange(4)),
+     (lambda x: x.sum(), np.arange(4, dtype=np.int32)), (lambda x: x.flatten(), X), (lambda x: np.cumsum(x), X),
+     (lambda x: (x * 2, 3), X), (lambda x: np.ones(3), X), (changes_its_argument, X)],
+)  # fmt: skip
+def test_a_graph_that_gives_something_else_is_not_used(function, x: np.ndarray) -> None:
+    found, wanted = x.copy(), x.copy()
+    f = superopt.jit(function)
+    for _ in range(2):
+        got, want = f(found), function(wanted)
+        assert type(got) is type(want) or np.ndim(want) == 0
+        for a, b in zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]:
+            assert np.asarray(a).dtype == np.asarray(b).dtype
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_zeros_of_either_sign_are_two_constants() -> None:
+    f = superopt.jit(lambda x, s: 1 / (x * 0 + s))
+    for s in (-0.0, 0.0):
+        with np.errstate(divide="ignore"):
+            np.testing.assert_array_equal(f(np.full(2, -1, np.float32), s), f.function(np.full(2, -1, np.float32), s))
+
+
+def test_only_functions_are_traced() -> None:
+    import functools
+
+    with pytest.raises(UsageError, match="jit takes a function"):
+        superopt.jit(functools.partial(np.tanh))

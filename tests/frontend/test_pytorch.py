@@ -340,3 +340,88 @@ def test_twenty_steps_are_pytorchs(model: str, ours: Any, theirs: Any) -> None:
         found = dict(zip(outputs, session.run(outputs, feeds), strict=True))
         assert found[step.loss] == pytest.approx(value.item(), rel=2e-3, abs=1e-6)
         state = step.next_feeds(found)
+
+
+def both(function: Any, *data: Any) -> list[list[Any]]:
+    """Results and gradients of a function and of what it is compiled to, at each of the data, in this order."""
+    torch._dynamo.reset()
+    found: list[list[Any]] = []
+    for called in (function, torch.compile(function, backend=backend)):
+        found.append([])
+        for x in data:
+            leaf = x.clone().requires_grad_()
+            y = called(leaf)
+            y.backward(torch.arange(1, y.numel() + 1, dtype=y.dtype).view(y.shape))
+            found[-1] += [y.detach(), leaf.grad]
+    return found
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: F.logsigmoid(x * 500), lambda x: torch.logaddexp(x * 500, x.flip(0)), lambda x: x.norm(dim=-1),
+     lambda x: F.normalize(x, dim=-1), lambda x: x.std(1), lambda x: x.prod(1), lambda x: torch.atan2(x, x.flip(0))],
+    ids=["logsigmoid", "logaddexp", "norm", "normalize", "std", "prod", "atan2"],
+)  # fmt: skip
+def test_what_is_not_finite_is_as_pytorch_has_it(function: Any) -> None:
+    """The region was taken with data at which both are finite."""
+    want, got = both(function, normal(3, 4), torch.zeros(3, 4), torch.tensor([[-9.0, 0, 9, 0]]).repeat(3, 1))
+    for a, b in zip(want, got, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def test_inputs_that_overlap_are_written_to_as_the_module_does() -> None:
+    def advanced(a: Any, b: Any) -> Any:
+        a.add_(1)
+        return a * b
+
+    torch._dynamo.reset()
+    compiled = torch.compile(advanced, backend=backend)
+    compiled(torch.ones(3), torch.ones(3))
+    for called in (advanced, compiled):
+        whole = torch.ones(4)
+        assert called(whole[:3], whole[1:]).tolist() == [4, 4, 2]
+        assert whole.tolist() == [2, 2, 2, 1]
+
+
+def test_many_gradients_at_once() -> None:
+    """``is_grads_batched`` gives the backward pass batches of ``vmap``."""
+    torch._dynamo.reset()
+    found = []
+    for function in (torch.sin, torch.compile(lambda x: torch.sin(x), backend=backend)):
+        x = normal(4).requires_grad_()
+        found.append(torch.autograd.grad(function(x), x, torch.eye(4), is_grads_batched=True)[0])
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_region_that_differentiates_in_forward_mode() -> None:
+    torch._dynamo.reset()
+    slopes = torch.func.jacfwd(lambda x: (x**3).sin())
+    torch.testing.assert_close(torch.compile(slopes, backend=backend)(normal(4)), slopes(normal(4)))
+    torch.func.jvp(torch.sin, (normal(4),), (normal(4),))  # no level is left open
+    assert "forward mode" in str(explain(slopes, (normal(4),)))
+
+
+def test_what_is_not_exported_is_named() -> None:
+    assert "linalg_inv" in str(explain(lambda x: torch.linalg.inv(x), (torch.eye(3),)))
+
+
+def test_exports_of_several_threads_leave_the_streams_alone() -> None:
+    import sys
+    import threading
+
+    from superopt.frontend.pytorch.exporting import quiet
+
+    before, inside = sys.stdout, threading.Event()
+
+    def other() -> None:
+        inside.set()
+        with quiet():
+            threading.Event().wait(0.2)
+
+    thread = threading.Thread(target=other)
+    with quiet():
+        thread.start()
+        inside.wait()
+        threading.Event().wait(0.1)
+    thread.join()
+    assert sys.stdout is before

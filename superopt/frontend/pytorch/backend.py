@@ -17,6 +17,16 @@ import torch
 
 from superopt.formats import to_onnx_bytes
 from superopt.frontend.autodiff import joint
+from superopt.frontend.pytorch.exchange import (
+    all_finite,
+    array_of,
+    check_type,
+    laid_out,
+    near,
+    overlap,
+    shape_of,
+    tensor_of,
+)
 from superopt.frontend.pytorch.exporting import Pure, exported, trial
 from superopt.ir.errors import SuperoptError, Unsupported, printable
 from superopt.ir.graph import Graph
@@ -26,10 +36,6 @@ __all__ = ["Explanation", "Region", "backend", "explain"]
 
 Rewrite = Callable[[Graph], Graph]
 SIGNATURES = 8  # of a region whose sizes vary: so many graphs, and the region itself for more
-TYPES = (
-    torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32,
-    torch.int64,
-)  # fmt: skip
 
 
 @dataclass
@@ -39,7 +45,7 @@ class Region:
     Attributes:
         operators: of the region, as PyTorch names them.
         graph: the graph it runs as; ``None`` where it stayed as it was.
-        reason: why it stayed.
+        reason: why it stayed, or why single calls did.
         backward: "" until a gradient was asked for, then "graph" or why it is PyTorch's own.
     """
 
@@ -65,8 +71,16 @@ class Explanation:
         for number, region in enumerate(self.regions, 1):
             what = f"{len(region.operators)} operators"
             state = f"{len(region.graph.nodes)} ONNX nodes" if region.graph is not None else f"stays: {region.reason}"
-            lines.append(f"  region {number}: {what}, {state}{region.backward and f'; backward: {region.backward}'}")
+            rest = [
+                region.reason if region.graph is not None else "",
+                region.backward and f"backward: {region.backward}",
+            ]
+            lines.append("; ".join([f"  region {number}: {what}, {state}", *filter(None, rest)]))
         return "\n".join(lines)
+
+
+class _NotFinite(Exception):
+    """A graph gave infinities or NaN: whether the region does, only the region can say."""
 
 
 _watched: list[Explanation] = []
@@ -126,6 +140,8 @@ class _Callable:
             if found is not None:
                 try:
                     return found(*inputs)
+                except _NotFinite:
+                    self.region.reason = "results that are not finite are PyTorch's own"
                 except (
                     Exception
                 ) as error:  # an index out of bounds, no memory left …: the region says it in its own words
@@ -169,7 +185,9 @@ class _Compiled:
         fixed = {p: v for p, v in enumerate(inputs) if not isinstance(v, torch.Tensor)}
         given = tuple(v for v in inputs if isinstance(v, torch.Tensor))
         for value in given:
-            _check_type(value, "input")
+            check_type(value, "input")
+        if any("_enter_dual_level" in name for name in region.operators):  # an export that fails would not leave it
+            raise Unsupported("it differentiates in forward mode")
         self.tensors = [p for p in range(len(inputs)) if p not in fixed]
         found = trial(module, inputs)
         if found.drawn:
@@ -179,7 +197,7 @@ class _Compiled:
         if any(inputs[p].requires_grad for p in found.changed):
             raise Unsupported("it changes an input that has a gradient")
         for value in found.results:
-            _check_type(value, "result")
+            check_type(value, "result")
         self.module, self.region, self.rewrite = module, region, rewrite
         self.changed = tuple(found.changed)
         self.pure = Pure(module, fixed, len(inputs), self.changed)
@@ -195,7 +213,7 @@ class _Compiled:
         self.count = len(found.results)
         better = rewrite(graph)
         self.session = make_session(to_onnx_bytes(better))
-        self.shape = _shape_of(module, self.count)
+        self.shape = shape_of(module, self.count)
         self.back: dict[tuple[bool, ...], _Backward | None] = {}
         self.moving: tuple[bool, ...] = ()
         self.strides = [v.stride() for v in (*found.results, *found.changed.values())]
@@ -209,11 +227,13 @@ class _Compiled:
             Unsupported: it gives something else.
         """
         for got, want in zip(found, expected, strict=True):
-            if got.shape != want.shape or got.dtype != want.dtype or not _near(got, want):
+            if got.shape != want.shape or got.dtype != want.dtype or not near(got, want):
                 raise Unsupported("what is exported gives something else than the region")
 
     def __call__(self, *inputs: Any) -> Any:
         given = tuple(inputs[p] for p in self.tensors)
+        if self.changed and overlap(given):  # what is written to one of them is in another
+            return self.module(*inputs)
         if torch.is_grad_enabled() and any(v.requires_grad for v in given):
             needed = tuple(v.requires_grad for v in given)
             if needed not in self.back:
@@ -221,9 +241,22 @@ class _Compiled:
             if self.back[needed] is None:
                 return self.module(*inputs)
             return self.shape(tuple(_Differentiable.apply(self, needed, *given)))
-        values = self.run(self.session, self.outputs, given)
+        values = self.finite(self.run(self.session, self.outputs, given))
         self.write(given, values)
         return self.shape(values[: self.count])
+
+    def finite(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The results of the region, if all are finite.
+
+        PyTorch and the operators that it is exported to round alike, and overflow apart: ``log(sigmoid(x))`` is
+        infinite where ``logsigmoid(x)`` is -200.
+
+        Raises:
+            _NotFinite: they are not.
+        """
+        if not all_finite(values[: len(self.outputs)]):
+            raise _NotFinite
+        return values
 
     def write(self, given: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
         """Give what the region changes its new value."""
@@ -233,10 +266,10 @@ class _Compiled:
 
     def run(self, session: Any, outputs: Sequence[str], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs of a session; those of the region, which come first, are laid out in memory as it does."""
-        feeds = {n: _array(v) for n, v in zip(self.names, inputs, strict=True)}
+        feeds = {n: array_of(v) for n, v in zip(self.names, inputs, strict=True)}
         with translated("", running=True):
             values = session.run(list(outputs), feeds)
-        return [_laid_out(_tensor(v), s) for v, s in zip_longest(values, self.strides)]
+        return [laid_out(tensor_of(v), s) for v, s in zip_longest(values, self.strides)]
 
     def reverse(self, needed: tuple[bool, ...], given: tuple[torch.Tensor, ...]) -> _Backward | None:
         """Sessions for these inputs; ``None`` where superopt cannot differentiate it, or gives something else."""
@@ -273,7 +306,7 @@ class _Compiled:
         given = [torch.randn(y.shape, generator=source, dtype=torch.float64).to(y.dtype) for y in chosen]
         wanted = [v for v in leaves if v.requires_grad]
         expected = torch.autograd.grad(chosen, wanted, given, allow_unused=True)
-        inputs = {n: _array(v) for n, v in zip(self.names, leaves, strict=True)}
+        inputs = {n: array_of(v) for n, v in zip(self.names, leaves, strict=True)}
         with translated("", running=True):
             values = made.forward.run(list(made.kept), inputs) if made.kept else []
         kept = dict(zip(made.kept, values, strict=True))
@@ -281,18 +314,18 @@ class _Compiled:
         wholes = [torch.zeros_like(got) if e is None else e for got, e in zip(found, expected, strict=True)]
         most = max((float(e.abs().max()) for e in wholes if e.numel()), default=0.0)
         for got, want in zip(found, wholes, strict=True):
-            if not _near(got, want, least=1e-6 * most):  # a bias before a normalisation has 0 but for rounding
+            if not near(got, want, least=1e-6 * most):  # a bias before a normalisation has 0 but for rounding
                 raise Unsupported("its gradient is another than the graph's")
 
     def pulled(
         self, made: _Backward, values: Mapping[str, np.ndarray], given: Mapping[str, torch.Tensor]
     ) -> list[torch.Tensor]:
         """Gradients of the inputs ``made.to``."""
-        feeds = {**values, **{f"cotangent {n}": _array(g) for n, g in given.items()}}
+        feeds = {**values, **{f"cotangent {n}": array_of(g) for n, g in given.items()}}
         there = {i.name for i in made.backward.get_inputs()}
         with translated("", running=True):
             found = made.backward.run([f"d/d {n}" for n in made.to], {n: v for n, v in feeds.items() if n in there})
-        return [_tensor(v) for v in found]
+        return [tensor_of(v) for v in found]
 
     def own_backward(self, needed: tuple[bool, ...], inputs: Sequence[torch.Tensor], given: Sequence[Any]) -> list[Any]:
         """Gradients by running the region again under PyTorch's autograd; they can be differentiated again."""
@@ -320,12 +353,12 @@ class _Differentiable(torch.autograd.Function):
         made = compiled.back[needed]
         assert made is not None
         names = (*compiled.outputs, *(n for n in made.kept if n not in compiled.outputs))
-        values = compiled.run(made.forward, names, inputs)
+        values = compiled.finite(compiled.run(made.forward, names, inputs))
         by_name = dict(zip(names, values, strict=True))
         results = tuple(values[: compiled.count])
         ctx.compiled, ctx.made, ctx.needed = compiled, made, needed
         # Of what the region changes, what it was; of the results that are kept, a copy, for they may be changed.
-        ctx.kept = {n: _array(by_name[n].clone() if n in compiled.outputs else by_name[n]) for n in made.kept}
+        ctx.kept = {n: array_of(by_name[n].clone() if n in compiled.outputs else by_name[n]) for n in made.kept}
         written = {compiled.tensors.index(p) for p in compiled.changed}
         ctx.save_for_backward(*(v.clone() if p in written else v for p, v in enumerate(inputs)))
         compiled.write(inputs, values[: len(compiled.outputs)])
@@ -338,64 +371,13 @@ class _Differentiable(torch.autograd.Function):
         compiled, made, inputs = ctx.compiled, ctx.made, ctx.saved_tensors
         if torch.is_grad_enabled():  # gradients of gradients
             return (None, None, *compiled.own_backward(ctx.needed, inputs, given))
-        values = {n: _array(v) for n, v in zip(compiled.names, inputs, strict=True) if n in made.inputs}
         cotangents = dict(zip(compiled.outputs, given, strict=False))
         try:
+            values = {n: array_of(v) for n, v in zip(compiled.names, inputs, strict=True) if n in made.inputs}
             parts = compiled.pulled(made, {**values, **ctx.kept}, {n: cotangents[n] for n in made.of})
-        except SuperoptError:  # no memory left: PyTorch may need less
-            return (None, None, *compiled.own_backward(ctx.needed, inputs, given))
-        found = dict(zip(made.to, parts, strict=True))
-        return (None, None, *(found.get(n) for n in compiled.names))
-
-
-def _check_type(value: torch.Tensor, what: str) -> None:
-    """Raise :class:`Unsupported` for what cannot be exchanged with ONNX Runtime."""
-    if value.device.type != "cpu" or value.layout is not torch.strided or value.dtype not in TYPES:
-        raise Unsupported(f"{what}s are on {value.device}, {value.layout}, {value.dtype}")
-    if type(value) not in (torch.Tensor, torch.nn.Parameter):
-        raise Unsupported(f"{what}s are {type(value).__name__}")
-
-
-def _near(got: torch.Tensor, want: torch.Tensor, *, least: float = 0.0) -> bool:
-    """Equal up to rounding: 1 in 1,000 of an element, or 1 in 10,000 of the largest, or ``least``."""
-    scale = float(want.detach().abs().max()) if want.numel() and want.is_floating_point() else 1.0
-    finite = scale if np.isfinite(scale) else 1.0
-    slack = max(1e-4 * max(finite, 1e-3), least if np.isfinite(least) else 0.0)
-    return torch.allclose(got, want.detach(), rtol=1e-3, atol=slack, equal_nan=True)
-
-
-def _laid_out(value: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tensor:
-    """The same elements at other distances in memory, as the region gives them."""
-    if stride is None or value.numel() < 2 or value.stride() == stride:
-        return value
-    return torch.empty_strided(value.shape, stride, dtype=value.dtype).copy_(value)
-
-
-def _array(value: torch.Tensor) -> np.ndarray:
-    array: np.ndarray = value.detach().resolve_conj().resolve_neg().contiguous().numpy()
-    return array
-
-
-def _tensor(value: Any) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(value))
-
-
-def _shape_of(module: torch.fx.GraphModule, count: int) -> Callable[[Sequence[torch.Tensor]], Any]:
-    """How the region gives its results: one, or several with what is no tensor among them.
-
-    Raises:
-        Unsupported: what is exported has another number of results.
-    """
-    (output,) = (n for n in module.graph.nodes if n.op == "output")
-    result = output.args[0]
-    if not isinstance(result, tuple | list):
-        return lambda values: values[0]
-    places = [isinstance(r, torch.fx.Node) for r in result]
-    if sum(places) != count:
-        raise Unsupported(f"of {sum(places)} results {count} are left in what is exported")
-
-    def shape(values: Sequence[torch.Tensor]) -> Any:
-        given = iter(values)
-        return type(result)(next(given) if there else r for there, r in zip(places, result, strict=True))
-
-    return shape
+        except Exception:  # no memory left, cotangents that are batches of vmap …: PyTorch may still do it
+            parts = []
+        if parts and all_finite(parts):  # at a kink PyTorch may have another convention than a NaN
+            found = dict(zip(made.to, parts, strict=True))
+            return (None, None, *(found.get(n) for n in compiled.names))
+        return (None, None, *compiled.own_backward(ctx.needed, inputs, given))

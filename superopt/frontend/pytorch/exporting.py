@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,12 +15,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from superopt.formats import from_onnx
+from superopt.frontend.pytorch.exchange import overlap
 from superopt.ir.errors import Unsupported, printable
 from superopt.ir.graph import Graph, constant
 
 __all__ = ["Pure", "Trial", "exported", "from_torch", "tensors", "trial", "tried"]
 
 OPSET = 20
+_QUIET = threading.RLock()
 
 
 def from_torch(module: torch.nn.Module, example_inputs: Sequence[Any]) -> Graph:
@@ -70,16 +73,33 @@ class _WithoutState(torch.nn.Module):
 def exported(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Graph:
     """The graph of a call that has no effects; see :func:`from_torch`."""
     try:
-        with quiet(), torch.no_grad():
+        with quiet(), levels_kept(), torch.no_grad():
             program = torch.export.export(module, inputs, strict=False)
             refuse_effects(program)
             proto = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False).model_proto
     except Unsupported:
         raise
     except Exception as error:  # whatever the exporter runs into, the module can still run as it is
-        first = str(error).strip().splitlines()
-        raise Unsupported(f"PyTorch does not export it: {printable(first[0] if first else repr(error), 200)}") from None
+        raise Unsupported(f"PyTorch does not export it: {printable(root_of(error), 200)}") from None
     return replace(from_onnx(proto), doc="", metadata={})
+
+
+def root_of(error: BaseException) -> str:
+    """What an error says that it comes from, in one line: the exporter wraps them in advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else repr(error)
+
+
+@contextlib.contextmanager
+def levels_kept() -> Iterator[None]:
+    """Leave the levels of ``torch.func`` that a call enters and, where it fails, does not leave."""
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
 def refuse_effects(program: Any) -> None:
@@ -123,8 +143,8 @@ def trial(module: Callable[..., Any], inputs: tuple[Any, ...]) -> Trial:
         p: v for p, (v, old, version) in enumerate(zip(copies, inputs, versions, strict=True))
         if isinstance(v, torch.Tensor) and (v._version != version or not _same(v, old))
     }  # fmt: skip
-    places = [v.untyped_storage().data_ptr() for v in (*copies, *results) if isinstance(v, torch.Tensor) and v.numel()]
-    return Trial(tuple(results), drawn, changed, len(set(places)) < len(places))
+    shared = overlap([v for v in (*copies, *results) if isinstance(v, torch.Tensor)])
+    return Trial(tuple(results), drawn, changed, shared)
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -231,7 +251,12 @@ def _batch_norm(
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what the exporter says on the way."""
+    """Without what the exporter says on the way; one thread at a time: streams and warnings are the process's."""
+    with _QUIET:
+        yield from _silenced()
+
+
+def _silenced() -> Iterator[None]:
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

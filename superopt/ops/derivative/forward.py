@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
-from superopt.ops.derivative.scalars import PARTIALS, STEPS, choices
+from superopt.ops.derivative.scalars import STEPS, choices, partials
 from superopt.ops.meaning import (
     Call,
     Comprehension,
@@ -131,7 +131,7 @@ def summed(spans: Sequence[tuple[str, object]], body: Scalar) -> Scalar:
 def _called(function: str, args: tuple[Scalar, ...], moved: Sequence[Scalar | None]) -> Scalar | None:
     if function in STEPS or all(m is None for m in moved):
         return None
-    factors = choices(function, args) or PARTIALS[function](*args)
+    factors = choices(function, args) or partials(function, args, [m is not None for m in moved])
     parts = [m if f == number(1) else f * m for f, m in zip(factors, moved, strict=True) if m is not None]
     whole = parts[0]
     for part in parts[1:]:

@@ -28,7 +28,7 @@ from superopt.ops.derivative.expressions import (
     unsqueezed,
 )
 from superopt.ops.derivative.forward import chain, tangent_of
-from superopt.ops.derivative.scalars import PARTIALS, STEPS, choices, is_constant
+from superopt.ops.derivative.scalars import STEPS, choices, is_constant, partials
 from superopt.ops.meaning import (
     Call,
     Comprehension,
@@ -185,9 +185,8 @@ class _Lowering:
         return self.made[id(node)]
 
     def number(self, node: Scalar) -> Expr:
-        """The same, with 0 and 1 for booleans."""
-        found = self.value(node)
-        return cast(found, self.dtype) if found.dtype is DType.BOOL else found
+        """The same as numbers that can be calculated with: 0 and 1 for booleans, reals for integers."""
+        return cast(self.value(node), self.dtype)
 
     def lowered(self, node: Scalar) -> Expr:
         match node:
@@ -351,7 +350,7 @@ class _Lowering:
         match node:
             case Call(function, args):
                 factors = choices(function, args)
-                shares = factors or PARTIALS[function](*args)
+                shares = factors or partials(function, args, [moves[id(a)] for a in args])
                 return [(a, self.times(g, f)) for a, f in zip(args, shares, strict=True) if moves[id(a)]]
             case Reduce(kind):
                 spans, inner = chain(node)

@@ -10,12 +10,12 @@ A *kink* is a point where a function has no derivative. The convention there is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 from superopt.ops.meaning import Number, Scalar, SizeValue, call, number
 
-__all__ = ["KINKS", "PARTIALS", "STEPS", "Linear", "choices", "is_constant"]
+__all__ = ["KINKS", "STEPS", "Linear", "choices", "is_constant", "partials"]
 
 # What a function does to its arguments to first order: one factor per argument.
 Linear = Callable[..., tuple[Scalar, ...]]
@@ -27,8 +27,11 @@ def _inverse(x: Scalar) -> Scalar:
 
 
 def _power(x: Scalar, y: Scalar) -> tuple[Scalar, Scalar]:
-    """``y·x^(y-1)`` and ``x^y·log x``; a constant exponent needs no logarithm, so its factor is never asked for."""
-    return y * call("pow", x, y - 1), call("pow", x, y) * call("log", x)
+    """``y·x^(y-1)`` and ``x^y·log x``, which is 0 at 0 for ``y > 0``.
+
+    A constant exponent needs no logarithm, so its factor is never asked for.
+    """
+    return y * call("pow", x, y - 1), call("pow", x, y) * call("log", call("select", call("equal", x, 0), 1, x))
 
 
 def _remainder(a: Scalar, b: Scalar) -> tuple[Scalar, Scalar]:
@@ -73,6 +76,17 @@ KINKS: Mapping[str, str] = {
     "select": "where the condition changes: that of the branch taken",
     **dict.fromkeys(("floor", "ceil", "round", "sign"), "at the jumps: 0"),
 }  # fmt: skip
+
+
+def partials(function: str, args: tuple[Scalar, ...], moves: Sequence[bool]) -> tuple[Scalar, ...]:
+    """A function's factors, of which those of arguments that move are asked for.
+
+    Where an exponent stays, it may be 0, with 0 below it: ``x^0`` has the derivative 0 there, too.
+    """
+    if function == "pow" and not moves[1] and not (is_constant(args[1]) and args[1] != number(0)):
+        x, y = args
+        return y * call("pow", x, call("select", call("equal", y, 0), 1, y) - 1), number(0)
+    return PARTIALS[function](*args)
 
 
 def is_constant(value: Scalar) -> bool:
