@@ -11,9 +11,10 @@ latency exceeds what is allowed, then by bytes.
 Not the same as theirs: nothing is swapped (there is no slower memory beside the processor's), graph rewrites of TASO
 are left out on both sides, nested regions are not open at once, and a part of an operator takes its share of the time
 and the shortest kernel's time besides, where they look up a measurement. Theirs schedules by dynamic programming; here
-the order stands but for what is moved, and regions are drawn together. As theirs, it counts a region's result whole from
-its first part on, as if parts were written into it: superopt counts the parts and the whole while they are concatenated,
-as ONNX Runtime does, and so gains nothing where a result that lies elsewhere (a weight's update) is computed in parts.
+the order stands but for what is moved, and regions are drawn together. As in theirs, a region's result counts whole
+from its first part on, as if parts were written into it: superopt counts parts and the whole while they are
+concatenated, as ONNX Runtime does, and so gains nothing where a result that lies elsewhere (a weight's update) is
+computed in parts.
 
     python -m superopt.lab.magis corpus/tiny/MODEL.json … --seconds 180
 """
