@@ -20,7 +20,7 @@ from superopt.cost.trial import at_sizes, feeds_for
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node
 from superopt.ir.types import OpaqueType, TensorType
-from superopt.memory import Op, Planned, Task, alive, least_peak, lifetimes
+from superopt.memory import Op, Planned, Task, alive, as_given, least_peak, lifetimes, prompt
 from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
@@ -31,6 +31,7 @@ __all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "least_order", "node
 _LOWERABLE = 1 << 29  # bytes of weights above which a graph is not handed to ONNX Runtime just to be costed
 _VIEWS = ONNX_RUNTIME_CPU.views  # what only renames memory, on every backend
 _IN_PLACE = frozenset({"elementwise", "activation"})  # families whose result may take an operand's memory
+_PROMPT = 5_000_000  # steps looked at, up to which results of a task are moved to where they are made as soon as can be
 _UNKNOWN = Estimate(1.0, "roofline", 1.0)  # a node of unknown types: unmeasured is not zero
 
 
@@ -171,7 +172,8 @@ def least_order(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = 
 def task_of(
     graph: Graph, model: CostModel, typing: Typing | None = None, *, sizes: Mapping[str, int] | None = None
 ) -> Planned:
-    """The graph as a planner of recomputation sees it, its nodes in the order of :func:`least_order`.
+    """The graph as a planner of recomputation sees it, its nodes in the order of :func:`least_order`, but results (a
+    weight's update) as soon as what they need is there.
 
     Inputs and outputs have memory of their own whatever the plan, and are no bytes of the task. What superopt does not
     understand is not repeated: it may have effects, or be random.
@@ -329,6 +331,9 @@ class _Facts:
             tuple(ops), tuple(0 if n in results or n in held else self._bytes(n) for n in number),
             frozenset(number[n] for n in held if n in number), frozenset(number[n] for n in results if n in number),
         )  # fmt: skip
+        if len(ops) * len(results) <= _PROMPT:
+            order = [s.op for s in prompt(task, as_given(task)).steps]
+            task, nodes = replace(task, ops=tuple(ops[i] for i in order)), [nodes[i] for i in order]
         return Planned(self.graph, tuple(nodes), tuple(number), task, self.types)
 
     def _renames(self, node: Node) -> bool:

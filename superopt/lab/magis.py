@@ -11,7 +11,10 @@ latency exceeds what is allowed, then by bytes.
 Not the same as theirs: nothing is swapped (there is no slower memory beside the processor's), graph rewrites of TASO
 are left out on both sides, nested regions are not open at once, and a part of an operator takes its share of the time
 and the shortest kernel's time besides, where they look up a measurement. Theirs schedules by dynamic programming; here
-the order stands but for what is moved, and regions are drawn together.
+the order stands but for what is moved, and regions are drawn together. As in theirs, a region's result counts whole
+from its first part on, as if parts were written into it: superopt counts parts and the whole while they are
+concatenated, as ONNX Runtime does, and so gains nothing where a result that lies elsewhere (a weight's update) is
+computed in parts.
 
     python -m superopt.lab.magis corpus/tiny/MODEL.json … --seconds 180
 """
@@ -343,6 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("models", nargs="+", help="files; FILE:train for its training step (mean squares, SGD)")
     parser.add_argument("--share", type=float, default=0.10, help="of the time, that may be taken besides")
     parser.add_argument("--seconds", type=float, default=180.0, help="for each of the two")
+    parser.add_argument("--rows", type=int, default=ROWS, help="of linear programs, for superopt's plans")
     given = parser.parse_args(arguments)
     rows = []
     for name in given.models:
@@ -352,7 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             graph = train_step(graph, "mse", "sgd").graph if train else graph
             with for_target(_TARGET) as model:
                 rows.append(compared(Path(path).stem + (", step" if train else ""), graph, model, share=given.share,
-                                     seconds=given.seconds))  # fmt: skip
+                                     seconds=given.seconds, rows=given.rows))  # fmt: skip
         except (SuperoptError, NotCovered) as error:
             print(f"{name}: {error}", file=sys.stderr)
             continue

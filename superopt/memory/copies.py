@@ -45,6 +45,12 @@ class Planned:
     task: Task
     types: Mapping[str, TensorType]
 
+    @property
+    def ordered(self) -> Graph:
+        """The graph with its nodes in the order of the task."""
+        running = {id(n) for n in self.nodes}
+        return replace(self.graph, nodes=(*(n for n in self.graph.nodes if id(n) not in running), *self.nodes))
+
     def measurable(self, value: int) -> bool:
         """Whether a value can say when a guard opens (or a copy of it, which has its number among the originals)."""
         return _measurable(self.types.get(self.names[value]))

@@ -205,33 +205,45 @@ def prompt(task: Task, plan: Timetable) -> Timetable:
         task: the graph.
         plan: of it.
     """
-    for step in [s for s in plan.steps if not task.results.isdisjoint(s.makes)]:
-        own = _alone(task, plan, step)
-        inside = {s.makes for s in own}
-        made = {v: i for i, s in enumerate(plan.steps) for v in s.makes if s.makes not in inside}
-        first = max((made[v] for s in own for v in s.reads if v in made), default=-1) + 1
-        rest = [s for s in plan.steps if s.makes not in inside]
-        ahead = len([s for s in plan.steps[:first] if s.makes not in inside])
-        steps = (*rest[:ahead], *own, *rest[ahead:])
-        peak, at = peak_of(task, steps, plan.original)
-        if steps != plan.steps and peak <= plan.peak:
-            plan = Timetable(steps, plan.original, plan.us, peak, at)
-    return plan
-
-
-def _alone(task: Task, plan: Timetable, last: Step) -> list[Step]:
-    """A step, and those before it that nothing else needs, in their order."""
     readers: dict[int, set[tuple[int, ...]]] = {}
     for step in plan.steps:
         for value in step.reads:
             readers.setdefault(value, set()).add(step.makes)
-    inside, found = {last.makes}, [last]
-    for step in reversed(plan.steps[: plan.steps.index(last)]):
-        read = [readers.get(v, set()) for v in step.makes]
-        if task.results.isdisjoint(step.makes) and any(read) and all(r <= inside for r in read):
-            inside.add(step.makes)
-            found.append(step)
-    return found[::-1]
+    maker = {v: s for s in plan.steps for v in s.makes}
+    for last in [s for s in plan.steps if not task.results.isdisjoint(s.makes)]:
+        inside = _alone(task, last, maker, readers)
+        own, rest, ahead = list[Step](), list[Step](), 0
+        needed = {v for s in inside.values() for v in s.reads}
+        for step in plan.steps:
+            if step.makes in inside:
+                own.append(step)
+            else:
+                rest.append(step)
+                ahead = ahead if needed.isdisjoint(step.makes) else len(rest)
+        steps = (*rest[:ahead], *own, *rest[ahead:])
+        if steps == plan.steps:
+            continue
+        peak, at = peak_of(task, steps, plan.original)
+        if peak <= plan.peak:
+            plan = Timetable(steps, plan.original, plan.us, peak, at)
+    return plan
+
+
+def _alone(
+    task: Task, last: Step, maker: Mapping[int, Step], readers: Mapping[int, set[tuple[int, ...]]]
+) -> dict[tuple[int, ...], Step]:
+    """A step, and those before it that nothing else needs, by what they make."""
+    inside, edge = {last.makes: last}, [last]
+    while edge:
+        for step in {maker[v].makes: maker[v] for v in edge.pop().reads if v in maker}.values():
+            read = [readers.get(v, set()) for v in step.makes]
+            if (
+                step.makes not in inside and task.results.isdisjoint(step.makes)
+                and any(read) and all(r <= inside.keys() for r in read)
+            ):  # fmt: skip
+                inside[step.makes] = step
+                edge.append(step)
+    return inside
 
 
 def _without(task: Task, plan: Timetable, copy: Step) -> Timetable | None:

@@ -142,7 +142,7 @@ class Writing:
         """Plans in which regions are computed in parts."""
         from superopt.pipeline.splitting import fissions  # here, because it loads the prover
 
-        for made in fissions(self.graph, deadline=time.monotonic() + self.planning * self.left()):
+        for made in fissions(self.planned.ordered, deadline=time.monotonic() + self.planning * self.left()):
             planned = task_of(made.graph, self.model.recorded or self.model, sizes=self.sizes)
             yield Plan(planned, as_given(planned.task), self.price(made, planned), "fission")
 

@@ -218,3 +218,27 @@ def test_a_part_that_is_missing_or_in_another_place_is_no_proof() -> None:
     assert isinstance(prove_joined(joined(rows(0, 3), rows(3, 7))), Unknown)
     assert isinstance(prove_joined(joined(rows(3, 8), rows(0, 3))), Unknown)
     assert isinstance(prove_joined(joined(rows(0, 4), rows(3, 7))), Unknown)
+
+
+def test_slices_are_followed_through_operators_one_by_one() -> None:
+    def sliced(term: App | Var, low: int, high: int) -> App:
+        return App("Slice", (term,), (("axes", (0,)), ("ends", (high,)), ("starts", (low,)), ("steps", (1,))))
+
+    def mixed(x: App | Var, windows: int) -> App:
+        """Rows as windows of four, each of which attends to itself."""
+        own = App("Reshape", (x,), (("shape", (windows, 4, 6)),))
+        other = App("Transpose", (App("Exp", (own,)),), (("perm", (0, 2, 1)),))
+        scores = App("Softmax", (App("MatMul", (own, other)),), (("axis", 2),))
+        return App("MatMul", (scores, App("Sigmoid", (own,))))
+
+    def joined(low: int, high: int) -> Rule:
+        x = Var("x")
+        parts = mixed(sliced(x, 0, 8), 2), mixed(sliced(x, low, high), 3)
+        return Rule(
+            "joined", {"x": TensorScheme("f", (20, 6))}, (), (mixed(x, 5),), (App("Concat", parts, (("axis", 0),)),)
+        )
+
+    little = 1e-3  # seconds: no proof of it all as one expression
+    assert isinstance(prove_joined(joined(8, 20), time_limit=little), ProvedAllSizes)
+    assert isinstance(prove_joined(joined(4, 16), time_limit=little), Unknown)
+    assert isinstance(prove_joined(joined(7, 19), time_limit=little), Unknown)

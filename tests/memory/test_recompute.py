@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from random_tasks import random_task, simulated
 import superopt
 from superopt import cost as costs
 from superopt import formats
-from superopt.cost.trial import feeds_for
+from superopt.cost.trial import feeds_for, with_values
 from superopt.cost.whole import task_of
+from superopt.frontend.training import train_step
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.memory import Op, Planned, Task, as_given, front, measured_arena, peak_of, prompt, written
@@ -270,3 +272,10 @@ def test_what_is_computed_in_parts_is_computed_again_besides() -> None:
         ONNX_RUNTIME.load(formats.to_onnx_bytes(g)).run(feeds, ["g0"])["g0"] for g in (point.graph, graph)
     )  # fmt: skip
     np.testing.assert_allclose(made, given, rtol=1e-5, atol=1e-6)
+
+
+def test_a_task_has_its_results_made_as_soon_as_they_can_be() -> None:
+    graph = train_step(with_values(formats.load(Path("corpus/tiny/lora.json"))), "mse", "sgd").graph
+    task = planned_of(graph).task
+    given = as_given(task)
+    assert prompt(task, given).peak == given.peak
