@@ -425,3 +425,59 @@ def test_exports_of_several_threads_leave_the_streams_alone() -> None:
         threading.Event().wait(0.1)
     thread.join()
     assert sys.stdout is before
+
+
+@pytest.mark.parametrize("made", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_whole_training_step_is_done_once_a_call(made: Any) -> None:
+    """The optimiser's region holds the weights and changes them: what is tried must not."""
+
+    def losses(compiled: bool) -> list[float]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        optimizer = made(model.parameters(), lr=0.01)
+        x, y = torch.randn(32, 8), torch.randint(0, 4, (32,))
+
+        def step() -> Any:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        run = torch.compile(step, backend=backend) if compiled else step
+        return [float(run().detach()) for _ in range(4)]
+
+    assert losses(True) == pytest.approx(losses(False), rel=1e-5)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.a(x), self.b(x)
+
+
+@pytest.mark.parametrize("head", [0, 1])
+def test_what_an_unused_result_depends_on_gets_no_gradient(head: int) -> None:
+    model, x = TwoHeads(), torch.randn(3, 4)
+    torch._dynamo.reset()
+    torch.compile(model, backend=backend)(x)[head].square().sum().backward()
+    got = {n: p.grad for n, p in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    model(x)[head].square().sum().backward()
+    for name, value in model.named_parameters():
+        if value.grad is None:
+            assert got[name] is None
+        else:
+            torch.testing.assert_close(got[name], value.grad)
+
+
+def test_explain_leaves_everything_as_it_was() -> None:
+    model, x = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5)), torch.randn(8, 4)
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    assert explain(model, (x,)).regions
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())

@@ -22,12 +22,13 @@ from superopt.frontend.pytorch.exchange import (
     array_of,
     check_type,
     laid_out,
+    leaves_of,
     near,
     overlap,
     shape_of,
     tensor_of,
 )
-from superopt.frontend.pytorch.exporting import Pure, exported, trial
+from superopt.frontend.pytorch.exporting import Lifted, Pure, exported, trial
 from superopt.ir.errors import SuperoptError, Unsupported, printable
 from superopt.ir.graph import Graph
 from superopt.runtime.ort import make_session, translated
@@ -109,16 +110,25 @@ def backend(
 def explain(model: Callable[..., Any], inputs: Sequence[Any]) -> Explanation:
     """Which regions of a call superopt takes, and why it does not take the others.
 
+    The call is made on copies of the tensors; a module's buffers and the random numbers are put back after it.
+
     Args:
         model: a module or a function.
         inputs: its positional arguments.
     """
     found = Explanation()
+    copies = [v.detach().clone().requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v for v in inputs]
+    buffers = list(model.buffers()) if isinstance(model, torch.nn.Module) else []
+    before = [v.clone() for v in buffers]
     _watched.append(found)
     try:
         torch._dynamo.reset()
-        torch.compile(model, backend=backend)(*inputs)
+        with torch.random.fork_rng(devices=[]):
+            torch.compile(model, backend=backend)(*copies)
     finally:
+        with torch.no_grad():
+            for value, old in zip(buffers, before, strict=True):
+                value.copy_(old)
         _watched.remove(found)
         torch._dynamo.reset()
     return found
@@ -128,10 +138,11 @@ class _Callable:
     """A region: a graph for each signature of its arguments, the region itself where it cannot be one."""
 
     def __init__(self, module: torch.fx.GraphModule, region: Region, rewrite: Rewrite) -> None:
-        self.module, self.region, self.rewrite = module, region, rewrite
+        self.module, self.region, self.rewrite = Lifted(module), region, rewrite
         self.known: dict[Any, _Compiled | None] = {}
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *given: Any) -> Any:
+        inputs = (*given, *self.module.held)
         if all(isinstance(v, torch.Tensor | int | float) for v in inputs):
             key = tuple((v.dtype, v.shape) if isinstance(v, torch.Tensor) else (type(v), v) for v in inputs)
             if key not in self.known and len(self.known) < SIGNATURES:
@@ -166,6 +177,8 @@ class _Backward:
         backward: the session of the backward pass.
         inputs: names of the inputs that it reads.
         of, to: names of the outputs that have cotangents, and of the inputs that get them.
+        reached: names of the inputs that an output depends on, by its name: the others get no gradient from it, and
+            not a gradient of 0.
     """
 
     forward: Any
@@ -174,13 +187,14 @@ class _Backward:
     inputs: tuple[str, ...]
     of: tuple[str, ...]
     to: tuple[str, ...]
+    reached: Mapping[str, frozenset[str]]
 
 
 class _Compiled:
     """A region for one signature as a callable: ONNX Runtime forward, and backward where a gradient is asked for."""
 
     def __init__(
-        self, module: torch.fx.GraphModule, inputs: tuple[Any, ...], region: Region, rewrite: Rewrite
+        self, module: Lifted, inputs: tuple[Any, ...], region: Region, rewrite: Rewrite
     ) -> None:  # fmt: skip
         fixed = {p: v for p, v in enumerate(inputs) if not isinstance(v, torch.Tensor)}
         given = tuple(v for v in inputs if isinstance(v, torch.Tensor))
@@ -213,9 +227,10 @@ class _Compiled:
         self.count = len(found.results)
         better = rewrite(graph)
         self.session = make_session(to_onnx_bytes(better))
-        self.shape = shape_of(module, self.count)
+        self.shape = shape_of(module.module, self.count)
         self.back: dict[tuple[bool, ...], _Backward | None] = {}
         self.moving: tuple[bool, ...] = ()
+        self.like = {n: torch.empty_like(v, device="meta") for n, v in zip(self.outputs, found.results, strict=False)}
         self.strides = [v.stride() for v in (*found.results, *found.changed.values())]
         self.check(self.run(self.session, self.outputs, plain), (*found.results, *found.changed.values()))
         region.graph = better
@@ -284,7 +299,12 @@ class _Compiled:
             backward = make_session(to_onnx_bytes(self.rewrite(made.backward)))
             read = {i.name for i in backward.get_inputs()}
             inputs = tuple(n for n in self.names if n in read)
-            found = _Backward(forward, made.kept, backward, inputs, of, to)
+            leaf = {id(v): n for n, v in zip(self.names, leaves, strict=True)}
+            reached = {
+                n: frozenset(leaf[i] for i in leaves_of(y) if i in leaf)
+                for n, y in zip(self.outputs, results, strict=False)
+            }
+            found = _Backward(forward, made.kept, backward, inputs, of, to, reached)
             self.compare(found, leaves, results, moving)
         except SuperoptError as reason:
             self.region.backward = f"PyTorch's own: {printable(str(reason), 200)}"
@@ -346,9 +366,13 @@ class _Compiled:
 
 
 class _Differentiable(torch.autograd.Function):
-    """A region under autograd: what the backward pass reads is kept, not computed again."""
+    """A region under autograd: what the backward pass reads is kept, not computed again.
+
+    Autograd calls it from within what is compiled, too, where Dynamo would look into it.
+    """
 
     @staticmethod
+    @torch._dynamo.disable
     def forward(ctx: Any, compiled: _Compiled, needed: tuple[bool, ...], *inputs: torch.Tensor) -> Any:
         made = compiled.back[needed]
         assert made is not None
@@ -364,20 +388,24 @@ class _Differentiable(torch.autograd.Function):
         compiled.write(inputs, values[: len(compiled.outputs)])
         still = [y for y, moves in zip(results, compiled.moving, strict=True) if not moves]
         ctx.mark_non_differentiable(*still)
+        ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
+    @torch._dynamo.disable
     def backward(ctx: Any, *given: Any) -> tuple[Any, ...]:
         compiled, made, inputs = ctx.compiled, ctx.made, ctx.saved_tensors
         if torch.is_grad_enabled():  # gradients of gradients
             return (None, None, *compiled.own_backward(ctx.needed, inputs, given))
-        cotangents = dict(zip(compiled.outputs, given, strict=False))
+        cotangents = {n: g for n, g in zip(compiled.outputs, given, strict=False) if g is not None}
+        reached = frozenset[str]().union(*(made.reached[n] for n in cotangents))
         try:
             values = {n: array_of(v) for n, v in zip(compiled.names, inputs, strict=True) if n in made.inputs}
-            parts = compiled.pulled(made, {**values, **ctx.kept}, {n: cotangents[n] for n in made.of})
+            zeros = {n: torch.zeros_like(compiled.like[n], device="cpu") for n in made.of if n not in cotangents}
+            parts = compiled.pulled(made, {**values, **ctx.kept}, {**zeros, **cotangents})
         except Exception:  # no memory left, cotangents that are batches of vmap …: PyTorch may still do it
             parts = []
         if parts and all_finite(parts):  # at a kink PyTorch may have another convention than a NaN
             found = dict(zip(made.to, parts, strict=True))
-            return (None, None, *(found.get(n) for n in compiled.names))
+            return (None, None, *(found.get(n) if n in reached else None for n in compiled.names))
         return (None, None, *compiled.own_backward(ctx.needed, inputs, given))

@@ -10,7 +10,7 @@ import torch
 
 from superopt.ir.errors import Unsupported
 
-__all__ = ["all_finite", "array_of", "check_type", "laid_out", "near", "overlap", "shape_of", "tensor_of"]
+__all__ = ["all_finite", "array_of", "check_type", "laid_out", "leaves_of", "near", "overlap", "shape_of", "tensor_of"]
 
 TYPES = (
     torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32,
@@ -39,6 +39,22 @@ def laid_out(value: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tenso
     if stride is None or value.numel() < 2 or value.stride() == stride:
         return value
     return torch.empty_strided(value.shape, stride, dtype=value.dtype).copy_(value)
+
+
+def leaves_of(value: torch.Tensor) -> set[int]:
+    """Identities of the leaves that autograd reaches from a tensor."""
+    found, seen, stack = set[int](), set[Any](), [value.grad_fn]
+    if value.grad_fn is None and value.requires_grad:
+        return {id(value)}
+    while stack:
+        here = stack.pop()
+        if here is None or here in seen:
+            continue
+        seen.add(here)
+        if here.name() == "torch::autograd::AccumulateGrad":
+            found.add(id(here.variable))
+        stack.extend(step for step, _ in here.next_functions)
+    return found
 
 
 def array_of(value: torch.Tensor) -> np.ndarray:

@@ -19,7 +19,7 @@ from superopt.frontend.pytorch.exchange import overlap
 from superopt.ir.errors import Unsupported, printable
 from superopt.ir.graph import Graph, constant
 
-__all__ = ["Pure", "Trial", "exported", "from_torch", "tensors", "trial", "tried"]
+__all__ = ["Lifted", "Pure", "Trial", "exported", "from_torch", "tensors", "trial", "tried"]
 
 OPSET = 20
 _QUIET = threading.RLock()
@@ -170,6 +170,35 @@ def tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     return [v for v in value if isinstance(v, torch.Tensor)] if isinstance(value, tuple | list) else []
+
+
+class Lifted(torch.nn.Module):
+    """A region as a function of what it holds, too: parameters and buffers, which others may change between calls.
+
+    Args:
+        module: the region.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._own = {
+            **dict(module.named_parameters(remove_duplicate=False)),
+            **dict(module.named_buffers(remove_duplicate=False)),
+        }
+
+    @property
+    def held(self) -> tuple[torch.Tensor, ...]:
+        """What it holds, the last of its arguments."""
+        return tuple(self._own.values())
+
+    def forward(self, *values: Any) -> Any:
+        if not self._own:
+            return self.module(*values)
+        count = len(values) - len(self._own)
+        return torch.func.functional_call(
+            self.module, dict(zip(self._own, values[count:], strict=True)), values[:count], tie_weights=False
+        )
 
 
 class Pure(torch.nn.Module):
