@@ -58,15 +58,15 @@ class Belief:
         """Whether more rounds of a race hardly make it surer: one sitting tells no more."""
         return self.deviation < 1.2 * SITTING
 
-    def measured(self, ratios: Sequence[float]) -> Belief:
+    def measured(self, ratios: Sequence[float], *, sitting: float = SITTING) -> Belief:
         """After a race's rounds. Their median counts with the standard error that rounds' quartiles say, for as few
-        as they are (Student's variance), and with :data:`SITTING`; fewer than four say nothing."""
+        as they are (Student's variance), and with what it is off by in one sitting; fewer than four say nothing."""
         count = len(ratios)
         if count <= LOOKS[0]:
             return self
         low, _, high = quantiles(ratios, n=4, method="inclusive")
         error = median_error(count) * (high - low) * sqrt((count - 1) / (count - 3))
-        here, there = self.deviation**-2, 1.0 / (error**2 + SITTING**2)
+        here, there = self.deviation**-2, 1.0 / (error**2 + sitting**2)
         return Belief((self.mean * here + median(ratios) * there) / (here + there), (here + there) ** -0.5)
 
 

@@ -3,8 +3,8 @@
 Prices of a form are off by a tenth of its operator's time (:data:`~superopt.search.bilinear.choosing.FORM_ERROR`), and
 to race whole models for a gain of less costs more than the gain is worth. So where a form is modelled to gain less
 than :data:`CLEAR`, to lose a little, or to be nearly as good as another, the operator and the forms are raced alone
-first, once for all sites that are alike: a few milliseconds a run. What is then believed, by prices and rounds
-together, chooses.
+first, once for all sites that are alike: a few milliseconds a run. Where an operator lies in memory decides more than
+what a round scatters by, so they are loaded several times. What is believed then, by prices and rounds, chooses.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from math import hypot
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing
-from superopt.pipeline.judge import LOOKS, Belief
+from superopt.pipeline.judge import Belief
 from superopt.pipeline.racing import clock_of
 from superopt.runtime.protocol import Runtime
-from superopt.runtime.race import RaceResult, race_bound
+from superopt.runtime.race import RaceResult, race_sittings
 from superopt.search.bilinear.choosing import FORM_ERROR, LEAST_GAIN, Choice, Form, alike, isolated, rewritten
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.running import Bench
@@ -29,6 +29,8 @@ from superopt.verifier.running import Bench
 __all__ = ["CLEAR", "tried_alone"]
 
 CLEAR = 4.0 * FORM_ERROR  # share of an operator's time: what is modelled to gain so much is not timed
+_SITTINGS, _ROUNDS = 4, 3  # loadings at most, and rounds of each
+_SITTING = 0.05  # standard deviation of the ratio of a form to its operator, from one loading of both to another
 _SECONDS = 3.0  # for all trials of a model together; what is then left is decided by prices
 
 
@@ -97,7 +99,8 @@ class _Options:
     def beliefs(self) -> list[Belief]:
         modelled = (self.choice.after, *(us for _, us in self.choice.rivals))
         priors = [Belief(us / self.choice.before, FORM_ERROR) for us in modelled]
-        return [b.measured([row[n + 1] / row[0] for row in self.rounds]) for n, b in enumerate(priors)]
+        sitting = _SITTING * (_ROUNDS / max(len(self.rounds), _ROUNDS)) ** 0.5
+        return [b.measured([row[n + 1] / row[0] for row in self.rounds], sitting=sitting) for n, b in enumerate(priors)]
 
     @property
     def doubtful(self) -> bool:
@@ -112,13 +115,11 @@ class _Options:
 
     @property
     def settled(self) -> bool:
-        """Whether more rounds would hardly change the best, or tell no more than one sitting can."""
+        """Whether another sitting would hardly change the best."""
         known = [Belief(1.0 - LEAST_GAIN, 0.0), *self.beliefs]
         best = known[self.best]
         others = [b for n, b in enumerate(known) if n != self.best]
-        return all(
-            b.mean - best.mean > 2.0 * hypot(b.deviation, best.deviation) or (b.sure and best.sure) for b in others
-        )
+        return all(b.mean - best.mean > 2.0 * hypot(b.deviation, best.deviation) for b in others)
 
 
 def _race(
@@ -129,11 +130,10 @@ def _race(
     made = [rewritten(graph, [replace(options.choice, form=form)]) for form in options.forms]
     feeds = make_inputs(graph, seed, "normal", sizes=sizes)
     try:
-        bound = [bench.loaded(g, runtime, threads=threads).bound(feeds) for g in (graph, *made)]
-        return race_bound(
-            bound, runtime=runtime, rounds=LOOKS[-1], burst=1, threads=threads, clock=clock_of(threads),
-            time_limit=seconds, seed=seed,
-            looks=dict.fromkeys(LOOKS[1:], lambda r: replace(options, rounds=r.samples).settled),
+        return race_sittings(
+            lambda: [bench.loaded(g, runtime, threads=threads).bound(feeds) for g in (graph, *made)],
+            sittings=_SITTINGS, rounds=_ROUNDS, runtime=runtime, threads=threads, clock=clock_of(threads),
+            time_limit=seconds, seed=seed, enough=lambda r: replace(options, rounds=r.samples).settled,
         )  # fmt: skip
     except (InvalidModel, Unsupported, ResourceLimit):
         return None

@@ -157,7 +157,8 @@ def beside(plain: float, formed: float) -> Callable[..., Measured]:
 def alone(time: float) -> Callable[..., RaceResult]:
     """A race of an operator that takes 10 and its forms, which all take as long as is said."""
 
-    def race(bound: Sequence[object], **_: object) -> RaceResult:
+    def race(load: Callable[[], Sequence[object]], **_: object) -> RaceResult:
+        bound = load()
         return raced(10.0, *(time for _ in bound[1:]))(bound)
 
     return race
@@ -171,7 +172,7 @@ def test_a_lost_race_leaves_out_forms_and_nothing_else(
     times: tuple[float, ...], rounds: int, used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fewer, "race_bound", raced(*times, rounds=rounds))
-    monkeypatch.setattr(trials, "race_bound", alone(6.0))
+    monkeypatch.setattr(trials, "race_sittings", alone(6.0))
     monkeypatch.setattr(optimise, "measure", beside(0.9, 0.6))
     result, report = optimised(model(), target="cpu", time_limit=60.0)
     assert bool(report.algorithms) is used
@@ -183,7 +184,7 @@ def test_a_lost_race_leaves_out_forms_and_nothing_else(
 
 def test_forms_that_lose_beside_the_input_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fewer, "race_bound", raced(10.0, 6.0))
-    monkeypatch.setattr(trials, "race_bound", alone(6.0))
+    monkeypatch.setattr(trials, "race_sittings", alone(6.0))
     monkeypatch.setattr(optimise, "measure", beside(0.8, 1.2))
     result, report = optimised(model(), target="cpu", time_limit=60.0)
     assert report.algorithms == ()
@@ -229,11 +230,11 @@ def test_a_form_in_doubt_is_kept_where_it_gains_alone(time: float, kept: bool, m
     monkeypatch.setattr(trials, "CLEAR", 1.0)  # every form is in doubt
     asked: list[int] = []
 
-    def race(bound: Sequence[object], **_: object) -> RaceResult:
-        asked.append(len(bound))
-        return alone(time)(bound)
+    def race(load: Callable[[], Sequence[object]], **_: object) -> RaceResult:
+        asked.append(len(load()))
+        return alone(time)(load)
 
-    monkeypatch.setattr(trials, "race_bound", race)
+    monkeypatch.setattr(trials, "race_sittings", race)
     monkeypatch.setattr(fewer, "race_bound", raced(10.0, 6.0))
     monkeypatch.setattr(optimise, "measure", beside(0.9, 0.6))
     _, report = optimised(model(), target="cpu", time_limit=60.0)
