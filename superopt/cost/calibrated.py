@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 from collections.abc import Mapping
+from functools import partial
 
 from superopt.cost.answers import Answers, Progress
-from superopt.cost.calibration import Calibration, calibrated, calibration_at_hand, scaled
+from superopt.cost.calibration import Calibration, calibrated, calibration_at_hand, scaled, timed_beside
 from superopt.cost.device import CpuDevice
 from superopt.cost.fusion import BACKENDS
 from superopt.cost.measured import device_store
@@ -48,8 +51,8 @@ class CalibratedCpu(RecordedProfile):
         super().__init__(profile, sizes, device.backend)
         self.calibration, self.cpu = calibration, device
         self.answers = Answers(
-            device_store(device.meter.threads, device.meter.runtime), ceilings=ceilings_of(profile.header),
-            most=questions, progress=progress,
+            device_store(device.meter.threads, device.meter.runtime, beside=_units(profile, calibration)),
+            ceilings=ceilings_of(profile.header), most=questions, progress=progress,
         )  # fmt: skip
 
     @property
@@ -70,7 +73,13 @@ class CalibratedCpu(RecordedProfile):
     def _lookup(self, question: Question) -> Estimate:
         if question.key.question in self._answers:
             return super()._lookup(question)
-        return self.answers.price(self, question, question.key, self.cpu.time)
+        return self.answers.price(self, question, question.key, partial(timed_beside, self.profile, self.cpu))
+
+
+def _units(profile: Profile, calibration: Calibration) -> str:
+    """What answers in a scaled profile's units are told by from others."""
+    told = json.dumps([calibration.profile, profile.header.get("sha256"), sorted(calibration.factors.items())])
+    return hashlib.sha256(told.encode()).hexdigest()[:8]
 
 
 def nearest_profile(device: CpuDevice) -> tuple[str, Profile, Calibration] | None:

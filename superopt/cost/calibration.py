@@ -4,7 +4,8 @@ Prices are then a function of a profile and three factors, and the same on every
 most of its roofline (arithmetic or memory; Williams et al., 2009), or by what any operator costs. Each kind has its
 factor: the median over a few of the profile's own records that are timed again. A factor is what all kinds have in
 common, which no choice depends on, times what is the kind's own. Both go in steps, so that two calibrations of one
-machine give the same prices, and a machine like the profile's gives the profile's own.
+machine give the same prices, and a machine like the profile's gives the profile's own. What the profile lacks is timed
+beside what it has (:func:`timed_beside`), so that it is in the profile's units, whatever a calibration made of them.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from statistics import median, pstdev
 from typing import Any, Literal
 
 from superopt.cost.device import Device
+from superopt.cost.measure import Timing
 from superopt.cost.peaks import peaks_of_header
 from superopt.cost.predictor import Ceilings, ceilings_of
 from superopt.cost.profile import Profile
-from superopt.cost.question import question_of
+from superopt.cost.question import Question, question_of
 from superopt.cost.record import APART, Record
 from superopt.ir.errors import SuperoptError
 from superopt.ir.kept import keep, kept
 from superopt.ops.record import NotCovered
 from superopt.runtime.spread import IQR_OF_NORMAL, median_error
 
-__all__ = ["Calibration", "calibrated", "calibration_at_hand", "calibration_of", "scaled"]
+__all__ = ["Calibration", "calibrated", "calibration_at_hand", "calibration_of", "scaled", "timed_beside"]
 
 Bound = Literal["overhead", "arithmetic", "memory"]
 _BOUNDS: tuple[Bound, ...] = ("overhead", "arithmetic", "memory")
@@ -175,6 +177,38 @@ def scaled(profile: Profile, calibration: Calibration) -> Profile:
         slower = {"flops_per_s": "arithmetic", "bytes_per_s": "memory", "cache_bytes_per_s": "memory"}
         header["peaks"] = {k: v / factors[slower[k]] if k in slower else v for k, v in header["peaks"].items()}
     return Profile(header, records)
+
+
+def timed_beside(profile: Profile, device: Device, question: Question) -> Timing:
+    """What a device takes for a question, in a profile's nanoseconds.
+
+    Timed beside it, at the same time and in the same way, is the profile's record that is most like it; what both take
+    more than the profile says is the machine's, or its neighbours'.
+
+    Raises:
+        SuperoptError, NotCovered: the question cannot be timed.
+    """
+    own, like = device.time(question), _most_like(profile, question)
+    if like is None:
+        return own
+    try:
+        factor = like.ns / device.time(question_of(like.key)).ns
+    except (SuperoptError, NotCovered):
+        return own
+    return Timing(own.ns * factor, own.ns_cold * factor, own.iqr)
+
+
+def _most_like(profile: Profile, question: Question) -> Record | None:
+    """The record of the same operator, or else of any, that does most nearly as much."""
+    fit = [r for r in profile.records.values() if r.key.op not in APART and r.ns >= _SHORT_NS]
+    same = [r for r in fit if r.key.op == question.op] or fit
+    flops, moved = question.work
+
+    def apart(record: Record) -> tuple[float, str]:
+        ratios = ((record.flops + 1) / (flops + 1), (record.bytes + 1) / (moved + 1))
+        return sum(abs(math.log(r)) for r in ratios), record.key.text
+
+    return min(same, key=apart, default=None)
 
 
 def _scaled(record: Record, factor: float) -> Record:

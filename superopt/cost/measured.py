@@ -126,9 +126,17 @@ def _pass_key(size: int) -> Key:
     return Key("cache", json.dumps({"bytes": size}), "", ())
 
 
-def device_store(threads: int = 1, runtime: Runtime = ONNX_RUNTIME) -> Store:
-    """The user's profile of this machine: one file per device, runtime and version, threads and method of timing."""
+def device_store(threads: int = 1, runtime: Runtime = ONNX_RUNTIME, *, beside: str = "") -> Store:
+    """The user's profile of this machine: one file per device, runtime and version, threads and method of timing.
+
+    Args:
+        threads: inside an operator.
+        runtime: what is timed.
+        beside: whose units the times are in, if not this machine's.
+    """
     clock: Clock = "cpu" if threads == 1 else "wall"
     facts = circumstances(threads, clock, runtime)
     header = {k: facts[k] for k in ("device", "cores", "threads", "clock", "runtime")}
-    return Store(f"cpu-{cpu_name()}-{facts['cores']}-{facts['runtime']}-t{threads}-m{METHOD}", header)
+    return Store(
+        f"cpu-{cpu_name()}-{facts['cores']}-{facts['runtime']}-t{threads}-m{METHOD}{beside and f'-{beside}'}", header
+    )

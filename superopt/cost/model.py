@@ -235,7 +235,12 @@ class CostModel(ABC):
         own = types[slot]
         others = sum(t.nbytes or 0 for i, t in enumerate(types) if t is not None and i != slot)
         more = max(0, sum(t.nbytes or 0 for t in outs) - (own.nbytes or 0 if own is not None else 0))
-        return Estimate((others + more) / self.backend.streamed, "free", 0.0)
+        return Estimate((others + more) / self.streamed, "free", 0.0)
+
+    @property
+    def streamed(self) -> float:
+        """Bytes a µs that a fused operator reads and writes besides."""
+        return self.backend.streamed
 
     def estimate_of(self, record: Record) -> Estimate:
         """What a record says here: warm or cold, and how sure it is."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from superopt.cost.profile import factor_of
 from superopt.cost.record import APART, Estimate, Key, Record
 
 __all__ = ["Ceilings", "Predictor", "ceilings_of"]
@@ -47,7 +48,8 @@ class Ceilings:
 
 def ceilings_of(header: Mapping[str, Any]) -> Ceilings:
     """The ceilings that a profile's header holds as measured; the usual ones where it holds none."""
-    usual, peaks = Ceilings(), header.get("peaks")
+    least = Ceilings.least_ns * factor_of(header, "overhead")
+    usual, peaks = Ceilings(least_ns=least), header.get("peaks")
     if not isinstance(peaks, Mapping):
         return usual
 

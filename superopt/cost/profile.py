@@ -29,7 +29,16 @@ from superopt.cost.record import Record
 from superopt.ir.errors import InvalidModel, UsageError, printable
 from superopt.ir.kept import cache_directory
 
-__all__ = ["Profile", "Store", "cache_directory", "load_profile", "profile_names", "read_profile", "write_profile"]
+__all__ = [
+    "Profile",
+    "Store",
+    "cache_directory",
+    "factor_of",
+    "load_profile",
+    "profile_names",
+    "read_profile",
+    "write_profile",
+]
 
 fcntl: ModuleType | None
 try:
@@ -139,6 +148,12 @@ def _locked(file: IO[bytes]) -> Iterator[None]:
         file.flush()
     finally:
         fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def factor_of(header: Mapping[str, Any], bound: str) -> float:
+    """By what a calibration scaled a profile's prices of a kind; 1 where it did not. What is no price in the profile,
+    and is added to them, has to be scaled by it, too."""
+    return float(header.get("calibration", {}).get("factors", {}).get(bound, 1.0))
 
 
 class Store:

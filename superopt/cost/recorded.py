@@ -11,7 +11,7 @@ from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU, Backend
 from superopt.cost.model import CostModel
 from superopt.cost.peaks import Peaks, peaks_of_header
 from superopt.cost.predictor import Predictor, ceilings_of
-from superopt.cost.profile import Profile
+from superopt.cost.profile import Profile, factor_of
 from superopt.cost.question import Question
 from superopt.cost.ramp import Ramp, ramp_of_header
 from superopt.cost.record import Estimate, Key, Record
@@ -51,6 +51,10 @@ class RecordedProfile(CostModel):
     def cache_bytes(self) -> int | None:
         limit = self.profile.header.get("cache_bytes")
         return int(limit) if isinstance(limit, int) else None
+
+    @property
+    def streamed(self) -> float:
+        return super().streamed / factor_of(self.profile.header, "memory")
 
     @cached_property
     def ramp(self) -> Ramp | None:

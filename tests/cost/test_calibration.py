@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from superopt.cost import ONNX_RUNTIME_CPU, Profile, RecordedProfile, load_profile
-from superopt.cost.calibration import calibrated, calibration_at_hand, calibration_of, scaled
+from superopt.cost.calibration import calibrated, calibration_at_hand, calibration_of, scaled, timed_beside
 from superopt.cost.measure import Timing
 from superopt.cost.model import Racing
-from superopt.cost.question import Question
+from superopt.cost.question import Question, question_of
 from superopt.cost.record import Key
 from superopt.ir.errors import Unsupported
 from superopt.ops.record import NotCovered
@@ -120,6 +120,11 @@ def test_prices_follow_the_factors() -> None:
     assert peaks[1] is not None
     assert peaks[0].flops_per_second == pytest.approx(peaks[1].flops_per_second / STEP**3, rel=1e-5)
     assert here.digest != there.digest
+    assert here.streamed == pytest.approx(there.streamed / STEP**3)
+    key = Key("Relu", "{}", "float32", ("float32[3, 5, 7]",), "ieee", "plain", "ort")
+    for work in ((105, 840), (10**6, 10**6), (10**9, 10**8)):  # what is predicted, down to the least that a run costs
+        expected = STEP**3 * there.predicted("Relu", work, key).us
+        assert here.predicted("Relu", work, key).us == pytest.approx(expected, rel=1e-4)
     same = calibration_of(NAME, profile, Machine(profile, 1.0))
     assert scaled(profile, same) is profile
 
@@ -135,3 +140,22 @@ def test_the_list_says_how_this_machine_compares() -> None:
     shown = subprocess.run([*command[:-1]], capture_output=True, check=True, text=True).stdout
     assert "this machine against" in shown
     assert "arithmetic ×" in shown
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.6, 3.0])
+def test_what_a_profile_lacks_is_in_its_units(slower: float) -> None:
+    """However slow a machine is at the moment, an operator that the profile lacks costs as much beside the others."""
+    profile = load_profile(NAME)
+    text, lacking = next((t, r) for t, r in profile.records.items() if r.key.op == "Relu" and r.ns > 1e4)
+    without = Profile(profile.header, {t: r for t, r in profile.records.items() if t != text})
+    machine = Machine(profile, slower)
+    found = timed_beside(without, machine, question_of(lacking.key))
+    assert found.ns == pytest.approx(lacking.ns, rel=1e-6)
+    assert machine.asked == 2
+
+
+def test_what_cannot_be_compared_is_as_it_was_timed() -> None:
+    profile = load_profile(NAME)
+    record = next(r for r in profile.records.values() if r.key.op == "Relu")
+    machine = Machine(profile, 2.0)
+    assert timed_beside(Profile(profile.header, {}), machine, question_of(record.key)).ns == 2.0 * record.ns
