@@ -21,7 +21,7 @@ from superopt.ops.infer import Typing
 from superopt.pipeline.judge import Belief
 from superopt.pipeline.racing import clock_of
 from superopt.runtime.protocol import Runtime
-from superopt.runtime.race import RaceResult, race_sittings
+from superopt.runtime.race import race_sittings
 from superopt.search.bilinear.choosing import FORM_ERROR, LEAST_GAIN, Choice, Form, alike, isolated, rewritten
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.running import Bench
@@ -29,7 +29,8 @@ from superopt.verifier.running import Bench
 __all__ = ["CLEAR", "tried_alone"]
 
 CLEAR = 4.0 * FORM_ERROR  # share of an operator's time: what is modelled to gain so much is not timed
-_SITTINGS, _ROUNDS = 4, 3  # loadings at most, and rounds of each
+_SITTINGS, _ROUNDS = 4, 12  # loadings at most, and rounds of all of them together
+_HELD = 1 << 28  # bytes of weights that are held at once for a trial: larger operators are loaded less often
 _SITTING = 0.05  # standard deviation of the ratio of a form to its operator, from one loading of both to another
 _SECONDS = 3.0  # for all trials of a model together; what is then left is decided by prices
 
@@ -75,7 +76,7 @@ def tried_alone(
             raced = _race(graphs[key], options, bench, runtime, threads, sizes, seed, left)
             if raced is None:
                 continue
-            options = replace(options, rounds=raced.samples)
+            options = raced
             gained += options.best > 0
         if options.best > 0:
             form, belief = options.forms[options.best - 1], options.beliefs[options.best - 1]
@@ -86,10 +87,14 @@ def tried_alone(
 
 @dataclass(frozen=True)
 class _Options:
-    """An operator (number 0) and its forms, with what each form is taken to need of the operator's time."""
+    """An operator (number 0) and its forms, with what each form is taken to need of the operator's time.
+
+    ``rounds`` are those of all sittings, of which each has ``each``.
+    """
 
     choice: Choice
     rounds: tuple[tuple[float, ...], ...] = ()
+    each: int = _ROUNDS // _SITTINGS
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -99,7 +104,7 @@ class _Options:
     def beliefs(self) -> list[Belief]:
         modelled = (self.choice.after, *(us for _, us in self.choice.rivals))
         priors = [Belief(us / self.choice.before, FORM_ERROR) for us in modelled]
-        sitting = _SITTING * (_ROUNDS / max(len(self.rounds), _ROUNDS)) ** 0.5
+        sitting = _SITTING * (self.each / max(len(self.rounds), self.each)) ** 0.5
         return [b.measured([row[n + 1] / row[0] for row in self.rounds], sitting=sitting) for n, b in enumerate(priors)]
 
     @property
@@ -125,15 +130,19 @@ class _Options:
 def _race(
     graph: Graph, options: _Options, bench: Bench, runtime: Runtime, threads: int, sizes: Mapping[str, int], seed: int,
     seconds: float,
-) -> RaceResult | None:  # fmt: skip
-    """The operator and its forms, in turn, until it is settled which is best; ``None`` where they cannot be run."""
+) -> _Options | None:  # fmt: skip
+    """With rounds of the operator and its forms, in turn, until it is settled which is best; ``None`` where they cannot
+    be run."""
     made = [rewritten(graph, [replace(options.choice, form=form)]) for form in options.forms]
     feeds = make_inputs(graph, seed, "normal", sizes=sizes)
+    sittings = max(1, min(_SITTINGS, _HELD // max(1, sum(g.weight_bytes for g in (graph, *made)))))
+    options = replace(options, each=_ROUNDS // sittings)
     try:
-        return race_sittings(
+        raced = race_sittings(
             lambda: [bench.loaded(g, runtime, threads=threads).bound(feeds) for g in (graph, *made)],
-            sittings=_SITTINGS, rounds=_ROUNDS, runtime=runtime, threads=threads, clock=clock_of(threads),
+            sittings=sittings, rounds=options.each, runtime=runtime, threads=threads, clock=clock_of(threads),
             time_limit=seconds, seed=seed, enough=lambda r: replace(options, rounds=r.samples).settled,
         )  # fmt: skip
     except (InvalidModel, Unsupported, ResourceLimit):
         return None
+    return replace(options, rounds=raced.samples)
