@@ -10,7 +10,7 @@ from types import TracebackType
 import numpy as np
 
 from superopt.formats.onnx_writer import save_beside, to_onnx_bytes
-from superopt.formats.tensors import SparseData, expected_bytes, packed_chunks
+from superopt.formats.tensors import SparseData, expected_bytes, packed_chunks, shape_of
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph, Weight, WeightData
 from superopt.ir.types import DType
@@ -136,10 +136,8 @@ class Bench:
         folder = Path(self._folder.name)
         name, _, _ = self._place(folder, weight)
         if name not in self._mapped:
-            shape = tuple(int(d) for d in weight.type.shape or () if isinstance(d, int))
-            self._mapped[name] = OrtValue.ortvalue_from_numpy(
-                np.memmap(folder / name, weight.type.dtype.numpy, "c", shape=shape)
-            )
+            elements = np.memmap(folder / name, weight.type.dtype.numpy, "c", shape=shape_of(weight.type))
+            self._mapped[name] = OrtValue.ortvalue_from_numpy(elements)
         return self._mapped[name]
 
     def _place(self, folder: Path, weight: Weight) -> tuple[str, int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 from collections.abc import Mapping
 from functools import partial
 
@@ -50,8 +49,9 @@ class CalibratedCpu(RecordedProfile):
     ) -> None:
         super().__init__(profile, sizes, device.backend)
         self.calibration, self.cpu = calibration, device
+        units = hashlib.sha256(str(super().digest).encode()).hexdigest()[:8]
         self.answers = Answers(
-            device_store(device.meter.threads, device.meter.runtime, beside=_units(profile, calibration)),
+            device_store(device.meter.threads, device.meter.runtime, beside=units),
             ceilings=ceilings_of(profile.header), most=questions, progress=progress,
         )  # fmt: skip
 
@@ -74,12 +74,6 @@ class CalibratedCpu(RecordedProfile):
         if question.key.question in self._answers:
             return super()._lookup(question)
         return self.answers.price(self, question, question.key, partial(timed_beside, self.profile, self.cpu))
-
-
-def _units(profile: Profile, calibration: Calibration) -> str:
-    """What answers in a scaled profile's units are told by from others."""
-    told = json.dumps([calibration.profile, profile.header.get("sha256"), sorted(calibration.factors.items())])
-    return hashlib.sha256(told.encode()).hexdigest()[:8]
 
 
 def nearest_profile(device: CpuDevice) -> tuple[str, Profile, Calibration] | None:

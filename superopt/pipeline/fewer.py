@@ -388,7 +388,7 @@ def _errors_on(
     before: Graph, after: Graph, bench: Bench, runtime: Runtime, threads: int, sizes: Mapping[str, int],
     seeds: Sequence[int],
 ) -> Accuracy:  # fmt: skip
-    """One model after the other in memory: both runtimes' sessions, then the reference."""
+    """Errors on inputs of these seeds. One after the other is in memory: each graph's session, then the reference."""
     names = [v.name for v in before.outputs]
     fed = [make_inputs(before, seed, "normal", sizes=sizes) for seed in seeds]
     made: list[list[dict[str, np.ndarray]]] = []
