@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Set
 from pathlib import Path
 
@@ -90,13 +91,14 @@ class Blobs:
         return self.root / digest[:2] / digest
 
     def place(self, source: Path, digest: str) -> None:
-        """Rename a complete file into the store."""
+        """Move a complete file into the store."""
         target = self.path(digest)
         target.parent.mkdir(exist_ok=True, mode=0o700)
         if self.copies is not None:
             self.copies.put(source, digest)
         os.utime(source)  # its age starts now, and an equal one's again, so it is not swept before it is referred to
         os.replace(source, target)
+        source.unlink(missing_ok=True)  # POSIX's rename does nothing where both are links to one file
 
     def adopt(self, source: Path) -> tuple[str, int]:
         """Move a file of a job's folder into the store; returns digest and size."""
@@ -142,14 +144,27 @@ class Blobs:
         removed = 0 if self.copies is None else self.copies.sweep(wanted, age)
         for name, facts in list(self.all()):
             if name not in wanted and facts.st_mtime < limit:
-                self.path(name).unlink(missing_ok=True)
-                removed += 1
+                removed += self._remove(name, limit)
         for folder in self.work.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if folder.name not in working and folder.stat().st_mtime < limit:
                     shutil.rmtree(folder, ignore_errors=True)
                     removed += 1
         return removed
+
+    def _remove(self, digest: str, limit: float) -> bool:
+        """Remove a blob unless it was placed again meanwhile: its last look is where nobody else is."""
+        path, aside = self.path(digest), self.incoming / f"old-{uuid.uuid4().hex}"
+        try:
+            os.rename(path, aside)
+        except FileNotFoundError:
+            return False
+        young = aside.stat().st_mtime >= limit
+        if young:
+            with contextlib.suppress(FileExistsError):  # placed once more
+                os.link(aside, path)
+        aside.unlink()
+        return not young
 
     def sweep_incoming(self, age: float) -> None:
         """Remove uploads that a dead process left behind."""

@@ -212,13 +212,15 @@ class _Form:
                 raise Problem(413, "too-large", f"more than {_FIELDS} form fields")
             return
         slot = self._slot(filename)
-        if slot in self.spools and self.spools[slot].size:
-            raise Problem(422, "invalid-model", f"{slot[:80]!r} was sent twice")
+        self._spool = self.spools.get(slot)
+        if self._spool is not None and self._spool.size:
+            raise Problem(422, "invalid-model", f"{slot[:80] or 'graph'!r} was sent twice")
         if len(self.spools) > FILES:
             raise Problem(413, "too-large", f"more than {FILES} files")
         if slot == "":
             self.upload.filename = filename
-        self._spool = self.spools[slot] = self._stack.enter_context(Spool(self._blobs))
+        if self._spool is None:  # an empty part before it, as forms send where no file was chosen, left its file open
+            self._spool = self.spools[slot] = self._stack.enter_context(Spool(self._blobs))
 
     def _slot(self, filename: str) -> str:
         """Under which name a file is kept beside the model; empty is the model."""

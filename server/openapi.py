@@ -155,7 +155,7 @@ FILE: Responses = {
 }  # fmt: skip
 JUDGEMENT = _json({"type": "object", "required": ["format", "verdict"]}, 400, 401, 408, 413, 422, 503)
 _TUS = {"Tus-Resumable": {"schema": _NAME}, "Upload-Offset": {"schema": _NAME}}
-_UPLOAD_ERRORS = _problems(400, 401, 404, 408, 409, 413, 415, 422, 429, 503)
+_UPLOAD_ERRORS = _problems(400, 401, 404, 408, 409, 412, 413, 415, 422, 429, 503)
 UPLOADS: Responses = {
     200: {"description": "found", "headers": _TUS}, 204: {"description": "done", "headers": _TUS}, **_UPLOAD_ERRORS,
 }  # fmt: skip
@@ -232,8 +232,15 @@ def typed_rule() -> dict[str, Any]:
     }}  # fmt: skip
     example = {"forall": {"x": "f[m, k]", "a": "f[k, n]", "b": "f[k, n]"},
                "lhs": ["Add(MatMul(x, a), MatMul(x, b))"], "rhs": ["MatMul(x, Add(a, b))"]}  # fmt: skip
+    corpus = {
+        "name": "corpus",
+        "in": "query",
+        "required": False,
+        "schema": {"type": "boolean"},
+        "description": "whether to look at what it would gain on the corpus, which takes fifteen seconds more",
+    }
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}},
-            "security": [{}, {"key": []}]}  # fmt: skip
+            "parameters": [corpus], "security": [{}, {"key": []}]}  # fmt: skip
 
 
 def guarded() -> dict[str, Any]:
@@ -243,7 +250,8 @@ def guarded() -> dict[str, Any]:
 
 def tus(*headers: str) -> dict[str, Any]:
     """The headers of a resumable upload's operation."""
-    named = [{"name": h, "in": "header", "required": False, "schema": _NAME} for h in headers]
+    version = {"name": "Tus-Resumable", "in": "header", "required": True, "schema": {"const": "1.0.0"}}
+    named = [version, *({"name": h, "in": "header", "required": False, "schema": _NAME} for h in headers)]
     return {"parameters": named, "security": [{}, {"key": []}]}
 
 

@@ -29,6 +29,7 @@ TITLES: Mapping[str, str] = {
     "http-version": "This version of HTTP is not spoken",
     "conflict": "It exists and is something else",
     "not-ready": "The job has no result yet",
+    "precondition-failed": "A version of the protocol that is not spoken",
     "gone": "It was here, and is not kept any more",
     "invalid-reference": "The reference leads to no model",
     "too-large": "The body is too large",

@@ -6,7 +6,7 @@ import json
 import logging
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +54,11 @@ class Run:
             comparable = [e for e in entries if e.get("profile") == entries[-1].get("profile")]
             found[Path(model).stem] = tuple(float(e["after_us"]) for e in comparable)
         return found
+
+    def since(self, rules: Collection[str]) -> tuple[int, int]:
+        """Of the library that the run had: how many rules are not in today's, and how many of today's it lacked."""
+        then = set(self.data.library)
+        return len(then.difference(rules)), len(set(rules) - then)
 
     @property
     def compared(self) -> bool:

@@ -118,13 +118,17 @@ class Service:
     def _tried(self, rule_id: str, seed: int) -> dict[str, Any]:
         return try_rule(self.catalogue.library[rule_id], seed)
 
-    def judged(self, rule: Mapping[str, Any]) -> dict[str, Any]:
+    def judged(self, rule: Mapping[str, Any], corpus: bool = False) -> dict[str, Any]:
         """What is known of a rule that somebody typed, with the library's rules that are most like it.
+
+        Args:
+            rule: as JSON data.
+            corpus: whether what it would gain on the corpus is looked at, too.
 
         Raises:
             Problem: 422 where it is no rule; 503 while another one is judged.
         """
-        found = self.judge.judged(rule)
+        found = self.judge.judged(rule, self.settings.corpus if corpus else None)
         near = self.catalogue.index.search(found["name"])[:5] if "name" in found else ()
         return found | {"nearest": [{"id": i, "name": self.catalogue.index.names[i]} for i in near]}
 

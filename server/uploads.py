@@ -7,6 +7,7 @@ too old.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from superopt.server.blobs import Blobs, has_room
 from superopt.server.body import Upload, is_file_name, model_of, packed, recognised
@@ -68,7 +70,10 @@ class Uploads:
         theirs = [u for u in self._all() if u.owner == owner]
         if len(theirs) >= self._many:
             raise Problem(429, "quota", f"you have {len(theirs)} uploads; DELETE some", retry_after=60)
-        due = sum(u.length - self.offset(u) for u in self._all())
+        due = sum(u.length for u in self._all())
+        for path in self._folder.glob("*.part"):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                due -= path.stat().st_size
         if not has_room(self._folder, due + length):
             raise Problem(503, "unavailable", "the disk has no room for an upload of this length", retry_after=600)
         made = Resumable(uuid.uuid4().hex, owner, length, filename)
@@ -89,14 +94,18 @@ class Uploads:
                 found = None
             if found is not None and found.owner == owner:
                 return found
-        raise Problem(404, "not-found", "there is no such upload, or it is not kept any more")
+        raise _gone()
 
     def offset(self, upload: Resumable) -> int:
-        """Bytes that have arrived."""
+        """Bytes that have arrived.
+
+        Raises:
+            Problem: 404 where it was removed meanwhile.
+        """
         try:
             return self._file(upload.id).stat().st_size
         except FileNotFoundError:
-            return upload.length
+            raise _gone() from None
 
     async def append(self, upload: Resumable, offset: int, chunks: AsyncIterator[bytes]) -> int:
         """Add what comes; all that came before a connection was cut stays.
@@ -105,7 +114,8 @@ class Uploads:
             Bytes that have arrived.
 
         Raises:
-            Problem: 409 where the offset is another, or somebody is adding to it; 413 where more comes than was said.
+            Problem: 404 where it was removed meanwhile; 409 where the offset is another, or somebody is adding to it;
+                413 where more comes than was said.
         """
         if upload.id in self._busy:
             raise Problem(409, "conflict", "another request is adding to this upload")
@@ -113,7 +123,7 @@ class Uploads:
             raise Problem(409, "conflict", f"{here} bytes have arrived: go on there; HEAD says so too")
         self._busy.add(upload.id)
         try:
-            with self._file(upload.id).open("ab") as file:
+            with self._opened(upload) as file:
                 async for chunk in chunks:
                     if here + len(chunk) > upload.length:
                         raise Problem(413, "too-large", f"more than the {upload.length} bytes that were announced")
@@ -122,6 +132,13 @@ class Uploads:
         finally:
             self._busy.discard(upload.id)
         return self.offset(upload)
+
+    def _opened(self, upload: Resumable) -> BinaryIO:
+        """To add to it; one that was removed is not made again."""
+        try:
+            return os.fdopen(os.open(self._file(upload.id), os.O_WRONLY | os.O_APPEND), "ab")
+        except FileNotFoundError:
+            raise _gone() from None
 
     def remove(self, upload: Resumable) -> None:
         """Forget one."""
@@ -174,3 +191,7 @@ class Uploads:
 
     def _facts(self, upload_id: str) -> Path:
         return self._folder / f"{upload_id}.json"
+
+
+def _gone() -> Problem:
+    return Problem(404, "not-found", "there is no such upload, or it is not kept any more")

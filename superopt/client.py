@@ -24,6 +24,7 @@ __all__ = ["Client", "ServiceError"]
 
 _PIECE = 8 << 20  # bytes of one request of an upload
 _READ = 1 << 20
+_TUS = {"Tus-Resumable": "1.0.0"}  # the version of the protocol, in every request of an upload
 _FETCHING = 700.0  # seconds for a request that has the service fetch or write gigabytes; its own limit is 600
 _FINAL = frozenset({"succeeded", "failed", "cancelled"})
 _LOST = (URLError, HTTPException, ConnectionError, TimeoutError)
@@ -84,7 +85,7 @@ class Client:
             return self._json("POST", "/v1/jobs", {**options, "upload": uploads})
         finally:
             for upload in uploads:
-                self._ask("DELETE", f"/v1/uploads/{upload}")
+                self._ask("DELETE", f"/v1/uploads/{upload}", headers=_TUS)
 
     def upload(self, path: str | Path, progress: Callable[[int, int], None] | None = None) -> str:
         """Send a file in pieces; where the connection is cut it goes on from what has arrived.
@@ -99,7 +100,7 @@ class Client:
         path = Path(path)
         size = path.stat().st_size
         name = base64.b64encode(path.name.encode()).decode()
-        headers = {"Upload-Length": str(size), "Upload-Metadata": f"filename {name}"}
+        headers = {**_TUS, "Upload-Length": str(size), "Upload-Metadata": f"filename {name}"}
         made = self._ask("POST", "/v1/uploads", headers=headers)
         place = made[1]["location"]
         deadline = time.monotonic() + self._patience
@@ -107,7 +108,7 @@ class Client:
         with path.open("rb") as file:
             while here < size:
                 file.seek(here)
-                headers = {"Upload-Offset": str(here), "Content-Type": "application/offset+octet-stream"}
+                headers = {**_TUS, "Upload-Offset": str(here), "Content-Type": "application/offset+octet-stream"}
                 try:
                     here = int(self._once("PATCH", place, headers, file.read(_PIECE))[1]["upload-offset"])
                     deadline = time.monotonic() + self._patience
@@ -117,7 +118,7 @@ class Client:
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(0.2)
-                    here = int(self._ask("HEAD", place)[1]["upload-offset"])
+                    here = int(self._ask("HEAD", place, headers=_TUS)[1]["upload-offset"])
                 if progress is not None:
                     progress(here, size)
         return str(place).rsplit("/", 1)[1]
@@ -217,12 +218,16 @@ class Client:
         return found
 
     def judge(
-        self, forall: Mapping[str, str], lhs: Sequence[str], rhs: Sequence[str], where: Sequence[str] = ()
-    ) -> dict[str, Any]:
-        """Whether a rule is true: its verdict, with a certificate or numbers against it."""
+        self, forall: Mapping[str, str], lhs: Sequence[str], rhs: Sequence[str], where: Sequence[str] = (), *,
+        corpus: bool = False,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Whether a rule is true: its verdict, with a certificate or numbers against it; with ``corpus`` also what it
+        would gain by itself on the models of the corpus."""
         rule = {"forall": dict(forall), "lhs": list(lhs), "rhs": list(rhs)} | ({"where": list(where)} if where else {})
         headers = {"Content-Type": "application/json"}
-        body, _ = self._ask("POST", "/v1/rules/judge", body=json.dumps(rule).encode(), headers=headers)
+        body, _ = self._ask(
+            "POST", f"/v1/rules/judge?corpus={str(corpus).lower()}", body=json.dumps(rule).encode(), headers=headers
+        )
         found: dict[str, Any] = json.loads(body)
         return found
 

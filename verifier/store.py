@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from superopt.fleet import Checkpoints, Fleet, Lost, Task, digest
+from superopt.fleet.stamp import libraries
 from superopt.ir.errors import SuperoptError
 from superopt.ir.kept import code_digest
 from superopt.rules import Rule
@@ -69,7 +70,9 @@ def _key(rule: Rule, time_limit: float, seed: int) -> str:
         meaning = meaning_digest(rule)
     except SuperoptError as error:  # not well-formed, which is what its verdict will say
         meaning = str(error)
-    return digest("proved", code_digest(*_DECISIVE), rule.id, rule_text(rule), meaning, time_limit, seed)
+    return digest(
+        "proved", code_digest(*_DECISIVE), dict(libraries()), rule.id, rule_text(rule), meaning, time_limit, seed
+    )
 
 
 def _judged(rule: Rule, time_limit: float, seed: int) -> dict[str, object]:

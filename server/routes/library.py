@@ -26,10 +26,10 @@ __all__ = ["router"]
 router = APIRouter(include_in_schema=False)
 _PAGE = 50
 _FORM = 1 << 14  # bytes of a form that holds no file
-_TYPED = ("forall", "where", "lhs", "rhs")
+_TYPED = ("forall", "where", "lhs", "rhs", "corpus")
 _EXAMPLE = {
     "forall": "x: f[m, k]\na, b: f[k, n]", "where": "", "lhs": "Add(MatMul(x, a), MatMul(x, b))",
-    "rhs": "MatMul(x, Add(a, b))",
+    "rhs": "MatMul(x, Add(a, b))", "corpus": "",
 }  # fmt: skip
 _RULES = 8  # rules that a model's row names
 _ORDERS = {"": "as found", "used": "most used in the corpus", "short": "shortest first"}
@@ -91,7 +91,7 @@ async def post_playground(request: Request) -> Response:
         upload = await receive(request, service.blobs, service.settings.limits, _FORM)
         typed = {name: next(iter(upload.fields.get(name, [])), "") for name in _TYPED}
         await service.caller(request, next(iter(upload.fields.get("key", [])), ""))
-        found = await service.slowly(service.judged, _rule_of(typed))
+        found = await service.slowly(service.judged, _rule_of(typed), bool(typed["corpus"]))
     except Problem as problem:
         return await _playground(request, typed, problem=problem)
     return await _playground(request, typed, found=found)
@@ -139,6 +139,8 @@ async def get_rule_page(rule_id: str, request: Request) -> Response:
     digest = entry["digest"]
     return page(
         "rule.html", "/rules", rule=entry, reading=read_rule(rule), sides=sides, runs=runs, trial=trial, seed=seed,
+        typed=urlencode({"forall": "\n".join(f"{n}: {t}" for n, t in entry["forall"].items()),
+                         **{side: "\n".join(entry[side]) for side in ("lhs", "rhs", "where")}}),
         gain=service.evidence.gain(rule_id), certified=service.evidence.certified(digest),
         seconds=service.certificates.seconds(digest),
     )  # fmt: skip

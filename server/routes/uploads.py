@@ -19,7 +19,8 @@ from superopt.server.uploads import Resumable
 __all__ = ["router"]
 
 router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
-_TUS = {"Tus-Resumable": "1.0.0", "Cache-Control": "no-store"}
+_VERSION = "1.0.0"
+_TUS = {"Tus-Resumable": _VERSION, "Cache-Control": "no-store"}
 _PIECE = "application/offset+octet-stream"
 
 
@@ -27,7 +28,7 @@ _PIECE = "application/offset+octet-stream"
 async def options_uploads(request: Request) -> Response:
     """Version, extensions and the longest upload."""
     most = of(request).uploads.most
-    told = {"Tus-Version": "1.0.0", "Tus-Extension": "creation,termination", "Tus-Max-Size": str(most)}
+    told = {"Tus-Version": _VERSION, "Tus-Extension": "creation,termination", "Tus-Max-Size": str(most)}
     return Response(status_code=204, headers={**_TUS, **told})
 
 
@@ -35,6 +36,7 @@ async def options_uploads(request: Request) -> Response:
              summary="Begin an upload")  # fmt: skip
 async def post_upload(request: Request) -> Response:
     """Answers with its Location, to which PATCH sends pieces; ``Upload-Metadata: filename BASE64`` names the file."""
+    _spoken(request)
     service = of(request)
     caller = await service.caller(request)
     length = _number(request, "upload-length")
@@ -42,7 +44,9 @@ async def post_upload(request: Request) -> Response:
     return Response(status_code=201, headers={**_TUS, "Location": f"/v1/uploads/{made.id}", "Upload-Offset": "0"})
 
 
-@router.head("/{upload_id}", responses=doc.UPLOADS, summary="How much of an upload has arrived")
+@router.head(
+    "/{upload_id}", responses=doc.UPLOADS, openapi_extra=doc.tus(), summary="How much of an upload has arrived"
+)
 async def head_upload(upload_id: str, request: Request) -> Response:
     """``Upload-Offset`` is where to go on."""
     upload = await _found(upload_id, request)
@@ -65,7 +69,8 @@ async def patch_upload(upload_id: str, request: Request) -> Response:
     return Response(status_code=204, headers={**_TUS, "Upload-Offset": str(here)})
 
 
-@router.delete("/{upload_id}", status_code=204, responses=doc.UPLOADS, summary="Forget an upload")
+@router.delete("/{upload_id}", status_code=204, responses=doc.UPLOADS, openapi_extra=doc.tus(),
+               summary="Forget an upload")  # fmt: skip
 async def delete_upload(upload_id: str, request: Request) -> Response:
     """Jobs that were made of it keep what they need."""
     upload = await _found(upload_id, request)
@@ -73,7 +78,15 @@ async def delete_upload(upload_id: str, request: Request) -> Response:
     return Response(status_code=204, headers=_TUS)
 
 
+def _spoken(request: Request) -> None:
+    """Whoever speaks another version, or does not say which, must be told so before anything is done."""
+    if request.headers.get("tus-resumable") != _VERSION:
+        raise Problem(412, "precondition-failed", f"send Tus-Resumable: {_VERSION}, the version of tus that is spoken",
+                      headers={"Tus-Version": _VERSION, **_TUS})  # fmt: skip
+
+
 async def _found(upload_id: str, request: Request) -> Resumable:
+    _spoken(request)
     service = of(request)
     caller = await service.caller(request)
     return await run_in_threadpool(service.uploads.find, upload_id, caller.owner)

@@ -19,6 +19,7 @@ from superopt.cli.shell import (
     Json,
     Progress,
     err,
+    going_on,
     out,
     parse_dims,
     write_json,
@@ -98,7 +99,7 @@ def run_command(
         resume=resume, total_limit=total_limit, sizes=dim, seed=seed,
         rules=rules, disable=disable, measure=measure, no_check=no_check,
     )  # fmt: skip
-    with Progress() as progress:
+    with going_on(settings.resume), Progress() as progress:
         run = run_corpus(settings, progress=progress)
         judged = judge(run, settings, None)
     known = _baseline(settings, needed=False)
@@ -147,7 +148,7 @@ def compare(
         total_threshold=total_threshold, bisect_limit=bisect_limit,
     )  # fmt: skip
     known = _baseline(settings, needed=True)
-    with Progress() as progress:
+    with going_on(settings.resume), Progress() as progress:
         run = read_run(recorded) if recorded is not None else run_corpus(settings, progress=progress)
         found = judge(run, settings, known, progress=progress)
     _write(found, report_json, markdown, junit, sarif)
@@ -186,7 +187,7 @@ def update(
         raise UsageError("no baseline file", hint="--baseline FILE, or baseline in [tool.superopt.corpus]")
     claim({"--baseline": settings.baseline}, [*(models or ()), *([recorded] if recorded else ())], force=True)
     old = _baseline(settings, needed=False)
-    with Progress() as progress:
+    with going_on(settings.resume), Progress() as progress:
         run = read_run(recorded) if recorded is not None else run_corpus(settings, progress=progress)
         found = judge(run, settings, None)
     _show(found)

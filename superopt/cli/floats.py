@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from superopt.cli.shell import Cluster, Json, Progress, err, out, write_json
+from superopt.cli.shell import MOST_WORKERS, Cluster, Json, Progress, err, out, write_json
 from superopt.ir.errors import NotEquivalent, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def floats(
         typer.Option("--mend", help="with --check: narrow, then leave out, what the points are against, and record it"),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="of the other points")] = 2,
-    workers: Annotated[int, typer.Option(min=1, help="processes")] = 2,
+    workers: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="processes")] = 2,
     cluster: Cluster = None,
     report_json: Json = None,
 ) -> None:

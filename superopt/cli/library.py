@@ -22,12 +22,13 @@ from superopt.cli.shell import (
     Progress,
     Seed,
     err,
+    going_on,
     out,
     parse_bytes,
     parse_dims,
     write_json,
 )
-from superopt.ir.errors import Interrupted, NotEquivalent, UsageError, printable
+from superopt.ir.errors import NotEquivalent, UsageError, printable
 
 if TYPE_CHECKING:
     from superopt.rules import Rule, RuleError
@@ -184,7 +185,7 @@ def prove(
         raise UsageError("name a file of rules, or --all", hint="superopt rules prove FILE | --all [--record]")
     claim({"--json": report_json}, [file] if file else [], force=force)
     library, unreadable = _rules_of(file)
-    with ExitStack() as opened:
+    with going_on(resume), ExitStack() as opened:
         kept = None if resume is None else opened.enter_context(Journal(resume))
         fleet = opened.enter_context(Fleet.open(workers, cluster))
         progress = opened.enter_context(Progress())
@@ -472,15 +473,12 @@ def discover(
         profile=profile or (None if config or themes else "default"), themes=_names(themes),
         operators=_names(operators), most=max_operators,
     )  # fmt: skip
-    try:
-        with Fleet.open(workers, cluster) as fleet:
-            result = run(
-                chosen, out=destination, fleet=fleet, shards=shards, time_limit=time_limit,
-                memory_limit=parse_bytes(memory_limit),
-                progress=lambda line: err().print(line, markup=False, soft_wrap=True),
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; what is finished is kept in {destination}: run again to go on") from None
+    with going_on(destination), Fleet.open(workers, cluster) as fleet:
+        result = run(
+            chosen, out=destination, fleet=fleet, shards=shards, time_limit=time_limit,
+            memory_limit=parse_bytes(memory_limit),
+            progress=lambda line: err().print(line, markup=False, soft_wrap=True),
+        )  # fmt: skip
     out().print(f"{len(result.rules)} rules of {result.proved} proved, in {destination}", markup=False)
     if result.unfinished:
         err().print(f"not finished: {', '.join(result.unfinished)}; run again to go on", markup=False)
@@ -490,13 +488,11 @@ def _learn(models: list[str], out_dir: Path, target: str, seconds: float, sizes:
     """``discover --from``."""
     from superopt.pipeline.learning import learn_from
 
-    try:
+    with going_on(out_dir):
         found = learn_from(
             models, out=out_dir, target=target, time_limit=seconds, sizes=sizes,
             say=lambda line: err().print(line, markup=False, soft_wrap=True),
         )  # fmt: skip
-    except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; what is finished is kept in {out_dir}: run again to go on") from None
     for rule in found.rules:
         out().print(f"{rule.id}: {rule.lhs[0]} = {rule.rhs[0]}", markup=False, soft_wrap=True)
     for name, saved in found.saved_us.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superopt.cli.outputs import claim
-from superopt.cli.shell import Progress, err, out, write_json
+from superopt.cli.shell import Progress, err, going_on, out, write_json
 from superopt.ir.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -42,18 +42,18 @@ def optimize_many(
     claim({"--json": report_json}, list(models), force=force)
     rows, code = [], 0
     console = err() if report_json == "-" else out()
-    with Fleet.open(workers, cluster) as fleet, Progress() as progress:
+    with going_on(place), Fleet.open(workers, cluster) as fleet, Progress() as progress:
         for row in optimize_all([Path(m) for m in models], place, options=options, fleet=fleet, progress=progress):
             rows.append(row)
             name = Path(row["model"]).name
             if "error" in row:
                 code = code or row["exit_code"]
-                err().print(f"{name}: {row['error']}", markup=False, soft_wrap=True)
+                err().print(f"{printable(name)}: {row['error']}", markup=False, soft_wrap=True)
                 continue
             cost = row["report"]["cost"]
             console.print(
-                f"{name}  {row['report']['status']}  {cost['before_us']:,.1f} → {cost['after_us']:,.1f} µs "
-                f"modelled  {row['output']}", markup=False, soft_wrap=True,
+                f"{printable(name)}  {row['report']['status']}  {cost['before_us']:,.1f} → {cost['after_us']:,.1f} µs "
+                f"modelled  {printable(row['output'])}", markup=False, soft_wrap=True,
             )  # fmt: skip
     if report_json is not None:
         write_json({"format": "superopt.optimized", "version": 1, "models": rows}, report_json, force)

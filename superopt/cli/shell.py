@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,15 +15,15 @@ from rich.console import Console
 
 from superopt.cli.outputs import refuse_own_files
 from superopt.cli.streams import copy_input, write_data
-from superopt.ir.errors import SuperoptError, UsageError, printable
+from superopt.ir.errors import Interrupted, SuperoptError, UsageError, printable
 
 if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
     "LARGEST", "MOST_THREADS", "MOST_WORKERS", "Cluster", "Dims", "Force", "Input", "Json", "Model", "Progress",
-    "Runtime", "Seed", "Target", "Threads", "TimeLimit", "err", "npz", "out", "parse_bytes", "parse_dims", "save",
-    "write_json", "write_text", "written_beside",
+    "Runtime", "Seed", "Target", "Threads", "TimeLimit", "err", "going_on", "npz", "out", "parse_bytes", "parse_dims",
+    "save", "write_json", "write_text", "written_beside",
 ]  # fmt: skip
 
 LARGEST = 2**63 - 1  # of a size or a seed: ONNX counts in int64
@@ -55,6 +56,19 @@ Runtime = Annotated[
     str, typer.Option("--runtime", metavar="onnxruntime|openvino", envvar="SUPEROPT_RUNTIME",
                       help="what the model will run in")
 ]  # fmt: skip
+
+
+@contextmanager
+def going_on(kept: Path | None) -> Iterator[None]:
+    """Ctrl-C while finished work is kept says where, and what next; ``None``: nothing is."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if kept is None:
+            raise
+        raise Interrupted(
+            f"interrupted; what is finished is kept in {printable(str(kept))}: run again to go on"
+        ) from None
 
 
 def out() -> Console:

@@ -90,8 +90,20 @@ def discover(
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     say, fleet = progress or _silent, fleet or Fleet()
-    started, cpu = time.monotonic(), _cpu_seconds()
     bounds = Bounds(None if time_limit is None else time.time() + time_limit, memory_limit)
+    with _asked(folder) as asked:
+        return _discovered(config, folder, asked, fleet, bounds, shards, say)
+
+
+def _asked(folder: Path) -> Journal:
+    """Answers of minimising; open for all of a run, so that another one of the folder is refused before its work."""
+    return Journal(folder / ".chunks" / "minimising.jsonl")
+
+
+def _discovered(
+    config: Config, folder: Path, asked: Journal, fleet: Fleet, bounds: Bounds, shards: int, say: Progress
+) -> DiscoveryResult:
+    started, cpu = time.monotonic(), _cpu_seconds()
     chunks = folder / ".chunks"
     phases = _Phases(fleet)
     explored = _explore_all(config, chunks, bounds, fleet, shards, say)
@@ -102,7 +114,7 @@ def discover(
     for theme, rule in ((t, r) for t in config.themes if t.name in explored for r in explored[t.name].rules):
         sources.setdefault(text_digest(rule), theme.source)
     phases.ended("explore")
-    kept = _minimised(proved, _paying(done, config), chunks, fleet, say)
+    kept = _minimised(proved, _paying(done, config), chunks, asked, fleet, say)
     phases.ended("minimise")
     rules, verdicts = _proved_again(_identified(kept, config, sources), config, chunks, fleet, say)
     phases.ended("prove")
@@ -129,7 +141,8 @@ def finished(
         say: called with lines of text.
         sources: by the digest of a rule's text, where it is from (``Theme.source``), which its origin then says.
     """
-    kept = _minimised(proved, paying, chunks, fleet, say)
+    with _asked(chunks.parent) as asked:
+        kept = _minimised(proved, paying, chunks, asked, fleet, say)
     return _proved_again(_identified(kept, config, sources or {}), config, chunks, fleet, say)
 
 
@@ -163,7 +176,8 @@ def merge(
     given = [found[digest] for digest in sorted(found)]
     paying = frozenset(n for n, rule in enumerate(given) if SHORTCUT in rule.origin)
     say, chunks, fleet = progress or _silent, out / ".chunks", fleet or Fleet()
-    kept = {text_digest(rule) for rule in _minimised(given, paying, chunks, fleet, say)}
+    with _asked(out) as asked:
+        kept = {text_digest(rule) for rule in _minimised(given, paying, chunks, asked, fleet, say)}
     named = sorted((rule for digest, rule in found.items() if digest in kept), key=lambda rule: rule.id)
     proved, verdicts = _proved_again(named, config, chunks, fleet, say)
     write_library(out, proved, verdicts, (), config)
@@ -219,18 +233,33 @@ def _explore_all(
             enumerated, traffic[theme.name] = _sharded(theme, config, shards, fleet, chunks, say)
         return Task(_explored, (theme, config, str(chunks), told, bounds, known, enumerated, packed), theme.name, key)
 
+    base = {t.name: t for t in config.themes if t.base}
     rest = [t for t in config.themes if not t.base]
     ahead = _Ahead(config, bounds, [] if fleet.alone or shards else [t for t in rest if not t.solve])
-    for theme in (t for t in config.themes if t.base):
-        for outcome in fleet.each(ahead.beside(task(theme)), kept=kept):
-            if not ahead.took(outcome):
-                _finish(found, outcome, say)
-        known += found[theme.name].rules if theme.name in found else ()
+
+    def line() -> Iterator[Task[Any] | None]:
+        for theme in base.values():
+            yield task(theme)
+            while theme.name not in ended:
+                yield ahead.next()
+        left = list(rest)
+        while left:  # a theme that is being prepared waits for that
+            ready = next((n for n, theme in enumerate(left) if theme.name not in ahead.under_way), None)
+            yield None if ready is None else task(left.pop(ready))
+
+    ended: set[str] = set()
     started = time.monotonic()
-    for done, outcome in enumerate(fleet.each(map(task, rest), kept=kept), 1):
+    for outcome in fleet.each(line(), kept=kept):
+        if ahead.took(outcome):
+            continue
         _finish(found, outcome, say)
-        if not fleet.alone:
-            name = outcome.task.name
+        name = outcome.task.name
+        ended.add(name)
+        if name in base:
+            known += found[name].rules if name in found else ()
+            started = time.monotonic()
+        elif not fleet.alone:
+            done = len(ended) - len(base)
             left = (time.monotonic() - started) / done * (len(rest) - done)
             got = f"{len(found[name].rules)} rules" if name in found else "no result"
             say(f"{name}: {got}; {done} of {len(rest)} themes on {fleet.where}, about {left:.0f} s to go")
@@ -258,27 +287,28 @@ class _Ahead:
     Attributes:
         themes: for which nothing is made yet, the first ones first.
         made: pickled :class:`Prepared` by theme: nobody but the worker that goes on with it opens it.
+        under_way: names of those that are being made.
     """
 
     config: Config
     bounds: Bounds
     themes: list[Theme]
     made: dict[str, bytes] = field(default_factory=dict)
-    _done: bool = False
+    under_way: set[str] = field(default_factory=set)
 
-    def beside(self, base: Task[dict[str, object]]) -> Iterator[Task[Any]]:
-        """A base theme's task, and others until it is done; none where too much is held already."""
-        self._done = False
-        yield base
-        while self.themes and not self._done and sum(map(len, self.made.values())) < _HELD:
-            theme = self.themes.pop(0)
-            yield Task(_prepared, (theme, self.config, self.bounds), theme.name)
+    def next(self) -> Task[Any] | None:
+        """The next one's task; none where too much is held already."""
+        if not self.themes or sum(map(len, self.made.values())) >= _HELD:
+            return None
+        theme = self.themes.pop(0)
+        self.under_way.add(theme.name)
+        return Task(_prepared, (theme, self.config, self.bounds), theme.name)
 
     def took(self, outcome: Outcome[Any]) -> bool:
         """Whether this is one of those others; what it gave is kept then, and what it lacked is done again later."""
         if outcome.task.function is not _prepared:
-            self._done = True
             return False
+        self.under_way.discard(outcome.task.name)
         if outcome.error is None:
             self.made[outcome.task.name] = outcome.result()
         return True
@@ -324,7 +354,7 @@ def _paying(explored: Sequence[Explored], config: Config) -> frozenset[int]:
 
 
 def _minimised(
-    rules: Sequence[Rule], paying: Container[int], folder: Path, fleet: Fleet, say: Progress
+    rules: Sequence[Rule], paying: Container[int], folder: Path, asked: Journal, fleet: Fleet, say: Progress
 ) -> tuple[Rule, ...]:
     chunks = Chunks(folder)
     described = [(rule_text(r), r.origin, number in paying) for number, r in enumerate(rules)]
@@ -336,8 +366,7 @@ def _minimised(
         return tuple(parse_rule({k: v for k, v in row.items() if k != "family"}, where="chunk", family=row["family"])
                      for row in rows)  # fmt: skip
     named = [replace(r, id=f"r{i}") for i, r in enumerate(rules)]
-    with Journal(folder / "minimising.jsonl") as journal:
-        kept = minimised(named, say, {r.id for i, r in enumerate(named) if i in paying}, fleet=fleet, kept=journal)
+    kept = minimised(named, say, {r.id for i, r in enumerate(named) if i in paying}, fleet=fleet, kept=asked)
     chunks.put(key, {"rules": [{**format_rule(r), "family": r.family} for r in kept]})
     return kept
 

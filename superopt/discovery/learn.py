@@ -32,24 +32,26 @@ from superopt.discovery.solving import Solver
 from superopt.discovery.store import UNBOUNDED, Bounds, Chunks, OutOfBounds, code_digest, digest_of
 from superopt.fleet import Fleet
 from superopt.ir.graph import Graph
+from superopt.ir.poly import substitute
 from superopt.ir.terms import App, postorder, variables
 from superopt.ir.types import DType
 from superopt.ops.infer import infer
 from superopt.ops.meaning import IllTyped
-from superopt.rules.canonical import text_digest
+from superopt.rules.canonical import map_terms, text_digest
 from superopt.rules.floats import Floats, float_key
 from superopt.rules.grammar import format_rule, parse_rule
 from superopt.rules.library import Library
-from superopt.rules.rule import Rule
+from superopt.rules.rule import Rule, TensorScheme
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import types_of
 from superopt.search.program import program_of
 from superopt.verifier.admission import borne
 
-__all__ = ["Learned", "Lesson", "learn"]
+__all__ = ["Learned", "Lesson", "applies", "learn"]
 
 FAMILY = "learned"
 _WRITING = 0.1  # share of the time that is kept for minimising, besides what proving what was found took
+_LONGEST = 0.25  # share of the time that one part may take
 _CHEAPER = 0.995  # of a part's price: less than that is noise
 _ALIKE = 0.9  # of the price, for as many operators
 _LEAST_SHARE = 2e-4  # of a model's cost: a part of which all operators but the dearest cost less is not looked at
@@ -161,10 +163,13 @@ def learn(
     school = _School(library, prices, config, Chunks(out / ".chunks"), target)
     lessons: list[_Taught] = []
     while (entry := agenda.next()) is not None:
-        school.bounds = Bounds(end - _WRITING * seconds - school.proving)  # what is written is proved once more
+        until = end - _WRITING * seconds - school.proving  # what is written is proved once more
+        school.bounds = Bounds(min(until, time.time() + _LONGEST * seconds))
         try:
             lesson, saving = school.lesson(entry.part, entry.reach)
         except OutOfBounds:
+            if time.time() < until:
+                continue  # others are not kept from their turn by one
             say(f"out of time after {found.looked_at} of {found.targets} parts; run again to go on")
             break
         found.looked_at += 1
@@ -206,6 +211,22 @@ def _targets(
             parts = mined(program_of(some, typed), prices)
             every.extend(Entry((name, rewritten), part, whole) for part in parts)
     return every
+
+
+def applies(rule: Rule, candidate: Rule, sizes: Mapping[str, int]) -> bool:
+    """Whether a rule does at the model's sizes and attributes what the candidate does that led to it.
+
+    A candidate that is false in general may hold, and be proved, under conditions that the model does not meet.
+    """
+    forall = {
+        n: replace(s, shape=tuple(substitute(d, sizes) for d in s.shape)) if isinstance(s, TensorScheme) else s
+        for n, s in candidate.forall.items()
+    }
+    (left,), (right,) = (map_terms(side, {}, sizes) for side in (candidate.lhs, candidate.rhs))
+    here = restricted(Rule("candidate", forall, (), (left,), (right,)))
+    weights = frozenset(n for n in here.tensors if n in WEIGHTS)
+    moves = moves_of([replace(rule, id="learnt")], parts_of(here))
+    return reached(here, moves, rounds=QUICK_ROUNDS, weights=weights)
 
 
 def _lighter(rule: Rule, weights: frozenset[str], left: float, right: float) -> bool:
@@ -283,8 +304,12 @@ class _School:
         solver = Solver(
             problem, cost=lambda rule: self.price(rule, sizes, us), most=most, seed=self.config.seed, bounds=self.bounds
         )
+
+        def usable(rule: Rule) -> bool:
+            return solver.last is not None and applies(rule, solver.last, sizes) and self._borne(rule)
+
         try:
-            solve_one(solver, self.config, self.chunks, FAMILY, self._finds, found, self._borne)
+            solve_one(solver, self.config, self.chunks, FAMILY, self._finds, found, usable)
         except (IllTyped, RuleError):
             return Lesson((), None, 0, 0, 0, 0)
         insoluble, unnamed = found.without

@@ -150,12 +150,12 @@ def settled(problem: Problem, values: dict[str, float] | None = None) -> Problem
     """
     for _ in range(_MOST_EQUATIONS):
         try:
-            equation = _equation(problem)
+            known = None if values is None else {n: int(v) for n, v in values.items() if float(v).is_integer()}
+            equation = _equation(problem, known)
             if equation is None:
                 return problem
             if isinstance(equation, int):
                 return None
-            known = None if values is None else {n: int(v) for n, v in values.items() if float(v).is_integer()}
             binding = _solution(equation, problem, known)
         except (IllTyped, RuleError, ZeroDivisionError, KeyError, TypeError):
             return None
@@ -175,8 +175,12 @@ def _follow(values: dict[str, float], known: Mapping[str, int], binding: Mapping
             values[new] = float(known[name] // factor)
 
 
-def _equation(problem: Problem) -> Dim | None:
+def _equation(problem: Problem, values: Mapping[str, int] | None) -> Dim | None:
     """A size that has to be 0 and is not identically; ``None`` where all operators are satisfied.
+
+    Args:
+        problem: over sizes that are symbols.
+        values: what they are in the model that the expression is from, if it is from one.
 
     Raises:
         IllTyped: an operator does not accept its operands, for another reason.
@@ -186,15 +190,20 @@ def _equation(problem: Problem) -> Dim | None:
         if not isinstance(term, App):
             continue
         kinds = [None if a is None else known[a] for a in term.args]
+        if term.op == "Reshape" and values is not None and kinds[0] is not None:
+            run = next(_regrouped(kinds[0].shape or (), dict(term.attributes)["shape"], values), None)
+            if run is not None:
+                return run
         try:
             meaning, outputs = operator_of(term).apply(kinds, complete(term))
         except Contradiction:
             raise
         except IllTyped:
-            differing = next(_aligned([k for k in kinds if k is not None]), None)
-            if differing is None:
+            differing = _aligned([k for k in kinds if k is not None])
+            found = next((d for d in differing if _may_be_zero(d, values)), None)
+            if found is None:
                 raise
-            return differing
+            return found
         for condition in meaning.obligations:
             if condition.kind == "eq":
                 return condition.size
@@ -202,13 +211,51 @@ def _equation(problem: Problem) -> Dim | None:
     return None
 
 
+def _may_be_zero(size: Dim, values: Mapping[str, int] | None) -> bool:
+    """Whether a size is not known to be another than 0, where sizes are known."""
+    return values is None or not symbols(size) <= values.keys() or value_at(size, values) == 0
+
+
 def _aligned(kinds: Sequence[TensorType]) -> Iterator[Dim]:
-    """Differences of sizes that broadcasting puts beside each other; a size of 1 fits any."""
+    """Differences of sizes that broadcasting puts beside each other, the first axes first; a size of 1 fits any.
+
+    The first axes come first because a product has others last, which are not beside each other.
+    """
     first = kinds[0].shape or ()
     for other in kinds[1:]:
-        for a, b in zip(reversed(first), reversed(other.shape or ()), strict=False):
+        for a, b in reversed(list(zip(reversed(first), reversed(other.shape or ()), strict=False))):
             if a != b and a != 1 and b != 1:
                 yield a - b
+
+
+def _regrouped(before: Sequence[Dim], after: AttributeValue, values: Mapping[str, int]) -> Iterator[Dim]:
+    """Differences of what runs of axes hold before and after a reshape, the shortest runs that agree in the model.
+
+    Sizes that are products stand for their factors; sizes of 1 hold nothing.
+    """
+    left = [f for d in before if d != 1 for f in _factors(d)]
+    right = [f for d in (after if isinstance(after, tuple) else ()) if isinstance(d, int | Poly) and d != 1
+             for f in _factors(d)]  # fmt: skip
+    while left and right:
+        mine, other = left.pop(0), right.pop(0)
+        while (one := value_at(mine, values)) != (two := value_at(other, values)):
+            shorter = left if one < two else right
+            if not shorter:
+                return
+            if one < two:
+                mine = mine * shorter.pop(0)
+            else:
+                other = other * shorter.pop(0)
+        if mine != other:
+            yield mine - other
+
+
+def _factors(size: Dim) -> list[Dim]:
+    """The symbols that a size is the product of; itself where it is no such product."""
+    if isinstance(size, int) or len(size.terms) > 1 or size.terms[0][1] != 1:
+        return [size]
+    names = size.terms[0][0]
+    return [sym(n) for n in names if isinstance(n, str)] if all(isinstance(n, str) for n in names) else [size]
 
 
 def _solution(equation: Poly, problem: Problem, values: Mapping[str, int] | None) -> Mapping[str, Dim] | None:
@@ -226,8 +273,9 @@ def _solution(equation: Poly, problem: Problem, values: Mapping[str, int] | None
         name = next(iter(symbols(divided.numerator)))
         if name not in schemes:
             return {name: divided.denominator * sym(fresh_name(name, {*problem.forall, *problem.rule.sizes, *schemes}))}
-    order = list(problem.rule.sizes)
-    for name in sorted(symbols(equation) - schemes.keys(), key=order.index, reverse=True):
+    order = {name: n for n, name in enumerate(problem.rule.sizes)}
+    free = sorted(symbols(equation) - schemes.keys())  # names that only a reshape has come first
+    for name in sorted(free, key=lambda n: order.get(n, len(order)), reverse=True):
         found = _linear(equation, name)
         if found is not None:
             return {name: found}
@@ -362,6 +410,9 @@ def _lifted(
                 operands = [None if a is None else types[a] for a in part.args]
                 types[part] = operator_of(part).apply(operands, complete(part))[1][0]
                 stay = frozenset(k for k, v in part.attributes if neutral and _does_nothing(v))
+                if part.op == "Reshape":
+                    made[part] = _reshaping(part, operands, batch, taken, values)
+                    continue
                 made[part], schemes = with_symbols(part, operands, taken, values, stay)
                 forall |= schemes
     except (IllTyped, RuleError, ZeroDivisionError):
@@ -369,7 +420,34 @@ def _lifted(
     new = {t: dict(m.attributes) for t, m in made.items() if isinstance(t, App) and isinstance(m, App)}
     (whole,) = rebuilt((term,), lambda app, key, _: new[app][key])
     found = settled(Problem(forall, weights, whole), values)
-    return None if found is None else (found, values)
+    return None if found is None or not _determined(found) else (found, values)
+
+
+def _determined(problem: Problem) -> bool:
+    """Whether all sizes of a problem follow from its leaves' shapes and its attributes."""
+    known = {*problem.rule.sizes, *problem.rule.attribute_atoms}
+    for term in postorder(problem.term):
+        for _, value in term.attributes if isinstance(term, App) else ():
+            parts = value if isinstance(value, tuple) else (value,)
+            if any(symbols(p) - known for p in parts if isinstance(p, Poly)):
+                return False
+    return True
+
+
+def _reshaping(
+    app: App, operands: Sequence[TensorType | None], batch: bool, taken: set[str], values: dict[str, float]
+) -> App:
+    """A reshape to sizes that are symbols of their own; sizes of 1 stay, but for a first one that stays in front."""
+    given = dict(app.attributes)["shape"]
+    before = (None if operands[0] is None else operands[0].shape) or ()
+    shape: list[Dim] = []
+    for axis, size in enumerate(given if isinstance(given, tuple) else ()):
+        assert isinstance(size, int)
+        one = size == 1 and not (batch and axis == 0 and before[:1] == (1,))
+        shape.append(1 if one else sym(fresh_name("t", taken)))  # "i" and "r" are names of meanings' variables
+        if not one:
+            values[str(shape[-1])] = float(size)
+    return App("Reshape", app.args, (("shape", tuple(shape)),))
 
 
 def _does_nothing(value: AttributeValue) -> bool:

@@ -17,6 +17,7 @@ from math import prod
 
 import numpy as np
 
+from superopt.discovery.ordered import Ordered
 from superopt.discovery.template import batched, concrete
 from superopt.ir.terms import App, Project, Term, Var, postorder
 from superopt.ir.types import TensorType
@@ -40,8 +41,9 @@ class Undecided(Exception):
 
 
 def residues(x: Array) -> Array:
-    """The residues of packed elements."""
-    return np.asarray(x & ((1 << 26) - 1), dtype=np.int64)
+    """The residues of packed elements, of those with an order too."""
+    packed = x["r"] if x.dtype.names else x
+    return np.asarray(packed & ((1 << 26) - 1), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Place:
 
     point: Point
     weights: Mapping[str, Array]
-    algebra: PrimeField
+    algebra: PrimeField | Ordered
 
     @property
     def sizes(self) -> dict[str, int | Array]:
@@ -131,7 +133,7 @@ class Known:
         """The expression's elements, as residues.
 
         Raises:
-            Unlucky, NeedsOrder: an inverse of zero in every draw, or a function that compares numbers.
+            Unlucky, NeedsOrder: an inverse of zero in every draw, or a function that the place's algebra does not have.
         """
         while len(self.samples) <= sample:
             self.samples.append(self._drawn())
@@ -153,6 +155,24 @@ class Known:
                     if not np.array_equal(residues(values[self.term]).reshape(-1), goal):
                         found.add(name)
         return frozenset(found)
+
+    def affine(self) -> bool:
+        """Whether the expression is not seen to be other than affine in its data.
+
+        Asked is whether ``f(p) + f(q) = f(r) + f(p + q - r)`` at random points; true where nothing can be told, for an
+        inverse of zero in every draw.
+        """
+        algebra = self.place.algebra
+        with suppress(Unlucky):
+            p, q, r = (self._drawn() for _ in range(3))
+            last: dict[Term, Array] = {Var(n): v[None] for n, v in self.place.weights.items()}
+            for name in self.kinds.keys() - self.place.weights.keys():
+                back = algebra.function("mul", r[Var(name)], algebra.integers(np.asarray(-1)))
+                last[Var(name)] = algebra.function("add", algebra.function("add", p[Var(name)], q[Var(name)]), back)
+            self._fill(self.term, last)
+            one, two = (residues(a[self.term]) + residues(b[self.term]) for a, b in ((p, q), (r, last)))
+            return not ((one - two) % MODULUS).any()
+        return True
 
     def _drawn(self) -> dict[Term, Array]:
         for attempt in range(_DRAWS):
@@ -220,13 +240,19 @@ def asked(
         raise Undecided(f"{count} unknown elements")
     meanings, _ = meanings_of(unknown, {**known.kinds, **holes})
     skeleton = _Linear(known, unknown, meanings, shapes)
-    rows, goals = [], []
-    for sample in range((count + _SPARE) // known.width + 1):
-        matrix, offset = skeleton.coefficients(sample, rng)
-        rows.append(matrix)
-        goals.append((known.goal(sample) - offset) % MODULUS)
-    reduced = _reduced(np.concatenate(rows), np.concatenate(goals))
-    return None if reduced is None else _separated(*reduced, sizes, shapes, rng)
+    rows, goals = list[Array](), list[Array]()
+    batch, rank = (count + _SPARE) // known.width + 1, -1
+    while True:  # a product of data says less in one sample than it has elements
+        for sample in range(len(rows), len(rows) + batch):
+            matrix, offset = skeleton.coefficients(sample, rng)
+            rows.append(matrix)
+            goals.append((known.goal(sample) - offset) % MODULUS)
+        reduced = _reduced(np.concatenate(rows), np.concatenate(goals))
+        if reduced is None:
+            return None
+        if len(reduced[2]) in (rank, count):
+            return _separated(*reduced, sizes, shapes, rng)
+        rank = len(reduced[2])
 
 
 class _Linear:

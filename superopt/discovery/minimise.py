@@ -84,38 +84,39 @@ class _Derivable:
 
         Args:
             ordered: a rule is not derived by itself, where it is kept.
-            kept: those that may be used; who iterates changes it between two rules.
+            kept: those that may be used; who iterates adds to it between two rules, or takes away, not both.
         """
         position, given = 0, dict[int, tuple[str, tuple[str, ...]]]()
+        near: dict[str, tuple[int, tuple[str, tuple[str, ...]]]] = {}  # how many were kept then, and the question
 
-        def questions() -> Iterator[Task[dict[str, bool]]]:
+        def asked_of(rule: Rule) -> tuple[str, tuple[str, ...]]:
+            count, asked = near.get(rule.id, (-1, (rule.id, ())))
+            if count != len(kept):
+                asked = rule.id, tuple(r.id for r in _near(rule, kept))
+                near[rule.id] = len(kept), asked
+            return asked
+
+        def questions() -> Iterator[Task[dict[str, bool]] | None]:
             while True:
                 under_way = set(given.values())
                 for rule in ordered[position : position + _AHEAD * self.fleet.size]:
-                    asked = self._asked(rule, kept)
+                    asked = asked_of(rule)
                     if asked not in self.known and asked not in under_way:
+                        by_id = {r.id: r for r in kept}
+                        task = self._task(rule, [by_id[i] for i in asked[1]])
+                        given[id(task)] = asked
+                        yield task
                         break
                 else:
-                    return
-                by_id = {r.id: r for r in kept}
-                task = self._task(rule, [by_id[i] for i in asked[1]])
-                given[id(task)] = asked
-                yield task
+                    yield None  # by the next answer there may be more
 
         answers = self.fleet.each(questions(), kept=self.kept)
         for rule in ordered:
-            asked = self._asked(rule, kept)
-            while asked not in self.known:
-                answer = next(answers, None)
-                if answer is None:  # all that could be asked was answered; by now there is more
-                    answers = self.fleet.each(questions(), kept=self.kept)
-                else:
-                    self.known[given.pop(id(answer.task))] = answer.result()["follows"]
-            yield rule, self.known[asked]
+            while asked_of(rule) not in self.known:
+                answer = next(answers)  # the rule's own question is under way, or the next to be asked
+                self.known[given.pop(id(answer.task))] = answer.result()["follows"]
+            yield rule, self.known[asked_of(rule)]
             position += 1
-
-    def _asked(self, rule: Rule, kept: Sequence[Rule]) -> tuple[str, tuple[str, ...]]:
-        return rule.id, tuple(r.id for r in _near(rule, kept))
 
     def _task(self, rule: Rule, near: Sequence[Rule]) -> Task[dict[str, bool]]:
         rounds = QUICK_ROUNDS if rule.origin == SHORTCUT or rule.id in self.paying else ROUNDS

@@ -42,7 +42,7 @@ from superopt.verifier.sampling import Point
 
 __all__ = ["Cost", "Step", "Traffic", "enumerate_sharded"]
 
-_BLOCK = 2 * BATCH  # applications that are evaluated by one task
+_BLOCK = BATCH  # applications that are evaluated by one task; the client holds eight results a worker
 _VALUED = BATCH // 2  # where values go back too, which take ten times the memory of rows
 _MMAP_THRESHOLD, _LARGE = -3, 1 << 18  # mallopt(3): bytes from which memory is taken from the system, and goes back
 _EARLIER = np.int64(-(1 << 62))  # places of classes of earlier levels: this plus their number

@@ -59,12 +59,13 @@ Price = Callable[[Skeleton], float | None]
 
 def skeletons(
     problem: Problem, operators: Sequence[str] = OPERATORS, *, needed: Set[str] = frozenset(),
-    price: Price = lambda _: 0.0, limit: float = inf,
+    price: Price = lambda _: 0.0, limit: float = inf, affine: bool = True, shorter_only: bool = False,
 ) -> Iterator[Skeleton]:  # fmt: skip
     """Skeletons of the problem's type over its data, of these operators and the linear ones of the problem itself.
 
     What cannot be equal or cheap enough is not built: a skeleton reads all data that its value has to depend on, and
-    costs at least what its parts do.
+    costs at least what its parts do. What would be made of values inside the left side alone is an equal of the smaller
+    expression that has these for data, and is left to that one.
 
     Args:
         problem: the left side.
@@ -72,6 +73,8 @@ def skeletons(
         needed: data that the left side's value depends on.
         price: of a skeleton, or a lower bound; ``None`` where no skeleton with this one in it is wanted.
         limit: skeletons that cost as much are not wanted.
+        affine: whether the left side may be affine in its data: what is none is no product of these with weights.
+        shorter_only: no skeletons but over the problem with one of its inner applications left out.
 
     Raises:
         IllTyped: the problem is not well-formed.
@@ -79,20 +82,29 @@ def skeletons(
     types = type_terms([problem.term], problem.kinds)[0]
     (target,) = types[problem.term]
     sizes = _sizes(problem, types)
-    every = {t: types[t][0] for t in _data(problem)} | _neutral(problem)
+    shorter = _shorter(problem)
+    every = shorter if shorter_only else {t: types[t][0] for t in _data(problem)} | _neutral(problem) | shorter
     bases = {b: k for b, k in every.items() if _below(price(Skeleton(b, {})), limit)}
     read = {b: frozenset(variables(b)) - problem.weights for b in bases}
-    pairs = [(a, b) for a in bases for b in bases if _completes(a, b, read, needed)]
+    yield from _renewed(problem, needed, price, limit)
+    pairs = [
+        (a, b) for a in bases for b in bases
+        if _completes(a, b, read, needed) and (shorter_only or _worth_it(problem, (a, b), affine))
+    ]  # fmt: skip
     whole = [b for b in bases if needed <= read[b]]
+    applied = {b for b in whole if b in shorter or _worth_it(problem, (b,), affine)}
+    own = [t.op for t in postorder(problem.term) if isinstance(t, App) and operator_of(t).family in ("conv", "linear")]
+    operators = tuple(dict.fromkeys((*operators, *own)))
     singles = {
-        b: list(_singles(problem, operators, b, k, target, sizes)) for b, k in bases.items()
-        if b in whole or any(b in pair for pair in pairs)
+        b: list(_singles(problem, operators if b not in shorter else _pointwise(operators), b, k, target, sizes))
+        for b, k in bases.items()
+        if b in applied or any(b in pair for pair in pairs)
     }  # fmt: skip
     for base in whole:
         if bases[base] == target and base != problem.term:
             yield Skeleton(base, {})
-        yield from singles[base]
-    for base in whole:
+        yield from singles[base] if base in applied else ()
+    for base in (b for b in whole if b in applied):
         yield from (_with_addend(single, target) for single in singles[base] if not _adds(single.term))
     for base, some in singles.items():
         if bases[base] == target and base != problem.term:
@@ -103,9 +115,8 @@ def skeletons(
 def _singles(
     problem: Problem, operators: Sequence[str], base: Term, kind: TensorType, target: TensorType, sizes: tuple[Dim, ...]
 ) -> Iterator[Skeleton]:
-    """One of the operators, or of the linear ones of the problem itself, applied to one term."""
-    own = [t.op for t in postorder(problem.term) if isinstance(t, App) and operator_of(t).family in ("conv", "linear")]
-    for op in dict.fromkeys((*operators, *own)):
+    """One of the operators applied to one term."""
+    for op in operators:
         yield from _applied(problem, op, base, kind, target, sizes, f"{_HOLE}a")
 
 
@@ -116,6 +127,12 @@ def _below(price: float | None, limit: float) -> bool:
 def _completes(a: Term, b: Term, read: Mapping[Term, frozenset[str]], needed: Set[str]) -> bool:
     """Whether two terms, in this order, read different data, and together what is needed."""
     return str(a) < str(b) and not read[a] & read[b] and needed <= read[a] | read[b]
+
+
+def _worth_it(problem: Problem, bases: Sequence[Term], affine: bool) -> bool:
+    """Whether weighted sums of terms can be an equal that no smaller expression has, with these terms for data."""
+    inside = set(postorder(problem.term))
+    return affine if all(isinstance(b, Var) for b in bases) else any(b not in inside for b in bases)
 
 
 def _with_addend(single: Skeleton, target: TensorType) -> Skeleton:
@@ -184,6 +201,8 @@ def _neutral(problem: Problem) -> dict[Term, TensorType]:
     for term in (*_data(problem), problem.term):
         if not isinstance(term, App) or operator_of(term).family in ("elementwise", "conv", "linear"):
             continue
+        if any(i.endswith("*") for i in REGISTRY[term.op].inputs):
+            continue  # of operands of any number none does nothing
         places = [n for n, a in enumerate(term.args) if a is not None and set(variables(a)) <= problem.weights]
         if not places or len(places) == len(term.args):
             continue
@@ -193,6 +212,66 @@ def _neutral(problem: Problem) -> dict[Term, TensorType]:
         except (IllTyped, RuleError):
             continue
     return found
+
+
+def _shorter(problem: Problem) -> dict[Term, TensorType]:
+    """The problem with one of its applications left out: what it is made of may not depend on that one.
+
+    A normalisation takes away what is added before it, and the maximum of what a weight is added to is the maximum of
+    the rest, with the weight added behind it. Only what has the problem's own type for all sizes counts.
+    """
+    found: dict[Term, TensorType] = {}
+    target = _accepted(problem.term, problem.kinds)
+    for inner in (*_data(problem), problem.term):
+        for operand in inner.args if isinstance(inner, App) else ():
+            if operand is None or set(variables(operand)) <= problem.weights:
+                continue
+            made: dict[Term, Term] = {}
+            for term in postorder(problem.term):
+                made[term] = made[operand] if term == inner else remade(term, made)
+            kind = _accepted(made[problem.term], problem.kinds)
+            if kind is not None and kind == target:
+                found[made[problem.term]] = kind
+    return found
+
+
+def _renewed(problem: Problem, needed: Set[str], price: Price, limit: float) -> Iterator[Skeleton]:
+    """The problem with one of its applications left out, and other weights for one or two of those that are left.
+
+    So a scale behind a product of data is taken in by the weights that one of its operands is made with.
+    """
+    for term in _shorter(problem):
+        if not needed <= set(variables(term)) or not _below(price(Skeleton(term, {})), limit):
+            continue
+        weights = [n for n in variables(term) if n in problem.weights]
+        for count in (1, 2):
+            for some in combinations(weights, count):
+                names = {n: f"{_HOLE}{n}" for n in some}
+                yield Skeleton(_renamed(term, names), {names[n]: problem.kinds[n] for n in some})
+
+
+def _accepted(root: Term, kinds: Mapping[str, TensorType]) -> TensorType | None:
+    """The type of a term whose operators accept their operands at all sizes; ``None`` where one does not."""
+    known: dict[Term, tuple[TensorType, ...]] = {}
+    try:
+        for term in postorder(root):
+            if isinstance(term, Var):
+                known[term] = (kinds[term.name],)
+            elif isinstance(term, Project):
+                known[term] = (known[term.term][term.index],)
+            else:
+                operands = [None if a is None else known[a][0] for a in term.args]
+                meaning, known[term] = operator_of(term).apply(operands, complete(term))
+                if any(c.kind == "eq" for c in meaning.obligations):
+                    return None
+    except (IllTyped, RuleError, ZeroDivisionError):
+        return None
+    return known[root][0]
+
+
+def _pointwise(operators: Sequence[str]) -> tuple[str, ...]:
+    """Those that are applied element by element."""
+    return tuple(op for op in operators if REGISTRY[op].family == "elementwise")
 
 
 def _without(term: App, places: Sequence[int], kinds: Mapping[str, TensorType]) -> App:

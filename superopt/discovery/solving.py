@@ -20,6 +20,7 @@ from superopt.discovery.config import Theme
 from superopt.discovery.gain import expected
 from superopt.discovery.lifting import Problem
 from superopt.discovery.linear import Known, Place, Undecided, Wanted, asked
+from superopt.discovery.ordered import Ordered
 from superopt.discovery.responses import response
 from superopt.discovery.skeletons import OPERATORS, Skeleton, skeletons
 from superopt.discovery.store import UNBOUNDED, Bounds
@@ -67,6 +68,7 @@ class Solver:
         tables: values over the weights, by the shapes that they were made for.
         first: whether there are weights at the first place: 0 none, 1 some, ``None`` not decided.
         nameless: values of weights, at all places, that are no expression that was built.
+        ordered: whether the left side compares numbers; what is affine around that is a smaller problem.
     """
 
     problem: Problem
@@ -83,6 +85,7 @@ class Solver:
     tables: dict[tuple[tuple[Dim, ...], ...], Table] = field(default_factory=dict)
     first: dict[Key, int | None] = field(default_factory=dict)
     nameless: set[tuple[TensorType, bytes]] = field(default_factory=set)
+    ordered: bool = False
 
     def solutions(self) -> Iterator[Rule]:
         """Candidates, cheapest right side first.
@@ -114,21 +117,28 @@ class Solver:
                 break
 
     def _computable(self) -> bool:
-        """Whether the left side can be evaluated in a field: it compares no numbers."""
-        rng = np.random.default_rng([self.seed, 7])
-        self.known = [Known(self.problem.term, self.problem.kinds, p, rng) for p in self.places]
-        try:
-            self.known[0].goal(0)
-        except Unlucky:
+        """Whether the left side can be evaluated at the places, in a field or in one whose elements have an order."""
+        for self.ordered in (False, True):
+            if self.ordered:
+                self.places = [_with_order(self.problem, p, self.seed + n) for n, p in enumerate(self.places)]
+            rng = np.random.default_rng([self.seed, 7])
+            self.known = [Known(self.problem.term, self.problem.kinds, p, rng) for p in self.places]
+            try:
+                self.known[0].goal(0)
+            except Unlucky:
+                return True
+            except NeedsOrder:
+                continue
             return True
-        except NeedsOrder:
-            return False
-        return True
+        return False
 
     def _cheaper(self, needed: Set[str] = frozenset()) -> list[Skeleton]:
         """Skeletons that read the ``needed`` data and cost less than the left side, cheapest first."""
         ranked: list[tuple[float, int, str, Skeleton]] = []
-        for skeleton in skeletons(self.problem, self.operators, needed=needed, price=self._share, limit=self.most):
+        for skeleton in skeletons(
+            self.problem, self.operators, needed=needed, price=self._share, limit=self.most,
+            affine=all(k.affine() for k in self.known[:1]), shorter_only=self.ordered,
+        ):  # fmt: skip
             self.bounds.check()
             share = self._share(skeleton.least)
             if share is not None and share < self.most:
@@ -283,6 +293,13 @@ def places_of(problem: Problem, count: int, seed: int) -> list[Place]:
         place = Place(point, {}, algebra)
         chosen.append(replace(place, weights={n: algebra.random(rng, place.shape(t)) for n, t in kinds.items()}))
     return chosen
+
+
+def _with_order(problem: Problem, place: Place, seed: int) -> Place:
+    """The place with other elements, which have an order."""
+    algebra, rng = Ordered(), np.random.default_rng([seed, 9])
+    weights = {n: algebra.random(rng, place.shape(k)) for n, k in problem.kinds.items() if n in problem.weights}
+    return replace(place, weights=weights, algebra=algebra)
 
 
 def _alike(point: Point) -> set[tuple[str, str | int]]:

@@ -16,6 +16,8 @@ from functools import cache
 from math import inf
 from pathlib import Path
 
+from superopt.fleet.stamp import libraries
+
 __all__ = ["UNBOUNDED", "Bounds", "Chunks", "OutOfBounds", "code_digest", "digest_of"]
 
 
@@ -60,13 +62,13 @@ _LAST = frozenset({"__init__.py", "discover.py", "minimise.py"})  # what happens
 
 @cache
 def code_digest(*, whole: bool = False) -> str:
-    """SHA-256 of the sources that decide what is found and proved: other code, other chunks.
+    """SHA-256 of the sources and the libraries that decide what is found and proved: other code, other chunks.
 
     Args:
         whole: also those that only decide what becomes of explored themes.
     """
     root = Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(json.dumps(libraries(), sort_keys=True).encode())
     for package in ("ir", "ops", "runtime", "rules", "verifier", "search", "discovery"):
         for file in sorted((root / package).glob("*.py")):
             if package == "discovery" and file.name in _LAST and not whole:

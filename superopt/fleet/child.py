@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from superopt.fleet import stamp
-from superopt.ir.errors import ResourceLimit, SuperoptError
+from superopt.ir.errors import BackendUnavailable, ResourceLimit, SuperoptError
 
 __all__ = ["Crew", "Lost", "Took", "Unlike", "isolated", "packed", "unpacked"]
 
@@ -103,6 +103,7 @@ class Crew:
 
         Raises:
             Lost: the child died, or took longer than it may.
+            BackendUnavailable: none can be started.
         """
         size = int.from_bytes(call[:4], "big")
         head = json.loads(call[4 : 4 + size])
@@ -121,7 +122,14 @@ class Crew:
             if self._closed:
                 raise Lost("the fleet was closed")
             self._all = [c for c in self._all if c is not known]
-            self._own.child = made = _Child()
+            try:
+                self._own.child = made = _Child()
+            except OSError as error:
+                raise BackendUnavailable(
+                    f"no process for a worker can be started ({error.strerror or error}); {len(self._all)} run",
+                    where=platform.node(),
+                    hint="fewer --workers, or higher limits of files and processes (ulimit -n, -u)",
+                ) from None  # fmt: skip
             self._all.append(made)
             return made
 
@@ -129,6 +137,8 @@ class Crew:
         """End them all; threads that wait for one get :class:`Lost`."""
         with self._lock:
             self._closed = True
+            for child in self._all:  # all are told before one is waited for: a second Ctrl-C may fall into that
+                child.process.kill()
             for child in self._all:
                 child.end()
 
@@ -147,11 +157,16 @@ class _Child:
     def __init__(self) -> None:
         here, there = Pipe()
         self.channel: Connection = here
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _START, str(there.fileno()), json.dumps(sys.path)],
-            pass_fds=(there.fileno(),), stdin=subprocess.DEVNULL, stdout=2,
-        )  # fmt: skip
-        there.close()
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _START, str(there.fileno()), json.dumps(sys.path)],
+                pass_fds=(there.fileno(),), stdin=subprocess.DEVNULL, stdout=2,
+            )  # fmt: skip
+        except OSError:
+            here.close()
+            raise
+        finally:
+            there.close()
 
     def alive(self) -> bool:
         return self.process.poll() is None

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -14,9 +15,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from superopt.fleet import cluster, mpi, stamp
 from superopt.fleet.child import Crew, Lost, Took, Unlike, isolated, packed, unpacked
-from superopt.ir.errors import BackendUnavailable, UsageError, printable
+from superopt.ir.errors import BackendUnavailable, SuperoptError, UsageError, printable
 
-__all__ = ["Checkpoints", "Fleet", "Outcome", "Task"]
+__all__ = ["Checkpoints", "Fleet", "Outcome", "Task", "cores"]
 
 T = TypeVar("T")
 
@@ -25,6 +26,7 @@ _AHEAD = 2  # tasks given out for each worker of a cluster: one is under way whi
 _WINDOW = 8  # and results held back for each, where they are wanted in order
 _POLL = 5.0  # seconds after which a cluster that says nothing is looked at
 _PATIENCE = 60.0  # seconds without a single worker
+_PROCESS = 128 << 20  # bytes that a worker's process takes at least, with NumPy, ONNX Runtime and the rules loaded
 
 
 class Checkpoints(Protocol):
@@ -49,7 +51,8 @@ class Task(Generic[T]):
         key: digest of everything that decides the result; without one it is not kept.
         files: files and folders that it reads, which a worker elsewhere must have under the same path.
         seconds: after which its process is ended, and the task :class:`.Lost`.
-        bytes: of memory that it needs, so that this machine is not given too many at once.
+        bytes: of memory that it needs, where that is more than any process needs, so that this machine is not given
+            too many at once.
         last: whether its process is not used again, so that its memory is free.
     """
 
@@ -139,7 +142,7 @@ class Fleet:
         if mpi.ranks() > 1:
             others = mpi.ranks() - 1
             return Fleet(mpi.executor(), size=lambda: others, where="MPI", elsewhere=True)
-        workers = workers or os.cpu_count() or 1
+        workers = workers or cores()
         if workers == 1:
             return Fleet()
         crew, threads = Crew(), ThreadPoolExecutor(workers, thread_name_prefix="fleet")
@@ -167,13 +170,14 @@ class Fleet:
         self._close()
 
     def each(
-        self, tasks: Iterable[Task[T]], *, kept: Checkpoints | None = None, until: float = float("inf"),
+        self, tasks: Iterable[Task[T] | None], *, kept: Checkpoints | None = None, until: float = float("inf"),
         progress: Callable[[Sequence[str]], None] | None = None,
     ) -> Iterator[Outcome[T]]:  # fmt: skip
         """Outcomes as they come. Tasks are asked for when there is a worker for them.
 
         Args:
-            tasks: those without an outcome when it ends were not begun in time.
+            tasks: those without an outcome when it ends were not begun in time. ``None`` among them: none now; the
+                next is asked for when one has ended, and where none is under way that is the end.
             kept: where results are kept, and found from earlier runs, by ``key``.
             until: on the monotonic clock; no task is begun after it.
             progress: told the names of the tasks that are under way whenever that changes.
@@ -198,11 +202,11 @@ class Fleet:
                 following += 1
 
     def _outcomes(
-        self, tasks: Iterable[Task[T]], kept: Checkpoints | None, until: float,
+        self, tasks: Iterable[Task[T] | None], kept: Checkpoints | None, until: float,
         progress: Callable[[Sequence[str]], None] | None, *, ordered: bool,
     ) -> Iterator[tuple[int, Outcome[T]]]:  # fmt: skip
         """Outcomes as they come, with the places of their tasks."""
-        line: Iterator[_Given[T]] = (_Given(n, task) for n, task in enumerate(tasks))
+        line = iter(tasks)
         state = _State[T]()
         try:
             while True:
@@ -226,7 +230,7 @@ class Fleet:
                 future.cancel()
 
     def _begin(
-        self, line: Iterator[_Given[T]], state: _State[T], kept: Checkpoints | None, until: float, *, ordered: bool
+        self, line: Iterator[Task[T] | None], state: _State[T], kept: Checkpoints | None, until: float, *, ordered: bool
     ) -> Iterator[tuple[int, Outcome[T]]]:
         """Give out what there are workers and memory for; yields what an earlier run has done."""
         size = self.size
@@ -241,7 +245,7 @@ class Fleet:
                 state.ended(given.number)
                 yield given.number, Outcome(given.task, known, kept=True)  # type: ignore[arg-type]  # as it was put
                 continue
-            needed = given.task.bytes + sum(g.task.bytes for g in state.running.values())
+            needed = sum(max(_PROCESS, g.task.bytes) for g in (given, *state.running.values()))
             if state.running and not self.elsewhere and needed > memory():
                 state.again.appendleft(given)
                 return
@@ -293,7 +297,7 @@ class Fleet:
         """How a task ended; ``None``: its process died, and it is to be tried again.
 
         Raises:
-            BackendUnavailable, UsageError: a worker is not like this process.
+            BackendUnavailable, UsageError: a worker is not like this process, or can start none.
         """
         task = given.task
         if self._executor is None:
@@ -306,6 +310,8 @@ class Fleet:
                 return None
             times = f", {given.attempt} times" if given.attempt > 1 else ""
             return Outcome(task, None, Lost(f"{error.what}{times}", where=error.where, hint=error.hint))
+        except SuperoptError:
+            raise
         except self._dead:
             return Outcome(task, None, Lost("its worker died each time it was tried", where=self.where))
         except CancelledError:
@@ -343,12 +349,14 @@ class _State(Generic[T]):
     following: int = 0
     _early: set[int] = field(default_factory=set)
 
-    def next(self, line: Iterator[_Given[T]]) -> _Given[T] | None:
+    def next(self, line: Iterator[Task[T] | None]) -> _Given[T] | None:
         if self.again:
             return self.again.popleft()
-        given = next(line, None)
-        self.begun += given is not None
-        return given
+        task = next(line, None)
+        if task is None:
+            return None
+        self.begun += 1
+        return _Given(self.begun - 1, task)
 
     def ended(self, number: int) -> None:
         self._early.add(number)
@@ -357,10 +365,17 @@ class _State(Generic[T]):
             self.following += 1
 
 
-def memory() -> int:
-    """Bytes of memory that this machine has, less an eighth; without the figure, 8 GiB."""
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory(group: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Bytes of memory that this machine, or its control group, has, less an eighth; without the figure, 8 GiB."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
-        return 8 << 30
+        total = 8 << 30
+    with suppress(OSError, ValueError):  # "max": no limit
+        total = min(total, int(group.read_text()))
     return total - total // 8

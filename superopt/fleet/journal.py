@@ -9,23 +9,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from superopt.ir.errors import UsageError
+from superopt.ir.errors import UsageError, printable
 
 __all__ = ["Journal"]
 
 _HEAD = {"format": "superopt.journal", "version": 1}
+_KINDS = {"key": str, "result": dict}  # of a row
 
 
 class Journal:
     """A line of JSON for each finished task, by the digest of everything that decides it.
 
-    A line that was cut off by a kill is dropped when the file is opened again. One process at a time writes it.
+    A line that was cut off by a kill is dropped when the file is opened again; one that is no row is as good as absent.
+    One process at a time writes it.
 
     Args:
         path: the file, made where there is none; its folder, too.
 
     Raises:
-        UsageError: it is no journal, or another process has it open. OSError: it cannot be written.
+        UsageError: it is no journal, or one of another version, or another process has it open.
+        OSError: it cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,25 +43,25 @@ class Journal:
     def _read(self, path: Path) -> dict[str, Any]:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise UsageError(
                 "another run has it open", where=str(path), hint="wait for it, or name another file"
             ) from None
         self._file.seek(0)
         content = self._file.read()
         whole = content.rfind(b"\n") + 1
-        lines = content[:whole].splitlines()
-        try:
-            head, *rows = [json.loads(line) for line in lines] or [_HEAD]
-            if head != _HEAD or (content and not whole and not _begun(content)):
-                raise ValueError
-            found = {row["key"]: row["result"] for row in rows}
-        except (ValueError, TypeError, KeyError):
-            raise UsageError("is not a journal of superopt", where=str(path), hint="name another file") from None
+        head, *rows = map(_parsed, content[:whole].split(b"\n")[:-1] or [json.dumps(_HEAD).encode()])
+        if isinstance(head, dict) and head.get("format") == _HEAD["format"] and head != _HEAD:
+            raise UsageError(
+                f"is a journal of version {printable(str(head.get('version')))}, and this superopt writes "
+                f"{_HEAD['version']}", where=str(path), hint="move it away: its tasks are then done again",
+            )  # fmt: skip
+        if head != _HEAD or (content and not whole and not _begun(content)):
+            raise UsageError("is not a journal of superopt", where=str(path), hint="name another file")
         self._file.truncate(whole)
-        if not lines:
+        if not whole:
             self._append(_HEAD)
-        return found
+        return {r["key"]: r["result"] for r in rows if isinstance(r, dict) and {k: type(r[k]) for k in r} == _KINDS}
 
     def _append(self, row: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(row, allow_nan=True).encode() + b"\n")
@@ -83,6 +86,14 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _parsed(line: bytes) -> Any:
+    """What a line says; ``None`` where it is no JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _begun(content: bytes) -> bool:

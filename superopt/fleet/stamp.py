@@ -14,7 +14,7 @@ from pathlib import Path
 from superopt.ir.errors import BackendUnavailable, UsageError
 from superopt.ir.kept import code_digest
 
-__all__ = ["check", "digest", "here", "of_files"]
+__all__ = ["check", "content_digest", "digest", "here", "libraries", "of_files"]
 
 _ROOMS = (
     "cost", "discovery", "fleet", "formats", "frontend", "ir", "lab", "ops", "pipeline", "report", "runtime", "search",
@@ -29,6 +29,12 @@ def digest(*parts: object) -> str:
 
 
 @cache
+def libraries() -> Mapping[str, str]:
+    """Versions of what results depend on beside superopt, by name."""
+    return {name: _version(name) for name in _LIBRARIES}
+
+
+@cache
 def here() -> Mapping[str, str]:
     """What this process has, by name."""
     found = {
@@ -36,7 +42,7 @@ def here() -> Mapping[str, str]:
         "the rules": code_digest("rules", data=("*.toml", "*.json"))[:12],
         "Python": ".".join(map(str, sys.version_info[:2])), "machine": platform.machine(),
     }  # fmt: skip
-    return found | {name: _version(name) for name in _LIBRARIES}
+    return {**found, **libraries()}
 
 
 def _version(name: str) -> str:
@@ -66,7 +72,7 @@ def check(wanted: Mapping[str, str], files: Mapping[str, str]) -> None:
             hint="install the same version of superopt and of these libraries there",
         )  # fmt: skip
     for path, content in files.items():
-        found = _content(Path(path))
+        found = content_digest(Path(path))
         if found != content:
             what = "is not there" if not found else "has other content than the client's"
             raise UsageError(
@@ -78,13 +84,13 @@ def check(wanted: Mapping[str, str], files: Mapping[str, str]) -> None:
 
 def of_files(paths: Iterable[Path]) -> dict[str, str]:
     """The digest of each file, and of each folder's files, by absolute path."""
-    return {str(path): _content(path) for path in {p.absolute() for p in paths}}
+    return {str(path): content_digest(path) for path in {p.absolute() for p in paths}}
 
 
-def _content(path: Path) -> str:
+def content_digest(path: Path) -> str:
     """SHA-256 of a file, or of a folder's own files; empty where there is none."""
     if path.is_dir():
-        return digest(*((p.name, _content(p)) for p in sorted(path.iterdir()) if p.is_file()))
+        return digest(*((p.name, content_digest(p)) for p in sorted(path.iterdir()) if p.is_file()))
     if not path.is_file():
         return ""
     with path.open("rb") as file:

@@ -3,7 +3,7 @@
 from superopt.formats.json_reader import read_json
 from superopt.formats.json_schema import schema
 from superopt.formats.json_writer import save_together, shared_key, to_json
-from superopt.formats.loading import from_bytes, load, save
+from superopt.formats.loading import from_bytes, load, load_with_files, save
 from superopt.formats.onnx_reader import from_onnx
 from superopt.formats.onnx_writer import to_onnx, to_onnx_bytes
 
@@ -11,6 +11,7 @@ __all__ = [
     "from_bytes",
     "from_onnx",
     "load",
+    "load_with_files",
     "read_json",
     "save",
     "save_together",

@@ -15,7 +15,7 @@ from superopt.formats.onnx_writer import SINGLE_FILE, save_onnx
 from superopt.ir.errors import InvalidModel, SuperoptError, printable
 from superopt.ir.graph import Graph
 
-__all__ = ["from_bytes", "load", "save"]
+__all__ = ["from_bytes", "load", "load_with_files", "save"]
 
 MAX_MESSAGE = 2**31 - 1  # protobuf's own limit
 _JSON = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{")
@@ -47,11 +47,18 @@ def load(path: Path | str, *, external: bool = True) -> Graph:
         InvalidModel: the file cannot be read or is not a valid model; the message names the file.
         ResourceLimit: the model asks for unbounded work.
     """
+    return load_with_files(path, external=external)[0]
+
+
+def load_with_files(path: Path | str, *, external: bool = True) -> tuple[Graph, tuple[Path, ...]]:
+    """:func:`load`, and all files that the graph is in: the one that is named, and those that hold its weights."""
     path = Path(path)
+    files = ExternalFiles(path.parent, external)
     try:
-        return _checked(_parse(read_plain(path, MAX_MESSAGE), ExternalFiles(path.parent, external)))
+        graph = _checked(_parse(read_plain(path, MAX_MESSAGE), files))
     except SuperoptError as error:
         raise error.within(printable(str(path))) from error
+    return graph, (path, *files.paths)
 
 
 def from_bytes(data: bytes, *, name: str = "model") -> Graph:

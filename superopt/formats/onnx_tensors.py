@@ -81,6 +81,11 @@ class ExternalFiles:
             self._open[location] = open_inside(self._base, location)
         return self._open[location]
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Those that were opened so far."""
+        return tuple(file.path for file in self._open.values())
+
 
 @dataclass(frozen=True, eq=False)
 class TypedData:

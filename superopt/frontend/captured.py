@@ -15,9 +15,9 @@ from superopt.ir.errors import Unsupported, printable
 
 __all__ = ["Captured", "token"]
 
-BY_VALUE = frozenset({int, str, bool, bytes, type(None), type(Ellipsis)})
-STAYING = frozenset({"numpy", "superopt", *sys.stdlib_module_names})  # what these define is taken to stay as it is
-READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+_BY_VALUE = frozenset({int, str, bool, bytes, type(None), type(Ellipsis)})
+_STAYING = frozenset({"numpy", "superopt", *sys.stdlib_module_names})  # what these define is taken to stay as it is
+_READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 
 
 def token(value: Any) -> Hashable:
@@ -29,7 +29,7 @@ def token(value: Any) -> Hashable:
     kind = type(value)
     if kind is np.ndarray:
         return value.dtype, value.shape
-    if kind in BY_VALUE:
+    if kind in _BY_VALUE:
         return kind, value
     if kind is float:  # 0.0 and -0.0 are equal, and NaN is not itself
         return kind, value.hex()
@@ -54,7 +54,7 @@ def _stays(value: Any) -> bool:
     if not isinstance(value, ModuleType | type | FunctionType | BuiltinFunctionType):
         return False
     name = value.__name__ if isinstance(value, ModuleType) else value.__module__ or "builtins"
-    return name.partition(".")[0] in STAYING
+    return name.partition(".")[0] in _STAYING
 
 
 class Captured:
@@ -137,7 +137,7 @@ def _of_scope(scope: dict[str, Any], name: str) -> Callable[[], Any]:
 def _globals(code: CodeType) -> Iterator[str]:
     """Names of the global variables that code reads, and the functions that it makes."""
     for instruction in dis.get_instructions(code):
-        if instruction.opname in READS:
+        if instruction.opname in _READS:
             yield instruction.argval
     for inner in code.co_consts:
         if isinstance(inner, CodeType):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -10,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from superopt.fleet.stamp import content_digest
+from superopt.formats import load_with_files
 from superopt.formats.files import replace_file
 from superopt.ir import kept
+from superopt.ir.errors import SuperoptError
 
-__all__ = ["Kept", "code_digest", "file_digest"]
+__all__ = ["Kept", "code_digest", "file_digest", "model_digest"]
 
 # The rooms that figures depend on.
 _DECISIVE = ("search", "cost", "ops", "ir", "formats", "runtime", "verifier", "rules", "pipeline", "lab")
@@ -39,13 +41,19 @@ class Kept:
             row = json.loads(place.read_text(encoding="utf-8"))
         except ValueError:
             return None
-        same = isinstance(row, dict) and (row.get("stamp"), row.get("file")) == (self.stamp, file_digest(model))
+        same = isinstance(row, dict) and (row.get("stamp"), row.get("file")) == (self.stamp, model_digest(model))
         return row if same else None
 
-    def put(self, model: Path, row: dict[str, Any]) -> dict[str, Any]:
-        """Keep a model's row; returns it with what it depends on."""
-        made = {"model": model.stem, **row, "stamp": self.stamp, "file": file_digest(model)}
-        if self.folder is not None:
+    def put(self, model: Path, row: dict[str, Any], content: str) -> dict[str, Any]:
+        """Keep a model's row; returns it with what it depends on.
+
+        Args:
+            model: its file.
+            row: what was found.
+            content: :func:`model_digest` from before: a row of a model that changed meanwhile is not kept.
+        """
+        made = {"model": model.stem, **row, "stamp": self.stamp, "file": content}
+        if self.folder is not None and model_digest(model) == content:
             self.folder.mkdir(parents=True, exist_ok=True)
             replace_file(self._place(model), json.dumps(made, indent=1).encode(), force=True)
         return made
@@ -71,7 +79,8 @@ class Kept:
             if row is None and time.monotonic() >= deadline:
                 left_out.append(path.stem)
                 continue
-            rows.append(row or self.put(path, fresh(path)))
+            content = model_digest(path)
+            rows.append(row or self.put(path, fresh(path), content))
         return rows, left_out
 
     def _place(self, model: Path) -> Path:
@@ -81,7 +90,16 @@ class Kept:
 
 def file_digest(path: Path) -> str:
     """Of a file's content; empty where there is none."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
+    return content_digest(path)[:16] if path.is_file() else ""
+
+
+def model_digest(path: Path) -> str:
+    """Of a model's content, that of the files which hold its weights included."""
+    try:
+        files = load_with_files(path)[1]
+    except SuperoptError:
+        files = (path,)
+    return " ".join(map(file_digest, files))
 
 
 def code_digest() -> str:

@@ -29,6 +29,7 @@ from superopt.frontend.training import train_step
 from superopt.ir.errors import SuperoptError
 from superopt.memory import Op, Step, Task, Timetable, front, least_time, made_again, peak_of, plain
 from superopt.ops.record import NotCovered
+from superopt.runtime.highs import solver
 
 __all__ = ["Row", "chain", "checkmate", "compared", "keeping", "main", "transformer_step", "u_shaped"]
 
@@ -52,37 +53,35 @@ def checkmate(task: Task, peak: int, seconds: float = inf) -> tuple[float, float
     Returns:
         Both are infinite where there is no plan.
     """
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0), ("time_limit", seconds)):
-        solver.setOptionValue(name, value)
+    program = solver(time_limit=seconds)
     count, total = len(task.ops), sum(op.us for op in task.ops)
     maker = {v: i for i, op in enumerate(task.ops) for v in op.makes}
-    run = {(t, i): solver.addBinary(obj=task.ops[i].us / total) for t in range(count) for i in range(t + 1)}
-    keep = {(t, v): solver.addBinary() for t in range(count + 1) for v, i in maker.items() if i < t}
+    run = {(t, i): program.addBinary(obj=task.ops[i].us / total) for t in range(count) for i in range(t + 1)}
+    keep = {(t, v): program.addBinary() for t in range(count + 1) for v, i in maker.items() if i < t}
     for t in range(count):
-        solver.addConstr(run[t, t] == 1)
+        program.addConstr(run[t, t] == 1)
         for v, i in maker.items():
             if i < t:  # what is kept has been there
-                solver.addConstr(keep[t, v] <= run[t - 1, i] + keep.get((t - 1, v), 0))
+                program.addConstr(keep[t, v] <= run[t - 1, i] + keep.get((t - 1, v), 0))
         for i in range(t + 1):
             if i < t and not task.ops[i].repeatable:
-                solver.addConstr(run[t, i] == 0)
+                program.addConstr(run[t, i] == 0)
             for v in task.ops[i].reads:
-                solver.addConstr(run[t, i] <= run[t, maker[v]] + keep.get((t, v), 0))
-        _stage(solver, task, run, keep, t, peak)
+                program.addConstr(run[t, i] <= run[t, maker[v]] + keep.get((t, v), 0))
+        _stage(program, task, run, keep, t, peak)
     for v in task.results:
-        solver.addConstr(keep[count, v] == 1)
+        program.addConstr(keep[count, v] == 1)
     for v, i in maker.items():
-        solver.addConstr(keep[count, v] <= run[count - 1, i] + keep.get((count - 1, v), 0))
-    solver.solve()
-    if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+        program.addConstr(keep[count, v] <= run[count - 1, i] + keep.get((count - 1, v), 0))
+    program.solve()
+    if program.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
         return inf, inf
-    info = solver.getInfo()
+    info = program.getInfo()
     return (info.objective_function_value - 1.0) * total, (info.mip_dual_bound - 1.0) * total
 
 
 def _stage(
-    solver: highspy.Highs, task: Task, run: dict[tuple[int, int], Any], keep: dict[tuple[int, int], Any], t: int,
+    program: highspy.Highs, task: Task, run: dict[tuple[int, int], Any], keep: dict[tuple[int, int], Any], t: int,
     peak: int,
 ) -> None:  # fmt: skip
     """What is there while each node of a stage is executed fits."""
@@ -92,19 +91,19 @@ def _stage(
             for v in task.ops[i].makes:
                 if not task.sizes[v]:
                     continue
-                there = solver.addVariable(0, 1)
+                there = program.addVariable(0, 1)
                 if i == k:
-                    solver.addConstr(there >= run[t, k])
+                    program.addConstr(there >= run[t, k])
                 later = [run[t, r] for r in range(k, t + 1) if v in task.ops[r].reads]
                 later += [keep[t + 1, v]] if (t + 1, v) in keep else []
                 for need in later:  # it is needed, and has been there at the stage's beginning or been made in it
                     if i <= k:
-                        solver.addConstr(there >= need)
+                        program.addConstr(there >= need)
                     elif (t, v) in keep:
-                        solver.addConstr(there >= need + keep[t, v] - 1)
+                        program.addConstr(there >= need + keep[t, v] - 1)
                 terms.append(task.sizes[v] / max(peak, 1) * there)
         if terms:
-            solver.addConstr(sum(terms[1:], terms[0]) <= 1)
+            program.addConstr(sum(terms[1:], terms[0]) <= 1)
 
 
 def keeping(task: Task, kept: Collection[int], cut: int) -> Timetable:

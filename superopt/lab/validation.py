@@ -15,7 +15,7 @@ from typing import Any
 from superopt import cost as costs
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
-from superopt.lab.kept import Kept, code_digest
+from superopt.lab.kept import Kept, code_digest, model_digest
 from superopt.lab.pairs import AIMS, rewrites, searched
 from superopt.lab.pairs import blocks as cut
 from superopt.lab.predictions import (
@@ -116,6 +116,7 @@ def validate_costs(
             left_out.append(name)
             continue
         if row is None:
+            content = "" if isinstance(source, Graph) else model_digest(Path(source))
             try:
                 row = _row(name, source, model, options, blocks if pairs else None, rounds, progress)
             except KeyboardInterrupt:
@@ -123,7 +124,7 @@ def validate_costs(
                 left_out.append(name)
                 continue
             if not isinstance(source, Graph):
-                kept.put(Path(source), row)
+                kept.put(Path(source), row, content)
         predictions.append(Prediction(**row["prediction"]))
         directions += [Direction(**pair) for pair in row["pairs"]]
     held = held_out(model.store.records)

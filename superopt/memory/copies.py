@@ -142,9 +142,11 @@ class _Writer:
         for at, step in enumerate(timetable.steps):
             node = self._executed(step, names)
             node = replace(node, inputs=tuple(opened.get(n, n) for n in node.inputs))
+            through: dict[str, str] = {}  # what it reads: the last guard that it passes already
             for read, earlier in pinned.get(at, ()):
-                guard = self._guard(read, earlier)
-                node = replace(node, inputs=tuple(guard if n == read else n for n in node.inputs))
+                if read != earlier or read not in through:  # any guard leaves sizes open
+                    through[read] = self._guard(through.get(read, read), earlier)
+            node = replace(node, inputs=tuple(through.get(n, n) for n in node.inputs))
             if step.op in run:
                 node = self._copied(node, step, names, after, done)
             else:

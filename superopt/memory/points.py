@@ -20,6 +20,7 @@ import highspy
 import numpy as np
 
 from superopt.memory.timetable import Op, Step, Task, Timetable, alive_at, made_again, peak_of
+from superopt.runtime.highs import solver
 
 __all__ = ["Bound", "expanded", "least_time", "plain"]
 
@@ -187,23 +188,21 @@ class _Program:
         program.a_matrix_.start_ = np.array(self.starts, np.int32)
         program.a_matrix_.index_ = np.array(self.index, np.int32)
         program.a_matrix_.value_ = np.array(self.entries)
-        solver = highspy.Highs()  # type: ignore[no-untyped-call]
-        options: dict[str, bool | int | float] = {"output_flag": False, "threads": 1, "random_seed": 0}
+        options: dict[str, float] = {}
         if seconds:
             kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
             whole = set(self.again.values())
             program.integrality_ = [kinds[i in whole] for i in range(count)]
-            options |= {"time_limit": seconds, "mip_rel_gap": _GAP}
-        for name, value in options.items():
-            solver.setOptionValue(name, value)
-        solver.passModel(program)
-        solver.run()
-        info, status = solver.getInfo(), solver.getModelStatus()
+            options = {"time_limit": seconds, "mip_rel_gap": _GAP}
+        made = solver(**options)
+        made.passModel(program)
+        made.run()
+        info, status = made.getInfo(), made.getModelStatus()
         if status == highspy.HighsModelStatus.kInfeasible:
             return inf, None
         bound = max(info.mip_dual_bound if seconds else info.objective_function_value, 1.0)
         found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-        return (bound - 1.0) * self.us, np.array(solver.getSolution().col_value) if found else None
+        return (bound - 1.0) * self.us, np.array(made.getSolution().col_value) if found else None
 
 
 def least_time(

@@ -24,6 +24,7 @@ import numpy as np
 
 from superopt.memory.points import expanded, least_time, plain
 from superopt.memory.timetable import Op, Step, Task, Timetable, alive_at, as_given, lightened, peak_of, polished
+from superopt.runtime.highs import solver
 
 __all__ = ["Op", "Step", "Task", "Timetable", "alive_at", "front", "peak_of"]
 
@@ -327,9 +328,7 @@ def _minimum(cost: Sequence[float], rows: Sequence[tuple[int, int, int]]) -> np.
     program.a_matrix_.start_ = np.array(starts, np.int32)
     program.a_matrix_.index_ = np.array(index, np.int32)
     program.a_matrix_.value_ = np.array(entries)
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    for name, value in (("output_flag", False), ("threads", 1), ("parallel", "off"), ("random_seed", 0)):
-        solver.setOptionValue(name, value)
-    solver.passModel(program)
-    solver.run()
-    return np.array(solver.getSolution().col_value)
+    made = solver()
+    made.passModel(program)
+    made.run()
+    return np.array(made.getSolution().col_value)

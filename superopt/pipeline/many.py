@@ -11,7 +11,7 @@ from superopt import fleet as fleets
 from superopt import formats
 from superopt.fleet import Fleet, Journal, Lost
 from superopt.fleet.stamp import here, of_files
-from superopt.ir.errors import ResourceLimit, SuperoptError, UsageError
+from superopt.ir.errors import ResourceLimit, SuperoptError, UsageError, printable
 from superopt.pipeline.optimise import optimize
 from superopt.pipeline.options import Options, Progress, quiet
 
@@ -26,21 +26,31 @@ _GRACE = 180.0  # seconds beyond its time limit: loading and checking a large mo
 
 @dataclass(frozen=True)
 class Demand:
-    """What optimising a model may take: ``bytes`` of memory, ``seconds``; ``last``: its process is not used again."""
+    """What optimising a model may take.
+
+    Attributes:
+        bytes: of memory.
+        seconds: after which its process is ended.
+        last: whether that process is not used again.
+        files: that decide the result: the model's, its weights', and the folder of rules.
+    """
 
     bytes: int
     seconds: float | None
     last: bool
+    files: tuple[Path, ...]
 
 
 def demand_of(path: Path, options: Options) -> Demand:
     """At most, roughly; a broken model takes next to nothing."""
     try:
-        weights = formats.load(path).weight_bytes
+        graph, files = formats.load_with_files(path)
+        weights = graph.weight_bytes
     except SuperoptError:
-        weights = 0
+        weights, files = 0, (path,)
+    files += () if options.rules is None else (options.rules,)
     need = _BASE + _COPIES * weights
-    return Demand(need, None if options.time_limit is None else 2 * options.time_limit + _GRACE, need >= _LARGE)
+    return Demand(need, None if options.time_limit is None else 2 * options.time_limit + _GRACE, need >= _LARGE, files)
 
 
 def optimize_all(
@@ -87,16 +97,22 @@ def optimize_all(
 
 def _task(path: Path, target: Path, options: Options) -> fleets.Task[dict[str, Any]]:
     need = demand_of(path, options)
-    files = (path, *((options.rules,) if options.rules is not None else ()))
-    key = fleets.digest(dict(here()), of_files(files), str(target.absolute()), repr(options))
+    content = of_files(need.files)
+    key = fleets.digest(dict(here()), content, str(target.absolute()), repr(options))
     return fleets.Task(
-        _one, (path.absolute(), target.absolute(), options), path.name, key, files, need.seconds, need.bytes, need.last
-    )
+        _one, (path.absolute(), target.absolute(), options, content), path.name, key, need.files, need.seconds,
+        need.bytes, need.last,
+    )  # fmt: skip
 
 
-def _one(path: Path, target: Path, options: Options) -> dict[str, Any]:
+def _one(path: Path, target: Path, options: Options, content: Mapping[str, str]) -> dict[str, Any]:
+    """A model's row. ``content``: digests of its files, under which the row is kept."""
     try:
         result = optimize(path, options=options)
+        if changed := [name for name, digest in of_files(map(Path, content)).items() if digest != content[name]]:
+            raise UsageError(
+                f"{printable(changed[0])} changed meanwhile", where=printable(str(path)), hint="run it again"
+            )
         formats.save(result.graph, target, force=True)
     except SuperoptError as error:
         return _failed(path, error)

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise, takewhile
 
 from superopt.ir.graph import Graph, Node
 from superopt.memory import Pin, Planned, Timetable, Written, prompt, written
-from superopt.pipeline.footprint import footprint
+from superopt.pipeline.footprint import Footprint, footprint
 
 __all__ = ["realised"]
 
 _ROUNDS = 6  # of looking at the order that is run, and pinning what strays from the plan
 _FAR = 8  # steps by which a kernel that strays from its place is no matter
+_SMALL = 1 / 500  # of the block: sizes that are no matter
 
 
 def realised(
@@ -49,7 +51,7 @@ def realised(
         found = footprint(graph, sizes=sizes)
         if best is None or found.plan.block < best[0]:
             best = found.plan.block, graph
-        fresh = dict.fromkeys(p for p in _strays(planned, plan, made, found.ran.nodes) if p not in pins)
+        fresh = dict.fromkeys(p for p in _Run(planned, plan, made, found).pins() if p not in pins)
         if not fresh or time.monotonic() > deadline:
             break
         pins |= fresh
@@ -79,41 +81,121 @@ def _backwards(graph: Graph) -> tuple[Node, ...]:
     return tuple(graph.nodes[i] for i in order)
 
 
-def _strays(planned: Planned, plan: Timetable, made: Written, ran: Sequence[Node]) -> Iterator[Pin]:
-    """Pins for steps that are run well before the one that the plan has before them, and, where that one is itself run
-    late, for it and those before it that are: each after its own predecessor."""
-    at = {o: i for i, n in enumerate(ran) for o in n.outputs if o}
-    maker = {v: i for i, step in enumerate(plan.steps) for v in step.makes}
-    seen: list[tuple[int, int]] = []  # steps that a guard may wait for, and their places
-    for i, step in enumerate(plan.steps):
-        place = max((at[made.names[v]] for v in step.makes if made.names[v] in at), default=-1)
-        if place < 0:
-            continue  # within another kernel
-        late = takewhile(lambda s, place=place: s[1] - place > _FAR, reversed(seen))  # type: ignore[misc]
-        for (later, _), (after, _) in pairwise(((i, place), *late)):
-            if not any(maker.get(v) == after for v in plan.steps[later].reads):
-                yield from _pin(plan, made, maker, at, later, after)
-        if any(planned.measurable(plan.original[v]) for v in step.makes):
-            seen.append((i, place))
+@dataclass(frozen=True)
+class _Run:
+    """A plan, how it was written, and how ONNX Runtime runs that."""
 
+    planned: Planned
+    plan: Timetable
+    made: Written
+    found: Footprint
 
-def _pin(
-    plan: Timetable, made: Written, maker: Mapping[int, int], at: Mapping[str, int], step: int, after: int
-) -> Iterator[Pin]:
-    """A guard before a kernel, of which this is the last step: on the latest value that it reads which is one of the
-    runtime's, too."""
-    within, stack, read = {step}, [step], dict[int, None]()
-    while stack:
-        for value in plan.steps[stack.pop()].reads:
-            inside = maker.get(value, -1)
-            if inside < 0 or made.names[value] in at:
-                read[value] = None
-            elif inside not in within:
-                within.add(inside)
-                stack.append(inside)
-    if not read:
-        return
-    chosen = max(read, key=lambda v: maker.get(v, -1))
-    steps = tuple(sorted(i for i in within if chosen in plan.steps[i].reads))
-    if steps[0] > after:
-        yield Pin(steps, chosen, after)
+    @cached_property
+    def at(self) -> dict[str, int]:
+        """Positions of the kernels that make values."""
+        return {o: i for i, n in enumerate(self.found.ran.nodes) for o in n.outputs if o}
+
+    @cached_property
+    def maker(self) -> dict[int, int]:
+        """Steps that make values."""
+        return {v: i for i, step in enumerate(self.plan.steps) for v in step.makes}
+
+    @cached_property
+    def places(self) -> list[int]:
+        """Of each step the position of its kernel; -1 where it is within that of another step."""
+        names, at = self.made.names, self.at
+        return [max((at[names[v]] for v in s.makes if names[v] in at), default=-1) for s in self.plan.steps]
+
+    def kernel(self, step: int) -> tuple[set[int], dict[int, None]]:
+        """The steps that are executed within the kernel of a step, and the values of the runtime's that they read."""
+        within, stack, read = {step}, [step], dict[int, None]()
+        while stack:
+            for value in self.plan.steps[stack.pop()].reads:
+                inside = self.maker.get(value, -1)
+                if inside < 0 or self.made.names[value] in self.at:
+                    read[value] = None
+                elif inside not in within:
+                    within.add(inside)
+                    stack.append(inside)
+        return within, read
+
+    def pin(self, within: Iterable[int], value: int, after: int) -> Pin:
+        """A guard on a value that a kernel reads."""
+        return Pin(tuple(sorted(i for i in within if value in self.plan.steps[i].reads)), value, after)
+
+    def pins(self) -> Iterator[Pin]:
+        """Where the runtime strays from the plan."""
+        yield from self.strays()
+        yield from self.known_again()
+        yield from self.undone()
+
+    def strays(self) -> Iterator[Pin]:
+        """Pins for steps that are run well before the one that the plan has before them, and, where that one is itself
+        run late, for it and those before it that are: each after its own predecessor."""
+        seen: list[tuple[int, int]] = []  # steps that a guard may wait for, and their places
+        for i, (step, place) in enumerate(zip(self.plan.steps, self.places, strict=True)):
+            if place < 0:
+                continue
+            late = takewhile(lambda s, place=place: s[1] - place > _FAR, reversed(seen))  # type: ignore[misc]
+            for (later, _), (after, _) in pairwise(((i, place), *late)):
+                if not any(self.maker.get(v) == after for v in self.plan.steps[later].reads):
+                    yield from self._waiting(later, after)
+            if any(self.planned.measurable(self.plan.original[v]) for v in step.makes):
+                seen.append((i, place))
+
+    def _waiting(self, step: int, after: int) -> Iterator[Pin]:
+        """A guard before a kernel, of which this is the last step: on the latest value that it reads which is one of
+        the runtime's, too."""
+        within, read = self.kernel(step)
+        if read:
+            pin = self.pin(within, max(read, key=lambda v: self.maker.get(v, -1)), after)
+            if pin.steps[0] > after:
+                yield pin
+
+    def known_again(self) -> Iterator[Pin]:
+        """Guards on what kernels read whose results have sizes that the runtime knows, though it does not know those of
+        all that they read (a product that sums over the rows): else their buffers wait for results of the same size."""
+        number = {n: i for i, n in enumerate(self.made.names)}
+        outputs = {v.name for v in self.found.ran.outputs}
+        for node in self.found.ran.nodes:
+            if all(n in self.found.known for n in node.reads):
+                continue
+            for name in node.outputs:
+                kind = self.found.known.get(name)
+                step = self.maker.get(number.get(name, -1), -1)
+                if kind is None or not kind.is_static or name in outputs or step < 0 or not self._large(name):
+                    continue
+                within, read = self.kernel(step)
+                yield from (self.pin(within, v, self.maker[v]) for v in read if self._guardable(v))
+
+    def undone(self) -> Iterator[Pin]:
+        """Guards on what kernels were to read, where the runtime has them read instead what that is made of, which is
+        read no more in the plan (a ``Transpose``, which products do themselves): else both are kept."""
+        number, steps = {n: i for i, n in enumerate(self.made.names)}, self.plan.steps
+        root, last = list(range(len(self.plan.original))), dict[int, int]()
+        for step, place in zip(steps, self.places, strict=True):
+            if self.planned.task.ops[step.op].view:
+                root[step.makes[0]] = root[step.reads[0]]
+            last.update((root[v], max(last.get(root[v], -1), place)) for v in step.reads)
+        for i, place in enumerate(self.places):
+            if place < 0:
+                continue
+            within, read = self.kernel(i)
+            actual = dict.fromkeys(self.found.ran.nodes[place].reads)
+            instead = {
+                root[v] for n in actual if (v := number.get(n, -1)) in self.maker and v not in read
+                and last.get(root[v], -1) < place - _FAR and self._large(n)
+            }  # fmt: skip
+            for value in read if instead else ():
+                if (
+                    self.made.names[value] not in actual and self._guardable(value) and root[value] == value
+                    and any(root[v] in instead for v in steps[self.maker[value]].reads)
+                ):  # fmt: skip
+                    yield self.pin(within, value, self.maker[value])
+
+    def _large(self, name: str) -> bool:
+        kind = self.found.types.get(name)
+        return kind is not None and (kind.nbytes or 0) > _SMALL * self.found.plan.block
+
+    def _guardable(self, value: int) -> bool:
+        return value in self.maker and self.planned.measurable(self.plan.original[value])

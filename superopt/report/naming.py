@@ -45,8 +45,10 @@ _VERBS: Mapping[str, tuple[tuple[str, ...], float]] = {
     "rewrite": ((), 0.3),
 }
 _STRUCTURES: Mapping[str, tuple[str, ...]] = {
-    "parallel": ("branch", "sibling", "shared", "same"), "consecutive": ("chain", "sequence", "successive", "compose"),
-    "added": ("sum", "residual"), "concatenated": ("concat",), "batched": ("siamese", "tower"),
+    "parallel": ("branch", "sibling", "shared", "same"),
+    "consecutive": ("chain", "sequence", "successive", "compose", "associative", "associativity"),
+    "added": ("sum", "residual", "distributive", "distributivity", "distribute", "factor"), "concatenated": ("concat",),
+    "batched": ("siamese", "tower"),
 }  # fmt: skip
 _OPERATORS: Mapping[str, tuple[str, ...]] = {  # what operators are called besides their names and beginnings of these
     "BatchNormalization": ("bn",), "LayerNormalization": ("ln",), "Conv": ("cnn",), "Gelu": ("erf",),

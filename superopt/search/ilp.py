@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import highspy
 import numpy as np
 
+from superopt.runtime.highs import solver
 from superopt.search.extract import Choice, Problem, cost_of, used_classes
 from superopt.search.prune import reduced, requirements
 
@@ -79,13 +80,13 @@ def solve(problem: Problem, incumbent: Choice, seconds: float, seed: int = 0) ->
         return replace(best, optimal=False, gap=_unproved(problem, start))
     model, x, y = _build(problem)
     for _ in range(_CUT_ROUNDS):
-        solver, optimal = _run(model, problem, best.choice, x, y, deadline - time.monotonic(), seed)
-        values = list(solver.getSolution().col_value)
+        solved, optimal = _run(model, problem, best.choice, x, y, deadline - time.monotonic(), seed)
+        values = list(solved.getSolution().col_value)
         if len(values) != len(model.cost):
             return replace(best, optimal=False, gap=1.0)
         choice = _read(problem, x, values)
         us = cost_of(problem, choice)
-        bound = solver.getInfo().mip_dual_bound
+        bound = solved.getInfo().mip_dual_bound
         gap = max(0.0, (best.us - bound) / best.us) if np.isfinite(bound) and best.us > 0 else 1.0
         if us < best.us:
             best = replace(best, choice=choice, us=us)
@@ -116,16 +117,11 @@ def _run(
     seconds: float,
     seed: int,
 ) -> tuple[highspy.Highs, bool]:
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    for name, value in (
-        ("output_flag", False), ("time_limit", max(0.05, seconds)), ("threads", 1), ("random_seed", seed % (1 << 31)),
-        ("mip_rel_gap", _GAP), ("parallel", "off"), ("mip_max_nodes", _NODES),
-    ):  # fmt: skip
-        solver.setOptionValue(name, value)
-    solver.passModel(_highs(model))
-    _warm_start(solver, problem, incumbent, x, y)
-    solver.run()
-    return solver, solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    made = solver(time_limit=max(0.05, seconds), random_seed=seed % (1 << 31), mip_rel_gap=_GAP, mip_max_nodes=_NODES)
+    made.passModel(_highs(model))
+    _warm_start(made, problem, incumbent, x, y)
+    made.run()
+    return made, made.getModelStatus() == highspy.HighsModelStatus.kOptimal
 
 
 def _cycles(problem: Problem, choice: Choice) -> list[list[int]]:
@@ -227,14 +223,14 @@ def _highs(model: _Model) -> highspy.HighsLp:
 
 
 def _warm_start(
-    solver: highspy.Highs, problem: Problem, incumbent: Choice, x: Sequence[int], y: Mapping[int, int]
+    program: highspy.Highs, problem: Problem, incumbent: Choice, x: Sequence[int], y: Mapping[int, int]
 ) -> None:
-    """Give the solver the incumbent's choices; it completes order and saving variables itself."""
+    """Give the program the incumbent's choices; it completes order and saving variables itself."""
     used = used_classes(problem, incumbent) or []
     chosen = {x[incumbent[o]] for o in used} | {y[o] for o in used}
     known = [*x, *y.values()]
     index = np.array(known, dtype=np.int32)
-    solver.setSolution(len(known), index, np.array([1.0 if i in chosen else 0.0 for i in known]))
+    program.setSolution(len(known), index, np.array([1.0 if i in chosen else 0.0 for i in known]))
 
 
 def _read(problem: Problem, x: Sequence[int], values: Sequence[float]) -> Choice:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -21,6 +21,7 @@ from superopt.ops.work import flops
 from superopt.rules.floats import Floats, Way
 from superopt.rules.generality import independent
 from superopt.rules.kept import CLASSES
+from superopt.rules.library import load_library
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import complete, instances, types_of
@@ -38,6 +39,7 @@ _WEIGHTED = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormaliz
 _PARTS = frozenset({"Concat", "Split"})
 _MOST_PARTS = 16  # a Concat or Split of more parts than this gets no rules of its own
 _MOST_COUNTS = 3  # different numbers of parts that rules are lifted to
+_Ways = Mapping[str, tuple[Way, ...]] | None  # conditions of floating point by element type
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def prepare(
     parts = _parts(program, grouped)
     with rarely_collected():
         prepared = _of_all(tuple(known), deadline, floats)
-        lifted = [_lifted(prepared, count, deadline) for count in parts]
+        lifted = [_lifted(prepared, count, deadline, floats) for count in parts]
     patterns: list[_Side] = []
     for number, side in enumerate(prepared.sides):
         patterns.append(side)
@@ -108,100 +110,162 @@ class _Side:
 
 
 @dataclass(frozen=True, eq=False)
-class _All:
-    """What rules are prepared to, whatever the program. ``digest``: of the rules; empty where time ran out."""
+class _Piece:
+    """What one rule is prepared to, given what each direction must meet in floating point (forward, backward)."""
 
-    digest: str
+    ways: tuple[_Ways, _Ways]
     sides: tuple[_Side, ...]
     groups: tuple[GroupMove, ...]
     adjacent: frozenset[tuple[str, str]]
 
 
-_CLASSES: tuple[type, ...] = (*CLASSES, _All, _Side, Apply, Condition, Further, GroupMove, Pattern, Select, Typed, Way)
+@dataclass(frozen=True, eq=False)
+class _All:
+    """What rules are prepared to, whatever the program, by fingerprint. ``digest``: of the rules; empty where time ran
+    out."""
+
+    digest: str
+    pieces: Mapping[str, _Piece]
+
+    @cached_property
+    def sides(self) -> tuple[_Side, ...]:
+        return tuple(side for piece in self.pieces.values() for side in piece.sides)
+
+    @cached_property
+    def groups(self) -> tuple[GroupMove, ...]:
+        return tuple(group for piece in self.pieces.values() for group in piece.groups)
+
+    @cached_property
+    def adjacent(self) -> frozenset[tuple[str, str]]:
+        return frozenset().union(*(piece.adjacent for piece in self.pieces.values()))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"digest": self.digest, "pieces": self.pieces}
+
+
+_CLASSES: tuple[type, ...] = (
+    *CLASSES, _All, _Piece, _Side, Apply, Condition, Further, GroupMove, Pattern, Select, Typed, Way
+)  # fmt: skip
 _FOLDER = "moves"
 _MOST_FILES = 24  # of some megabytes
 _WORTH = 200  # rules from which it takes longer to prepare them than to read a file
 _ALIVE = 16  # rule sets, and numbers of parts, that the process keeps
 _alive: dict[str, _All | dict[int, _Side]] = {}
-_Ways = Mapping[str, tuple[Way, ...]] | None  # conditions of floating point by element type
+_Lifted = dict[int, _Side]  # by the number of the side: what it is for another number of parts
 K = TypeVar("K", _All, dict[int, _Side])
 
 
-def _once(name: str, kind: type[K], many: bool, make: Callable[[], tuple[K, bool]]) -> K:
-    """What stands under a name: in this process, in the file of an earlier one, or made now, and kept if it is whole.
-
-    Args:
-        name: of all that it follows from.
-        kind: what it is.
-        many: it takes longer to make than to read.
-        make: gives it, and whether it is whole.
-    """
+def _known(name: str, kind: type[K]) -> K | None:
+    """What stands under a name of all that it follows from: in this process, or in the file of an earlier one."""
     found: object = _alive.get(name)
-    if found is None and many:
-        found = kept(_FOLDER, name, _CLASSES)
     if not isinstance(found, kind):
-        found, whole = make()
-        if not whole:
-            return found
-        if many:
-            keep(_FOLDER, name, found, _MOST_FILES)
-    while len(_alive) >= _ALIVE:
+        found = kept(_FOLDER, name, _CLASSES)
+    return _remembered(name, found) if isinstance(found, kind) else None
+
+
+def _remembered(name: str, found: K) -> K:
+    while len(_alive) >= _ALIVE and name not in _alive:
         _alive.pop(next(iter(_alive)), None)
     _alive[name] = found
     return found
 
 
 def _of_all(rules: tuple[Rule, ...], deadline: float, floats: Floats | None) -> _All:
-    """The sides of all rules: from this process, from an earlier one, or made now."""
+    """The sides of all rules: from this process, from an earlier one, or made now, but for those that the shipped
+    library has as well."""
+    name, many = _name(rules, floats), len(rules) >= _WORTH
+    found = _known(name, _All) if many else _alive.get(name)
+    if isinstance(found, _All):
+        return found
+    shipped = _shipped(floats) if many else None
+    made, whole = _made(name, rules, deadline, floats, {} if shipped is None else shipped.pieces)
+    if whole:
+        _remembered(name, made)
+        new = made.pieces.keys() if shipped is None else made.pieces.keys() - shipped.pieces.keys()
+        if len(new) >= _WORTH:
+            keep(_FOLDER, name, made, _MOST_FILES)
+    return made
+
+
+def _name(rules: Sequence[Rule], floats: Floats | None) -> str:
     digest = hashlib.sha256(code_digest("search", "rules", "ops", "ir").encode())
     for rule in rules:
         digest.update(rule.fingerprint.encode())
     digest.update(b"" if floats is None else floats.digest.encode())
-    name = digest.hexdigest()
-
-    def make() -> tuple[_All, bool]:
-        made = _made(name, rules, deadline, floats)
-        return made, bool(made.digest)
-
-    return _once(name, _All, len(rules) >= _WORTH, make)
+    return digest.hexdigest()
 
 
-def _made(name: str, rules: Sequence[Rule], deadline: float, floats: Floats | None) -> _All:
-    sides: list[_Side] = []
-    groups: list[GroupMove] = []
-    adjacent: set[tuple[str, str]] = set()
+def _shipped(floats: Floats | None) -> _All | None:
+    """What the built-in library is prepared to, where that is known."""
+    library = load_library()
+    known = tuple(r for r in library.admitted if r.operators <= REGISTRY.keys())
+    return _known(_name(known, None if floats is None else library.floats(floats.mode)), _All)
+
+
+def _made(
+    name: str, rules: Sequence[Rule], deadline: float, floats: Floats | None, known: Mapping[str, _Piece]
+) -> tuple[_All, bool]:
+    """All that rules are prepared to, and whether there was time for it; ``known`` pieces are taken as they are."""
+    pieces: dict[str, _Piece] = {}
     for rule in independent(rules):
         if time.monotonic() > deadline:
-            name = ""
-            break
-        adjacent |= _adjacent(rule)
-        plain = _plain(rule)
-        for backward in (False, True):
-            ways = _ways(rule, backward, floats)
-            if ways is None or any(ways.values()):
-                for instance in plain:
-                    _add(instance, backward, ways, sides, groups)
-    return _All(name, tuple(sides), tuple(groups), frozenset(adjacent))
+            return _All("", pieces), False
+        ways = _ways(rule, False, floats), _ways(rule, True, floats)
+        piece = known.get(rule.fingerprint)
+        pieces[rule.fingerprint] = _piece(rule, ways) if piece is None or piece.ways != ways else piece
+    return _All(name, pieces), True
 
 
-def _lifted(prepared: _All, count: int, deadline: float) -> dict[int, _Side]:
+def _piece(rule: Rule, ways: tuple[_Ways, _Ways]) -> _Piece:
+    sides: list[_Side] = []
+    groups: list[GroupMove] = []
+    plain = _plain(rule)
+    for backward, wanted in enumerate(ways):
+        if wanted is None or any(wanted.values()):
+            for instance in plain:
+                _add(instance, bool(backward), wanted, sides, groups)
+    return _Piece(ways, tuple(sides), tuple(groups), frozenset(_adjacent(rule)))
+
+
+def _lifted(prepared: _All, count: int, deadline: float, floats: Floats | None) -> _Lifted:
     """By the number of the side: what it is for so many parts instead of two, where it is about parts."""
+    name, many = f"{prepared.digest}-{count}", bool(prepared.digest) and len(prepared.sides) >= _WORTH
+    found = _known(name, dict) if many else _alive.get(name)
+    if isinstance(found, dict):
+        return found
+    known = _lifted_before(prepared, count, deadline, floats) if many else {}
+    made: _Lifted = {}
+    for number, side in enumerate(prepared.sides):
+        if time.monotonic() > deadline:
+            return made
+        lifted = known[side] if side in known else _side_of_parts(side, count)
+        if lifted is not None:
+            made[number] = lifted
+    if prepared.digest:
+        _remembered(name, made)
+        if many and sum(side not in known for side in prepared.sides) >= _WORTH:
+            keep(_FOLDER, name, made, _MOST_FILES)
+    return made
 
-    def make() -> tuple[dict[int, _Side], bool]:
-        made: dict[int, _Side] = {}
-        for number, side in enumerate(prepared.sides):
-            if time.monotonic() > deadline:
-                return made, False
-            rule = side.pattern.rule
-            if rule.operators & _PARTS:
-                lifted = lift(rule, count, backward=side.backward)
-                if lifted is not None:
-                    ways = _lifted_ways(side, lifted)
-                    made[number] = _side(lifted, lifted.lhs, lifted.rhs, side.backward, side.pattern.first_round, ways)
-        return made, bool(prepared.digest)
 
-    many = bool(prepared.digest) and len(prepared.sides) >= _WORTH
-    return _once(f"{prepared.digest}-{count}", dict, many, make)
+def _lifted_before(prepared: _All, count: int, deadline: float, floats: Floats | None) -> dict[_Side, _Side | None]:
+    """Of sides that are the shipped library's: what they are for so many parts."""
+    shipped = _shipped(floats)
+    if shipped is None or shipped.digest == prepared.digest:
+        return {}
+    found = _lifted(shipped, count, deadline, floats)
+    return (
+        {side: found.get(number) for number, side in enumerate(shipped.sides)} if time.monotonic() <= deadline else {}
+    )
+
+
+def _side_of_parts(side: _Side, count: int) -> _Side | None:
+    rule = side.pattern.rule
+    lifted = lift(rule, count, backward=side.backward) if rule.operators & _PARTS else None
+    if lifted is None:
+        return None
+    ways = _lifted_ways(side, lifted)
+    return _side(lifted, lifted.lhs, lifted.rhs, side.backward, side.pattern.first_round, ways)
 
 
 def _lifted_ways(side: _Side, lifted: Rule) -> _Ways:

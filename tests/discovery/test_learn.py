@@ -13,7 +13,7 @@ from superopt import cost as costs
 from superopt.discovery.config import Config
 from superopt.discovery.derive import QUICK_ROUNDS, derived, moves_of, reached
 from superopt.discovery.judge import Judge
-from superopt.discovery.learn import Learned, learn
+from superopt.discovery.learn import Learned, applies, learn
 from superopt.discovery.lifting import lifted
 from superopt.discovery.mining import mined
 from superopt.discovery.solving import Solver, theme_of
@@ -27,6 +27,7 @@ from superopt.pipeline import optimize
 from superopt.pipeline.learning import learn_from
 from superopt.rules import load_library, parse_rule
 from superopt.rules.library import Library, parse_file
+from superopt.rules.rule import Rule
 from superopt.search.program import program_of
 from superopt.verifier import exact, verdict
 from superopt.verifier.admission import admit
@@ -124,6 +125,18 @@ def test_a_learnt_folder_is_admitted_and_used(tmp_path: Path) -> None:
     result = optimize(tmp_path / "m.onnx", target=PRICES, rules=tmp_path / "rules", time_limit=120)
     assert all(n.op != "BatchNormalization" for n in result.graph.nodes)
     assert result.report.check.verdict == "passed"
+
+
+def test_a_rule_that_does_not_hold_in_the_model_is_not_learnt_from_it() -> None:
+    """Of a candidate that is false in general, what is true under a condition is of no use where that is not met."""
+
+    def shuffle(groups: str, right: str) -> Rule:
+        shuffled = f"Reshape(Transpose(Reshape(x, shape=[b, {groups}, c]), perm=[0, 2, 1]), shape=[b, {groups}*c])"
+        return parse_rule({"forall": {"x": f"f[b, {groups}*c]"}, "lhs": [shuffled], "rhs": [right]})
+
+    candidate, special = shuffle("g", "x"), shuffle("1", "x")
+    assert not applies(special, candidate, {"b": 2, "g": 3, "c": 4})
+    assert applies(special, candidate, {"b": 2, "g": 1, "c": 4})
 
 
 def test_a_time_limit_holds_within_a_part(tmp_path: Path) -> None:

@@ -49,5 +49,10 @@ def process(_: int) -> int:
     return os.getpid()
 
 
+def slow_process(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
 def lambda_of(_: int) -> object:
     return lambda: 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
 import json
 import os
 import signal
@@ -15,8 +17,14 @@ from typing import Any
 import fleet_tasks as work
 import pytest
 
+from superopt.discovery import discover, load_config
+from superopt.discovery import store as discovery_store
 from superopt.fleet import Fleet, Journal, Lost, Task, digest
-from superopt.ir.errors import UsageError
+from superopt.fleet.fleet import memory
+from superopt.fleet.stamp import libraries
+from superopt.ir.errors import BackendUnavailable, UsageError
+from superopt.rules import load_library
+from superopt.verifier import store
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
@@ -177,6 +185,113 @@ def test_another_file_is_refused_and_left_alone(tmp_path: Path, content: bytes) 
     assert path.read_bytes() == content
 
 
+def test_lines_that_are_no_rows_are_as_good_as_absent(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with Journal(path) as journal:
+        journal.put("0", work.row(0))
+    first = path.read_bytes()
+    lines = [b"\0" * 90, b"{", b"[" * 100_000, b"\xff", b"1", b'{"key": "1"}', b'{"key": "2", "result": [1]}', b""]
+    path.write_bytes(first + b"".join(line + b"\n" for line in lines))
+    with Journal(path) as journal:
+        journal.put("3", work.row(3))
+    with Journal(path) as journal:
+        assert [journal.get(k) for k in "0123"] == [work.row(0), None, None, work.row(3)]
+
+
+def test_a_journal_of_another_version_is_named_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(b'{"format": "superopt.journal", "version": 2}\n{"new": 1}\n')
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="version 2, and this superopt writes 1"):
+        Journal(path)
+    assert path.read_bytes() == before
+
+
+def test_a_source_that_has_no_task_now_is_asked_again(fleet: Fleet) -> None:
+    ended: list[int] = []
+
+    def tasks() -> Iterator[Task[int] | None]:
+        yield Task(work.square, (0,))
+        for n in range(1, 4):  # each follows from the one before
+            while n - 1 not in ended:
+                yield None
+            yield Task(work.square, (n,))
+        yield None  # nothing is under way, or soon nothing is: the end
+        while True:
+            yield None
+
+    for outcome in fleet.each(tasks()):
+        ended.append(outcome.task.arguments[0])
+    assert ended == [0, 1, 2, 3]
+
+
+def test_workers_are_as_many_as_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("superopt.fleet.fleet.memory", lambda: 3 * (128 << 20))
+    with Fleet.open(1000) as fleet:
+        found = {o.result() for o in fleet.map([Task(work.process, (n,)) for n in range(40)])}
+    assert 1 <= len(found) <= 3
+
+
+def test_a_control_group_bounds_memory(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text("800000000\n")
+    assert memory(limit) == 700000000
+    limit.write_text("max\n")
+    assert memory(limit) == memory(tmp_path / "none") > 700000000
+
+
+def test_processes_that_cannot_be_started_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with Fleet.open(2) as fleet:
+        monkeypatch.setattr(subprocess, "Popen", full)
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(BackendUnavailable, match=r"no process for a worker can be started .*Too many open files"):
+            list(fleet.map([Task(work.square, (n,)) for n in range(4)]))
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_two_runs_do_not_discover_into_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is refused before it explores, not after hours, when it would minimise."""
+    module = importlib.import_module("superopt.discovery.discover")
+    monkeypatch.setattr(module, "explore", lambda *_: pytest.fail("it explored"))
+    (tmp_path / "out" / ".chunks").mkdir(parents=True)
+    config = load_config(None).select(profile="taso")
+    with Journal(tmp_path / "out" / ".chunks" / "minimising.jsonl"), pytest.raises(UsageError, match="another run"):
+        discover(config, out=tmp_path / "out")
+
+
+def test_other_libraries_prove_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verdict is Z3's, too: another version's is not gone on from."""
+    rule = next(iter(load_library().values()))
+    proved, explored = store._key(rule, 10.0, 0), discovery_store.code_digest.__wrapped__()
+    older = lambda: {**libraries(), "z3-solver": "4.8"}  # noqa: E731
+    monkeypatch.setattr(store, "libraries", older)
+    monkeypatch.setattr(discovery_store, "libraries", older)
+    assert store._key(rule, 10.0, 0) != proved
+    assert discovery_store.code_digest.__wrapped__() != explored
+
+
 def test_two_runs_do_not_write_one_journal(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal"), pytest.raises(UsageError, match="another run"):
         Journal(tmp_path / "journal")
+
+
+def test_closing_ends_all_before_it_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a second Ctrl-C, which falls into the waiting, leaves no process behind."""
+
+    def interrupted(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    with Fleet.open(3) as fleet:
+        processes = {o.result() for o in fleet.map([Task(work.slow_process, (0.3,)) for _ in range(3)])}
+        assert len(processes) == 3
+        with monkeypatch.context() as pressed:
+            pressed.setattr(subprocess.Popen, "wait", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                fleet.__exit__(None, None, None)
+        until = time.monotonic() + 60
+        while any(Path(f"/proc/{p}/cmdline").read_bytes() for p in processes):  # of one that has ended it is empty
+            assert time.monotonic() < until
+            time.sleep(0.02)

@@ -17,7 +17,7 @@ from superopt.cost.whole import task_of
 from superopt.frontend.training import train_step
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.memory import Op, Planned, Task, as_given, front, measured_arena, peak_of, prompt, written
+from superopt.memory import Op, Pin, Planned, Task, as_given, front, measured_arena, peak_of, prompt, written
 from superopt.ops.infer import Applied, infer
 from superopt.pipeline.footprint import footprint
 from superopt.pipeline.realising import realised
@@ -135,6 +135,27 @@ def test_guards_are_understood_and_the_written_graph_is_proved_equal() -> None:
     wrong = tuple(replace(n, op="Cos") if n.name.endswith("_again") and n.op == "Sin" else n for n in made.nodes)
     assert wrong != made.nodes
     assert verify(graph, replace(made, nodes=wrong), power="none").verdict == "refuted"
+
+
+def test_guards_on_one_operand_all_hold_and_none_is_left_without_a_reader() -> None:
+    """A guard that nothing reads would hold its value to the end."""
+    planned = planned_of(sines(3))
+    plan = as_given(planned.task)
+    last = len(plan.steps) - 1
+    value = plan.steps[last].reads[0]
+    maker = next(i for i, s in enumerate(plan.steps) if value in s.makes)
+    pins = [Pin((last,), value, after) for after in (maker, 1, 2, maker)]
+    made = written(planned, plan, pins, sizes_known=False).graph
+    read = {n for node in made.nodes for n in node.reads} | {v.name for v in made.outputs}
+    assert all(read.intersection(node.outputs) for node in made.nodes)
+    needed, stack = set[str](), [made.nodes[-1].name]
+    by_name = {n.name: n for n in made.nodes}
+    while stack:
+        name = stack.pop()
+        needed.add(name)
+        stack += [made.producer[r].name for r in by_name[name].reads if r in made.producer]
+    names = {made.producer[planned.names[plan.steps[i].makes[0]]].name for i in (1, 2)}
+    assert names <= needed
 
 
 def test_sizes_may_be_symbols() -> None:

@@ -28,7 +28,7 @@ def test_a_first_run_makes_nothing(compiled, tmp_path, monkeypatch):
     rules, floats = library.admitted, library.floats("standard")
     assert len(rules) > moves._WORTH
     prepared = moves._of_all(tuple(rules), float("inf"), floats)
-    lifted = moves._lifted(prepared, 3, float("inf"))
+    lifted = moves._lifted(prepared, 3, float("inf"), floats)
     assert prepared.sides
     assert lifted
     assert not list(tmp_path.rglob("*"))  # nothing was made, so nothing was kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from superopt.ir.kept import keep, kept
 from superopt.ir.poly import Poly, sym
 from superopt.ir.terms import App, Var
 from superopt.rules.kept import CLASSES, kept_rules
-from superopt.rules.library import write_rules
+from superopt.rules.library import load_library, write_rules
 from superopt.rules.typing import DIGEST, meaning_digest
 from superopt.search import moves
 
@@ -104,7 +105,7 @@ def test_moves_that_were_kept_are_those_that_are_made(cache, monkeypatch):
     some = tuple(rules())
     monkeypatch.setattr(moves, "_alive", {})
     made = moves._of_all(some, float("inf"), None)
-    lifted = moves._lifted(made, 3, float("inf"))
+    lifted = moves._lifted(made, 3, float("inf"), None)
     assert len(list((cache / "moves").iterdir())) == 2
     monkeypatch.setattr(moves, "_alive", {})
     monkeypatch.setattr(moves, "_made", None)  # not called
@@ -112,8 +113,38 @@ def test_moves_that_were_kept_are_those_that_are_made(cache, monkeypatch):
     assert [s.pattern.identity for s in read.sides] == [s.pattern.identity for s in made.sides]
     assert [(s.shortens, s.saves) for s in read.sides] == [(s.shortens, s.saves) for s in made.sides]
     assert read.adjacent == made.adjacent
-    again = moves._lifted(read, 3, float("inf"))
+    again = moves._lifted(read, 3, float("inf"), None)
     assert {n: s.pattern.identity for n, s in again.items()} == {n: s.pattern.identity for n, s in lifted.items()}
+
+
+def test_rules_are_prepared_from_what_the_shipped_library_is_prepared_to(cache, monkeypatch):
+    """One left out, one of the user's own: only that one is made, and all is as it is when made from nothing."""
+    library, (own, *_) = load_library(), rules()
+    shipped = moves._of_all(library.admitted, float("inf"), library.floats())
+    own = replace(own, id="own")
+    some = (*library.admitted[1:], own)
+    made: list[str] = []
+    piece = moves._piece
+    monkeypatch.setattr(moves, "_piece", lambda rule, ways: made.append(rule.id) or piece(rule, ways))
+    found = moves._of_all(some, float("inf"), library.floats())
+    assert set(made) <= {"own"}
+    assert library.admitted[0].fingerprint not in found.pieces
+    assert all(found.pieces[k] is shipped.pieces[k] for k in found.pieces.keys() & shipped.pieces.keys())
+    assert not list(cache.glob("moves/*"))  # it takes no longer than to read a file
+    few = (*library.admitted[1:40], own)  # too few for the shipped ones to be asked for
+    alone = moves._of_all(few, float("inf"), library.floats())
+    assert len(made) >= 30
+    both = alone.pieces.keys() & found.pieces.keys()
+    assert len(both) >= 30
+    for one, other in ((alone.pieces[key], found.pieces[key]) for key in both):
+        assert [s.pattern.identity for s in one.sides] == [s.pattern.identity for s in other.sides]
+        assert (one.ways, one.adjacent, len(one.groups)) == (other.ways, other.adjacent, len(other.groups))
+    parts, before = (
+        moves._lifted(found, 3, float("inf"), library.floats()),
+        moves._lifted(shipped, 3, float("inf"), None),
+    )
+    assert {s.pattern.identity for s in parts.values()} <= {s.pattern.identity for s in before.values()}
+    assert len(parts) >= len(before) - 20
 
 
 def test_the_collector_is_as_it_was_afterwards():

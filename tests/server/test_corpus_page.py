@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from superopt.rules import load_library
 from superopt.server import examples
 from superopt.server.app import create_app
 from superopt.server.recorded import Recorded
@@ -59,3 +60,19 @@ def test_other_tools_stand_beside_with_their_noise(tmp_path: Path) -> None:
         for tool in ("onnxsim", "onnxscript"):
             assert f">{tool} ÷</th>" in page
         assert "<option" in client.get("/").text
+
+
+def test_a_run_of_another_library_says_so(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    (corpus / "baselines").mkdir(parents=True)
+    (corpus / "manifest.toml").write_text((examples() / "manifest.toml").read_text())
+    run = json.loads((examples() / "baselines" / "tiny.json").read_text())
+    today = dict.fromkeys(load_library().rules, "digest")
+    for library, said in (
+        (today, "The rules are those of today."),
+        ({**dict(list(today.items())[3:]), "gone-1234": "digest"}, "of the rules it had, 1 are not in the library any "
+         "more, and 3 of today’s were not yet in it."),
+    ):  # fmt: skip
+        (corpus / "baselines" / "run.json").write_text(json.dumps({**run, "library": library}))
+        with TestClient(create_app(Settings(tmp_path / "data", corpus=corpus)), base_url="http://localhost") as client:
+            assert said in client.get("/corpus").text

@@ -231,5 +231,7 @@ def test_jobs_are_compared_with_models_of_the_corpus(live: Live) -> None:
     job = answer.json()["id"]
     found = live.http.get("/v1/comparison", params={"a": job, "b": f"{job}/result"}).json()
     sides = Counter(n["side"] for n in found["nodes"] if n["op"] not in ("input", "output"))
-    assert sides == {"both": 1, "before": 2, "after": 1}  # the sum reads a weight of another shape then
+    result = live.http.get(f"/v1/jobs/{job}/result").json()  # one of several that take as long
+    assert sides["both"] + sides["before"] == len(TINY["nodes"])
+    assert sides["both"] + sides["after"] == len(result["nodes"]) < len(TINY["nodes"])
     assert live.http.get("/compare", params={"a": job, "b": f"{job}/result"}).status_code == 200

@@ -43,6 +43,13 @@ def test_gelu_is_found_by_what_it_is() -> None:
     assert any(INDEX.names[i].startswith("write ") and INDEX.names[i].endswith(" as Gelu") for i in first)
 
 
+@pytest.mark.parametrize("words", ["distributive", "distributivity matmul", "factor", "factorise"])
+def test_laws_of_algebra_are_found_by_their_names(words: str) -> None:
+    first = INDEX.search(words)[:3]
+    assert first
+    assert all("added" in INDEX.names[i] for i in first)
+
+
 def test_what_leads_to_well_known_rewrites_is_what_derivation_finds() -> None:
     """``superopt rules derive docs/tour.toml --json superopt/report/known.json -f`` writes the file anew."""
     found = derive(TOUR, LIBRARY)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 from starlette.testclient import TestClient
 
 from superopt.rules import load_library
+from superopt.server.app import create_app
+from superopt.server.openapi import TINY
+from superopt.server.settings import Settings
 from superopt.verifier import check_certificate
 
-SUM = {
+SUM: dict[str, Any] = {
     "forall": {"x": "f[m, k]", "a": "f[k, n]", "b": "f[k, n]"}, "lhs": ["Add(MatMul(x, a), MatMul(x, b))"],
     "rhs": ["MatMul(x, Add(a, b))"],
 }  # fmt: skip
@@ -23,6 +30,27 @@ def test_a_true_rule_is_proved_with_a_certificate_that_holds(client: TestClient)
     known = load_library()
     assert found["nearest"]
     assert all(n["id"] in known for n in found["nearest"])
+
+
+def test_what_a_proved_rule_would_gain_on_the_corpus(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    two_products = json.dumps(TINY)
+    (corpus / "two_products.json").write_text(two_products)
+    (corpus / "other.json").write_text(two_products.replace('"Add"', '"Mul"'))
+    with TestClient(create_app(Settings(tmp_path / "data", corpus=corpus)), base_url="http://localhost") as http:
+        found = http.post("/v1/rules/judge?corpus=true", json=SUM).json()
+        assert "corpus" not in http.post("/v1/rules/judge", json=SUM).json()
+        assert http.post("/v1/rules/judge?corpus=perhaps", json=SUM).status_code == 400
+        form = {"forall": "x: f[m, k]\na, b: f[k, n]", "lhs": SUM["lhs"][0], "rhs": SUM["rhs"][0], "corpus": "true"}
+        page = http.post("/playground", files={k: (None, v) for k, v in form.items()}).text
+    gain = found["corpus"]
+    assert (gain["looked_at"], gain["of"]) == (2, 2)
+    (model,) = gain["models"]
+    assert (model["name"], model["times"]) == ("two_products", 1)
+    assert model["after_us"] < model["before_us"]
+    assert "2 of 2 models" in page
+    assert 'href="/corpus/two_products"' in page
 
 
 def test_a_false_rule_is_refuted_by_numbers(client: TestClient) -> None:
@@ -71,7 +99,10 @@ def test_integers_are_more_than_nothing_and_one(client: TestClient, lhs: str, rh
 
 
 def test_bodies_that_are_no_rules(client: TestClient) -> None:
-    for body in (b"", b"{", b"[]", b"3"):
+    surrogate, digits = b'{"forall":{"\\ud800":"f[m]"},"lhs":["x"],"rhs":["x"]}', b"9" * 5000
+    long = b'{"forall":{"x":"f[' + digits + b']"},"lhs":["Relu(x)"],"rhs":["x"]}'
+    tower = b'{"forall":' * 1500
+    for body in (b"", b"{", b"[]", b"3", b"[" * 16_000, tower, surrogate, digits, long):
         assert client.post("/v1/rules/judge", content=body).status_code == 422
     assert client.post("/v1/rules/judge", content=b" " * (1 << 15)).status_code == 413
 

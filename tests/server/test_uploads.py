@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -15,13 +17,16 @@ from test_live import with_data
 from superopt.server.app import create_app
 from superopt.server.database import Database
 from superopt.server.keys import Keys
+from superopt.server.problems import Problem
 from superopt.server.settings import Limits, Settings
+from superopt.server.uploads import Uploads
 
-PIECE = {"Content-Type": "application/offset+octet-stream"}
+TUS = {"Tus-Resumable": "1.0.0"}
+PIECE = {**TUS, "Content-Type": "application/offset+octet-stream"}
 
 
 def named(name: str) -> dict[str, str]:
-    return {"Upload-Metadata": f"filetype dGV4dA==, filename {base64.b64encode(name.encode()).decode()}"}
+    return {**TUS, "Upload-Metadata": f"filetype dGV4dA==, filename {base64.b64encode(name.encode()).decode()}"}
 
 
 def begin(http: httpx.Client, name: str, length: int) -> str:
@@ -35,12 +40,12 @@ def cut(live: Live, place: str, offset: int, sent: bytes, length: int) -> None:
     """Announce a piece, send some of it, and hang up."""
     with socket.create_connection(("127.0.0.1", live.settings.port), timeout=20) as connection:
         head = f"PATCH {place} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PIECE['Content-Type']}\r\n"
-        head += f"Upload-Offset: {offset}\r\nContent-Length: {length}\r\n\r\n"
+        head += f"Tus-Resumable: 1.0.0\r\nUpload-Offset: {offset}\r\nContent-Length: {length}\r\n\r\n"
         connection.sendall(head.encode() + sent)
 
 
 def offset(http: httpx.Client, place: str) -> int:
-    return int(http.head(place).headers["upload-offset"])
+    return int(http.head(place, headers=TUS).headers["upload-offset"])
 
 
 def test_a_model_arrives_over_a_connection_that_is_cut_twice(live: Live) -> None:
@@ -63,8 +68,8 @@ def test_a_model_arrives_over_a_connection_that_is_cut_twice(live: Live) -> None
     until(lambda: live.succeeded(answer), 120)
     assert live.http.get(answer.headers["location"]).json()["name"] == "model.onnx"
     for place in places.values():
-        assert live.http.delete(place).status_code == 204
-        assert live.http.head(place).status_code == 404
+        assert live.http.delete(place, headers=TUS).status_code == 204
+        assert live.http.head(place, headers=TUS).status_code == 404
     again = live.http.post("/v1/jobs", params={"upload": ids})
     assert again.status_code == 404
 
@@ -83,7 +88,7 @@ def test_what_is_refused(client: TestClient) -> None:
     place = begin(client, "m.json", 20)
     more = client.patch(place, content=b"x" * 21, headers={**PIECE, "Upload-Offset": "0"})
     assert more.status_code == 413
-    assert client.patch(place, content=b"x", headers={"Upload-Offset": "0"}).status_code == 415
+    assert client.patch(place, content=b"x", headers={**TUS, "Upload-Offset": "0"}).status_code == 415
     half = client.post("/v1/jobs", params={"upload": place.rsplit("/", 1)[1]})
     assert half.status_code == 409
     assert "bytes of 20 have arrived" in half.json()["detail"]
@@ -111,7 +116,7 @@ def test_only_the_owner_adds_and_only_so_many(tmp_path: Path) -> None:
         made = [http.post("/v1/uploads", headers={"Upload-Length": "5", **named("m.onnx"), **first}) for _ in range(3)]
         assert [m.status_code for m in made] == [201, 201, 429]
         place = made[0].headers["location"]
-        assert http.head(place, headers=second).status_code == 404
+        assert http.head(place, headers={**TUS, **second}).status_code == 404
         assert http.patch(place, content=b"x", headers={**PIECE, "Upload-Offset": "0", **second}).status_code == 404
         assert http.patch(place, content=b"x", headers={**PIECE, "Upload-Offset": "0", **first}).status_code == 204
 
@@ -138,4 +143,52 @@ def test_a_service_that_was_killed_knows_what_had_arrived(tmp_path: Path) -> Non
 def test_old_uploads_are_swept(client: TestClient, age: float) -> None:
     place = begin(client, "m.json", 10)
     client.app.state.service.uploads.sweep(age - 1.0)  # type: ignore[attr-defined]
-    assert client.head(place).status_code == (404 if age == 0.0 else 200)
+    assert client.head(place, headers=TUS).status_code == (404 if age == 0.0 else 200)
+
+
+@pytest.mark.parametrize("version", [None, "0.2.2", "1.0.0, 0.2.2"])
+def test_whoever_speaks_another_version_is_told_and_nothing_is_done(client: TestClient, version: str | None) -> None:
+    place = begin(client, "m.json", 3)
+    headers = {k: v for k, v in {**named("m.json"), **PIECE, "Upload-Length": "5", "Upload-Offset": "0"}.items()
+               if k != "Tus-Resumable"} | ({} if version is None else {"Tus-Resumable": version})  # fmt: skip
+    for method, where in (("POST", "/v1/uploads"), ("PATCH", place), ("HEAD", place), ("DELETE", place)):
+        content = b"abc" if method == "PATCH" else None
+        answer = client.request(method, where, headers=headers, content=content)
+        assert (answer.status_code, answer.headers["tus-version"]) == (412, "1.0.0")
+    assert offset(client, place) == 0
+    assert len(list(uploads_of(client)._folder.glob("*.part"))) == 1
+
+
+def uploads_of(client: TestClient) -> Uploads:
+    found = client.app.state.service.uploads  # type: ignore[attr-defined]
+    assert isinstance(found, Uploads)
+    return found
+
+
+def test_an_upload_is_used_again_and_again_and_nothing_is_left_lying_about(client: TestClient) -> None:
+    place = begin(client, "m.json", len(tiny()))
+    client.patch(place, content=tiny(), headers={**PIECE, "Upload-Offset": "0"})
+    for seed in range(3):
+        params = {"upload": place.rsplit("/", 1)[1], "seed": str(seed)}
+        assert client.post("/v1/jobs", params=params).status_code == 202
+    assert list(uploads_of(client)._blobs.incoming.iterdir()) == []
+
+
+def test_an_upload_that_is_removed_while_a_piece_comes_is_gone(client: TestClient) -> None:
+    uploads = uploads_of(client)
+    place = begin(client, "m.json", 10)
+    found = uploads.find(place.rsplit("/", 1)[1], "")
+
+    async def removed_meanwhile() -> AsyncIterator[bytes]:
+        yield b"half "
+        uploads.remove(found)
+        yield b"gone."
+
+    async def after() -> AsyncIterator[bytes]:
+        yield b"late"
+
+    for chunks in (removed_meanwhile(), after()):
+        with pytest.raises(Problem) as refused:
+            asyncio.run(uploads.append(found, 0, chunks))
+        assert refused.value.status == 404
+    assert list(uploads._folder.iterdir()) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import time
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from superopt.cost import load_profile
 from superopt.fleet import Fleet
+from superopt.fleet.fleet import cores
 from superopt.ir.errors import ResourceLimit, UsageError
 from superopt.lab.gate.baseline import read_run, row_data, row_from_data
 from superopt.lab.gate.culprit import why_slower, why_wrong
@@ -21,7 +21,7 @@ from superopt.lab.gate.laboratory import Laboratory
 from superopt.lab.gate.one import Task
 from superopt.lab.gate.settings import CorpusSettings, models_of
 from superopt.lab.gate.workers import run_all
-from superopt.lab.kept import Kept, code_digest
+from superopt.lab.kept import Kept, code_digest, model_digest
 from superopt.pipeline.optimise import select_rules
 from superopt.pipeline.options import Progress, quiet
 from superopt.report.corpus import Comparison, CorpusRun, Culprit, Finding, Row
@@ -68,12 +68,13 @@ def _rows(
     kept = Kept(settings.resume, hashlib.sha256(text.encode()).hexdigest()[:16])
     known = {name: row_from_data(name, row) for name, task in tasks.items() if (row := kept.get(task.path)) is not None}
     todo = [task for name, task in tasks.items() if name not in known]
+    contents = {task.model: model_digest(task.path) for task in todo} if settings.resume is not None else {}
 
     def done(row: Row) -> None:
-        if not row.error:
-            kept.put(tasks[row.model].path, row_data(row))
+        if not row.error and contents:
+            kept.put(tasks[row.model].path, row_data(row), contents[row.model])
 
-    workers = max(1, min(settings.workers or os.cpu_count() or 1, len(todo)))
+    workers = max(1, min(settings.workers or cores(), len(todo)))
     with Fleet.open(workers, settings.cluster) as fleet:
         made = run_all(todo, fleet=fleet, deadline=deadline, done=done, progress=progress)
     known |= {row.model: row for row in made}

@@ -59,9 +59,8 @@ def run_all(
 
 def _sized(task: Task) -> fleets.Task[Row]:
     """The fleet's task."""
-    files = tuple(p for p in (task.path, task.options.rules) if p is not None)
     need = demand_of(task.path, task.options)
-    return fleets.Task(_row, (task,), task.model, "", files, need.seconds, need.bytes, need.last)
+    return fleets.Task(_row, (task,), task.model, "", need.files, need.seconds, need.bytes, need.last)
 
 
 def _row(task: Task) -> Row:
