@@ -35,7 +35,7 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
 @pytest.fixture(scope="session")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A service with one worker, a short lease and small limits."""
-    limits = Limits(grace=1.0, sync_body=1 << 16, body=1 << 20, body_idle=1.0, search_seconds=1.0, job_memory=4 << 30)
+    limits = Limits(grace=1.0, sync_body=1 << 16, body=1 << 20, body_idle=1.0, search_seconds=30.0, job_memory=4 << 30)
     folder = tmp_path_factory.mktemp("live")
     started = start(Settings(data=folder, port=free_port(), lease=2.0, poll=0.1, limits=limits))
     yield started
