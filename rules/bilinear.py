@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from superopt.ir.errors import UsageError
-from superopt.ir.terms import Term
+from superopt.ir.terms import App, Term
 from superopt.rules.grammar import parse_rule, parse_scheme
 from superopt.rules.rule import TensorScheme
 
@@ -72,17 +72,29 @@ class Tile:
         row = {"forall": {**self.data, **self.weights}, "lhs": self.roots, "rhs": self.roots}
         return parse_rule(row, where=self.name).lhs
 
+    @property
+    def stride(self) -> int:
+        """Of a convolution along one axis."""
+        (root,) = self.terms
+        strides = dict(root.attributes)["strides"] if isinstance(root, App) else None
+        assert isinstance(strides, tuple)
+        assert isinstance(strides[0], int)
+        return strides[0]
+
     def elements(self, names: Mapping[str, str]) -> int:
         """Elements of these variables together."""
         return sum(prod(self.shapes[n]) for n in names)
 
 
-def conv_tile(outputs: Sequence[int], taps: Sequence[int]) -> Tile:
-    """``outputs`` neighbouring places of a convolution of one channel, stride 1: F(outputs, taps) along each axis."""
-    image = ", ".join(str(m + r - 1) for m, r in zip(outputs, taps, strict=True))
+def conv_tile(outputs: Sequence[int], taps: Sequence[int], strides: Sequence[int] = ()) -> Tile:
+    """``outputs`` neighbouring places of a convolution of one channel: F(outputs, taps) along each axis; stride 1
+    unless others are given."""
+    steps = strides or [1] * len(taps)
+    image = ", ".join(str(s * (m - 1) + r) for m, r, s in zip(outputs, taps, steps, strict=True))
     kernel = ", ".join(map(str, taps))
-    name = "conv:" + "x".join(map(str, outputs)) + ":" + "x".join(map(str, taps))
-    return Tile(name, {"x": f"f[1, 1, {image}]"}, {"w": f"f[1, 1, {kernel}]"}, ("Conv(x, w)",))
+    name = ":".join(("conv", *("x".join(map(str, sizes)) for sizes in (outputs, taps, strides) if sizes)))
+    root = f"Conv(x, w, strides=[{', '.join(map(str, strides))}])" if strides else "Conv(x, w)"
+    return Tile(name, {"x": f"f[1, 1, {image}]"}, {"w": f"f[1, 1, {kernel}]"}, (root,))
 
 
 def matmul_tile(rows: int, inner: int, columns: int) -> Tile:

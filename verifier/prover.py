@@ -36,7 +36,9 @@ from superopt.verifier.verdict import ProvedAllSizes, Unknown
 
 __all__ = ["Derivation", "Proof", "prove", "prove_with_steps"]
 
-_UNROLLED = 4  # places of a reduction that are written out where the sums themselves were not matched
+# Places of a reduction, at most, that are written out where the sums themselves were not matched: few first, because
+# every place multiplies the terms, and no more than a kernel's taps along an axis.
+_UNROLLED = (4, 7)
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,7 @@ def _prove_output(
         _common_digits(a, b, size)
         for a, b, size in zip(_axes(context, left), _axes(context, right), context.shape(left), strict=True)
     ]
-    for unroll in (0, _UNROLLED):
+    for unroll in (0, *_UNROLLED):
         attempt, digits = _finest(context, left, right, digits, budget, unroll)
         attempt.check_reads()
         attempt.check_positions(rule)
@@ -219,7 +221,7 @@ def _prove_output(
         if shown:
             proof.goals.append(made)
             return nonzero
-        if not attempt.unrollable:
+        if attempt.longest <= unroll:
             break
     raise CannotProve("the sides were not shown to be equal")
 
@@ -280,7 +282,7 @@ class _Attempt:
     binding: Mapping[str, Dim]
     left_domain: dict[tuple[str, str], Value]
     right_domain: dict[tuple[str, str], Value]
-    unrollable: bool
+    longest: int  # of the reductions that may be written out
 
     @staticmethod
     def of(
@@ -305,10 +307,10 @@ class _Attempt:
         domain, algebra.domain = algebra.domain, {}
         second = Composer(algebra, context.meanings, shapes, context.booleans, unroll)
         two = second.element(right, tuple(index))
-        unrollable = any(1 < n <= _UNROLLED for n in first.extents | second.extents)
+        longest = max((n for n in first.extents | second.extents if 1 < n <= _UNROLLED[-1]), default=0)
         return _Attempt(
             facts, algebra, one, two, [*first.reads, *second.reads], first.promises, second.promises, context.binding,
-            domain, algebra.domain, unrollable,
+            domain, algebra.domain, longest,
         )  # fmt: skip
 
     def check_reads(self) -> None:

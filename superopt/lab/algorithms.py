@@ -159,7 +159,9 @@ def _kept(graph: Graph, model: CostModel) -> Form | None:
     typing = infer(graph)
     chosen = choose(graph, model, growth=GROWTH["standard"], typing=typing, gain=-NEAR)
     with Bench() as bench:
-        chosen, _, _ = tried_alone(graph, typing, chosen, bench, runtime=ONNX_RUNTIME, threads=1, sizes={}, seed=0)
+        chosen, _, _ = tried_alone(
+            graph, typing, chosen, bench, runtime=ONNX_RUNTIME, threads=1, sizes={}, seed=0, left=lambda: _SECONDS
+        )  # fmt: skip
     return chosen[0].form if chosen else None
 
 

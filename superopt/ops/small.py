@@ -31,7 +31,7 @@ from superopt.ops.meaning import (
 
 __all__ = ["LIMIT", "Small", "evaluate_small", "small_of_array"]
 
-LIMIT = 64  # elements of a value that is followed
+LIMIT = 128  # elements of a value that is followed: sizes of the parts of a Split, which forms have up to 121 of
 FLOATS = 8  # the same for floats: bounds, scales and ratios, but no weights
 STEPS = 20_000  # scalar operations spent on one output
 

@@ -9,8 +9,7 @@ what a round scatters by, so they are loaded several times. What is believed the
 
 from __future__ import annotations
 
-import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import hypot
@@ -32,7 +31,9 @@ CLEAR = 4.0 * FORM_ERROR  # share of an operator's time: what is modelled to gai
 _SITTINGS, _ROUNDS = 4, 12  # loadings at most, and rounds of all of them together
 _HELD = 1 << 28  # bytes of weights that are held at once for a trial: larger operators are loaded less often
 _SITTING = 0.05  # standard deviation of the ratio of a form to its operator, from one loading of both to another
-_SECONDS = 3.0  # for all trials of a model together; what is then left is decided by prices
+# Microseconds that all trials of a model are modelled to run; what does not fit is decided by prices. Not the clock's:
+# a busy machine would decide more by prices, and differently.
+_MOST_US = 3e6
 
 
 def tried_alone(
@@ -45,6 +46,7 @@ def tried_alone(
     threads: int,
     sizes: Mapping[str, int],
     seed: int,
+    left: Callable[[], float],
 ) -> tuple[list[Choice], int, int]:
     """The choices that gain as far as prices and timing say; how many kinds were timed, and how many gained.
 
@@ -57,6 +59,7 @@ def tried_alone(
         threads: of the races.
         sizes: what symbolic dimensions are run at.
         seed: of inputs and orders.
+        left: seconds until the time is up; then prices decide.
     """
     kinds: dict[Hashable, list[Choice]] = {}
     graphs: dict[Hashable, Graph] = {}
@@ -65,15 +68,15 @@ def tried_alone(
         key = alike(graph)
         kinds.setdefault(key, []).append(choice)
         graphs.setdefault(key, graph)
-    deadline = time.monotonic() + _SECONDS
+    us = _MOST_US
     kept: dict[int, Choice] = {}
     asked = gained = 0
     for key in sorted(kinds, key=lambda k: -sum(c.before for c in kinds[k])):
         options = _Options(kinds[key][0])
-        left = deadline - time.monotonic()
-        if options.doubtful and left > 0.0:
+        if options.doubtful and options.us <= us and left() > 0.0:
             asked += 1
-            raced = _race(graphs[key], options, bench, runtime, threads, sizes, seed, left)
+            us -= options.us
+            raced = _race(graphs[key], options, bench, runtime, threads, sizes, seed, left())
             if raced is None:
                 continue
             options = raced
@@ -99,6 +102,11 @@ class _Options:
     @property
     def forms(self) -> tuple[Form, ...]:
         return (self.choice.form, *(form for form, _ in self.choice.rivals))
+
+    @property
+    def us(self) -> float:
+        """What all rounds of it are modelled to take."""
+        return _ROUNDS * (self.choice.before + self.choice.after + sum(us for _, us in self.choice.rivals))
 
     @cached_property
     def beliefs(self) -> list[Belief]:

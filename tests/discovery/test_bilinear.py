@@ -48,7 +48,17 @@ def test_what_is_not_bilinear_is_refused_by_finder_and_check(root: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "rank"),
-    [("complex", 3), ("conv:2:3", 4), ("conv:4:3", 6), ("conv:2:5", 6), ("matmul:2:2:2", 7), ("matmul:2:2:3", 11)],
+    [
+        ("complex", 3),
+        ("conv:2:3", 4),
+        ("conv:4:3", 6),
+        ("conv:2:5", 6),
+        ("matmul:2:2:2", 7),
+        ("matmul:2:2:3", 11),
+        ("conv:3:3:2", 7),
+        ("conv:4:4:2", 10),
+        ("conv:3:4:3", 10),
+    ],
 )
 def test_known_ranks_are_found_again(name: str, rank: int) -> None:
     found = find(tile_named(name), **FEW)
@@ -60,6 +70,16 @@ def test_known_ranks_are_found_again(name: str, rank: int) -> None:
     assert (again.data, again.weights, again.outputs) == (
         found.algorithm.data, found.algorithm.weights, found.algorithm.outputs,
     )  # fmt: skip
+
+
+def test_what_falls_apart_is_found_part_by_part() -> None:
+    """Even places of the data meet the even taps alone, and odd ones the odd taps; nothing says so but the tensor."""
+    found = find(tile_named("conv:4:3:2")).algorithm
+    assert found is not None
+    assert (found.origin["finder"], found.origin["points"][1:]) == ("parts", ["directly"])
+    for row, taps in zip(found.data, found.weights, strict=True):
+        sides = {n % 2 for n, v in enumerate(row) if v} | {n % 2 for n, v in enumerate(taps) if v}
+        assert len(sides) == 1
 
 
 def test_every_shipped_algorithm_is_exact_and_every_change_of_it_is_noticed() -> None:
@@ -86,7 +106,9 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         load_algorithms(tmp_path / "b.json")
 
 
-@pytest.mark.parametrize("name", ["conv", "conv:2", "matmul:2:2", "conv:0:3", "conv:2x2:3", "complex:1", "dft:4"])
+@pytest.mark.parametrize(
+    "name", ["conv", "conv:2", "matmul:2:2", "conv:0:3", "conv:2x2:3", "conv:2:3:0", "complex:1", "dft:4"]
+)
 def test_a_tile_that_there_is_not_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="no tile"):
         tile_named(name)

@@ -63,11 +63,31 @@ def test_every_form_of_every_site_computes_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    "attributes",
-    [{"strides": [2, 2]}, {"dilations": [2, 2], "pads": [2, 2, 2, 2]}, {"strides": [1, 2]}],
+    ("attributes", "names"),
+    [
+        ({"strides": [2, 2]}, {"F(2×2, 3×3; stride 2×2)", "F(3×3, 3×3; stride 2×2)", "F(4×4, 3×3; stride 2×2)"}),
+        ({"strides": [1, 2]}, {"F(2×2, 3×3; stride 1×2)", "F(3×3, 3×3; stride 1×2)", "F(4×4, 3×3; stride 1×2)"}),
+        (
+            {"dilations": [2, 3], "pads": [2, 3, 2, 3]},
+            {"F(2×2, 3×3; dilation 2×3)", "F(3×3, 3×3; dilation 2×3)", "F(4×4, 3×3; dilation 2×3)"},
+        ),
+    ],
 )
+def test_strides_and_dilations_have_forms(attributes: dict[str, Sequence[int]], names: set[str]) -> None:
+    graph = model(16, 13, **attributes)
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 16, 13, 13)).astype(np.float32)}
+    wanted = run(graph, feeds)
+    sites = sites_of(graph)
+    by_site = [list(forms_of(site, GROWTH["standard"])) for site in sites]
+    for forms in zip(*by_site, strict=True):
+        made = rewritten(graph, [Choice(s, f, 1.0, 0.5) for s, f in zip(sites, forms, strict=True)])
+        assert np.abs(run(made, feeds) - wanted).max() <= 2e-5 * np.abs(wanted).max()
+    assert {named(f).split(", ")[0] + ", " + named(f).split(", ")[1] for f in by_site[0]} == names
+
+
+@pytest.mark.parametrize("attributes", [{"strides": [3, 3]}, {"strides": [2, 2], "dilations": [2, 2]}])
 def test_what_algorithms_do_not_say_is_left_alone(attributes: dict[str, Sequence[int]]) -> None:
-    assert sites_of(model(16, 13, **attributes)) == []
+    assert [list(forms_of(site, GROWTH["fast"])) for site in sites_of(model(16, 17, **attributes))] == [[], []]
 
 
 def test_symbolic_images_and_weights_that_come_in_are_left_alone() -> None:

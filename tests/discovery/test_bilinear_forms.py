@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -38,14 +38,19 @@ def run(graph: Graph, x: np.ndarray) -> np.ndarray:
     return ort.run(ort.make_session(formats.to_onnx_bytes(graph), threads=1), {"x": x})["y"]
 
 
-def direct(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, pads: list[int]) -> np.ndarray:
-    """A convolution of stride 1 in float64, tap by tap."""
+def direct(
+    x: np.ndarray, w: np.ndarray, b: np.ndarray | None, pads: list[int], strides: Sequence[int] = (1, 1),
+    apart: Sequence[int] = (1, 1),
+) -> np.ndarray:  # fmt: skip
+    """A convolution in float64, tap by tap; ``apart``: places from a tap to the next."""
     half = len(pads) // 2
     x = np.pad(x.astype(np.float64), [(0, 0), (0, 0), *zip(pads[:half], pads[half:], strict=True)])
-    sizes = [n - k + 1 for n, k in zip(x.shape[2:], w.shape[2:], strict=True)]
+    spans = [d * (k - 1) + 1 for k, d in zip(w.shape[2:], apart, strict=False)]
+    sizes = [(n - k) // s + 1 for n, k, s in zip(x.shape[2:], spans, strides, strict=False)]
     out = np.zeros((len(x), len(w), *sizes))
     for at in np.ndindex(*w.shape[2:]):
-        window = x[(slice(None), slice(None), *(slice(a, a + n) for a, n in zip(at, sizes, strict=True)))]
+        places = zip(at, sizes, strides, apart, strict=False)
+        window = x[(slice(None), slice(None), *(slice(d * a, d * a + s * n, s) for a, n, s, d in places))]
         out += np.moveaxis(np.tensordot(w[(slice(None), slice(None), *at)].astype(np.float64), window, (1, 1)), 0, 1)
     return out if b is None else out + b.reshape(1, -1, *[1] * half)
 
@@ -88,6 +93,39 @@ def test_a_convolution_by_tiles_is_the_convolution(
         assert np.abs(made - wanted).max() <= most * np.abs(wanted).max()
 
 
+STRIDED = [
+    # image, algorithms of both axes, pads, dilations
+    ((1, 3, 15, 14), ("conv:4:3:2", "conv:3:3:2"), [1, 1, 1, 1], (1, 1)),
+    ((2, 3, 16, 13), ("conv:2:3:2", "conv:4:3"), [0, 1, 1, 0], (1, 1)),
+    ((1, 2, 18, 17), ("conv:4:4:2", "conv:2:4:2"), [1, 1, 1, 1], (1, 1)),
+    ((1, 2, 19, 20), ("conv:4:5:2", "conv:2:5:2"), [2, 2, 2, 2], (1, 1)),
+    ((1, 3, 14, 11), ("conv:4:3", "conv:2:3"), [2, 3, 2, 3], (2, 3)),
+    ((2, 3, 9, 21), ("conv:2:3", "conv:4:5"), [1, 4, 1, 4], (1, 2)),
+    ((1, 2, 12, 30), (None, "conv:4:3"), [0, 8, 0, 8], (1, 8)),
+    ((1, 2, 9, 12), ("conv:2:3:2", "conv:4:3"), [1, 2, 1, 2], (1, 2)),
+]
+
+
+@pytest.mark.parametrize(("image", "names", "pads", "apart"), STRIDED)
+def test_strides_and_taps_that_are_apart(
+    image: tuple[int, ...], names: tuple[str | None, ...], pads: list[int], apart: tuple[int, int]
+) -> None:
+    rng = np.random.default_rng(3)
+    axes = [
+        Axis(size, before, after, None if name is None else algorithms()[name], d)
+        for size, before, after, name, d in zip(image[2:], pads[:2], pads[2:], names, apart, strict=True)
+    ]
+    x, b = rng.standard_normal(image), rng.standard_normal(5)
+    w = rng.standard_normal((5, image[1], axes[0].taps, axes[1].taps))
+    wanted = direct(x, w, b, pads, [axis.stride for axis in axes], apart)
+    assert tuple(axis.outputs for axis in axes) == wanted.shape[2:]
+    form = ConvForm(*axes)
+    graph = graph_of(image, DType.FLOAT64, lambda to: write_conv(to, form, "x", image[0], kernel(w, b), "y"))
+    made = run(graph, x)
+    assert made.shape == wanted.shape
+    assert np.abs(made - wanted).max() <= 1e-12 * np.abs(wanted).max()
+
+
 def test_a_convolution_of_a_signal() -> None:
     rng = np.random.default_rng(1)
     x, w, b = rng.standard_normal((2, 3, 23)), rng.standard_normal((4, 3, 3)), rng.standard_normal(4)
@@ -119,7 +157,13 @@ def test_fewer_multiplications_are_what_runs() -> None:
     assert form.products * form.tiles * 4 == 28 * 28 * 9
 
 
-@pytest.mark.parametrize(("name", "spatial"), [("conv:2:3", 1), ("conv:2:3", 2), ("conv:4:3", 1), ("matmul:2:2:2", 1)])
+@pytest.mark.parametrize(
+    ("name", "spatial"),
+    [
+        ("conv:2:3", 1), ("conv:2:3", 2), ("conv:4:3", 1), ("conv:2:5", 1), ("conv:2:7", 1), ("conv:2:3:2", 2),
+        ("matmul:2:2:2", 1),
+    ],
+)  # fmt: skip
 def test_the_identity_is_proved_for_all_sizes(name: str, spatial: int) -> None:
     rule = rule_of(algorithms()[name], spatial=spatial)
     assert rule is not None

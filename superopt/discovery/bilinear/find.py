@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from superopt.discovery.bilinear.flips import by_flips
 from superopt.discovery.bilinear.nesting import halves, nested
+from superopt.discovery.bilinear.parts import by_parts
 from superopt.discovery.bilinear.points import Found, by_merit, by_points, by_span
 from superopt.discovery.bilinear.tensors import tensor_of
 from superopt.ir.errors import UsageError
@@ -18,6 +19,7 @@ __all__ = ["TILES", "Sought", "find", "log_of", "tile_named"]
 
 TILES = (
     "complex", "conv:2:3", "conv:3:3", "conv:4:3", "conv:6:3", "conv:2:5", "conv:4:5", "conv:2:7",
+    "conv:2:3:2", "conv:3:3:2", "conv:4:3:2", "conv:2:4:2", "conv:4:4:2", "conv:2:5:2", "conv:4:5:2",
     "matmul:2:2:2", "matmul:2:2:3", "matmul:2:3:3", "matmul:3:3:3", "matmul:4:4:4",
 )  # fmt: skip
 _SMALL = 6  # elements of data and weights together, up to which all small vectors are tried
@@ -46,7 +48,8 @@ class Sought:
 
 
 def tile_named(name: str) -> Tile:
-    """``complex``, ``matmul:M:K:N`` or ``conv:OUTPUTS:TAPS``, sizes of several axes with an ``x`` between them.
+    """``complex``, ``matmul:M:K:N``, ``conv:OUTPUTS:TAPS`` or ``conv:OUTPUTS:TAPS:STRIDES``, sizes of several axes with
+    an ``x`` between them.
 
     Raises:
         UsageError: it is none of these.
@@ -61,9 +64,9 @@ def tile_named(name: str) -> Tile:
             return complex_tile()
         if kind == "matmul" and [len(s) for s in sizes] == [1, 1, 1]:
             return matmul_tile(*(s[0] for s in sizes))
-        if kind == "conv" and len(sizes) == 2 and 1 <= len(sizes[0]) == len(sizes[1]) <= 3:
+        if kind == "conv" and len(sizes) in (2, 3) and len({len(s) for s in sizes}) == 1 and len(sizes[0]) <= 3:
             return conv_tile(*sizes)
-    raise UsageError(f"{name!r} is no tile", hint="complex, matmul:2:2:2, conv:4:3, conv:4x4:3x3")
+    raise UsageError(f"{name!r} is no tile", hint="complex, matmul:2:2:2, conv:4:3, conv:4x4:3x3, conv:4:3:2")
 
 
 def find(tile: Tile, *, seed: int = 0, steps: int = 3_000_000, walks: int = 4) -> Sought:
@@ -81,7 +84,9 @@ def find(tile: Tile, *, seed: int = 0, steps: int = 3_000_000, walks: int = 4) -
     start = time.process_time()
     tensor = tensor_of(tile)
     products = sum(value != 0 for value in tensor.flat)
-    finders: dict[str, Callable[[], Found]] = {"points": lambda: by_points(tile, tensor)}
+    finders: dict[str, Callable[[], Found]] = {
+        "points": lambda: by_points(tile, tensor), "parts": lambda: by_parts(tile, tensor)
+    }  # fmt: skip
     if sum(tensor.shape[:2]) <= _SMALL:
         finders["span"] = lambda: by_span(tile, tensor)
     found: list[Algorithm] = []

@@ -27,24 +27,27 @@ def rule_of(algorithm: Algorithm, *, spatial: int = 1) -> Rule | None:
         spatial: axes of the image (1 or 2) that a convolution is stated for; the algorithm is along the first.
     """
     tile = algorithm.tile
-    if tile.roots == ("Conv(x, w)",) and len(tile.shapes["x"]) == 3:
+    if tile.name.startswith("conv:") and len(tile.shapes["x"]) == 3:
         return _conv(algorithm, spatial)
     return _matmul(algorithm) if tile.roots == ("MatMul(x, w)",) else None
 
 
 def _conv(algorithm: Algorithm, spatial: int) -> Rule:
     outputs, taps = len(algorithm.outputs), len(algorithm.weights[0])
+    stride = algorithm.tile.stride
+    step = stride * outputs  # from a tile to the next
     more = (", l", ", k") if spatial == 2 else ("", "")
-    forall = {"x": f"f[n, c, {outputs}*t + {taps - 1}{more[0]}]", "w": f"f[o, c, {taps}{more[1]}]"}
+    forall = {"x": f"f[n, c, {step}*t + {taps - stride}{more[0]}]", "w": f"f[o, c, {taps}{more[1]}]"}
     data = [
-        f"Slice(x, starts=[{i}], ends=[{outputs}*t - {outputs - 1 - i}], axes=[2], steps=[{outputs}])"
-        for i in range(outputs + taps - 1)
+        f"Slice(x, starts=[{i}], ends=[{step}*t - {step - 1 - i}], axes=[2], steps=[{step}])"
+        for i in range(step - stride + taps)
     ]
     weights = [f"Slice(w, starts=[{j}], ends=[{j + 1}], axes=[2], steps=[1])" for j in range(taps)]
     parts = [f"Unsqueeze({z}, axes=[3])" for z in _outputs(algorithm, data, weights, "Conv")]
     shape = f"[n, o, {outputs}*t{', l - k + 1' if spatial == 2 else ''}]"
     whole = f"Reshape(Concat({', '.join(parts)}, axis=3), shape={shape})" if outputs > 1 else parts[0]
-    return _rule(algorithm.tile, forall, "Conv(x, w)", whole)
+    attributes = f", strides=[{stride}{', 1' if spatial == 2 else ''}]" if stride > 1 else ""
+    return _rule(algorithm.tile, forall, f"Conv(x, w{attributes})", whole)
 
 
 def _matmul(algorithm: Algorithm) -> Rule:

@@ -1,6 +1,6 @@
 """Where an algorithm with fewer multiplications pays: sites, forms for each, prices of both, one graph.
 
-A site is a Conv of stride 1, or a product of matrices, with fixed weights and known sizes (a batch may be symbolic).
+A site is a Conv of one group, or a product of matrices, with fixed weights and known sizes (a batch may be symbolic).
 Its forms are priced by the cost model beside the operator, each with what the runtime runs in one kernel with the
 operator and would run apart from a form; then the chosen ones together, with the changes of layout that they bring and
 spare (:mod:`.layout`). Equal sites are looked at once. No weights are computed for that, and nothing is timed: whether
@@ -45,6 +45,7 @@ _RIVAL = 0.15  # share of a form's time by which another may be modelled to take
 _MOST_RIVALS = 2  # (140 shapes, quiet: with 0, 1, 2 the fastest was found on 92, 95 and 96 %)
 _FEWEST = 16  # channels, rows or columns below which products are too small for a form to pay
 _WHERE = {"Conv", "MatMul"}
+_SINGLE = (1, 1)  # taps and stride of an axis along which nothing is summed
 # What operators take in a form of what they take alone: in front of each, products have filled the core's cache with
 # something else. By ONNX Runtime's profile of eight forms: 1.2 to 2.8 times where elements are moved.
 _APART = dict.fromkeys(("Concat", "Gather", "Pad", "Slice", "Split", "Transpose"), 1.5)
@@ -58,6 +59,7 @@ class Site:
         node: that applies it.
         image: type of the data.
         pads: of a Conv, before and after each axis; empty for a product of matrices.
+        strides, dilations: of a Conv, along each axis.
         weights: name of the fixed operand.
         bias: name of a Conv's bias.
         kernel: sizes of the fixed operand.
@@ -71,6 +73,8 @@ class Site:
     weights: str
     bias: str | None
     kernel: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
     after: tuple[Node, ...] = ()
     fused: tuple[Node, ...] = ()
 
@@ -165,12 +169,12 @@ def _site(graph: Graph, typing: Typing, node: Node, known: Applied) -> Site | No
 
 
 def _conv(site: Site, attributes: Mapping[str, AttributeValue]) -> Site | None:
-    plain = all(v == 1 for name in ("strides", "dilations") for v in _ints(attributes[name]))
-    if not plain or attributes["group"] != 1 or len(site.sizes) not in (3, 4) or min(site.sizes[1:]) < 1:
+    if attributes["group"] != 1 or len(site.sizes) not in (3, 4) or min(site.sizes[1:]) < 1:
         return None
     if min(site.kernel[:2]) < _FEWEST:
         return None
-    return replace(site, pads=_ints(attributes["pads"]))
+    pads, strides, dilations = (_ints(attributes[name]) for name in ("pads", "strides", "dilations"))
+    return replace(site, pads=pads, strides=strides, dilations=dilations)
 
 
 def _matmul(site: Site, attributes: Mapping[str, AttributeValue]) -> Site | None:
@@ -247,28 +251,33 @@ def forms_of(site: Site, growth: float) -> list[Form]:
 def _conv_forms(site: Site, growth: float) -> Iterator[Form]:
     """Tiles of equal size along both axes."""
     sizes, taps, half = site.sizes[2:], site.kernel[2:], len(site.pads) // 2
-    spans = [(size, site.pads[i], site.pads[half + i], taps[i]) for i, size in enumerate(sizes)]
+    spans = [
+        (size, site.pads[i], site.pads[half + i], (taps[i], site.strides[i]), site.dilations[i])
+        for i, size in enumerate(sizes)
+    ]
     if len(spans) == 1:
-        spans.insert(0, (1, 0, 0, 1))
+        spans.insert(0, (1, 0, 0, _SINGLE, 1))
+    if any(kind[1] > 1 and apart > 1 for *_, kind, apart in spans):
+        return
     for outputs in sorted({len(a.outputs) for a in algorithms().values() if a.tile.name.startswith("conv:")}):
-        chosen = [_along(outputs, count) for *_, count in spans]
+        chosen = [_along(outputs, *kind) for *_, kind, _ in spans]
         known = [a for a in chosen if a is not None]
         grown = 1.0
         for algorithm in known:
             grown *= algorithm.growth
-        fast = [count > 1 for *_, count in spans]
+        fast = [kind != _SINGLE for *_, kind, _ in spans]
         if not known or [a is not None for a in chosen] != fast or grown > growth:
             continue
         axes = [
-            Axis(size, before, after, algorithm)
-            for (size, before, after, _), algorithm in zip(spans, chosen, strict=True)
+            Axis(size, before, after, algorithm, 1 if algorithm is None else apart)
+            for (size, before, after, _, apart), algorithm in zip(spans, chosen, strict=True)
         ]
         if min(axis.outputs for axis in axes) > 0:
             yield ConvForm(axes[0], axes[1])
 
 
-def _along(outputs: int, taps: int) -> Algorithm | None:
-    return algorithms().get(f"conv:{outputs}:{taps}") if taps > 1 else None
+def _along(outputs: int, taps: int, stride: int) -> Algorithm | None:
+    return algorithms().get(f"conv:{outputs}:{taps}" + (f":{stride}" if stride > 1 else "")) if taps > 1 else None
 
 
 def named(form: Form) -> str:
@@ -276,8 +285,12 @@ def named(form: Form) -> str:
     if isinstance(form, MatMulForm):
         return f"{'×'.join(map(str, form.parts))} in {form.algorithm.rank} products"
     axes = [axis for axis in form.axes if axis.algorithm is not None]
-    outputs, taps = ("×".join(str(v) for v in values) for values in zip(*((a.tile, a.taps) for a in axes), strict=True))
-    return f"F({outputs}, {taps}), {form.products} products of {form.tiles} tiles"
+    shape = ((a.tile, a.taps, a.stride, a.dilation) for a in axes)
+    outputs, taps, strides, apart = ("×".join(map(str, values)) for values in zip(*shape, strict=True))
+    kind = f"F({outputs}, {taps}"
+    kind += f"; stride {strides}" if any(a.stride > 1 for a in axes) else ""
+    kind += f"; dilation {apart}" if any(a.dilation > 1 for a in axes) else ""
+    return f"{kind}), {form.products} products of {form.tiles} tiles"
 
 
 def accuracy_of(form: Form) -> tuple[float, float]:

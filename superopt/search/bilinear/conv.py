@@ -37,18 +37,24 @@ def array_of(matrix: Matrix) -> Array:
 
 @dataclass(frozen=True)
 class Axis:
-    """One spatial axis of a convolution of stride 1.
+    """One spatial axis of a convolution.
+
+    Taps that are ``dilation`` places apart make as many convolutions of every so many places, each with tiles of its
+    own: the tiles of all of them are neighbours, and only where a tile reads and writes is different.
 
     Attributes:
         size: places of the input.
         before, after: of padding.
-        algorithm: for the number of taps along the axis; ``None`` for one tap, where there is nothing to gain.
+        algorithm: for the number of taps along the axis and its stride; ``None`` for one tap, where there is nothing to
+            gain.
+        dilation: places from a tap to the next; 1 unless the stride is.
     """
 
     size: int
     before: int
     after: int
     algorithm: Algorithm | None
+    dilation: int = 1
 
     @property
     def tile(self) -> int:
@@ -64,20 +70,31 @@ class Axis:
         return 1 if self.algorithm is None else len(self.algorithm.weights[0])
 
     @property
+    def stride(self) -> int:
+        return 1 if self.algorithm is None else self.algorithm.tile.stride
+
+    @property
     def outputs(self) -> int:
-        """Places of the output."""
-        return self.size + self.before + self.after - self.taps + 1
+        """Places of the output; at most 0 where there are none."""
+        return (self.size + self.before + self.after - self.dilation * (self.taps - 1) - 1) // self.stride + 1
+
+    @property
+    def rows(self) -> int:
+        """Tiles, one behind the other, that cover the outputs, or every so many of them where taps are apart."""
+        return -(-self.outputs // (self.tile * self.dilation))
 
     @property
     def tiles(self) -> int:
-        """Tiles that cover the outputs."""
-        return -(-self.outputs // self.tile)
+        """Tiles that cover the outputs: [rows, dilation]."""
+        return self.rows * self.dilation
 
     @property
     def reads(self) -> Array:
         """The places of the padded input that the tiles read, [places of a tile, tiles]."""
-        places: Array = np.arange(self.tile + self.taps - 1)[:, None] + self.tile * np.arange(self.tiles)
-        return places
+        places = np.arange(self.stride * (self.tile - 1) + self.taps)
+        first = self.stride * self.tile * self.dilation * np.arange(self.rows)[:, None] + np.arange(self.dilation)
+        found: Array = self.dilation * places[:, None] + first.ravel()
+        return found
 
     @property
     def padded(self) -> int:
@@ -109,10 +126,10 @@ class ConvForm:
         return self.height.rank * self.width.rank
 
     @property
-    def tiled(self) -> tuple[tuple[int, int, int, str], ...]:
+    def tiled(self) -> tuple[tuple[int, int, int, int, str], ...]:
         """What tells forms of one image apart: of each axis, sizes and the algorithm's tile."""
         names = ("" if axis.algorithm is None else axis.algorithm.tile.name for axis in self.axes)
-        return tuple((a.size, a.before, a.after, name) for a, name in zip(self.axes, names, strict=True))
+        return tuple((a.size, a.before, a.after, a.dilation, name) for a, name in zip(self.axes, names, strict=True))
 
     @property
     def grown(self) -> float:
@@ -255,8 +272,13 @@ def _together(writer: Writer, form: ConvForm, products: list[str], batch: int, k
         value = writer.transposed(writer.reshaped(value, count, batch, tiles * out), 1, 0, 2)
     value = writer.op("MatMul", writer.constant(matrix), writer.reshaped(value, batch, count, tiles * out))
     height, width = form.axes
-    value = writer.reshaped(value, batch, height.tile, width.tile, height.tiles, width.tiles, out)
-    value = writer.transposed(value, 0, 3, 1, 4, 2, 5)
+    if height.dilation == width.dilation == 1:
+        value = writer.reshaped(value, batch, height.tile, width.tile, height.tiles, width.tiles, out)
+        value = writer.transposed(value, 0, 3, 1, 4, 2, 5)
+    else:
+        apart = (height.rows, height.dilation, width.rows, width.dilation)
+        value = writer.reshaped(value, batch, height.tile, width.tile, *apart, out)
+        value = writer.transposed(value, 0, 3, 1, 4, 5, 2, 6, 7)
     value = writer.reshaped(value, batch, height.tiles * height.tile, width.tiles * width.tile, out)
     for number, axis in enumerate(form.axes, 1):
         if axis.tiles * axis.tile > axis.outputs:
