@@ -13,6 +13,7 @@ from superopt import cost as costs
 from superopt.ir.errors import printable
 from superopt.report.quantities import count_text, time_text
 from superopt.report.terminal import table
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 
 __all__ = [
     "coverage_data", "profile_rows", "recorded_data", "show_coverage", "show_profiles", "show_recorded",
@@ -21,12 +22,13 @@ __all__ = [
 
 def profile_rows() -> list[dict[str, Any]]:
     """The profiles that ship with superopt as JSON data: name, target, the header of each, and how this machine
-    compares (``calibration``, ``None`` until an optimisation has measured it)."""
+    compares (``calibration``, ``None`` until an optimisation has measured it; ``runtime_here``)."""
     known = costs.known_calibrations()
+    here = f"{ONNX_RUNTIME.name} {ONNX_RUNTIME.version}"
     return [
         {
             "name": name, "target": f"profile:{name}", **costs.load_profile(name).header,
-            "calibration": asdict(known[name]) if name in known else None,
+            "calibration": asdict(known[name]) if name in known else None, "runtime_here": here,
         }
         for name in costs.profile_names()
     ]  # fmt: skip
@@ -54,6 +56,13 @@ def show_profiles(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
             )  # fmt: skip
         else:
             console.print(f"this machine against {printable(row['name'])}: not measured yet", markup=False)
+        recorded, here = str(row.get("runtime", "")), row["runtime_here"]
+        if recorded != here and recorded.partition(" ")[0] == here.partition(" ")[0]:
+            console.print(
+                f"{printable(row['name'])} was recorded with {printable(recorded)}, and {here} runs here: what this "
+                "machine measures itself is right, recorded prices of operators that have changed since are not; "
+                "superopt profile records anew", markup=False
+            )  # fmt: skip
 
 
 def recorded_data(file: str, header: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:

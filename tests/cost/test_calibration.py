@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from superopt.cost import ONNX_RUNTIME_CPU, Profile, RecordedProfile, load_profile
 from superopt.cost.calibration import calibrated, calibration_at_hand, calibration_of, scaled, timed_beside
@@ -20,6 +22,7 @@ from superopt.cost.question import Question, question_of
 from superopt.cost.record import Key
 from superopt.ir.errors import Unsupported
 from superopt.ops.record import NotCovered
+from superopt.report.profiles import profile_rows, show_profiles
 
 NAME = "cpu-epyc-2core"
 STEP = 1.25
@@ -140,6 +143,15 @@ def test_the_list_says_how_this_machine_compares() -> None:
     shown = subprocess.run([*command[:-1]], capture_output=True, check=True, text=True).stdout
     assert "this machine against" in shown
     assert "arithmetic ×" in shown
+
+
+@pytest.mark.parametrize(("recorded", "said"), [("onnxruntime 0.1", True), ("here", False), ("openvino 1", False)])
+def test_the_list_says_that_another_version_of_the_runtime_runs_here(recorded: str, said: bool) -> None:
+    row = {**profile_rows()[0], "calibration": None}
+    row["runtime"] = row["runtime_here"] if recorded == "here" else recorded
+    shown = io.StringIO()
+    show_profiles(Console(file=shown, width=400), [row])
+    assert (f"recorded with {recorded}, and onnxruntime" in shown.getvalue()) is said
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.6, 3.0])
