@@ -184,7 +184,7 @@ def with_forms(
             progress(0, None, "measuring operators with fewer multiplications")
             chosen, asked, gained = tried_alone(
                 plain, typing, chosen, bench, runtime=setting.runtime, threads=setting.threads, sizes=setting.sizes,
-                seed=setting.seed, left=setting.left,
+                seed=setting.seed, left=lambda: setting.left() - setting.needs,
             )  # fmt: skip
             if gained < asked:
                 notes.append(f"of {asked} kinds of operators that might gain by fewer multiplications, timed beside "

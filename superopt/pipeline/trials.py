@@ -59,7 +59,7 @@ def tried_alone(
         threads: of the races.
         sizes: what symbolic dimensions are run at.
         seed: of inputs and orders.
-        left: seconds until the time is up; then prices decide.
+        left: seconds that may still be spent; then prices decide.
     """
     kinds: dict[Hashable, list[Choice]] = {}
     graphs: dict[Hashable, Graph] = {}
