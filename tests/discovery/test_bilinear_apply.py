@@ -54,7 +54,8 @@ def test_every_form_of_every_site_computes_the_same() -> None:
     sites = sites_of(graph)
     assert [s.node.op for s in sites] == ["Conv", "Conv"]
     forms = forms_of(sites[0], GROWTH["fast"])
-    assert {f.height.tile for f in forms if isinstance(f, ConvForm)} == {2, 3, 4, 6}
+    tiles = {(f.height.tile, f.width.tile) for f in forms if isinstance(f, ConvForm)}
+    assert tiles == {(1, 2), (1, 3), (1, 4), (1, 6), (2, 2), (3, 3), (4, 4), (6, 6)}
     for form in forms:
         made = rewritten(graph, [Choice(site, form, 1.0, 0.5) for site in sites])
         assert {n.op for n in made.nodes} & {"Conv"} == set()
@@ -65,15 +66,27 @@ def test_every_form_of_every_site_computes_the_same() -> None:
 @pytest.mark.parametrize(
     ("attributes", "names"),
     [
-        ({"strides": [2, 2]}, {"F(2×2, 3×3; stride 2×2)", "F(3×3, 3×3; stride 2×2)", "F(4×4, 3×3; stride 2×2)"}),
-        ({"strides": [1, 2]}, {"F(2×2, 3×3; stride 1×2)", "F(3×3, 3×3; stride 1×2)", "F(4×4, 3×3; stride 1×2)"}),
+        (
+            {"strides": [2, 2]},
+            {"F({0}×{0}, 3×3; stride 2×2)": (2, 3, 4), "F({0}, 3; stride 2; 3 taps directly)": (2, 3, 4)},
+        ),
+        (
+            {"strides": [1, 2]},
+            {"F({0}×{0}, 3×3; stride 1×2)": (2, 3, 4), "F({0}, 3; stride 2; 3 taps directly)": (2, 3, 4)},
+        ),
+        ({"strides": [2, 1]}, {"F({0}×{0}, 3×3; stride 2×1)": (2, 3, 4), "F({0}, 3; 3 taps directly)": (2, 3, 4, 6)}),
         (
             {"dilations": [2, 3], "pads": [2, 3, 2, 3]},
-            {"F(2×2, 3×3; dilation 2×3)", "F(3×3, 3×3; dilation 2×3)", "F(4×4, 3×3; dilation 2×3)"},
+            {
+                "F({0}×{0}, 3×3; dilation 2×3)": (2, 3, 4),
+                "F({0}, 3; dilation 3; 3 taps directly)": (2, 3, 4, 6),
+            },
         ),
     ],
 )
-def test_strides_and_dilations_have_forms(attributes: dict[str, Sequence[int]], names: set[str]) -> None:
+def test_strides_and_dilations_have_forms(
+    attributes: dict[str, Sequence[int]], names: dict[str, tuple[int, ...]]
+) -> None:
     graph = model(16, 13, **attributes)
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 16, 13, 13)).astype(np.float32)}
     wanted = run(graph, feeds)
@@ -82,7 +95,8 @@ def test_strides_and_dilations_have_forms(attributes: dict[str, Sequence[int]], 
     for forms in zip(*by_site, strict=True):
         made = rewritten(graph, [Choice(s, f, 1.0, 0.5) for s, f in zip(sites, forms, strict=True)])
         assert np.abs(run(made, feeds) - wanted).max() <= 2e-5 * np.abs(wanted).max()
-    assert {named(f).split(", ")[0] + ", " + named(f).split(", ")[1] for f in by_site[0]} == names
+    said = {named(form).partition("), ")[0] + ")" for form in by_site[0]}
+    assert said == {name.format(tile) for name, tiles in names.items() for tile in tiles}
 
 
 @pytest.mark.parametrize("attributes", [{"strides": [3, 3]}, {"strides": [2, 2], "dilations": [2, 2]}])
@@ -99,8 +113,10 @@ def test_symbolic_images_and_weights_that_come_in_are_left_alone() -> None:
 
 def test_modes_allow_what_they_say() -> None:
     site = sites_of(model(16, 13))[0]
-    tiles = {mode: {f.height.tile for f in forms_of(site, growth)} for mode, growth in GROWTH.items()}
+    tiles = {mode: {f.height.tile for f in forms_of(site, growth)} - {1} for mode, growth in GROWTH.items()}
     assert tiles == {"strict": set(), "standard": {2, 3, 4}, "fast": {2, 3, 4, 6}}
+    direct = {mode: {f.width.tile for f in forms_of(site, growth) if f.merged > 1} for mode, growth in GROWTH.items()}
+    assert direct == {"strict": set(), "standard": {2, 3, 4, 6}, "fast": {2, 3, 4, 6}}
 
 
 def test_prices_choose_a_form_where_there_are_many_channels_and_none_where_there_are_few() -> None:

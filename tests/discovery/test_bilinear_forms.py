@@ -126,6 +126,25 @@ def test_strides_and_taps_that_are_apart(
     assert np.abs(made - wanted).max() <= 1e-12 * np.abs(wanted).max()
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("taps", "stride", "apart"), [(3, 1, 1), (5, 2, 1), (2, 1, 3), (4, 3, 2)])
+def test_one_axis_may_be_direct(turned: bool, taps: int, stride: int, apart: int) -> None:
+    rng = np.random.default_rng(4)
+    axes = [Axis(17, 1, 2, None, apart, (taps, stride)), Axis(14, 1, 0, algorithms()["conv:4:3"], 2)]
+    pads, steps, apartness = [1, 1, 2, 0], (stride, 1), (apart, 2)
+    x, w, b = rng.standard_normal((2, 3, 17, 14)), rng.standard_normal((5, 3, taps, 3)), rng.standard_normal(5)
+    if turned:
+        axes, pads, steps, apartness = axes[::-1], [1, 1, 0, 2], steps[::-1], apartness[::-1]
+        x, w = x.swapaxes(2, 3), w.swapaxes(2, 3)
+    form = ConvForm(*axes)
+    assert (form.products, form.merged) == (6, taps)
+    graph = graph_of(x.shape, DType.FLOAT64, lambda to: write_conv(to, form, "x", 2, kernel(w, b), "y"))
+    wanted = direct(x, w, b, pads, steps, apartness)
+    made = run(graph, x)
+    assert made.shape == wanted.shape
+    assert np.abs(made - wanted).max() <= 1e-12 * np.abs(wanted).max()
+
+
 def test_a_convolution_of_a_signal() -> None:
     rng = np.random.default_rng(1)
     x, w, b = rng.standard_normal((2, 3, 23)), rng.standard_normal((4, 3, 3)), rng.standard_normal(4)

@@ -249,7 +249,7 @@ def forms_of(site: Site, growth: float) -> list[Form]:
 
 
 def _conv_forms(site: Site, growth: float) -> Iterator[Form]:
-    """Tiles of equal size along both axes."""
+    """Tiles of equal size along both axes; then those that take the height directly."""
     sizes, taps, half = site.sizes[2:], site.kernel[2:], len(site.pads) // 2
     spans = [
         (size, site.pads[i], site.pads[half + i], (taps[i], site.strides[i]), site.dilations[i])
@@ -258,22 +258,22 @@ def _conv_forms(site: Site, growth: float) -> Iterator[Form]:
     if len(spans) == 1:
         spans.insert(0, (1, 0, 0, _SINGLE, 1))
     if any(kind[1] > 1 and apart > 1 for *_, kind, apart in spans):
-        return
-    for outputs in sorted({len(a.outputs) for a in algorithms().values() if a.tile.name.startswith("conv:")}):
-        chosen = [_along(outputs, *kind) for *_, kind, _ in spans]
-        known = [a for a in chosen if a is not None]
-        grown = 1.0
-        for algorithm in known:
-            grown *= algorithm.growth
-        fast = [kind != _SINGLE for *_, kind, _ in spans]
-        if not known or [a is not None for a in chosen] != fast or grown > growth:
-            continue
-        axes = [
-            Axis(size, before, after, algorithm, 1 if algorithm is None else apart)
-            for (size, before, after, _, apart), algorithm in zip(spans, chosen, strict=True)
-        ]
-        if min(axis.outputs for axis in axes) > 0:
-            yield ConvForm(axes[0], axes[1])
+        return  # tiles of neither
+    sums = [kind != _SINGLE for *_, kind, _ in spans]
+    for fast in (sums, [False, True]) if all(sums) else (sums,):
+        for outputs in sorted({len(a.outputs) for a in algorithms().values() if a.tile.name.startswith("conv:")}):
+            chosen = [
+                _along(outputs, *kind) if quick else None for (*_, kind, _), quick in zip(spans, fast, strict=True)
+            ]
+            known = [a for a in chosen if a is not None]
+            if not known or [a is not None for a in chosen] != fast or prod(a.growth for a in known) > growth:
+                continue
+            height, width = (
+                Axis(size, before, after, algorithm, apart, _SINGLE if algorithm is not None else kind)
+                for (size, before, after, kind, apart), algorithm in zip(spans, chosen, strict=True)
+            )
+            if min(height.outputs, width.outputs) > 0:
+                yield ConvForm(height, width)
 
 
 def _along(outputs: int, taps: int, stride: int) -> Algorithm | None:
@@ -290,6 +290,7 @@ def named(form: Form) -> str:
     kind = f"F({outputs}, {taps}"
     kind += f"; stride {strides}" if any(a.stride > 1 for a in axes) else ""
     kind += f"; dilation {apart}" if any(a.dilation > 1 for a in axes) else ""
+    kind += f"; {form.merged} taps directly" if form.merged > 1 else ""
     return f"{kind}), {form.products} products of {form.tiles} tiles"
 
 
@@ -404,7 +405,8 @@ def _products_us(site: Site, form: Form, costs: CostModel) -> float:
     if isinstance(form, MatMulForm):
         (rows, inner, columns), count = form.block, form.algorithm.rank
     else:
-        rows, inner, columns, count = form.tiles * max(site.sizes[0], 1), site.kernel[1], site.kernel[0], form.products
+        rows, inner, columns = form.tiles * max(site.sizes[0], 1), form.merged * site.kernel[1], site.kernel[0]
+        count = form.products
     left, right, made = (TensorType(DType.FLOAT32, s) for s in ((rows, inner), (inner, columns), (rows, columns)))
     return count * costs.expected("MatMul", {}, [left, right], [made], [False, True]).us
 

@@ -9,6 +9,9 @@ What runs at inference, for an image ``[n, c, height, width]`` and along each ax
 4. one product by a constant ``[m·m, R·R + 1]``, which puts all outputs together; tiles to their places, what lies
    beyond the image cut off, channels second.
 
+An axis may be *direct*: its taps are summed by the products, as if each tap had channels of its own, and the other axis
+alone takes fewer multiplications. That moves less where channels are few, and weights grow less.
+
 Weights are transformed beforehand in float64. It is the form that was fastest of those that were tried: both axes by
 one dense constant take fewer operations than an axis after the other by banded ones, and no tile axes are moved
 between them (``docs/algorithms.md``).
@@ -45,9 +48,9 @@ class Axis:
     Attributes:
         size: places of the input.
         before, after: of padding.
-        algorithm: for the number of taps along the axis and its stride; ``None`` for one tap, where there is nothing to
-            gain.
-        dilation: places from a tap to the next; 1 unless the stride is.
+        algorithm: for the number of taps along the axis and its stride; ``None`` for a direct one.
+        dilation: places from a tap to the next; with an algorithm, 1 unless the stride is.
+        direct: taps and stride of a direct axis.
     """
 
     size: int
@@ -55,6 +58,7 @@ class Axis:
     after: int
     algorithm: Algorithm | None
     dilation: int = 1
+    direct: tuple[int, int] = (1, 1)
 
     @property
     def tile(self) -> int:
@@ -67,11 +71,21 @@ class Axis:
 
     @property
     def taps(self) -> int:
-        return 1 if self.algorithm is None else len(self.algorithm.weights[0])
+        return self.direct[0] if self.algorithm is None else len(self.algorithm.weights[0])
 
     @property
     def stride(self) -> int:
-        return 1 if self.algorithm is None else self.algorithm.tile.stride
+        return self.direct[1] if self.algorithm is None else self.algorithm.tile.stride
+
+    @property
+    def merged(self) -> int:
+        """Taps that the products sum."""
+        return self.taps if self.algorithm is None else 1
+
+    @property
+    def apart(self) -> int:
+        """Convolutions of every so many places that lie side by side."""
+        return 1 if self.algorithm is None else self.dilation
 
     @property
     def outputs(self) -> int:
@@ -81,18 +95,18 @@ class Axis:
     @property
     def rows(self) -> int:
         """Tiles, one behind the other, that cover the outputs, or every so many of them where taps are apart."""
-        return -(-self.outputs // (self.tile * self.dilation))
+        return -(-self.outputs // (self.tile * self.apart))
 
     @property
     def tiles(self) -> int:
-        """Tiles that cover the outputs: [rows, dilation]."""
-        return self.rows * self.dilation
+        """Tiles that cover the outputs: [rows, apart]."""
+        return self.rows * self.apart
 
     @property
     def reads(self) -> Array:
         """The places of the padded input that the tiles read, [places of a tile, tiles]."""
         places = np.arange(self.stride * (self.tile - 1) + self.taps)
-        first = self.stride * self.tile * self.dilation * np.arange(self.rows)[:, None] + np.arange(self.dilation)
+        first = self.stride * self.tile * self.apart * np.arange(self.rows)[:, None] + np.arange(self.apart)
         found: Array = self.dilation * places[:, None] + first.ravel()
         return found
 
@@ -103,7 +117,7 @@ class Axis:
 
     @property
     def factors(self) -> tuple[Array, Array, Array]:
-        """The matrices of data, weights and outputs; of an axis with one tap, the number 1."""
+        """The matrices of data, weights and outputs; of a direct axis, the number 1."""
         if self.algorithm is None:
             return (np.ones((1, 1)),) * 3
         return array_of(self.algorithm.data), array_of(self.algorithm.weights), array_of(self.algorithm.outputs)
@@ -126,15 +140,20 @@ class ConvForm:
         return self.height.rank * self.width.rank
 
     @property
-    def tiled(self) -> tuple[tuple[int, int, int, int, str], ...]:
+    def tiled(self) -> tuple[tuple[int, int, int, int, tuple[int, int] | str], ...]:
         """What tells forms of one image apart: of each axis, sizes and the algorithm's tile."""
-        names = ("" if axis.algorithm is None else axis.algorithm.tile.name for axis in self.axes)
-        return tuple((a.size, a.before, a.after, a.dilation, name) for a, name in zip(self.axes, names, strict=True))
+        kinds = (axis.direct if axis.algorithm is None else axis.algorithm.tile.name for axis in self.axes)
+        return tuple((a.size, a.before, a.after, a.dilation, kind) for a, kind in zip(self.axes, kinds, strict=True))
+
+    @property
+    def merged(self) -> int:
+        """Taps of direct axes: by so much longer are the products' inner sizes."""
+        return self.height.merged * self.width.merged
 
     @property
     def grown(self) -> float:
         """Weights afterwards ÷ weights before."""
-        return self.products / (self.height.taps * self.width.taps)
+        return self.products * self.merged / (self.height.taps * self.width.taps)
 
     @property
     def tiles(self) -> int:
@@ -185,7 +204,7 @@ def write_conv(
         return writer.split(_apart(writer, form, value, batch, kernel), 0, form.products)
 
     parts = writer.once((image, form.tiled), apart)  # two convolutions of one image take it apart once
-    points, shape = _Points(form, kernel), (kernel.inner, kernel.out)
+    points, shape = _Points(form, kernel), (form.merged * kernel.inner, kernel.out)
     products: list[str] = []
     for number, part in enumerate(parts):
         key = kernel.name[0], form.tiled, number
@@ -217,11 +236,12 @@ class _Points:
 
     @cached_property
     def taps(self) -> Array:
-        """[taps · taps, c · o]."""
-        weights = np.asarray(self.kernel.weights(), dtype=np.float64)
-        return np.ascontiguousarray(weights.reshape(self.kernel.out, self.kernel.inner, -1).transpose(2, 1, 0)).reshape(
-            -1, self.kernel.inner * self.kernel.out
-        )
+        """[taps · taps, c · o]; taps of direct axes, t of them, come after the others: [taps, t · c · o]."""
+        out, inner, (height, width) = self.kernel.out, self.kernel.inner, self.form.axes
+        weights = np.asarray(self.kernel.weights(), dtype=np.float64).reshape(out, inner, height.taps, width.taps)
+        order = [2 + n for n, axis in enumerate(self.form.axes) if axis.algorithm is not None]
+        order += [2 + n for n, axis in enumerate(self.form.axes) if axis.algorithm is None]
+        return np.ascontiguousarray(weights.transpose(*order, 1, 0)).reshape(-1, self.form.merged * inner * out)
 
     @cached_property
     def matrix(self) -> Array:
@@ -229,13 +249,13 @@ class _Points:
         return np.kron(*(axis.factors[1] for axis in self.form.axes))
 
     def at(self, number: int) -> Array:
-        """Of one point, [c, o]."""
-        made: Array = (self.matrix[number] @ self.taps).reshape(self.kernel.inner, self.kernel.out)
+        """Of one point, [t · c, o]."""
+        made: Array = (self.matrix[number] @ self.taps).reshape(-1, self.kernel.out)
         return made
 
 
 def _gathered(writer: Writer, form: ConvForm, image: str, kernel: Kernel) -> str:
-    """What the tiles read, [n, places, tiles · c]."""
+    """What the tiles read, [n, places, tiles · c], or [n, places, tiles · t · c] with t taps of a direct axis."""
     inner = kernel.inner
     if kernel.flat:
         value = writer.reshaped(writer.transposed(image, 0, 2, 1), -1, 1, form.width.size, inner)
@@ -247,14 +267,16 @@ def _gathered(writer: Writer, form: ConvForm, image: str, kernel: Kernel) -> str
         value = writer.padded(value, 0, *before, 0, 0, *after, 0)
     rows, columns = (axis.reads for axis in form.axes)
     places: Array = rows[:, None, :, None] * form.width.padded + columns[None, :, None, :]
+    direct = [n for n, axis in enumerate(form.axes) if axis.algorithm is None]
+    places = np.moveaxis(places, direct, range(-len(direct), 0))
     value = writer.reshaped(value, -1, form.height.padded * form.width.padded, inner)
     value = writer.op("Gather", value, writer.sizes(*places.ravel().tolist()), axis=1)
-    return writer.reshaped(value, -1, len(rows) * len(columns), form.tiles * inner)
+    return writer.reshaped(value, -1, len(rows) * len(columns) // form.merged, form.tiles * form.merged * inner)
 
 
 def _apart(writer: Writer, form: ConvForm, value: str, batch: int, kernel: Kernel) -> str:
     """The points of all tiles, [points, n · tiles, c]."""
-    inner = kernel.inner
+    inner = form.merged * kernel.inner
     matrix = np.kron(*(axis.factors[0] for axis in form.axes)).astype(kernel.kind)
     value = writer.op("MatMul", writer.constant(matrix), value)
     if batch != 1:
@@ -272,11 +294,11 @@ def _together(writer: Writer, form: ConvForm, products: list[str], batch: int, k
         value = writer.transposed(writer.reshaped(value, count, batch, tiles * out), 1, 0, 2)
     value = writer.op("MatMul", writer.constant(matrix), writer.reshaped(value, batch, count, tiles * out))
     height, width = form.axes
-    if height.dilation == width.dilation == 1:
+    if height.apart == width.apart == 1:
         value = writer.reshaped(value, batch, height.tile, width.tile, height.tiles, width.tiles, out)
         value = writer.transposed(value, 0, 3, 1, 4, 2, 5)
     else:
-        apart = (height.rows, height.dilation, width.rows, width.dilation)
+        apart = (height.rows, height.apart, width.rows, width.apart)
         value = writer.reshaped(value, batch, height.tile, width.tile, *apart, out)
         value = writer.transposed(value, 0, 3, 1, 4, 5, 2, 6, 7)
     value = writer.reshaped(value, batch, height.tiles * height.tile, width.tiles * width.tile, out)
