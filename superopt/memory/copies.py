@@ -67,12 +67,12 @@ class Pin:
 
     Attributes:
         steps: positions in the timetable.
-        value: what they read, by number.
+        value: what they read: by number, or a constant by its name (which is then none to the runtime).
         after: position of the step that comes before them.
     """
 
     steps: tuple[int, ...]
-    value: int
+    value: int | str
     after: int
 
 
@@ -137,7 +137,7 @@ class _Writer:
         for pin in pins:
             after_it = next((names[v] for v in timetable.steps[pin.after].makes if self._measurable(names[v])), "")
             for at in pin.steps if after_it else ():
-                read = names[pin.value]
+                read = names[pin.value] if isinstance(pin.value, int) else pin.value
                 pinned.setdefault(at, []).append((opened.get(read, read), after_it))
         for at, step in enumerate(timetable.steps):
             node = self._executed(step, names)

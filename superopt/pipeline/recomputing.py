@@ -19,7 +19,7 @@ from superopt.pipeline.footprint import footprint
 from superopt.pipeline.judge import LOOKS, doubt_of
 from superopt.pipeline.options import EFFORTS, Options, Progress
 from superopt.pipeline.racing import LARGE, measure
-from superopt.pipeline.realising import realised
+from superopt.pipeline.realising import Realised, realised
 from superopt.pipeline.scheduling import asked_of, least_memory
 from superopt.report.quantities import bytes_text
 
@@ -162,20 +162,19 @@ class Writing:
                 made, how = self._in_parts(plan)
             else:
                 made, how = realised(plan.planned, plan.table, sizes=self.sizes, deadline=self.deadline), plan.how
-            taken = self.held + asked_of(made, self.sizes)
         except (SuperoptError, NotCovered):  # a size that has to be known
             return None
-        return Point(made, self.weights + taken, self.us + plan.us, how)
+        return Point(made.graph, self.weights + self.held + made.block, self.us + plan.us, how)
 
-    def _in_parts(self, plan: Plan) -> tuple[Graph, str]:
+    def _in_parts(self, plan: Plan) -> tuple[Realised, str]:
         """A plan with regions in parts as it takes least: in an order of its own, or in one that guards see to."""
         found = least_memory(plan.planned.graph, sizes=self.sizes, deadline=self.deadline, alike=False)
-        least = found.after.plan
+        least = Realised(found.graph, found.asked[1] if found.asked else asked_of(found.graph, self.sizes))
         if least.block > _NEAR * plan.peak and self.left() > 0.0:
             guarded = realised(plan.planned, plan.table, sizes=self.sizes, deadline=self.deadline)
-            if footprint(guarded, sizes=self.sizes).plan.peak < least.peak:
+            if guarded.block < least.block:
                 return guarded, "fission, guards"
-        return found.graph, ", ".join(filter(None, ("fission", found.how)))
+        return least, ", ".join(filter(None, ("fission", found.how)))
 
     def room(self, limit: int) -> float:
         """Bytes that may be alive at once for weights and activations to be within a limit with something to spare."""

@@ -101,7 +101,7 @@ def test_the_runtime_keeps_copies_where_they_were_planned(known: bool) -> None:
     planned = planned_of(graph)
     plan = min(front(planned.task), key=lambda p: p.peak)
     copies = len(plan.steps) - len(planned.task.ops)
-    made = realised(planned, plan, sizes_known=known)
+    made = realised(planned, plan, sizes_known=known).graph
     ran = formats.from_bytes(ONNX_RUNTIME.lowered(formats.to_onnx_bytes(made)))
     assert sum(n.op in ("Sin", "Mul") for n in ran.nodes) == sum(n.op in ("Sin", "Mul") for n in graph.nodes) + copies
     block, given = (measured_arena(formats.to_onnx_bytes(g), feeds_for(g)).block for g in (made, graph))
@@ -128,7 +128,7 @@ def test_guards_are_understood_and_the_written_graph_is_proved_equal() -> None:
     graph = sines(6)
     planned = planned_of(graph)
     plan = min(front(planned.task), key=lambda p: p.peak)
-    made = realised(planned, plan)
+    made = realised(planned, plan).graph
     assert all(isinstance(n, Applied) for n in infer(made).nodes)
     found = verify(graph, made, power="none")
     assert found.verdict == PROVED, found.reason
@@ -166,7 +166,7 @@ def test_sizes_may_be_symbols() -> None:
     symbolic = formats.from_bytes(formats.to_onnx_bytes(_with_rows(graph)))
     planned = planned_symbolic(symbolic)
     plan = min(front(planned.task), key=lambda p: p.peak)
-    made = realised(planned, plan)
+    made = realised(planned, plan).graph
     for rows in (1, 5):
         feeds = {"x": np.linspace(-1, 1, rows * COLUMNS, dtype=np.float32).reshape(rows, COLUMNS)}
         ours, theirs = (ONNX_RUNTIME.load(formats.to_onnx_bytes(g)).run(feeds, ["g0"])["g0"] for g in (made, symbolic))
@@ -251,7 +251,7 @@ def test_what_the_runtime_would_run_late_is_run_in_its_place() -> None:
     graph = masked(24)
     planned = planned_of(graph)
     plan = as_given(planned.task)
-    made = realised(planned, plan)
+    made = realised(planned, plan).graph
     assert footprint(graph).plan.block > 1.5 * plan.peak
     assert footprint(made).plan.block <= plan.peak + BYTES  # and some vectors of sizes
     feeds = feeds_for(graph)
