@@ -212,9 +212,9 @@ class _Run:
                     yield self.pin(within, value, self.maker[value])
 
     def blocked(self) -> Iterator[Pin]:
-        """Guards on the operands of what the runtime runs in its blocked layout, where that is one kernel, both of whose
-        copies it makes besides, at a step that takes more than the plan has alive: a filter that is no constant, and an
-        operand whose channels are not known, stay as they are."""
+        """Guards on the operands of what the runtime runs in its blocked layout, where that is one kernel, whose copies
+        are made for it alone, at a step that takes more than the plan has alive: it is left as it is where its filter
+        is no constant, or its operand's channels are not known."""
         nodes, taken = self.found.ran.nodes, self.found.plan.occupied
         for i, place in enumerate(self.places):
             if place < 0 or nodes[place].op != _PLAIN or not self._large(nodes[place].outputs[0]):

@@ -300,3 +300,102 @@ def test_a_task_has_its_results_made_as_soon_as_they_can_be() -> None:
     task = planned_of(graph).task
     given = as_given(task)
     assert prompt(task, given).peak == given.peak
+
+
+def summed() -> Graph:
+    """Products that sum over the rows, so that their sizes are known however many rows there are, with a larger value
+    between them; each waits for a number of the one before it."""
+    kind = TensorType(DType.FLOAT32, (ROWS, COLUMNS))
+    rng = np.random.default_rng(0)
+    weights = [constant("u", rng.standard_normal((COLUMNS, 2 * COLUMNS)).astype(np.float32)),
+               constant("w", rng.standard_normal((COLUMNS, 8 * COLUMNS)).astype(np.float32)),
+               constant("axes", np.array([0, 1]))]  # fmt: skip
+    nodes = []
+    for i in range(3):
+        x = f"x{i}" if i else "x"
+        if i == 1:
+            nodes.append(Node(f"p{i}", "MatMul", (x, "w"), (f"p{i}",)))
+        else:
+            nodes.append(Node(f"y{i}", "MatMul", (x, "u"), (f"y{i}",)))
+            nodes.append(Node(f"t{i}", "Transpose", (f"y{i}",), (f"t{i}",), {"perm": [1, 0]}))
+            nodes.append(Node(f"p{i}", "MatMul", (f"t{i}", f"y{i}"), (f"p{i}",)))
+        nodes.append(Node(f"s{i}", "Sin", (f"p{i}",), (f"q{i}",)))
+        nodes.append(Node(f"r{i}", "ReduceMax", (f"q{i}", "axes"), (f"r{i}",), {"keepdims": 1}))
+        nodes.append(Node(f"x{i + 1}", "Mul", (x, f"r{i}"), (f"x{i + 1}",)))
+    return Graph("summed", (Value("x", kind),), (Value("x3", kind),), tuple(weights), tuple(nodes), {"": 18})
+
+
+def transposed(depth: int) -> Graph:
+    """What is read early, and its transpose, which is read early, and alone is read late: by a product, which would
+    transpose the former itself, and by something else, for which the latter is kept, too."""
+    graph = sines(1)
+    nodes = [Node("a", "Sin", ("x",), ("a",)), Node("t", "Transpose", ("a",), ("t",), {"perm": [1, 0]}),
+             Node("p", "Mul", ("a", "t"), ("p0",))]  # fmt: skip
+    for i in range(depth):
+        nodes.append(Node(f"s{i}", "Sin", (f"p{i}",), (f"s{i}",)))
+        nodes.append(Node(f"p{i + 1}", "MatMul", (f"s{i}", "w"), (f"p{i + 1}",)))
+    nodes += [Node("m", "MatMul", ("t", f"p{depth}"), ("m",)), Node("c", "Cos", ("t",), ("c",)),
+              Node("g", "Mul", ("m", "c"), ("g0",))]  # fmt: skip
+    return replace(graph, nodes=tuple(nodes))
+
+
+def pooled() -> Graph:
+    """A convolution by a constant filter, ahead of which and after which images are as they are given."""
+    kind = TensorType(DType.FLOAT32, (8, 1, 32, 32))
+    rng = np.random.default_rng(0)
+    weights = [constant("filter", rng.standard_normal((9, 1, 3, 3)).astype(np.float32)),
+               constant("axes", np.array([1]))]  # fmt: skip
+    nodes = [Node("a", "Sin", ("x",), ("a",)),
+             Node("c", "Conv", ("a", "filter"), ("c",), {"pads": [1, 1, 1, 1]}),
+             Node("r", "ReduceMax", ("c", "axes"), ("r",)), Node("y", "Mul", ("x", "r"), ("y",))]  # fmt: skip
+    return Graph("pooled", (Value("x", kind),), (Value("y", kind),), tuple(weights), tuple(nodes), {"": 18})
+
+
+def _block(graph: Graph) -> int:
+    return measured_arena(formats.to_onnx_bytes(graph), feeds_for(graph)).block
+
+
+def _same_bits(made: Graph, given: Graph) -> bool:
+    feeds = feeds_for(given)
+    ours, theirs = (ONNX_RUNTIME.load(formats.to_onnx_bytes(g)) for g in (made, given))
+    names = [v.name for v in given.outputs]
+    return all(ours.run(feeds, names)[n].tobytes() == theirs.run(feeds, names)[n].tobytes() for n in names)
+
+
+def test_sizes_that_sums_make_known_again_do_not_wait() -> None:
+    graph = summed()
+    planned = planned_of(graph)
+    plan = as_given(planned.task)
+    bare = written(planned, plan, sizes_known=False).graph
+    found = footprint(bare)
+    assert all(found.known[n].is_static for n in ("p0", "p2"))
+    assert any({"p0", "q0"}.intersection(b.values) and {"p2", "q2"}.intersection(b.values) for b in found.plan.buffers)
+    made = realised(planned, plan)
+    assert made.block == _block(made.graph) <= _block(bare) - 0.9 * BYTES  # and some vectors of sizes
+    assert _same_bits(made.graph, graph)
+
+
+def test_a_product_reads_the_transpose_that_the_plan_keeps() -> None:
+    graph = transposed(6)
+    planned = planned_of(graph)
+    plan = as_given(planned.task)
+    bare = written(planned, plan, sizes_known=False).graph
+    (product,) = (n for n in footprint(bare).ran.nodes if n.op == "FusedMatMul" and n.attributes.get("transA"))
+    assert product.reads[0] == "a"
+    made = realised(planned, plan)
+    assert made.block == _block(made.graph) <= _block(bare) - 0.9 * BYTES  # and some vectors of sizes
+    assert not any("a" in n.reads for n in footprint(made.graph).ran.nodes if n.op == "FusedMatMul")
+    assert _same_bits(made.graph, graph)
+
+
+def test_a_kernel_alone_in_the_blocked_layout_is_kept_out_of_it() -> None:
+    """Nine maps of an image are sixteen there."""
+    graph = pooled()
+    planned = planned_of(graph)
+    plan = as_given(planned.task)
+    bare = written(planned, plan, sizes_known=False).graph
+    assert "ReorderOutput" in {n.op for n in footprint(bare).ran.nodes}
+    made = realised(planned, plan)
+    assert "ReorderOutput" not in {n.op for n in footprint(made.graph).ran.nodes}
+    assert made.block < 0.6 * _block(bare)
+    assert verify(graph, made.graph, power="none").verdict == PROVED
