@@ -28,7 +28,7 @@ from superopt.frontend.training import train_step
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.lab.algorithms import replaced
-from superopt.memory import ROWS, front
+from superopt.memory import ROWS, block_of, front
 from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import footprint_of
 from superopt.pipeline.judge import doubt_of
@@ -111,7 +111,8 @@ def planned_step(path: Path, folder: Path, *, share: float, rows: int) -> Step:
     with for_target(_TARGET) as model:
         planned = task_of(graph, model)
     total = sum(op.us for op in planned.task.ops)
-    plan = min((p for p in front(planned.task, rows=rows) if p.us <= share * total), key=lambda p: p.peak)
+    plans = [p for p in front(planned.task, rows=rows) if p.us <= share * total]
+    plan = min(plans, key=lambda p: block_of(planned.task, p))
     made = realised(planned, plan)
     before = arena_of(graph, {})
     held = footprint_of(before.ran, graph, make_inputs(graph, 0)).plan

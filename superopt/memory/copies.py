@@ -6,9 +6,10 @@ from the results may run copies long before they are needed. Both are prevented 
     Reshape(x, zeros + ReduceSum(Cast(Slice(t, to nothing))))
 
 It is ``x`` for every ``x`` and ``t`` (a sum of no elements is 0, and a size of 0 stands for the operand's), under
-another name, in the same memory. The runtime cannot know so before it runs, since ``t`` is no constant; and since ``t`` is what is made right before the copy is
-planned to run, no order that is valid runs the copy earlier. Superopt's own inference follows it (the elements of an
-empty tensor are known), so that the prover sees a ``Reshape`` to the shape there is.
+another name, in the same memory. The runtime cannot know so before it runs, since ``t`` is no constant; and since ``t``
+is what is made right before the copy is planned to run, no order that is valid runs the copy earlier. Superopt's own
+inference follows it (the elements of an empty tensor are known), so that the prover sees a ``Reshape`` to the shape
+there is.
 """
 
 from __future__ import annotations

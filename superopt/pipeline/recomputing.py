@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from superopt import report
@@ -12,7 +13,7 @@ from superopt.cost import CostModel
 from superopt.cost.whole import task_of, work
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, structural_hash
-from superopt.memory import OPSET, ROWS, Planned, Timetable, as_given, front
+from superopt.memory import OPSET, ROWS, Planned, Timetable, as_given, block_of, front
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import footprint
@@ -91,6 +92,11 @@ class Plan:
         """Bytes alive at once, without inputs and outputs."""
         return self.table.peak
 
+    @cached_property
+    def block(self) -> int:
+        """Bytes that they lie in, gaps included."""
+        return block_of(self.planned.task, self.table)
+
 
 class Writing:
     """A graph of which plans are written, and what is known of it.
@@ -120,7 +126,8 @@ class Writing:
         return self.deadline - time.monotonic()
 
     def plans(self, most: int | None = None) -> list[Plan]:
-        """Plans of which none takes both less time and less memory, by rising time; the order given is left out.
+        """Plans each of which takes less time, less memory alive at once or a smaller block than any other, by rising
+        time; the order given is left out.
 
         Args:
             most: bytes alive at once that suffice.
@@ -133,8 +140,8 @@ class Writing:
         for plan in split:
             found += self._again(plan.planned, plan.us, "fission, recomputation", most, len(split))
         kept: list[Plan] = []
-        for plan in sorted(found, key=lambda p: (p.us, p.peak)):
-            if not kept or plan.peak < kept[-1].peak:
+        for plan in sorted(found, key=lambda p: (p.us, p.block)):
+            if all(plan.block < k.block or plan.peak < k.peak for k in kept):
                 kept.append(plan)
         return kept
 
@@ -184,21 +191,21 @@ class Writing:
         """Points from plans of rising time, up to the first that needs no more than the limit."""
         room, found = self.room(limit), list[Point]()
         while plans and len(found) < _TRIES and self.left() > 0.0:
-            plan = next((p for p in plans if p.peak <= room), plans[-1])
-            plans = [p for p in plans if p.peak < plan.peak]
+            plan = next((p for p in plans if p.block <= room), min(plans, key=lambda p: p.block))
+            plans = [p for p in plans if p.block < plan.block]
             made = self.point(plan)
             if made is None:
                 continue
             found.append(made)
             if made.bytes <= limit:
                 break
-            block = made.bytes - self.weights - self.held  # more than what is alive at once, and so will the next be
-            room = min(room, room * plan.peak / block)
+            block = made.bytes - self.weights - self.held  # more than was planned, and so will the next be
+            room = min(room, room * plan.block / block)
         return found
 
     def least(self, plans: Sequence[Plan]) -> Point | None:
-        """Of the plans of the lowest peak, those of each kind first, written, the one that needs least."""
-        rising = sorted(plans, key=lambda p: p.peak)
+        """Of the plans of the least block, those of each kind first, written, the one that needs least."""
+        rising = sorted(plans, key=lambda p: p.block)
         kinds = list({p.how: p for p in reversed(rising)}.values())
         rising = [*reversed(kinds), *(p for p in rising if p not in kinds)]
         found: Point | None = None
@@ -335,7 +342,7 @@ def points(
     writing = Writing(graph, model, sizes or {}, seconds, rows)
     found = list(writing.first)
     plans = writing.plans()
-    chosen = [max((p for p in plans if p.us <= share * writing.us), key=lambda p: p.us, default=None)
+    chosen = [min((p for p in plans if p.us <= share * writing.us), key=lambda p: p.block, default=None)
               for share in _SHARES]  # fmt: skip
     for plan in dict.fromkeys(p for p in chosen if p is not None):
         if writing.left() <= 0.0:
