@@ -69,7 +69,7 @@ class Pin:
     Attributes:
         steps: positions in the timetable.
         value: what they read: by number, or a constant by its name (which is then none to the runtime).
-        after: position of the step that comes before them.
+        after: position of the step that comes before them; -1: none does, and only the sizes are left open.
     """
 
     steps: tuple[int, ...]
@@ -136,7 +136,8 @@ class _Writer:
         run, done, after = set[int](), set[tuple[int, tuple[str, ...]]](), ""
         pinned: dict[int, list[tuple[str, str]]] = {}
         for pin in pins:
-            after_it = next((names[v] for v in timetable.steps[pin.after].makes if self._measurable(names[v])), "")
+            made = [names[v] for v in timetable.steps[pin.after].makes] if pin.after >= 0 else list(opened)
+            after_it = next(filter(self._measurable, made), "")
             for at in pin.steps if after_it else ():
                 read = names[pin.value] if isinstance(pin.value, int) else pin.value
                 pinned.setdefault(at, []).append((opened.get(read, read), after_it))

@@ -184,7 +184,7 @@ class _Run:
                 if kind is None or not kind.is_static or name in outputs or step < 0 or not self._large(name):
                     continue
                 within, read = self.kernel(step)
-                yield from (self.pin(within, v, self.maker[v]) for v in read if self._guardable(v))
+                yield from (self.pin(within, v, -1) for v in read if self._guardable(v))
 
     def undone(self) -> Iterator[Pin]:
         """Guards on what kernels were to read, where the runtime has them read instead what that is made of, which is

@@ -17,7 +17,7 @@ from superopt.cost.whole import task_of
 from superopt.frontend.training import train_step
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.memory import Op, Pin, Planned, Task, as_given, front, measured_arena, peak_of, prompt, written
+from superopt.memory import Op, Pin, Planned, Task, as_given, block_of, front, measured_arena, peak_of, prompt, written
 from superopt.ops.infer import Applied, infer
 from superopt.pipeline.footprint import footprint
 from superopt.pipeline.realising import realised
@@ -399,3 +399,12 @@ def test_a_kernel_alone_in_the_blocked_layout_is_kept_out_of_it() -> None:
     assert "ReorderOutput" not in {n.op for n in footprint(made.graph).ran.nodes}
     assert made.block < 0.6 * _block(bare)
     assert verify(graph, made.graph, power="none").verdict == PROVED
+
+
+def test_a_block_has_gaps() -> None:
+    """What lives long lies behind what is freed before it, and what comes then is larger than that."""
+    ops = (Op((0,), (1,), 1.0), Op((1,), (2,), 1.0), Op((2,), (3,), 1.0), Op((3, 2), (4,), 1.0), Op((4, 2), (5,), 1.0))
+    task = Task(ops, (0, 512, 256, 768, 1024, 0), frozenset({0}), frozenset({5}))
+    plan = as_given(task)
+    assert plan.peak == 256 + 768 + 1024
+    assert block_of(task, plan) == 512 + plan.peak
