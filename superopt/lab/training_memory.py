@@ -173,7 +173,8 @@ def rendered(found: Sequence[tuple[Step, Raced | None]]) -> list[str]:
     ]  # fmt: skip
     for s, r in found:
         time_text = "–" if r is None else f"{r.ratio:.3f} ± {r.doubt:.3f} ({r.rounds})"
-        outputs = "–" if r is None else f"{r.same} of {r.outputs} the same bits, else within {r.error:.0e}"
+        rest = "" if r is None or r.same == r.outputs else f", else within {r.error:.0e}"
+        outputs = "–" if r is None else f"{r.same} of {r.outputs} the same bits{rest}"
         lines.append(
             f"| {s.model} | {s.nodes:,} → {s.nodes_after:,} | {s.held:,} | {s.arena:,} | {s.arena_after:,} | "
             f"**{s.everything:.3f}** | {s.arena_after / s.arena:.3f} | {s.alive:,} | {1.0 + s.share:.3f} | "
