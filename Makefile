@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow check format web browser bench bench-algorithms bench-train bench-memory bench-growth bench-cost bench-ablation profile-plan profile-record certify \
+.PHONY: demo test test-slow check format web browser bench bench-algorithms bench-train bench-memory bench-steps bench-growth bench-cost bench-ablation profile-plan profile-record certify \
 	gpu-record conformance corpus clean corpus-gate corpus-compare corpus-update corpus-update-full patterns attack
 
 demo: $(READY)            ## optimise two real models and print before/after
@@ -69,13 +69,17 @@ bench-train: $(READY)     ## training steps beside eager PyTorch and inductor: d
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[torch]'
 	@$(BIN)/python -m superopt.lab.training
 
-STEPS = mobilenet_v2 linear_attention mobilenet_v3_small whisper_encoder shufflenet_v2 efficientnet_b0 convnext_tiny t5_encoder
+STEPS ?= mobilenet_v2 whisper_encoder conv_tasnet
 PARTED ?= bert_2 efficientnet_b0 linear_attention mobilenet_v2 segformer unet vit_b16 whisper_encoder
 bench-memory: $(READY)    ## what models take in ONNX Runtime, written for memory and not: the tables of docs/memory.md; run it again to go on
 	@$(BIN)/python -m superopt.lab.memory corpus/tiny/*.json --title "Tiny models" --resume build/memory/tiny.jsonl
 	@$(BIN)/python -m superopt.lab.memory corpus/*.json --title "Full size" --resume build/memory/full.jsonl
 	@$(BIN)/python -m superopt.lab.memory $(PARTED:%=corpus/%.json) --share 0.1 --title "Full size, for a tenth of the time" --resume build/memory/parts.jsonl
-	@$(BIN)/python -m superopt.lab.memory $(STEPS:%=corpus/%.json) --train 0.1 --title "Training steps" --resume build/memory/steps.jsonl
+	@$(BIN)/python -m superopt.lab.training_memory $(STEPS:%=corpus/%.json)
+	@$(BIN)/python -m superopt.lab.training_memory corpus/mobileone_s0.json --share 0.05
+
+bench-steps: $(READY)     ## training steps that bench-memory has planned beside what they were, timed: docs/memory.md; at most 10 minutes, quiet
+	@$(BIN)/python -m superopt.lab.training_memory --race --page docs/memory.md
 
 bench-handmade: $(READY)  ## our result beside the same rewrite made by hand, where the corpus's sizes are not the prototype's
 	@$(BIN)/python corpus/handmade.py

@@ -21,6 +21,7 @@ from superopt.runtime.protocol import Runtime
 
 __all__ = ["NCHWC", "Typed", "block_size", "distinct", "known_types", "lowered", "typed", "without_reorders"]
 
+_LONGEST_RUN = 60.0  # seconds, on a loaded machine
 NCHWC = "com.microsoft.nchwc"  # ONNX Runtime's blocked layout for convolutions, inside which it keeps activations
 
 
@@ -132,7 +133,7 @@ def typed(graph: Graph, feeds: Mapping[str, np.ndarray]) -> Typed:
     exposed = replace(graph, outputs=tuple(Value(n, None) for n in names), values=())
     with bounded_memory():
         session = make_session(formats.to_onnx_bytes(exposed), threads=1, optimise=False)
-        bound = bind(session, feeds)
+        bound = bind(session, feeds, longest=_LONGEST_RUN)
     for output, value in zip(session.get_outputs(), bound.outputs(), strict=True):
         if value.is_tensor():
             dtype = element_type(value.data_type())

@@ -14,7 +14,6 @@ from pathlib import Path
 from superopt import formats
 from superopt.cost import for_target
 from superopt.cost.trial import feeds_for, with_values
-from superopt.frontend.training import train_step
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.memory import measured_arena
@@ -26,7 +25,7 @@ from superopt.pipeline.racing import measure
 from superopt.pipeline.recomputing import least_for
 from superopt.pipeline.scheduling import asked_of, least_memory
 
-__all__ = ["Row", "StepRow", "main", "measured_plan", "measured_row", "measured_step", "rendered", "rendered_steps"]
+__all__ = ["Row", "StepRow", "main", "measured_plan", "measured_row", "rendered", "rendered_steps"]
 
 _PATIENCE, _RACE, _RACED = 180.0, 40.0, 15  # seconds to plan and to race, rounds
 _LARGE = 1 << 30  # bytes of weights above which a model is left out: it is held several times
@@ -70,8 +69,7 @@ def measured_row(path: Path) -> Row:
 
 @dataclass(frozen=True)
 class StepRow:
-    """A model, or its training step (mean squares, SGD), in bytes: inputs (without the weights) and outputs, and the
-    block of the arena, before and after; times beside each other.
+    """A model in bytes: inputs and outputs, and the block of the arena, before and after; times beside each other.
 
     Attributes:
         share: of the time that is spent besides, as modelled.
@@ -95,15 +93,6 @@ class StepRow:
     def peak(self) -> float:
         """Activations after ÷ before, inputs and outputs included."""
         return (self.held + self.arena_after) / (self.held + self.arena)
-
-
-def measured_step(path: Path, share: float, seconds: float = _PATIENCE) -> StepRow:
-    """One model's training step, with what takes little time computed again.
-
-    Raises:
-        SuperoptError, NotCovered: it has no derivative, or ONNX Runtime cannot run it on made-up inputs.
-    """
-    return measured_plan(path.stem, train_step(with_values(formats.load(path)), "mse", "sgd").graph, share, seconds)
 
 
 def measured_plan(name: str, graph: Graph, share: float, seconds: float = _PATIENCE) -> StepRow:
@@ -195,11 +184,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--title", default="Models")
     parser.add_argument("--resume", type=Path, required=True, help="JSON lines: models in it are not measured again")
     parser.add_argument("--share", type=float, help="with what is modelled at so much more of the time")
-    parser.add_argument("--train", type=float, metavar="SHARE", help="the same of training steps")
     parser.add_argument("--seconds", type=float, default=_PATIENCE, help="to plan and to write each of those")
     given = parser.parse_args(arguments)
-    if given.train is not None or given.share is not None:
-        _steps(given.models, given.train, given.share or 0.0, given.seconds, given.title, given.resume)
+    if given.share is not None:
+        _steps(given.models, given.share, given.seconds, given.title, given.resume)
         return
     known: dict[str, Row] = {}
     if given.resume.exists():
@@ -223,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(rendered(given.title, [known[p.stem] for p in given.models if p.stem in known]))
 
 
-def _steps(models: Sequence[Path], train: float | None, share: float, seconds: float, title: str, resume: Path) -> None:
+def _steps(models: Sequence[Path], share: float, seconds: float, title: str, resume: Path) -> None:
     resume.parent.mkdir(parents=True, exist_ok=True)
     read = (StepRow(**json.loads(line)) for line in (resume.read_text().splitlines() if resume.exists() else ()))
     known = {r.model: r for r in read}
@@ -231,10 +219,7 @@ def _steps(models: Sequence[Path], train: float | None, share: float, seconds: f
         if path.stem in known:
             continue
         try:
-            if train is not None:
-                known[path.stem] = measured_step(path, train, seconds)
-            else:
-                known[path.stem] = measured_plan(path.stem, with_values(formats.load(path)), share, seconds)
+            known[path.stem] = measured_plan(path.stem, with_values(formats.load(path)), share, seconds)
         except (SuperoptError, NotCovered) as error:
             print(f"{path.stem}: {error}", file=sys.stderr)
             continue

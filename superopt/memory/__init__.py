@@ -5,7 +5,7 @@ from superopt.memory.arena import Arena, measured_arena
 from superopt.memory.copies import OPSET, Pin, Planned, Written, written
 from superopt.memory.fission import Region, Source, grown, heads, tails
 from superopt.memory.parts import Split, split
-from superopt.memory.planner import ALIGNMENT, Buffer, Plan, planned
+from superopt.memory.planner import ALIGNMENT, Buffer, Plan, block_of, planned
 from superopt.memory.points import Bound, least_time, plain
 from superopt.memory.recompute import ROWS, front
 from superopt.memory.schedule import Schedule, least_peak
@@ -27,7 +27,7 @@ from superopt.memory.timetable import (
 __all__ = [
     "ALIGNMENT", "IN_PLACE", "OPSET", "RENAMING", "ROWS", "Arena", "Bound", "Buffer", "Lifetime", "Op", "Pin",
     "Plan", "Planned", "Region", "Schedule", "Slicing", "Source", "Split", "Step", "Task", "Timetable", "Written",
-    "alive", "alive_at", "as_given", "front", "grown", "heads", "least_peak", "least_time", "lifetimes",
+    "alive", "alive_at", "as_given", "block_of", "front", "grown", "heads", "least_peak", "least_time", "lifetimes",
     "made_again", "measured_arena", "peak_of", "plain", "planned", "polished", "prompt", "split", "tails",
     "unavoidable", "written",
 ]  # fmt: skip

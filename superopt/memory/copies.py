@@ -3,12 +3,13 @@
 Left alone, the runtime's elimination of common subexpressions merges a copy with what it repeats, and its walk back
 from the results may run copies long before they are needed. Both are prevented by a *guard* on what a copy reads:
 
-    Reshape(x, Shape(x) + ReduceSum(Cast(Slice(t, to nothing))))
+    Reshape(x, zeros + ReduceSum(Cast(Slice(t, to nothing))))
 
-It is ``x`` for every ``x`` and ``t`` (a sum of no elements is 0), under another name, in the same memory. The runtime
-cannot know so before it runs, since ``t`` is no constant; and since ``t`` is what is made right before the copy is
-planned to run, no order that is valid runs the copy earlier. Superopt's own inference follows it (the elements of an
-empty tensor are known), so that the prover sees a ``Reshape`` to the shape there is.
+It is ``x`` for every ``x`` and ``t`` (a sum of no elements is 0, and a size of 0 stands for the operand's), under
+another name, in the same memory. The runtime cannot know so before it runs, since ``t`` is no constant; and since ``t``
+is what is made right before the copy is planned to run, no order that is valid runs the copy earlier. Superopt's own
+inference follows it (the elements of an empty tensor are known), so that the prover sees a ``Reshape`` to the shape
+there is.
 """
 
 from __future__ import annotations
@@ -67,12 +68,12 @@ class Pin:
 
     Attributes:
         steps: positions in the timetable.
-        value: what they read, by number.
-        after: position of the step that comes before them.
+        value: what they read: by number, or a constant by its name (which is then none to the runtime).
+        after: position of the step that comes before them; -1: none does, and only the sizes are left open.
     """
 
     steps: tuple[int, ...]
-    value: int
+    value: int | str
     after: int
 
 
@@ -112,7 +113,7 @@ class _Writer:
     guards: dict[tuple[str, str], str] = field(default_factory=dict)  # of a value, after another
     nothings: dict[str, str] = field(default_factory=dict)  # zero, computed of a value
     starts: dict[int, str] = field(default_factory=dict)  # zeros, by their number
-    shapes: dict[str, str] = field(default_factory=dict)
+    shapes: dict[tuple[str, str], str] = field(default_factory=dict)  # sums of a shape and what is computed of a value
     literals: dict[tuple[int, ...], str] = field(default_factory=dict)  # shapes whose rows are left open
 
     def __post_init__(self) -> None:
@@ -135,9 +136,10 @@ class _Writer:
         run, done, after = set[int](), set[tuple[int, tuple[str, ...]]](), ""
         pinned: dict[int, list[tuple[str, str]]] = {}
         for pin in pins:
-            after_it = next((names[v] for v in timetable.steps[pin.after].makes if self._measurable(names[v])), "")
+            made = [names[v] for v in timetable.steps[pin.after].makes] if pin.after >= 0 else list(opened)
+            after_it = next(filter(self._measurable, made), "")
             for at in pin.steps if after_it else ():
-                read = names[pin.value]
+                read = names[pin.value] if isinstance(pin.value, int) else pin.value
                 pinned.setdefault(at, []).append((opened.get(read, read), after_it))
         for at, step in enumerate(timetable.steps):
             node = self._executed(step, names)
@@ -204,28 +206,38 @@ class _Writer:
     def _guard(self, name: str, after: str) -> str:
         """The same value, not before another is there."""
         if (name, after) not in self.guards:
-            if name not in self.shapes:
-                self.shapes[name] = self._node("Shape", (name,), f"{name}_shape")
-            shape = self._node("Add", (self.shapes[name], self._nothing(after)), f"{name}_shape_then")
-            guard = self.guards[name, after] = self._node("Reshape", (name, shape), f"{name}_then")
-            kind = self.kind[guard] = self.kind.get(name)
+            kind = self.kind.get(name)
+            shape = self._as_it_is(name, kind)
+            if (shape, after) not in self.shapes:
+                self.shapes[shape, after] = self._node("Add", (shape, self._nothing(after)), f"{shape}_then")
+            guard = self.guards[name, after] = self._node("Reshape", (name, self.shapes[shape, after]), f"{name}_then")
+            self.kind[guard] = kind
             if self.sizes_known and kind is not None:
                 self.values.append(Value(guard, kind))
         return self.guards[name, after]
+
+    def _as_it_is(self, name: str, kind: TensorType | None) -> str:
+        """The shape that says that all sizes are the operand's. (Its ``Shape``, which is asked for where the number of
+        axes is not known, the runtime takes of what the value is made of, if that is a ``Transpose``, and keeps it.)"""
+        if kind is None or kind.shape is None:
+            return self._node("Shape", (name,), f"{name}_shape")
+        return self._zeros(len(kind.shape))
 
     def _nothing(self, name: str) -> str:
         """Zero, computed of a value: the sum of none of its elements."""
         if name not in self.nothings:
             kind = self.kind[name]
-            rank = len(kind.shape or ()) if kind is not None else 0
-            if rank not in self.starts:
-                self.weights.append(constant(unused_name(f"zeros_{rank}", self.taken), np.zeros(rank, np.int64)))
-                self.starts[rank] = self.weights[-1].name
-            zeros = self.starts[rank]
+            zeros = self._zeros(len(kind.shape or ()) if kind is not None else 0)
             none = self._node("Slice", (name, zeros, zeros), f"{name}_none")
             whole = self._node("Cast", (none,), f"{name}_none_int64", to=7)
             self.nothings[name] = self._node("ReduceSum", (whole,), f"{name}_zero", keepdims=0)
         return self.nothings[name]
+
+    def _zeros(self, count: int) -> str:
+        if count not in self.starts:
+            self.weights.append(constant(unused_name(f"zeros_{count}", self.taken), np.zeros(count, np.int64)))
+            self.starts[count] = self.weights[-1].name
+        return self.starts[count]
 
     def _node(self, op: str, inputs: tuple[str, ...], output: str, **attributes: int) -> str:
         made = unused_name(output, self.taken)

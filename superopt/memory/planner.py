@@ -22,8 +22,9 @@ from superopt.ir.poly import Dim
 from superopt.ir.types import DType, TensorType
 from superopt.memory.alive import Lifetime, alive
 from superopt.memory.sharing import IN_PLACE, RENAMING
+from superopt.memory.timetable import Task, Timetable, spans
 
-__all__ = ["ALIGNMENT", "Buffer", "Plan", "planned"]
+__all__ = ["ALIGNMENT", "Buffer", "Plan", "block_of", "planned"]
 
 ALIGNMENT = 256  # bytes that sizes are rounded up to
 
@@ -90,6 +91,17 @@ def planned(graph: Graph, types: Mapping[str, TensorType], known: Mapping[str, T
         plan.make(step, node)
         plan.free(node)
     return plan.result()
+
+
+def block_of(task: Task, plan: Timetable) -> int:
+    """Bytes of the block in which a plan's values lie where no sizes are known beforehand, so that nothing waits: what
+    is alive at once, and the gaps between."""
+    lives = [
+        (str(value), start, end, rounded(task.sizes[plan.original[value]]))
+        for value, start, end in spans(task, plan.steps, plan.original)
+    ]
+    sizes = {name: size for name, _, _, size in lives}
+    return max((offset + sizes[name] for name, offset in _laid_out(lives)), default=0)
 
 
 class _Planner:

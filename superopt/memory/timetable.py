@@ -9,7 +9,7 @@ import numpy as np
 
 __all__ = [
     "Op", "Step", "Task", "Timetable", "alive_at", "as_given", "lightened", "made_again", "peak_of", "polished",
-    "prompt",
+    "prompt", "spans",
 ]  # fmt: skip
 
 
@@ -125,8 +125,19 @@ def peak_of(task: Task, steps: Sequence[Step], original: Sequence[int]) -> tuple
 
 def alive_at(task: Task, steps: Sequence[Step], original: Sequence[int]) -> np.ndarray:
     """Bytes alive at each step, without what is held."""
+    change = np.zeros(len(steps) + 1, np.int64)
+    for value, first, last in spans(task, steps, original):
+        size = task.sizes[original[value]]
+        change[first] += size
+        change[last + 1] -= size
+    return np.cumsum(change)[:-1]
+
+
+def spans(task: Task, steps: Sequence[Step], original: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Values with memory of their own, by number, in the order in which they are made: each with the step that makes it
+    and the last that needs it."""
     root = list(range(len(original)))
-    start = [-1] * len(original)
+    start = dict[int, int]()
     end = [-1] * len(original)
     for at, step in enumerate(steps):
         view = task.ops[step.op].view
@@ -139,13 +150,7 @@ def alive_at(task: Task, steps: Sequence[Step], original: Sequence[int]) -> np.n
             end[root[value]] = at
     for value in task.results:
         end[root[value]] = len(steps) - 1
-    change = np.zeros(len(steps) + 1, np.int64)
-    for value, first in enumerate(start):
-        if first >= 0:
-            size = task.sizes[original[value]]
-            change[first] += size
-            change[end[value] + 1] -= size
-    return np.cumsum(change)[:-1]
+    return [(value, first, end[value]) for value, first in start.items()]
 
 
 def polished(task: Task, plan: Timetable, peak: int, work: int) -> tuple[Timetable, int]:

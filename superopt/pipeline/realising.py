@@ -3,33 +3,47 @@
 A plan's order is not the runtime's: that walks back from the results, and numbers what it fuses anew. So a plan is
 written, the order that is run is read off, and what strays from the plan is *pinned*: it reads what it needs through a
 guard (:mod:`superopt.memory.copies`) that opens after the step which the plan has before it. A few rounds suffice, and
-what takes least of them is taken.
+what takes least of them is taken: by what the arena is asked for, since the model of the planner is not exact on files
+with guards.
 """
 
 from __future__ import annotations
 
 import heapq
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, takewhile
 
+from superopt.cost.lowering import NCHWC
+from superopt.cost.trial import feeds_for
 from superopt.ir.graph import Graph, Node
 from superopt.memory import Pin, Planned, Timetable, Written, prompt, written
-from superopt.pipeline.footprint import Footprint, footprint
+from superopt.pipeline.footprint import Footprint, footprint_of
+from superopt.pipeline.scheduling import arena_of
 
-__all__ = ["realised"]
+__all__ = ["Realised", "realised"]
 
 _ROUNDS = 6  # of looking at the order that is run, and pinning what strays from the plan
 _FAR = 8  # steps by which a kernel that strays from its place is no matter
 _SMALL = 1 / 500  # of the block: sizes that are no matter
+_INTO, _PLAIN = "ReorderInput", "ReorderOutput"  # copies into and out of the blocked layout
+
+
+@dataclass(frozen=True)
+class Realised:
+    """A plan as a graph, and the bytes of the block that the arena is asked for when it is run."""
+
+    graph: Graph
+    block: int
 
 
 def realised(
     planned: Planned, plan: Timetable, *, sizes: Mapping[str, int] | None = None, sizes_known: bool = False,
     deadline: float = float("inf"),
-) -> Graph:  # fmt: skip
+) -> Realised:  # fmt: skip
     """A plan as a graph that ONNX Runtime runs as planned, as far as pins can see to that.
 
     Args:
@@ -40,23 +54,26 @@ def realised(
         deadline: on the monotonic clock, after which what was found has to do.
 
     Raises:
-        InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it.
+        InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it, or not with its arena watched.
+        NotCovered: an input is no tensor.
     """
+    feeds = feeds_for(planned.graph, sizes or {})
     plan = prompt(planned.task, plan)
     pins: dict[Pin, None] = {}
-    best: tuple[int, Graph] | None = None
+    best: Realised | None = None
     for _ in range(_ROUNDS):
         made = written(planned, plan, pins, sizes_known=sizes_known)
         graph = replace(made.graph, nodes=_backwards(made.graph))
-        found = footprint(graph, sizes=sizes)
-        if best is None or found.plan.block < best[0]:
-            best = found.plan.block, graph
+        arena = arena_of(graph, sizes or {})
+        if best is None or arena.block < best.block:
+            best = Realised(graph, arena.block)
+        found = footprint_of(arena.ran, graph, feeds, sizes=sizes)
         fresh = dict.fromkeys(p for p in _Run(planned, plan, made, found).pins() if p not in pins)
         if not fresh or time.monotonic() > deadline:
             break
         pins |= fresh
     assert best is not None
-    return best[1]
+    return best
 
 
 def _backwards(graph: Graph) -> tuple[Node, ...]:
@@ -128,6 +145,7 @@ class _Run:
         yield from self.strays()
         yield from self.known_again()
         yield from self.undone()
+        yield from self.blocked()
 
     def strays(self) -> Iterator[Pin]:
         """Pins for steps that are run well before the one that the plan has before them, and, where that one is itself
@@ -166,7 +184,7 @@ class _Run:
                 if kind is None or not kind.is_static or name in outputs or step < 0 or not self._large(name):
                     continue
                 within, read = self.kernel(step)
-                yield from (self.pin(within, v, self.maker[v]) for v in read if self._guardable(v))
+                yield from (self.pin(within, v, -1) for v in read if self._guardable(v))
 
     def undone(self) -> Iterator[Pin]:
         """Guards on what kernels were to read, where the runtime has them read instead what that is made of, which is
@@ -192,6 +210,41 @@ class _Run:
                     and any(root[v] in instead for v in steps[self.maker[value]].reads)
                 ):  # fmt: skip
                     yield self.pin(within, value, self.maker[value])
+
+    def blocked(self) -> Iterator[Pin]:
+        """Guards on the operands of what the runtime runs in its blocked layout, where that is one kernel, whose copies
+        are made for it alone, at a step that takes more than the plan has alive: it is left as it is where its filter
+        is no constant, or its operand's channels are not known."""
+        nodes, taken = self.found.ran.nodes, self.found.plan.occupied
+        for i, place in enumerate(self.places):
+            if place < 0 or nodes[place].op != _PLAIN or not self._large(nodes[place].outputs[0]):
+                continue
+            token = nodes[place].inputs[0]
+            inner = self.at.get(token, -1)
+            alone = inner >= 0 and self._copied_in(nodes[inner]) and self.readers[token] == 1
+            if alone and max(taken[inner], taken[place]) > self.plan.peak:
+                within, read = self.kernel(i)
+                makers = [self.maker[v] for v in read if self._guardable(v)]
+                yield from (self.pin(within, v, self.maker[v]) for v in read if self._guardable(v))
+                yield from (self._filters(within, max(makers)) if makers else ())
+
+    def _copied_in(self, node: Node) -> bool:
+        """Whether a kernel of the blocked layout reads no result of another one."""
+        makers = [self.found.ran.nodes[self.at[n]] for n in node.reads if n in self.at]
+        return node.domain == NCHWC and all(m.domain != NCHWC or m.op == _INTO for m in makers)
+
+    def _filters(self, within: Iterable[int], after: int) -> Iterator[Pin]:
+        """Guards on the constants with an axis of channels and more that steps read."""
+        for i in within:
+            for name in self.planned.nodes[self.plan.steps[i].op].reads:
+                held = self.planned.graph.constants.get(name)
+                if held is not None and len(held.type.shape or ()) > 2 and i > after:
+                    yield Pin((i,), name, after)
+
+    @cached_property
+    def readers(self) -> Counter[str]:
+        """How many of the runtime's kernels read each value."""
+        return Counter(n for node in self.found.ran.nodes for n in node.reads)
 
     def _large(self, name: str) -> bool:
         kind = self.found.types.get(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from superopt import report
@@ -12,14 +13,14 @@ from superopt.cost import CostModel
 from superopt.cost.whole import task_of, work
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, structural_hash
-from superopt.memory import OPSET, ROWS, Planned, Timetable, as_given, front
+from superopt.memory import OPSET, ROWS, Planned, Timetable, as_given, block_of, front
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import footprint
 from superopt.pipeline.judge import LOOKS, doubt_of
 from superopt.pipeline.options import EFFORTS, Options, Progress
 from superopt.pipeline.racing import LARGE, measure
-from superopt.pipeline.realising import realised
+from superopt.pipeline.realising import Realised, realised
 from superopt.pipeline.scheduling import asked_of, least_memory
 from superopt.report.quantities import bytes_text
 
@@ -91,6 +92,11 @@ class Plan:
         """Bytes alive at once, without inputs and outputs."""
         return self.table.peak
 
+    @cached_property
+    def block(self) -> int:
+        """Bytes that they lie in, gaps included."""
+        return block_of(self.planned.task, self.table)
+
 
 class Writing:
     """A graph of which plans are written, and what is known of it.
@@ -120,7 +126,8 @@ class Writing:
         return self.deadline - time.monotonic()
 
     def plans(self, most: int | None = None) -> list[Plan]:
-        """Plans of which none takes both less time and less memory, by rising time; the order given is left out.
+        """Plans each of which takes less time, less memory alive at once or a smaller block than any other, by rising
+        time; the order given is left out.
 
         Args:
             most: bytes alive at once that suffice.
@@ -133,8 +140,8 @@ class Writing:
         for plan in split:
             found += self._again(plan.planned, plan.us, "fission, recomputation", most, len(split))
         kept: list[Plan] = []
-        for plan in sorted(found, key=lambda p: (p.us, p.peak)):
-            if not kept or plan.peak < kept[-1].peak:
+        for plan in sorted(found, key=lambda p: (p.us, p.block)):
+            if all(plan.block < k.block or plan.peak < k.peak for k in kept):
                 kept.append(plan)
         return kept
 
@@ -162,20 +169,19 @@ class Writing:
                 made, how = self._in_parts(plan)
             else:
                 made, how = realised(plan.planned, plan.table, sizes=self.sizes, deadline=self.deadline), plan.how
-            taken = self.held + asked_of(made, self.sizes)
         except (SuperoptError, NotCovered):  # a size that has to be known
             return None
-        return Point(made, self.weights + taken, self.us + plan.us, how)
+        return Point(made.graph, self.weights + self.held + made.block, self.us + plan.us, how)
 
-    def _in_parts(self, plan: Plan) -> tuple[Graph, str]:
+    def _in_parts(self, plan: Plan) -> tuple[Realised, str]:
         """A plan with regions in parts as it takes least: in an order of its own, or in one that guards see to."""
         found = least_memory(plan.planned.graph, sizes=self.sizes, deadline=self.deadline, alike=False)
-        least = found.after.plan
+        least = Realised(found.graph, found.asked[1] if found.asked else asked_of(found.graph, self.sizes))
         if least.block > _NEAR * plan.peak and self.left() > 0.0:
             guarded = realised(plan.planned, plan.table, sizes=self.sizes, deadline=self.deadline)
-            if footprint(guarded, sizes=self.sizes).plan.peak < least.peak:
+            if guarded.block < least.block:
                 return guarded, "fission, guards"
-        return found.graph, ", ".join(filter(None, ("fission", found.how)))
+        return least, ", ".join(filter(None, ("fission", found.how)))
 
     def room(self, limit: int) -> float:
         """Bytes that may be alive at once for weights and activations to be within a limit with something to spare."""
@@ -185,21 +191,21 @@ class Writing:
         """Points from plans of rising time, up to the first that needs no more than the limit."""
         room, found = self.room(limit), list[Point]()
         while plans and len(found) < _TRIES and self.left() > 0.0:
-            plan = next((p for p in plans if p.peak <= room), plans[-1])
-            plans = [p for p in plans if p.peak < plan.peak]
+            plan = next((p for p in plans if p.block <= room), min(plans, key=lambda p: p.block))
+            plans = [p for p in plans if p.block < plan.block]
             made = self.point(plan)
             if made is None:
                 continue
             found.append(made)
             if made.bytes <= limit:
                 break
-            block = made.bytes - self.weights - self.held  # more than what is alive at once, and so will the next be
-            room = min(room, room * plan.peak / block)
+            block = made.bytes - self.weights - self.held  # more than was planned, and so will the next be
+            room = min(room, room * plan.block / block)
         return found
 
     def least(self, plans: Sequence[Plan]) -> Point | None:
-        """Of the plans of the lowest peak, those of each kind first, written, the one that needs least."""
-        rising = sorted(plans, key=lambda p: p.peak)
+        """Of the plans of the least block, those of each kind first, written, the one that needs least."""
+        rising = sorted(plans, key=lambda p: p.block)
         kinds = list({p.how: p for p in reversed(rising)}.values())
         rising = [*reversed(kinds), *(p for p in rising if p not in kinds)]
         found: Point | None = None
@@ -336,7 +342,7 @@ def points(
     writing = Writing(graph, model, sizes or {}, seconds, rows)
     found = list(writing.first)
     plans = writing.plans()
-    chosen = [max((p for p in plans if p.us <= share * writing.us), key=lambda p: p.us, default=None)
+    chosen = [min((p for p in plans if p.us <= share * writing.us), key=lambda p: p.block, default=None)
               for share in _SHARES]  # fmt: skip
     for plan in dict.fromkeys(p for p in chosen if p is not None):
         if writing.left() <= 0.0:

@@ -29,13 +29,14 @@ from superopt.cost.whole import least_order
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, constant, topological_order, unused_name
 from superopt.ir.types import TensorType, ValueType
-from superopt.memory import ALIGNMENT, RENAMING, measured_arena
+from superopt.memory import ALIGNMENT, RENAMING, Arena, measured_arena
 from superopt.ops.infer import Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import Footprint, footprint
+from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.ort import make_session, run
 
-__all__ = ["Scheduled", "asked_of", "known_again", "least_memory", "open_rows", "orders"]
+__all__ = ["Scheduled", "arena_of", "asked_of", "known_again", "least_memory", "open_rows", "orders"]
 
 _SESSIONS = 3  # more of a model, where their orders may differ
 _COMPRESS = 9  # the first opset that has it
@@ -99,11 +100,22 @@ def least_memory(
 
 def asked_of(graph: Graph, sizes: Mapping[str, int]) -> int:
     """Bytes of the block that the arena is asked for: what is modelled has to hold there."""
+    return arena_of(graph, sizes).block
+
+
+def arena_of(graph: Graph, sizes: Mapping[str, int]) -> Arena:
+    """What the arena is asked for, and what is run meanwhile.
+
+    Raises:
+        InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it, or not with its arena watched.
+        NotCovered: an input is no tensor.
+    """
+    refuse_unbounded(graph, sizes)
     model = formats.to_onnx_bytes(with_values(graph))
     try:
-        return measured_arena(model, feeds_for(graph, sizes)).block
+        return measured_arena(model, feeds_for(graph, sizes))
     except SuperoptError:  # integer inputs may be indices
-        return measured_arena(model, feeds_for(graph, sizes, integer=0)).block
+        return measured_arena(model, feeds_for(graph, sizes, integer=0))
 
 
 def _footprints(graph: Graph, sizes: Mapping[str, int]) -> list[Footprint]:

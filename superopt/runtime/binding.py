@@ -26,6 +26,7 @@ def bind(
     *,
     like: Bound | None = None,
     over: Mapping[str, str] = MappingProxyType({}),
+    longest: float = _LONGEST_RUN,
 ) -> Bound:
     """Bind inputs, and outputs where they are tensors, to memory that lives as long as the result.
 
@@ -34,6 +35,7 @@ def bind(
         feeds: its inputs.
         like: the same model, bound before, whose outputs' memory is written to as well.
         over: outputs that are written over an input of the same size, by name.
+        longest: seconds that the first run may take.
 
     Raises:
         UsageError, InvalidModel, ResourceLimit: as :func:`superopt.runtime.ort.run` does; the model has run once on
@@ -45,11 +47,11 @@ def bind(
     try:
         values = {i.name: to_value(feeds[i.name], i.type) for i in session.get_inputs()}
     except Unsupported:  # strings and sequences cannot be bound, but they can be run
-        run(session, feeds, time_limit=_LONGEST_RUN)
+        run(session, feeds, time_limit=longest)
         return Bound(lambda: run(session, feeds), list, (session, feeds))
     steps = _Steps(session, values, like.outputs() if like is not None else [], over)
     with translated("", running=True):
-        steps.prepare()
+        steps.prepare(longest)
     return Bound(steps.run, lambda: steps.made, (steps,))
 
 
@@ -67,10 +69,10 @@ class _Steps:
         self._fixed = False
         self.made: list[Any] = []
 
-    def prepare(self) -> None:
-        """Run once to learn the outputs' shapes, then give them memory of their own."""
+    def prepare(self, longest: float) -> None:
+        """Run once, for so many seconds at most, to learn the outputs' shapes, then give them memory of their own."""
         options = state.RunOptions()
-        with stopped_after(options, _LONGEST_RUN):
+        with stopped_after(options, longest):
             self._run_fresh(options)
         if not all(v.is_tensor() and v.data_type() != "tensor(string)" for v in self.made):
             return

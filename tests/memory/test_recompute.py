@@ -17,7 +17,7 @@ from superopt.cost.whole import task_of
 from superopt.frontend.training import train_step
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.memory import Op, Pin, Planned, Task, as_given, front, measured_arena, peak_of, prompt, written
+from superopt.memory import Op, Pin, Planned, Task, as_given, block_of, front, measured_arena, peak_of, prompt, written
 from superopt.ops.infer import Applied, infer
 from superopt.pipeline.footprint import footprint
 from superopt.pipeline.realising import realised
@@ -101,7 +101,7 @@ def test_the_runtime_keeps_copies_where_they_were_planned(known: bool) -> None:
     planned = planned_of(graph)
     plan = min(front(planned.task), key=lambda p: p.peak)
     copies = len(plan.steps) - len(planned.task.ops)
-    made = realised(planned, plan, sizes_known=known)
+    made = realised(planned, plan, sizes_known=known).graph
     ran = formats.from_bytes(ONNX_RUNTIME.lowered(formats.to_onnx_bytes(made)))
     assert sum(n.op in ("Sin", "Mul") for n in ran.nodes) == sum(n.op in ("Sin", "Mul") for n in graph.nodes) + copies
     block, given = (measured_arena(formats.to_onnx_bytes(g), feeds_for(g)).block for g in (made, graph))
@@ -128,7 +128,7 @@ def test_guards_are_understood_and_the_written_graph_is_proved_equal() -> None:
     graph = sines(6)
     planned = planned_of(graph)
     plan = min(front(planned.task), key=lambda p: p.peak)
-    made = realised(planned, plan)
+    made = realised(planned, plan).graph
     assert all(isinstance(n, Applied) for n in infer(made).nodes)
     found = verify(graph, made, power="none")
     assert found.verdict == PROVED, found.reason
@@ -166,7 +166,7 @@ def test_sizes_may_be_symbols() -> None:
     symbolic = formats.from_bytes(formats.to_onnx_bytes(_with_rows(graph)))
     planned = planned_symbolic(symbolic)
     plan = min(front(planned.task), key=lambda p: p.peak)
-    made = realised(planned, plan)
+    made = realised(planned, plan).graph
     for rows in (1, 5):
         feeds = {"x": np.linspace(-1, 1, rows * COLUMNS, dtype=np.float32).reshape(rows, COLUMNS)}
         ours, theirs = (ONNX_RUNTIME.load(formats.to_onnx_bytes(g)).run(feeds, ["g0"])["g0"] for g in (made, symbolic))
@@ -251,7 +251,7 @@ def test_what_the_runtime_would_run_late_is_run_in_its_place() -> None:
     graph = masked(24)
     planned = planned_of(graph)
     plan = as_given(planned.task)
-    made = realised(planned, plan)
+    made = realised(planned, plan).graph
     assert footprint(graph).plan.block > 1.5 * plan.peak
     assert footprint(made).plan.block <= plan.peak + BYTES  # and some vectors of sizes
     feeds = feeds_for(graph)
@@ -300,3 +300,111 @@ def test_a_task_has_its_results_made_as_soon_as_they_can_be() -> None:
     task = planned_of(graph).task
     given = as_given(task)
     assert prompt(task, given).peak == given.peak
+
+
+def summed() -> Graph:
+    """Products that sum over the rows, so that their sizes are known however many rows there are, with a larger value
+    between them; each waits for a number of the one before it."""
+    kind = TensorType(DType.FLOAT32, (ROWS, COLUMNS))
+    rng = np.random.default_rng(0)
+    weights = [constant("u", rng.standard_normal((COLUMNS, 2 * COLUMNS)).astype(np.float32)),
+               constant("w", rng.standard_normal((COLUMNS, 8 * COLUMNS)).astype(np.float32)),
+               constant("axes", np.array([0, 1]))]  # fmt: skip
+    nodes = []
+    for i in range(3):
+        x = f"x{i}" if i else "x"
+        if i == 1:
+            nodes.append(Node(f"p{i}", "MatMul", (x, "w"), (f"p{i}",)))
+        else:
+            nodes.append(Node(f"y{i}", "MatMul", (x, "u"), (f"y{i}",)))
+            nodes.append(Node(f"t{i}", "Transpose", (f"y{i}",), (f"t{i}",), {"perm": [1, 0]}))
+            nodes.append(Node(f"p{i}", "MatMul", (f"t{i}", f"y{i}"), (f"p{i}",)))
+        nodes.append(Node(f"s{i}", "Sin", (f"p{i}",), (f"q{i}",)))
+        nodes.append(Node(f"r{i}", "ReduceMax", (f"q{i}", "axes"), (f"r{i}",), {"keepdims": 1}))
+        nodes.append(Node(f"x{i + 1}", "Mul", (x, f"r{i}"), (f"x{i + 1}",)))
+    return Graph("summed", (Value("x", kind),), (Value("x3", kind),), tuple(weights), tuple(nodes), {"": 18})
+
+
+def transposed(depth: int) -> Graph:
+    """What is read early, and its transpose, which is read early, and alone is read late: by a product, which would
+    transpose the former itself, and by something else, for which the latter is kept, too."""
+    graph = sines(1)
+    nodes = [Node("a", "Sin", ("x",), ("a",)), Node("t", "Transpose", ("a",), ("t",), {"perm": [1, 0]}),
+             Node("p", "Mul", ("a", "t"), ("p0",))]  # fmt: skip
+    for i in range(depth):
+        nodes.append(Node(f"s{i}", "Sin", (f"p{i}",), (f"s{i}",)))
+        nodes.append(Node(f"p{i + 1}", "MatMul", (f"s{i}", "w"), (f"p{i + 1}",)))
+    nodes += [Node("m", "MatMul", ("t", f"p{depth}"), ("m",)), Node("c", "Cos", ("t",), ("c",)),
+              Node("g", "Mul", ("m", "c"), ("g0",))]  # fmt: skip
+    return replace(graph, nodes=tuple(nodes))
+
+
+def pooled() -> Graph:
+    """A convolution by a constant filter, ahead of which and after which images are as they are given."""
+    kind = TensorType(DType.FLOAT32, (8, 1, 32, 32))
+    rng = np.random.default_rng(0)
+    weights = [constant("filter", rng.standard_normal((9, 1, 3, 3)).astype(np.float32)),
+               constant("axes", np.array([1]))]  # fmt: skip
+    nodes = [Node("a", "Sin", ("x",), ("a",)),
+             Node("c", "Conv", ("a", "filter"), ("c",), {"pads": [1, 1, 1, 1]}),
+             Node("r", "ReduceMax", ("c", "axes"), ("r",)), Node("y", "Mul", ("x", "r"), ("y",))]  # fmt: skip
+    return Graph("pooled", (Value("x", kind),), (Value("y", kind),), tuple(weights), tuple(nodes), {"": 18})
+
+
+def _block(graph: Graph) -> int:
+    return measured_arena(formats.to_onnx_bytes(graph), feeds_for(graph)).block
+
+
+def _same_bits(made: Graph, given: Graph) -> bool:
+    feeds = feeds_for(given)
+    ours, theirs = (ONNX_RUNTIME.load(formats.to_onnx_bytes(g)) for g in (made, given))
+    names = [v.name for v in given.outputs]
+    return all(ours.run(feeds, names)[n].tobytes() == theirs.run(feeds, names)[n].tobytes() for n in names)
+
+
+def test_sizes_that_sums_make_known_again_do_not_wait() -> None:
+    graph = summed()
+    planned = planned_of(graph)
+    plan = as_given(planned.task)
+    bare = written(planned, plan, sizes_known=False).graph
+    found = footprint(bare)
+    assert all(found.known[n].is_static for n in ("p0", "p2"))
+    assert any({"p0", "q0"}.intersection(b.values) and {"p2", "q2"}.intersection(b.values) for b in found.plan.buffers)
+    made = realised(planned, plan)
+    assert made.block == _block(made.graph) <= _block(bare) - 0.9 * BYTES  # and some vectors of sizes
+    assert _same_bits(made.graph, graph)
+
+
+def test_a_product_reads_the_transpose_that_the_plan_keeps() -> None:
+    graph = transposed(6)
+    planned = planned_of(graph)
+    plan = as_given(planned.task)
+    bare = written(planned, plan, sizes_known=False).graph
+    (product,) = (n for n in footprint(bare).ran.nodes if n.op == "FusedMatMul" and n.attributes.get("transA"))
+    assert product.reads[0] == "a"
+    made = realised(planned, plan)
+    assert made.block == _block(made.graph) <= _block(bare) - 0.9 * BYTES  # and some vectors of sizes
+    assert not any("a" in n.reads for n in footprint(made.graph).ran.nodes if n.op == "FusedMatMul")
+    assert _same_bits(made.graph, graph)
+
+
+def test_a_kernel_alone_in_the_blocked_layout_is_kept_out_of_it() -> None:
+    """Nine maps of an image are sixteen there."""
+    graph = pooled()
+    planned = planned_of(graph)
+    plan = as_given(planned.task)
+    bare = written(planned, plan, sizes_known=False).graph
+    assert "ReorderOutput" in {n.op for n in footprint(bare).ran.nodes}
+    made = realised(planned, plan)
+    assert "ReorderOutput" not in {n.op for n in footprint(made.graph).ran.nodes}
+    assert made.block < 0.6 * _block(bare)
+    assert verify(graph, made.graph, power="none").verdict == PROVED
+
+
+def test_a_block_has_gaps() -> None:
+    """What lives long lies behind what is freed before it, and what comes then is larger than that."""
+    ops = (Op((0,), (1,), 1.0), Op((1,), (2,), 1.0), Op((2,), (3,), 1.0), Op((3, 2), (4,), 1.0), Op((4, 2), (5,), 1.0))
+    task = Task(ops, (0, 512, 256, 768, 1024, 0), frozenset({0}), frozenset({5}))
+    plan = as_given(task)
+    assert plan.peak == 256 + 768 + 1024
+    assert block_of(task, plan) == 512 + plan.peak
