@@ -41,6 +41,7 @@ class Target:
             ``dearest`` is the price of the one that costs most.
         places: positions of the steps that it is, each time it occurs.
         name: of a node where it ends, for people.
+        affine: whether each of its operators is affine in its data, so that it may be one product.
     """
 
     term: Term
@@ -49,6 +50,7 @@ class Target:
     dearest: float
     places: tuple[frozenset[int], ...]
     name: str
+    affine: bool = False
 
     @property
     def weights(self) -> frozenset[str]:
@@ -73,7 +75,7 @@ def mined(program: Program, model: CostModel) -> list[Target]:
             if target is not None:
                 known = found.get(target.text)
                 places = () if known is None else known.places
-                found[target.text] = replace(known or target, places=(*places, part))
+                found[target.text] = replace(known or target, places=(*places, part), affine=part <= straight)
     return sorted(found.values(), key=lambda t: (-len(t.places) * t.us, t.text))
 
 
