@@ -16,6 +16,7 @@ from math import prod
 from superopt.discovery.lifting import Problem
 from superopt.discovery.linear import Place, Wanted, meanings_of, residues
 from superopt.discovery.skeletons import Skeleton
+from superopt.discovery.template import size_at
 from superopt.ir.poly import Dim, Poly, substitute, symbols
 from superopt.ir.terms import App, Term, Var, postorder, remade, variables
 from superopt.ops import REGISTRY
@@ -86,8 +87,8 @@ def _value(term: Term, problem: Problem, place: Place) -> Array | None:
     try:
         meanings, _ = meanings_of(term, {n: k for n, k in problem.kinds.items() if n in problem.weights})
         for app, outputs in meanings.items():
-            if len(outputs) > 1:
-                return None
+            if len(outputs) > 1 or any(size_at(d, place.point) < 0 for d in outputs[0].shape):
+                return None  # a window that is larger than the input, say
             made[app] = place.value(outputs[0], [None if a is None else made[a] for a in app.args])
     except _UNDEFINED:
         return None

@@ -4,6 +4,7 @@ rotations, activations and gates by hand, heads by reshapes and transpositions, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 
 import numpy as np
 
@@ -154,7 +155,7 @@ def restormer() -> Graph:
 
 
 def pspnet() -> Graph:
-    """PSPNet's head (Zhao 2017): pooled at four scales, projected, enlarged, concatenated; a result that is enlarged."""
+    """PSPNet's head (Zhao 2017): pooled at four scales, projected, enlarged, concatenated; an enlarged result."""
     b, d, s = Net("pspnet"), 128, 24
     x = b.input("features", "float32", (1, d, s, s))
     parts = [x]
@@ -453,7 +454,7 @@ def inception_next() -> Graph:
 
     for _ in range(2):
         bounds = (0, d - 3 * g, d - 2 * g, d - g, d)
-        parts = [cut(b, x, [1], [i], [j]) for i, j in zip(bounds, bounds[1:], strict=False)]
+        parts = [cut(b, x, [1], [i], [j]) for i, j in pairwise(bounds)]
         mixed = [strip(p, k) for p, k in zip(parts[1:], ((3, 3), (1, 11), (11, 1)), strict=True)]
         y = batch_norm(b, b.op("Concat", parts[0], *mixed, axis=1), d)
         x = x + conv(b, gelu(conv(b, y, d, 4 * d, 1)), 4 * d, d, 1) * b.param("gamma", (1, d, 1, 1))
