@@ -15,7 +15,7 @@ from math import inf
 
 from superopt.discovery.lifting import Problem
 from superopt.discovery.synthesis import extents
-from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
+from superopt.ir.poly import Dim, Poly, substitute, sym, symbols, value_at
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, remade, variables
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
@@ -419,7 +419,10 @@ def _hole_shapes(
         if conditions is None:
             continue
         flat = [n for some in names for n in some]
-        for chosen in _fitting(flat, [(c, symbols(c) & set(flat)) for c in conditions], sizes):
+        wanted = [(c, symbols(c) & set(flat)) for c in conditions]
+        if any(c != 0 for c, open_names in wanted if not open_names):
+            continue
+        for chosen in _fitting(flat, wanted, sizes):
             if len(found) == _MOST_SHAPES:
                 return tuple(found)
             found.append(tuple(tuple(chosen[n] for n in some) for some in names))
@@ -450,7 +453,10 @@ def _fitting(
     name, *rest = names
     kept = [(c, n) for c, n in conditions if name not in n]
     mine = sorted(((c, n - {name}) for c, n in conditions if name in n), key=lambda c: len(c[1]))
-    for size in _candidates(name, [c for c, others in mine if not others], sizes):
+    alone = [c for c, others in mine if not others]
+    for size in _candidates(name, alone, sizes):
+        if not all(_zero_somewhere(c, name, size) for c in alone):
+            continue  # numbers are much quicker than symbols
         bound: list[tuple[Dim, frozenset[str]]] = []
         for condition, others in mine:
             made = substitute(condition, {name: size})
@@ -460,6 +466,16 @@ def _fitting(
         else:
             for more in _fitting(rest, [*kept, *bound], sizes):
                 yield {name: size, **more}
+
+
+def _zero_somewhere(condition: Dim, name: str, size: Dim) -> bool:
+    """Whether a condition is 0 at one choice of all its symbols, as it has to be at every."""
+    others = sorted((symbols(condition) | symbols(size)) - {name})
+    point = {n: 61 + 30 * k + k * k for k, n in enumerate(others)}
+    try:
+        return value_at(condition, {**point, name: value_at(size, point)}) == 0
+    except ZeroDivisionError:
+        return True
 
 
 def _candidates(name: str, conditions: Sequence[Dim], sizes: Sequence[Dim]) -> Sequence[Dim]:
