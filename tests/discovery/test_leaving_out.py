@@ -48,6 +48,15 @@ def test_an_operator_of_data_is_left_out(name: str) -> None:
     assert isinstance(exact.test(found, seed=11), verdict.Tested)
 
 
+def test_a_sign_goes_into_the_weight_behind_it() -> None:
+    """Halves are exchanged, one with its sign turned, in every rotation of positions; what is left has no such part."""
+    left = "Mul(Concat(Neg(y), z, axis=3), s)"
+    given = problem(left, "s", y="f[b, h, n, d]", z="f[b, h, n, d]", s="f[n, 2*d]")
+    found = next(s for s in Solver(given).solutions() if isinstance(exact.test(s, seed=11), verdict.Tested))
+    assert "Neg" not in {t.op for t in moving(found.rhs[0], given.weights)}
+    assert isinstance(prove(found), verdict.ProvedAllSizes), found.rhs
+
+
 def moving(root: Term, weights: frozenset[str]) -> list[App]:
     """Applications to data."""
     every = (t for t in postorder(root) if isinstance(t, App))
