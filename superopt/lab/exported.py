@@ -58,63 +58,6 @@ def feed_forward(b: Net, x: Tensor, d: int) -> Tensor:
     return linear(b, gelu(linear(b, x, d, 4 * d)), 4 * d, d)
 
 
-def llama() -> Graph:
-    """LLaMA (Touvron 2023): RMS norms and rotations written out, a mask that is added, a gated feed-forward part."""
-    b, n, d, heads = Net("llama"), 128, 192, 4
-    width = d // heads
-    x = b.input("tokens", "float32", (1, n, d))
-    angles = np.outer(np.arange(n), 10000.0 ** (-np.arange(0, width, 2) / width))
-    cos, sin = (b.constant(np.concatenate([f(angles)] * 2, -1).astype(np.float32)) for f in (np.cos, np.sin))
-    mask = b.constant(np.triu(np.full((n, n), -1e9, np.float32), 1))
-
-    def rotated(t: Tensor) -> Tensor:
-        first, second = cut(b, t, [3], [0], [width // 2]), cut(b, t, [3], [width // 2], [width])
-        return t * cos + b.op("Concat", b.op("Neg", second), first, axis=3) * sin
-
-    for _ in range(2):
-        y = rms_norm(b, x, d)
-        q, k, v = (heads_of(product(b, y, d, d), n, heads, width) for _ in range(3))
-        scores = (rotated(q) @ rotated(k).transpose(0, 1, 3, 2)) / number(width**0.5) + mask
-        x = x + product(b, merged(scores.softmax(-1) @ v, n, d), d, d)
-        y = rms_norm(b, x, d)
-        x = x + product(b, silu(product(b, y, d, 3 * d)) * product(b, y, d, 3 * d), 3 * d, d)
-    b.output(x, "out")
-    return b.build()
-
-
-def swin() -> Graph:
-    """Swin (Liu 2021): attention in windows with a position bias, and patches merged by slices."""
-    b, s, d, heads, m = Net("swin"), 28, 96, 3, 7
-    side, width, n = s // m, d // heads, m * m
-    x = b.input("tokens", "float32", (1, s * s, d))
-    for _ in range(2):
-        y = layer_norm(b, x, d).reshape(1, side, m, side, m, d).transpose(0, 1, 3, 2, 4, 5).reshape(side * side, n, d)
-        y = linear(b, y, d, 3 * d).reshape(side * side, n, 3, heads, width).transpose(2, 0, 3, 1, 4)
-        q, k, v = (cut(b, y, [0], [i], [i + 1]).reshape(side * side, heads, n, width) for i in range(3))
-        scores = (q * number(width**-0.5)) @ k.transpose(0, 1, 3, 2) + b.param("bias", (1, heads, n, n))
-        y = linear(b, (scores.softmax(-1) @ v).transpose(0, 2, 1, 3).reshape(side * side, n, d), d, d)
-        y = y.reshape(1, side, side, m, m, d).transpose(0, 1, 3, 2, 4, 5).reshape(1, s * s, d)
-        x = x + y
-        x = x + feed_forward(b, layer_norm(b, x, d), d)
-    y = x.reshape(1, s, s, d)
-    y = b.op("Concat", *(cut(b, y, [1, 2], [i, j], [s, s], 2) for j in (0, 1) for i in (0, 1)), axis=3)
-    y = layer_norm(b, y.reshape(1, s * s // 4, 4 * d), 4 * d)
-    b.output(product(b, y, 4 * d, 2 * d), "out")
-    return b.build()
-
-
-def convnext() -> Graph:
-    """ConvNeXt (Liu 2022): depthwise 7x7, then channels last for a norm, two linear layers and a layer scale."""
-    b, d = Net("convnext"), 96
-    x = conv(b, b.input("image", "float32", (1, 3, 128, 128)), 3, d, 4, stride=4, pad=0)
-    x = norm_2d(b, x, d)
-    for _ in range(3):
-        y = layer_norm(b, conv(b, x, d, d, 7, groups=d).transpose(0, 2, 3, 1), d)
-        x = x + (feed_forward(b, y, d) * b.param("gamma", (d,))).transpose(0, 3, 1, 2)
-    b.output(layer_norm(b, x.mean([2, 3]).reshape(1, d), d), "out")
-    return b.build()
-
-
 def nafnet() -> Graph:
     """NAFNet (Chen 2022): no activations but products of halves, channel attention, residual scales."""
     b, d = Net("nafnet"), 32
@@ -232,19 +175,6 @@ def conformer() -> Graph:
     return b.build()
 
 
-def mbconv() -> Graph:
-    """EfficientNet's blocks (Tan 2019): expanded, depthwise, squeezed and excited, projected."""
-    b, d = Net("mbconv"), 24
-    x = silu(batch_norm(b, conv(b, b.input("image", "float32", (1, 3, 96, 96)), 3, d, 3, stride=2, bias=False), d))
-    for _ in range(3):
-        y = silu(batch_norm(b, conv(b, x, d, 4 * d, 1, bias=False), 4 * d))
-        y = silu(batch_norm(b, conv(b, y, 4 * d, 4 * d, 3, groups=4 * d, bias=False), 4 * d))
-        gate = conv(b, silu(conv(b, y.mean([2, 3]), 4 * d, d // 4, 1)), d // 4, 4 * d, 1).sigmoid()
-        x = x + batch_norm(b, conv(b, y * gate, 4 * d, d, 1, bias=False), d)
-    b.output(x, "out")
-    return b.build()
-
-
 def acnet() -> Graph:
     """ACNet (Ding 2019) as it is trained: square, horizontal and vertical windows side by side, each normalised."""
     b, d = Net("acnet"), 48
@@ -340,24 +270,6 @@ def film() -> Graph:
         y = conv(b, x, d, d, 1).relu()
         x = y + (batch_norm(b, conv(b, y, d, d, 3), d) * (gamma + 1.0) + beta).relu()
     b.output(x.mean([2, 3]), "out")
-    return b.build()
-
-
-def unet() -> Graph:
-    """U-Net (Ronneberger 2015): pooled, then enlarged by transposed convolutions, with skips."""
-    b, d = Net("unet"), 16
-
-    def block(x: Tensor, cin: int, cout: int) -> Tensor:
-        x = batch_norm(b, conv(b, x, cin, cout, 3), cout).relu()
-        return batch_norm(b, conv(b, x, cout, cout, 3), cout).relu()
-
-    first = block(b.input("image", "float32", (1, 1, 64, 64)), 1, d)
-    second = block(b.op("MaxPool", first, kernel_shape=[2, 2], strides=[2, 2]), d, 2 * d)
-    x = block(b.op("MaxPool", second, kernel_shape=[2, 2], strides=[2, 2]), 2 * d, 4 * d)
-    for skip, c in ((second, 2 * d), (first, d)):
-        x = b.op("ConvTranspose", x, b.param("k", (2 * c, c, 2, 2), scale=0.1), b.param("c", (c,)), strides=[2, 2])
-        x = block(b.op("Concat", skip, x, axis=1), 2 * c, c)
-    b.output(conv(b, x, d, 2, 1), "out")
     return b.build()
 
 
@@ -505,8 +417,8 @@ def neural_ode() -> Graph:
 EXPORTED: Mapping[str, Callable[[], Graph]] = {
     f.__name__: f
     for f in (
-        llama, swin, convnext, nafnet, restormer, pspnet, espcn, hifigan, whisper, conformer, mbconv, acnet,
-        large_kernel, deepfm, tabnet, patch_tst, gated_residual, film, unet, hrnet, rwkv_mix, gated_conv, clip_vision,
+        nafnet, restormer, pspnet, espcn, hifigan, whisper, conformer, acnet,
+        large_kernel, deepfm, tabnet, patch_tst, gated_residual, film, hrnet, rwkv_mix, gated_conv, clip_vision,
         bifpn, inception_next, mobile_vit, neural_ode,
     )
 }  # fmt: skip
