@@ -35,9 +35,10 @@ class Entry:
 
     @property
     def rank(self) -> tuple[object, ...]:
-        """What there is to gain by operator, most first."""
+        """What may be one product first, as an equal of anything else has all but one or two of its operators; of these
+        what there is to gain by operator, most first."""
         size = len(self.part.places[0])
-        return -self.worth / size, size, self.source, self.part.text
+        return not self.part.affine, -self.worth / size, size, self.source, self.part.text
 
 
 class Agenda:

@@ -32,7 +32,7 @@ from superopt.search.moves import prepare
 from superopt.search.program import Program, Step
 from superopt.search.saturate import Limits, Moves, saturate
 from superopt.verifier.exact import trial_at
-from superopt.verifier.sampling import Point, draw
+from superopt.verifier.sampling import Point, draw, names_of
 
 __all__ = ["Coverage", "Universe", "derive", "derived", "moves_of", "moves_of_all", "parts_of", "reached"]
 
@@ -305,8 +305,11 @@ def _distinct_point(instance: Rule, draws: int = DRAWS) -> Point | None:
     """Sizes at which the rule's left side is well-formed, as different from each other and from 1 as were drawn.
 
     Attributes count too: where a slice begins at 0 and ends at the end, other rules derive it than of all slices.
+    A rule that has no size to choose is looked at as it is, however large its tensors are: no element is computed.
     """
     rng = np.random.default_rng(11)
+    if all(scheme is not None and scheme.kind == "real" for _, scheme in names_of(instance)):
+        return draw(instance, 0, rng, (), 1)
     best: tuple[int, Point] | None = None
     for attempt in range(draws):
         if attempt >= DRAWS and best is not None:

@@ -16,6 +16,7 @@ from math import prod
 from superopt.discovery.lifting import Problem
 from superopt.discovery.linear import Place, Wanted, meanings_of, residues
 from superopt.discovery.skeletons import Skeleton
+from superopt.discovery.template import size_at
 from superopt.ir.poly import Dim, Poly, substitute, symbols
 from superopt.ir.terms import App, Term, Var, postorder, remade, variables
 from superopt.ops import REGISTRY
@@ -86,8 +87,8 @@ def _value(term: Term, problem: Problem, place: Place) -> Array | None:
     try:
         meanings, _ = meanings_of(term, {n: k for n, k in problem.kinds.items() if n in problem.weights})
         for app, outputs in meanings.items():
-            if len(outputs) > 1:
-                return None
+            if len(outputs) > 1 or any(size_at(d, place.point) < 0 for d in outputs[0].shape):
+                return None  # a window that is larger than the input, say
             made[app] = place.value(outputs[0], [None if a is None else made[a] for a in app.args])
     except _UNDEFINED:
         return None
@@ -112,10 +113,17 @@ def _responses(problem: Problem, skeleton: Skeleton, hole: str) -> Iterator[Term
 
 
 def _with_probe(problem: Problem, base: Term | None) -> Term:
-    """The left side with a leaf for the probe where ``base`` is."""
+    """The left side with a leaf for the probe where ``base`` is; where it is nowhere, with ones for its data.
+
+    What was rearranged is no part of the left side; ones stay ones when they are only moved.
+    """
     made: dict[Term, Term] = {}
+    inside = base in set(postorder(problem.term))
+    names = set() if inside or base is None else set(variables(base)) - problem.weights
     for term in postorder(problem.term):
         made[term] = Var(_PROBE) if term == base else remade(term, made)
+        if isinstance(term, Var) and term.name in names:
+            made[term] = _constant(problem.kinds[term.name].shape or (), 1.0)
     return made[problem.term]
 
 
@@ -167,6 +175,8 @@ def _probes(problem: Problem, skeleton: Skeleton, app: App, hole: str) -> Iterat
         return
     base = next((a for a in app.args if a is not None and not set(variables(a)) & set(skeleton.holes)), None)
     known = None if base is None else types.get(base)
+    if base is not None and known is None and app.op == "Mul":
+        known = type_terms([base], problem.kinds)[0][base]
     if known is not None and app.op in _INPUTS:
         found = _INPUTS[app.op](app, place, known[0].shape or (), shape, free)
         if found is not None:

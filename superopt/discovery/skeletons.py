@@ -7,7 +7,7 @@ and gives the left side's type, of the sizes that the left side has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
@@ -15,7 +15,7 @@ from math import inf
 
 from superopt.discovery.lifting import Problem
 from superopt.discovery.synthesis import extents
-from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
+from superopt.ir.poly import Dim, Poly, substitute, sym, symbols, value_at
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, remade, variables
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
@@ -30,6 +30,8 @@ __all__ = ["OPERATORS", "Skeleton", "skeletons"]
 OPERATORS = ("Conv", "MatMul", "Mul", "Add")
 _HOLE = "?"
 _MOST_RANK = 5
+_STEPS = 2  # applications of a problem that are left out, or exchanged with the next
+_MOST_REARRANGED = 48
 _MOST_SHAPES = 24  # of the holes of one application
 Shapes = tuple[tuple[Dim, ...], ...]
 _DATA = Var("data")
@@ -59,7 +61,7 @@ Price = Callable[[Skeleton], float | None]
 
 def skeletons(
     problem: Problem, operators: Sequence[str] = OPERATORS, *, needed: Set[str] = frozenset(),
-    price: Price = lambda _: 0.0, limit: float = inf, affine: bool = True, shorter_only: bool = False,
+    price: Price = lambda _: 0.0, limit: float = inf, affine: bool = True, rearranged_only: bool = False,
 ) -> Iterator[Skeleton]:  # fmt: skip
     """Skeletons of the problem's type over its data, of these operators and the linear ones of the problem itself.
 
@@ -74,7 +76,7 @@ def skeletons(
         price: of a skeleton, or a lower bound; ``None`` where no skeleton with this one in it is wanted.
         limit: skeletons that cost as much are not wanted.
         affine: whether the left side may be affine in its data: what is none is no product of these with weights.
-        shorter_only: no skeletons but over the problem with one of its inner applications left out.
+        rearranged_only: no skeletons but over the problem with one of its inner applications left out.
 
     Raises:
         IllTyped: the problem is not well-formed.
@@ -82,21 +84,21 @@ def skeletons(
     types = type_terms([problem.term], problem.kinds)[0]
     (target,) = types[problem.term]
     sizes = _sizes(problem, types)
-    shorter = _shorter(problem)
-    every = shorter if shorter_only else {t: types[t][0] for t in _data(problem)} | _neutral(problem) | shorter
+    rearranged = _rearranged(problem)
+    every = rearranged if rearranged_only else {t: types[t][0] for t in _data(problem)} | _neutral(problem) | rearranged
     bases = {b: k for b, k in every.items() if _below(price(Skeleton(b, {})), limit)}
     read = {b: frozenset(variables(b)) - problem.weights for b in bases}
-    yield from _renewed(problem, needed, price, limit)
+    yield from _renewed(problem, rearranged, needed, price, limit)
     pairs = [
         (a, b) for a in bases for b in bases
-        if _completes(a, b, read, needed) and (shorter_only or _worth_it(problem, (a, b), affine))
+        if _completes(a, b, read, needed) and (rearranged_only or _worth_it(problem, (a, b), affine))
     ]  # fmt: skip
     whole = [b for b in bases if needed <= read[b]]
-    applied = {b for b in whole if b in shorter or _worth_it(problem, (b,), affine)}
+    applied = {b for b in whole if b in rearranged or _worth_it(problem, (b,), affine)}
     own = [t.op for t in postorder(problem.term) if isinstance(t, App) and operator_of(t).family in ("conv", "linear")]
     operators = tuple(dict.fromkeys((*operators, *own)))
     singles = {
-        b: list(_singles(problem, operators if b not in shorter else _pointwise(operators), b, k, target, sizes))
+        b: list(_singles(problem, operators if b not in rearranged else _pointwise(operators), b, k, target, sizes))
         for b, k in bases.items()
         if b in applied or any(b in pair for pair in pairs)
     }  # fmt: skip
@@ -214,33 +216,65 @@ def _neutral(problem: Problem) -> dict[Term, TensorType]:
     return found
 
 
-def _shorter(problem: Problem) -> dict[Term, TensorType]:
-    """The problem with one of its applications left out: what it is made of may not depend on that one.
+def _rearranged(problem: Problem) -> dict[Term, TensorType]:
+    """The problem with applications left out, or in the other order, nearest first: what it is made of may not depend
+    on one, and what one does to its axes may not matter to the next.
 
     A normalisation takes away what is added before it, and the maximum of what a weight is added to is the maximum of
-    the rest, with the weight added behind it. Only what has the problem's own type for all sizes counts.
+    the rest, with the weight added behind it; a product along one axis may come before or behind one along another,
+    and which of the two leaves less to do is a matter of sizes. Only what has the problem's own type for all sizes
+    counts.
     """
     found: dict[Term, TensorType] = {}
     target = _accepted(problem.term, problem.kinds)
-    for inner in (*_data(problem), problem.term):
-        for operand in inner.args if isinstance(inner, App) else ():
-            if operand is None or set(variables(operand)) <= problem.weights:
-                continue
-            made: dict[Term, Term] = {}
-            for term in postorder(problem.term):
-                made[term] = made[operand] if term == inner else remade(term, made)
-            kind = _accepted(made[problem.term], problem.kinds)
-            if kind is not None and kind == target:
-                found[made[problem.term]] = kind
+    if target is None:
+        return found
+    latest = [problem.term]
+    for _ in range(_STEPS):
+        made = dict.fromkeys(t for term in latest for t in _neighbours(term, problem.weights))
+        latest = [
+            t for t in made if t not in found and t != problem.term and _accepted(t, problem.kinds) == target
+        ][: _MOST_REARRANGED - len(found)]  # fmt: skip
+        found |= dict.fromkeys(latest, target)
     return found
 
 
-def _renewed(problem: Problem, needed: Set[str], price: Price, limit: float) -> Iterator[Skeleton]:
-    """The problem with one of its applications left out, and other weights for one or two of those that are left.
+def _neighbours(root: Term, weights: Set[str]) -> Iterator[Term]:
+    """A term with one application left out, and with two that follow each other in the other order."""
+    several = {t.term for t in postorder(root) if isinstance(t, Project)}
+    for outer in postorder(root):
+        if not isinstance(outer, App) or outer in several:
+            continue
+        data = [a for a in outer.args if a is not None and not set(variables(a)) <= weights]
+        for operand in data:
+            yield _replaced(root, outer, operand)
+        if len(data) == 1 and isinstance(inner := data[0], App):
+            below = [a for a in inner.args if a is not None and not set(variables(a)) <= weights]
+            if len(below) == 1:
+                yield _replaced(root, outer, _on(inner, below[0], _on(outer, inner, below[0])))
+
+
+def _on(app: App, operand: Term, other: Term) -> App:
+    """An application with another operand in the place of one."""
+    return replace(app, args=tuple(other if a == operand else a for a in app.args))
+
+
+def _replaced(root: Term, old: Term, new: Term) -> Term:
+    """A term with another in the place of one inside it."""
+    made: dict[Term, Term] = {}
+    for term in postorder(root):
+        made[term] = new if term == old else remade(term, made)
+    return made[root]
+
+
+def _renewed(
+    problem: Problem, rearranged: Iterable[Term], needed: Set[str], price: Price, limit: float
+) -> Iterator[Skeleton]:  # fmt: skip
+    """The problem with applications left out or in another order, and other weights for one or two of those it has.
 
     So a scale behind a product of data is taken in by the weights that one of its operands is made with.
     """
-    for term in _shorter(problem):
+    for term in rearranged:
         if not needed <= set(variables(term)) or not _below(price(Skeleton(term, {})), limit):
             continue
         weights = [n for n in variables(term) if n in problem.weights]
@@ -385,7 +419,10 @@ def _hole_shapes(
         if conditions is None:
             continue
         flat = [n for some in names for n in some]
-        for chosen in _fitting(flat, [(c, symbols(c) & set(flat)) for c in conditions], sizes):
+        wanted = [(c, symbols(c) & set(flat)) for c in conditions]
+        if any(c != 0 for c, open_names in wanted if not open_names):
+            continue
+        for chosen in _fitting(flat, wanted, sizes):
             if len(found) == _MOST_SHAPES:
                 return tuple(found)
             found.append(tuple(tuple(chosen[n] for n in some) for some in names))
@@ -416,7 +453,10 @@ def _fitting(
     name, *rest = names
     kept = [(c, n) for c, n in conditions if name not in n]
     mine = sorted(((c, n - {name}) for c, n in conditions if name in n), key=lambda c: len(c[1]))
-    for size in _candidates(name, [c for c, others in mine if not others], sizes):
+    alone = [c for c, others in mine if not others]
+    for size in _candidates(name, alone, sizes):
+        if not all(_zero_somewhere(c, name, size) for c in alone):
+            continue  # numbers are much quicker than symbols
         bound: list[tuple[Dim, frozenset[str]]] = []
         for condition, others in mine:
             made = substitute(condition, {name: size})
@@ -426,6 +466,16 @@ def _fitting(
         else:
             for more in _fitting(rest, [*kept, *bound], sizes):
                 yield {name: size, **more}
+
+
+def _zero_somewhere(condition: Dim, name: str, size: Dim) -> bool:
+    """Whether a condition is 0 at one choice of all its symbols, as it has to be at every."""
+    others = sorted((symbols(condition) | symbols(size)) - {name})
+    point = {n: 61 + 30 * k + k * k for k, n in enumerate(others)}
+    try:
+        return value_at(condition, {**point, name: value_at(size, point)}) == 0
+    except ZeroDivisionError:
+        return True
 
 
 def _candidates(name: str, conditions: Sequence[Dim], sizes: Sequence[Dim]) -> Sequence[Dim]:

@@ -137,7 +137,7 @@ class Solver:
         ranked: list[tuple[float, int, str, Skeleton]] = []
         for skeleton in skeletons(
             self.problem, self.operators, needed=needed, price=self._share, limit=self.most,
-            affine=all(k.affine() for k in self.known[:1]), shorter_only=self.ordered,
+            affine=all(k.affine() for k in self.known[:1]), rearranged_only=self.ordered,
         ):  # fmt: skip
             self.bounds.check()
             share = self._share(skeleton.least)

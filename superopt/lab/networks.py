@@ -11,6 +11,7 @@ import numpy as np
 
 from superopt.frontend import Tensor
 from superopt.ir.graph import Graph
+from superopt.lab.exported import EXPORTED
 from superopt.lab.further import FURTHER
 from superopt.lab.layers import Net, batch_norm, conv, gelu, layer_norm, linear, pool
 
@@ -353,7 +354,7 @@ _FIRST: Mapping[str, Callable[[], Graph]] = {
         matrix_factors,
     )
 }  # fmt: skip
-NETWORKS: Mapping[str, Callable[[], Graph]] = {**_FIRST, **FURTHER}
+NETWORKS: Mapping[str, Callable[[], Graph]] = {**_FIRST, **FURTHER, **EXPORTED}
 
 
 def drawn(seed: int, count: int) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def _fold(program: Program, budget: int) -> tuple[list[Weight], int]:
         data = data_of(program, name)
         if data is None:
             continue
-        sources = weights_behind(data) - running - released
+        sources = (weights_behind(data) & constants.keys()) - running - released  # others went in an earlier search
         size = (program.types[name].nbytes or 0) - sum(constants[a].type.nbytes or 0 for a in sources)
         if grown + size > budget:
             continue

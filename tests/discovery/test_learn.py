@@ -139,6 +139,29 @@ def test_a_rule_that_does_not_hold_in_the_model_is_not_learnt_from_it() -> None:
     assert applies(special, candidate, {"b": 2, "g": 1, "c": 4})
 
 
+def test_an_operator_that_sums_without_weights_is_a_part_by_itself() -> None:
+    """A mean over channels may be a convolution; a product with a weight is one already, and a Relu sums nothing."""
+    b = GraphBuilder("means")
+    x = b.input("x", "float32", (1, 8, 6, 6))
+    y = b.op("Conv", x, b.weight("w", (8, 8, 1, 1)), strides=[1, 1], pads=[0] * 4, dilations=[1, 1], group=1).relu()
+    b.output(y.mean([1]), "out")
+    with costs.for_target(PRICES, questions=0) as prices:
+        found = mined(program_of(graph := b.build(), infer(graph)), prices)
+    alone = [t for t in found if len(t.places[0]) == 1]
+    assert [str(t.term) for t in alone] == ["ReduceMean(xa, axes=[1], keepdims=1)"]
+    assert alone[0].affine
+    assert alone[0].us > alone[0].dearest == 0.0  # all of it may be gained
+
+
+def test_a_rule_holds_in_a_model_however_large_its_tensors_are() -> None:
+    """Nothing is evaluated to ask this, so that images of more elements than an exact trial takes are no exception."""
+    left = "Transpose(MatMul(Transpose(x, perm=[0, 2, 3, 1]), w), perm=[0, 3, 1, 2])"
+    window = "dilations=[1, 1], group=1, pads=[0, 0, 0, 0], strides=[1, 1]"
+    right = f"Conv(x, Reshape(Transpose(w, perm=[1, 0]), shape=[n, c, 1, 1]), {window})"
+    rule = parse_rule({"forall": {"x": "f[b, c, h, k]", "w": "f[c, n]"}, "lhs": [left], "rhs": [right]})
+    assert applies(rule, rule, {"b": 1, "c": 4, "h": 256, "k": 256, "n": 4})
+
+
 def test_a_time_limit_holds_within_a_part(tmp_path: Path) -> None:
     """What is not finished is neither kept nor taken for an answer."""
     (problem, _), *_ = lifted(*_normalised())

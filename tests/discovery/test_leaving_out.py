@@ -9,6 +9,7 @@ from superopt.discovery.solving import Solver
 from superopt.ir.terms import App, Term, Var, postorder
 from superopt.ir.types import DType, TensorType
 from superopt.rules.grammar import parse_rule
+from superopt.rules.rule import Rule
 from superopt.verifier import exact, verdict
 from superopt.verifier.prover import prove
 
@@ -24,6 +25,11 @@ NORMALISED = "LayerNormalization(Add(x, t), s, c, axis=1, epsilon=e)"
 KEYS = f"Softmax(MatMul(q, {HEADS.format('Add(y, c)', '[0, 2, 3, 1]')}), axis=3)"
 SCALED = f"Div(MatMul({HEADS.format('Add(MatMul(x, w), c)', '[0, 2, 1, 3]')}, y), s)"
 POOLED = "MaxPool(Add(x, c), dilations=[1, 1], kernel_shape=[2, 2], pads=[0, 0, 0, 0], strides=[2, 2])[0]"
+LARGER = (
+    'Resize({}, coordinates="asymmetric", mode="nearest", rounding="floor", scales_down=[1, 1, 1, 1], '
+    "scales_up=[1, 1, 2, 2])"
+)
+ONE_BY_ONE = "dilations=[1, 1], group=1, pads=[0, 0, 0, 0], strides=[1, 1]"
 GONE = {
     "what a normalisation takes away": (
         problem(NORMALISED, "tsc", x="f[m, n]", t="f[]", s="f[n]", c="f[n]", e="real>0"), "Add"),
@@ -42,6 +48,15 @@ def test_an_operator_of_data_is_left_out(name: str) -> None:
     assert isinstance(exact.test(found, seed=11), verdict.Tested)
 
 
+def test_a_sign_goes_into_the_weight_behind_it() -> None:
+    """Halves are exchanged, one with its sign turned, in every rotation of positions; what is left has no such part."""
+    left = "Mul(Concat(Neg(y), z, axis=3), s)"
+    given = problem(left, "s", y="f[b, h, n, d]", z="f[b, h, n, d]", s="f[n, 2*d]")
+    found = next(s for s in Solver(given).solutions() if isinstance(exact.test(s, seed=11), verdict.Tested))
+    assert "Neg" not in {t.op for t in moving(found.rhs[0], given.weights)}
+    assert isinstance(prove(found), verdict.ProvedAllSizes), found.rhs
+
+
 def moving(root: Term, weights: frozenset[str]) -> list[App]:
     """Applications to data."""
     every = (t for t in postorder(root) if isinstance(t, App))
@@ -53,6 +68,29 @@ def test_what_was_added_before_a_maximum_is_added_behind_it() -> None:
     found = next(Solver(given).solutions())
     assert str(found.rhs[0]) == f"Add({POOLED.replace('Add(x, c)', 'x')}, c)"
     assert isinstance(prove(found), verdict.ProvedAllSizes)
+
+
+ALONG = {  # products along different axes: of fewer rows, of fewer channels
+    "rows first": ("MatMul(w, Add(MatMul(x, k), c))", {"x": "f[b, m, n]", "k": "f[n, l]", "c": "f[l]", "w": "f[r, m]"},
+                   "MatMul(MatMul(w, x), k)"),
+    "channels first": (f"Conv({LARGER.format('x')}, k, {ONE_BY_ONE})", {"x": "f[b, i, h, w]", "k": "f[o, i, 1, 1]"},
+                       LARGER.format(f"Conv(x, k, {ONE_BY_ONE})")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALONG)
+def test_operators_along_different_axes_are_exchanged(name: str) -> None:
+    left, types, core = ALONG[name]
+    given = problem(left, "kcw" if name == "rows first" else "k", **types)
+
+    def cost(rule: Rule) -> tuple[float, float]:
+        """What is wanted is the other order; which one is cheaper is a matter of sizes."""
+        return 2.0, 1.0 if core in str(rule.rhs[0]) else 3.0
+
+    found = next(Solver(given, cost=cost).solutions())
+    assert core in str(found.rhs[0])
+    assert isinstance(prove(found), verdict.ProvedAllSizes), found.rhs
+    assert isinstance(exact.test(found, seed=11), verdict.Tested)
 
 
 @pytest.mark.parametrize(

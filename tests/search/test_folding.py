@@ -333,3 +333,16 @@ def test_large_constants_are_computed_in_rows_where_rows_suffice(
     np.testing.assert_array_equal(again.numpy(), kept)
     assert again._by_rows()[0] == rowwise
     assert [lost(again, alone) for alone in (False, True)] == shown
+
+
+def test_what_an_earlier_search_computed_of_a_weight_is_computed_on_in_the_next() -> None:
+    """The weight itself is gone by then: own rules are also searched on what the library leaves."""
+    scaled = [op("Mul", "h", "x", "k"), op("Mul", "m", "h", "s"), op("Relu", "r", "m"), op("Relu", "y", "r")]
+    weights = [number("w", 0.7), number("s", 0.5)]
+    model = graph({"x": f32(3, 32)}, ["y"], weights, [op("Relu", "k", "w"), *scaled])
+    first = search(model, [r for r in RULES if r.id != "factors"], Roofline(), OPTIONS).graph
+    assert "w" not in first.constants
+    second = search(first, RULES, Roofline(), OPTIONS).graph
+    assert [n.op for n in second.nodes] == ["Mul", "Relu"]
+    feeds = feeds_of(model)
+    np.testing.assert_allclose(as_run(typed(second), feeds)["y"], as_run(typed(model), feeds)["y"], rtol=1e-6)
