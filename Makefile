@@ -29,7 +29,8 @@ format: $(READY)
 	@$(BIN)/ruff check --fix .
 
 web:                      ## the interactive parts of the service's pages (needs Node; without them pages say so)
-	@cd server/web && npm ci --silent --no-audit --no-fund && npm run --silent build
+	@cd server/web && { test node_modules/.package-lock.json -nt package-lock.json || npm ci --silent --no-audit --no-fund; } \
+		&& npm run --silent build
 
 browser: $(READY)         ## drive the pages in Chromium; screenshots in build/screenshots (skipped without Chromium or Node)
 	@$(BIN)/pytest -q tests/browser

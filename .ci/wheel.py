@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import venv
 import zipfile
 from pathlib import Path
 
@@ -14,8 +15,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, str(ROOT)]
-        subprocess.run(command, check=True)
+        bare = Path(folder) / "bare"  # as a user's: what this environment has must not hide what the build lacks
+        venv.create(bare, with_pip=True)
+        command = [str(bare / "bin" / "python"), "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder]
+        subprocess.run([*command, str(ROOT)], check=True)
         wheel = next(Path(folder).glob("superopt-*.whl"))
         names = zipfile.ZipFile(wheel).namelist()
     tops = {n.split("/")[0] for n in names if ".dist-info" not in n}

@@ -18,11 +18,13 @@ superopt.rules.scanner.RuleError: term, column 13: expected ',' or ')', found th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isinf
 
 from superopt.ir.poly import Dim, Poly, Quotient, sym
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, variables
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, variables
 from superopt.ir.terms import format_term as term_text
 from superopt.ir.terms import format_value as value_text
 from superopt.ops import REGISTRY
@@ -130,7 +132,11 @@ class _Parser(Scanner):
         negative = self.next.kind == "-" and self.peek().kind == "float"
         if negative or self.next.kind == "float":
             sign = -1.0 if self.accept("-") else 1.0
-            return sign * float(self.take().text)
+            token = self.take()
+            value = float(token.text)
+            if isinf(value) or (value == 0.0 and re.search("[1-9]", re.split("[eE]", token.text)[0])):
+                raise self.error(token.column, f"{token.text} is beyond what a float64 holds")
+            return sign * value
         return self.dim()
 
     def value(self) -> AttributeValue:
@@ -349,6 +355,7 @@ def parse_rule(row: Mapping[str, object], *, where: str = "rule", family: str = 
     )  # fmt: skip
     _check_names(rule, where)
     rule = filled_in(_without_unused(rule), where)
+    _check_types(rule, where)
     if not rule.id:
         from superopt.rules.canonical import named
 
@@ -390,6 +397,19 @@ def _check_names(rule: Rule, where: str) -> None:
             f"{unknown[0]} is used, but neither a size of a tensor nor declared in forall",
             where=where, hint=f"known names: {', '.join(sorted(known | set(rule.tensors))) or 'none'}",
         )  # fmt: skip
+
+
+def _check_types(rule: Rule, where: str) -> None:
+    """Refuse element types other than the classes': over the reals a cast to float16 and back would do nothing."""
+    for term in postorder(*rule.lhs, *rule.rhs):
+        if isinstance(term, App) and term.op in REGISTRY:
+            for name, value in term.attributes:
+                if REGISTRY[term.op].attributes.get(name) == "dtype" and value not in CLASSES.values():
+                    raise RuleError(
+                        f"{term.op} has {name} {value!r}; element types in a rule are {', '.join(CLASSES.values())}, "
+                        "and float32 stands for any type of floats: a rule is of reals, which another type rounds",
+                        where=where,
+                    )
 
 
 # ---- printing ------------------------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ _ADDED: Mapping[str, tuple[int, ...]] = {
 }  # fmt: skip
 # Real operands that shapes depend on.
 _SHAPING = frozenset({"NonMaxSuppression", "Range", "Resize", "Upsample"})
+_PIECE = 1 << 16  # elements
 _BITS = {DType.FLOAT64: 20, DType.FLOAT32: 8, DType.FLOAT16: 3, DType.BFLOAT16: 2}  # last bits: 0 in a round number
 _NUMBER = {DType.FLOAT32: 1, DType.FLOAT64: 11, DType.FLOAT16: 10, DType.BFLOAT16: 16}  # ONNX's for the type
 
@@ -194,19 +195,30 @@ def _is_small(kind: object, most: int, reals: bool) -> bool:
 
 
 def _moved(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Real elements moved by 1 to ``STEPS`` units in the last place, up or down; zeros stay."""
+    """Real elements moved by 1 to ``STEPS`` units in the last place, up or down; zeros stay.
+
+    In pieces that a core's cache holds: weights that are not known are inputs too, of hundreds of megabytes.
+    """
     if array.dtype.kind != "f" and array.dtype != ml_dtypes.bfloat16:
         return array
-    steps = rng.integers(1, STEPS + 1, array.shape) * rng.choice([-1, 1], array.shape)
-    return _stepped(array, steps)
+    moved = np.array(array, order="C")
+    flat = moved.reshape(-1)
+    for start in range(0, flat.size, _PIECE):
+        part = flat[start : start + _PIECE]
+        steps = rng.integers(-STEPS, STEPS, part.size, dtype=np.int8)
+        steps += steps >= 0  # none is 0
+        part[:] = _stepped(part, steps)
+    return moved
 
 
 def _stepped(array: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """Elements moved by whole units in the last place: their patterns of bits, as integers, count them."""
     bits = array.view(f"i{array.dtype.itemsize}") if array.ndim else array.reshape(1).view(f"i{array.dtype.itemsize}")
     with np.errstate(over="ignore", invalid="ignore"):
-        moved = (bits + steps.reshape(bits.shape)).astype(bits.dtype).view(array.dtype).reshape(array.shape)
-        fine = np.isfinite(array) & np.isfinite(moved) & (array != 0) & (np.sign(moved) == np.sign(array))
+        far = (bits + steps.reshape(bits.shape)).astype(bits.dtype, copy=False)
+        moved = far.view(array.dtype).reshape(array.shape)
+        fine = np.isfinite(array) & np.isfinite(moved) & (array != 0) & (moved != 0)
+        fine &= ((bits ^ far) >= 0).reshape(array.shape)  # of the same sign
     return np.where(fine, moved, array)
 
 

@@ -44,7 +44,8 @@ def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
     """A wheel with the pages and the prepared library in it."""
     build_pages()
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    seen = os.environ.get("PYTHONPATH", "")  # pip's own: what the build requires is found by it
+    environment = {**os.environ, "PYTHONPATH": f"{_ROOT}{os.pathsep}{seen}".rstrip(os.pathsep)}
     command = [sys.executable, "-m", "superopt.search.compiled"]
     subprocess.run(command, cwd=_ROOT, check=True, env=environment, stdout=sys.stderr)
     shutil.rmtree(Path("build/lib/superopt/compiled"), ignore_errors=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from superopt.server.problems import TITLES
 from superopt.server.routes.render import page
@@ -31,6 +31,12 @@ async def get_api_page(request: Request) -> Response:
     examples = [(title, name, _text(name)) for title, name in EXAMPLES.items()]
     return page("api.html", "/api", groups=groups, problems=TITLES, examples=examples,
                 needs_key=await of(request).needs_key())  # fmt: skip
+
+
+@router.get("/docs")
+async def get_docs() -> Response:
+    """Where FastAPI's services have such a page, and people look for it."""
+    return RedirectResponse("/api", 308)
 
 
 @cache

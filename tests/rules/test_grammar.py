@@ -80,6 +80,8 @@ def test_types_print_and_parse_back(text: str) -> None:
         ("Add(x, axis=m // 0)", 15, "not positive"),
         ("Add(x, axis=x)", 13, "is a tensor"),
         ("Add(x € y)", 7, "does not belong"),
+        ("Mul(x, 1e-400)", 8, "beyond what a float64 holds"),
+        ("Mul(x, -1.5e400)", 9, "beyond what a float64 holds"),
         ("", 1, "expected a term"),
         ("Add(" * 300, 804, "levels of nesting"),
     ],
@@ -111,6 +113,7 @@ ROW = {"forall": {"x": "f[b, k]", "a": "f[k, m]"}, "lhs": ["MatMul(x, a)"], "rhs
         ({"forall": {"x": "f[b, x]", "a": "f[k, m]"}}, "x is both a tensor and a size"),
         ({"where": ["b k"]}, "a comparison"),
         ({"forall": 3}, "forall must map"),
+        ({"lhs": ['MatMul(Cast(Cast(x, to="float16"), to="float32"), a)']}, "Cast has to 'float16'"),
     ],
 )
 def test_rows_that_are_not_rules_are_refused(change: dict[str, object], expected: str) -> None:

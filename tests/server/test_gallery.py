@@ -141,7 +141,8 @@ def test_names_in_a_timeline_are_text() -> None:
 
 
 def test_the_page_of_the_api_has_every_operation_and_the_examples(gallery: TestClient) -> None:
-    page = gallery.get("/api").text
+    page = gallery.get("/docs", follow_redirects=True).text
+    assert page == gallery.get("/api").text
     for path, operations in gallery.get("/openapi.json").json()["paths"].items():
         for method, found in operations.items():
             assert f"<code>{method.upper()} {path}</code>" in page

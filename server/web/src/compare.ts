@@ -244,6 +244,8 @@ class Compare {
     this.region = number;
     const region = this.given.regions[number]!;
     const members = [...region.before, ...region.after];
+    const shown = SIDES.filter((side) => !this.home.querySelector<HTMLElement>(`[data-side=${side}]`)!.hidden);
+    if (shown.length === 1 && region[shown[0]!].length === 0) this.display(shown[0] === "before" ? "after" : "before"); // else an empty pane
     this.panes.focus(this.boxesOf(members, true));
     this.panes.mark(undefined, number);
     const names = (nodes: number[]) => counted(nodes.map((n) => this.given.nodes[n]!.op));
