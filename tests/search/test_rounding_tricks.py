@@ -13,9 +13,11 @@ from graphs import f32, graph, op
 
 from superopt import formats
 from superopt.ir.graph import constant
+from superopt.ir.terms import App
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
 from superopt.rules.grammar import parse_rule
+from superopt.rules.rule import Rule
 from superopt.search.program import program_of
 from superopt.search.tricks import tricks
 
@@ -32,10 +34,21 @@ CANCELLING = tuple(
                 "forall": {n: "f[]" if n in "st" else "f[m, n]" for n in "acstxyz" if re.search(rf"\b{n}\b", left)}})
     for i, (left, right) in enumerate(EQUALITIES)
 )  # fmt: skip
-CASTS = tuple(
-    parse_rule({"id": f"cast-{t}", "forall": {"x": "f[m, n]"}, "lhs": [f'Cast(Cast(x, to="{t}"), to="float32")'],
-                "rhs": ["x"]}) for t in ("float16", "bfloat16")
-)  # fmt: skip
+
+
+def cast_down_and_up(to: str) -> Rule:
+    """A rule that no text can say (a rule is of reals): should one come from elsewhere, casts stay all the same."""
+    text = 'Cast(Cast(x, to="float32"), to="float32")'
+    rule = parse_rule({"id": f"cast-{to}", "forall": {"x": "f[m, n]"}, "lhs": [text], "rhs": ["x"]})
+    (up,) = rule.lhs
+    assert isinstance(up, App)
+    (down,) = up.args
+    assert isinstance(down, App)
+    rounding = replace(down, attributes=tuple((n, to if n == "to" else v) for n, v in down.attributes))
+    return replace(rule, lhs=(replace(up, args=(rounding,)),))
+
+
+CASTS = tuple(map(cast_down_and_up, ("float16", "bfloat16")))
 SCALAR = {"C": 4097.0, "D": 4096.0, "M": 12582912.0, "k": 3.0, "one": 1.0}
 END = [op("Relu", "q", "t"), op("Relu", "r", "q")]  # one Relu too many: something is always won
 
