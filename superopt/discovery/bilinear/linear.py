@@ -8,7 +8,7 @@ from math import gcd, lcm
 
 from superopt.rules.bilinear import Algorithm, Matrix, Tile
 
-__all__ = ["made", "solved"]
+__all__ = ["made", "solved", "transposed"]
 
 
 def solved(columns: Sequence[Sequence[Fraction]], targets: Sequence[Sequence[Fraction]]) -> Matrix | None:
@@ -63,3 +63,8 @@ def _content(row: Sequence[Fraction]) -> Fraction:
     some = [v for v in row if v]
     found = Fraction(gcd(*(v.numerator for v in some)), lcm(*(v.denominator for v in some)))
     return -found if some[0] < 0 else found
+
+
+def transposed(matrix: Matrix) -> Matrix:
+    """Rows as columns."""
+    return tuple(zip(*matrix, strict=True))

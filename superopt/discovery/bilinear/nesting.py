@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
+from superopt.discovery.bilinear.linear import transposed
 from superopt.rules.bilinear import Algorithm, Matrix, Tile, matmul_tile
 
 __all__ = ["halves", "nested"]
@@ -31,10 +32,10 @@ def nested(tile: Tile, outer: Algorithm, inner: Algorithm) -> Algorithm:
     """The outer algorithm on blocks, whose products the inner one takes."""
     (p, q), (_, s) = outer.tile.shapes.values()
     (a, b), (_, c) = inner.tile.shapes.values()
-    outputs = _kronecker(_transposed(outer.outputs), _transposed(inner.outputs), (p, s), (a, c))
+    outputs = _kronecker(transposed(outer.outputs), transposed(inner.outputs), (p, s), (a, c))
     return Algorithm(
         tile, _kronecker(outer.data, inner.data, (p, q), (a, b)),
-        _kronecker(outer.weights, inner.weights, (q, s), (b, c)), _transposed(outputs),
+        _kronecker(outer.weights, inner.weights, (q, s), (b, c)), transposed(outputs),
         {"finder": "nested", "of": [outer.tile.name, inner.tile.name]},
     )  # fmt: skip
 
@@ -52,7 +53,3 @@ def _product(one: Sequence[Fraction], two: Sequence[Fraction], outer: _Grid, inn
             (row, column), (within, across) = divmod(i, outer[1]), divmod(j, inner[1])
             made[(row * inner[0] + within) * wide + column * inner[1] + across] = p * q
     return tuple(made)
-
-
-def _transposed(matrix: Matrix) -> Matrix:
-    return tuple(zip(*matrix, strict=True))

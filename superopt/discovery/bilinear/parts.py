@@ -13,7 +13,7 @@ from fractions import Fraction
 import networkx as nx
 import numpy as np
 
-from superopt.discovery.bilinear.linear import made
+from superopt.discovery.bilinear.linear import made, transposed
 from superopt.discovery.bilinear.points import Found, by_points
 from superopt.rules.bilinear import Matrix, Tile
 from superopt.runtime.evaluate import Array
@@ -41,7 +41,7 @@ def by_parts(tile: Tile, tensor: Array) -> Found:
             work += found.work
             best = next((a for a in found.algorithms if a.rank < len(factors[0])), None)
             if best is not None:
-                outputs = _scattered(_transposed(best.outputs), read.tolist(), tensor.shape[2])
+                outputs = _scattered(transposed(best.outputs), read.tolist(), tensor.shape[2])
                 factors, how = (best.data, best.weights, outputs), " ".join(best.origin["points"])
         for side, size in enumerate(tensor.shape[:2]):
             rows[side].extend(_scattered(factors[side], places[side], size))
@@ -51,7 +51,7 @@ def by_parts(tile: Tile, tensor: Array) -> Found:
         return Found((), work)
     data, weights, outputs = (tuple(map(tuple, side)) for side in rows)
     origin: dict[str, object] = {"finder": "parts", "points": points}
-    return Found((made(tile, data, weights, _transposed(outputs), origin),), work)
+    return Found((made(tile, data, weights, transposed(outputs), origin),), work)
 
 
 def _parts(tensor: Array) -> list[_Places]:
@@ -91,7 +91,3 @@ def _scattered(rows: Matrix, places: Sequence[int], size: int) -> Matrix:
             wide[place] = value
         found.append(tuple(wide))
     return tuple(found)
-
-
-def _transposed(matrix: Matrix) -> Matrix:
-    return tuple(zip(*matrix, strict=True))

@@ -14,8 +14,8 @@ from itertools import combinations, product
 
 import numpy as np
 
-from superopt.discovery.bilinear.linear import made, solved
-from superopt.rules.bilinear import Algorithm, Matrix, Tile
+from superopt.discovery.bilinear.linear import made, solved, transposed
+from superopt.rules.bilinear import Algorithm, Tile
 from superopt.runtime.evaluate import Array
 
 __all__ = ["Found", "by_merit", "by_points", "by_span"]
@@ -163,11 +163,7 @@ def _interpolated(
     if not all(any(row) for row in data):
         return None  # a product that nothing uses: a smaller set holds the slices
     origin: dict[str, object] = {"finder": "points", "points": list(points)} if points else {"finder": "span"}
-    return made(tile, data, weights, _transposed(outputs), origin)
-
-
-def _transposed(matrix: Matrix) -> Matrix:
-    return tuple(zip(*matrix, strict=True))
+    return made(tile, data, weights, transposed(outputs), origin)
 
 
 def _ternary(size: int) -> list[_Vector]:
