@@ -22,7 +22,7 @@ from superopt.discovery.template import batched, concrete
 from superopt.ir.terms import App, Project, Term, Var, postorder
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import Comprehension
-from superopt.rules.typing import complete, operator_of
+from superopt.rules.typing import type_terms
 from superopt.runtime.evaluate import Array, evaluate
 from superopt.verifier.algebra import MODULUS, PrimeField, Unlucky
 from superopt.verifier.sampling import Point
@@ -92,18 +92,8 @@ def meanings_of(root: Term, kinds: Mapping[str, TensorType]) -> tuple[dict[App, 
     Raises:
         IllTyped: it is not well-formed.
     """
-    types: dict[Term, tuple[TensorType, ...]] = {}
-    found: dict[App, tuple[Comprehension, ...]] = {}
-    for term in postorder(root):
-        if isinstance(term, Var):
-            types[term] = (kinds[term.name],)
-        elif isinstance(term, Project):
-            types[term] = (types[term.term][term.index],)
-        else:
-            args = [None if a is None else types[a][0] for a in term.args]
-            meaning, types[term] = operator_of(term).apply(args, complete(term))
-            found[term] = meaning.outputs
-    return found, types[root][0]
+    types, meanings = type_terms([root], kinds)
+    return {term: meaning.outputs for term, meaning in meanings.items()}, types[root][0]
 
 
 class Known:

@@ -286,21 +286,12 @@ def _renewed(
 
 def _accepted(root: Term, kinds: Mapping[str, TensorType]) -> TensorType | None:
     """The type of a term whose operators accept their operands at all sizes; ``None`` where one does not."""
-    known: dict[Term, tuple[TensorType, ...]] = {}
     try:
-        for term in postorder(root):
-            if isinstance(term, Var):
-                known[term] = (kinds[term.name],)
-            elif isinstance(term, Project):
-                known[term] = (known[term.term][term.index],)
-            else:
-                operands = [None if a is None else known[a][0] for a in term.args]
-                meaning, known[term] = operator_of(term).apply(operands, complete(term))
-                if any(c.kind == "eq" for c in meaning.obligations):
-                    return None
+        types, meanings = type_terms([root], kinds)
     except (IllTyped, RuleError, ZeroDivisionError):
         return None
-    return known[root][0]
+    conditional = any(c.kind == "eq" for meaning in meanings.values() for c in meaning.obligations)
+    return None if conditional else types[root][0]
 
 
 def _pointwise(operators: Sequence[str]) -> tuple[str, ...]:
