@@ -38,6 +38,7 @@ from superopt.pipeline.scheduling import arena_of
 from superopt.runtime.binding import bind
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import make_session, run
+from superopt.runtime.protocol import released
 from superopt.runtime.race import race_bound
 from superopt.verifier.differential import make_inputs
 
@@ -127,7 +128,7 @@ def planned_step(path: Path, folder: Path, *, share: float, rows: int, tries: in
     formats.save(made.graph, folder / "after.onnx")
     found = Step(
         path.stem, len(graph.nodes), len(made.graph.nodes), held.inputs + held.outputs, before.block, made.block,
-        plan.peak, plan.us / total, rows, time.monotonic() - start, f"{ONNX_RUNTIME.name} {ONNX_RUNTIME.version}",
+        plan.peak, plan.us / total, rows, time.monotonic() - start, released(ONNX_RUNTIME),
     )  # fmt: skip
     (folder / "step.json").write_text(json.dumps(asdict(found)) + "\n")
     return found

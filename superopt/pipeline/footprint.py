@@ -23,6 +23,7 @@ from superopt.ops.record import NotCovered
 from superopt.pipeline.options import Options
 from superopt.runtime.limits import LARGE, bounded_memory, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.protocol import released
 
 __all__ = ["Footprint", "footprint", "footprint_data", "footprint_of", "told_of"]
 
@@ -140,7 +141,7 @@ def footprint_data(found: Footprint, graph: Graph, *, sizes: Mapping[str, int] |
     holding = [b for b in found.plan.buffers if b.start <= top <= b.end]
     weights = costs.work(graph, infer(graph, dict(sizes or {})), sizes or {}).weight_bytes
     return {
-        "format": "superopt.memory", "version": 1, "runtime": f"{ONNX_RUNTIME.name} {ONNX_RUNTIME.version}",
+        "format": "superopt.memory", "version": 1, "runtime": released(ONNX_RUNTIME),
         "peak_bytes": found.plan.peak, "inputs_bytes": found.plan.inputs, "outputs_bytes": found.plan.outputs,
         "block_bytes": found.plan.block, "weight_bytes": weights, "alive_bytes": found.ideal,
         "bound_bytes": found.bound,

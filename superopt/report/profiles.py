@@ -14,6 +14,7 @@ from superopt.ir.errors import printable
 from superopt.report.quantities import count_text, time_text
 from superopt.report.terminal import table
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.protocol import released
 
 __all__ = [
     "coverage_data", "profile_rows", "recorded_data", "show_coverage", "show_profiles", "show_recorded",
@@ -24,7 +25,7 @@ def profile_rows() -> list[dict[str, Any]]:
     """The profiles that ship with superopt as JSON data: name, target, the header of each, and how this machine
     compares (``calibration``, ``None`` until an optimisation has measured it; ``runtime_here``)."""
     known = costs.known_calibrations()
-    here = f"{ONNX_RUNTIME.name} {ONNX_RUNTIME.version}"
+    here = released(ONNX_RUNTIME)
     return [
         {
             "name": name, "target": f"profile:{name}", **costs.load_profile(name).header,

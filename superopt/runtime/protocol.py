@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Bound", "Loaded", "Runtime", "Traced"]
+__all__ = ["Bound", "Loaded", "Runtime", "Traced", "released"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,3 +135,8 @@ class Runtime(Protocol):
             InvalidModel, Unsupported, ResourceLimit, UsageError: as :meth:`load` and :meth:`Loaded.run`.
         """
         ...
+
+
+def released(runtime: Runtime) -> str:
+    """A runtime and its version, as what is measured or recorded with it says."""
+    return f"{runtime.name} {runtime.version}"

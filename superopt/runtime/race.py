@@ -21,7 +21,7 @@ import numpy as np
 
 from superopt.ir.errors import UsageError
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.protocol import Bound, Runtime
+from superopt.runtime.protocol import Bound, Runtime, released
 
 __all__ = ["Clock", "RaceResult", "circumstances", "cpu_name", "race", "race_bound", "race_sittings", "result_of"]
 
@@ -241,7 +241,7 @@ def circumstances(threads: int | None, clock: Clock, runtime: Runtime = ONNX_RUN
         "cores": os.cpu_count() or 1,
         "threads": threads or 0,
         "clock": clock,
-        "runtime": f"{runtime.name} {runtime.version}",
+        "runtime": released(runtime),
         "load": round(load, 2),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
