@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 
+from superopt.cost.trial import emptied, with_values
 from superopt.formats.onnx_writer import save_beside, to_onnx_bytes
 from superopt.formats.tensors import SparseData, expected_bytes, packed_chunks, shape_of
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
@@ -26,6 +28,8 @@ Arrays = dict[str, np.ndarray]
 REFUSALS = (InvalidModel, Unsupported, ResourceLimit, UsageError)  # with which ONNX Runtime says that it cannot run
 
 _BIG = 1 << 16  # bytes of a weight that is written once, to a file, and read by all sessions
+_PAGE = 4096  # bytes between the beginnings of weights in one file
+_BLOCK, _AGAIN = (1 << 18) + 1, 16  # numbers that are drawn, and how often they are written: no two pages are equal
 _LARGE = 1 << 24  # bytes of weights from which giving memory back is worth the milliseconds that it takes
 
 
@@ -40,7 +44,7 @@ class Bench:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._places: dict[int, tuple[WeightData, tuple[str, int, int]]] = {}  # by the elements' identity
         self._mapped: dict[str, OrtValue] = {}  # weights in memory, by the names of their files
-        self._models = 0
+        self._models = self._fillings = 0
         self._sessions: dict[int, tuple[Graph, InferenceSession]] = {}  # that are kept, by the graph's identity
         self._others: dict[tuple[int, str, int], tuple[Graph, Loaded]] = {}  # of other runtimes, or of more threads
 
@@ -102,6 +106,28 @@ class Bench:
             self._others[key] = graph, made
         return made
 
+    def filled(self, graph: Graph) -> Graph:
+        """The graph with some elements for the weights that have none, for sessions that are timed.
+
+        Big ones lie in one file, each from another place on, so that none is drawn or written for long and no two are
+        equal: kernels hold copies of their own.
+        """
+        weights = tuple(self._filled(w) if w.data is None and _is_plain(w) else w for w in graph.weights)
+        return with_values(replace(graph, weights=weights))
+
+    def _filled(self, weight: Weight) -> Weight:
+        made, self._fillings = emptied(weight), self._fillings + 1
+        assert made.data is not None
+        start, size = self._fillings * _PAGE, expected_bytes(weight.type)
+        name, length = "filling", start + size
+        with (self._directory / name).open("ab") as file:
+            while (end := file.tell()) < length:
+                block = np.random.default_rng(end).random(_BLOCK, dtype=np.float32) + 0.5
+                for _ in range(_AGAIN):
+                    file.write(block.tobytes())
+        self._places[id(made.data)] = (made.data, (name, start, size))
+        return made
+
     def _timed(self, graph: Graph, keep: bool) -> InferenceSession:
         if id(graph) in self._sessions:
             return self._sessions[id(graph)][1]
@@ -115,12 +141,16 @@ class Bench:
     def _is_large(self, graph: Graph) -> bool:
         return sum(map(_size, graph.weights)) >= _LARGE
 
+    @property
+    def _directory(self) -> Path:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="superopt-check-")
+        return Path(self._folder.name)
+
     def _source(self, graph: Graph) -> bytes | Path:
         if all(_size(w) < _BIG for w in graph.weights):
             return to_onnx_bytes(graph)
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="superopt-check-")
-        folder = Path(self._folder.name)
+        folder = self._directory
         places = {w.name: self._place(folder, w) for w in graph.weights if _size(w) >= _BIG}
         self._models += 1
         path = folder / f"model-{self._models}.onnx"
@@ -153,6 +183,11 @@ class Bench:
                 file.writelines(packed_chunks(data, weight.type.dtype))
             self._places[id(data)] = (data, (name, 0, expected_bytes(weight.type)))
         return self._places[id(data)][1]
+
+
+def _is_plain(weight: Weight) -> bool:
+    """Whether a weight without elements may have those of the file for all."""
+    return weight.type.dtype is DType.FLOAT32 and expected_bytes(weight.type) >= _BIG
 
 
 def _size(weight: Weight) -> int:

@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from superopt import formats
+from superopt.cost.hollow import hollow_session
 from superopt.cost.trial import with_values
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.poly import sym
@@ -120,8 +121,13 @@ class Typed:
     beforehand: Mapping[str, TensorType]
 
 
-def typed(graph: Graph, feeds: Mapping[str, np.ndarray]) -> Typed:
+def typed(graph: Graph, feeds: Mapping[str, np.ndarray], *, hollow: bool = False) -> Typed:
     """Types in a run on these inputs, and before it.
+
+    Args:
+        graph: a lowered graph.
+        feeds: its inputs.
+        hollow: whatever the elements of its big weights are.
 
     Raises:
         InvalidModel, Unsupported: ONNX Runtime cannot run it.
@@ -132,7 +138,10 @@ def typed(graph: Graph, feeds: Mapping[str, np.ndarray]) -> Typed:
     beforehand = {v.name: v.type for v in graph.inputs if isinstance(v.type, TensorType)} | dict(types)
     exposed = replace(graph, outputs=tuple(Value(n, None) for n in names), values=())
     with bounded_memory():
-        session = make_session(formats.to_onnx_bytes(exposed), threads=1, optimise=False)
+        if hollow:
+            session = hollow_session(exposed)
+        else:
+            session = make_session(formats.to_onnx_bytes(exposed), threads=1, optimise=False)
         bound = bind(session, feeds, longest=_LONGEST_RUN)
     for output, value in zip(session.get_outputs(), bound.outputs(), strict=True):
         if value.is_tensor():

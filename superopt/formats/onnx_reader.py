@@ -36,7 +36,7 @@ from superopt.ir.errors import InvalidModel, ResourceLimit, printable
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.types import TensorType
 
-__all__ = ["SHAPE_ONLY", "default_ir_version", "from_model_bytes", "from_onnx", "functions_of"]
+__all__ = ["SHAPE_ONLY", "default_ir_version", "from_model_bytes", "from_onnx", "functions_of", "shapes_alone"]
 
 SHAPE_ONLY = "superopt.shape_only"  # metadata key of an ONNX input that stands for a weight without values
 
@@ -69,6 +69,23 @@ def from_onnx(model: ModelProto, *, base: Path | None = None, external: bool = T
     graph = _guarded(model, ExternalFiles(base, external))
     refuse_contradictions(graph)
     return graph
+
+
+def shapes_alone(data: bytes) -> bytes:
+    """The serialised model, its weights that lie in other files as weights without values."""
+    model = ModelProto.FromString(data)
+    held = list(model.graph.initializer)
+    model.graph.ClearField("initializer")
+    for tensor in held:
+        if tensor.data_location != TensorProto.EXTERNAL:
+            model.graph.initializer.append(tensor)
+            continue
+        given = model.graph.input.add(name=tensor.name)
+        given.type.tensor_type.elem_type = tensor.data_type
+        for size in tensor.dims:
+            given.type.tensor_type.shape.dim.add(dim_value=size)
+        given.metadata_props.add(key=SHAPE_ONLY, value="true")
+    return bytes(model.SerializeToString())
 
 
 def _guarded(model: ModelProto, files: ExternalFiles) -> Graph:

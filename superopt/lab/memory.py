@@ -142,7 +142,7 @@ def _judged(graph: Graph) -> tuple[int, int, int]:
     except SuperoptError:  # integer inputs may be indices
         feeds = feeds_for(graph, integer=0)
         arena = measured_arena(model, feeds)
-    return footprint_of(arena.ran, graph, feeds).plan.block, arena.block, arena.scratch
+    return footprint_of(formats.from_bytes(arena.ran), graph, feeds).plan.block, arena.block, arena.scratch
 
 
 def rendered(title: str, rows: Sequence[Row]) -> str:

@@ -122,7 +122,7 @@ def planned_step(path: Path, folder: Path, *, share: float, rows: int, tries: in
             written = realised(planned, other)
             plan, made = (other, written) if written.block < made.block else (plan, made)
     before = arena_of(graph, {})
-    held = footprint_of(before.ran, graph, make_inputs(graph, 0)).plan
+    held = footprint_of(formats.from_bytes(before.ran), graph, make_inputs(graph, 0)).plan
     folder.mkdir(parents=True, exist_ok=True)
     formats.save(graph, folder / "before.onnx")
     formats.save(made.graph, folder / "after.onnx")

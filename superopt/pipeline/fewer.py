@@ -177,7 +177,9 @@ def with_forms(
     least = -NEAR if setting.races else LEAST_GAIN
     for growth in (GROWTH[setting.mode], *(less for less in _LESS if less < GROWTH[setting.mode])):
         chosen = choose(plain, pricing, growth=growth, typing=typing, sizes=setting.sizes, gain=least)
-        if chosen in tried or sum(max(0.0, c.before - c.after + c.error) for c in chosen) < _LEAST * before:
+        if sum(max(0.0, c.before - c.after + c.error) for c in chosen) < _LEAST * before:
+            return None  # fewer forms gain no more
+        if chosen in tried:
             continue
         tried.append(chosen)
         if setting.races:
@@ -190,6 +192,8 @@ def with_forms(
                 notes.append(f"of {asked} kinds of operators that might gain by fewer multiplications, timed beside "
                              f"them, {gained} did")  # fmt: skip
             chosen = in_place(plain, typing, _without_tail(chosen, SITTING * before), pricing)
+            if _gain(chosen) < _LEAST * before:
+                return None
         chosen = _fitting(plain, chosen, setting)
         if _gain(chosen) < _LEAST * before:
             continue

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from superopt import cost as costs
-from superopt import formats
+from superopt.cost.hollow import hollow_lowered
 from superopt.cost.lowering import typed
-from superopt.cost.trial import feeds_for, with_values
+from superopt.cost.trial import feeds_for
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node
 from superopt.ir.types import TensorType
@@ -21,7 +21,7 @@ from superopt.memory.order import as_executed
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.options import Options
-from superopt.runtime.limits import LARGE, bounded_memory, refuse_unbounded
+from superopt.runtime.limits import LARGE, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import released
 
@@ -85,29 +85,25 @@ def footprint(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> Footpr
         InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it. NotCovered: an input is no tensor.
     """
     refuse_unbounded(graph, sizes or {})
-    filled = with_values(graph)
-    with bounded_memory():
-        ran = ONNX_RUNTIME.lowered(formats.to_onnx_bytes(filled))
-    return footprint_of(ran, graph, feeds_for(graph, sizes or {}), sizes=sizes)
+    return footprint_of(hollow_lowered(graph), graph, feeds_for(graph, sizes or {}), sizes=sizes)
 
 
 def footprint_of(
-    ran: bytes, graph: Graph, feeds: Mapping[str, np.ndarray], *, sizes: Mapping[str, int] | None = None
+    ran: Graph, graph: Graph, feeds: Mapping[str, np.ndarray], *, sizes: Mapping[str, int] | None = None
 ) -> Footprint:
     """The footprint of a model of which it is known what is run (two sessions may differ in their order).
 
     Args:
-        ran: what is run, serialised.
+        ran: what is run.
         graph: the model.
         feeds: inputs of the sizes that are counted.
         sizes: as in :func:`footprint`.
     """
-    own = formats.from_bytes(ran)
-    own = replace(own, nodes=tuple(as_executed(own, graph)))
+    own = replace(ran, nodes=tuple(as_executed(ran, graph)))
     try:
-        found = typed(own, feeds)
+        found = typed(own, feeds, hollow=True)
     except SuperoptError:  # integer inputs may be indices
-        found = typed(own, feeds_for(graph, sizes or {}, integer=0))
+        found = typed(own, feeds_for(graph, sizes or {}, integer=0), hollow=True)
     types = found.types
     plan = planned(own, types, found.beforehand)
     inputs = [v.name for v in own.inputs if v.name not in own.weight]

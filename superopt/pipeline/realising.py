@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, takewhile
 
+from superopt import formats
 from superopt.cost.lowering import NCHWC
 from superopt.cost.trial import feeds_for
 from superopt.ir.graph import Graph, Node
@@ -67,7 +68,7 @@ def realised(
         arena = arena_of(graph, sizes or {})
         if best is None or arena.block < best.block:
             best = Realised(graph, arena.block)
-        found = footprint_of(arena.ran, graph, feeds, sizes=sizes)
+        found = footprint_of(formats.from_bytes(arena.ran), graph, feeds, sizes=sizes)
         fresh = dict.fromkeys(p for p in _Run(planned, plan, made, found).pins() if p not in pins)
         if not fresh or time.monotonic() > deadline:
             break

@@ -141,8 +141,12 @@ def _race(
 ) -> _Options | None:  # fmt: skip
     """With rounds of the operator and its forms, in turn, until it is settled which is best; ``None`` where they cannot
     be run."""
-    made = [rewritten(graph, [replace(options.choice, form=form)]) for form in options.forms]
     feeds = make_inputs(graph, seed, "normal", sizes=sizes)
+    # How long products take does not depend on what is multiplied, so no weights are read or computed for that.
+    made = [bench.filled(rewritten(graph, [replace(options.choice, form=f)], filled=False)) for f in options.forms]
+    held = options.choice.site.weights
+    bare = tuple(replace(w, data=None) if w.name == held else w for w in graph.weights)
+    graph = bench.filled(replace(graph, weights=bare))
     sittings = max(1, min(_SITTINGS, _HELD // max(1, sum(g.weight_bytes for g in (graph, *made)))))
     options = replace(options, each=_ROUNDS // sittings)
     try:

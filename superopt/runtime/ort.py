@@ -6,6 +6,7 @@ Timing of whole models against each other is in :mod:`superopt.runtime.race`.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ __all__ = [
     "translated",
 ]
 
+_OUTSIDE = "session.optimized_model_external_initializers_"
 QUIET = 4  # only fatal messages: what goes wrong is raised, so ONNX Runtime need not print it too
 
 # ONNX Runtime's spelling of an element type, and ONNX's number for it.
@@ -57,7 +59,7 @@ RAISED: tuple[type[Exception], ...] = (
 
 def make_session(
     model: bytes | Path, *, threads: int | None = None, optimise: bool = True, save_optimised: Path | None = None,
-    trace: Path | None = None, shared: Mapping[str, OrtValue] | None = None,
+    trace: Path | None = None, shared: Mapping[str, OrtValue] | None = None, discard: int | None = None,
 ) -> InferenceSession:  # fmt: skip
     """A CPU session that prints nothing and whose idle threads do not spin.
 
@@ -70,6 +72,7 @@ def make_session(
         shared: elements of initializers, which the caller keeps as long as the session: it reads them where they are,
             no kernel rearranges a copy of its weights, and no memory is held between runs. Such a session starts at
             once and runs up to a fifth slower.
+        discard: bytes from which weights are left out of what ``save_optimised`` gets: it points to nothing for them.
 
     Raises:
         InvalidModel: ONNX Runtime cannot read the model or finds it inconsistent.
@@ -87,6 +90,11 @@ def make_session(
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
     if save_optimised is not None:
         options.optimized_model_filepath = str(save_optimised)
+        if discard is not None:
+            nowhere = save_optimised.with_name("nowhere")
+            nowhere.symlink_to(os.devnull)
+            options.add_session_config_entry(_OUTSIDE + "file_name", nowhere.name)
+            options.add_session_config_entry(_OUTSIDE + "min_size_in_bytes", str(discard))
     if shared is not None:
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_cpu_mem_arena = False

@@ -21,7 +21,7 @@ SHAPE = (8, 16, 16, 16)
 def judged(graph: Graph, *, optimise: bool = True) -> tuple[Footprint, Arena]:
     feeds = feeds_for(graph)
     arena = measured_arena(formats.to_onnx_bytes(with_values(graph)), feeds, optimise=optimise)
-    return footprint_of(arena.ran, graph, feeds), arena
+    return footprint_of(formats.from_bytes(arena.ran), graph, feeds), arena
 
 
 def between(kernel: tuple[str, str], operands: int, slot: int, attributes: dict[str, int] | None = None) -> Graph:
