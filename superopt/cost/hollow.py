@@ -41,7 +41,7 @@ def hollow_lowered(graph: Graph) -> Graph:
     """
     with _written(graph) as model, bounded_memory():
         made = model.with_name("lowered.onnx")
-        make_session(model, threads=1, save_optimised=made, shared={}, discard=None if _others(graph) else _BIG)
+        make_session(model, threads=1, save_optimised=made, shared={}, discard=None if _needed(graph) else _BIG)
         return formats.from_bytes(shapes_alone(made.read_bytes()))
 
 
@@ -80,7 +80,11 @@ def _is_big(weight: Weight) -> bool:
     return known and expected_bytes(weight.type) >= _BIG
 
 
-def _others(graph: Graph) -> bool:
-    """Whether what reads the result may not find all weights: of subgraphs, or such as are inputs, too."""
-    given = any(v.name in graph.weight for v in graph.inputs)
-    return given or any(isinstance(a, OpaqueAttribute) for n in graph.nodes for a in n.attributes.values())
+def _needed(graph: Graph) -> bool:
+    """Whether there are big weights whose elements matter (positions, masks), or such as are not found in the result:
+    of subgraphs, or those that are inputs, too."""
+    if any(v.name in graph.weight for v in graph.inputs):
+        return True
+    if any(w.type.dtype not in _REAL and (w.type.nbytes or 0) >= _BIG for w in graph.weights):
+        return True
+    return any(isinstance(a, OpaqueAttribute) for n in graph.nodes for a in n.attributes.values())

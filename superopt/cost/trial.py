@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from superopt.cost.question import Question
+from superopt.formats.tensors import shape_of
 from superopt.ir.graph import ArrayData, Graph, Node, Value, Weight, constant
 from superopt.ir.poly import Poly, symbols, value_at
 from superopt.ir.terms import AttributeValue
@@ -16,15 +17,8 @@ from superopt.ops import REGISTRY
 from superopt.ops.record import NotCovered
 
 __all__ = [
-    "UNSPECIFIED",
-    "application_graph",
-    "at_sizes",
-    "emptied",
-    "feeds_for",
-    "sample",
-    "value_at_sizes",
-    "with_values",
-]
+    "UNSPECIFIED", "application_graph", "at_sizes", "emptied", "feeds_for", "sample", "value_at_sizes", "with_values",
+]  # fmt: skip
 
 UNSPECIFIED = 8  # what a symbolic size is costed at when the caller does not say
 _OPSET = 21  # what trials are written at, unless the operator is younger
@@ -97,7 +91,7 @@ def with_values(graph: Graph) -> Graph:
 def emptied(weight: Weight) -> Weight:
     """The weight with elements that take no memory, for a model whose file says that they lie elsewhere."""
     zero = np.zeros((), weight.type.dtype.numpy)
-    return replace(weight, data=ArrayData(np.broadcast_to(zero, tuple(int(str(d)) for d in weight.type.shape or ()))))
+    return replace(weight, data=ArrayData(np.broadcast_to(zero, shape_of(weight.type))))
 
 
 def feeds_for(graph: Graph, sizes: Mapping[str, int] | None = None, *, integer: int = 1) -> dict[str, np.ndarray]:

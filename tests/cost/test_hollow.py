@@ -108,3 +108,13 @@ def test_weights_that_are_inputs_stay() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 7)], ir_version=3)
     made = hollow_lowered(formats.from_bytes(model.SerializeToString()))
     assert "w" in made.weight
+
+
+def test_positions_stay() -> None:
+    """However many they are: any others would lie outside the axis."""
+    b = GraphBuilder("positions")
+    x = b.input("x", "float32", (1, 4))
+    b.output(b.op("Gather", x, b.constant(np.zeros(9000, np.int64), "where"), axis=0), "out")
+    graph = b.build()
+    found = typed(hollow_lowered(graph), feeds_for(graph), hollow=True)
+    assert found.types["out"].shape == (9000, 4)
