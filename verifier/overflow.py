@@ -12,7 +12,8 @@ from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Typing
 from superopt.runtime.ort import InferenceSession
-from superopt.verifier.noise import ELEMENTARY, is_exact, live_values
+from superopt.verifier.noise import live_values
+from superopt.verifier.noisy_model import ELEMENTARY, is_exact
 from superopt.verifier.running import REFUSALS, Bench, attempt
 
 __all__ = ["NEAR", "Overflow"]
