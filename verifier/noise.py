@@ -17,8 +17,10 @@ computed from weights alone are not disturbed inside otherwise: they are constan
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -72,6 +74,7 @@ class Disturbed:
         self._typing = typing or infer(graph)
         self._live = live_values(graph)
         self._constants = constants_read(graph, self._typing, self._live, bench, _SMALL, reals=True) or {}
+        self._shifted = _Shifted(self._constants)
         self._models: dict[tuple[bool, bool], _Noisy] = {}
         self._optimised: InferenceSession | None = None
 
@@ -99,14 +102,17 @@ class Disturbed:
         sizes = self._sizes(feeds)
         moved: list[Arrays | None] = []
         inside: list[Arrays | None] = []
-        for number in numbers:
-            given = {n: _moved(a, np.random.default_rng([number, i])) for i, (n, a) in enumerate(feeds.items())}
-            if moving.session is not None:
-                given |= {**_shifted(self._constants, number), **noise(moving.places, sizes, number)}
-            moved.append(attempt(moving.session or self._plain, given, time_limit=time_limit))
-            if disturbing.session is not None:
-                given = {**feeds, **self._constants, **noise(disturbing.places, sizes, number)}
-                inside.append(attempt(disturbing.session, given, time_limit=time_limit))
+        run = partial(attempt, time_limit=time_limit)
+        with ThreadPoolExecutor(1, "disturbed") as beside:  # a run of either kind at once; neither sees the other
+            for number in numbers:
+                given = {n: _moved(a, np.random.default_rng([number, i])) for i, (n, a) in enumerate(feeds.items())}
+                if moving.session is not None:
+                    given |= {**self._shifted.of(number), **noise(moving.places, sizes, number)}
+                first = beside.submit(run, moving.session or self._plain, given)
+                if disturbing.session is not None:
+                    given = {**feeds, **self._constants, **noise(disturbing.places, sizes, number)}
+                    inside.append(run(disturbing.session, given))
+                moved.append(first.result())
         return [m for m in moved if m is not None], [m for m in inside if m is not None]
 
     def _noisy(self, *, inside: bool, tiny: bool) -> _Noisy:
@@ -185,11 +191,10 @@ def _moved(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return array
     moved = np.array(array, order="C")
     flat = moved.reshape(-1)
-    for start in range(0, flat.size, _PIECE):
-        part = flat[start : start + _PIECE]
-        steps = rng.integers(-STEPS, STEPS, part.size, dtype=np.int8)
+    for part in _pieces(flat.size):
+        steps = rng.integers(-STEPS, STEPS, flat[part].size, dtype=np.int8)
         steps += steps >= 0  # none is 0
-        part[:] = _stepped(part, steps)
+        flat[part] = _stepped(flat[part], steps)
     return moved
 
 
@@ -204,26 +209,53 @@ def _stepped(array: np.ndarray, steps: np.ndarray) -> np.ndarray:
     return np.where(fine, moved, array)
 
 
-def _shifted(constants: Mapping[str, np.ndarray], number: int) -> Arrays:
-    """Constants with used-up digits moved by 1 to ``STEPS`` units in the last place; equal magnitudes equally."""
-    made: Arrays = {}
-    for dtype in {a.dtype for a in constants.values()}:
-        alike = {n: a for n, a in constants.items() if a.dtype == dtype}
-        flat = _shifted_flat(np.concatenate([a.reshape(-1) for a in alike.values()]), number)
-        ends = np.cumsum([a.size for a in alike.values()])[:-1]
-        parts = zip(alike.items(), np.split(flat, ends), strict=True)
-        made.update((name, part.reshape(array.shape)) for (name, array), part in parts)
-    return made
+class _Shifted:
+    """Constants whose digits are used up, moved by 1 to ``STEPS`` units in the last place; equal magnitudes equally.
+
+    What does not change from run to run is computed once: models have thousands of constants, and runs are dozens.
+    """
+
+    def __init__(self, constants: Mapping[str, np.ndarray]) -> None:
+        self._alike: list[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray]] = []
+        for dtype in {a.dtype for a in constants.values()}:
+            alike = {n: a for n, a in constants.items() if a.dtype == dtype}
+            bits = np.concatenate([a.reshape(-1) for a in alike.values()]).view(f"i{dtype.itemsize}")
+            drawn, movable = np.empty(bits.size, np.uint32), np.empty(bits.size, np.int8)
+            for part in _pieces(bits.size):
+                drawn[part], movable[part] = _mixed(bits[part], DType.of(dtype))
+            self._alike.append((alike, bits, drawn, movable))
+
+    def of(self, number: int) -> Arrays:
+        """The constants as the run of this number reads them."""
+        made: Arrays = {}
+        key = np.uint32((number + 1) * 0x9E3779B9 & 0xFFFFFFFF)
+        for alike, bits, drawn, movable in self._alike:
+            moved = np.empty_like(bits)
+            for part in _pieces(bits.size):
+                mixed = (drawn[part] ^ key) * np.uint32(0x85EBCA6B)
+                mixed = (mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+                steps = ((mixed >> np.uint32(16)) * np.uint32(2 * STEPS) >> np.uint32(16)).astype(np.int8) - STEPS
+                steps += steps >= 0  # none is 0
+                moved[part] = bits[part] + steps * movable[part]
+            start = 0
+            for name, array in alike.items():
+                made[name] = moved[start : start + array.size].view(array.dtype).reshape(array.shape)
+                start += array.size
+        return made
 
 
-def _shifted_flat(array: np.ndarray, number: int) -> np.ndarray:
-    magnitudes = np.abs(array)
-    bits = magnitudes.view(f"u{array.dtype.itemsize}").astype(np.uint64)
-    full = bits & np.uint64((1 << _BITS[DType.of(array.dtype)]) - 1) != 0
-    with np.errstate(over="ignore"):
-        mixed = (bits + np.uint64(number + 1)) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-        mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    up = (mixed >> np.uint64(40)) & np.uint64(1)
-    far = 1 + (mixed >> np.uint64(44)).astype(np.int64) % STEPS
-    return _stepped(array, np.where(full, np.where(up == 1, far, -far), 0))
+def _pieces(size: int) -> list[slice]:
+    """Parts of a long array that a core's cache holds."""
+    return [slice(start, start + _PIECE) for start in range(0, size, _PIECE)]
+
+
+def _mixed(bits: np.ndarray, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
+    """By element: a number that is drawn from its magnitude, and 1 where it can be moved: its digits are used up, and
+    neither zero nor infinity is near."""
+    magnitudes = bits.view(f"u{bits.itemsize}").astype(np.uint64) & np.uint64((1 << (8 * bits.itemsize - 1)) - 1)
+    largest = int(np.asarray(np.inf, dtype.numpy).view(f"u{bits.itemsize}"))
+    movable = magnitudes & np.uint64((1 << _BITS[dtype]) - 1) != 0
+    movable &= (magnitudes > STEPS) & (magnitudes < largest - STEPS)
+    mixed = (magnitudes + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    return (mixed >> np.uint64(32)).astype(np.uint32), movable.astype(np.int8)
