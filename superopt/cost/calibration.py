@@ -24,7 +24,7 @@ from superopt.cost.measure import Timing
 from superopt.cost.peaks import peaks_of_header
 from superopt.cost.predictor import Ceilings, ceilings_of
 from superopt.cost.profile import Profile
-from superopt.cost.question import Question, question_of
+from superopt.cost.question import Question, fixed_bytes, question_of
 from superopt.cost.record import APART, Record
 from superopt.ir.errors import SuperoptError
 from superopt.ir.kept import keep, kept
@@ -108,7 +108,7 @@ def calibration_of(name: str, profile: Profile, device: Device) -> Calibration:
             if turn < len(waiting[bound]) and (time.process_time() - spent < _SECONDS or not found[bound]):
                 record = waiting[bound][turn]
                 try:
-                    found[bound].append(device.time(question_of(record.key)).ns / record.ns)
+                    found[bound].append(device.time(question_of(record.key), cold=False).ns / record.ns)
                 except (SuperoptError, NotCovered):
                     continue  # this runtime refuses what the profile's ran: the other samples tell
     known = {bound: median(ratios) for bound, ratios in found.items() if ratios}
@@ -183,19 +183,25 @@ def timed_beside(profile: Profile, device: Device, question: Question) -> Timing
     """What a device takes for a question, in a profile's nanoseconds.
 
     Timed beside it, at the same time and in the same way, is the profile's record that is most like it; what both take
-    more than the profile says is the machine's, or its neighbours'.
+    more than the profile says is the machine's, or its neighbours'. What weights cost that come from memory follows
+    from the profile's peaks, which is what its records show in the median, whatever the operator: to flush this
+    machine's caches would take longer than all else.
 
     Raises:
         SuperoptError, NotCovered: the question cannot be timed.
     """
-    own, like = device.time(question), _most_like(profile, question)
+    peaks, like = peaks_of_header(profile.header), _most_like(profile, question)
+    own = device.time(question, cold=peaks is None)
     if like is None:
-        return own
-    try:
-        factor = like.ns / device.time(question_of(like.key)).ns
-    except (SuperoptError, NotCovered):
-        return own
-    return Timing(own.ns * factor, own.ns_cold * factor, own.iqr)
+        factor = 1.0
+    else:
+        try:
+            factor = like.ns / device.time(question_of(like.key), cold=False).ns
+        except (SuperoptError, NotCovered):
+            factor = 1.0
+    warm = own.ns * factor
+    far_ns = (own.ns_cold - own.ns) * factor if peaks is None else 1e3 * peaks.far_byte_us * fixed_bytes(question.key)
+    return Timing(warm, warm + far_ns, own.iqr)
 
 
 def _most_like(profile: Profile, question: Question) -> Record | None:

@@ -81,8 +81,8 @@ class CudaDevice:
         """The question's key with our engine and precision."""
         return replace(question.key, impl=self.backend.name, precision=self.precision)
 
-    def time(self, question: Question) -> Timing:
-        """Warm and cold nanoseconds of one application, by slopes.
+    def time(self, question: Question, *, cold: bool = True) -> Timing:
+        """Warm and cold nanoseconds of one application, by slopes; both, since the cold one costs no more.
 
         Raises:
             Unsupported: the backend does not run it. NotCovered: it cannot be written alone.

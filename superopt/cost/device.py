@@ -61,8 +61,8 @@ class Device(Protocol):
         """What the answer is filed under: the question with the engine, precision and layout that answer it."""
         ...
 
-    def time(self, question: Question) -> Timing:
-        """Time it.
+    def time(self, question: Question, *, cold: bool = True) -> Timing:
+        """Time it; ``cold``: with weights in memory, too, else that time need not be more than the warm one.
 
         Raises:
             SuperoptError: the backend refuses it. NotCovered: it cannot be timed alone.
@@ -103,8 +103,8 @@ class CpuDevice:
     def key(self, question: Question) -> Key:
         return question.key
 
-    def time(self, question: Question) -> Timing:
-        return measure_graph(application_graph(question), self.meter)
+    def time(self, question: Question, *, cold: bool = True) -> Timing:
+        return measure_graph(application_graph(question), self.meter, cold=cold)
 
     def sentinels(self) -> Mapping[str, float]:
         now = self.meter.now

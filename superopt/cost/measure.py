@@ -99,19 +99,23 @@ class Meter:
         return max((self._chains[1] - self._chains[0]) / 16, 50.0)
 
     @cached_property
-    def flushed(self) -> tuple[float, float]:
-        """Nanoseconds that it costs more after the core's cache was flushed, and after all were: a fact of the machine,
-        kept between runs."""
-        asked = json.dumps([METHOD, *(circumstances(self.threads, self.clock, self.runtime)[k] for k in _MACHINE)])
+    def flushed_core(self) -> float:
+        """Nanoseconds that a run costs more after the core's cache was flushed."""
+        return self._flushed(core_bytes())
+
+    @cached_property
+    def flushed_all(self) -> float:
+        """Nanoseconds that a run costs more after all caches were flushed."""
+        return max(self._flushed(last_level_bytes()), self.flushed_core)
+
+    def _flushed(self, size: int) -> float:
+        """What flushing so much costs a run: a fact of the machine, kept between runs."""
+        around = circumstances(self.threads, self.clock, self.runtime)
+        asked = json.dumps([METHOD, size, *(around[k] for k in _MACHINE)])
         name = hashlib.sha256(f"flushed {asked}".encode()).hexdigest()
         known = kept(_FOLDER, name, ())
-        if isinstance(known, tuple):
+        if isinstance(known, float):
             return known
-        found = self._flushed()
-        keep(_FOLDER, name, found, _MOST)
-        return found
-
-    def _flushed(self) -> tuple[float, float]:
         content, feeds = (
             formats.to_onnx_bytes(with_values(_chain(1, self.runtime.apart))),
             {"x": np.ones(1, np.float32)},
@@ -119,11 +123,10 @@ class Meter:
         bound = self.runtime.load(content, threads=self.threads, optimise=False).bound(feeds)
         twin = self.runtime.load(content, threads=self.threads, optimise=False).bound(feeds, like=bound)
 
-        def after(size: int) -> float:
-            return statistics.median(_after(size, _NEAR_RUNS, bound, twin, self.now, _NEAR_AGAIN) for _ in range(3))
-
-        near = max(after(core_bytes()) - self._chains[0], 0.0)
-        return near, max(after(last_level_bytes()) - self._chains[0], near)
+        after = statistics.median(_after(size, _NEAR_RUNS, bound, twin, self.now, _NEAR_AGAIN) for _ in range(3))
+        found = max(after - self._chains[0], 0.0)
+        keep(_FOLDER, name, found, _MOST)
+        return found
 
     @property
     def now(self) -> Callable[[], int]:
@@ -136,13 +139,16 @@ class Meter:
         one, many = (self._raw(_chain(n, self.runtime.apart), feeds, optimise=False).ns for n in (1, 17))
         return one, many
 
-    def time(self, graph: Graph, *, optimise: bool = True, feeds: Mapping[str, np.ndarray] | None = None) -> Timing:
+    def time(
+        self, graph: Graph, *, optimise: bool = True, feeds: Mapping[str, np.ndarray] | None = None, cold: bool = True
+    ) -> Timing:  # fmt: skip
         """The time of the graph's nodes.
 
         Args:
             graph: static input types; shape-only weights get random elements.
             optimise: let the runtime optimise it; off for graphs that it has optimised already.
             feeds: inputs; random by default.
+            cold: with weights in memory, too (see :func:`measure_graph`).
 
         Raises:
             InvalidModel, Unsupported: the runtime cannot run it. NotCovered: inputs cannot be made for it, or it is
@@ -150,15 +156,17 @@ class Meter:
         """
         refuse_large(graph)
         try:
-            raw = self._raw(graph, feeds or feeds_for(graph), optimise=optimise)
+            raw = self._raw(graph, feeds or feeds_for(graph), optimise=optimise, cold=cold)
         except InvalidModel:  # an integer input may be an index: 0 is valid where 1 is not
             if feeds or any(n.op in ("Div", "Mod") for n in graph.nodes):
                 raise
-            raw = self._raw(graph, feeds_for(graph, integer=0), optimise=optimise)
+            raw = self._raw(graph, feeds_for(graph, integer=0), optimise=optimise, cold=cold)
         warm = max(raw.ns - self.overhead, self.dispatch)
         return Timing(warm, max(raw.ns_cold - self.overhead, warm), raw.iqr)
 
-    def _raw(self, graph: Graph, feeds: Mapping[str, np.ndarray], *, optimise: bool) -> Timing:
+    def _raw(
+        self, graph: Graph, feeds: Mapping[str, np.ndarray], *, optimise: bool, cold: bool = True
+    ) -> Timing:  # fmt: skip
         content, over = formats.to_onnx_bytes(with_values(graph)), _written_over(graph)
         bound = self.runtime.load(content, threads=self.threads, optimise=optimise).bound(feeds, over=over)
         start = time.perf_counter_ns()
@@ -178,13 +186,13 @@ class Meter:
             near = min(t[len(t) // 4] for t in (table, self._repeated(twin, once)))
         else:
             taken = _after(core_bytes(), min(few, _NEAR_RUNS), bound, twin, self.now, _NEAR_AGAIN)
-            near = max(taken - self.flushed[0], table[0])
-        if weights < _FLUSH_FROM:
+            near = max(taken - self.flushed_core, table[0])
+        if weights < _FLUSH_FROM or not cold:
             return Timing(near, near, spread)
         taken = _after(last_level_bytes(), min(few, _COLD_RUNS), bound, twin, self.now)
         if _leaves_the_core(graph):
             taken = (taken + _after(last_level_bytes(), min(few, _COLD_RUNS), twin, bound, self.now)) / 2
-        return Timing(near, max(taken - self.flushed[1], near), spread)
+        return Timing(near, max(taken - self.flushed_all, near), spread)
 
     def _repeated(self, bound: Bound, once: int) -> list[float]:
         """Nanoseconds of bursts' best runs, sorted; ``once`` is about how long a run takes.
@@ -249,18 +257,24 @@ def _chain(length: int, op: str) -> Graph:
     return Graph("chain", (Value("x", kind),), (Value(names[-1], kind),), (), nodes, {"": 21})
 
 
-def measure_graph(graph: Graph, meter: Meter | None = None) -> Timing:
+def measure_graph(graph: Graph, meter: Meter | None = None, *, cold: bool = True) -> Timing:
     """Time a small graph as the runtime runs it, fusions included; layout changes at its edges are not counted.
+
+    Args:
+        graph: what to time.
+        meter: by which.
+        cold: with weights in memory, too: all caches are flushed for it, which takes seconds where they are large.
+            Without it, the cold time is the warm one.
 
     Raises:
         InvalidModel, Unsupported: the runtime cannot run it. NotCovered: inputs cannot be made for it.
     """
     meter = meter or Meter()
     if not any(n.op in _BLOCKED and not n.domain for n in graph.nodes):
-        return meter.time(graph)
+        return meter.time(graph, cold=cold)
     if meter.runtime.lowers:
-        return meter.time(without_reorders(lowered(graph, meter.runtime)), optimise=False)
-    found, share = meter.time(graph), 1.0 - _share_of_layout(graph, meter.runtime)
+        return meter.time(without_reorders(lowered(graph, meter.runtime)), optimise=False, cold=cold)
+    found, share = meter.time(graph, cold=cold), 1.0 - _share_of_layout(graph, meter.runtime)
     return Timing(found.ns * share, found.ns_cold * share, found.iqr)
 
 

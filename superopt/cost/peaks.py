@@ -42,6 +42,12 @@ class Peaks:
     cache_bytes_per_second: float | None = None
     cache_bytes: int = 0
 
+    @property
+    def far_byte_us(self) -> float:
+        """Microseconds that a byte takes longer from memory than from the last cache, which held it a moment ago."""
+        near = self.cache_bytes_per_second
+        return max(0.0, 1e6 / self.bytes_per_second - (1e6 / near if near else 0.0))
+
     def attainable(self, flops: float, moved: float) -> float:
         """FLOPs a second that such work can reach: what half the last cache holds need not come from memory."""
         cached = self.cache_bytes_per_second is not None and moved < self.cache_bytes / 2

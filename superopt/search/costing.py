@@ -93,12 +93,9 @@ class Pricer:
 
     @cached_property
     def _far_byte_us(self) -> float:
-        """Microseconds to read a byte from memory rather than from the last cache, which held it a moment ago."""
+        """Microseconds to read a byte from memory rather than from the last cache."""
         known = self.costs.peaks()
-        if known is None:
-            return BYTE_US
-        near = known.cache_bytes_per_second
-        return max(0.0, 1e6 / known.bytes_per_second - (1e6 / near if near else 0.0))
+        return BYTE_US if known is None else known.far_byte_us
 
     def node(self, graph: EGraph, node: ENode, *, kept: bool = False) -> Estimate:
         """The cost of an e-node; leaves and projections are free.

@@ -18,7 +18,7 @@ from superopt.cost import ONNX_RUNTIME_CPU, Profile, RecordedProfile, load_profi
 from superopt.cost.calibration import calibrated, calibration_at_hand, calibration_of, scaled, timed_beside
 from superopt.cost.measure import Timing
 from superopt.cost.model import Racing
-from superopt.cost.question import Question, question_of
+from superopt.cost.question import Question, fixed_bytes, question_of
 from superopt.cost.record import Key
 from superopt.ir.errors import Unsupported
 from superopt.ops.record import NotCovered
@@ -37,7 +37,7 @@ class Machine:
 
     def __init__(self, profile: Profile, factor: float, noise: float = 0.0, refuses: float = 0.0) -> None:
         self.known = {r.key.question: r for r in profile.records.values()}
-        self.factor, self.noise, self.refuses, self.asked = factor, noise, refuses, 0
+        self.factor, self.noise, self.refuses, self.asked, self.flushed = factor, noise, refuses, 0, 0
         self.draw = random.Random(0)
 
     def facts(self) -> dict[str, Any]:
@@ -46,8 +46,9 @@ class Machine:
     def key(self, question: Question) -> Key:
         return question.key
 
-    def time(self, question: Question) -> Timing:
+    def time(self, question: Question, *, cold: bool = True) -> Timing:
         self.asked += 1
+        self.flushed += cold
         if self.draw.random() < self.refuses:
             raise Unsupported("not here") if self.asked % 2 else NotCovered("nor alone")
         ns = self.known[question.key.question].ns * self.factor * self.draw.lognormvariate(0.0, self.noise)
@@ -164,6 +165,21 @@ def test_what_a_profile_lacks_is_in_its_units(slower: float) -> None:
     found = timed_beside(without, machine, question_of(lacking.key))
     assert found.ns == pytest.approx(lacking.ns, rel=1e-6)
     assert machine.asked == 2
+
+
+def test_no_cache_is_flushed_where_the_profile_says_what_memory_costs() -> None:
+    """Half a gigabyte of cache took two seconds to be flushed once, for an operator of a millisecond."""
+    profile = load_profile(NAME)
+    text, lacking = next((t, r) for t, r in profile.records.items() if r.key.op == "Gemm" and r.flops > 1e6)
+    without = Profile(profile.header, {t: r for t, r in profile.records.items() if t != text})
+    machine, peaks = Machine(profile, 1.6), profile.header["peaks"]
+    found = timed_beside(without, machine, question_of(lacking.key))
+    assert machine.flushed == 0
+    far = 1 / peaks["bytes_per_s"] - 1 / peaks["cache_bytes_per_s"]
+    assert found.ns_cold - found.ns == pytest.approx(1e9 * far * fixed_bytes(lacking.key))
+    silent = Profile({k: v for k, v in profile.header.items() if k != "peaks"}, without.records)
+    timed_beside(silent, machine, question_of(lacking.key))
+    assert machine.flushed == 1
 
 
 def test_what_cannot_be_compared_is_as_it_was_timed() -> None:

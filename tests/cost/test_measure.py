@@ -28,7 +28,8 @@ def test_weights_that_leave_the_core_by_themselves_are_not_pushed_out_of_the_las
     """A twin with as many weights of its own would do that: what is warm in a model would be timed cold."""
     flushed = []
     monkeypatch.setattr(measure, "_after", lambda size, *_: flushed.append(size) or 1e9)
-    monkeypatch.setattr(Meter, "flushed", (0.0, 0.0))
+    monkeypatch.setattr(Meter, "flushed_core", 0.0)
+    monkeypatch.setattr(Meter, "flushed_all", 0.0)
     Meter().time(product(int(share * core_bytes()) // 2048))
     assert flushed == ([core_bytes(), last_level_bytes()] if near else 2 * [last_level_bytes()])  # in both sessions
 
@@ -85,15 +86,16 @@ def test_what_a_flush_costs_a_run_without_weights_is_not_the_weights(monkeypatch
     monkeypatch.setattr(measure, "_after", lambda size, *_: taken[size])
     meter = Meter()
     base = meter.overhead
-    monkeypatch.setattr(Meter, "flushed", (2e8, 5e8))
+    monkeypatch.setattr(Meter, "flushed_core", 2e8)
+    monkeypatch.setattr(Meter, "flushed_all", 5e8)
     found = meter.time(graph)
     assert found.ns == found.ns_cold == pytest.approx(7e8 - base)  # the cold time is never below the warm one
-    monkeypatch.setattr(Meter, "flushed", (2e8, 2.5e8))
+    monkeypatch.setattr(Meter, "flushed_all", 2.5e8)
     assert meter.time(graph).ns_cold == pytest.approx(7.5e8 - base)
 
 
 def test_a_flush_costs_a_run_more_than_nothing():
-    near, far = Meter().flushed
+    near, far = Meter().flushed_core, Meter().flushed_all
     assert 0.0 <= near <= far
     assert far > 0.0
 
@@ -134,13 +136,11 @@ def test_a_power_is_timed_as_the_square_it_nearly_always_is():
 def test_what_a_flush_costs_is_measured_once_a_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path))
     asked: list[int] = []
-
-    def measured(self):
-        asked.append(1)
-        return 600.0, 18_000.0
-
-    monkeypatch.setattr(Meter, "_flushed", measured)
-    assert Meter().flushed == Meter().flushed == (600.0, 18_000.0)
-    assert asked == [1]
-    assert Meter(threads=2).flushed == (600.0, 18_000.0)
-    assert asked == [1, 1]  # another clock and number of threads is another fact
+    monkeypatch.setattr(measure, "_after", lambda size, *_: asked.append(size) or 1e9)
+    first = Meter().flushed_core
+    assert first > 0
+    assert asked == 3 * [core_bytes()]
+    assert Meter().flushed_core == first
+    assert len(asked) == 3
+    assert Meter(threads=2).flushed_core > 0
+    assert len(asked) == 6  # another clock and number of threads is another fact
