@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -30,6 +32,7 @@ REFUSALS = (InvalidModel, Unsupported, ResourceLimit, UsageError)  # with which 
 _BIG = 1 << 16  # bytes of a weight that is written once, to a file, and read by all sessions
 _PAGE = 4096  # bytes between the beginnings of weights in one file
 _BLOCK, _AGAIN = (1 << 18) + 1, 16  # numbers that are drawn, and how often they are written: no two pages are equal
+_AT_ONCE = 2  # models that are prepared side by side: each takes a core, and its weights twice for a moment
 _LARGE = 1 << 24  # bytes of weights from which giving memory back is worth the milliseconds that it takes
 
 
@@ -45,8 +48,7 @@ class Bench:
         self._places: dict[int, tuple[WeightData, tuple[str, int, int]]] = {}  # by the elements' identity
         self._mapped: dict[str, OrtValue] = {}  # weights in memory, by the names of their files
         self._models = self._fillings = 0
-        self._sessions: dict[int, tuple[Graph, InferenceSession]] = {}  # that are kept, by the graph's identity
-        self._others: dict[tuple[int, str, int], tuple[Graph, Loaded]] = {}  # of other runtimes, or of more threads
+        self._kept: dict[tuple[int, str, int], tuple[Graph, Loaded]] = {}  # by the graph's identity, runtime, threads
 
     def __enter__(self) -> Bench:
         return self
@@ -54,8 +56,7 @@ class Bench:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._sessions.clear()
-        self._others.clear()
+        self._kept.clear()
         self._mapped.clear()
         if self._folder is not None:
             self._folder.cleanup()
@@ -71,16 +72,16 @@ class Bench:
         Raises:
             InvalidModel, Unsupported, ResourceLimit: ONNX Runtime refuses it.
         """
-        if optimise and id(graph) in self._sessions:
-            return self._sessions[id(graph)][1]
+        key = (id(graph), ONNX_RUNTIME.name, 1)
+        if optimise and key in self._kept and isinstance(kept := self._kept[key][1], Session):
+            return kept.session
         source = self._source(graph)
         return make_session(source, threads=1, optimise=optimise, shared=self._shared(graph))
 
     def drop(self, graph: Graph) -> None:
         """Keep a graph's sessions no longer."""
-        self._sessions.pop(id(graph), None)
-        for key in [key for key in self._others if key[0] == id(graph)]:
-            del self._others[key]
+        for key in [key for key in self._kept if key[0] == id(graph)]:
+            del self._kept[key]
         if self._is_large(graph):
             give_back()
 
@@ -96,15 +97,27 @@ class Bench:
         Raises:
             InvalidModel, Unsupported, ResourceLimit: the runtime refuses it.
         """
-        if runtime is ONNX_RUNTIME and threads == 1:
-            return Session(self._timed(graph, keep))
-        key = id(graph), runtime.name, threads
-        if key in self._others:
-            return self._others[key][1]
-        made = runtime.load(self._source(graph), threads=threads)
+        return self.loaded_all([graph], runtime, threads=threads, keep=keep)[0]
+
+    def loaded_all(
+        self, graphs: Sequence[Graph], runtime: Runtime, *, threads: int = 1, keep: bool = False
+    ) -> list[Loaded]:  # fmt: skip
+        """:meth:`loaded` for several graphs, prepared side by side: most of that is the runtime's, and of one core."""
+        keys = [(id(graph), runtime.name, threads) for graph in graphs]
+        missing = {key: graph for key, graph in zip(keys, graphs, strict=True) if key not in self._kept}
+        sources = [self._source(graph) for graph in missing.values()]
+        if len(sources) > 1:
+            with ThreadPoolExecutor(_AT_ONCE, "loading") as pool:
+                made = list(pool.map(partial(runtime.load, threads=threads), sources))
+        else:
+            made = [runtime.load(source, threads=threads) for source in sources]
+        found = dict(zip(missing, made, strict=True))
+        if any(map(self._is_large, missing.values())):
+            give_back()
+        loaded = [found[key] if key in found else self._kept[key][1] for key in keys]
         if keep:
-            self._others[key] = graph, made
-        return made
+            self._kept.update((key, (missing[key], one)) for key, one in found.items())
+        return loaded
 
     def filled(self, graph: Graph) -> Graph:
         """The graph with some elements for the weights that have none, for sessions that are timed.
@@ -126,16 +139,6 @@ class Bench:
                 for _ in range(_AGAIN):
                     file.write(block.tobytes())
         self._places[id(made.data)] = (made.data, (name, start, size))
-        return made
-
-    def _timed(self, graph: Graph, keep: bool) -> InferenceSession:
-        if id(graph) in self._sessions:
-            return self._sessions[id(graph)][1]
-        made = make_session(self._source(graph), threads=1)
-        if self._is_large(graph):
-            give_back()
-        if keep:
-            self._sessions[id(graph)] = graph, made
         return made
 
     def _is_large(self, graph: Graph) -> bool:

@@ -28,6 +28,7 @@ __all__ = [
 
 MAX_ELEMENTS = 2**62
 _SMALL = 1 << 16  # bytes of a draw that is held: writing as many takes as long as drawing them
+_BLOCK = 1 << 17  # elements that are drawn and mapped at a time
 MAX_EXPANDED = 8 << 30  # bytes that a few bytes of file may ask for (random and sparse weights)
 
 
@@ -174,14 +175,16 @@ class RandomData:
         generator = np.random.Generator(np.random.PCG64(self.seed))
         wide = np.float64 if self.type.dtype in (DType.FLOAT64, DType.COMPLEX128) else np.float32
         shape = shape_of(self.type)
-        draw = (
-            generator.standard_normal(shape, wide) if self.distribution == "normal" else generator.random(shape, wide)
-        )
-        array: np.ndarray[Any, Any] = np.asarray(draw, wide)
-        if self.scale != 1.0:
-            array = np.multiply(array, wide(self.scale))
-        if self.offset != 0.0:
-            array = np.add(array, wide(self.offset))
+        draw = generator.standard_normal if self.distribution == "normal" else generator.random
+        array: np.ndarray[Any, Any] = np.empty(shape, wide)
+        flat = array.reshape(-1)
+        for start in range(0, flat.size, _BLOCK):  # in a core's cache: new memory costs as much as drawing does
+            block = flat[start : start + _BLOCK]
+            draw(dtype=wide, out=block)
+            if self.scale != 1.0:
+                block *= wide(self.scale)
+            if self.offset != 0.0:
+                block += wide(self.offset)
         if self.type.dtype is DType.BOOL:
             return np.asarray(np.greater(array, 0))
         if self.type.dtype.is_integer:

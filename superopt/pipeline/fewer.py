@@ -357,7 +357,8 @@ class _Raced:
 
 def _race(plain: Graph, made: Graph, modelled: Belief, setting: Setting, bench: Bench) -> _Raced:
     feeds = make_inputs(plain, setting.seed, "normal", sizes=setting.sizes)
-    bound = [bench.loaded(g, setting.runtime, threads=setting.threads, keep=True).bound(feeds) for g in (plain, made)]
+    loaded = bench.loaded_all((plain, made), setting.runtime, threads=setting.threads, keep=True)
+    bound = [model.bound(feeds) for model in loaded]
     result = race_bound(
         bound, runtime=setting.runtime, rounds=LOOKS[-1], burst=1, threads=setting.threads,
         clock=clock_of(setting.threads), time_limit=setting.seconds, seed=setting.seed,

@@ -70,7 +70,7 @@ def measure(
     if device is not None:
         return measured_of(device.race((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
     with Bench() if bench is None else nullcontext(bench) as given:
-        bound = [given.loaded(graph, runtime, threads=threads, keep=True).bound(feeds) for graph in (before, after)]
+        bound = [m.bound(feeds) for m in given.loaded_all((before, after), runtime, threads=threads, keep=True)]
         result = race_bound(
             bound, runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock, time_limit=time_limit,
             looks={n: _asked(enough) for n, enough in looks.items()},

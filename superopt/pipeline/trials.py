@@ -151,7 +151,7 @@ def _race(
     options = replace(options, each=_ROUNDS // sittings)
     try:
         raced = race_sittings(
-            lambda: [bench.loaded(g, runtime, threads=threads).bound(feeds) for g in (graph, *made)],
+            lambda: [m.bound(feeds) for m in bench.loaded_all((graph, *made), runtime, threads=threads)],
             sittings=sittings, rounds=options.each, runtime=runtime, threads=threads, clock=clock_of(threads),
             time_limit=seconds, seed=seed, enough=lambda r: replace(options, rounds=r.samples).settled,
         )  # fmt: skip

@@ -15,7 +15,7 @@ from pathlib import Path
 
 __all__ = ["compile_library"]
 
-_PARTS = (3, 4, 6, 8)  # of a Concat: branches of cells, gates of an LSTM, heads; what else occurs is made when it does
+_PARTS = (3, 4, 5, 6, 8)  # of a Concat: branches of cells, gates of an LSTM, heads; others are made when they occur
 _FOLDERS = ("library", "moves")
 
 

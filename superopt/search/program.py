@@ -7,6 +7,7 @@ are computed from weights alone are *constant*: they cost nothing at run time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary
@@ -26,6 +27,7 @@ __all__ = ["Kernel", "LeafFacts", "Program", "Step", "program_of"]
 _SMALL = 1 << 16  # elements of a weight that are looked at: uniform values, ranges of positions
 _DIGEST = 1 << 20  # bytes of a weight up to which equal contents are recognised
 _EVALUATED = 16 << 20  # bytes of constants that the model computes, and of what they are made of, that are evaluated
+_AT_ONCE = 2  # weights that are read side by side: one a core, and no more than two are in memory
 _LOOKED_AT: WeakKeyDictionary[WeightData, Known] = WeakKeyDictionary()  # what elements say, as far as it was asked
 
 
@@ -76,9 +78,10 @@ class Program:
     @cached_property
     def known(self) -> Mapping[str, Known]:
         """Facts of the numbers in every value that a step reads or makes; of what is not there, nothing is known."""
-        found: dict[str, Known] = {}
-        for name, weight in self.graph.constants.items():
-            found[name] = _known_of(weight.data) if weight.data is not None and weight.type.dtype.is_float else ANYTHING
+        weights = self.graph.constants
+        read = {n: w.data for n, w in weights.items() if w.data is not None and w.type.dtype.is_float}
+        _look_at_elements(read.values())
+        found = {n: _known_of(read[n]) if n in read else ANYTHING for n in weights}
         for step in self.steps:
             if step.op == "":
                 continue
@@ -173,6 +176,15 @@ class Program:
             self, steps=tuple(kept[i] for i in order), types={**self.types, **types},
             constant=(self.constant - gone) | there.intersection(constant),
         )  # fmt: skip
+
+
+def _look_at_elements(weights: Iterable[WeightData]) -> None:
+    """Read, or draw, the elements of weights that were not looked at yet, two at a time: models have gigabytes."""
+    new = [data for data in dict.fromkeys(weights) if data not in _LOOKED_AT]
+    if len(new) > 1:
+        with ThreadPoolExecutor(_AT_ONCE, "reading") as pool:
+            for _ in pool.map(_known_of, new):
+                continue
 
 
 def _known_of(data: WeightData) -> Known:
