@@ -126,6 +126,7 @@ $(READY): pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade pip
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev,openvino,dask,mpi]' mpich
+	@$(BIN)/python -m compileall -q superopt rules server verifier -x node_modules  # else, where Python writes no bytecode, each run compiles
 	@$(BIN)/python -m superopt.search.compiled 2>/dev/null
 	@touch $(READY)
 
