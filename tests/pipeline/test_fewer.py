@@ -241,7 +241,8 @@ def test_a_form_in_doubt_is_kept_where_it_gains_alone(time: float, kept: bool, m
     assert bool(report.algorithms) is kept
     if kept:
         assert len(asked) == 1  # both convolutions are alike
-        assert report.algorithms[0].after_us == pytest.approx(0.6 * report.algorithms[0].before_us, rel=0.03)
+        # prices, which are the machine's, have a sixteenth of the say
+        assert report.algorithms[0].after_us == pytest.approx(0.6 * report.algorithms[0].before_us, rel=0.1)
     else:
         assert any("timed beside them, 0 did" in note for note in report.notes)
 
