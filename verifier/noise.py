@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import ml_dtypes
 import numpy as np
@@ -74,9 +74,12 @@ class Disturbed:
         self._typing = typing or infer(graph)
         self._live = live_values(graph)
         self._constants = constants_read(graph, self._typing, self._live, bench, _SMALL, reals=True) or {}
-        self._shifted = _Shifted(self._constants)
         self._models: dict[tuple[bool, bool], _Noisy] = {}
         self._optimised: InferenceSession | None = None
+
+    @cached_property
+    def _shifted(self) -> _Shifted:
+        return _Shifted(self._constants)
 
     def optimised(self, feeds: Mapping[str, np.ndarray], time_limit: float | None) -> Arrays | None:
         """What the original gives with the runtime's optimisations on."""

@@ -163,10 +163,8 @@ class Builder:
         for node, known in zip(self.graph.nodes, self.typing.nodes, strict=True):
             if isinstance(known, Applied) and sure.issuperset(node.reads):
                 sure.update(o for o in node.outputs if o)
-        kinds = {n: t for n, t in self.typing.types.items() if n in sure and t is not None and t.shape is not None}
-        return {
-            n: t.shape for n, t in kinds.items() if t.shape is not None and all(symbols(d) <= free for d in t.shape)
-        }
+        shapes = {n: t.shape for n, t in self.typing.types.items() if n in sure and t is not None}
+        return {n: s for n, s in shapes.items() if s is not None and all(symbols(d) <= free for d in s)}
 
     def _add(self, node: Node) -> None:
         running = any(r in self.live for r in node.reads)
@@ -205,11 +203,11 @@ class Builder:
             self.count += 1
             made = output if output and kind == kinds[-1] else f"{_PREFIX}{self.count}"
             if typed in self.sized:
-                noise = f"{_PREFIX}{self.count}.{kind}"
-                self.places.append(Place(noise, kind, dtype, self.sized[typed]))
+                read = f"{_PREFIX}{self.count}.{kind}"
+                self.places.append(Place(read, kind, dtype, self.sized[typed]))
             else:
-                noise = self._drawn(name, kind, dtype)
-            self._node("Mul" if kind == _RELATIVE else "Add", (current, noise), made)
+                read = self._drawn(name, kind, dtype)
+            self._node("Mul" if kind == _RELATIVE else "Add", (current, read), made)
             current = made
         return current
 

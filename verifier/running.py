@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from superopt.cost.trial import emptied, with_values
 from superopt.formats.onnx_writer import save_beside, to_onnx_bytes
 from superopt.formats.tensors import SparseData, expected_bytes, packed_chunks, shape_of
+from superopt.ir.beside import side_by_side
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph, Weight, WeightData
 from superopt.ir.types import DType
@@ -32,8 +32,8 @@ REFUSALS = (InvalidModel, Unsupported, ResourceLimit, UsageError)  # with which 
 _BIG = 1 << 16  # bytes of a weight that is written once, to a file, and read by all sessions
 _PAGE = 4096  # bytes between the beginnings of weights in one file
 _BLOCK, _AGAIN = (1 << 18) + 1, 16  # numbers that are drawn, and how often they are written: no two pages are equal
-_AT_ONCE = 2  # models that are prepared side by side: each takes a core, and its weights twice for a moment
 _LARGE = 1 << 24  # bytes of weights from which giving memory back is worth the milliseconds that it takes
+_Key = tuple[int, str, int]  # a graph's identity, a runtime's name, and threads
 
 
 class Bench:
@@ -48,7 +48,7 @@ class Bench:
         self._places: dict[int, tuple[WeightData, tuple[str, int, int]]] = {}  # by the elements' identity
         self._mapped: dict[str, OrtValue] = {}  # weights in memory, by the names of their files
         self._models = self._fillings = 0
-        self._kept: dict[tuple[int, str, int], tuple[Graph, Loaded]] = {}  # by the graph's identity, runtime, threads
+        self._kept: dict[_Key, tuple[Graph, Loaded]] = {}
 
     def __enter__(self) -> Bench:
         return self
@@ -72,7 +72,7 @@ class Bench:
         Raises:
             InvalidModel, Unsupported, ResourceLimit: ONNX Runtime refuses it.
         """
-        key = (id(graph), ONNX_RUNTIME.name, 1)
+        key = _key(graph, ONNX_RUNTIME, 1)
         if optimise and key in self._kept and isinstance(kept := self._kept[key][1], Session):
             return kept.session
         source = self._source(graph)
@@ -103,14 +103,10 @@ class Bench:
         self, graphs: Sequence[Graph], runtime: Runtime, *, threads: int = 1, keep: bool = False
     ) -> list[Loaded]:  # fmt: skip
         """:meth:`loaded` for several graphs, prepared side by side: most of that is the runtime's, and of one core."""
-        keys = [(id(graph), runtime.name, threads) for graph in graphs]
+        keys = [_key(graph, runtime, threads) for graph in graphs]
         missing = {key: graph for key, graph in zip(keys, graphs, strict=True) if key not in self._kept}
         sources = [self._source(graph) for graph in missing.values()]
-        if len(sources) > 1:
-            with ThreadPoolExecutor(_AT_ONCE, "loading") as pool:
-                made = list(pool.map(partial(runtime.load, threads=threads), sources))
-        else:
-            made = [runtime.load(source, threads=threads) for source in sources]
+        made = side_by_side(partial(runtime.load, threads=threads), sources)
         found = dict(zip(missing, made, strict=True))
         if any(map(self._is_large, missing.values())):
             give_back()
@@ -186,6 +182,10 @@ class Bench:
                 file.writelines(packed_chunks(data, weight.type.dtype))
             self._places[id(data)] = (data, (name, 0, expected_bytes(weight.type)))
         return self._places[id(data)][1]
+
+
+def _key(graph: Graph, runtime: Runtime, threads: int) -> _Key:
+    return id(graph), runtime.name, threads
 
 
 def _is_plain(weight: Weight) -> bool:

@@ -15,6 +15,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from statistics import median, pstdev
 from typing import Any, Literal
@@ -192,13 +193,10 @@ def timed_beside(profile: Profile, device: Device, question: Question) -> Timing
     """
     peaks, like = peaks_of_header(profile.header), _most_like(profile, question)
     own = device.time(question, cold=peaks is None)
-    if like is None:
-        factor = 1.0
-    else:
-        try:
+    factor = 1.0
+    if like is not None:
+        with suppress(SuperoptError, NotCovered):
             factor = like.ns / device.time(question_of(like.key), cold=False).ns
-        except (SuperoptError, NotCovered):
-            factor = 1.0
     warm = own.ns * factor
     far_ns = (own.ns_cold - own.ns) * factor if peaks is None else 1e3 * peaks.far_byte_us * fixed_bytes(question.key)
     return Timing(warm, warm + far_ns, own.iqr)

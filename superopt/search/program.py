@@ -7,13 +7,13 @@ are computed from weights alone are *constant*: they cost nothing at run time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from superopt.ir.beside import side_by_side
 from superopt.ir.graph import ArrayData, Graph, Node, Weight, WeightData, topological_order
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Applied, Typing
@@ -27,7 +27,6 @@ __all__ = ["Kernel", "LeafFacts", "Program", "Step", "program_of"]
 _SMALL = 1 << 16  # elements of a weight that are looked at: uniform values, ranges of positions
 _DIGEST = 1 << 20  # bytes of a weight up to which equal contents are recognised
 _EVALUATED = 16 << 20  # bytes of constants that the model computes, and of what they are made of, that are evaluated
-_AT_ONCE = 2  # weights that are read side by side: one a core, and no more than two are in memory
 _LOOKED_AT: WeakKeyDictionary[WeightData, Known] = WeakKeyDictionary()  # what elements say, as far as it was asked
 
 
@@ -179,12 +178,8 @@ class Program:
 
 
 def _look_at_elements(weights: Iterable[WeightData]) -> None:
-    """Read, or draw, the elements of weights that were not looked at yet, two at a time: models have gigabytes."""
-    new = [data for data in dict.fromkeys(weights) if data not in _LOOKED_AT]
-    if len(new) > 1:
-        with ThreadPoolExecutor(_AT_ONCE, "reading") as pool:
-            for _ in pool.map(_known_of, new):
-                continue
+    """Read, or draw, the elements of weights that were not looked at yet: models have gigabytes."""
+    side_by_side(_known_of, (data for data in dict.fromkeys(weights) if data not in _LOOKED_AT))
 
 
 def _known_of(data: WeightData) -> Known:
