@@ -12,6 +12,7 @@ from superopt.ops.record import Operator
 from superopt.search.costing import Pricer
 from superopt.search.egraph import ENode
 from superopt.search.extract import Choice, Problem, cost_of, improve, problem_of, used_classes
+from superopt.search.frugal import frugal
 from superopt.search.ilp import solve
 from superopt.search.lower import Lowered, Region, lower
 from superopt.search.plan import Plan, plan_of
@@ -78,9 +79,10 @@ def optimise(
     result = Found(None, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
     if not after < before - 1e-9:
         return result
-    noise = _noise(lowered, problem, incumbent, choice, pricer) if least_gain > 0 else 0.0
-    needed = max(least_gain * _changed(problem, incumbent, choice), noise)
     plan = plan_of(region, lowered, problem, choice, before, after)
+    trades = least_gain > 0 and not frugal(region, plan, pricer)  # what asks for no more of anything rests on no price
+    noise = _noise(lowered, problem, incumbent, choice, pricer) if trades else 0.0
+    needed = max(least_gain * _changed(problem, incumbent, choice), noise)
     if before - after < needed and not is_simpler(region, plan):
         return _missed(result, outcome, before - after, needed, plan)
     return Found(plan, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from graphs import assert_equivalent, f32, graph, op, weight
 from roofline import Roofline
 
-from superopt.ir.graph import Graph
+from superopt.cost.question import Question
+from superopt.cost.record import Estimate
+from superopt.ir.graph import Graph, constant
 from superopt.rules import load_library
 from superopt.search import SearchOptions, search
 
@@ -40,3 +44,26 @@ def test_the_other_search_merges_siblings():
     before = siblings()
     found = search(before, load_library().admitted, Roofline(), SearchOptions(cache=False, least_gain=0.0))
     assert Counter(n.op for n in found.graph.nodes)["MatMul"] == 1
+
+
+def some_rows() -> Graph:
+    """A product of which some rows are read: as many operators as a product of these rows, which are smaller."""
+    nodes = [op("MatMul", "a", "x", "u"), op("Slice", "y", "a", "from", "to", "axis")]
+    places = [constant(n, np.array([v])) for n, v in (("from", 8), ("to", 32), ("axis", 0))]
+    return graph({"x": f32(32, 64)}, ["y"], [weight("u", 64, 64), *places], nodes)
+
+
+class Unsure(Roofline):
+    """The same prices, of which none is more than a guess."""
+
+    def _lookup(self, question: Question) -> Estimate:
+        return replace(super()._lookup(question), source="roofline", sigma=3.0)
+
+
+@pytest.mark.parametrize(("model", "taken"), [(some_rows, True), (siblings, False)])
+def test_what_asks_for_less_of_everything_rests_on_no_price(model, taken):
+    """However unsure prices are, it is worth having; what trades is not, if the gain may be an error of its price."""
+    before = model()
+    found = search(before, load_library().admitted, Unsure(), SearchOptions(cache=False))
+    assert (found.graph is not before) == taken
+    assert bool(found.near_misses) != taken
