@@ -159,8 +159,10 @@ def _kept(graph: Graph, model: CostModel) -> Form | None:
     typing = infer(graph)
     chosen = choose(graph, model, growth=GROWTH["standard"], typing=typing, gain=-NEAR)
     with Bench() as bench:
+        whole = sum(c.before for c in chosen)
         chosen, _, _ = tried_alone(
-            graph, typing, chosen, bench, runtime=ONNX_RUNTIME, threads=1, sizes={}, seed=0, left=lambda: _SECONDS
+            graph, typing, chosen, whole, bench, runtime=ONNX_RUNTIME, threads=1, sizes={}, seed=0,
+            left=lambda: _SECONDS,
         )  # fmt: skip
     return chosen[0].form if chosen else None
 

@@ -20,10 +20,10 @@ from superopt.cost import CostModel, GraphCost
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline.judge import LOOKS, SITTING, Belief, Judgement
+from superopt.pipeline.judge import LOOKS, SITTING, Belief, Judgement, regret
 from superopt.pipeline.memory import needed
 from superopt.pipeline.racing import LARGE, clock_of, measured_of
-from superopt.pipeline.trials import tried_alone
+from superopt.pipeline.trials import CHEAP, tried_alone
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import reference
 from superopt.runtime.limits import refuse_unbounded
@@ -185,8 +185,8 @@ def with_forms(
         if setting.races:
             progress(0, None, "measuring operators with fewer multiplications")
             chosen, asked, gained = tried_alone(
-                plain, typing, chosen, bench, runtime=setting.runtime, threads=setting.threads, sizes=setting.sizes,
-                seed=setting.seed, left=lambda: setting.left() - setting.needs,
+                plain, typing, chosen, before, bench, runtime=setting.runtime, threads=setting.threads,
+                sizes=setting.sizes, seed=setting.seed, left=lambda: setting.left() - setting.needs,
             )  # fmt: skip
             if gained < asked:
                 notes.append(f"of {asked} kinds of operators that might gain by fewer multiplications, timed beside "
@@ -265,19 +265,10 @@ def _tried(
         refuse_unbounded(made, setting.sizes)
         if setting.races:
             progress(0, None, "measuring with fewer multiplications")
-            modelled = Belief(1.0 - _gain(chosen) / before, sum(c.error for c in chosen) / before)
-            raced = _race(plain, made, modelled, setting, bench)
-            if not raced.won:
+            why, measured = _beside_both(original, plain, made, _believed(chosen, before), cost, setting, bench, beside)
+            if why:
                 bench.drop(made)
-                why = f"beside the result without them, they take {raced.text} of its time"
                 return _Outcome(None, why, final=True)
-            measured = measured_of(raced.result)
-            if plain is not original:
-                bench.drop(plain)
-                judged, measured = beside(made, cost)
-                if not judged.taken:
-                    bench.drop(made)
-                    return _Outcome(None, judged.reason, final=True)
         errors = _errors(original, made, setting, bench)
     except (InvalidModel, Unsupported, ResourceLimit) as error:
         return _Outcome(None, f"the model could not be run with them: {error}")
@@ -294,6 +285,33 @@ def _tried(
             bench.drop(made)
             return _Outcome(None, f"the check {checked.verdict}: {checked.reason}")
     return _Outcome(Formed(made, tuple(chosen), checked, errors, cost, MOST_ERROR[setting.mode], measured))
+
+
+def _believed(chosen: Sequence[Choice], before: float) -> Belief:
+    """What a result with forms takes of the time without them, as far as prices and trials say."""
+    return Belief(1.0 - _gain(chosen) / before, sum(c.error for c in chosen) / before)
+
+
+def _beside_both(
+    original: Graph, plain: Graph, made: Graph, modelled: Belief, cost: GraphCost, setting: Setting, bench: Bench,
+    beside: Beside,
+) -> tuple[str, report.Measured | None]:  # fmt: skip
+    """Why a result with forms loses its races, or nothing, and the one beside the input.
+
+    Beside the result without forms it is not raced where little could be lost by that: where it is known to be faster.
+    """
+    measured: report.Measured | None = None
+    if plain is original or regret([Belief(1.0 - _LEAST, 0.0), modelled]) > CHEAP:
+        raced = _race(plain, made, modelled, setting, bench)
+        if not raced.won:
+            return f"beside the result without them, they take {raced.text} of its time", None
+        measured = measured_of(raced.result)
+    if plain is not original:
+        bench.drop(plain)
+        judged, measured = beside(made, cost)
+        if not judged.taken:
+            return judged.reason, measured
+    return "", measured
 
 
 def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choice]:

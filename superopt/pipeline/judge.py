@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import hypot, inf, sqrt
+from math import erfc, hypot, inf, prod, sqrt
 from statistics import NormalDist, median, quantiles
 
 from superopt import report
 from superopt.cost import Demand, GraphCost
 from superopt.runtime.spread import median_beyond, median_error
 
-__all__ = ["DOUBT", "LOOKS", "SITTING", "Belief", "Comparison", "Judgement", "demand_of", "doubt_of"]
+__all__ = ["DOUBT", "LOOKS", "SITTING", "Belief", "Comparison", "Judgement", "demand_of", "doubt_of", "regret"]
 
 DOUBT = 1e-3  # how often a race may be wrong about which of two equal models is faster
 LOOKS = (3, 7, 15, 31)  # rounds after which a race is looked at: it ends there if settled, and at the last anyway
@@ -30,6 +30,10 @@ SITTING = (
     0.01  # standard deviation of the ratio of a model to its copy, from one loading of both to another: 0.0097 over
 )
 # the 45 of docs/benchmark.json. A race's rounds do not show it.
+_TAIL, _STEPS = (
+    5.0,
+    64,
+)  # standard deviations on each side that an expectation takes in, and places that it is summed at
 _WRONG = DOUBT / len(LOOKS)  # how often one look may be wrong
 _FARTHEST = NormalDist().inv_cdf(1 - _WRONG) * SITTING  # what two copies of one model may seem to differ by
 
@@ -58,6 +62,12 @@ class Belief:
         """Whether more rounds of a race hardly make it surer: one sitting tells no more."""
         return self.deviation < 1.2 * SITTING
 
+    def above(self, ratio: float) -> float:
+        """How likely it is that the ratio is more than this."""
+        if self.deviation <= 0.0:
+            return float(self.mean > ratio)
+        return 0.5 * erfc((ratio - self.mean) / (self.deviation * sqrt(2.0)))
+
     def measured(self, ratios: Sequence[float], *, sitting: float = SITTING) -> Belief:
         """After a race's rounds. Their median counts with the standard error that rounds' quartiles say, for as few
         as they are (Student's variance), and with what it is off by in one sitting; fewer than four say nothing."""
@@ -68,6 +78,21 @@ class Belief:
         error = median_error(count) * (high - low) * sqrt((count - 1) / (count - 3))
         here, there = self.deviation**-2, 1.0 / (error**2 + sitting**2)
         return Belief((self.mean * here + median(ratios) * there) / (here + there), (here + there) ** -0.5)
+
+
+def regret(beliefs: Sequence[Belief]) -> float:
+    """What choosing the least mean is expected to lose to whoever knew all ratios: the expected value of perfect
+    information (Howard 1966) about normal, independent ones. Never negative; 0 where nothing is open."""
+    best = min(b.mean for b in beliefs)
+    low = min(b.mean - _TAIL * b.deviation for b in beliefs)
+    width = (best - low) / _STEPS
+    places = [low + (n + 0.5) * width for n in range(_STEPS)]
+    below = [1.0 - prod(b.above(x) for b in beliefs) for x in places]  # that the least of all lies there
+    gain = width * sum(below)
+    high = min(b.mean + _TAIL * b.deviation for b in beliefs)  # the least of all is hardly above
+    width = (high - best) / _STEPS
+    loss = width * sum(prod(b.above(best + (n + 0.5) * width) for b in beliefs) for n in range(_STEPS))
+    return max(0.0, gain - loss)
 
 
 @dataclass(frozen=True)

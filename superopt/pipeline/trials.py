@@ -1,10 +1,10 @@
 """Forms that prices leave in doubt, timed beside the operator that they would replace.
 
 Prices of a form are off by a tenth of its operator's time (:data:`~superopt.search.bilinear.choosing.FORM_ERROR`), and
-to race whole models for a gain of less costs more than the gain is worth. So where a form is modelled to gain less
-than :data:`CLEAR`, to lose a little, or to be nearly as good as another, the operator and the forms are raced alone
-first, once for all sites that are alike: a few milliseconds a run. Where an operator lies in memory decides more than
-what a round scatters by, so they are loaded several times. What is believed then, by prices and rounds, chooses.
+to race whole models for a gain of less costs more than the gain is worth. So where choosing by prices is expected to
+lose more than :data:`CHEAP` of the model's time to whoever knew, the operator and its forms are raced alone first, once
+for all sites that are alike: a few milliseconds a run. Where an operator lies in memory decides more than what a round
+scatters by, so they are loaded several times. What is believed then, by prices and rounds, chooses.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import hypot
 
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing
-from superopt.pipeline.judge import Belief
+from superopt.pipeline.judge import SITTING, Belief, regret
 from superopt.pipeline.racing import clock_of
 from superopt.runtime.protocol import Runtime
 from superopt.runtime.race import race_sittings
@@ -25,21 +24,25 @@ from superopt.search.bilinear.choosing import FORM_ERROR, LEAST_GAIN, Choice, Fo
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.running import Bench
 
-__all__ = ["CLEAR", "tried_alone"]
+__all__ = ["CHEAP", "tried_alone"]
 
-CLEAR = 4.0 * FORM_ERROR  # share of an operator's time: what is modelled to gain so much is not timed
+# Share of the model's time that a wrong choice for all operators alike may be expected to lose: a fifth of what two
+# loadings of one model differ by.
+CHEAP = SITTING / 5.0
 _SITTINGS, _ROUNDS = 4, 12  # loadings at most, and rounds of all of them together
 _HELD = 1 << 28  # bytes of weights that are held at once for a trial: larger operators are loaded less often
 _SITTING = 0.05  # standard deviation of the ratio of a form to its operator, from one loading of both to another
 # Microseconds that all trials of a model are modelled to run; what does not fit is decided by prices. Not the clock's:
 # a busy machine would decide more by prices, and differently.
 _MOST_US = 3e6
+_PLAIN = Belief(1.0 - LEAST_GAIN, 0.0)  # of the operator itself: a form has to gain more than that
 
 
 def tried_alone(
     plain: Graph,
     typing: Typing,
     chosen: Sequence[Choice],
+    whole: float,
     bench: Bench,
     *,
     runtime: Runtime,
@@ -54,6 +57,7 @@ def tried_alone(
         plain: the graph whose operators they are.
         typing: its types.
         chosen: forms by prices, with their rivals.
+        whole: microseconds that all of the graph is modelled to take.
         bench: where weights are written.
         runtime: of the races.
         threads: of the races.
@@ -71,9 +75,10 @@ def tried_alone(
     us = _MOST_US
     kept: dict[int, Choice] = {}
     asked = gained = 0
-    for key in sorted(kinds, key=lambda k: -sum(c.before for c in kinds[k])):
-        options = _Options(kinds[key][0])
-        if options.doubtful and options.us <= us and left() > 0.0:
+    shares = {key: sum(c.before for c in kind) / whole for key, kind in kinds.items()}
+    for key in sorted(kinds, key=lambda k: -shares[k]):
+        options = _Options(kinds[key][0], shares[key])
+        if options.loses > CHEAP and options.us <= us and left() > 0.0:
             asked += 1
             us -= options.us
             raced = _race(graphs[key], options, bench, runtime, threads, sizes, seed, left())
@@ -92,10 +97,12 @@ def tried_alone(
 class _Options:
     """An operator (number 0) and its forms, with what each form is taken to need of the operator's time.
 
-    ``rounds`` are those of all sittings, of which each has ``each``.
+    ``rounds`` are those of all sittings, of which each has ``each``; ``share`` is what all operators like it take of
+    the model's time.
     """
 
     choice: Choice
+    share: float
     rounds: tuple[tuple[float, ...], ...] = ()
     each: int = _ROUNDS // _SITTINGS
 
@@ -116,23 +123,15 @@ class _Options:
         return [b.measured([row[n + 1] / row[0] for row in self.rounds], sitting=sitting) for n, b in enumerate(priors)]
 
     @property
-    def doubtful(self) -> bool:
-        """Whether prices leave it open which is best."""
-        return bool(self.choice.rivals) or self.choice.after >= (1.0 - CLEAR) * self.choice.before
-
-    @property
     def best(self) -> int:
         """The number of the option to take: the operator itself unless a form gains enough."""
-        means = [1.0 - LEAST_GAIN, *(b.mean for b in self.beliefs)]
+        means = [_PLAIN.mean, *(b.mean for b in self.beliefs)]
         return min(range(len(means)), key=lambda n: means[n])
 
     @property
-    def settled(self) -> bool:
-        """Whether another sitting would hardly change the best."""
-        known = [Belief(1.0 - LEAST_GAIN, 0.0), *self.beliefs]
-        best = known[self.best]
-        others = [b for n, b in enumerate(known) if n != self.best]
-        return all(b.mean - best.mean > 2.0 * hypot(b.deviation, best.deviation) for b in others)
+    def loses(self) -> float:
+        """What taking the best as far as is known is expected to lose, as a share of the model's time."""
+        return self.share * regret([_PLAIN, *self.beliefs])
 
 
 def _race(
@@ -153,7 +152,7 @@ def _race(
         raced = race_sittings(
             lambda: [m.bound(feeds) for m in bench.loaded_all((graph, *made), runtime, threads=threads)],
             sittings=sittings, rounds=options.each, runtime=runtime, threads=threads, clock=clock_of(threads),
-            time_limit=seconds, seed=seed, enough=lambda r: replace(options, rounds=r.samples).settled,
+            time_limit=seconds, seed=seed, enough=lambda r: replace(options, rounds=r.samples).loses <= CHEAP,
         )  # fmt: skip
     except (InvalidModel, Unsupported, ResourceLimit):
         return None

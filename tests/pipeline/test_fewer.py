@@ -171,6 +171,7 @@ def alone(time: float) -> Callable[..., RaceResult]:
 def test_a_lost_race_leaves_out_forms_and_nothing_else(
     times: tuple[float, ...], rounds: int, used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fewer, "CHEAP", -1.0)  # raced however clear it is
     monkeypatch.setattr(fewer, "race_bound", raced(*times, rounds=rounds))
     monkeypatch.setattr(trials, "race_sittings", alone(6.0))
     monkeypatch.setattr(optimise, "measure", beside(0.9, 0.6))
@@ -180,6 +181,16 @@ def test_a_lost_race_leaves_out_forms_and_nothing_else(
     assert "BatchNormalization" not in {n.op for n in result.nodes}
     if not used:
         assert any("they take" in note for note in report.notes)
+
+
+def test_forms_that_surely_gain_are_raced_beside_the_input_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fewer, "race_bound", lambda *_, **__: pytest.fail("raced"))
+    monkeypatch.setattr(trials, "race_sittings", alone(5.0))
+    monkeypatch.setattr(optimise, "measure", beside(0.9, 0.4))
+    _, report = optimised(model(), target="cpu", time_limit=60.0)
+    assert report.algorithms
+    assert report.measured is not None
+    assert report.measured.ratio == 0.4
 
 
 def test_forms_that_lose_beside_the_input_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +238,7 @@ def test_kinds_that_gain_less_than_one_sitting_together_are_left_out() -> None:
 
 @pytest.mark.parametrize(("time", "kept"), [(6.0, True), (9.9, False), (11.0, False)])
 def test_a_form_in_doubt_is_kept_where_it_gains_alone(time: float, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "CLEAR", 1.0)  # every form is in doubt
+    monkeypatch.setattr(trials, "CHEAP", -1.0)  # nothing may be lost
     asked: list[int] = []
 
     def race(load: Callable[[], Sequence[object]], **_: object) -> RaceResult:

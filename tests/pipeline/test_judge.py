@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from statistics import median, quantiles, stdev
+from statistics import NormalDist, median, quantiles, stdev
 
+import numpy as np
 import pytest
 
 from superopt.cost import Demand
-from superopt.pipeline.judge import DOUBT, Comparison
+from superopt.pipeline.judge import DOUBT, Belief, Comparison, regret
 from superopt.report import Measured
 from superopt.runtime.spread import IQR_OF_NORMAL
 
@@ -97,3 +98,20 @@ def test_what_no_race_could_show_is_not_raced() -> None:
     assert not Comparison(INPUT, TRADED, 0.97).hopeless
     assert not Comparison(INPUT, TRADED, 1.2).hopeless  # prices may be wrong by as much
     assert not Comparison(INPUT, LESS, 0.995).hopeless  # it does less, and is taken unless it is shown slower
+
+
+@pytest.mark.parametrize("mean", [0.7, 0.9, 0.97, 1.05])
+def test_what_a_choice_is_expected_to_lose_to_whoever_knew(mean: float) -> None:
+    """Beside something certain, in closed form: the unit normal loss."""
+    off = abs(0.97 - mean) / 0.1
+    normal = NormalDist()
+    loss = 0.1 * (normal.pdf(off) - off * (1.0 - normal.cdf(off)))
+    assert regret([Belief(0.97, 0.0), Belief(mean, 0.1)]) == pytest.approx(loss, abs=2e-4)
+
+
+def test_a_choice_between_several_loses_what_draws_of_them_say() -> None:
+    known = [Belief(0.97, 0.0), Belief(0.66, 0.1), Belief(0.67, 0.1), Belief(0.68, 0.05)]
+    source = np.random.default_rng(0)
+    draws = source.normal([b.mean for b in known], [b.deviation for b in known], (200_000, 4))
+    assert regret(known) == pytest.approx(0.66 - draws.min(axis=1).mean(), abs=1e-3)
+    assert regret([Belief(0.97, 0.0)]) == regret([Belief(0.97, 0.0), Belief(0.2, 0.01)]) == pytest.approx(0.0, abs=1e-9)
