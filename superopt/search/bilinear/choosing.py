@@ -30,7 +30,7 @@ from superopt.search.bilinear.writing import Writer
 
 __all__ = [
     "FORM_ERROR", "GROWTH", "LEAST_GAIN", "NEAR", "Choice", "Form", "Site", "accuracy_of", "alike", "alternatives",
-    "choose", "forms_of", "in_place", "isolated", "named", "possible", "rewritten", "sites_of",
+    "choose", "decisive", "forms_of", "in_place", "isolated", "named", "possible", "rewritten", "sites_of",
 ]  # fmt: skip
 
 Form = ConvForm | MatMulForm
@@ -388,12 +388,34 @@ def _priced(
     priced: list[tuple[float, int, Form]] = []
     for number, form in enumerate(forms_of(site, growth)):
         if _products_us(site, form, costs) < before:
-            made = graph_cost(rewritten(alone, [Choice(site, form, 0.0, 0.0)], filled=False), costs, sizes=sizes)
+            made = graph_cost(_alone(alone, site, form), costs, sizes=sizes)
             us = made.us + sum((_APART.get(op, 1.0) - 1.0) * estimate.us for _, op, estimate in made.per_node)
             if isinstance(form, ConvForm):
                 us *= _FAMILY[form.merged > 1]
             priced.append((us, number, form))
     return before, priced
+
+
+def _alone(alone: Graph, site: Site, form: Form) -> Graph:
+    """An operator that is a model of its own, as a form, without its weights' elements."""
+    return rewritten(alone, [Choice(site, form, 0.0, 0.0)], filled=False)
+
+
+def decisive(graph: Graph, costs: CostModel, *, sizes: Mapping[str, int] | None = None) -> Iterator[Graph]:
+    """The forms that prices choose or put near a choice, each as a model of its own: what they cost decides.
+
+    Args:
+        graph: a checked graph.
+        costs: prices so far.
+        sizes: what a symbolic batch is costed at.
+    """
+    typing = infer(graph)
+    seen: set[Hashable] = set()
+    for choice in choose(graph, costs, growth=GROWTH["standard"], typing=typing, sizes=sizes, gain=-NEAR):
+        alone = isolated(graph, typing, choice.site)
+        if (key := alike(alone)) not in seen:
+            seen.add(key)
+            yield from (_alone(alone, choice.site, form) for form in (choice.form, *(f for f, _ in choice.rivals)))
 
 
 def alternatives(graph: Graph, site: Site, costs: CostModel, growth: float) -> list[tuple[float, Form | None]]:
