@@ -42,8 +42,8 @@ from superopt.search.bilinear.choosing import (
     choose,
     named,
     rewritten,
-    sites_of,
 )
+from superopt.search.bilinear.sites import sites_of
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.running import Bench
 

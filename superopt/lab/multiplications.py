@@ -30,9 +30,10 @@ from superopt.pipeline.options import ALGORITHMS
 from superopt.pipeline.racing import clock_of
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.race import RaceResult, race_sittings
-from superopt.search.bilinear.choosing import GROWTH, Choice, alternatives, choose, forms_of, named, rewritten, sites_of
+from superopt.search.bilinear.choosing import GROWTH, Choice, alternatives, choose, forms_of, named, rewritten
 from superopt.search.bilinear.conv import ConvForm
 from superopt.search.bilinear.layout import Place, changes_us
+from superopt.search.bilinear.sites import sites_of
 from superopt.verifier.differential import make_inputs
 
 __all__ = [
@@ -97,7 +98,7 @@ def parts_of(graph: Graph, chosen: Sequence[Choice], prices: CostModel) -> Parts
     products, held = {n.name for n in taken}, sum(made.constants[n.inputs[1]].type.nbytes or 0 for n in taken)
     before, after = _roofs(graph, prices, peaks), _roofs(made, prices, peaks)
     typing = infer(graph)
-    places = [Place(c.site.nodes, c.site.node.inputs[0]) for c in chosen if c.site.pads]
+    places = [Place(c.site.nodes, c.site.node.inputs[0], c.begins) for c in chosen if c.site.pads]
     more = changes_us(graph, typing, places, prices) - changes_us(graph, typing, [], prices)
     us = graph_cost(graph, prices, typing).us
     return Parts(
@@ -266,8 +267,11 @@ def devices_table(shapes: Sequence[tuple[str, Graph]]) -> list[str]:
     lines = ["| operator | direct, µs | cheapest form | ÷ direct |", "|---|---|---|---|"]
     for shape, graph in shapes:
         (direct, _), *forms = alternatives(graph, sites_of(graph, costs=prices)[0], prices, GROWTH["standard"])
-        us, form = forms[0]
-        assert form is not None
-        lines.append(f"| {shape} | {direct:.1f} | {named(form)} | {us / direct:.2f} |")
+        if forms:
+            us, form = forms[0]
+            assert form is not None
+            lines.append(f"| {shape} | {direct:.1f} | {named(form)} | {us / direct:.2f} |")
+        else:
+            lines.append(f"| {shape} | {direct:.1f} | none whose products alone take less | |")
         print(lines[-1], flush=True)
     return lines

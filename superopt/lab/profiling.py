@@ -28,7 +28,8 @@ from superopt.pipeline.optimise import load
 from superopt.pipeline.options import Progress, quiet
 from superopt.rules import load_library
 from superopt.search import SearchOptions, search
-from superopt.search.bilinear.choosing import decisive, possible
+from superopt.search.bilinear.choosing import decisive
+from superopt.search.bilinear.sites import possible
 
 __all__ = ["Coverage", "Recorded", "coverage", "profile"]
 

@@ -22,7 +22,8 @@ from superopt.ir.types import DType, TensorType
 from superopt.lab import coverage, profile
 from superopt.ops.record import NotCovered
 from superopt.pipeline import optimize
-from superopt.search.bilinear.choosing import GROWTH, Choice, alternatives, rewritten, sites_of
+from superopt.search.bilinear.choosing import GROWTH, Choice, alternatives, rewritten
+from superopt.search.bilinear.sites import sites_of
 
 
 def f(*shape):

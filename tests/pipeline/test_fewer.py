@@ -21,8 +21,9 @@ from superopt.rules.bilinear import algorithms
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import ort
 from superopt.runtime.race import RaceResult, result_of
-from superopt.search.bilinear.choosing import Choice, Site, rewritten
+from superopt.search.bilinear.choosing import Choice, rewritten
 from superopt.search.bilinear.matmul import MatMulForm
+from superopt.search.bilinear.sites import Site
 
 PROFILE = "profile:cpu-epyc-2core"
 
