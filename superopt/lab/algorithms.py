@@ -43,6 +43,7 @@ from superopt.search.bilinear.choosing import (
     named,
     rewritten,
 )
+from superopt.search.bilinear.conv import ConvForm
 from superopt.search.bilinear.sites import sites_of
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.running import Bench
@@ -226,6 +227,13 @@ def drawn(count: int, seed: int) -> Iterator[tuple[str, Graph, int]]:
         count -= 1
 
 
+def plan(folder: Path, count: int, seed: int) -> None:
+    """Write random shapes as models: what ``superopt profile`` can ask a device for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (_, graph, _) in enumerate(drawn(count, seed)):
+        formats.save(graph, folder / f"{number:03d}.json", force=True)
+
+
 def random_table(model: CostModel, count: int, seed: int, threads: int) -> list[str]:
     """Markdown: on shapes that nobody chose, how often prices choose what is fastest, and what it costs where not."""
     found: list[Measured] = []
@@ -249,7 +257,24 @@ def random_table(model: CostModel, count: int, seed: int, threads: int) -> list[
         for m in found
         if m.lost(m.kept or 0) > _NEAR
     ]
-    return [said, "", *rows]
+    return [said, "", _scatter(found), "", *rows]
+
+
+def _scatter(found: Sequence[Measured]) -> str:
+    """By kind of form, what was measured ÷ what was modelled, of the operator's time: what prices are off by."""
+    logs: dict[str, list[float]] = {"both axes": [], "one axis direct": [], "products": []}
+    for one in found:
+        for form, us, ratio in zip(one.forms, one.modelled, one.ratios, strict=True):
+            if form is not None:
+                conv = "one axis direct" if isinstance(form, ConvForm) and form.merged > 1 else "both axes"
+                kind = conv if isinstance(form, ConvForm) else "products"
+                logs[kind].append(np.log(ratio * one.modelled[0] / us))
+    said = (
+        f"{kind} {np.exp(np.mean(log)):.3f} (σ of the logarithm {np.std(log):.3f}, {len(log)} forms)"
+        for kind, log in logs.items()
+        if log
+    )
+    return f"Measured ÷ modelled: {'; '.join(said)}."
 
 
 def _near(lost: Sequence[float]) -> float:
@@ -339,9 +364,7 @@ def main() -> None:
     )
     chosen = parser.parse_args()
     if chosen.plan is not None:
-        chosen.plan.mkdir(parents=True, exist_ok=True)
-        for number, (_, graph, _) in enumerate(drawn(chosen.count, chosen.seed)):
-            formats.save(graph, chosen.plan / f"{number:03d}.json", force=True)
+        plan(chosen.plan, chosen.count, chosen.seed)
         return
     for section in chosen.only or SECTIONS[:4]:
         lines = _table(section, chosen)
