@@ -28,7 +28,7 @@ from superopt.cost.planning import Planning
 from superopt.cost.profile import Profile, Store, write_profile
 from superopt.cost.question import Question
 from superopt.cost.record import Key, Record
-from superopt.ir.errors import SuperoptError
+from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ops.record import NotCovered
 
 __all__ = ["Recorder"]
@@ -38,6 +38,7 @@ _DRIFT = 0.03  # a deviation from which it counts
 _FENCE = 1.5  # interquartile ranges beyond the quartiles, where a reading is no longer the usual scatter
 _LOOKS = 8  # before the first block, so that the usual scatter is known
 _TRIES = 4  # blocks that are timed again before it is judged whether that helps
+_ALIKE = ("backend", "clock", "layout", "method", "precision", "threads")  # of all records of one profile
 _SENTINEL, _NOTE = "sentinel", "note"  # lines of the partial file that are no measurements
 
 
@@ -79,18 +80,25 @@ class Recorder:
         out: the profile to be written.
         deadline: ``time.monotonic()`` from which nothing is timed any more.
         progress: called with (questions answered, questions, what).
-        keep: records that are taken over without being timed again.
+        onto: a profile that is extended: its records are taken over without being timed again, and its ceilings and
+            whatever else its header says stay as they are, since its records belong to them.
+
+    Raises:
+        UsageError: the profile that is to be extended was recorded in another way.
     """
 
     def __init__(
-        self, device: Device, out: Path, deadline: float, progress: Progress | None = None, keep: Iterable[Record] = ()
+        self, device: Device, out: Path, deadline: float, progress: Progress | None = None, onto: Profile | None = None
     ) -> None:
         self.device, self.out, self.deadline, self._progress = device, out, deadline, progress
         self.facts = device.facts()
+        self._onto = None if onto is None else onto.header
+        if self._onto is not None:
+            _refuse_unlike(self._onto, {**self.facts, "method": METHOD}, out)
         who = json.dumps([METHOD, *(self.facts.get(k) for k in ("device", "cores", "threads", "clock", "runtime"))])
         name = f"{out.name}.{hashlib.sha256(who.encode()).hexdigest()[:8]}.partial"
         self.store = Store(name, self.facts, out.parent)
-        for record in keep:
+        for record in () if onto is None else onto.records.values():
             if self.store.get(record.key.text) is None:
                 self.store.add(record)
         self.measured = 0
@@ -191,8 +199,19 @@ class Recorder:
             **self.facts, "method": METHOD, **facts, "refused": sorted(self.refused),
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "sentinels": self._sentinels(),
         }  # fmt: skip
+        if self._onto is not None:
+            header = self._extended(self._onto, header)
         write_profile(self.out, header, self.records)
         return Profile(header, {r.key.text: r for r in self.records})
+
+    def _extended(self, onto: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, Any]:
+        """The header of a profile that was extended, with what was added to it, and how."""
+        added = list(onto.get("added", ()))
+        if self.measured:
+            now = {k: header[k] for k in ("device", "runtime", "date", "sentinels", "plan") if k in header}
+            added.append({**now, "records": self.measured})
+        refused = sorted({*onto.get("refused", ()), *self.refused})
+        return {**onto, "refused": refused, **({"added": added} if added else {})}
 
     def _sentinels(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -205,6 +224,15 @@ class Recorder:
     def finish(self) -> None:
         """Remove the partial file: the recording is complete."""
         self.store.path.unlink(missing_ok=True)
+
+
+def _refuse_unlike(onto: Mapping[str, Any], facts: Mapping[str, Any], out: Path) -> None:
+    for name in _ALIKE:
+        if name in onto and name in facts and onto[name] != facts[name]:
+            raise UsageError(
+                f"its records have {name} {onto[name]}, and what is to be added would have {facts[name]}",
+                where=str(out), hint="record a profile of its own: --out FILE",
+            )  # fmt: skip
 
 
 def _least(a: Record, b: Record) -> Record:

@@ -11,8 +11,9 @@ import argparse
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,11 @@ from superopt.cost.model import CostModel
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph
+from superopt.lab.multiplications import devices_table, operators_table, shared_table, sums_table
 from superopt.ops.infer import infer
 from superopt.pipeline.fewer import Accuracy, accuracy
 from superopt.pipeline.optimise import optimize
+from superopt.pipeline.racing import clock_of
 from superopt.pipeline.trials import tried_alone
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.race import circumstances, race_sittings
@@ -39,8 +42,9 @@ from superopt.search.bilinear.choosing import (
     choose,
     named,
     rewritten,
-    sites_of,
 )
+from superopt.search.bilinear.conv import ConvForm
+from superopt.search.bilinear.sites import sites_of
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.running import Bench
 
@@ -51,7 +55,8 @@ CONVS = (
     (512, 512, 7), (128, 128, 56), (64, 64, 56),
 )  # fmt: skip
 MATMULS = ((512, 3072, 768), (1024, 1024, 1024), (2048, 2048, 2048), (512, 768, 3072), (128, 768, 3072))
-SECTIONS = ("shapes", "random", "models", "errors")
+SECTIONS = ("shapes", "random", "models", "errors", "operators", "sums", "shared", "devices")
+TIMED = ("shapes", "random", "models", "operators")  # sections that are something else with another number of threads
 PROFILE = "profile:cpu-epyc-2core"
 MODELS = ("vgg16", "unet", "resnet50", "resnet18", "vit_b16", "bert")
 _SITTINGS, _ROUNDS, _SECONDS = 4, 3, 40.0  # loadings of a shape's models, and rounds of each
@@ -116,7 +121,14 @@ def matmul(rows: int, inner: int, columns: int) -> Graph:
 
 
 def measured(
-    graph: Graph, shape: str, model: CostModel, *, rounds: int = _ROUNDS, most: int = 6, decide: bool = False
+    graph: Graph,
+    shape: str,
+    model: CostModel,
+    *,
+    rounds: int = _ROUNDS,
+    most: int = 6,
+    decide: bool = False,
+    threads: int = 1,
 ) -> Measured:
     """Time an operator beside its forms, the cheapest ``most`` by the model.
 
@@ -127,6 +139,7 @@ def measured(
         rounds: of each sitting.
         most: forms.
         decide: also what an optimisation would keep, and time that.
+        threads: inside an operator; with one, what counts is the thread's CPU time.
 
     Raises:
         UsageError: there is no site.
@@ -134,7 +147,7 @@ def measured(
     sites = sites_of(graph, costs=model)
     if not sites:
         raise UsageError(f"no algorithm applies to {shape}")
-    kept = _kept(graph, model) if decide else None
+    kept = _kept(graph, model, threads) if decide else None
     direct, *others = alternatives(graph, sites[0], model, GROWTH["standard"])
     timed = [(us, form) for n, (us, form) in enumerate(others) if form and (n < most or form == kept)]
     made = [rewritten(graph, [Choice(sites[0], form, 0.0, 0.0)]) for _, form in timed]
@@ -142,8 +155,8 @@ def measured(
     load = os.getloadavg()[0]
     models, feeds = [formats.to_onnx_bytes(g) for g in (graph, *made)], make_inputs(graph, 0, "normal")
     result = race_sittings(
-        lambda: [ONNX_RUNTIME.load(m, threads=1).bound(feeds) for m in models], sittings=_SITTINGS, rounds=rounds,
-        burst=2, threads=1, clock="cpu", time_limit=_SECONDS,
+        lambda: [ONNX_RUNTIME.load(m, threads=threads).bound(feeds) for m in models], sittings=_SITTINGS,
+        rounds=rounds, burst=2, threads=threads, clock=clock_of(threads), time_limit=_SECONDS,
     )  # fmt: skip
     found = Measured(
         shape, forms, (direct[0], *(us for us, _ in timed)), result.ratios,
@@ -154,14 +167,14 @@ def measured(
     return replace(found, errors=errors)
 
 
-def _kept(graph: Graph, model: CostModel) -> Form | None:
+def _kept(graph: Graph, model: CostModel, threads: int) -> Form | None:
     """The form that an optimisation of a graph with one site would keep."""
     typing = infer(graph)
     chosen = choose(graph, model, growth=GROWTH["standard"], typing=typing, gain=-NEAR)
     with Bench() as bench:
         whole = sum(c.before for c in chosen)
         chosen, _, _ = tried_alone(
-            graph, typing, chosen, whole, bench, runtime=ONNX_RUNTIME, threads=1, sizes={}, seed=0,
+            graph, typing, chosen, whole, bench, runtime=ONNX_RUNTIME, threads=threads, sizes={}, seed=0,
             left=lambda: _SECONDS,
         )  # fmt: skip
     return chosen[0].form if chosen else None
@@ -171,19 +184,23 @@ def _name(form: Form | None) -> str:
     return "direct" if form is None else named(form)
 
 
-def shapes_table(model: CostModel) -> list[str]:
+def shapes() -> list[tuple[str, Callable[[], Graph]]]:
+    """The issue's shapes, in words, each with what builds it."""
+    return [
+        *((f"Conv 3×3, {i}→{o} at {s}×{s}", partial(conv, i, o, s)) for i, o, s in CONVS),
+        *((f"MatMul {m}×{k}·{k}×{n}", partial(matmul, m, k, n)) for m, k, n in MATMULS),
+    ]
+
+
+def shapes_table(model: CostModel, threads: int) -> list[str]:
     """Markdown rows: the issue's shapes."""
     lines = [
         "| operator | direct, ms | fastest form | median ratio | ratio of least times | modelled | prices choose "
         "| largest error: direct, form | load |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    made: list[tuple[str, Callable[[], Graph]]] = [
-        *((f"Conv 3×3, {i}→{o} at {s}×{s}", lambda i=i, o=o, s=s: conv(i, o, s)) for i, o, s in CONVS),
-        *((f"MatMul {m}×{k}·{k}×{n}", lambda m=m, k=k, n=n: matmul(m, k, n)) for m, k, n in MATMULS),
-    ]
-    for shape, build in made:
-        found = measured(build(), shape, model)
+    for shape, build in shapes():
+        found = measured(build(), shape, model, threads=threads)
         form = min(range(1, len(found.ratios)), key=lambda n: found.ratios[n])
         errors = f"{found.errors.before:.1e}, {found.errors.after:.1e}" if found.errors is not None else ""
         lines.append(
@@ -195,21 +212,34 @@ def shapes_table(model: CostModel) -> list[str]:
     return lines
 
 
-def random_table(model: CostModel, count: int, seed: int) -> list[str]:
-    """Markdown: on shapes that nobody chose, how often prices choose what is fastest, and what it costs where not."""
+def drawn(count: int, seed: int) -> Iterator[tuple[str, Graph, int]]:
+    """Random shapes: in words, the operator, and how many of its forms are worth timing."""
     rng = random.Random(seed)
-    found: list[Measured] = []
-    while len(found) < count:
+    while count:
         if rng.random() < 0.7:
             inner, out = (rng.choice((24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512)) for _ in range(2))
             size = rng.choice((7, 10, 14, 16, 20, 28, 32, 40, 56, 64))
             if inner * out * size * size > 512 * 512 * 784:
                 continue
-            graph, shape, most = conv(inner, out, size), f"Conv {inner}→{out} at {size}", 3
+            yield f"Conv {inner}→{out} at {size}", conv(inner, out, size), 3
         else:
             m, k, n = (rng.choice((128, 192, 256, 384, 512, 768, 1024, 1536)) for _ in range(3))
-            graph, shape, most = matmul(m, k, n), f"MatMul {m}×{k}×{n}", 2
-        one = measured(graph, shape, model, rounds=7, most=most, decide=True)
+            yield f"MatMul {m}×{k}×{n}", matmul(m, k, n), 2
+        count -= 1
+
+
+def plan(folder: Path, count: int, seed: int) -> None:
+    """Write random shapes as models: what ``superopt profile`` can ask a device for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (_, graph, _) in enumerate(drawn(count, seed)):
+        formats.save(graph, folder / f"{number:03d}.json", force=True)
+
+
+def random_table(model: CostModel, count: int, seed: int, threads: int) -> list[str]:
+    """Markdown: on shapes that nobody chose, how often prices choose what is fastest, and what it costs where not."""
+    found: list[Measured] = []
+    for shape, graph, most in drawn(count, seed):
+        one = measured(graph, shape, model, rounds=7, most=most, decide=True, threads=threads)
         found.append(one)
         print(f"{one.shape}: kept {_name(one.forms[one.kept or 0])} {one.ratios[one.kept or 0]:.3f}, "
               f"fastest {_name(one.forms[one.fastest])} {one.ratios[one.fastest]:.3f}", flush=True)  # fmt: skip
@@ -228,14 +258,31 @@ def random_table(model: CostModel, count: int, seed: int) -> list[str]:
         for m in found
         if m.lost(m.kept or 0) > _NEAR
     ]
-    return [said, "", *rows]
+    return [said, "", _scatter(found), "", *rows]
+
+
+def _scatter(found: Sequence[Measured]) -> str:
+    """By kind of form, what was measured ÷ what was modelled, of the operator's time: what prices are off by."""
+    logs: dict[str, list[float]] = {"both axes": [], "one axis direct": [], "products": []}
+    for one in found:
+        for form, us, ratio in zip(one.forms, one.modelled, one.ratios, strict=True):
+            if form is not None:
+                conv = "one axis direct" if isinstance(form, ConvForm) and form.merged > 1 else "both axes"
+                kind = conv if isinstance(form, ConvForm) else "products"
+                logs[kind].append(np.log(ratio * one.modelled[0] / us))
+    said = (
+        f"{kind} {np.exp(np.mean(log)):.3f} (σ of the logarithm {np.std(log):.3f}, {len(log)} forms)"
+        for kind, log in logs.items()
+        if log
+    )
+    return f"Measured ÷ modelled: {'; '.join(said)}."
 
 
 def _near(lost: Sequence[float]) -> float:
     return sum(one <= _NEAR for one in lost) / len(lost)
 
 
-def models_table(names: Sequence[str]) -> list[str]:
+def models_table(names: Sequence[str], threads: int) -> list[str]:
     """Markdown rows: whole models of the corpus, as ``superopt optimize --measure`` returns them."""
     lines = [
         "| model | rewritten operators | before, ms | after ÷ before | spread, rounds "
@@ -244,7 +291,7 @@ def models_table(names: Sequence[str]) -> list[str]:
     ]
     for name in names:
         load, start = os.getloadavg()[0], time.monotonic()
-        found = optimize(formats.load(f"corpus/{name}.json"), measure=True).report
+        found = optimize(formats.load(f"corpus/{name}.json"), measure=True, threads=threads).report
         seconds = time.monotonic() - start
         raced, errors, work = found.measured, found.errors, found.work
         times = "| | | " if raced is None else (
@@ -260,7 +307,10 @@ def models_table(names: Sequence[str]) -> list[str]:
 
 
 def errors_table(names: Sequence[str], seeds: int) -> list[str]:
-    """Markdown rows: errors of corpus models against float64 on so many inputs, before and after; recorded prices."""
+    """Markdown rows: errors of corpus models against float64 on so many inputs, before and after; recorded prices.
+
+    A result without forms is as accurate as the check of every result says, so no errors are measured for it.
+    """
     lines = [
         "| model | rewritten operators | inputs | largest error: before, after | times | within the budget |",
         "|---|---|---|---|---|---|",
@@ -268,11 +318,14 @@ def errors_table(names: Sequence[str], seeds: int) -> list[str]:
     for name in names:
         graph = formats.load(f"corpus/{name}.json")
         made = optimize(graph, target=PROFILE, time_limit=None)
-        found = accuracy(graph, made.graph, sizes={}, runtime=ONNX_RUNTIME, inputs=seeds)
-        lines.append(
-            f"| {name} | {len(made.report.algorithms)} | {found.inputs} | {found.before:.1e}, {found.after:.1e} "
-            f"| {found.after / found.before:.2f} | {'yes' if found.within('standard') else '**no**'} |"
-        )
+        if made.report.algorithms:
+            found = accuracy(graph, made.graph, sizes={}, runtime=ONNX_RUNTIME, inputs=seeds)
+            lines.append(
+                f"| {name} | {len(made.report.algorithms)} | {found.inputs} | {found.before:.1e}, {found.after:.1e} "
+                f"| {found.after / found.before:.2f} | {'yes' if found.within('standard') else '**no**'} |"
+            )
+        else:
+            lines.append(f"| {name} | none | | | | |")
         print(lines[-1], flush=True)
     return lines
 
@@ -295,25 +348,54 @@ def main() -> None:
     """Measure, and write the tables into the page."""
     parser = argparse.ArgumentParser(prog="python -m superopt.lab.algorithms", description=__doc__)
     parser.add_argument("--page", type=Path, default=Path("docs/algorithms.md"))
-    parser.add_argument("--only", choices=SECTIONS, action="append")
+    parser.add_argument(
+        "--only", choices=SECTIONS, action="append", help="shapes, random, models and errors by default"
+    )
     parser.add_argument("--count", type=int, default=60, help="random shapes")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--models", nargs="*", default=list(MODELS), help="of the corpus, drawn networks, or files")
     parser.add_argument("--seeds", type=int, default=100, help="inputs on which errors are measured")
+    parser.add_argument("--threads", type=int, default=1, help="inside an operator; other tables for other numbers")
+    parser.add_argument("--profile", default=PROFILE, help="whose prices are asked")
+    parser.add_argument(
+        "--seconds", type=float, help="of each search for sums and shared; without, as long as it takes"
+    )
+    parser.add_argument(
+        "--plan", type=Path, metavar="DIR", help="write the random shapes as models there, nothing else"
+    )
     chosen = parser.parse_args()
-    wanted = chosen.only or list(SECTIONS)
-    about = dict(circumstances(1, "cpu"))
-    line = ", ".join(f"{k} {v}" for k, v in about.items())
-    for section in wanted:
-        if section == "models":
-            lines = models_table(chosen.models)
-        elif section == "errors":
-            lines = errors_table(chosen.models, chosen.seeds)
-        else:
-            with costs.for_target("cpu" if section == "shapes" else PROFILE, threads=1) as model:
-                lines = shapes_table(model) if section == "shapes" else random_table(model, chosen.count, chosen.seed)
+    if chosen.plan is not None:
+        plan(chosen.plan, chosen.count, chosen.seed)
+        return
+    for section in chosen.only or SECTIONS[:4]:
+        lines = _table(section, chosen)
+        about = circumstances(chosen.threads, clock_of(chosen.threads))
+        line = ", ".join(f"{k} {v}" for k, v in about.items())
+        place = f"{section}, {chosen.threads} threads" if section in TIMED and chosen.threads > 1 else section
         text = chosen.page.read_text(encoding="utf-8")
-        chosen.page.write_text(replaced(text, section, ["", *lines, "", f"({line})", ""]), encoding="utf-8")
+        chosen.page.write_text(replaced(text, place, ["", *lines, "", f"({line})", ""]), encoding="utf-8")
+
+
+def _table(section: str, chosen: argparse.Namespace) -> list[str]:
+    """The lines of a section."""
+    single = [(shape, build()) for shape, build in shapes()] if section in ("operators", "devices") else []
+    if section == "models":
+        return models_table(chosen.models, chosen.threads)
+    if section == "errors":
+        return errors_table(chosen.models, chosen.seeds)
+    if section == "operators":
+        return operators_table(single, chosen.profile, chosen.threads)
+    if section == "sums":
+        return sums_table(chosen.models, chosen.profile, chosen.seconds)
+    if section == "shared":
+        return shared_table(chosen.models, chosen.profile, chosen.seconds)
+    if section == "devices":
+        return devices_table(single)
+    here = section == "shapes" and chosen.threads == 1  # with more threads, too, a recorded profile prices forms
+    with costs.for_target("cpu" if here else chosen.profile, threads=chosen.threads) as model:
+        if section == "shapes":
+            return shapes_table(model, chosen.threads)
+        return random_table(model, chosen.count, chosen.seed, chosen.threads)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ from superopt.pipeline.optimise import load
 from superopt.pipeline.options import Progress, quiet
 from superopt.rules import load_library
 from superopt.search import SearchOptions, search
+from superopt.search.bilinear.choosing import decisive
+from superopt.search.bilinear.sites import possible
 
 __all__ = ["Coverage", "Recorded", "coverage", "profile"]
 
@@ -153,7 +155,7 @@ def profile(
         threads: threads inside an operator.
         time_limit: seconds for all; the profile then holds what was measured, and another call goes on.
         fleet: what plans; timing is always done in this process, alone.
-        extend: keep what the profile holds already, and add to it.
+        extend: keep what the profile holds already, its header included, and add to it.
         rules: folder of a rule library used besides the built-in one.
         sizes: what symbolic dimensions are costed at.
         progress: called with (done, total, what).
@@ -184,8 +186,7 @@ class _Recording:
         if not self.models and not given:
             raise UsageError("nothing to measure", hint="name models: superopt profile --plan model.onnx")
         self.again = [q for p in earlier for r in p.records.values() if (q := _question(r)) is not None]
-        keep = old.records.values() if old is not None and extend else ()
-        self.recorder = Recorder(device, out, self.start + time_limit, progress, keep)
+        self.recorder = Recorder(device, out, self.start + time_limit, progress, old if extend else None)
         self.asked: dict[tuple[object, ...], Question] = {}
         self.rounds = 0
         names = "\n".join(sorted(r.id for r in load_library(rules).admitted))
@@ -284,7 +285,8 @@ def _planning(state: _State) -> Planning:
 def _plans(
     graph: Graph, model: Planning, rules: Path | None, sizes: Mapping[str, int], seconds: float
 ) -> tuple[costs.GraphCost, costs.GraphCost]:
-    """Costs of a graph and of what the search makes of it; ``model`` notes what it was asked."""
+    """Costs of a graph and of what the search makes of it; ``model`` notes what it was asked, the forms with fewer
+    multiplications included that an optimisation tries last."""
     before = costs.graph_cost(graph, model, sizes=sizes)
     library = load_library(rules)
     limits = SearchOptions(
@@ -292,6 +294,10 @@ def _plans(
     )
     try:
         found = search(graph, library.admitted, model, limits)
+        if model.backend.processor and possible(found.graph):
+            unnoted = costs.RecordedProfile(model.profile, sizes)  # what does not decide is not asked
+            for form in decisive(found.graph, unnoted, sizes=sizes):
+                costs.graph_cost(form, model, sizes=sizes)
         return before, costs.graph_cost(found.graph, model, sizes=sizes)
     except SuperoptError:  # what was asked until then stands; the model cannot be optimised
         return before, before

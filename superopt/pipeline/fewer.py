@@ -38,10 +38,11 @@ from superopt.search.bilinear.choosing import (
     choose,
     in_place,
     named,
-    possible,
     rewritten,
 )
 from superopt.search.bilinear.matmul import MatMulForm
+from superopt.search.bilinear.sharing import shared
+from superopt.search.bilinear.sites import possible
 from superopt.verifier.differential import CheckResult, Slack, make_inputs
 from superopt.verifier.running import Bench
 
@@ -326,6 +327,7 @@ def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choic
             return kept
         least = min(range(len(kept)), key=lambda i: (kept[i].before - kept[i].after) / max(kept[i].more_bytes, 1))
         del kept[least]
+        kept = shared(kept)
     return kept
 
 

@@ -20,7 +20,8 @@ from superopt.pipeline.judge import SITTING, Belief, regret
 from superopt.pipeline.racing import clock_of
 from superopt.runtime.protocol import Runtime
 from superopt.runtime.race import race_sittings
-from superopt.search.bilinear.choosing import FORM_ERROR, LEAST_GAIN, Choice, Form, alike, isolated, rewritten
+from superopt.search.bilinear.choosing import FORM_ERROR, LEAST_GAIN, Choice, Form, named, rewritten
+from superopt.search.bilinear.sites import alike, isolated
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.running import Bench
 
@@ -69,7 +70,7 @@ def tried_alone(
     graphs: dict[Hashable, Graph] = {}
     for choice in chosen:
         graph = isolated(plain, typing, choice.site)
-        key = alike(graph)
+        key: Hashable = (alike(graph), choice.spared and (named(choice.form), choice.spared))
         kinds.setdefault(key, []).append(choice)
         graphs.setdefault(key, graph)
     us = _MOST_US
@@ -120,7 +121,11 @@ class _Options:
         modelled = (self.choice.after, *(us for _, us in self.choice.rivals))
         priors = [Belief(us / self.choice.before, FORM_ERROR) for us in modelled]
         sitting = _SITTING * (self.each / max(len(self.rounds), self.each)) ** 0.5
-        return [b.measured([row[n + 1] / row[0] for row in self.rounds], sitting=sitting) for n, b in enumerate(priors)]
+        spared = self.choice.spared / self.choice.before  # alone, a form takes its image apart by itself
+        return [
+            b.measured([row[n + 1] / row[0] - spared for row in self.rounds], sitting=sitting)
+            for n, b in enumerate(priors)
+        ]
 
     @property
     def best(self) -> int:

@@ -83,7 +83,8 @@ def show_recorded(console: Console, data: Mapping[str, Any]) -> None:
         f"of {data['asked']} questions asked now, {data['answered']} are answered ({share:.1%})"
     )
     header = data["header"]
-    peaks, sentinels = header.get("peaks", {}), header.get("sentinels", {})
+    latest = header["added"][-1] if data["measured"] and header.get("added") else header
+    peaks, sentinels = header.get("peaks", {}), latest.get("sentinels", {})
     if peaks:
         speeds = (count_text(peaks["flops_per_s"], "FLOP/s"), count_text(peaks["bytes_per_s"], "B/s"))
         console.print(f"ceilings: {speeds[0]}, {speeds[1]} from memory")

@@ -14,12 +14,16 @@ from superopt.cost.question import question_of
 from superopt.cost.record import key_of
 from superopt.cost.recording import Recorder
 from superopt.cost.trial import sample
+from superopt.cost.whole import graph_cost
+from superopt.frontend import GraphBuilder
 from superopt.ir.errors import BackendUnavailable, InvalidModel, UsageError
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.lab import coverage, profile
 from superopt.ops.record import NotCovered
 from superopt.pipeline import optimize
+from superopt.search.bilinear.choosing import GROWTH, Choice, alternatives, rewritten
+from superopt.search.bilinear.sites import sites_of
 
 
 def f(*shape):
@@ -239,6 +243,51 @@ def test_extending_keeps_what_is_there_and_recording_again_does_not(tmp_path, cl
     assert more.records == first.records + more.measured
     again = profile([perceptron()], out)
     assert again.measured == again.records == more.records
+
+
+def test_what_is_added_leaves_the_rest_of_a_profile_as_it_is(tmp_path, clockwork, monkeypatch):
+    out = tmp_path / "p.jsonl.gz"
+    profile([perceptron()], out)
+    first = read_profile(out)
+    other = {**clockwork.facts(), "runtime": "another", "peaks": {"flops_per_s": 1e9, "bytes_per_s": 1e9}}
+    monkeypatch.setattr(clockwork, "facts", lambda: other)
+    more = profile([perceptron(24)], out, extend=True)
+    found = read_profile(out)
+    assert {k: r for k, r in found.records.items() if k in first.records} == first.records
+    own = {"added", "records", "sha256"}
+    assert {k: v for k, v in found.header.items() if k not in own} == {
+        k: v for k, v in first.header.items() if k not in own
+    }
+    (added,) = found.header["added"]
+    assert (added["records"], added["runtime"]) == (more.measured, "another")
+    assert more.measured == len(found.records) - len(first.records) > 0
+    profile([perceptron()], out, extend=True)  # holds all of it already
+    assert read_profile(out).header == found.header
+
+
+def test_records_of_another_kind_are_not_added(tmp_path, clockwork, monkeypatch):
+    out = tmp_path / "p.jsonl.gz"
+    profile([perceptron()], out)
+    other = {**clockwork.facts(), "threads": 2}
+    monkeypatch.setattr(clockwork, "facts", lambda: other)
+    with pytest.raises(UsageError, match="threads 1, and what is to be added would have 2"):
+        profile([perceptron(24)], out, extend=True)
+
+
+def test_a_plan_asks_for_forms_with_fewer_multiplications(tmp_path, clockwork):
+    b = GraphBuilder("conv")
+    x = b.input("x", "float32", (1, 128, 28, 28))
+    b.output(b.op("Conv", x, b.weight("w", (128, 128, 3, 3), scale=0.03), pads=[1, 1, 1, 1]), "y")
+    out = tmp_path / "p.jsonl.gz"
+    profile([b.build()], out)
+    ops = [r.key.op for r in read_profile(out).records.values()]
+    assert {"Conv", "Gather", "MatMul", "Concat"} <= set(ops)
+    with for_target(f"profile:{out}") as model:
+        (site,) = sites_of(b.build(), costs=model)
+        us, form = alternatives(b.build(), site, model, GROWTH["standard"])[1]
+        assert us > 0.0
+        made = graph_cost(rewritten(b.build(), [Choice(site, form, 0.0, 0.0)], filled=False), model)
+    assert made.measured_share > 0.9
 
 
 def test_a_recording_that_is_cut_short_goes_on(tmp_path, clockwork):

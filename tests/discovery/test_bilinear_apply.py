@@ -21,9 +21,10 @@ from superopt.pipeline.fewer import Accuracy, accuracy
 from superopt.runtime import ort
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.search.bilinear import choosing
-from superopt.search.bilinear.choosing import GROWTH, Choice, choose, forms_of, named, possible, rewritten, sites_of
+from superopt.search.bilinear.choosing import GROWTH, Choice, choose, forms_of, named, rewritten
 from superopt.search.bilinear.conv import ConvForm
 from superopt.search.bilinear.layout import Place, changes
+from superopt.search.bilinear.sites import possible, sites_of
 from superopt.verifier.differential import check_rewrite
 
 PROFILE = "profile:cpu-epyc-2core"

@@ -7,7 +7,7 @@ its own, which the runtime makes one with such a change, and strikes out where t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from superopt.cost.model import CostModel
@@ -24,10 +24,14 @@ _LAST = (0, 2, 3, 1)  # channels last
 
 @dataclass(frozen=True)
 class Place:
-    """A form: the nodes that it stands for, one after the other, and the image that it reads."""
+    """A form: the nodes that it stands for, one after the other, and the image that it reads.
+
+    ``begins`` is equal for forms of one image that begin with one Transpose.
+    """
 
     nodes: tuple[Node, ...]
     image: str
+    begins: Hashable = None
 
     @property
     def output(self) -> str:
@@ -46,7 +50,7 @@ def changes(graph: Graph, typing: Typing, forms: Sequence[Place], blocked: froze
     if "Conv" not in blocked:
         return {}
     inside = {id(node) for form in forms for node in form.nodes}
-    begin = {(id(form.nodes[0]), form.image) for form in forms}
+    begin = {(id(form.nodes[0]), form.image): form.begins or id(form) for form in forms}
     made = {form.output for form in forms}
     held: set[str] = set()
     running: set[int] = set()  # nodes that run in blocks
@@ -68,7 +72,7 @@ def changes(graph: Graph, typing: Typing, forms: Sequence[Place], blocked: froze
         if not is_image(name) or name in graph.constants:
             continue
         readers = graph.consumers.get(name, ())
-        first = [r for r in readers if (id(r), name) in begin]
+        first = {begin[id(r), name] for r in readers if (id(r), name) in begin}
         outside = [r for r in readers if id(r) not in inside]
         blocks = [r for r in outside if id(r) in running and _channels(typing, name) >= _FEWEST]
         plain = len(outside) > sum(id(r) in running for r in outside) or name in ends

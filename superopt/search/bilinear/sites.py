@@ -1,0 +1,201 @@
+"""Operators that forms with fewer multiplications exist for, each with what belongs to it.
+
+A site is a Conv of one group, or a product of matrices, with fixed weights and known sizes (a batch may be symbolic).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from superopt.cost.model import CostModel
+from superopt.ir.graph import Graph, Node, Value, attribute_key
+from superopt.ir.terms import AttributeValue
+from superopt.ir.types import DType, TensorType
+from superopt.ops.infer import Applied, Barrier, Typing, infer
+
+__all__ = ["Site", "alike", "isolated", "possible", "sites_of"]
+
+_FEWEST = 16  # channels, rows or columns below which products are too small for a form to pay
+_WHERE = {"Conv", "MatMul"}
+
+
+@dataclass(frozen=True)
+class Site:
+    """An operator that forms exist for.
+
+    Attributes:
+        node: that applies it.
+        image: type of the data.
+        pads: of a Conv, before and after each axis; empty for a product of matrices.
+        strides, dilations: of a Conv, along each axis.
+        weights: name of the fixed operand.
+        bias: name of a Conv's bias.
+        kernel: sizes of the fixed operand.
+        after: what alone reads the result and works element by element; a form of a Conv takes it in.
+        fused: what the runtime runs in one kernel with the operator besides, and would run apart from a form.
+    """
+
+    node: Node
+    image: TensorType
+    pads: tuple[int, ...]
+    weights: str
+    bias: str | None
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    after: tuple[Node, ...] = ()
+    fused: tuple[Node, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Those of the data; -1 for a symbolic batch."""
+        return tuple(d if isinstance(d, int) else -1 for d in self.image.shape or ())
+
+    @property
+    def output(self) -> str:
+        """What a form computes."""
+        return (self.node, *self.after)[-1].outputs[0]
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Of a product of matrices: rows, of all leading axes together, and the inner size."""
+        count = 1
+        for size in self.sizes[:-1]:
+            count *= size
+        return count, self.sizes[-1]
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """What a form replaces."""
+        return (self.node, *self.after)
+
+
+def possible(graph: Graph) -> bool:
+    """Whether there may be sites, without types: what most models without any pay."""
+    return any(
+        node.op in _WHERE
+        and not node.domain
+        and len(node.inputs) > 1
+        and (held := graph.constants.get(node.inputs[1])) is not None
+        and min((d for d in (held.type.shape or (0,))[:2] if isinstance(d, int)), default=0) >= _FEWEST
+        for node in graph.nodes
+    )
+
+
+def sites_of(graph: Graph, typing: Typing | None = None, costs: CostModel | None = None) -> list[Site]:
+    """The operators that some algorithm applies to.
+
+    Args:
+        graph: a checked graph.
+        typing: its inferred types, if at hand.
+        costs: says what the runtime would run in one kernel with each; without, that is left open.
+    """
+    typing = typing or infer(graph)
+    known = {id(node): what for node, what in zip(graph.nodes, typing.nodes, strict=True)}
+    found: list[Site] = []
+    for node in graph.nodes:
+        applied = known[id(node)]
+        site = _site(graph, typing, node, applied) if isinstance(applied, Applied) else None
+        if site is not None:
+            after = tuple(_after(graph, typing, known, site.node)) if site.pads else ()
+            fused = () if costs is None else tuple(_fused(graph, typing, known, (site.node, *after)[-1], costs))
+            found.append(replace(site, after=after, fused=fused))
+    return found
+
+
+def _site(graph: Graph, typing: Typing, node: Node, known: Applied) -> Site | None:
+    reader = {"Conv": _conv, "MatMul": _matmul}.get(known.operator.name)
+    if reader is None or len(known.args) < 2 or known.args[0] is None or known.args[1] is None:
+        return None
+    image, weights = typing.types.get(known.args[0]), graph.constants.get(known.args[1])
+    bias = known.args[2] if len(known.args) > 2 else None
+    if image is None or image.shape is None or image.dtype != DType.FLOAT32:
+        return None
+    if weights is None or weights.data is None or weights.type.shape is None:
+        return None
+    if bias is not None and bias not in graph.constants:
+        return None
+    kernel = tuple(d for d in weights.type.shape if isinstance(d, int))
+    return reader(Site(node, image, (), known.args[1], bias, kernel), known.attributes)
+
+
+def _conv(site: Site, attributes: Mapping[str, AttributeValue]) -> Site | None:
+    if attributes["group"] != 1 or len(site.sizes) not in (3, 4) or min(site.sizes[1:]) < 1:
+        return None
+    if min(site.kernel[:2]) < _FEWEST:
+        return None
+    pads, strides, dilations = (_ints(attributes[name]) for name in ("pads", "strides", "dilations"))
+    return replace(site, pads=pads, strides=strides, dilations=dilations)
+
+
+def _matmul(site: Site, attributes: Mapping[str, AttributeValue]) -> Site | None:
+    if len(site.kernel) != 2 or len(site.sizes) < 2 or min(site.sizes) < 1:
+        return None
+    return site if min(*site.kernel, *site.rows) >= _FEWEST else None
+
+
+_Known = Mapping[int, Applied | Barrier]  # by the node's identity
+
+
+def _after(graph: Graph, typing: Typing, nodes: _Known, node: Node) -> Iterator[Node]:
+    """What follows one after the other, element by element, with constants of one element alone."""
+    while (reader := _reader(graph, node.outputs[0])) is not None:
+        known = nodes[id(reader)]
+        if not isinstance(known, Applied) or known.operator.family not in ("elementwise", "activation"):
+            return
+        first, rest = reader.inputs[0], [n for n in reader.inputs[1:] if n]
+        small = all(n in graph.constants and graph.constants[n].type.elements == 1 for n in rest)
+        if first != node.outputs[0] or not small or typing.types.get(first) != typing.types.get(reader.outputs[0]):
+            return
+        yield reader
+        node = reader
+
+
+def _fused(graph: Graph, typing: Typing, nodes: _Known, node: Node, costs: CostModel) -> Iterator[Node]:
+    """What the runtime runs in one kernel with the node, one after the other."""
+    while (reader := _reader(graph, node.outputs[0])) is not None and isinstance(nodes[id(reader)], Applied):
+        others = [n for n in reader.reads if n != node.outputs[0]]
+        fixed = [graph.constants[n].type for n in others if n in graph.constants]
+        moving = [n for n in others if n not in graph.constants]
+        rank = max((t.rank or 0 for t in fixed), default=0)
+        if not costs.fusable(node.op, reader.op, constant_others=not moving, rank=rank):
+            return
+        if any(typing.types.get(n) is None for n in (*moving, *reader.outputs)):
+            return
+        makers = (graph.producer.get(n) for n in moving)
+        if any(m is not None and costs.fusable(m.op, reader.op, constant_others=False) for m in makers):
+            return  # it would run with what makes the other operand
+        yield reader
+        node = reader
+
+
+def _reader(graph: Graph, name: str) -> Node | None:
+    """The one node that reads a value which is no output."""
+    readers = graph.consumers.get(name, ())
+    alone = len(readers) == 1 and list(readers[0].reads).count(name) == 1
+    if not alone or any(v.name == name for v in graph.outputs) or len(readers[0].outputs) != 1:
+        return None
+    return readers[0]
+
+
+def _ints(value: AttributeValue) -> tuple[int, ...]:
+    return tuple(v for v in value if isinstance(v, int)) if isinstance(value, tuple) else ()
+
+
+def isolated(graph: Graph, typing: Typing, site: Site) -> Graph:
+    """A site's operator, with what runs in one kernel with it, as a model of its own."""
+    nodes = (*site.nodes, *site.fused)
+    made = {o for node in nodes for o in node.outputs}
+    read = dict.fromkeys(n for node in nodes for n in node.reads if n not in made)
+    weights = tuple(graph.weight[n] for n in read if n in graph.weight)
+    inputs = tuple(Value(n, typing.types[n]) for n in read if n not in graph.weight)
+    return Graph(site.node.op, inputs, (Value(nodes[-1].outputs[0], None),), weights, nodes, graph.opset)
+
+
+def alike(alone: Graph) -> Hashable:
+    """Equal for operators of equal prices, each :func:`isolated`."""
+    return (
+        tuple(v.type for v in alone.inputs), tuple(w.type for w in alone.weights),
+        tuple((n.op, tuple(sorted((k, attribute_key(v)) for k, v in n.attributes.items()))) for n in alone.nodes),
+    )  # fmt: skip
