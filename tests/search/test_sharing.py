@@ -94,9 +94,9 @@ def test_a_trial_of_one_alone_counts_what_it_will_be_spared() -> None:
     with for_target(PROFILE) as costs:
         _, second = choose(heads(128, 16), costs, growth=STANDARD)
     slower = 1.0 + second.spared / second.before  # alone, as long as the operator and what it is spared
-    options = trials._Options(second, rounds=((1.0, slower),) * 12)
+    options = trials._Options(second, 1.0, rounds=((1.0, slower),) * 12)
     assert options.beliefs[0].mean == pytest.approx(1.0, abs=0.15)
-    bare = trials._Options(replace(second, spared=0.0), rounds=((1.0, slower),) * 12)
+    bare = trials._Options(replace(second, spared=0.0), 1.0, rounds=((1.0, slower),) * 12)
     assert bare.beliefs[0].mean > options.beliefs[0].mean + 0.5 * second.spared / second.before
 
 
