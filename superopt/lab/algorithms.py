@@ -11,6 +11,7 @@ import argparse
 import os
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,10 +41,10 @@ from superopt.search.bilinear.choosing import (
     Form,
     alternatives,
     choose,
+    kind_of,
     named,
     rewritten,
 )
-from superopt.search.bilinear.conv import ConvForm
 from superopt.search.bilinear.sites import sites_of
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.running import Bench
@@ -263,17 +264,14 @@ def random_table(model: CostModel, count: int, seed: int, threads: int) -> list[
 
 def _scatter(found: Sequence[Measured]) -> str:
     """By kind of form, what was measured ÷ what was modelled, of the operator's time: what prices are off by."""
-    logs: dict[str, list[float]] = {"both axes": [], "one axis direct": [], "products": []}
+    logs: dict[str, list[float]] = defaultdict(list)
     for one in found:
         for form, us, ratio in zip(one.forms, one.modelled, one.ratios, strict=True):
             if form is not None:
-                conv = "one axis direct" if isinstance(form, ConvForm) and form.merged > 1 else "both axes"
-                kind = conv if isinstance(form, ConvForm) else "products"
-                logs[kind].append(np.log(ratio * one.modelled[0] / us))
+                logs[kind_of(form)].append(np.log(ratio * one.modelled[0] / us))
     said = (
         f"{kind} {np.exp(np.mean(log)):.3f} (σ of the logarithm {np.std(log):.3f}, {len(log)} forms)"
-        for kind, log in logs.items()
-        if log
+        for kind, log in sorted(logs.items())
     )
     return f"Measured ÷ modelled: {'; '.join(said)}."
 

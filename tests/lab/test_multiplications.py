@@ -7,10 +7,11 @@ import pytest
 from superopt import cost as costs
 from superopt import formats
 from superopt.ir.errors import UsageError
-from superopt.lab.algorithms import PROFILE, conv, drawn, matmul, plan
+from superopt.lab.algorithms import PROFILE, Measured, _scatter, conv, drawn, matmul, plan
 from superopt.lab.multiplications import devices_table, parts_of, products_alone, siblings_of
-from superopt.search.bilinear.choosing import GROWTH, choose, rewritten
+from superopt.search.bilinear.choosing import GROWTH, choose, forms_of, kind_of, rewritten
 from superopt.search.bilinear.matmul import MatMulForm
+from superopt.search.bilinear.sites import sites_of
 
 STANDARD = GROWTH["standard"]
 
@@ -60,6 +61,19 @@ def test_devices_without_records_have_prices() -> None:
     assert header.count("|") == rule.count("|") == one.count("|") == other.count("|")
     assert float(one.split("|")[2]) > 2 * 9 * 512 * 512 * 784 / 67e12 * 1e6  # not below the roof
     assert "none" in other
+
+
+def test_what_prices_are_off_by_is_said_by_kind() -> None:
+    graph = conv(256, 256, 28)
+    both, direct = (
+        next(f for f in forms_of(sites_of(graph)[0], STANDARD) if kind_of(f) == kind)
+        for kind in ("both axes", "one axis direct")
+    )
+    found = Measured("a", (None, both, direct), (10.0, 5.0, 8.0), (1.0, 0.6, 0.4), (1.0, 0.6, 0.4), 1.0, None, 0.0)
+    assert _scatter([found, found]) == (
+        "Measured ÷ modelled: both axes 1.200 (σ of the logarithm 0.000, 2 forms); "
+        "one axis direct 0.500 (σ of the logarithm 0.000, 2 forms)."
+    )
 
 
 def test_drawn_shapes_are_models_and_the_same_every_time(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -54,7 +54,7 @@ def test_a_conv_that_would_lose_alone_goes_along_with_its_sibling() -> None:
 
 def test_what_is_shared_is_written_once_and_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "_APART", {})
-    monkeypatch.setattr(choosing, "_FAMILY", {False: 1.0, True: 1.0})
+    monkeypatch.setattr(choosing, "_FAMILY", dict.fromkeys(choosing._FAMILY, 1.0))
     graph = heads(96, 64)
     with for_target(PROFILE) as costs:
         chosen = choose(graph, costs, growth=STANDARD)

@@ -32,7 +32,7 @@ from superopt.search.bilinear.writing import Writer
 
 __all__ = [
     "FORM_ERROR", "GROWTH", "LEAST_GAIN", "NEAR", "Choice", "Form", "accuracy_of", "alternatives", "choose", "decisive",
-    "forms_of", "in_place", "named", "rewritten",
+    "forms_of", "in_place", "kind_of", "named", "rewritten",
 ]  # fmt: skip
 
 # By mode: how much one operator's errors may grow (root mean square, beside the direct sum's). "strict" has no
@@ -44,9 +44,10 @@ NEAR = 0.1  # share of the operator's time by which a form may be modelled to lo
 _RIVAL = 0.15  # share of a form's time by which another may be modelled to take more, to be timed beside it
 _MOST_RIVALS = 2  # (140 shapes, quiet: with 0, 1, 2 the fastest was found on 92, 95 and 96 %)
 _SINGLE = (1, 1)  # taps and stride of an axis along which nothing is summed
-# What Convs' forms take of the sum of their operators' prices, by whether an axis is direct: 45 random shapes,
-# quiet, 2026-11-24: 1.12 and 0.94, standard deviation 0.16.
-_FAMILY = {False: 1.12, True: 0.94}
+# What forms take of the sum of their operators' prices, by kind. Convs': 45 random shapes, quiet, 2026-11-24, standard
+# deviation 0.16. They belong to the recorded profile: with other records, ``python -m superopt.lab.algorithms --only
+# random`` says by what to multiply them.
+_FAMILY = {"both axes": 1.12, "one axis direct": 0.94, "products": 1.0}
 # What operators take in a form of what they take alone: in front of each, products have filled the core's cache with
 # something else. By ONNX Runtime's profile of eight forms: 1.2 to 2.8 times where elements are moved.
 _APART = dict.fromkeys(("Concat", "Gather", "Pad", "Slice", "Split", "Transpose"), 1.5)
@@ -105,6 +106,13 @@ def named(form: Form) -> str:
     kind += f"; dilation {apart}" if any(a.dilation > 1 for a in axes) else ""
     kind += f"; {form.merged} taps directly" if form.merged > 1 else ""
     return f"{kind}), {form.products} products of {form.tiles} tiles"
+
+
+def kind_of(form: Form) -> str:
+    """What tells how far prices of forms are off: one of the keys of ``_FAMILY``."""
+    if isinstance(form, MatMulForm):
+        return "products"
+    return "one axis direct" if form.merged > 1 else "both axes"
 
 
 def accuracy_of(form: Form) -> tuple[float, float]:
@@ -205,7 +213,7 @@ def _priced(
             made = _alone(alone, site, form)
             found = graph_cost(made, costs, sizes=sizes)
             parts = [_APART.get(op, 1.0) * estimate.us for _, op, estimate in found.per_node]
-            family = _FAMILY[form.merged > 1] if isinstance(form, ConvForm) else 1.0
+            family = _FAMILY[kind_of(form)]
             us = family * (found.us + sum(parts) - sum(e.us for *_, e in found.per_node))
             first = next(i for i, n in enumerate(made.nodes) if n.op == "MatMul" and n.inputs[1] in made.constants)
             apart = family * sum(parts[:first]) if isinstance(form, ConvForm) else 0.0
