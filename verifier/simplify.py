@@ -22,7 +22,10 @@ from superopt.verifier.normal import (
     substitute_factors,
 )  # fmt: skip
 
-__all__ = ["by_digits", "coefficient_of", "exact_quotient", "guarded", "simplified", "simplify_monomial"]
+__all__ = [
+    "by_digits", "coefficient_of", "exact_quotient", "guarded", "known_range", "simplified", "simplify_monomial",
+    "written_out",
+]  # fmt: skip
 
 
 def by_digits(condition: Condition, facts: Facts, given: Iterable[Condition] = ()) -> Condition:
@@ -170,7 +173,7 @@ def _eliminate(m: Monomial, name: str, solution: Dim, used: Condition) -> list[M
 
 
 def _quotients(m: Monomial, facts: Facts) -> list[Monomial] | None:
-    """``⌊n/d⌋`` is 0 where ``0 ≤ n < d``; a bound ``t`` inside ``⌊(t + …)/d⌋`` splits into digits ``t = h·d + l``."""
+    """``⌊n/d⌋`` is 0 where ``0 ≤ n < d``; a bound ``t`` inside ``⌊(t + r)/d⌋`` becomes digits, ``t + r = h·d + l``."""
     found: dict[Quotient, None] = {}
     for size in (
         *(g.size for g in sorted(m.guards, key=str)),
@@ -184,11 +187,14 @@ def _quotients(m: Monomial, facts: Facts) -> list[Monomial] | None:
         n, d = atom.numerator, atom.denominator
         if facts.implied(ge(n), m.guards, 0) and facts.implied(ge(d - 1 - n), m.guards, 0):
             return list(map_monomial(m, lambda size, a=atom: _without(size, a)))  # type: ignore[misc]
-        for name in m.bound:
-            if coefficient_of(n, name) == 1 and not (symbols(d) & set(m.bound)) and facts.positive(d):
+        for name in m.bound if facts.positive(d) and not symbols(d) & set(m.bound) else ():
+            number = coefficient_of(n, name)
+            if number == 1 or (isinstance(d, int) and number == d - 1):
+                sign = 1 if number == 1 else -1
+                rest = n - sym(name) if sign == 1 else n - (d - 1) * sym(name)
                 digit = {ge(sym(name)), normal_condition(ge(d - 1 - sym(name)))}
-                if not digit <= m.guards:  # a digit below d would split into itself, for ever
-                    return _split(m, name, d)
+                if rest != 0 or not digit <= m.guards:  # a digit below d would split into itself, for ever
+                    return _split(m, name, d, rest, sign)
     return None
 
 
@@ -214,7 +220,8 @@ def _multiples(m: Monomial, facts: Facts) -> list[Monomial] | None:
                 continue
             if g.size - (n - whole) == 0 or g.size + (n - whole) == 0:
                 name = fresh()
-                q = sym(name)
+                less = [sym(b) for b in m.bound if isinstance(d, int) and coefficient_of(n, b) == d - 1 > 1]
+                q = sym(name) + sum(less[:1])  # (d - 1)·b + … = d·(q + b) gives b
                 made = map_monomial(m, lambda size, a=atom, q=q: _without(size, a, q))  # type: ignore[misc]
                 return [r.of(bound=(*r.bound, name)) for r in made]
     return None
@@ -233,13 +240,15 @@ def _without(size: Dim, quotient: Quotient, value: Dim = 0) -> Dim:
     return mapped(size, put)
 
 
-def _split(m: Monomial, name: str, divisor: Dim) -> list[Monomial]:
+def _split(m: Monomial, name: str, divisor: Dim, rest: Dim, sign: int) -> list[Monomial]:
+    """``Σ_t`` as a sum over quotient and remainder of ``sign·t + rest``: every integer has one of either."""
     high, low = fresh(), fresh()
     bound = (*(n for n in m.bound if n != name), high, low)
-    binding = {name: sym(high) * divisor + sym(low)}
+    binding = {name: sign * (sym(high) * divisor + sym(low) - rest)}
     guards = {normal_condition(Condition(g.kind, substitute(g.size, binding))) for g in m.guards}
     guards |= {ge(sym(low)), ge(divisor - 1 - sym(low))}
-    for g in m.guards:  # name ≥ 0 gives high ≥ 0, name < a·divisor gives high < a: the same sets, easier to use
+    for g in m.guards if rest == 0 and sign == 1 else ():
+        # name ≥ 0 gives high ≥ 0, name < a·divisor gives high < a: the same sets, easier to use
         if g.size == sym(name):
             guards.add(ge(sym(high)))
         elif isinstance(g.size, Poly) and coefficient_of(g.size, name) == -1:
@@ -275,6 +284,30 @@ def _ends(m: Monomial, name: str) -> tuple[Dim, Dim] | None:
         else:
             return None
     return None if low is None or high is None else (low, high)
+
+
+def written_out(value: Value, most: int) -> Value:
+    """Sums over a bound variable ``0 ≤ v < n`` of a known size ``n ≤ most`` written out, place by place."""
+    pending, done = list(value), []
+    while pending:
+        m = pending.pop()
+        name = next((n for n in m.bound if 1 < known_range(m, n) <= most), None)
+        if name is None:
+            done.append(m)
+            continue
+        bound = tuple(n for n in m.bound if n != name)
+        for place in range(known_range(m, name)):
+            guards = {normal_condition(Condition(g.kind, substitute(g.size, {name: place}))) for g in m.guards}
+            if all(g.known is not False for g in guards):
+                left = m.of(bound=bound, guards=frozenset(g for g in guards if g.known is None))
+                pending += substitute_factors(left, {name: place})
+    return add(*((m,) for m in done))
+
+
+def known_range(m: Monomial, name: str) -> int:
+    """``n`` where ``0 ≤ name < n`` is a guard of a known ``n``; else 0."""
+    size = _digit_size(m, name)
+    return size if isinstance(size, int) else 0
 
 
 def _merge_digits(m: Monomial, facts: Facts) -> list[Monomial] | None:
