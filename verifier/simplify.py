@@ -98,7 +98,7 @@ def _step(m: Monomial, facts: Facts, counting: bool) -> list[Monomial] | None:
         return [m.of(guards=frozenset(g for g in m.guards if not g.known))]
     if m.guards and facts.contradictory(m.guards, 0):
         return []
-    for rule in (_equations, _multiples, _solve, _quotients, _drop_implied, _merge_digits, _shift):
+    for rule in (_equations, _multiples, _apart, _solve, _quotients, _drop_implied, _merge_digits, _shift):
         made = rule(m, facts)
         if made is not None:
             return made
@@ -111,6 +111,23 @@ def _equations(m: Monomial, facts: Facts) -> list[Monomial] | None:
         if g.kind == "ge" and (opposite := ge(-g.size)) in m.guards:
             rest = m.guards - {g, opposite}
             return [m.of(guards=rest | {normal_condition(Condition("eq", g.size))})]
+    return None
+
+
+def _apart(m: Monomial, facts: Facts) -> list[Monomial] | None:
+    """``d·e + r = 0`` with ``-d < r < d`` is ``e = 0`` and ``r = 0``: places are equal where all their digits are."""
+    for g in sorted((g for g in m.guards if g.kind == "eq"), key=str):
+        assert isinstance(g.size, Poly)
+        radices = {Poly.make({a[:k] + a[k + 1 :]: abs(c)}) for a, c in g.size.terms for k in range(len(a))}
+        for d in sorted((d for d in radices if d != 1 and facts.positive(d)), key=str):
+            terms = [Poly.make({a: c}) for a, c in g.size.terms]
+            whole = sum(q for t in terms if (q := exact_quotient(t, d)) is not None)
+            rest = g.size - whole * d
+            if whole == 0 or rest == 0 or not all(facts.implied(ge(d - 1 + s * rest), m.guards, 0) for s in (1, -1)):
+                continue
+            both = [normal_condition(Condition("eq", e)) for e in (whole, rest)]
+            left = m.guards - {g}
+            return [] if any(c.known is False for c in both) else [m.of(guards=left | {c for c in both if not c.known})]
     return None
 
 

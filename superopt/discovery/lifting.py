@@ -29,6 +29,7 @@ _LETTERS: Mapping[tuple[bool, int], str] = {
     (False, 4): "bchw", (False, 3): "bmk", (False, 2): "mk", (False, 1): "k",
     (True, 4): "oluv", (True, 3): "lkn", (True, 2): "kn", (True, 1): "n",
 }  # fmt: skip
+_PLACING = ("Slice", "Resize", "SpaceToDepth", "DepthToSpace")  # of windows' places
 _NAMED: Mapping[str, str] = {"strides": "s", "pads": "p", "dilations": "d", "group": "g", "epsilon": "e"}
 
 
@@ -194,6 +195,10 @@ def _equation(problem: Problem, values: Mapping[str, int] | None) -> Dim | None:
             run = next(_regrouped(kinds[0].shape or (), dict(term.attributes)["shape"], values), None)
             if run is not None:
                 return run
+        if term.op == "Slice" and kinds[0] is not None and _has_steps(term):
+            beyond = _short_of(kinds[0].shape or (), dict(term.attributes))
+            if beyond is not None:
+                return beyond
         try:
             meaning, outputs = operator_of(term).apply(kinds, complete(term))
         except Contradiction:
@@ -208,6 +213,22 @@ def _equation(problem: Problem, values: Mapping[str, int] | None) -> Dim | None:
             if condition.kind == "eq":
                 return condition.size
         known[term] = outputs[0]
+    return None
+
+
+def _has_steps(app: App) -> bool:
+    steps = dict(app.attributes)["steps"]
+    return isinstance(steps, tuple) and not set(steps) <= {1}
+
+
+def _short_of(shape: Sequence[Dim], given: Mapping[str, AttributeValue]) -> Dim | None:
+    """What an axis has more than so many steps, where a slice with steps is to reach its end."""
+    axes, ends, steps = given["axes"], given["ends"], given["steps"]
+    if isinstance(axes, tuple) and isinstance(ends, tuple) and isinstance(steps, tuple):
+        for axis, end, step in zip(axes, ends, steps, strict=True):
+            if isinstance(axis, int) and isinstance(step, int) and isinstance(end, Poly) and shape[axis] != end:
+                steps_more = (shape[axis] - end) // step
+                return steps_more if steps_more * step == shape[axis] - end else shape[axis] - end
     return None
 
 
@@ -352,9 +373,11 @@ def lifted(
         classes: the class of :data:`superopt.rules.rule.CLASSES` of each leaf.
     """
     seen = set()
-    for neutral in (False, True):
-        made = _lifted(term, kinds, weights, classes, neutral=neutral, batch=True)
-        made = made or _lifted(term, kinds, weights, classes, neutral=neutral, batch=False)
+    apps = [t for t in postorder(term) if isinstance(t, App)]
+    windowed = any("dilations" in dict(t.attributes) for t in apps) and any(t.op in _PLACING for t in apps)
+    for neutral, moving in ((False, False), (True, True), (True, False))[:: 1 if windowed else 2]:
+        made = _lifted(term, kinds, weights, classes, neutral=neutral, moving=moving, batch=True)
+        made = made or _lifted(term, kinds, weights, classes, neutral=neutral, moving=moving, batch=False)
         for form in (made, None if made is None else _nested(*made)):
             if form is not None and str(form[0].term) not in seen:
                 seen.add(str(form[0].term))
@@ -386,10 +409,12 @@ def _nested(problem: Problem, values: Mapping[str, float]) -> tuple[Problem, Map
 
 
 def _lifted(
-    term: Term, kinds: Mapping[str, TensorType], weights: frozenset[str], classes: Mapping[str, str], *, neutral: bool,
-    batch: bool,
+    term: Term, kinds: Mapping[str, TensorType], weights: frozenset[str], classes: Mapping[str, str], *,
+    neutral: bool, moving: bool, batch: bool,
 ) -> tuple[Problem, Mapping[str, float]] | None:  # fmt: skip
     """The expression over symbols; with ``neutral``, attributes that do nothing stay numbers.
+
+    With ``moving``, padding does not, and a slice that ends as far away as an axis of data is long goes so far.
 
     With ``batch``, the first axis of data is of any size even where there is one example.
     """
@@ -409,9 +434,17 @@ def _lifted(
             if isinstance(part, App):
                 operands = [None if a is None else types[a] for a in part.args]
                 types[part] = operator_of(part).apply(operands, complete(part))[1][0]
-                stay = frozenset(k for k, v in part.attributes if neutral and _does_nothing(v))
+                stay = frozenset(
+                    k for k, v in part.attributes if neutral and (k != "pads" or not moving) and _does_nothing(v)
+                )
                 if part.op == "Reshape":
                     made[part] = _reshaping(part, operands, batch, taken, values)
+                    continue
+                if part.op == "Slice" and moving:
+                    made[part] = _cropped(part, forall, kinds)
+                if part.op == "Slice" and (phase := _phase(part, operands, taken, values)) is not None:
+                    made[part] = phase
+                if made[part] is not part:
                     continue
                 made[part], schemes = with_symbols(part, operands, taken, values, stay)
                 forall |= schemes
@@ -448,6 +481,46 @@ def _reshaping(
         if not one:
             values[str(shape[-1])] = float(size)
     return App("Reshape", app.args, (("shape", tuple(shape)),))
+
+
+def _cropped(app: App, forall: Mapping[str, TypeScheme], kinds: Mapping[str, TensorType]) -> App:
+    """A slice that ends as far away as some leaf's same axis is long, with that size for its end; else as it was."""
+    given = dict(app.attributes)
+    axes, ends = given["axes"], given["ends"]
+    if not isinstance(axes, tuple) or not isinstance(ends, tuple):
+        return app
+    sizes = {
+        (axis, size): schemes.shape[axis]
+        for name, schemes in forall.items() if isinstance(schemes, TensorScheme)
+        for axis, size in enumerate(kinds[name].shape or ())
+    }  # fmt: skip
+    found = tuple(sizes.get((a, e), e) for a, e in zip(axes, ends, strict=True))  # type: ignore[arg-type]
+    return app if found == ends else replace(app, attributes=tuple(sorted({**given, "ends": found}.items())))
+
+
+def _phase(app: App, operands: Sequence[TensorType | None], taken: set[str], values: dict[str, float]) -> App | None:
+    """A slice with steps up to the ends of axes that these steps divide, which are so many times a size; else None."""
+    given = dict(app.attributes)
+    shape = (None if operands[0] is None else operands[0].shape) or ()
+    rows = list(zip(*(_numbers(given[k]) for k in ("axes", "starts", "ends", "steps")), strict=False))
+    if all(step == 1 for *_, step in rows):
+        return None
+    whole: list[Dim] = []
+    for axis, start, end, step in rows:
+        size = shape[axis]
+        if not isinstance(size, int) or not 0 <= start < step or end < size or size % step:
+            return None
+        name = fresh_name("t", taken)
+        values[name] = float(size // step)
+        whole.append(step * sym(name))
+    return replace(app, attributes=tuple(sorted({**given, "ends": tuple(whole)}.items())))
+
+
+def _numbers(value: AttributeValue) -> list[int]:
+    """A list of whole numbers; empty where it is none."""
+    parts = value if isinstance(value, tuple) else ()
+    numbers = [v for v in parts if isinstance(v, int)]
+    return numbers if len(numbers) == len(parts) else []
 
 
 def _does_nothing(value: AttributeValue) -> bool:
