@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
+from superopt.discovery.sliced import cropped, has_steps, phase, short_of
 from superopt.ir.poly import Dim, Poly, Quotient, atoms, substitute, sym, symbols, value_at
 from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, rebuilt
 from superopt.ir.types import DType, TensorType
@@ -195,8 +196,8 @@ def _equation(problem: Problem, values: Mapping[str, int] | None) -> Dim | None:
             run = next(_regrouped(kinds[0].shape or (), dict(term.attributes)["shape"], values), None)
             if run is not None:
                 return run
-        if term.op == "Slice" and kinds[0] is not None and _has_steps(term):
-            beyond = _short_of(kinds[0].shape or (), dict(term.attributes))
+        if term.op == "Slice" and kinds[0] is not None and has_steps(term):
+            beyond = short_of(kinds[0].shape or (), dict(term.attributes))
             if beyond is not None:
                 return beyond
         try:
@@ -213,22 +214,6 @@ def _equation(problem: Problem, values: Mapping[str, int] | None) -> Dim | None:
             if condition.kind == "eq":
                 return condition.size
         known[term] = outputs[0]
-    return None
-
-
-def _has_steps(app: App) -> bool:
-    steps = dict(app.attributes)["steps"]
-    return isinstance(steps, tuple) and not set(steps) <= {1}
-
-
-def _short_of(shape: Sequence[Dim], given: Mapping[str, AttributeValue]) -> Dim | None:
-    """What an axis has more than so many steps, where a slice with steps is to reach its end."""
-    axes, ends, steps = given["axes"], given["ends"], given["steps"]
-    if isinstance(axes, tuple) and isinstance(ends, tuple) and isinstance(steps, tuple):
-        for axis, end, step in zip(axes, ends, steps, strict=True):
-            if isinstance(axis, int) and isinstance(step, int) and isinstance(end, Poly) and shape[axis] != end:
-                steps_more = (shape[axis] - end) // step
-                return steps_more if steps_more * step == shape[axis] - end else shape[axis] - end
     return None
 
 
@@ -441,9 +426,9 @@ def _lifted(
                     made[part] = _reshaping(part, operands, batch, taken, values)
                     continue
                 if part.op == "Slice" and moving:
-                    made[part] = _cropped(part, forall, kinds)
-                if part.op == "Slice" and (phase := _phase(part, operands, taken, values)) is not None:
-                    made[part] = phase
+                    made[part] = cropped(part, forall, kinds)
+                if part.op == "Slice":
+                    made[part] = phase(part, operands, lambda: fresh_name("t", taken), values) or made[part]
                 if made[part] is not part:
                     continue
                 made[part], schemes = with_symbols(part, operands, taken, values, stay)
@@ -481,46 +466,6 @@ def _reshaping(
         if not one:
             values[str(shape[-1])] = float(size)
     return App("Reshape", app.args, (("shape", tuple(shape)),))
-
-
-def _cropped(app: App, forall: Mapping[str, TypeScheme], kinds: Mapping[str, TensorType]) -> App:
-    """A slice that ends as far away as some leaf's same axis is long, with that size for its end; else as it was."""
-    given = dict(app.attributes)
-    axes, ends = given["axes"], given["ends"]
-    if not isinstance(axes, tuple) or not isinstance(ends, tuple):
-        return app
-    sizes = {
-        (axis, size): schemes.shape[axis]
-        for name, schemes in forall.items() if isinstance(schemes, TensorScheme)
-        for axis, size in enumerate(kinds[name].shape or ())
-    }  # fmt: skip
-    found = tuple(sizes.get((a, e), e) for a, e in zip(axes, ends, strict=True))  # type: ignore[arg-type]
-    return app if found == ends else replace(app, attributes=tuple(sorted({**given, "ends": found}.items())))
-
-
-def _phase(app: App, operands: Sequence[TensorType | None], taken: set[str], values: dict[str, float]) -> App | None:
-    """A slice with steps up to the ends of axes that these steps divide, which are so many times a size; else None."""
-    given = dict(app.attributes)
-    shape = (None if operands[0] is None else operands[0].shape) or ()
-    rows = list(zip(*(_numbers(given[k]) for k in ("axes", "starts", "ends", "steps")), strict=False))
-    if all(step == 1 for *_, step in rows):
-        return None
-    whole: list[Dim] = []
-    for axis, start, end, step in rows:
-        size = shape[axis]
-        if not isinstance(size, int) or not 0 <= start < step or end < size or size % step:
-            return None
-        name = fresh_name("t", taken)
-        values[name] = float(size // step)
-        whole.append(step * sym(name))
-    return replace(app, attributes=tuple(sorted({**given, "ends": tuple(whole)}.items())))
-
-
-def _numbers(value: AttributeValue) -> list[int]:
-    """A list of whole numbers; empty where it is none."""
-    parts = value if isinstance(value, tuple) else ()
-    numbers = [v for v in parts if isinstance(v, int)]
-    return numbers if len(numbers) == len(parts) else []
 
 
 def _does_nothing(value: AttributeValue) -> bool:
