@@ -33,7 +33,8 @@ from superopt.verifier.normal import (
     substitute_factors,
 )  # fmt: skip
 from superopt.verifier.pointwise import pointwise_zero
-from superopt.verifier.simplify import simplify_monomial, written_out
+from superopt.verifier.simplify import simplify_monomial
+from superopt.verifier.spelled import written_out
 
 __all__ = ["Matcher", "Step"]
 

@@ -30,7 +30,8 @@ from superopt.verifier.hypotheses import Refusal, derived, impossible, unforced
 from superopt.verifier.leading import one_axis
 from superopt.verifier.match_sums import Matcher, Step
 from superopt.verifier.normal import Apply, Element, SumBase, Value, add, atom_value, dimensions, free, scale, text
-from superopt.verifier.simplify import coefficient_of, exact_quotient, known_range
+from superopt.verifier.simplify import coefficient_of, exact_quotient
+from superopt.verifier.spelled import known_range
 from superopt.verifier.structure import restart_names
 from superopt.verifier.verdict import ProvedAllSizes, Unknown
 

@@ -23,8 +23,7 @@ from superopt.verifier.normal import (
 )  # fmt: skip
 
 __all__ = [
-    "by_digits", "coefficient_of", "exact_quotient", "guarded", "known_range", "simplified", "simplify_monomial",
-    "written_out",
+    "by_digits", "coefficient_of", "digit_size", "exact_quotient", "guarded", "simplified", "simplify_monomial",
 ]  # fmt: skip
 
 
@@ -303,34 +302,10 @@ def _ends(m: Monomial, name: str) -> tuple[Dim, Dim] | None:
     return None if low is None or high is None else (low, high)
 
 
-def written_out(value: Value, most: int) -> Value:
-    """Sums over a bound variable ``0 ≤ v < n`` of a known size ``n ≤ most`` written out, place by place."""
-    pending, done = list(value), []
-    while pending:
-        m = pending.pop()
-        name = next((n for n in m.bound if 1 < known_range(m, n) <= most), None)
-        if name is None:
-            done.append(m)
-            continue
-        bound = tuple(n for n in m.bound if n != name)
-        for place in range(known_range(m, name)):
-            guards = {normal_condition(Condition(g.kind, substitute(g.size, {name: place}))) for g in m.guards}
-            if all(g.known is not False for g in guards):
-                left = m.of(bound=bound, guards=frozenset(g for g in guards if g.known is None))
-                pending += substitute_factors(left, {name: place})
-    return add(*((m,) for m in done))
-
-
-def known_range(m: Monomial, name: str) -> int:
-    """``n`` where ``0 ≤ name < n`` is a guard of a known ``n``; else 0."""
-    size = _digit_size(m, name)
-    return size if isinstance(size, int) else 0
-
-
 def _merge_digits(m: Monomial, facts: Facts) -> list[Monomial] | None:
     """Digits that occur only as ``h·d + l`` are one variable."""
     for low in m.bound:
-        range_low = _digit_size(m, low)
+        range_low = digit_size(m, low)
         if range_low is None or not facts.positive(range_low):
             continue
         for high in m.bound:
@@ -341,7 +316,7 @@ def _merge_digits(m: Monomial, facts: Facts) -> list[Monomial] | None:
     return None
 
 
-def _digit_size(m: Monomial, name: str) -> Dim | None:
+def digit_size(m: Monomial, name: str) -> Dim | None:
     """``d`` where ``0 ≤ name`` and ``name < d`` are guards and ``d`` is free of bound variables."""
     if ge(sym(name)) not in m.guards:
         return None
