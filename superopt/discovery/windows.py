@@ -153,8 +153,8 @@ def _convolution(
     if all(v.extent == 1 and v.up == 1 for v in views) or any(v.step == 0 for v in views):
         return None
     up = any(v.up != 1 for v in views)
-    if up and any(v.step != 1 for v in views):
-        return None
+    if up and (any(v.step != 1 for v in views) or all(v.extent == v.up for v in views)):
+        return None  # where every place reads one place, it is copied, and nothing is summed
     windows, before = [v.extent for v in views], [v.before for v in views]
     if up:
         after = [v.up * (n - 1) + v.extent - v.before - m for v, n, m in zip(views, given, target, strict=True)]
