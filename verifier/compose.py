@@ -160,7 +160,9 @@ class Composer:
             case SizeValue(size):
                 return size_value(substitute(size, names))
             case Call(function, args):
-                return self.algebra.apply(function, [self.scalar(a, names, app) for a in args])
+                values = [self.scalar(a, names, app) for a in args]
+                known = self._first_or_second(values) if function in ("max", "min") else None
+                return self.algebra.apply(function, values) if known is None else values[known ^ (function == "min")]
             case Where(conditions, then, otherwise):
                 return self._where(conditions, then, otherwise, names, app)
             case Reduce(kind, variable, extent, body):
@@ -168,6 +170,15 @@ class Composer:
             case Read():
                 return self._read(node, names, app)
         raise CannotProve(f"a meaning with {type(node).__name__}")
+
+    def _first_or_second(self, values: Sequence[Value]) -> int | None:
+        """Which of two integers is the larger one wherever the value is read; ``None`` where that is not known."""
+        one, two = map(dimension_of, values)
+        if one is not None and two is not None:
+            for number, apart in enumerate((one - two, two - one)):
+                if self.algebra.facts.implied(normal_condition(ge(apart)), self._scope, 1):
+                    return number
+        return None
 
     def _where(
         self, conditions: Sequence[Condition], then: Scalar, otherwise: Scalar, names: Mapping[str, Dim], app: App

@@ -34,6 +34,7 @@ from superopt.verifier.normal import (
 )  # fmt: skip
 from superopt.verifier.pointwise import pointwise_zero
 from superopt.verifier.simplify import simplify_monomial
+from superopt.verifier.spelled import written_out
 
 __all__ = ["Matcher", "Step"]
 
@@ -64,9 +65,11 @@ class Step:
 
 @dataclass
 class Matcher:
-    """Proofs that values are zero; ``steps`` records what was combined with what."""
+    """Proofs that values are zero; ``steps`` records what was combined with what. Sums over at most ``unroll`` places,
+    a known number, are written out."""
 
     algebra: Algebra
+    unroll: int = 0
     steps: list[Step] = field(default_factory=list)
     depth: int = 0
 
@@ -78,7 +81,7 @@ class Matcher:
             return False
         self.depth += 1
         try:
-            tidy = self.algebra.tidy(value)
+            tidy = self.algebra.tidy(written_out(value, self.unroll) if self.unroll else value)
             self._record(Step("simplify", value, tidy))
             rest = self._cancelled(tidy, given)
             if not rest:

@@ -31,6 +31,7 @@ from superopt.verifier.leading import one_axis
 from superopt.verifier.match_sums import Matcher, Step
 from superopt.verifier.normal import Apply, Element, SumBase, Value, add, atom_value, dimensions, free, scale, text
 from superopt.verifier.simplify import coefficient_of, exact_quotient
+from superopt.verifier.spelled import known_range
 from superopt.verifier.structure import restart_names
 from superopt.verifier.verdict import ProvedAllSizes, Unknown
 
@@ -211,7 +212,7 @@ def _prove_output(
         attempt.check_reads()
         attempt.check_positions(rule)
         nonzero = attempt.check_domain(rule)
-        matcher = Matcher(attempt.algebra)
+        matcher = Matcher(attempt.algebra, unroll)
         shown = matcher.zero(add(attempt.left, scale(attempt.right, -1)))
         extents = tuple(tuple(d) for d in digits)
         made = Derivation(
@@ -307,7 +308,8 @@ class _Attempt:
         domain, algebra.domain = algebra.domain, {}
         second = Composer(algebra, context.meanings, shapes, context.booleans, unroll)
         two = second.element(right, tuple(index))
-        longest = max((n for n in first.extents | second.extents if 1 < n <= _UNROLLED[-1]), default=0)
+        sizes = first.extents | second.extents | {known_range(m, n) for m in (*one, *two) for n in m.bound}
+        longest = max((n for n in sizes if 1 < n <= _UNROLLED[-1]), default=0)
         return _Attempt(
             facts, algebra, one, two, [*first.reads, *second.reads], first.promises, second.promises, context.binding,
             domain, algebra.domain, longest,

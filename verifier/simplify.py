@@ -22,7 +22,9 @@ from superopt.verifier.normal import (
     substitute_factors,
 )  # fmt: skip
 
-__all__ = ["by_digits", "coefficient_of", "exact_quotient", "guarded", "simplified", "simplify_monomial"]
+__all__ = [
+    "by_digits", "coefficient_of", "digit_size", "exact_quotient", "guarded", "simplified", "simplify_monomial",
+]  # fmt: skip
 
 
 def by_digits(condition: Condition, facts: Facts, given: Iterable[Condition] = ()) -> Condition:
@@ -95,7 +97,7 @@ def _step(m: Monomial, facts: Facts, counting: bool) -> list[Monomial] | None:
         return [m.of(guards=frozenset(g for g in m.guards if not g.known))]
     if m.guards and facts.contradictory(m.guards, 0):
         return []
-    for rule in (_equations, _multiples, _solve, _quotients, _drop_implied, _merge_digits, _shift):
+    for rule in (_equations, _multiples, _apart, _solve, _quotients, _drop_implied, _merge_digits, _shift):
         made = rule(m, facts)
         if made is not None:
             return made
@@ -108,6 +110,23 @@ def _equations(m: Monomial, facts: Facts) -> list[Monomial] | None:
         if g.kind == "ge" and (opposite := ge(-g.size)) in m.guards:
             rest = m.guards - {g, opposite}
             return [m.of(guards=rest | {normal_condition(Condition("eq", g.size))})]
+    return None
+
+
+def _apart(m: Monomial, facts: Facts) -> list[Monomial] | None:
+    """``d·e + r = 0`` with ``-d < r < d`` is ``e = 0`` and ``r = 0``: places are equal where all their digits are."""
+    for g in sorted((g for g in m.guards if g.kind == "eq"), key=str):
+        assert isinstance(g.size, Poly)
+        radices = {Poly.make({a[:k] + a[k + 1 :]: abs(c)}) for a, c in g.size.terms for k in range(len(a))}
+        for d in sorted((d for d in radices if d != 1 and facts.positive(d)), key=str):
+            terms = [Poly.make({a: c}) for a, c in g.size.terms]
+            whole = sum(q for t in terms if (q := exact_quotient(t, d)) is not None)
+            rest = g.size - whole * d
+            if whole == 0 or rest == 0 or not all(facts.implied(ge(d - 1 + s * rest), m.guards, 0) for s in (1, -1)):
+                continue
+            both = [normal_condition(Condition("eq", e)) for e in (whole, rest)]
+            left = m.guards - {g}
+            return [] if any(c.known is False for c in both) else [m.of(guards=left | {c for c in both if not c.known})]
     return None
 
 
@@ -170,7 +189,7 @@ def _eliminate(m: Monomial, name: str, solution: Dim, used: Condition) -> list[M
 
 
 def _quotients(m: Monomial, facts: Facts) -> list[Monomial] | None:
-    """``⌊n/d⌋`` is 0 where ``0 ≤ n < d``; a bound ``t`` inside ``⌊(t + …)/d⌋`` splits into digits ``t = h·d + l``."""
+    """``⌊n/d⌋`` is 0 where ``0 ≤ n < d``; a bound ``t`` inside ``⌊(t + r)/d⌋`` becomes digits, ``t + r = h·d + l``."""
     found: dict[Quotient, None] = {}
     for size in (
         *(g.size for g in sorted(m.guards, key=str)),
@@ -184,11 +203,14 @@ def _quotients(m: Monomial, facts: Facts) -> list[Monomial] | None:
         n, d = atom.numerator, atom.denominator
         if facts.implied(ge(n), m.guards, 0) and facts.implied(ge(d - 1 - n), m.guards, 0):
             return list(map_monomial(m, lambda size, a=atom: _without(size, a)))  # type: ignore[misc]
-        for name in m.bound:
-            if coefficient_of(n, name) == 1 and not (symbols(d) & set(m.bound)) and facts.positive(d):
+        for name in m.bound if facts.positive(d) and not symbols(d) & set(m.bound) else ():
+            number = coefficient_of(n, name)
+            if number == 1 or (isinstance(d, int) and number == d - 1):
+                sign = 1 if number == 1 else -1
+                rest = n - sym(name) if sign == 1 else n - (d - 1) * sym(name)
                 digit = {ge(sym(name)), normal_condition(ge(d - 1 - sym(name)))}
-                if not digit <= m.guards:  # a digit below d would split into itself, for ever
-                    return _split(m, name, d)
+                if rest != 0 or not digit <= m.guards:  # a digit below d would split into itself, for ever
+                    return _split(m, name, d, rest, sign)
     return None
 
 
@@ -214,7 +236,8 @@ def _multiples(m: Monomial, facts: Facts) -> list[Monomial] | None:
                 continue
             if g.size - (n - whole) == 0 or g.size + (n - whole) == 0:
                 name = fresh()
-                q = sym(name)
+                less = [sym(b) for b in m.bound if isinstance(d, int) and coefficient_of(n, b) == d - 1 > 1]
+                q = sym(name) + sum(less[:1])  # (d - 1)·b + … = d·(q + b) gives b
                 made = map_monomial(m, lambda size, a=atom, q=q: _without(size, a, q))  # type: ignore[misc]
                 return [r.of(bound=(*r.bound, name)) for r in made]
     return None
@@ -233,13 +256,15 @@ def _without(size: Dim, quotient: Quotient, value: Dim = 0) -> Dim:
     return mapped(size, put)
 
 
-def _split(m: Monomial, name: str, divisor: Dim) -> list[Monomial]:
+def _split(m: Monomial, name: str, divisor: Dim, rest: Dim, sign: int) -> list[Monomial]:
+    """``Σ_t`` as a sum over quotient and remainder of ``sign·t + rest``: every integer has one of either."""
     high, low = fresh(), fresh()
     bound = (*(n for n in m.bound if n != name), high, low)
-    binding = {name: sym(high) * divisor + sym(low)}
+    binding = {name: sign * (sym(high) * divisor + sym(low) - rest)}
     guards = {normal_condition(Condition(g.kind, substitute(g.size, binding))) for g in m.guards}
     guards |= {ge(sym(low)), ge(divisor - 1 - sym(low))}
-    for g in m.guards:  # name ≥ 0 gives high ≥ 0, name < a·divisor gives high < a: the same sets, easier to use
+    for g in m.guards if rest == 0 and sign == 1 else ():
+        # name ≥ 0 gives high ≥ 0, name < a·divisor gives high < a: the same sets, easier to use
         if g.size == sym(name):
             guards.add(ge(sym(high)))
         elif isinstance(g.size, Poly) and coefficient_of(g.size, name) == -1:
@@ -280,7 +305,7 @@ def _ends(m: Monomial, name: str) -> tuple[Dim, Dim] | None:
 def _merge_digits(m: Monomial, facts: Facts) -> list[Monomial] | None:
     """Digits that occur only as ``h·d + l`` are one variable."""
     for low in m.bound:
-        range_low = _digit_size(m, low)
+        range_low = digit_size(m, low)
         if range_low is None or not facts.positive(range_low):
             continue
         for high in m.bound:
@@ -291,7 +316,7 @@ def _merge_digits(m: Monomial, facts: Facts) -> list[Monomial] | None:
     return None
 
 
-def _digit_size(m: Monomial, name: str) -> Dim | None:
+def digit_size(m: Monomial, name: str) -> Dim | None:
     """``d`` where ``0 ≤ name`` and ``name < d`` are guards and ``d`` is free of bound variables."""
     if ge(sym(name)) not in m.guards:
         return None

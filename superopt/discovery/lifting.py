@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
+from superopt.discovery.sliced import cropped, has_steps, phase, short_of
 from superopt.ir.poly import Dim, Poly, Quotient, atoms, substitute, sym, symbols, value_at
 from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, rebuilt
 from superopt.ir.types import DType, TensorType
@@ -29,6 +30,7 @@ _LETTERS: Mapping[tuple[bool, int], str] = {
     (False, 4): "bchw", (False, 3): "bmk", (False, 2): "mk", (False, 1): "k",
     (True, 4): "oluv", (True, 3): "lkn", (True, 2): "kn", (True, 1): "n",
 }  # fmt: skip
+_PLACING = ("Slice", "Resize", "SpaceToDepth", "DepthToSpace")  # of windows' places
 _NAMED: Mapping[str, str] = {"strides": "s", "pads": "p", "dilations": "d", "group": "g", "epsilon": "e"}
 
 
@@ -194,6 +196,10 @@ def _equation(problem: Problem, values: Mapping[str, int] | None) -> Dim | None:
             run = next(_regrouped(kinds[0].shape or (), dict(term.attributes)["shape"], values), None)
             if run is not None:
                 return run
+        if term.op == "Slice" and kinds[0] is not None and has_steps(term):
+            beyond = short_of(kinds[0].shape or (), dict(term.attributes))
+            if beyond is not None:
+                return beyond
         try:
             meaning, outputs = operator_of(term).apply(kinds, complete(term))
         except Contradiction:
@@ -352,9 +358,11 @@ def lifted(
         classes: the class of :data:`superopt.rules.rule.CLASSES` of each leaf.
     """
     seen = set()
-    for neutral in (False, True):
-        made = _lifted(term, kinds, weights, classes, neutral=neutral, batch=True)
-        made = made or _lifted(term, kinds, weights, classes, neutral=neutral, batch=False)
+    apps = [t for t in postorder(term) if isinstance(t, App)]
+    windowed = any("dilations" in dict(t.attributes) for t in apps) and any(t.op in _PLACING for t in apps)
+    for neutral, moving in ((False, False), (True, True), (True, False))[:: 1 if windowed else 2]:
+        made = _lifted(term, kinds, weights, classes, neutral=neutral, moving=moving, batch=True)
+        made = made or _lifted(term, kinds, weights, classes, neutral=neutral, moving=moving, batch=False)
         for form in (made, None if made is None else _nested(*made)):
             if form is not None and str(form[0].term) not in seen:
                 seen.add(str(form[0].term))
@@ -386,10 +394,12 @@ def _nested(problem: Problem, values: Mapping[str, float]) -> tuple[Problem, Map
 
 
 def _lifted(
-    term: Term, kinds: Mapping[str, TensorType], weights: frozenset[str], classes: Mapping[str, str], *, neutral: bool,
-    batch: bool,
+    term: Term, kinds: Mapping[str, TensorType], weights: frozenset[str], classes: Mapping[str, str], *,
+    neutral: bool, moving: bool, batch: bool,
 ) -> tuple[Problem, Mapping[str, float]] | None:  # fmt: skip
     """The expression over symbols; with ``neutral``, attributes that do nothing stay numbers.
+
+    With ``moving``, padding does not, and a slice that ends as far away as an axis of data is long goes so far.
 
     With ``batch``, the first axis of data is of any size even where there is one example.
     """
@@ -409,9 +419,17 @@ def _lifted(
             if isinstance(part, App):
                 operands = [None if a is None else types[a] for a in part.args]
                 types[part] = operator_of(part).apply(operands, complete(part))[1][0]
-                stay = frozenset(k for k, v in part.attributes if neutral and _does_nothing(v))
+                stay = frozenset(
+                    k for k, v in part.attributes if neutral and (k != "pads" or not moving) and _does_nothing(v)
+                )
                 if part.op == "Reshape":
                     made[part] = _reshaping(part, operands, batch, taken, values)
+                    continue
+                if part.op == "Slice" and moving:
+                    made[part] = cropped(part, forall, kinds)
+                if part.op == "Slice":
+                    made[part] = phase(part, operands, lambda: fresh_name("t", taken), values) or made[part]
+                if made[part] is not part:
                     continue
                 made[part], schemes = with_symbols(part, operands, taken, values, stay)
                 forall |= schemes

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import prod
 
 from superopt.discovery.lifting import Problem
 from superopt.discovery.linear import Place, Wanted, meanings_of, residues
+from superopt.discovery.rearranged import rearranged
 from superopt.discovery.skeletons import Skeleton
 from superopt.discovery.template import size_at
-from superopt.ir.poly import Dim, Poly, substitute, symbols
-from superopt.ir.terms import App, Term, Var, postorder, remade, variables
+from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
+from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, remade, variables
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import map_terms
@@ -65,7 +67,8 @@ class Probe:
 def response(
     problem: Problem, skeleton: Skeleton, hole: str, wanted: Sequence[Wanted], places: Sequence[Place]
 ) -> Term | None:
-    """The left side's own answer for a hole of a skeleton; ``None`` where it is not the weight that is asked for.
+    """A weight's elements in another order, or the left side's own answer, for a hole of a skeleton; ``None`` where
+    neither is the weight that is asked for.
 
     Args:
         problem: the left side.
@@ -74,7 +77,13 @@ def response(
         wanted: what is known of the weight, by place.
         places: where values are compared.
     """
-    for made in _responses(problem, skeleton, hole):
+    shape = skeleton.holes[hole].shape or ()
+    moved = (
+        term
+        for name, kind in problem.kinds.items() if name in problem.weights
+        for term in rearranged(Var(name), kind.shape or (), shape)
+    )  # fmt: skip
+    for made in chain(moved, _responses(problem, skeleton, hole)):
         values = [_value(made, problem, place) for place in places]
         if all(v is not None and w.values == w.marks(v) for v, w in zip(values, wanted, strict=True)):
             return made
@@ -193,13 +202,21 @@ def _chosen(shape: Sequence[Dim], wanted: Sequence[Dim], free: set[str]) -> dict
     """What free sizes have to be for a shape to be another; ``None`` where that is not so for any."""
     found: dict[str, Dim] = {}
     for size, want in zip(shape, wanted, strict=True):
-        name = str(size)
         if size == want:
             continue
-        if name not in free or found.get(name, want) != want or symbols(want) & free:
+        name = next((n for n in sorted(symbols(size) & free) if size == _factor_of(size, n) * sym(n)), "")
+        whole = want // _factor_of(size, name) if name else 0
+        if not name or _factor_of(size, name) * whole != want or found.get(name, whole) != whole:
             return None
-        found[name] = want
+        if symbols(want) & free:
+            return None
+        found[name] = whole
     return found
+
+
+def _factor_of(size: Dim, name: str) -> Dim:
+    """What a name is multiplied by in a size that is a multiple of it."""
+    return substitute(size, {name: 1})
 
 
 def _zeros(target: Sequence[Dim], shape: tuple[Dim, ...], behind: int, free: set[str]) -> Iterator[Probe]:
@@ -243,19 +260,62 @@ def _impulses(app: App, place: int, base: tuple[Dim, ...], shape: tuple[Dim, ...
     taps = channels * prod(window, start=1)
     sizes = _chosen(base, (taps, channels * group, *window), free)
     once = _chosen([s for s in strides if isinstance(s, int | Poly)], [1] * len(strides), {str(s) for s in strides})
+    starts: Sequence[AttributeValue] = pads[: len(window)]
+    if once is None:  # the place that looks at the image without padding is so many strides away
+        starts = _divided(pads[: len(window)], strides)
+        once = {}
+    if not starts:
+        return None
     if sizes is None or once is None:
         return None
     term: Term = _identity(taps, (taps, channels, *window))
     if group != 1:
         apart = App("Expand", (_identity(taps, (taps, 1, channels, *window)),), (("shape", (taps, group, *shape[1:])),))
         term = App("Reshape", (apart,), (("shape", (taps, channels * group, *window)),))
-    places: dict[int, Dim] = {n + 2: p for n, p in enumerate(pads[: len(window)]) if isinstance(p, int | Poly)}
+    places: dict[int, Dim] = {n + 2: p for n, p in enumerate(starts) if isinstance(p, int | Poly)}
     last = len(shape) - 1
     return Probe(sizes | once, term, (channels, *window, out), places, (last, *range(last)))
 
 
+def _divided(pads: Sequence[AttributeValue], strides: Sequence[AttributeValue]) -> list[AttributeValue]:
+    """Paddings as multiples of strides; empty where one is none."""
+    found: list[AttributeValue] = []
+    for pad, stride in zip(pads, strides, strict=True):
+        if not isinstance(pad, int | Poly) or not isinstance(stride, int | Poly) or pad // stride * stride != pad:
+            return []
+        found.append(pad // stride)
+    return found
+
+
+def _nothing(pad: AttributeValue) -> dict[str, Dim] | None:
+    """What a name has to be for a padding to be 0; ``None`` where that is not found."""
+    if not isinstance(pad, int | Poly):
+        return None
+    for name in sorted(symbols(pad)):
+        value = pad + sym(name)
+        if name not in symbols(value):
+            return {name: value}
+    return {} if pad == 0 else None
+
+
+def _single(app: App, place: int, base: tuple[Dim, ...], shape: tuple[Dim, ...], free: set[str]) -> Probe | None:
+    """A transposed convolution, without padding, of images of one place, one with a 1 for each channel."""
+    attributes = dict(complete(app))
+    pads, dilations = attributes["pads"], attributes["dilations"]
+    if attributes["group"] != 1 or not isinstance(pads, tuple) or set(dilations) != {1}:  # type: ignore[arg-type]
+        return None
+    channels, rank = shape[0], len(shape) - 2
+    sizes = _chosen(base, (channels, channels, *(1,) * rank), free)
+    none = [_nothing(p) for p in pads]
+    if sizes is None or None in none:
+        return None
+    for known in none:
+        sizes |= known or {}
+    return Probe(sizes, _identity(channels, (channels, channels, *(1,) * rank)), shape)
+
+
 _INPUTS: Mapping[str, Callable[[App, int, tuple[Dim, ...], tuple[Dim, ...], set[str]], Probe | None]] = {
-    "MatMul": _square, "Mul": _ones, "Conv": _impulses,
+    "MatMul": _square, "Mul": _ones, "Conv": _impulses, "ConvTranspose": _single,
 }  # fmt: skip
 
 

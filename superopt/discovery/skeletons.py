@@ -15,6 +15,7 @@ from math import inf
 
 from superopt.discovery.lifting import Problem
 from superopt.discovery.synthesis import extents
+from superopt.discovery.windows import looks_through
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols, value_at
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, remade, variables
 from superopt.ir.types import TensorType
@@ -117,9 +118,15 @@ def skeletons(
 def _singles(
     problem: Problem, operators: Sequence[str], base: Term, kind: TensorType, target: TensorType, sizes: tuple[Dim, ...]
 ) -> Iterator[Skeleton]:
-    """One of the operators applied to one term."""
+    """One of the operators applied to one term, or the window through which the problem looks at it."""
+    prefix = f"{_HOLE}a"
     for op in operators:
-        yield from _applied(problem, op, base, kind, target, sizes, f"{_HOLE}a")
+        yield from _applied(problem, op, base, kind, target, sizes, prefix)
+    look = looks_through(problem, base.name) if isinstance(base, Var) else None
+    if look is not None:
+        op, attributes, window = look
+        more = tuple(dict.fromkeys((*sizes, *window)))
+        yield from _applied(problem, op, base, kind, target, more, prefix, (tuple(sorted(attributes.items())),))
 
 
 def _below(price: float | None, limit: float) -> bool:
@@ -334,9 +341,10 @@ def _sizes(problem: Problem, types: Mapping[Term, tuple[TensorType, ...]]) -> tu
 
 
 def _applied(
-    problem: Problem, op: str, base: Term, kind: TensorType, target: TensorType, sizes: tuple[Dim, ...], prefix: str
-) -> Iterator[Skeleton]:
-    """The operator applied to data, with weights as its other operands."""
+    problem: Problem, op: str, base: Term, kind: TensorType, target: TensorType, sizes: tuple[Dim, ...], prefix: str,
+    given: Sequence[tuple[tuple[str, AttributeValue], ...]] = (),
+) -> Iterator[Skeleton]:  # fmt: skip
+    """The operator applied to data, with weights as its other operands, and ``given`` attributes if there are any."""
     record = REGISTRY[op]
     required = [n for n, i in enumerate(record.inputs) if not i.endswith(("?", "*"))]
     optional = [n for n, i in enumerate(record.inputs) if i.endswith("?")]
@@ -345,7 +353,7 @@ def _applied(
             places = [n for n in (*required, *some) if n != place]
             args: list[Term] = [Var(f"{prefix}{n}") for n in range(max((place, *places)) + 1)]
             args[place] = base
-            for attributes in _attributes(problem, op, tuple(args), base, kind, places, prefix):
+            for attributes in given or _attributes(problem, op, tuple(args), base, kind, places, prefix):
                 app = App(op, tuple(args), attributes)
                 if record.family == "elementwise":
                     yield from _elementwise(app, f"{prefix}{places[0]}", kind, target)

@@ -25,13 +25,13 @@ from superopt.discovery.responses import response
 from superopt.discovery.skeletons import OPERATORS, Skeleton, skeletons
 from superopt.discovery.store import UNBOUNDED, Bounds
 from superopt.discovery.synthesis import Table
-from superopt.ir.poly import Dim
-from superopt.ir.terms import App, Term, Var
+from superopt.ir.poly import Dim, Poly
+from superopt.ir.terms import App, Term, Var, postorder
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import map_terms
-from superopt.rules.rule import Rule, TensorScheme, TypeScheme
+from superopt.rules.rule import Guard, Rule, TensorScheme, TypeScheme
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import types_of
 from superopt.verifier.algebra import NeedsOrder, PrimeField, Unlucky
@@ -40,6 +40,7 @@ from superopt.verifier.sampling import Point, draw
 __all__ = ["PLACES", "Solver", "places_of", "theme_of"]
 
 PLACES = 3  # concrete assignments of sizes and attributes
+_SPARE = 2  # more, in place of those at which the left side reads less than elsewhere
 _DRAWS = 60
 _LARGE = 300  # elements of one tensor at a place
 _MOST_ASKED = 80  # skeletons of one problem, the cheapest, whose weights are solved for
@@ -95,11 +96,12 @@ class Solver:
             OutOfBounds: time or memory is used up.
         """
         try:
-            self.places = places_of(self.problem, PLACES, self.seed)
+            self.places = places_of(self.problem, PLACES + _SPARE, self.seed)
         except (RuleError, ZeroDivisionError):
             return
         if len(self.places) < PLACES or not self._computable():
             return
+        self._choose_places()
         cheaper = self._cheaper(self.known[0].needed())
         wider = {key: skeleton for skeleton in cheaper for key in _without_one(skeleton)}
         for skeleton in cheaper[:_MOST_ASKED]:
@@ -115,6 +117,16 @@ class Solver:
                     self.last = found
                     yield found
                 break
+
+    def _choose_places(self) -> None:
+        """Keep as many places as are compared, first those at which the left side depends on all that it ever does.
+
+        Padding that is as large as an image leaves nothing of it, and nothing to read off.
+        """
+        read = [k.needed() for k in self.known]
+        every = set().union(*read)
+        order = sorted(range(len(read)), key=lambda n: read[n] != every)[:PLACES]
+        self.places, self.known = [self.places[n] for n in order], [self.known[n] for n in order]
 
     def _computable(self) -> bool:
         """Whether the left side can be evaluated at the places, in a field or in one whose elements have an order."""
@@ -236,7 +248,15 @@ class Solver:
             self.unnamed.append(skeleton)
             return None
         (right,) = map_terms((skeleton.term,), names, {})
-        return tidied(self._rule(right, {}))
+        return tidied(replace(self._rule(right, {}), where=tuple(_paddings(right))))
+
+
+def _paddings(term: Term) -> Iterator[Guard]:
+    """That padding is none of a negative length, where it may be."""
+    pads = [dict(t.attributes).get("pads", ()) for t in postorder(term) if isinstance(t, App) and t.op != "Pad"]
+    for size in dict.fromkeys(d for p in pads if isinstance(p, tuple) for d in p):
+        if isinstance(size, Poly) and any(c < 0 for m, c in size.terms if m):
+            yield Guard(size, ">=", 0)
 
 
 def _key(term: Term, holes: Mapping[str, TensorType]) -> Key:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import prod
 
 import numpy as np
@@ -132,7 +133,28 @@ class Evaluation:
                 found = self.scaled(function, values, step.stabilise)
                 if found is not None:
                     return found
-        return self.apply(function, *map(self.plain, values))
+        plain = list(map(self.plain, values))
+        if function in ("max", "min") and not self.program.reals and all(map(self.is_place, step.parts)):
+            return self.nearest(function, plain)
+        return self.apply(function, *plain)
+
+    def is_place(self, number: int) -> bool:
+        """Whether a step is an integer made of sizes and positions alone: these have an order in any algebra."""
+        step = self.program.steps[number]
+        match step.scalar:
+            case SizeValue():
+                return True
+            case Number(value):
+                return isinstance(value, Fraction) and value.denominator == 1
+            case Call("max" | "min", _):
+                return all(map(self.is_place, step.parts))
+        return False
+
+    def nearest(self, function: str, places: Sequence[Named]) -> Named:
+        """The larger or smaller of two integers."""
+        whole = [Named(self.algebra.positions(v.array), v.axes) for v in places]
+        arrays, axes = aligned(whole, self.program.rank)
+        return Named(self.algebra.integers((np.maximum if function == "max" else np.minimum)(*arrays)), axes)
 
     def apply(self, function: str, *values: Named) -> Named:
         """A function of the algebra, on arrays whose axes need not be the same."""

@@ -11,9 +11,11 @@ import pytest
 
 from superopt.ir.poly import sym
 from superopt.ops.meaning import Condition
-from superopt.rules import RuleError, parse_rule
+from superopt.rules import Rule, RuleError, parse_rule
 from superopt.verifier import ProvedAllSizes, Refuted, Unknown, prove
 from superopt.verifier.arith import Facts, ge
+from superopt.verifier.certificate import certify
+from superopt.verifier.checker import check_certificate
 from superopt.verifier.exact import test as exact_test
 
 
@@ -139,3 +141,46 @@ def test_windows_of_windows_few_places_caps_and_floors(forall: dict[str, str], l
     rule = _rule(forall, lhs, rhs)
     assert isinstance(prove(rule, time_limit=10.0 if true else 0.3), ProvedAllSizes) == true
     assert isinstance(exact_test(rule), Refuted) != true
+
+
+def _enlarged(scale: int, shift: int) -> Rule:
+    """A window behind nearest neighbours, and a transposed convolution with what the window makes of an impulse."""
+
+    def enlarged(x: str) -> str:
+        nearest = 'coordinates="asymmetric", mode="nearest", rounding="floor"'
+        return f"Resize({x}, {nearest}, scales_down=[1, 1, 1], scales_up=[1, 1, {scale}])"
+
+    impulses = enlarged("Reshape(EyeLike(k=0, shape=[c, c]), shape=[c, c, 1])")
+    pads = f"[u - 1 - p_0 + {shift}, u - 1 - p_1 - {shift}]"
+    return _rule(
+        {"x": "f[b, c, h]", "k": "f[o, c, u]", "a": "f[o]", "p": "ints[2]>=0"},
+        f"Conv({enlarged('x')}, k, a, pads=p)",
+        f"ConvTranspose(x, Conv({impulses}, k, pads=[u - 1, u - 1]), a, strides=[{scale}], pads={pads})",
+        where=("p_0 <= u - 1", "p_1 <= u - 1"),
+    )
+
+
+def _phases(first: int) -> Rule:
+    """A window over the two phases of a signal side by side, and one of twice the size and stride."""
+    phases = [f"Slice(x, [{n}], [2*h], [2], [2])" for n in (first, 1 - first)]
+    return _rule(
+        {"x": "f[b, c, 2*h]", "k": "f[o, 2*c, u]", "p": "ints[2]>=0"},
+        f"Conv(Concat({', '.join(phases)}, axis=1), k, pads=p)",
+        "Conv(x, Reshape(Transpose(Reshape(k, shape=[o, 2, c, u]), perm=[0, 2, 3, 1]), shape=[o, c, 2*u]),"
+        " pads=[2*p_0, 2*p_1], strides=[2])",
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "true"),
+    [
+        (_enlarged(2, 0), True), (_enlarged(3, 0), True), (_enlarged(2, 1), False),
+        (_phases(0), True), (_phases(1), False),
+    ],
+)  # fmt: skip
+def test_positions_are_taken_apart_into_quotient_and_remainder(rule: Rule, true: bool, tmp_path: Path) -> None:
+    assert isinstance(prove(rule, time_limit=10.0 if true else 1.0), ProvedAllSizes) == true
+    assert isinstance(exact_test(rule), Refuted) != true
+    if true:
+        certify(rule, tmp_path)
+        assert check_certificate(tmp_path / f"{rule.id}.json").valid

@@ -1,0 +1,76 @@
+"""A weight that has another's elements in another order: axes taken apart into digits, moved, and put together.
+
+Which digits an axis has is read off the shapes: sizes of ``f[o, 4*c, u, v]`` and ``f[o, c, 2*u, 2*v]`` have the same
+factors. Nothing is claimed: every order is compared with the weight that is asked for, like any other expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice, permutations, product
+
+from superopt.ir.poly import Dim, Poly, sym
+from superopt.ir.terms import App, Term
+
+__all__ = ["rearranged"]
+
+_MOST = 96  # orders that are compared
+Digits = tuple[Dim, ...]
+
+
+def rearranged(source: Term, shape: Sequence[Dim], wanted: Sequence[Dim]) -> Iterator[Term]:
+    """Terms of a shape with all elements of one of another, in the orders in which axes can be taken apart.
+
+    Args:
+        source: a weight.
+        shape: its sizes.
+        wanted: the sizes of what is looked for.
+    """
+    old, new = [_factors(d) for d in shape], [_factors(d) for d in wanted]
+    if None in old or None in new or tuple(shape) == tuple(wanted):
+        return
+    parts, others = [f for f in old if f is not None], [f for f in new if f is not None]
+    if sorted(str(d) for f in parts for d in f) != sorted(str(d) for f in others for d in f):
+        return
+    made = (
+        _moved(source, [d for f in before for d in f], perm, wanted)
+        for before in product(*map(_orders, parts))
+        for after in product(*map(_orders, others))
+        for perm in _assignments([d for f in before for d in f], [d for f in after for d in f])
+    )
+    yield from islice(made, _MOST)
+
+
+def _factors(size: Dim) -> Digits | None:
+    """The primes and names that a size is the product of; ``None`` where it is no such product."""
+    number, names = (size, ()) if isinstance(size, int) else (size.terms[0][1], size.terms[0][0])
+    if number < 1 or (isinstance(size, Poly) and len(size.terms) > 1) or not all(isinstance(n, str) for n in names):
+        return None
+    primes: list[Dim] = []
+    for p in range(2, number + 1):
+        while number % p == 0:
+            primes.append(p)
+            number //= p
+    return (*primes, *(sym(n) for n in names if isinstance(n, str)))
+
+
+def _orders(digits: Digits) -> list[Digits]:
+    return list(dict.fromkeys(permutations(digits)))
+
+
+def _assignments(before: Sequence[Dim], after: Sequence[Dim]) -> Iterator[tuple[int, ...]]:
+    """Which digit each place of a result has, of those of its size."""
+    if not after:
+        yield ()
+        return
+    alike = {str(d): [n for n, b in enumerate(before) if b == d] for d in after}
+    names = list(alike)
+    for chosen in product(*(permutations(alike[n]) for n in names)):
+        left = {n: list(c) for n, c in zip(names, chosen, strict=True)}
+        yield tuple(left[str(d)].pop(0) for d in after)
+
+
+def _moved(source: Term, digits: Sequence[Dim], perm: tuple[int, ...], wanted: Sequence[Dim]) -> Term:
+    apart = App("Reshape", (source,), (("shape", tuple(digits)),))
+    moved = apart if perm == tuple(range(len(perm))) else App("Transpose", (apart,), (("perm", perm),))
+    return App("Reshape", (moved,), (("shape", tuple(wanted)),))
