@@ -24,8 +24,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from superopt import formats
+from superopt.cost.hollow import discarded, hollow_file
 from superopt.cost.trial import feeds_for, with_values
 from superopt.cost.whole import least_order
+from superopt.formats.onnx_reader import shapes_alone
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, constant, topological_order, unused_name
 from superopt.ir.types import TensorType, ValueType
@@ -111,11 +113,12 @@ def arena_of(graph: Graph, sizes: Mapping[str, int]) -> Arena:
         NotCovered: an input is no tensor.
     """
     refuse_unbounded(graph, sizes)
-    model = formats.to_onnx_bytes(with_values(graph))
-    try:
-        return measured_arena(model, feeds_for(graph, sizes))
-    except SuperoptError:  # integer inputs may be indices
-        return measured_arena(model, feeds_for(graph, sizes, integer=0))
+    with hollow_file(graph) as model:
+        try:
+            found = measured_arena(model, feeds_for(graph, sizes), discard=discarded(graph))
+        except SuperoptError:  # integer inputs may be indices
+            found = measured_arena(model, feeds_for(graph, sizes, integer=0), discard=discarded(graph))
+    return replace(found, ran=shapes_alone(found.ran))
 
 
 def _footprints(graph: Graph, sizes: Mapping[str, int]) -> list[Footprint]:
