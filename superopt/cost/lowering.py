@@ -14,6 +14,7 @@ from superopt.cost.trial import with_values
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
+from superopt.memory import NCHWC
 from superopt.ops.infer import infer
 from superopt.runtime.binding import bind
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
@@ -21,10 +22,9 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import element_type, make_session
 from superopt.runtime.protocol import Runtime
 
-__all__ = ["NCHWC", "Typed", "block_size", "distinct", "known_types", "lowered", "typed", "without_reorders"]
+__all__ = ["Typed", "block_size", "distinct", "known_types", "lowered", "typed", "without_reorders"]
 
 _LONGEST_RUN = 60.0  # seconds, on a loaded machine
-NCHWC = "com.microsoft.nchwc"  # ONNX Runtime's blocked layout for convolutions, inside which it keeps activations
 
 
 def lowered(graph: Graph, runtime: Runtime = ONNX_RUNTIME) -> Graph:
