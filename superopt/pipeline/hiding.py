@@ -85,29 +85,36 @@ class _Search:
 
     def wide(self) -> Hidden | None:
         """All sizes hidden, but from what the runtime fuses only at sizes that it knows."""
+        owner = _owners(self.graph, self.found.ran, {})
         for _ in range(_ROUNDS):
-            owner = _owners(self.graph, self.found.ran, {})
             made, lost = self._made(frozenset(self.may & owner.keys()))
             if made is None:
                 return None
             again = known_again(made.after, self.may) - self.firm
-            closed = {o for o in self.may if owner.get(o) in lost}
-            if not closed and not again:
+            if not self._closed(lost, owner) and not again:
                 return None if lost else made
-            self.may -= closed
             self.firm |= again
         return None
 
     def narrow(self, wide: Hidden) -> Hidden | None:
         """Sizes hidden where it is worth it in what is run then."""
-        owner = _owners(self.graph, wide.after.ran, wide.named)
-        closed = {k for o, k in owner.items() if o not in self.may}
-        chosen = best_open(wide.after.ran, wide.after.types, closed)
-        hidden = frozenset(o for o in self.may if owner.get(o) in chosen)
-        if not hidden or hidden in self.seen:
-            return None
-        made, lost = self._made(hidden)
-        return None if lost else made
+        owner, first = _owners(self.graph, wide.after.ran, wide.named), _owners(self.graph, self.found.ran, {})
+        for _ in range(_ROUNDS):
+            closed = {k for o, k in owner.items() if o not in self.may}
+            chosen = best_open(wide.after.ran, wide.after.types, closed)
+            hidden = frozenset(o for o in self.may if owner.get(o) in chosen)
+            if not hidden or hidden in self.seen:
+                return None
+            made, lost = self._made(hidden)
+            if not lost or not self._closed(lost, first):
+                return None if lost else made
+        return None
+
+    def _closed(self, lost: Set[str], owner: Mapping[str, str]) -> bool:
+        """Leave it to these kernels to know sizes; whether they did not."""
+        closed = {o for o in self.may if owner.get(o) in lost}
+        self.may -= closed
+        return bool(closed)
 
     def _made(self, hidden: frozenset[str]) -> tuple[Hidden | None, frozenset[str]]:
         """The graph with sizes hidden, and which kernels this has cost, or what is around those that it has brought."""

@@ -8,10 +8,11 @@ Two things about a file decide what ONNX Runtime's planner makes of it besides i
 - **Sizes known beforehand.** It keeps a dead buffer for the next value of the same shape, and what it keeps is in the
   way meanwhile. Where a size is not known before a run, values lie where there is room (docs/decisions/0029). *Open
   rows*: inputs pass a ``Compress`` that keeps every row, shapes that name the rows name them ``-1``, and a product with
-  a vector added, which the runtime merges only at sizes that it knows, is written merged.
+  a vector added, which the runtime merges only at sizes that it knows, is written merged. *Hidden sizes*: for each
+  kernel by itself (:mod:`superopt.pipeline.hiding`).
 
-A candidate is taken only where it runs the very same kernels, gives the same outputs bit for bit, and needs less: as
-modelled, and by what the arena is asked for.
+A candidate is taken only where it runs the very same kernels (and, once, some that say sizes), gives the same outputs
+bit for bit, and needs less: as modelled, and by what the arena is asked for.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Scheduled:
         graph: it; the one given where nothing takes less.
         before: footprint of the graph given.
         after: footprint of ``graph``.
-        how: what was done: "", "order", "open rows", or both.
+        how: what was done: "", "order", "open rows", "hidden sizes", or one of these in an order.
         asked: bytes of the blocks that the arena was asked for before and after, where something was found.
     """
 
