@@ -42,7 +42,7 @@ from superopt.runtime.ort import make_session, run
 __all__ = ["Scheduled", "arena_of", "asked_of", "known_again", "least_memory", "open_rows", "orders"]
 
 _SESSIONS = 3  # more of a model, where their orders may differ
-_ASKED = 3  # graphs of which the arena is asked: a second or two each
+_ASKED = 4  # graphs of which the arena is asked: a second or two each
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,18 @@ def least_memory(
 def _judged(
     unchanged: Scheduled, found: Sequence[Scheduled], sizes: Mapping[str, int], deadline: float, alike: bool
 ) -> Scheduled:
-    """Of what is modelled to need least, the one of which the arena is asked least: it decides, and not always as
-    modelled."""
+    """Of what is modelled to need least, of each kind first, the one of which the arena is asked least: it decides, and
+    not always as modelled."""
     expected = _outputs(unchanged.graph, sizes) if alike else None
     given = asked_of(unchanged.graph, sizes)
     best, least, asked = unchanged, given, 0
-    for scheduled in sorted(found, key=lambda s: s.after.plan.block):
-        if asked == _ASKED or scheduled.after.plan.block >= least or (asked and time.monotonic() > deadline):
+    rising = sorted(found, key=lambda s: s.after.plan.block)
+    kinds = {s.how: s for s in reversed(rising)}  # the first of each
+    for scheduled in sorted(rising, key=lambda s: kinds[s.how] is not s):
+        if asked == _ASKED or (asked and time.monotonic() > deadline):
             break
+        if scheduled.after.plan.block >= least:
+            continue
         if expected is not None and _outputs(scheduled.graph, sizes) != expected:
             continue
         asked += 1
