@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow check format web browser bench bench-algorithms bench-train bench-memory bench-steps bench-growth bench-cost bench-ablation profile-plan profile-record profile-forms certify \
+.PHONY: demo test test-slow check format web browser bench bench-algorithms bench-train bench-memory bench-parts bench-steps bench-growth bench-cost bench-ablation profile-plan profile-record profile-forms certify \
 	gpu-record conformance corpus clean corpus-gate corpus-compare corpus-update corpus-update-full patterns attack
 
 demo: $(READY)            ## optimise two real models and print before/after
@@ -71,13 +71,15 @@ bench-train: $(READY)     ## training steps beside eager PyTorch and inductor: d
 	@$(BIN)/python -m superopt.lab.training
 
 STEPS ?= mobilenet_v2 whisper_encoder conv_tasnet
-PARTED ?= bert_2 efficientnet_b0 linear_attention mobilenet_v2 segformer unet vit_b16 whisper_encoder
 bench-memory: $(READY)    ## what models take in ONNX Runtime, written for memory and not: the tables of docs/memory.md; run it again to go on
 	@$(BIN)/python -m superopt.lab.memory corpus/tiny/*.json --title "Tiny models" --resume build/memory/tiny.jsonl
 	@$(BIN)/python -m superopt.lab.memory corpus/*.json --title "Full size" --resume build/memory/full.jsonl
-	@$(BIN)/python -m superopt.lab.memory $(PARTED:%=corpus/%.json) --share 0.1 --title "Full size, for a tenth of the time" --resume build/memory/parts.jsonl
+	@$(BIN)/python -m superopt.lab.memory corpus/*.json --share 0.1 --seconds 600 --title "Full size, for a tenth of the time" --files build/memory/parts --resume build/memory/parts.jsonl
 	@$(BIN)/python -m superopt.lab.training_memory $(STEPS:%=corpus/%.json)
 	@$(BIN)/python -m superopt.lab.training_memory corpus/mobileone_s0.json --share 0.05
+
+bench-parts: $(READY)     ## models that bench-memory has planned for a tenth of the time beside what they were, timed; quiet, run it again to go on
+	@$(BIN)/python -m superopt.lab.memory corpus/*.json --race --title "Full size, for a tenth of the time" --files build/memory/parts --resume build/memory/parts.jsonl
 
 bench-steps: $(READY)     ## training steps that bench-memory has planned beside what they were, timed: docs/memory.md; at most 10 minutes, quiet
 	@$(BIN)/python -m superopt.lab.training_memory --race --page docs/memory.md

@@ -26,7 +26,7 @@ from superopt.ir.types import DType
 from superopt.runtime.limits import bounded_memory
 from superopt.runtime.ort import InferenceSession, make_session
 
-__all__ = ["hollow_lowered", "hollow_session"]
+__all__ = ["discarded", "hollow_file", "hollow_lowered", "hollow_session"]
 
 _BIG = 1 << 16  # bytes of a weight that is written no more: such are never a shape, an axis or a bound
 _PAGE = 4096  # so that ONNX Runtime maps the weights
@@ -39,9 +39,9 @@ def hollow_lowered(graph: Graph) -> Graph:
     Raises:
         InvalidModel, Unsupported: it refuses the graph. ResourceLimit: there is not memory enough for it.
     """
-    with _written(graph) as model, bounded_memory():
+    with hollow_file(graph) as model, bounded_memory():
         made = model.with_name("lowered.onnx")
-        make_session(model, threads=1, save_optimised=made, shared={}, discard=None if _needed(graph) else _BIG)
+        make_session(model, threads=1, save_optimised=made, shared={}, discard=discarded(graph))
         return formats.from_bytes(shapes_alone(made.read_bytes()))
 
 
@@ -51,12 +51,12 @@ def hollow_session(graph: Graph) -> InferenceSession:
     Raises:
         InvalidModel, Unsupported, ResourceLimit: as :func:`hollow_lowered`.
     """
-    with _written(graph) as model, bounded_memory():
+    with hollow_file(graph) as model, bounded_memory():
         return make_session(model, threads=1, optimise=False, shared={})
 
 
 @contextmanager
-def _written(graph: Graph) -> Iterator[Path]:
+def hollow_file(graph: Graph) -> Iterator[Path]:
     """A file of the model, and beside it one as long as its big weights of which hardly a page is written."""
     graph = with_values(replace(graph, weights=tuple(emptied(w) if _is_big(w) else w for w in graph.weights)))
     with TemporaryDirectory(prefix="superopt-hollow-") as folder:
@@ -73,6 +73,11 @@ def _written(graph: Graph) -> Iterator[Path]:
             file.truncate(end)
         save_beside(graph, path, places)
         yield path
+
+
+def discarded(graph: Graph) -> int | None:
+    """Bytes from which the weights of what is run are not read, ``None`` where all are."""
+    return None if _needed(graph) else _BIG
 
 
 def _is_big(weight: Weight) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -14,16 +14,17 @@ from superopt.cost.trial import with_values
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
+from superopt.memory import NCHWC
+from superopt.ops.infer import infer
 from superopt.runtime.binding import bind
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import element_type, make_session
 from superopt.runtime.protocol import Runtime
 
-__all__ = ["NCHWC", "Typed", "block_size", "distinct", "known_types", "lowered", "typed", "without_reorders"]
+__all__ = ["Typed", "block_size", "distinct", "known_types", "lowered", "typed", "without_reorders"]
 
 _LONGEST_RUN = 60.0  # seconds, on a loaded machine
-NCHWC = "com.microsoft.nchwc"  # ONNX Runtime's blocked layout for convolutions, inside which it keeps activations
 
 
 def lowered(graph: Graph, runtime: Runtime = ONNX_RUNTIME) -> Graph:
@@ -121,13 +122,14 @@ class Typed:
     beforehand: Mapping[str, TensorType]
 
 
-def typed(graph: Graph, feeds: Mapping[str, np.ndarray], *, hollow: bool = False) -> Typed:
+def typed(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph | None = None) -> Typed:
     """Types in a run on these inputs, and before it.
 
     Args:
         graph: a lowered graph.
         feeds: its inputs.
-        hollow: whatever the elements of its big weights are.
+        given: what it was lowered from, at these sizes: the elements of big weights do not matter then, and it is run
+            only where neither the runtime's inference nor superopt's has all the types.
 
     Raises:
         InvalidModel, Unsupported: ONNX Runtime cannot run it.
@@ -138,18 +140,42 @@ def typed(graph: Graph, feeds: Mapping[str, np.ndarray], *, hollow: bool = False
     beforehand = {v.name: v.type for v in graph.inputs if isinstance(v.type, TensorType)} | dict(types)
     exposed = replace(graph, outputs=tuple(Value(n, None) for n in names), values=())
     with bounded_memory():
-        if hollow:
+        if given is not None:
             session = hollow_session(exposed)
         else:
             session = make_session(formats.to_onnx_bytes(exposed), threads=1, optimise=False)
+        told = {o.name: kind for o in session.get_outputs() if (kind := _declared(o.type, o.shape)) is not None}
+        beforehand |= told
+        if given is not None:
+            types |= _inferred(graph, given, names, told)
+            if all(n in types for n in names):
+                return Typed(types, beforehand)
         bound = bind(session, feeds, longest=_LONGEST_RUN)
     for output, value in zip(session.get_outputs(), bound.outputs(), strict=True):
-        if value.is_tensor():
-            dtype = element_type(value.data_type())
-            if dtype is not None:
-                types[output.name] = TensorType(dtype, tuple(map(int, value.shape())))
-                sizes = list(output.shape)
-                if all(isinstance(d, int) or d for d in sizes):
-                    shape = tuple(d if isinstance(d, int) else sym(d) for d in sizes)
-                    beforehand[output.name] = TensorType(dtype, shape)
+        dtype = element_type(value.data_type()) if value.is_tensor() else None
+        if dtype is not None:
+            types[output.name] = TensorType(dtype, tuple(map(int, value.shape())))
     return Typed(types, beforehand)
+
+
+def _inferred(
+    graph: Graph, given: Graph, names: Iterable[str], told: Mapping[str, TensorType]
+) -> dict[str, TensorType]:
+    """The types of values as far as inference has all their sizes: the runtime's, or superopt's, to which what keeps
+    its name is known from the graph given."""
+    found = {n: told[n] for n in names if n in told and told[n].is_static and told[n].shape}
+    if len(found) < len(set(names)):
+        own = infer(given).types
+        values = tuple(Value(n, found.get(n) or own.get(n)) for n in names)
+        typing = infer(replace(graph, values=values)).types
+        found |= {n: kind for n in names if (kind := typing.get(n)) is not None and kind.is_static}
+    return found
+
+
+def _declared(element: str, sizes: Sequence[int | str | None]) -> TensorType | None:
+    """The type that a session has for an output before a run; a scalar's where not even the rank is known, and ``None``
+    where a size is not."""
+    dtype = element_type(element)
+    if dtype is None or not all(isinstance(d, int) or d for d in sizes):
+        return None
+    return TensorType(dtype, tuple(d if isinstance(d, int) else sym(str(d)) for d in sizes))

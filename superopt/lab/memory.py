@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from superopt import formats
@@ -16,6 +16,7 @@ from superopt.cost import for_target
 from superopt.cost.trial import feeds_for, with_values
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
+from superopt.lab.training_memory import raced
 from superopt.memory import measured_arena
 from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import footprint, footprint_of
@@ -25,7 +26,7 @@ from superopt.pipeline.racing import measure
 from superopt.pipeline.recomputing import least_for
 from superopt.pipeline.scheduling import asked_of, least_memory
 
-__all__ = ["Row", "StepRow", "main", "measured_plan", "measured_row", "rendered", "rendered_steps"]
+__all__ = ["Row", "StepRow", "main", "measured_plan", "measured_row", "raced_row", "rendered", "rendered_steps"]
 
 _PATIENCE, _RACE, _RACED = 180.0, 40.0, 15  # seconds to plan and to race, rounds
 _LARGE = 1 << 30  # bytes of weights above which a model is left out: it is held several times
@@ -73,7 +74,7 @@ class StepRow:
 
     Attributes:
         share: of the time that is spent besides, as modelled.
-        ratio: of the measured times; ``doubt``: its standard error, times what a race asks for.
+        ratio: of the measured times, where they raced; ``doubt``: its standard error, times what a race asks for.
         how: what was done.
     """
 
@@ -84,8 +85,8 @@ class StepRow:
     arena: int
     arena_after: int
     share: float
-    ratio: float
-    doubt: float
+    ratio: float | None
+    doubt: float | None
     seconds: float
     how: str = "recomputation"
 
@@ -95,8 +96,15 @@ class StepRow:
         return (self.held + self.arena_after) / (self.held + self.arena)
 
 
-def measured_plan(name: str, graph: Graph, share: float, seconds: float = _PATIENCE) -> StepRow:
+def measured_plan(name: str, graph: Graph, share: float, seconds: float, folder: Path | None = None) -> StepRow:
     """A graph beside what takes least of what is modelled at so much more time.
+
+    Args:
+        name: of the model.
+        graph: it.
+        share: of the time, that may be spent besides.
+        seconds: to plan and to write.
+        folder: for ``before.onnx`` and ``after.onnx``, which are then raced another time; else they are now.
 
     Raises:
         SuperoptError, NotCovered: ONNX Runtime cannot run it on made-up inputs.
@@ -106,14 +114,30 @@ def measured_plan(name: str, graph: Graph, share: float, seconds: float = _PATIE
         found = least_for(graph, model, share=share, seconds=seconds, rows=EFFORTS["thorough"].rows)
     seconds = time.monotonic() - start
     given, least = found[0], min(found, key=lambda p: p.bytes)
-    raced = measure(graph, least.graph, sizes={}, rounds=_RACED, burst=1, time_limit=_RACE)
+    ratio = doubt = None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        formats.save(graph, folder / "before.onnx")
+        formats.save(least.graph, folder / "after.onnx")
+    else:
+        timed = measure(graph, least.graph, sizes={}, rounds=_RACED, burst=1, time_limit=_RACE)
+        ratio, doubt = timed.ratio, doubt_of(timed.runs, timed.deviation)
     held = footprint(graph).plan
     arena = asked_of(graph, {})
     return StepRow(
         name, len(graph.nodes), len(least.graph.nodes), held.inputs + held.outputs, arena,
-        arena - given.bytes + least.bytes, least.us / given.us - 1.0, raced.ratio,
-        doubt_of(raced.runs, raced.deviation), seconds, least.how or "as it was",
+        arena - given.bytes + least.bytes, least.us / given.us - 1.0, ratio, doubt, seconds, least.how or "as it was",
     )  # fmt: skip
+
+
+def raced_row(row: StepRow, folder: Path) -> StepRow:
+    """The row with the times of its two files beside each other.
+
+    Raises:
+        SuperoptError: ONNX Runtime cannot run them.
+    """
+    found = raced(folder, rounds=_RACED, seconds=_RACE)
+    return replace(row, ratio=found.ratio, doubt=found.doubt)
 
 
 def rendered_steps(title: str, rows: Sequence[StepRow]) -> str:
@@ -125,12 +149,19 @@ def rendered_steps(title: str, rows: Sequence[StepRow]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for r in rows:
+        measured = "–" if r.ratio is None else f"{r.ratio:.3f} ± {r.doubt:.3f}"
         lines.append(
             f"| {r.model} | {r.nodes:,} → {r.nodes_after:,} | {r.held:,} | {r.arena:,} | {r.arena_after:,} | "
             f"**{r.peak:.3f}** | {r.arena_after / r.arena:.3f} | {r.how} | {1.0 + r.share:.3f} | "
-            f"{r.ratio:.3f} ± {r.doubt:.3f} | {r.seconds:.0f} s |"
+            f"{measured} | {r.seconds:.0f} s |"
         )
+    lines += ["", f"{len(rows)} models: after ÷ before, geometric mean **{_mean([r.peak for r in rows]):.3f}**."]
     return "\n".join([*lines, ""])
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    """Their geometric mean."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
 
 
 def _judged(graph: Graph) -> tuple[int, int, int]:
@@ -158,12 +189,11 @@ def rendered(title: str, rows: Sequence[Row]) -> str:
         lines.append("| " + " | ".join(f"{c:,}" if isinstance(c, int) else str(c) for c in cells) + " |")
     close = sum(_near(r.block, r.arena) and _near(r.block_after, r.arena_after) for r in rows)
     exact = sum(r.block == r.arena and r.block_after == r.arena_after for r in rows)
-    mean = math.exp(sum(math.log(r.ratio) for r in rows) / len(rows)) if rows else 1.0
     lines += [
         "",
         f"{len(rows)} models: the block as modelled is within 5 % of the arena's, before and after, on {close}, equal "
         f"to the byte on {exact}. Activations (inputs, outputs, block) after ÷ before by the arena: geometric mean "
-        f"**{mean:.3f}**, worst {max((r.ratio for r in rows), default=1.0):.3f}.",
+        f"**{_mean([r.ratio for r in rows]):.3f}**, worst {max((r.ratio for r in rows), default=1.0):.3f}.",
         "",
     ]
     return "\n".join(lines)
@@ -185,9 +215,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--resume", type=Path, required=True, help="JSON lines: models in it are not measured again")
     parser.add_argument("--share", type=float, help="with what is modelled at so much more of the time")
     parser.add_argument("--seconds", type=float, default=_PATIENCE, help="to plan and to write each of those")
+    parser.add_argument("--files", type=Path, help="write those to a folder each of this one, and do not race them")
+    parser.add_argument("--race", action="store_true", help="race those that lie in the folder and were not raced yet")
     given = parser.parse_args(arguments)
-    if given.share is not None:
-        _steps(given.models, given.share, given.seconds, given.title, given.resume)
+    if given.race and given.files is None:
+        parser.error("--race needs --files")
+    if given.share is not None or given.race:
+        _steps(given)
         return
     known: dict[str, Row] = {}
     if given.resume.exists():
@@ -211,21 +245,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(rendered(given.title, [known[p.stem] for p in given.models if p.stem in known]))
 
 
-def _steps(models: Sequence[Path], share: float, seconds: float, title: str, resume: Path) -> None:
+def _steps(given: argparse.Namespace) -> None:
+    """Plan models, or race those that were planned, and write the table."""
+    resume: Path = given.resume
     resume.parent.mkdir(parents=True, exist_ok=True)
     read = (StepRow(**json.loads(line)) for line in (resume.read_text().splitlines() if resume.exists() else ()))
     known = {r.model: r for r in read}
-    for path in models:
-        if path.stem in known:
-            continue
+    for path in given.models:
+        folder = given.files / path.stem if given.files is not None else None
+        row = known.get(path.stem)
         try:
-            known[path.stem] = measured_plan(path.stem, with_values(formats.load(path)), share, seconds)
+            if given.race and folder is not None:
+                if row is None or row.ratio is not None:
+                    continue
+                known[path.stem] = raced_row(row, folder)
+            elif row is None:
+                graph = with_values(formats.load(path))
+                known[path.stem] = measured_plan(path.stem, graph, given.share, given.seconds, folder)
         except (SuperoptError, NotCovered) as error:
             print(f"{path.stem}: {error}", file=sys.stderr)
             continue
-        with resume.open("a") as file:
-            file.write(json.dumps(asdict(known[path.stem])) + "\n")
-    print(rendered_steps(title, [known[p.stem] for p in models if p.stem in known]))
+        resume.write_text("".join(json.dumps(asdict(r)) + "\n" for r in known.values()))
+    print(rendered_steps(given.title, [known[p.stem] for p in given.models if p.stem in known]))
 
 
 if __name__ == "__main__":

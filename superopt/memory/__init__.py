@@ -2,14 +2,16 @@
 
 from superopt.memory.alive import Lifetime, alive, lifetimes, unavoidable
 from superopt.memory.arena import Arena, measured_arena
-from superopt.memory.copies import OPSET, Pin, Planned, Written, written
+from superopt.memory.copies import Pin, Planned, Written, written
 from superopt.memory.fission import Region, Source, grown, heads, tails
+from superopt.memory.guards import OPSET, Guards, measurable
+from superopt.memory.openings import best_open, kernel_of
 from superopt.memory.parts import Split, split
 from superopt.memory.planner import ALIGNMENT, Buffer, Plan, block_of, planned
 from superopt.memory.points import Bound, least_time, plain
 from superopt.memory.recompute import ROWS, front
 from superopt.memory.schedule import Schedule, least_peak
-from superopt.memory.sharing import IN_PLACE, RENAMING
+from superopt.memory.sharing import IN_PLACE, NCHWC, RENAMING
 from superopt.memory.slicing import Slicing
 from superopt.memory.timetable import (
     Op,
@@ -25,9 +27,9 @@ from superopt.memory.timetable import (
 )
 
 __all__ = [
-    "ALIGNMENT", "IN_PLACE", "OPSET", "RENAMING", "ROWS", "Arena", "Bound", "Buffer", "Lifetime", "Op", "Pin",
-    "Plan", "Planned", "Region", "Schedule", "Slicing", "Source", "Split", "Step", "Task", "Timetable", "Written",
-    "alive", "alive_at", "as_given", "block_of", "front", "grown", "heads", "least_peak", "least_time", "lifetimes",
-    "made_again", "measured_arena", "peak_of", "plain", "planned", "polished", "prompt", "split", "tails",
-    "unavoidable", "written",
+    "ALIGNMENT", "IN_PLACE", "NCHWC", "OPSET", "RENAMING", "ROWS", "Arena", "Bound", "Buffer", "Guards", "Lifetime",
+    "Op", "Pin", "Plan", "Planned", "Region", "Schedule", "Slicing", "Source", "Split", "Step", "Task", "Timetable",
+    "Written", "alive", "alive_at", "as_given", "best_open", "block_of", "front", "grown", "heads", "kernel_of",
+    "least_peak", "least_time", "lifetimes", "made_again", "measurable", "measured_arena", "peak_of", "plain",
+    "planned", "polished", "prompt", "split", "tails", "unavoidable", "written",
 ]  # fmt: skip

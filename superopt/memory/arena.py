@@ -44,38 +44,56 @@ class Arena:
     scratch: int
 
 
-def measured_arena(model: bytes, feeds: Mapping[str, np.ndarray], *, optimise: bool = True) -> Arena:
+def measured_arena(
+    model: bytes | Path, feeds: Mapping[str, np.ndarray], *, optimise: bool = True, discard: int | None = None
+) -> Arena:
     """Run a model in a process of its own and read off what its arena was asked for.
 
     Args:
-        model: serialised ONNX.
+        model: serialised ONNX, or the path of it.
         feeds: its inputs, NumPy's own types only.
         optimise: with all of ONNX Runtime's graph optimisations, or with none.
+        discard: bytes from which weights are left out of the graph that was run: it points to nothing for them.
 
     Raises:
         Unsupported: the process failed, or took longer than five minutes.
     """
     with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
-        path, ran, arrays = Path(folder) / "model.onnx", Path(folder) / "ran.onnx", Path(folder) / "feeds.npz"
-        path.write_bytes(model)
+        ran, arrays = Path(folder) / "ran.onnx", Path(folder) / "feeds.npz"
+        path = model if isinstance(model, Path) else Path(folder) / "model.onnx"
+        if isinstance(model, bytes):
+            path.write_bytes(model)
         np.savez(arrays, *feeds.values())
         names = Path(folder) / "names"
         names.write_text("\n".join(feeds))
-        command = [sys.executable, "-m", __name__, str(path), str(ran), str(arrays), str(names), str(int(optimise))]
+        kept = "" if discard is None else str(discard)
+        command = [
+            sys.executable,
+            "-m",
+            __name__,
+            str(path),
+            str(ran),
+            str(arrays),
+            str(names),
+            str(int(optimise)),
+            kept,
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, errors="replace")
         except subprocess.TimeoutExpired as error:
             raise Unsupported(f"a run to measure memory took more than {_SECONDS:.0f} s") from error
         runs = done.stderr.split(_MARK)
-        if done.returncode or len(runs) != 3:
+        if done.returncode or len(runs) != 2:
             raise Unsupported(f"the run to measure memory failed: {done.stderr.strip()[-300:]}")
-        asked = [int(n) for n in _REQUEST.findall(runs[2])]
+        asked = [int(n) for n in _REQUEST.findall(runs[1])]
         return Arena(ran.read_bytes(), asked[0] if asked else 0, sum(asked[1:]))
 
 
-def _run(path: str, ran: str, arrays: str, names: str, optimise: bool) -> None:
-    """The process: two runs, their beginnings marked in what ONNX Runtime logs."""
+def _run(path: str, ran: str, arrays: str, names: str, optimise: bool, discard: str) -> None:
+    """The process: a run to learn the outputs, one to empty the arena, and one that is marked in what is logged."""
     import onnxruntime as ort
+
+    from superopt.runtime.ort import saved_to
 
     untyped: Any = ort
     with np.load(arrays) as held:
@@ -90,7 +108,7 @@ def _run(path: str, ran: str, arrays: str, names: str, optimise: bool) -> None:
     options.intra_op_num_threads = 1
     if not optimise:
         options.graph_optimization_level = untyped.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.optimized_model_filepath = ran
+    saved_to(options, Path(ran), int(discard) if discard else None)
     options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     session = untyped.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -103,10 +121,9 @@ def _run(path: str, ran: str, arrays: str, names: str, optimise: bool) -> None:
     for value, array in zip(session.get_outputs(), outputs, strict=True):
         binding.bind_ortvalue_output(value.name, untyped.OrtValue.ortvalue_from_numpy(array))
     session.run_with_iobinding(binding, emptied)
-    for _ in range(2):
-        print(_MARK, file=sys.stderr, flush=True)
-        session.run_with_iobinding(binding, emptied)
+    print(_MARK, file=sys.stderr, flush=True)
+    session.run_with_iobinding(binding, emptied)
 
 
 if __name__ == "__main__":
-    _run(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5] == "1")
+    _run(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5] == "1", sys.argv[6])

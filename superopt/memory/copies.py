@@ -1,15 +1,8 @@
 """Writing a plan that computes values again as a graph that ONNX Runtime runs as planned.
 
 Left alone, the runtime's elimination of common subexpressions merges a copy with what it repeats, and its walk back
-from the results may run copies long before they are needed. Both are prevented by a *guard* on what a copy reads:
-
-    Reshape(x, zeros + ReduceSum(Cast(Slice(t, to nothing))))
-
-It is ``x`` for every ``x`` and ``t`` (a sum of no elements is 0, and a size of 0 stands for the operand's), under
-another name, in the same memory. The runtime cannot know so before it runs, since ``t`` is no constant; and since ``t``
-is what is made right before the copy is planned to run, no order that is valid runs the copy earlier. Superopt's own
-inference follows it (the elements of an empty tensor are known), so that the prover sees a ``Reshape`` to the shape
-there is.
+from the results may run copies long before they are needed. Both are prevented by a *guard* on what a copy reads
+(:mod:`superopt.memory.guards`), which opens with what is made right before the copy is planned to run.
 """
 
 from __future__ import annotations
@@ -19,13 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from superopt.ir.graph import Graph, Node, Value, Weight, constant, unused_name
-from superopt.ir.types import DType, TensorType
+from superopt.ir.graph import Graph, Node, Value, unused_name
+from superopt.ir.types import TensorType
+from superopt.memory.guards import Guards, measurable
 from superopt.memory.recompute import Step, Task, Timetable
 
-__all__ = ["OPSET", "Pin", "Planned", "Written", "written"]
-
-OPSET = 13  # the first in which ReduceSum takes its axes as an operand, or none
+__all__ = ["Pin", "Planned", "Written", "written"]
 
 
 @dataclass(frozen=True)
@@ -54,12 +46,7 @@ class Planned:
 
     def measurable(self, value: int) -> bool:
         """Whether a value can say when a guard opens (or a copy of it, which has its number among the originals)."""
-        return _measurable(self.types.get(self.names[value]))
-
-
-def _measurable(kind: TensorType | None) -> bool:
-    """Whether there is an axis, and elements that are numbers."""
-    return kind is not None and bool(kind.shape) and kind.dtype is not DType.STRING
+        return measurable(self.types.get(self.names[value]))
 
 
 @dataclass(frozen=True)
@@ -107,20 +94,13 @@ class Written:
 class _Writer:
     planned: Planned
     sizes_known: bool
-    nodes: list[Node] = field(default_factory=list)
-    weights: list[Weight] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
-    guards: dict[tuple[str, str], str] = field(default_factory=dict)  # of a value, after another
-    nothings: dict[str, str] = field(default_factory=dict)  # zero, computed of a value
-    starts: dict[int, str] = field(default_factory=dict)  # zeros, by their number
-    shapes: dict[tuple[str, str], str] = field(default_factory=dict)  # sums of a shape and what is computed of a value
     literals: dict[tuple[int, ...], str] = field(default_factory=dict)  # shapes whose rows are left open
 
     def __post_init__(self) -> None:
-        graph = self.planned.graph
-        self.taken = {*graph.weight, *graph.declared, *(o for n in graph.nodes for o in n.outputs)}
-        self.named = {n.name for n in graph.nodes}
-        self.kind: dict[str, TensorType | None] = dict(self.planned.types)
+        self.guards = Guards.of(self.planned.graph, self.planned.types)
+        self.nodes, self.weights = self.guards.nodes, self.guards.weights
+        self.taken, self.named = self.guards.taken, self.guards.named
 
     def graph(self, timetable: Timetable, pins: Sequence[Pin]) -> Written:
         given, names = self.planned.graph, list(self.planned.names)
@@ -128,7 +108,7 @@ class _Writer:
         self.nodes += [n for n in given.nodes if id(n) not in running]
         for value in timetable.original[len(names) :]:
             names.append(unused_name(f"{names[value]}_again", self.taken))
-            self.kind[names[-1]] = self.planned.types.get(names[value])
+            self.guards.kind[names[-1]] = self.planned.types.get(names[value])
         opened: dict[str, str] = {}
         for fed in () if self.sizes_known else given.inputs:
             if fed.name not in given.weight and self._measurable(fed.name):
@@ -176,11 +156,12 @@ class _Writer:
     ) -> Node:
         """A copy, reading what it needs through guards as far as others in its place do, and as it is new."""
         node = replace(node, name=unused_name(f"{node.name}_again", self.named))
-        guarded = {n: self.guards[n, after] for n in node.inputs if (n, after) in self.guards}
+        known = self.guards.known
+        guarded = {n: known[n, after] for n in node.inputs if (n, after) in known}
         node = replace(node, inputs=tuple(guarded.get(n, n) for n in node.inputs))
         if (step.op, node.reads) not in done or self.planned.task.ops[step.op].view:
             return node
-        own = [n for n in node.inputs if n in self.kind]
+        own = [n for n in node.inputs if n in self.guards.kind]
         graph = self.planned.graph
         source = min(own, key=lambda n: (n in graph.constants, n in graph.weight))
         guard = self._guard(source, after)
@@ -195,51 +176,17 @@ class _Writer:
         if not sizes or min(sizes) < 1:
             return node  # it is told as much already
         if sizes not in self.literals:
-            self.weights.append(constant(unused_name(f"{shape.name}_rows", self.taken), np.array([-1, *sizes[1:]])))
-            self.literals[sizes] = self.weights[-1].name
+            self.literals[sizes] = self.guards.held(f"{shape.name}_rows", np.array([-1, *sizes[1:]]))
         return replace(node, inputs=(node.inputs[0], self.literals[sizes]), attributes={})
 
     def _measurable(self, name: str) -> bool:
         """Whether a value can say when a guard opens."""
-        return _measurable(self.kind.get(name))
+        return measurable(self.guards.kind.get(name))
 
     def _guard(self, name: str, after: str) -> str:
         """The same value, not before another is there."""
-        if (name, after) not in self.guards:
-            kind = self.kind.get(name)
-            shape = self._as_it_is(name, kind)
-            if (shape, after) not in self.shapes:
-                self.shapes[shape, after] = self._node("Add", (shape, self._nothing(after)), f"{shape}_then")
-            guard = self.guards[name, after] = self._node("Reshape", (name, self.shapes[shape, after]), f"{name}_then")
-            self.kind[guard] = kind
-            if self.sizes_known and kind is not None:
-                self.values.append(Value(guard, kind))
-        return self.guards[name, after]
-
-    def _as_it_is(self, name: str, kind: TensorType | None) -> str:
-        """The shape that says that all sizes are the operand's. (Its ``Shape``, which is asked for where the number of
-        axes is not known, the runtime takes of what the value is made of, if that is a ``Transpose``, and keeps it.)"""
-        if kind is None or kind.shape is None:
-            return self._node("Shape", (name,), f"{name}_shape")
-        return self._zeros(len(kind.shape))
-
-    def _nothing(self, name: str) -> str:
-        """Zero, computed of a value: the sum of none of its elements."""
-        if name not in self.nothings:
-            kind = self.kind[name]
-            zeros = self._zeros(len(kind.shape or ()) if kind is not None else 0)
-            none = self._node("Slice", (name, zeros, zeros), f"{name}_none")
-            whole = self._node("Cast", (none,), f"{name}_none_int64", to=7)
-            self.nothings[name] = self._node("ReduceSum", (whole,), f"{name}_zero", keepdims=0)
-        return self.nothings[name]
-
-    def _zeros(self, count: int) -> str:
-        if count not in self.starts:
-            self.weights.append(constant(unused_name(f"zeros_{count}", self.taken), np.zeros(count, np.int64)))
-            self.starts[count] = self.weights[-1].name
-        return self.starts[count]
-
-    def _node(self, op: str, inputs: tuple[str, ...], output: str, **attributes: int) -> str:
-        made = unused_name(output, self.taken)
-        self.nodes.append(Node(unused_name(made, self.named), op, inputs, (made,), attributes))
-        return made
+        new = (name, after) not in self.guards.known
+        guard, kind = self.guards.guard(name, after), self.guards.kind.get(name)
+        if new and self.sizes_known and kind is not None:
+            self.values.append(Value(guard, kind))
+        return guard

@@ -68,6 +68,7 @@ class Source:
         readers: positions of the nodes that read a value.
         maker: the position of the node that makes it.
         results: names of the graph's outputs.
+        ways: in which a node's first result can be computed in parts of an axis, as far as it was asked.
     """
 
     graph: Graph
@@ -76,6 +77,7 @@ class Source:
     readers: dict[str, list[int]] = field(init=False)
     maker: dict[str, int] = field(init=False)
     results: set[str] = field(init=False)
+    ways: dict[tuple[int, int], Slicing | None] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.static = set(self.graph.constants)
@@ -99,6 +101,13 @@ class Source:
     def bytes(self, name: str) -> int:
         kind = self.type(name)
         return (kind.nbytes or 0) if kind is not None and name not in self.static else 0
+
+    def way(self, at: int, form: Applied, axis: int) -> Slicing | None:
+        """How a node's first result can be computed in parts of an axis."""
+        if (at, axis) not in self.ways:
+            meaning, _ = form.operator.apply(self.types(form), form.attributes)
+            self.ways[at, axis] = along_axis(meaning, 0, axis)
+        return self.ways[at, axis]
 
     def single(self, at: int) -> Applied | None:
         """What a node applies, where only its first result is used."""
@@ -222,8 +231,7 @@ class Growth:
         if outside or name in self.whole or name not in self.asked:
             return None, None
         asked = self.asked[name]
-        meaning, _ = form.operator.apply(types, form.attributes)
-        way = along_axis(meaning, 0, asked.axis)
+        way = source.way(at, form, asked.axis)
         if way is None:
             return None, None
         return part(form.operator, types, form.attributes, way, asked.low, asked.high), asked

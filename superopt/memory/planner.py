@@ -14,7 +14,7 @@ in which they are executed. Its rules, as of 1.31 on the CPU (docs/decisions/002
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from superopt.ir.graph import Graph, Node
@@ -77,7 +77,12 @@ class Plan:
         return self.inputs + self.outputs + self.block
 
 
-def planned(graph: Graph, types: Mapping[str, TensorType], known: Mapping[str, TensorType] | None = None) -> Plan:
+def planned(
+    graph: Graph,
+    types: Mapping[str, TensorType],
+    known: Mapping[str, TensorType] | None = None,
+    opened: Set[str] = frozenset(),
+) -> Plan:
     """The plan for a lowered graph whose nodes stand in the order of execution.
 
     Args:
@@ -85,8 +90,9 @@ def planned(graph: Graph, types: Mapping[str, TensorType], known: Mapping[str, T
         types: the static type of every tensor.
         known: what the runtime knows of them before it runs; symbolic dimensions are equal where their names are. By
             default, everything.
+        opened: values whose sizes were hidden from the kernels that make them, and from no others.
     """
-    plan = _Planner(graph, types, types if known is None else known)
+    plan = _Planner(graph, types, types if known is None else known, opened)
     for step, node in enumerate(graph.nodes):
         plan.make(step, node)
         plan.free(node)
@@ -105,8 +111,10 @@ def block_of(task: Task, plan: Timetable) -> int:
 
 
 class _Planner:
-    def __init__(self, graph: Graph, types: Mapping[str, TensorType], known: Mapping[str, TensorType]) -> None:
-        self.graph, self.types, self.known = graph, types, known
+    def __init__(
+        self, graph: Graph, types: Mapping[str, TensorType], known: Mapping[str, TensorType], opened: Set[str]
+    ) -> None:
+        self.graph, self.types, self.known, self.opened = graph, types, known, opened
         self.outputs = {v.name for v in graph.outputs}
         self.held: Counter[str] = Counter(v.name for v in graph.inputs)
         self.held.update(w.name for w in graph.weights)
@@ -177,17 +185,18 @@ class _Planner:
             return self._of(node.inputs[0])
         operand = IN_PLACE.get(kernel, len(node.inputs))
         name = node.inputs[operand] if operand < len(node.inputs) else ""
-        if name and self.held[self._of(name)] == 1 and self._same(name, node.outputs[0]):
+        own = node.outputs[0]
+        if name and own not in self.opened and self.held[self._of(name)] == 1 and self._same(name, own):
             return self._of(name)
         return None
 
     def _free(self, name: str) -> str | None:
         """Memory of the same shape that is read no more."""
         shape = self._declared(name)
-        if not shape or not shape[1]:
+        if not shape or not shape[1] or name in self.opened:
             return None
         for position in range(len(self.dead) - 1, -1, -1):
-            if self._same(self.dead[position], name):
+            if self.dead[position] not in self.opened and self._same(self.dead[position], name):
                 return self.dead.pop(position)
         return None
 

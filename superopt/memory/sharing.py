@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["IN_PLACE", "RENAMING"]
+__all__ = ["IN_PLACE", "NCHWC", "RENAMING"]
 
-_MS, _NCHWC = "com.microsoft", "com.microsoft.nchwc"
+_MS = "com.microsoft"
+NCHWC = "com.microsoft.nchwc"  # ONNX Runtime's blocked layout for convolutions, inside which it keeps activations
 _FIRST = (
     "Cast CastLike Celu Clip Elu HardSigmoid LeakyRelu LogSoftmax Relu ScatterElements Selu Shrink Sigmoid Softmax "
     "Softplus Softsign Tanh ThresholdedRelu Trilu"
@@ -21,7 +22,7 @@ RENAMING = frozenset(("", op) for op in ("Flatten", "Identity", "Reshape", "Sque
 
 IN_PLACE: Mapping[tuple[str, str], int] = {
     **{("", op): 0 for op in _FIRST.split()},
-    (_MS, "FusedConv"): 3, (_MS, "NhwcFusedConv"): 3, (_NCHWC, "Conv"): 3,
+    (_MS, "FusedConv"): 3, (_MS, "NhwcFusedConv"): 3, (NCHWC, "Conv"): 3,
 }  # fmt: skip
 """(Domain, operator) of kernels whose first output may be kept over an operand, by its position, if nothing else needs
 that any more."""

@@ -100,10 +100,11 @@ def footprint_of(
         sizes: as in :func:`footprint`.
     """
     own = replace(ran, nodes=tuple(as_executed(ran, graph)))
+    given = _sized(graph, feeds)
     try:
-        found = typed(own, feeds, hollow=True)
+        found = typed(own, feeds, given=given)
     except SuperoptError:  # integer inputs may be indices
-        found = typed(own, feeds_for(graph, sizes or {}, integer=0), hollow=True)
+        found = typed(own, feeds_for(graph, sizes or {}, integer=0), given=given)
     types = found.types
     plan = planned(own, types, found.beforehand)
     inputs = [v.name for v in own.inputs if v.name not in own.weight]
@@ -113,6 +114,18 @@ def footprint_of(
     values = [Lifetime(n, _bytes(types, n), -1, len(own.nodes)) for n in held]
     values += [v for v in spans if v.name not in held]
     return Footprint(own, plan, tuple(_overwritten(own, types, values)), types, found.beforehand)
+
+
+def _sized(graph: Graph, feeds: Mapping[str, np.ndarray]) -> Graph:
+    """The graph whose inputs have the sizes that are fed."""
+    shapes = {n: tuple(map(int, a.shape)) for n, a in feeds.items()}
+    inputs = tuple(
+        replace(v, type=replace(v.type, shape=shapes[v.name]))
+        if isinstance(v.type, TensorType) and v.name in shapes else v
+        for v in graph.inputs
+    )  # fmt: skip
+    fixed = all(isinstance(v.type, TensorType) and v.type.is_static for v in graph.values)
+    return replace(graph, inputs=inputs, values=graph.values if fixed else ())
 
 
 def _over(node: Node, types: Mapping[str, TensorType]) -> str:

@@ -18,10 +18,9 @@ from functools import cached_property
 from itertools import pairwise, takewhile
 
 from superopt import formats
-from superopt.cost.lowering import NCHWC
 from superopt.cost.trial import feeds_for
 from superopt.ir.graph import Graph, Node
-from superopt.memory import Pin, Planned, Timetable, Written, prompt, written
+from superopt.memory import NCHWC, Pin, Planned, Timetable, Written, prompt, written
 from superopt.pipeline.footprint import Footprint, footprint_of
 from superopt.pipeline.scheduling import arena_of
 

@@ -49,7 +49,7 @@ class Point:
         graph: it.
         bytes: weights and, by the arena's account, activations.
         us: modelled microseconds.
-        how: what was done: "" (as it was), "order", "open rows", "fission", "recomputation".
+        how: what was done: "" (as it was), "order", "open rows", "hidden sizes", "fission", "recomputation".
         measured: a race beside the graph given, where there was one.
         chosen: whether it is what was asked for.
     """

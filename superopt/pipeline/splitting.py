@@ -71,10 +71,10 @@ def fissions(graph: Graph, *, targets: Sequence[float] = TARGETS, deadline: floa
         deadline: on the monotonic clock, after which no region is looked for.
     """
     made: list[Fissioned] = []
-    proofs: dict[str, bool] = {}
-    least = first = _Cutting(graph, 0.0, proofs).peak
+    known = _Known()
+    least = first = _Cutting(graph, 0.0, known).peak
     for target in targets:
-        cutting = _Cutting(graph, target * first, proofs, deadline)
+        cutting = _Cutting(graph, target * first, known, deadline)
         while time.monotonic() < deadline and cutting.peak > cutting.target and cutting.step():
             pass
         if cutting.regions and cutting.peak < _GAIN * least:
@@ -175,12 +175,25 @@ def _kinds(source: Source, nodes: Sequence[int]) -> tuple[tuple[str, TensorType 
 
 
 @dataclass
+class _Known:
+    """What the ways down to all targets share.
+
+    Attributes:
+        proofs: of rules, by their text.
+        found: regions, and the bytes that are alive there then, by the cuts that were made before.
+    """
+
+    proofs: dict[str, bool] = field(default_factory=dict)
+    found: dict[tuple[object, ...], list[tuple[int, Region]]] = field(default_factory=dict)
+
+
+@dataclass
 class _Cutting:
     """A graph that is cut further and further."""
 
     graph: Graph
     target: float
-    proofs: dict[str, bool]
+    known: _Known
     deadline: float = float("inf")
     regions: list[Region] = field(default_factory=list)
     parts: set[str] = field(default_factory=set)
@@ -201,7 +214,7 @@ class _Cutting:
         """Cut one region where most is alive; whether one was found."""
         if any(self._taken(region) for region in self._again()):
             return True
-        found = sorted(self._candidates(), key=lambda c: c[0])
+        found = [c for c in self._found() if not self._hopeless(c[1])]
         while found and time.monotonic() < self.deadline:
             before = self.peak
             reached = [c for c in found if c[0] <= max(self.target, found[0][0] + _NEAR * (before - found[0][0]))]
@@ -212,6 +225,13 @@ class _Cutting:
                 return True
             found = [c for c in found if not self._hopeless(c[1])]
         return False
+
+    def _found(self) -> list[tuple[int, Region]]:
+        """The candidates, those that leave least alive first."""
+        cuts = tuple((r.output, r.nodes, r.way.axis, r.parts) for r in self.regions)
+        if cuts not in self.known.found:
+            self.known.found[cuts] = sorted(self._candidates(), key=lambda c: c[0])
+        return self.known.found[cuts]
 
     def _again(self) -> Iterator[Region]:
         """Regions like those that were cut, where most is alive now."""
@@ -241,7 +261,7 @@ class _Cutting:
                 for way in tails(self.source, head):
                     for region in self._around(self.source.maker[span.name], head, way):
                         taken = self._then(region)
-                        if taken < _GAIN * most and not self._hopeless(region):
+                        if taken < _GAIN * most:
                             yield taken, region
 
     def _whole(self, region: Region) -> bool:
@@ -319,10 +339,11 @@ class _Cutting:
             forall[short] = TensorScheme(letter, kind.shape)
         sides = [_renamed(t, names) for t in (left, right)]
         key = f"{sides[0]} = {sides[1]} for {forall}"
-        if key not in self.proofs:
+        proofs = self.known.proofs
+        if key not in proofs:
             rule = Rule("fission", forall, (), (sides[0],), (sides[1],))
-            self.proofs[key] = isinstance(prove_joined(rule, time_limit=_PROOF), ProvedAllSizes)
-        return self.proofs[key]
+            proofs[key] = isinstance(prove_joined(rule, time_limit=_PROOF), ProvedAllSizes)
+        return proofs[key]
 
 
 _LETTERS = {DType.INT64: "i", DType.BOOL: "b"}  # how rules write an element type

@@ -275,7 +275,7 @@ class Tradeoff:
         modelled: time ÷ the fastest graph's, as modelled.
         measured: time ÷ the fastest graph's in a race; none where it was not raced.
         doubt: how far that may be off.
-        how: what was done: "" (nothing), "order", "open rows", "recomputation".
+        how: what was done: "" (nothing), "order", "open rows", "hidden sizes", "recomputation".
         digest: as :class:`Outcome`'s.
     """
 

@@ -89,12 +89,7 @@ def make_session(
     levels = state.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
     if save_optimised is not None:
-        options.optimized_model_filepath = str(save_optimised)
-        if discard is not None:
-            nowhere = save_optimised.with_name("nowhere")
-            nowhere.symlink_to(os.devnull)
-            options.add_session_config_entry(_OUTSIDE + "file_name", nowhere.name)
-            options.add_session_config_entry(_OUTSIDE + "min_size_in_bytes", str(discard))
+        saved_to(options, save_optimised, discard)
     if shared is not None:
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_cpu_mem_arena = False
@@ -105,6 +100,16 @@ def make_session(
     source = str(model) if isinstance(model, Path) else bytes(model)
     with translated(str(model) if isinstance(model, Path) else ""):
         return InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def saved_to(options: state.SessionOptions, path: Path, discard: int | None = None) -> None:
+    """Have a session write the graph that it runs, weights of so many bytes left out: it points to nothing for them."""
+    options.optimized_model_filepath = str(path)
+    if discard is not None:
+        nowhere = path.with_name("nowhere")
+        nowhere.symlink_to(os.devnull)
+        options.add_session_config_entry(_OUTSIDE + "file_name", nowhere.name)
+        options.add_session_config_entry(_OUTSIDE + "min_size_in_bytes", str(discard))
 
 
 @contextmanager

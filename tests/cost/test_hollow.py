@@ -51,7 +51,7 @@ def test_hollow_models_are_lowered_alike(name: str) -> None:
 def test_hollow_models_have_the_same_types(name: str) -> None:
     graph = networks()[name]
     own = hollow_lowered(graph)
-    assert typed(own, feeds_for(graph), hollow=True) == typed(lowered(graph), feeds_for(graph))
+    assert typed(own, feeds_for(graph), given=graph) == typed(lowered(graph), feeds_for(graph))
 
 
 def test_big_weights_are_told_apart() -> None:
@@ -116,5 +116,5 @@ def test_positions_stay() -> None:
     x = b.input("x", "float32", (1, 4))
     b.output(b.op("Gather", x, b.constant(np.zeros(9000, np.int64), "where"), axis=0), "out")
     graph = b.build()
-    found = typed(hollow_lowered(graph), feeds_for(graph), hollow=True)
+    found = typed(hollow_lowered(graph), feeds_for(graph), given=graph)
     assert found.types["out"].shape == (9000, 4)

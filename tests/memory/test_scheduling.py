@@ -19,7 +19,9 @@ from superopt.memory.order import execution_order
 from superopt.pipeline.footprint import footprint
 from superopt.pipeline.scheduling import least_memory
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.verifier.graphs import verify
 
+SAYS_NOTHING = Counter({"Slice": 1, "Cast": 1, "ReduceSum": 1, "Add": 1, "Split": 1})  # shapes of a few zeros
 TINY = Path(__file__).parents[2] / "corpus" / "tiny"
 
 
@@ -56,7 +58,8 @@ def test_the_same_bits_take_less(name: str) -> None:
     assert given_block == found.before.plan.block > ours_block
     assert abs(found.after.plan.block - ours_block) <= 0.05 * ours_block
     assert found.after.plan.peak >= found.before.bound
-    assert kernels(found.graph) == kernels(graph)
+    assert not kernels(graph) - kernels(found.graph)
+    assert kernels(found.graph) - kernels(graph) <= SAYS_NOTHING
     feeds = feeds_for(graph, integer=0)
     outputs = [v.name for v in graph.outputs]
     ours, theirs = (ONNX_RUNTIME.load(formats.to_onnx_bytes(g)).run(feeds, outputs) for g in (found.graph, graph))
@@ -67,6 +70,24 @@ def test_the_same_bits_take_less(name: str) -> None:
 def test_what_cannot_take_less_stays_as_it_is(name: str) -> None:
     graph = formats.load(TINY / f"{name}.json")
     assert least_memory(graph).graph is graph
+
+
+@pytest.mark.parametrize("name", ["bert_2", "gpt2", "mlp_mixer", "vit_b16", "whisper_encoder"])
+def test_what_is_fused_at_known_sizes_knows_them(name: str) -> None:
+    """Sizes are hidden around SkipLayerNormalization, which the runtime makes only where it knows them."""
+    graph = with_values(formats.load(TINY / f"{name}.json"))
+    found = least_memory(graph)
+    assert "hidden sizes" in found.how
+    assert kernels(found.graph)["SkipLayerNormalization"] == kernels(graph)["SkipLayerNormalization"] > 0
+    assert blocks(found.graph) <= 0.8 * blocks(graph)
+    assert found.asked == (blocks(graph), blocks(found.graph))
+
+
+def test_sizes_that_are_hidden_are_proved_to_be_the_same() -> None:
+    graph = with_values(formats.load(TINY / "bert_2.json"))
+    found = least_memory(graph)
+    assert found.graph is not graph
+    assert verify(graph, found.graph, power="none").verdict == "proved"
 
 
 def test_it_is_the_same_every_time() -> None:
@@ -118,5 +139,5 @@ def test_rows_that_a_constant_says_are_opened_again() -> None:
     found = least_memory(graph)
     wide = 4 * 8 * 512
     assert blocks(graph) >= 3 * wide
-    assert found.how == "open rows"
+    assert found.how in ("open rows", "hidden sizes")
     assert blocks(found.graph) <= 2 * wide + 2048
