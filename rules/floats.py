@@ -24,8 +24,8 @@ from superopt.rules.scanner import RuleError
 from superopt.rules.typing import meaning_digest
 
 __all__ = [
-    "FLOATS", "GENEROUS", "METHOD", "MODES", "MOST_ERROR", "UNKNOWN", "Directions", "FloatVerdict", "Floats", "Way",
-    "float_key", "read_floats", "row_of", "verdict_in", "write_floats",
+    "FLOATS", "GENEROUS", "HARMFUL", "METHOD", "MODES", "MOST_ERROR", "UNKNOWN", "Directions", "FloatVerdict", "Floats",
+    "Way", "float_key", "read_floats", "row_of", "verdict_in", "write_floats",
 ]  # fmt: skip
 
 FLOATS = "floats.json"
@@ -39,6 +39,8 @@ Directions = Mapping[str, Mapping[str, "FloatVerdict"]]  # "forward", "backward"
 # A window that holds magnitudes from 10⁻⁶ to 10⁶ is one that the check's inputs, of several magnitudes, would leave
 # first: it need not be known to hold before. float16 has no such window: there it must be known.
 GENEROUS = (-20, 20)
+# What infinite operands may do to a target that shows; the rest (a nan that is dropped) hides what went wrong.
+HARMFUL = frozenset({"infinite or nan where the source is finite", "nan where the source is infinite"})
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,17 @@ class Way:
             explains what the other side does to the result. Inputs and weights are exactly what they are.
         window: variable → least and largest exponent of its nonzero elements (2^low ≤ |v| < 2^(high+1)).
         finite: no operand may be infinite or nan.
+        regular: operands must be constants, or made by arithmetic that has no pole: the source, which rounds nothing,
+            would keep infinities and nan apart.
     """
 
     rounded: tuple[str, ...] = ()
     window: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     finite: bool = False
+    regular: bool = False
 
     def __hash__(self) -> int:
-        return hash((self.rounded, tuple(sorted(self.window.items())), self.finite))
+        return hash((self.rounded, tuple(sorted(self.window.items())), self.finite, self.regular))
 
     @property
     def generous(self) -> bool:
@@ -65,7 +70,8 @@ class Way:
         return all(low <= GENEROUS[0] and high >= GENEROUS[1] for low, high in self.window.values())
 
     def __str__(self) -> str:
-        parts = [f"{', '.join(self.rounded)} rounded already"] if self.rounded else []
+        parts = ["operands that are finite by how they are made"] if self.regular else []
+        parts += [f"{', '.join(self.rounded)} rounded already"] if self.rounded else []
         parts += [f"2^{low} ≤ |{name}| < 2^{high + 1}" for name, (low, high) in sorted(self.window.items())]
         return " and ".join(parts)
 
@@ -108,9 +114,7 @@ class FloatVerdict:
     @property
     def harmful(self) -> bool:
         """Whether an infinite operand makes ``nan``, or infinite what was finite: a mask of −∞ is such an operand."""
-        return (
-            "infinite or nan where the source is finite" in self.specials or "nan where the source is" in self.specials
-        )
+        return not HARMFUL.isdisjoint(self.specials.split("; "))
 
     @property
     def sentence(self) -> str:
@@ -137,9 +141,12 @@ class FloatVerdict:
             data["ratio"] = self.ratio
         if self.ways:
             data["ways"] = [
-                {"rounded": list(w.rounded), "window": {n: list(r) for n, r in sorted(w.window.items())}}
+                {
+                    "rounded": list(w.rounded), "window": {n: list(r) for n, r in sorted(w.window.items())},
+                    **({"regular": True} if w.regular else {}),
+                }
                 for w in self.ways
-            ]
+            ]  # fmt: skip
         if self.worst:
             data["worst"] = dict(self.worst)
         return data
@@ -152,9 +159,12 @@ class FloatVerdict:
             KeyError, TypeError, ValueError: it is none.
         """
         ways = tuple(
-            Way(tuple(map(str, w["rounded"])), {str(n): (int(r[0]), int(r[1])) for n, r in w["window"].items()})
+            Way(
+                tuple(map(str, w["rounded"])), {str(n): (int(r[0]), int(r[1])) for n, r in w["window"].items()},
+                regular=bool(w.get("regular")),
+            )
             for w in data.get("ways", ())
-        )
+        )  # fmt: skip
         return FloatVerdict(
             str(data["verdict"]), ways, bool(data.get("exact")), bool(data.get("moderate", True)),
             str(data.get("specials", "")), float(data.get("ratio", 0.0)), dict(data.get("worst", {})),

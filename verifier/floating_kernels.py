@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from superopt.ir.types import DType
-from superopt.rules.floats import Directions, FloatVerdict
+from superopt.rules.floats import HARMFUL, Directions, FloatVerdict, Way
 from superopt.verifier.floating import Look, Site
 from superopt.verifier.floating_judged import Judged, plain
 from superopt.verifier.floating_points import Points, flooded, middling, ordinary
@@ -53,7 +53,8 @@ def with_kernels_specials(sites: Sequence[Site], found: Directions, rng: np.rand
     """Verdicts with what infinite and NaN operands do to the sides in ONNX Runtime, in float32.
 
     A direction whose source rounds nothing is unsafe where they differ: that its operands are finite is what arithmetic
-    may ask for, and there is none.
+    may ask for, and there is none. Where only the target stops being finite, operands that are finite by how they are
+    made are a condition: what was masked by a choice may then be masked by a product.
     """
     tables = (Against(()), Against(()))
     worst: list[dict[str, object]] = [{}, {}]
@@ -84,6 +85,9 @@ def _stated(
         return verdict
     said = "; ".join(sorted(specials | set(filter(None, verdict.specials.split("; ")))))
     if all(_chooses(s, backward=backward) for s in sites):
+        if verdict.verdict in ("safe", "conditional") and specials <= HARMFUL:
+            ways = tuple(replace(w, regular=True) for w in verdict.ways or (Way(),))
+            return replace(verdict, verdict="conditional", ways=ways, exact=False, specials=said, worst=dict(worst))
         return replace(verdict, verdict="unsafe", ways=(), exact=False, specials=said, worst=dict(worst))
     return replace(verdict, specials=said)
 

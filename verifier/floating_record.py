@@ -82,6 +82,8 @@ def kind_of(verdict: FloatVerdict) -> str:
         return "safe: the same operations"
     if verdict.verdict != "conditional":
         return verdict.verdict
+    if any(w.regular for w in verdict.ways):
+        return "conditional: finite by how it is made"
     if any(not w.rounded and w.generous for w in verdict.ways):
         return "conditional: wide window"
     if any(w.generous for w in verdict.ways):

@@ -23,7 +23,7 @@ from superopt.ir.terms import App, Project, Term, Var, postorder, variables
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.derivative.declared import Site
-from superopt.ops.derivative.expressions import Expr, added, apply, constant, variable
+from superopt.ops.derivative.expressions import Expr, added, apply, by_channel, constant, variable
 from superopt.ops.derivative.forward import PREFIX, derivative_of
 from superopt.ops.derivative.kinks import kinks_of
 from superopt.ops.derivative.modes import is_still, pull, push
@@ -162,10 +162,12 @@ def _listed(text: str) -> Iterator[str]:
 
 def _of_application(name: str, case: str, rule: Rule, term: App) -> Iterator[Statement]:
     types = variable_types(rule)
-    args = tuple(_operand(a, types) for a in term.args)
+    makers = {p: _site(a, types) for p, a in enumerate(term.args) if isinstance(a, App) and a.args}
+    args = tuple(makers[p].output() if p in makers else _operand(a, types) for p, a in enumerate(term.args))
+    term = App(name, tuple(None if a is None else a.term for a in args), term.attributes)
     attributes = complete(term)
     moving = frozenset(p for p, a in enumerate(term.args) if isinstance(a, Var) and types[a.name].dtype.is_float)
-    site = Site(name, args, attributes, moving)
+    site = Site(name, args, attributes, moving, makers)
     if is_still(site):
         raise UsageError(f"{name} does not move with its operands", where=f"gradients.toml, case {case!r}")
     attribute_items = tuple(sorted(attributes.items()))
@@ -182,9 +184,9 @@ def _of_application(name: str, case: str, rule: Rule, term: App) -> Iterator[Sta
         if moved is not None:
             what = f"pushforward of output {place}" if several else "pushforward"
             yield _statement(name, case, what, rule, whole, moved.term, tangents)
-    given = [variable(f"c{place}", y.type) for place, y in enumerate(outputs)]
+    given = cotangents = [variable(f"c{place}", y.type) for place, y in enumerate(outputs)]
 
-    def adjoint(what: str, pulled: Mapping[int, Expr], places: Sequence[int]) -> Statement:
+    def adjoint(what: str, pulled: Mapping[int, Expr], places: Sequence[int], given: Sequence[Expr]) -> Statement:
         """That cotangents of these operands, with their tangents, are what the derivative is with the given ones."""
         chosen = [tangent if p in places else None for p, tangent in enumerate(tangents)]
         body = derivative([None if t is None else t.term for t in chosen])
@@ -193,14 +195,30 @@ def _of_application(name: str, case: str, rule: Rule, term: App) -> Iterator[Sta
         there = [(p, t) for p, t in enumerate(chosen) if t is not None]
         right = added([_inner(pulled[p], t) for p, t in there if p in pulled]) or constant(0, there[0][1].dtype)
         assert left is not None
-        return _statement(name, case, what, rule, left.term, right.term, [*(t for _, t in there), *given])
+        return _statement(name, case, what, rule, left.term, right.term, [*(t for _, t in there), *cotangents])
 
     together = pull(site, given)
     alone = {p: pull(replace(site, wanted=frozenset({p})), given) for p in sorted(moving)}
     for place, found in alone.items():
-        yield adjoint(f"pullback of {term.args[place]}", found, [place])
+        yield adjoint(f"pullback of {term.args[place]}", found, [place], given)
     if any(together.get(p) != found.get(p) for p, found in alone.items()):
-        yield adjoint("pullback of all together", together, sorted(moving))
+        yield adjoint("pullback of all together", together, sorted(moving), given)
+    if not several and given[0].rank > 1:  # what a cotangent is made of may be read from it
+        numbers = variable("numbers", TensorType(given[0].dtype, given[0].shape[1:2]))
+        known = by_channel(given[0], numbers)
+        cotangents = [*given, numbers]
+        for place in sorted(moving):
+            alike = replace(site, wanted=frozenset({place}))
+            apart = pull(alike, [known])
+            if apart != pull(alike, [replace(known, channels=None)]):
+                yield adjoint(f"pullback of {term.args[place]} by channel", apart, [place], [known])
+
+
+def _site(term: App, types: Mapping[str, TensorType]) -> Site:
+    """The application that makes an operand, all of whose own move."""
+    args = tuple(_operand(a, types) for a in term.args)
+    moving = frozenset(p for p, a in enumerate(args) if a is not None and a.dtype.is_float)
+    return Site(term.op, args, complete(term), moving)
 
 
 def _operand(term: Term | None, types: Mapping[str, TensorType]) -> Expr | None:

@@ -75,7 +75,8 @@ class Judge:
         general = size_general(general, self._quick)
         every = [made for version in any_rank(general) if (made := self._proved_version(version)) is not None]
         found = list(every)
-        for version in self._versions(candidate, general) if len(every) < _EVERY_RANK else ():
+        kinds = {s.dtype for s in general.tensors.values()}  # a mask may lack leading axes that the data has
+        for version in self._versions(candidate, general) if len(every) < _EVERY_RANK or kinds == {"b", "f"} else ():
             if found and not version.lead:
                 break
             made = self._proved_version(version)

@@ -19,7 +19,7 @@ __all__ = ["any_rank", "leading", "with_lead"]
 
 
 def any_rank(rule: Rule) -> Iterator[Rule]:
-    """An elementwise rule over tensors of one shape, for tensors of rank 0 to 5.
+    """An elementwise rule over tensors of one shape, booleans among them or not, for tensors of rank 0 to 5.
 
     Two rules, because ``...`` is written out to at most two axes.
     """
@@ -31,7 +31,7 @@ def any_rank(rule: Rule) -> Iterator[Rule]:
         for t in postorder(*rule.lhs, *rule.rhs)
         if isinstance(t, App) and operator_of(t).family == "generators"
     )
-    if len(shapes) > 1 or not pointwise or not scalars or any(s.lead or s.dtype != "f" for s in rule.tensors.values()):
+    if len(shapes) > 1 or not pointwise or not scalars or any(s.lead or s.dtype == "i" for s in rule.tensors.values()):
         return
     names = tuple(n for n in ("a", "b", "c", "d", "e", "h", "i", "j") if n not in rule.forall)[:3]
     for shape in ((), tuple(map(sym, names))):

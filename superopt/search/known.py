@@ -29,15 +29,21 @@ class Known(NamedTuple):
         finite: none is infinite or nan where the inputs are finite, barring overflow.
         most: a bound of their magnitudes; infinite where there is none.
         least: a bound from below of the magnitudes of those that are not 0; 0 where there is none.
+        regular: as ``finite``, and no operator on the way has a pole: no division by what may be 0, no logarithm.
+        sign: :data:`POSITIVE` or :data:`NOT_NEGATIVE` where all of them are; else 0.
     """
 
     rounded: bool = False
     finite: bool = True
     most: float = inf
     least: float = 0.0
+    regular: bool = True
+    sign: int = 0
 
 
+NOT_NEGATIVE, POSITIVE = 1, 2
 ANYTHING = Known()
+OPAQUE = Known(regular=False)  # what an operator makes of which nothing is known
 _LARGEST = 1 << 26  # bytes of a weight up to which its elements are looked at
 _ORDINARY = 2.0 ** (GENEROUS[1] + 1)
 # Exponents by which bounds of float32 are told apart: the ends of windows.
@@ -52,6 +58,24 @@ _UNIT = frozenset({"Erf", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh
 _MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "Mean"})
 _SMALLER = frozenset({"Gelu", "HardSwish", "LeakyRelu", "Mish", "Swish", "ThresholdedRelu", "Shrink"})
 _SUMS = frozenset({"Add", "Sub", "Sum"})
+# Finite at all finite numbers, as normalisations by a positive epsilon; with those above, what is not in _DOMAIN.
+_TOTAL = frozenset({
+    "And", "Atan", "Attention", "BatchNormalization", "Cast", "Ceil", "Celu", "Conv", "ConvTranspose", "CumSum",
+    "Einsum", "Elu", "Equal", "EyeLike", "Floor", "Gemm", "Greater", "GreaterOrEqual", "GroupNormalization",
+    "InstanceNormalization", "LayerNormalization", "Less", "LessOrEqual", "LogSoftmax", "MatMul", "Mul", "Not", "Or",
+    "PRelu", "RMSNormalization", "Range", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceSum", "ReduceSumSquare",
+    "Resize", "Round", "ScatterND", "Selu", "Sign", "Softplus", "Trilu",
+}) | _EXACT | _UNIT | _MEANS | _SMALLER | _SUMS  # fmt: skip
+_DOMAIN: Mapping[str, tuple[int, int]] = {  # operator → the operand and the sign that it has to have there
+    "Div": (1, POSITIVE), "Log": (0, POSITIVE), "Pow": (0, POSITIVE), "Reciprocal": (0, POSITIVE),
+    "Sqrt": (0, NOT_NEGATIVE),
+}  # fmt: skip
+_NONE_NEGATIVE = frozenset({"Abs", "Exp", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Relu", "Sigmoid", "Softmax"})
+_KEEPS_SIGN = frozenset({
+    "Add", "Concat", "Div", "Expand", "Flatten", "Gather", "GlobalAveragePool", "Identity", "Max", "Min", "Mul",
+    "Reciprocal", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Reshape", "Slice", "Split", "Sqrt", "Squeeze",
+    "Sum", "Tile", "Transpose", "Unsqueeze",
+})  # fmt: skip
 
 
 def known_of_array(array: np.ndarray) -> Known:
@@ -59,15 +83,16 @@ def known_of_array(array: np.ndarray) -> Known:
     if not array.size or array.dtype.kind in "biuOUS" or array.nbytes > _LARGEST:
         return ANYTHING
     wide = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
-    top = max(float(wide.max()), -float(wide.min()))
+    bottom = float(wide.min())
+    top = max(float(wide.max()), -bottom)
     if not isfinite(top):
-        return Known(finite=False)
+        return Known(finite=False, regular=False)
     least = 0.0
     if array.dtype.itemsize <= 2:  # float16 and bfloat16: underflow is near
         sizes = np.abs(wide)
         least = float(np.min(sizes, where=sizes > 0, initial=inf))
         least = least if isfinite(least) else top
-    return Known(most=top, least=least)
+    return Known(most=top, least=least, sign=_sign_of(bottom))
 
 
 def known_of(
@@ -92,6 +117,8 @@ def known_of(
         if a is not None and (t is None or t.dtype.is_float)
     ]  # fmt: skip
     finite = all(a.finite for a in real) or op in _UNIT
+    sign = _sign(op, real)
+    regular = all(a.regular for a in real) and (_is_total(op, real) or _is_whole_power(op, uniform))
     most, least = _bounds(op, real, types)
     exact = op in _EXACT or _scales_exactly(op, uniform)
     if op not in _EXACT and most >= _ORDINARY:
@@ -99,15 +126,44 @@ def known_of(
     moving = [a for a, u in zip(args, uniform, strict=True) if a is not None and u is None] if exact else []
     chosen = [a for a in moving if a in real]
     rounded = not constant and (all(a.rounded for a in chosen) and bool(chosen) if exact else bool(real))
-    return Known(rounded, finite, most, least)
+    return Known(rounded, finite, most, least, regular, sign)
+
+
+def _is_whole_power(op: str, uniform: Sequence[float | None]) -> bool:
+    exponent = uniform[1] if op == "Pow" else None
+    return exponent is not None and exponent >= 0 and exponent.is_integer()
 
 
 def _of_numbers(values: Sequence[object]) -> Known:
     """Facts of a literal's elements."""
-    sizes = [abs(float(v)) if isinstance(v, int | float) else inf for v in values]
-    if not all(map(isfinite, sizes)):
-        return Known(finite=False)
-    return Known(most=max(sizes, default=0.0), least=min((s for s in sizes if s), default=0.0))
+    numbers = [float(v) if isinstance(v, int | float) else inf for v in values]
+    if not all(map(isfinite, numbers)):
+        return Known(finite=False, regular=False)
+    sizes = [abs(v) for v in numbers]
+    least = min((s for s in sizes if s), default=0.0)
+    return Known(most=max(sizes, default=0.0), least=least, sign=_sign_of(min(numbers, default=-1.0)))
+
+
+def _sign_of(bottom: float) -> int:
+    """Of numbers whose least is this."""
+    return POSITIVE if bottom > 0 else NOT_NEGATIVE if bottom == 0 else 0
+
+
+def _sign(op: str, real: Sequence[Known]) -> int:
+    if op in _NONE_NEGATIVE:
+        return NOT_NEGATIVE
+    if op not in _KEEPS_SIGN or not real:
+        return 0
+    signs = [a.sign for a in real]
+    return max(signs) if op in ("Add", "Sum") and all(signs) else min(signs)
+
+
+def _is_total(op: str, real: Sequence[Known]) -> bool:
+    """Whether finite operands of what is known of these give a finite result, barring overflow."""
+    if op not in _DOMAIN:
+        return op in _TOTAL
+    place, wanted = _DOMAIN[op]
+    return place < len(real) and real[place].sign >= wanted
 
 
 def _scales_exactly(op: str, uniform: Sequence[float | None]) -> bool:
@@ -170,7 +226,10 @@ def merged(a: Known, b: Known) -> Known:
     """Facts of a value of which both are true. Exact wins: what an input is equal to is exactly that input."""
     if a == b:
         return a
-    return Known(a.rounded and b.rounded, a.finite or b.finite, min(a.most, b.most), max(a.least, b.least))
+    return Known(
+        a.rounded and b.rounded, a.finite or b.finite, min(a.most, b.most), max(a.least, b.least),
+        a.regular and b.regular, max(a.sign, b.sign),
+    )  # fmt: skip
 
 
 def coarse(known: Known, dtype: DType) -> Known:
@@ -197,6 +256,8 @@ def meets(ways: Sequence[Way], known: Mapping[str, Known], types: Mapping[str, T
 def _meets(way: Way, known: Mapping[str, Known], types: Mapping[str, TensorType], dtype: DType) -> bool:
     if way.finite and not all(k.finite for k in known.values()):
         return False
+    if way.regular and not all(_is_regular(known[n]) for n, t in types.items() if n in known and t.dtype.is_float):
+        return False
     if not all(known[n].rounded for n in way.rounded if n in known):
         return False
     narrow = dtype == DType.FLOAT16
@@ -212,6 +273,11 @@ def _meets(way: Way, known: Mapping[str, Known], types: Mapping[str, TensorType]
         elif not inside or (low > _LEAST[dtype] and not found.least >= 2.0**low):
             return False
     return True
+
+
+def _is_regular(known: Known) -> bool:
+    """Whether it is a constant's, or what arithmetic without a pole makes: that asks its own operands to be finite."""
+    return known.regular and (known.rounded or isfinite(known.most))
 
 
 _LEAST = {DType.FLOAT16: -24, DType.BFLOAT16: -133, DType.FLOAT32: -149, DType.FLOAT64: -149}  # of denormals

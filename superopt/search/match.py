@@ -117,7 +117,7 @@ class Pattern:
         slots = self.tensor_slots
         return [
             repr((sorted(slots[n] for n in w.rounded), sorted((str(slots.get(n, n)), r) for n, r in w.window.items())))
-            + str(w.finite)
+            + f"{w.finite}{w.regular}"
             for w in ways
         ]
 
@@ -157,10 +157,7 @@ class Pattern:
     @cached_property
     def anyway(self) -> frozenset[str]:
         """Element types for which the other side is as good in floating point, whatever the operands."""
-        free = {
-            t for t, ways in (self.floats or {}).items() if any(not (w.rounded or w.window or w.finite) for w in ways)
-        }
-        return frozenset(free)
+        return frozenset(t for t, ways in (self.floats or {}).items() if Way() in ways)
 
     @cached_property
     def saves(self) -> bool:

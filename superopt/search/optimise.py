@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 
 from superopt.ops.record import Operator
 from superopt.search.costing import Pricer
 from superopt.search.egraph import ENode
-from superopt.search.extract import Choice, Problem, cost_of, improve, problem_of, used_classes
+from superopt.search.extract import Candidate, Choice, Problem, cost_of, improve, problem_of, used_classes
 from superopt.search.frugal import frugal
 from superopt.search.ilp import solve
 from superopt.search.lower import Lowered, Region, lower
@@ -79,13 +79,46 @@ def optimise(
     result = Found(None, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
     if not after < before - 1e-9:
         return result
+    plan, needed = _judged(region, lowered, problem, choice, pricer, least_gain, before)
+    if before - plan.after < needed and not is_simpler(region, plan):
+        missed = _missed(result, outcome, before - after, needed, plan)
+        choice = _surest(lowered, problem, incumbent, pricer, limits.deadline, seed)
+        plan, needed = _judged(region, lowered, problem, choice, pricer, least_gain, before)
+        if before - plan.after < max(needed, 1e-9):
+            return missed
+    return Found(plan, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
+
+
+def _judged(
+    region: Region, lowered: Lowered, problem: Problem, choice: Choice, pricer: Pricer, least_gain: float, before: float
+) -> tuple[Plan, float]:
+    """The plan of a choice, and what it has to gain."""
+    incumbent = incumbent_of(region, lowered, problem)
+    after = cost_of(problem, choice) + _naming(region, lowered, pricer)
     plan = plan_of(region, lowered, problem, choice, before, after)
     trades = least_gain > 0 and not frugal(region, plan, pricer)  # what asks for no more of anything rests on no price
     noise = _noise(lowered, problem, incumbent, choice, pricer) if trades else 0.0
-    needed = max(least_gain * _changed(problem, incumbent, choice), noise)
-    if before - after < needed and not is_simpler(region, plan):
-        return _missed(result, outcome, before - after, needed, plan)
-    return Found(plan, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
+    return plan, max(least_gain * _changed(problem, incumbent, choice), noise)
+
+
+def _surest(
+    lowered: Lowered, problem: Problem, incumbent: Choice, pricer: Pricer, deadline: float, seed: int
+) -> Choice:
+    """The best choice where everything new costs as much more as its price may be off by.
+
+    What is best by price may put a change that is in doubt beside one that is not; the second is worth having alone.
+    """
+    kept = _nodes(problem, incumbent)
+
+    def dear(index: int, candidate: Candidate) -> Candidate:
+        estimate = pricer.node(lowered.graph, candidate.node, kept=True)
+        known = estimate.source in ("measured", "free")
+        doubt = min(estimate.sigma, _SIGMA_CAP) if known else 2 * estimate.sigma
+        return candidate if index in kept else replace(candidate, us=candidate.us * (1 + doubt))
+
+    doubted = replace(problem, candidates=tuple(dear(i, c) for i, c in enumerate(problem.candidates)))
+    choice, _ = _best(doubted, incumbent, max(0.0, deadline - time.monotonic()), seed)
+    return choice
 
 
 def is_simpler(region: Region, plan: Plan) -> bool:

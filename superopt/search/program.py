@@ -18,7 +18,7 @@ from superopt.ir.graph import ArrayData, Graph, Node, Weight, WeightData, topolo
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
-from superopt.search.known import ANYTHING, Known, known_of, known_of_array
+from superopt.search.known import ANYTHING, OPAQUE, Known, known_of, known_of_array
 from superopt.search.settled import Settled, is_moving
 from superopt.search.step import Step
 
@@ -83,6 +83,7 @@ class Program:
         found = {n: _known_of(read[n]) if n in read else ANYTHING for n in weights}
         for step in self.steps:
             if step.op == "":
+                found.update((o, OPAQUE) for o in step.outputs if o)
                 continue
             given = [None if a is None else found.get(a, ANYTHING) for a in step.args]
             types = [None if a is None else self.types.get(a) for a in step.args]

@@ -141,6 +141,14 @@ def test_what_needs_one_variable_keeps_it() -> None:
     assert [isinstance(prove(r), ProvedAllSizes) for r in any_rank(rule)] == [True, True]
 
 
+def test_masks_have_any_rank_too() -> None:
+    row = {"id": "r", "forall": {"c": "b[n]", "x": "f[n]"}, "lhs": ["Where(c, x, 0.0)"],
+           "rhs": ['Mul(x, Cast(c, to="float32"))']}  # fmt: skip
+    made = list(any_rank(parse_rule(row)))
+    assert [len(r.tensors["c"].shape) for r in made] == [0, 3]
+    assert all(r.tensors["c"].lead and isinstance(prove(r), ProvedAllSizes) for r in made)
+
+
 def test_preconditions_are_found_where_the_general_rule_is_false(config: Config, tmp_path: Path) -> None:
     """A window of one element at stride s is the identity only where the stride is 1."""
     rule = parse_rule({

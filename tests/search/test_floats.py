@@ -15,8 +15,9 @@ from superopt.rules.floats import Floats, Way, float_key
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
 from superopt.search import SearchOptions, search
-from superopt.search.known import ANYTHING, Known, known_of, known_of_array, meets
+from superopt.search.known import ANYTHING, Known, known_of, known_of_array, meets, merged
 from superopt.verifier.floating import examine
+from superopt.verifier.floating_record import with_specials
 
 SOFTMAX = "Div(Exp(x), ReduceSum(Exp(x), axes=[-1], keepdims=1)) = Softmax(x, axis=-1)"
 SQUARES = "Mul(Add(x, y), Sub(x, y)) = Sub(Mul(x, x), Mul(y, y))"
@@ -91,6 +92,51 @@ def test_a_window_is_held_against_the_magnitudes_of_weights(size: float, dtype: 
     model = graph({"x": kind}, ["o"], weights, nodes)
     ops = found(model, FACTORS, "standard", "Mul")
     assert (ops == ["Mul"]) == taken
+
+
+MASK = {
+    "id": "it", "forall": {"c": "b[m, n]", "x": "f[m, n]"},
+    "lhs": ["Where(c, x, 0.0)"], "rhs": ['Mul(x, Cast(c, to="float32"))'],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("made", "masked"),
+    [
+        (["MatMul"], "Mul"),
+        (["MatMul", "Softplus", "Neg"], "Mul"),
+        (["MatMul", "Abs", "Sqrt"], "Mul"),  # not of what may be negative
+        (["MatMul", "Sqrt"], "Where"),
+        (["MatMul", "Reciprocal"], "Where"),  # infinite at 0, which the model chooses not to see
+        (["MatMul", "Relu", "Log"], "Where"),
+        ([], "Where"),  # what comes from outside may be anything that is only chosen from
+    ],
+)
+def test_a_choice_is_a_product_where_what_is_left_out_is_finite(made: list[str], masked: str) -> None:
+    known = parse_rule(MASK)
+    floats = Floats({float_key(known): with_specials(known, examine(known))}, "standard")
+    nodes = [op(name, f"x{i + 1}", f"x{i}", *(["w"] if name == "MatMul" else [])) for i, name in enumerate(made)]
+    zero, w = constant("zero", np.float32(0)), constant("w", np.eye(16, dtype=np.float32) * 0.3)
+    nodes += [op("Greater", "c", "y", "zero"), op("Where", "z", "c", f"x{len(made)}", "zero")]
+    model = graph({"x0": f32(4, 16), "y": f32(4, 16)}, ["z"], [zero, w], nodes)
+    result = search(model, [known], Dear("Where"), SearchOptions(cache=False, floats=floats))
+    assert result.graph.nodes[-1].op == masked
+
+
+def test_what_no_operator_with_a_pole_made_is_regular() -> None:
+    kinds = [f32(4, 4)] * 2
+    count = known_of_array(np.array([2.0, 4.0], np.float32))
+    assert known_of("Div", {}, [ANYTHING, count], kinds, False, [None, None]).regular
+    assert not known_of("Div", {}, [ANYTHING, ANYTHING], kinds, False, [None, None]).regular
+    assert not known_of(
+        "Div", {}, [ANYTHING, known_of_array(np.zeros(2, np.float32))], kinds, False, [None] * 2
+    ).regular
+    assert known_of("Pow", {}, [ANYTHING, Known(most=2.0)], kinds, False, [None, 2.0]).regular
+    assert not known_of("Pow", {}, [ANYTHING, Known(most=0.5)], kinds, False, [None, 0.5]).regular
+    pole = known_of("Reciprocal", {}, [ANYTHING], kinds[:1], False, [None])
+    assert not known_of("Relu", {}, [pole], kinds[:1], False, [None]).regular
+    assert not known_of("SomethingElse", {}, [ANYTHING], kinds[:1], False, [None]).regular
+    assert not merged(pole, ANYTHING).regular
 
 
 def test_rounding_goes_through_what_only_moves_data() -> None:

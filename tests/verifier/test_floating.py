@@ -158,6 +158,16 @@ def test_kernels_that_choose_must_agree_at_infinities_and_nan() -> None:
     assert with_specials(rule(turned, {"x": "f[b, c, h, w]"}), SAFE) == SAFE
 
 
+def test_a_choice_may_become_a_product_of_what_is_finite_by_how_it_is_made() -> None:
+    it = rule('Mul(x, Cast(c, to="float32")) = Where(c, x, 0.0)', {"x": "f[m, n]", "c": "b[m, n]"})
+    found = with_specials(it, examine(it))["backward"]["float32"]
+    assert found.verdict == "conditional"
+    assert found.ways == (Way(regular=True),)
+    assert found.ways_in("strict") == ()
+    assert found.ways_in("standard") == (Way(regular=True, finite=True),)
+    assert FloatVerdict.of(found.as_data()) == found
+
+
 def test_an_infinity_is_right_where_the_exact_result_rounds_to_it() -> None:
     form, none = FORMATS[DType.FLOAT16], np.zeros(3)
     exact = np.array([65524.0, 65524.0, 65000.0], np.longdouble)  # from 65,520 on float16 rounds to infinity

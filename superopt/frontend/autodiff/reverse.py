@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from superopt.frontend.autodiff.extension import Extension, Step, at_sizes
 from superopt.ir.errors import SuperoptError, UsageError, printable
@@ -120,6 +122,7 @@ def adjoints(extension: Extension, seeds: Mapping[str, Expr], inputs: Sequence[s
         NotDifferentiable: a node on the way has no derivative; names it.
     """
     moving = moving_values(extension, inputs)
+    makers = made_for_one(extension, seeds)
     parts: dict[str, list[Expr]] = {name: [seed] for name, seed in seeds.items()}
     whole: dict[str, Expr] = {}
 
@@ -134,7 +137,7 @@ def adjoints(extension: Extension, seeds: Mapping[str, Expr], inputs: Sequence[s
         given = [adjoint(name) for name in step.node.outputs]
         if all(g is None for g in given) or not moving.intersection(step.node.reads):
             continue
-        site = site_of(extension, step, moving)
+        site = site_of(extension, step, moving, makers)
         if not site.wanted or is_still(site):
             continue
         try:
@@ -158,8 +161,27 @@ def refusal(step: Step, reason: SuperoptError) -> NotDifferentiable:
     return NotDifferentiable(reason.what, where=label(step.node), hint=reason.hint or NO_WAY)
 
 
-def site_of(extension: Extension, step: Step, moving: set[str]) -> Site:
+def made_for_one(extension: Extension, seeds: Collection[str]) -> dict[str, Step]:
+    """Values that one node reads, once, and that get no other cotangent: with the nodes that make them."""
+    reads = Counter(name for step in extension.steps for name in step.node.reads)
+    return {
+        step.node.outputs[0]: step
+        for step in extension.steps
+        if isinstance(step.applied, Applied) and len(step.node.outputs) == 1
+        and reads[step.node.outputs[0]] == 1 and step.node.outputs[0] not in seeds
+    }  # fmt: skip
+
+
+def site_of(
+    extension: Extension, step: Step, moving: set[str], makers: Mapping[str, Step] = MappingProxyType({})
+) -> Site:
     """A node as a site of differentiation.
+
+    Args:
+        extension: the graph.
+        step: the node.
+        moving: values that move.
+        makers: of values that are made for one node alone.
 
     Raises:
         NotDifferentiable: it is control flow, or superopt does not know what it computes.
@@ -171,7 +193,8 @@ def site_of(extension: Extension, step: Step, moving: set[str]) -> Site:
     args = extension.operands(step.applied)
     names = step.applied.args
     wanted = frozenset(p for p, a in enumerate(args) if a is not None and a.dtype.is_float and names[p] in moving)
-    return Site(step.applied.operator.name, args, step.applied.attributes, wanted)
+    beside = {p: site_of(extension, makers[n], moving) for p, n in enumerate(names) if n is not None and n in makers}
+    return Site(step.applied.operator.name, args, step.applied.attributes, wanted, beside)
 
 
 def moving_values(extension: Extension, inputs: Sequence[str]) -> set[str]:

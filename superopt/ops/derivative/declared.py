@@ -8,7 +8,7 @@ proved. Whatever is declared here is proved like what is derived: ``superopt gra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from superopt.ir.errors import Unsupported
 from superopt.ir.poly import Dim, Poly
@@ -31,12 +31,15 @@ class Site:
         args: operands; ``None`` for an absent one.
         attributes: in canonical form.
         wanted: positions of the operands that move.
+        makers: applications that make an operand for this one alone, by position: what is said of such an operand may
+            be said by theirs.
     """
 
     op: str
     args: tuple[Expr | None, ...]
     attributes: Mapping[str, AttributeValue]
     wanted: frozenset[int]
+    makers: Mapping[int, Site] = field(default_factory=dict)
 
     def arg(self, place: int) -> Expr:
         """An operand that is there."""

@@ -18,8 +18,8 @@ from superopt.ir.terms import App, AttributeValue, Project, Term, Var
 from superopt.ir.types import DType, TensorType
 
 __all__ = [
-    "Expr", "Factor", "Number", "added", "added_at", "apply", "apply_all", "cast", "constant", "expanded",
-    "is_smaller", "product", "reshaped", "reversed_perm", "squeezed", "summed_to", "transposed", "turned",
+    "Expr", "Factor", "Number", "added", "added_at", "along", "apply", "apply_all", "by_channel", "cast", "constant",
+    "expanded", "is_smaller", "product", "reshaped", "reversed_perm", "squeezed", "summed_to", "transposed", "turned",
     "unsqueezed", "variable",
 ]  # fmt: skip
 
@@ -37,6 +37,7 @@ class Expr:
             multiples of it are then no larger than that.
         factors: where it is a product of matrices, what it is a product of: its transpose is the product of theirs.
         multiple: where a multiple of it is had for less than a pass over its elements, that multiple.
+        channels: where it is something times a number for each channel (axis 1), what, and the numbers.
     """
 
     term: Term
@@ -44,6 +45,7 @@ class Expr:
     sparse: tuple[Expr, Expr] | None = field(default=None, compare=False, repr=False)
     factors: tuple[Expr, Expr] | None = field(default=None, compare=False, repr=False)
     multiple: Callable[[Factor], Expr] | None = field(default=None, compare=False, repr=False)
+    channels: tuple[Expr, Expr] | None = field(default=None, compare=False, repr=False)
 
     @property
     def shape(self) -> tuple[Dim, ...]:
@@ -104,6 +106,17 @@ class Expr:
 
 
 Factor = Expr | Number
+
+
+def by_channel(x: Expr, numbers: Expr) -> Expr:
+    """``x`` times a number for each channel (axis 1)."""
+    made = x * along(numbers, 1, x.rank)
+    return replace(made, channels=(x, numbers), multiple=lambda f: by_channel(x, numbers * f))
+
+
+def along(numbers: Expr, axis: int, rank: int) -> Expr:
+    """A vector along one axis of several, to broadcast from there."""
+    return unsqueezed(numbers, tuple(range(1, rank - axis)))
 
 
 def variable(name: str, kind: TensorType) -> Expr:

@@ -118,7 +118,7 @@ def _apart(site: Site) -> tuple[Site, dict[str, Term]]:
     """The site with a variable for each operand, and what they stand for: its derivative ends there."""
     args = tuple(None if a is None else variable(_fresh(), a.type) for a in site.args)
     own = {str(new.term): old.term for new, old in zip(args, site.args, strict=True) if new is not None and old}
-    return replace(site, args=args), own
+    return replace(site, args=args, makers={}), own
 
 
 def _put_back(expr: Expr, own: Mapping[str, Term]) -> Expr:

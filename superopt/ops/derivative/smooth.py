@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from superopt.ops.derivative.declared import Cotangents, Derivative, Site, Tangents
-from superopt.ops.derivative.expressions import Expr, apply, constant, unsqueezed
+from superopt.ops.derivative.expressions import Expr, along, apply, by_channel, constant, unsqueezed
+from superopt.ops.derivative.windows import products_by_channel, summed
 
 __all__ = [
     "BATCH_NORMALIZATION",
@@ -109,15 +110,15 @@ def _batch_normalization(site: Site, given: Tangents) -> Cotangents:
     if (g := given[0]) is None:
         return {}
     x, scale, mean = site.arg(0), site.arg(1), site.arg(3)
-    axes, column = (0, *range(2, x.rank)), tuple(range(1, x.rank - 1))
     root = apply("Sqrt", site.arg(4) + site.number("epsilon"))
-    found = {0: g * unsqueezed(scale / root, column)}
+    found = {0: by_channel(g, scale / root)}
     if site.wanted & {2, 3}:
-        found[2] = apply("ReduceSum", g, axes=axes, keepdims=0)
+        found[2] = summed(g)
         found[3] = -(found[2] * scale / root)
     if site.wanted & {1, 4}:
-        along = apply("ReduceSum", g * (x - unsqueezed(mean, column)), axes=axes, keepdims=0)
-        found[1] = along / root
+        products = products_by_channel(g, site.makers.get(0))
+        about = summed(g * (x - along(mean, 1, x.rank))) if products is None else products - mean * summed(g)
+        found[1] = about / root
         found[4] = -(found[1] * scale / (root * root) / 2)
     return found
 

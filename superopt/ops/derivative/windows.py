@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from math import prod
 
 from superopt.ir.poly import Dim
 from superopt.ops.derivative.declared import Cotangents, Derivative, Site, Tangents, linear_in
 from superopt.ops.derivative.expressions import (
     Expr,
+    along,
     apply,
     constant,
     expanded,
-    is_smaller,
     reshaped,
-    transposed,
     unsqueezed,
 )
+from superopt.ops.derivative.filters import Settings, filters
+from superopt.ops.forms import surely_nonnegative
 
-__all__ = ["AVERAGE_POOL", "CONV", "CONV_TRANSPOSE", "MAX_POOL"]
-
-Settings = dict[str, tuple[Dim, ...]]
-
-TAPS = 25  # of a kernel: more than these are not products of their own
+__all__ = ["AVERAGE_POOL", "CONV", "CONV_TRANSPOSE", "MAX_POOL", "products_by_channel", "summed"]
 
 
 def settings(site: Site) -> Settings:
@@ -46,110 +42,64 @@ def spread_back(g: Expr, w: Expr, sizes: Sequence[Dim], at: Settings, group: Dim
     return apply("ConvTranspose", g, w, group=group, output_padding=extra, **at)
 
 
-def filters(image: Expr, response: Expr, kernel: Sequence[Dim], at: Settings, group: Dim) -> Expr:
-    """The adjoint of a convolution in its weights: image and response correlated, at the taps' distances.
-
-    Args:
-        image: [N, G·C, …].
-        response: the cotangent of the output, [N, G·O, …].
-        kernel: sizes of the taps.
-        at: strides, pads and dilations of the convolution.
-        group: G.
-
-    Returns:
-        [G·O, C, …].
-    """
-    known = [k for k in kernel if isinstance(k, int)]
-    if len(known) == len(kernel) and prod(known) <= TAPS:
-        made = tap_by_tap(image, response, known, at, group)
-        if not is_smaller(response, made):
-            return made
-        return replace(made, multiple=lambda f: tap_by_tap(image, response * f, known, at, group))
-    return as_convolution(image, response, kernel, at, group)
-
-
-def tap_by_tap(image: Expr, response: Expr, kernel: Sequence[int], at: Settings, group: Dim) -> Expr:
-    """:func:`filters` as a product of matrices for each tap: responses times what the tap saw, over all windows.
-
-    A convolution with a filter as large as an image has a few products at a time to share each of its loads.
-    """
-    rank = len(kernel)
-    batch, channels = image.shape[:2]
-    outputs, places = response.shape[1], response.shape[2:]
-    within, out = channels // group, outputs // group
-    image = channels_first(image)
-    if any(p != 0 for p in at["pads"]):
-        image = apply("Pad", image, pads=(0, 0, *at["pads"][:rank], 0, 0, *at["pads"][rank:]), value=0.0)
-    windows = batch * prod(places, start=1)
-    lead: tuple[Dim, ...] = () if group == 1 else (group,)
-    rows = reshaped(channels_first(response), (*lead, out, windows))
-    products = []
-    for tap in product(*map(range, kernel)):
-        starts = tuple(d * t for d, t in zip(at["dilations"], tap, strict=True))
-        ends = tuple(
-            start + step * (count - 1) + 1 for start, step, count in zip(starts, at["strides"], places, strict=True)
-        )
-        axes = tuple(range(2, rank + 2))
-        seen = image
-        if starts != (0,) * rank or ends != image.shape[2:]:
-            seen = apply("Slice", image, axes=axes, starts=starts, ends=ends, steps=at["strides"])
-        columns = reshaped(seen, (*lead, within, windows))
-        if group == 1:
-            products.append(apply("Gemm", rows, columns, alpha=1.0, beta=1.0, transA=0, transB=1))
-        else:
-            products.append(apply("MatMul", rows, transposed(columns, (0, 2, 1))))
-    if len(products) == 1:
-        return reshaped(products[0], (outputs, within, *kernel))
-    beside = apply("Concat", *products, axis=products[0].rank - 1)
-    taps = transposed(reshaped(beside, (outputs, len(products), within)), (0, 2, 1))
-    return reshaped(taps, (outputs, within, *kernel))
-
-
-def channels_first(x: Expr) -> Expr:
-    """Channels before images; nothing moves where there is one image."""
-    batch, channels, *sizes = x.shape
-    return reshaped(x, (channels, 1, *sizes)) if batch == 1 else transposed(x, (1, 0, *range(2, x.rank)))
-
-
-def as_convolution(image: Expr, response: Expr, kernel: Sequence[Dim], at: Settings, group: Dim) -> Expr:
-    """:func:`filters` as a convolution with the response as its filter, for kernels of any size."""
-    batch, channels = image.shape[:2]
-    spatial = image.shape[2:]
-    places = tuple(range(3, 3 + len(spatial)))
-    if group == 1:
-        image = transposed(image, (1, 0, *(p - 1 for p in places)))
-    else:
-        within = channels // group
-        image = transposed(reshaped(image, (batch, group, within, *spatial)), (2, 1, 0, *places))
-        image = reshaped(image, (within, group * batch, *spatial))
-    response = transposed(response, (1, 0, *range(2, response.rank)))
-    whole = apply(
-        "Conv", image, response, strides=at["dilations"], pads=at["pads"], dilations=at["strides"], group=group
-    )
-    longer = [a for a, (found, size) in enumerate(zip(whole.shape[2:], kernel, strict=True)) if found != size]
-    if longer:
-        whole = apply(
-            "Slice", whole, axes=tuple(a + 2 for a in longer), starts=(0,) * len(longer),
-            ends=tuple(kernel[a] for a in longer), steps=(1,) * len(longer),
-        )  # fmt: skip
-    return transposed(whole, (1, 0, *range(2, whole.rank)))
-
-
 def bias(site: Site, g: Expr) -> dict[int, Expr]:
-    axes = (0, *range(2, g.rank))
-    return {2: apply("ReduceSum", g, axes=axes, keepdims=0)} if 2 in site.wanted else {}
+    return {2: summed(g)} if 2 in site.wanted else {}
+
+
+def summed(g: Expr) -> Expr:
+    """The sum over all but the channels."""
+    return apply("ReduceSum", g, axes=(0, *range(2, g.rank)), keepdims=0)
 
 
 def _conv(site: Site, given: Tangents) -> Cotangents:
+    """What the cotangent has for each channel goes to the weights, where these are fewer."""
     if (g := given[0]) is None:
         return {}
     x, w, at, group = site.arg(0), site.arg(1), settings(site), site.size("group")
+    numbers = None
+    if g.channels is not None and no_larger(w, g):
+        g, numbers = g.channels
     found = bias(site, g)
     if 0 in site.wanted:
-        found[0] = spread_back(g, w, x.shape[2:], at, group)
+        found[0] = spread_back(g, w if numbers is None else w * along(numbers, 0, w.rank), x.shape[2:], at, group)
     if 1 in site.wanted:
         found[1] = filters(x, g, w.shape[2:], at, group)
+    if numbers is not None:
+        for place in found.keys() - {0}:
+            found[place] = each_times(found[place], numbers)
     return found
+
+
+def each_times(x: Expr, numbers: Expr) -> Expr:
+    """A number for each element of the first axis times what is there."""
+    made = x * along(numbers, 0, x.rank)
+    return replace(made, multiple=lambda f: each_times(x, numbers * f)) if x.rank > 1 else made
+
+
+def no_larger(a: Expr, b: Expr) -> bool:
+    """Whether it is known to have no more elements."""
+    few, many = a.type.elements, b.type.elements
+    return few is not None and many is not None and surely_nonnegative(many - few)
+
+
+def products_by_channel(g: Expr, maker: Site | None) -> Expr | None:
+    """For each channel, the sum of ``g`` times what a convolution makes, by its weights and their cotangent.
+
+    ``Σ g·Conv(x, w) = Σ w·filters(x, g)``: the convolution is linear in its weights. So its result is not needed.
+
+    Args:
+        g: of the type of its result.
+        maker: the application that makes it.
+
+    Returns:
+        [channels]; ``None`` where it is no convolution, or has more weights than results, or ones that stay.
+    """
+    if maker is None or maker.op != "Conv" or 1 not in maker.wanted or not no_larger(maker.arg(1), g):
+        return None
+    w = maker.arg(1)
+    moved = filters(maker.arg(0), g, w.shape[2:], settings(maker), maker.size("group"))
+    found = apply("ReduceSum", w * moved, axes=tuple(range(1, w.rank)), keepdims=0)
+    return found if len(maker.args) < 3 or maker.args[2] is None else found + maker.arg(2) * summed(g)
 
 
 def _conv_transpose(site: Site, given: Tangents) -> Cotangents:
