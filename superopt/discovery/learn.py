@@ -51,7 +51,7 @@ __all__ = ["Learned", "Lesson", "applies", "learn"]
 
 FAMILY = "learned"
 _WRITING = 0.1  # share of the time that is kept for minimising, besides what proving what was found took
-_LONGEST = 0.25  # share of the time that one part may take
+_LONGEST = 0.4  # share of the time that one part may take: a verdict in floating point alone may be 20 seconds
 _CHEAPER = 0.995  # of a part's price: less than that is noise
 _ALIKE = 0.9  # of the price, for as many operators
 _LEAST_SHARE = 2e-4  # of a model's cost: a part of which all operators but the dearest cost less is not looked at
