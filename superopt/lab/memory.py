@@ -131,12 +131,13 @@ def measured_plan(name: str, graph: Graph, share: float, seconds: float, folder:
 
 
 def raced_row(row: StepRow, folder: Path) -> StepRow:
-    """The row with the times of its two files beside each other.
+    """The row with the times of its two files beside each other; how far their outputs are apart is told, too.
 
     Raises:
         SuperoptError: ONNX Runtime cannot run them.
     """
     found = raced(folder, rounds=_RACED, seconds=_RACE)
+    print(row.model, found, file=sys.stderr, flush=True)
     return replace(row, ratio=found.ratio, doubt=found.doubt)
 
 
