@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import networkx as nx  # loading it takes longer than loading NumPy: what needs it at run time imports it there
 
 __all__ = [
+    "TRAINING",
     "ArrayData",
     "Attribute",
     "Graph",
@@ -31,6 +32,8 @@ __all__ = [
     "WeightData",
     "unused_name",
 ]
+
+TRAINING = "superopt.training"  # the metadata by which a graph says that it is a training step, and which state it has
 
 
 @runtime_checkable

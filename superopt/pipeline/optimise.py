@@ -14,7 +14,7 @@ from superopt import formats, report
 from superopt.cost import CostModel, GraphCost
 from superopt.ir.collecting import rarely_collected
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError, printable
-from superopt.ir.graph import Graph
+from superopt.ir.graph import TRAINING, Graph
 from superopt.ir.poly import symbols
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Barrier, Typing, infer
@@ -426,6 +426,7 @@ class _Attempt:
             sizes=self.options.sizes,
             floats=self.library.floats(self.options.floats),
             most_nodes=EFFORTS[self.options.effort].nodes,
+            finite=TRAINING in self.graph.metadata,  # of what is not finite nothing is learnt
             frugal=frugal,
             reserved=self.graph.names,
         )

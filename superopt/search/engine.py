@@ -119,6 +119,7 @@ class _Run:
         self.deadline = float("inf") if limit is None else start + limit * (1 - _RESERVE)  # for emergencies
         chosen = [r for r in rules if _wanted(r, options)]
         self.program, self.tricks = kept_verbatim(program_of(graph, infer(graph)))
+        self.program = replace(self.program, finite=options.finite)
         self.steps = self.program.steps
         self.rules = chosen
         self.prepared: Prepared = prepare(chosen, self.program, self.deadline, floats=options.floats)

@@ -57,6 +57,7 @@ class Program:
         same: weight or such a constant → the first one with equal contents.
         settled: the constants that the model itself computes, as the runtime does.
         kernels: steps of the input that the backend runs as one.
+        finite: whoever feeds it promises finite numbers; else an input's may be anything that the model handles.
     """
 
     graph: Graph
@@ -67,6 +68,7 @@ class Program:
     same: Mapping[str, str] = field(default_factory=dict)
     settled: Settled | None = None
     kernels: tuple[Kernel, ...] = ()
+    finite: bool = False
 
     @cached_property
     def within(self) -> frozenset[str]:
@@ -80,7 +82,8 @@ class Program:
         weights = self.graph.constants
         read = {n: w.data for n, w in weights.items() if w.data is not None and w.type.dtype.is_float}
         _look_at_elements(read.values())
-        found = {n: _known_of(read[n]) if n in read else ANYTHING for n in weights}
+        found = {v.name: ANYTHING if self.finite else OPAQUE for v in self.graph.inputs}
+        found.update((n, _known_of(read[n]) if n in read else ANYTHING) for n in weights)
         for step in self.steps:
             if step.op == "":
                 found.update((o, OPAQUE) for o in step.outputs if o)

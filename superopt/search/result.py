@@ -31,6 +31,7 @@ class SearchOptions:
         least_gain: of a changed region, as a share of its cost; 0 takes costs as exact, noise included.
         floats: the rules' verdicts in floating point, and how they are read; ``None`` uses whatever holds over the
             reals, for experiments.
+        finite: inputs are promised to be finite numbers, so what arithmetic without a pole makes of them is, too.
         frugal: only plans that ask for no more FLOPs, bytes and kernels than what they replace, and for less of one.
         cache: keep the results of regions for later runs, and use those of earlier ones.
         reserved: names that no new value may have, where the graph stands for another that the result is compared with.
@@ -48,6 +49,7 @@ class SearchOptions:
     most_nodes: int = 200_000
     least_gain: float = 0.01
     floats: Floats | None = None
+    finite: bool = False
     frugal: bool = False
     cache: bool = True
     reserved: frozenset[str] = frozenset()

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 import superopt
+from superopt import formats
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.pipeline import checking, optimise
 from superopt.report import Measured
 from superopt.rules import Library, parse_rule
+from superopt.runtime import ort
 from superopt.runtime.reference import run
 from superopt.search import SearchResult
 
@@ -226,3 +228,16 @@ def test_the_same_prices_give_the_same_graph(effort: str, monkeypatch: pytest.Mo
 def test_an_effort_that_there_is_not_is_named() -> None:
     with pytest.raises(UsageError, match="quick, default, thorough"):
         superopt.optimize(branches(), effort="heroic")
+
+
+def test_what_a_choice_hides_of_an_infinite_mask_stays_hidden() -> None:
+    """A softmax over a row that a fed mask leaves empty is NaN, and the model says 0."""
+    b = GraphBuilder("attention")
+    x, mask, row = (b.input(n, "float32", (256, 256)) for n in ("x", "mask", "row"))
+    scores = (x @ b.weight("w", (256, 256)) + mask).softmax()
+    b.output(b.op("Where", b.op("Greater", row, b.constant(np.float32(0.0))), scores, b.constant(np.float32(0.0))), "y")
+    graph = b.build()
+    result = superopt.optimize(graph, target="profile:cpu-epyc-2core").graph
+    ones = np.ones((256, 256), np.float32)
+    fed = {"x": ones, "mask": -np.inf * ones, "row": -ones}
+    assert (ort.run(ort.make_session(formats.to_onnx_bytes(result), threads=1), fed)["y"] == 0.0).all()

@@ -21,7 +21,7 @@ from superopt.frontend.autodiff.reverse import adjoints, chosen_outputs, moving_
 from superopt.frontend.training.losses import LOSSES, Loss
 from superopt.frontend.training.optimisers import Optimiser, optimiser
 from superopt.ir.errors import UsageError, printable
-from superopt.ir.graph import Graph, Value, Weight, constant
+from superopt.ir.graph import TRAINING, Graph, Value, Weight, constant
 from superopt.ops.derivative.expressions import Expr, added, apply, cast, squeezed, unsqueezed
 from superopt.ops.derivative.expressions import constant as ones
 from superopt.ops.infer import Applied
@@ -58,7 +58,7 @@ class TrainingStep:
             UsageError: the graph does not say that it is a training step.
         """
         try:
-            told = json.loads(graph.metadata["superopt.training"])
+            told = json.loads(graph.metadata[TRAINING])
             parts = told["loss"], tuple(told["parameters"]), dict(told["state"]), tuple(told["targets"])
         except (KeyError, TypeError, ValueError):
             raise UsageError(
@@ -148,7 +148,7 @@ def train_step(
     result = extension.result(made, name=f"{graph.name}, training step", inputs=(*given, *fed, *extension.inputs))
     weights = [*(w for w in result.weights if w.name not in {k.name for k in kept}), *kept]
     told = {"loss": name_of_loss, "parameters": parameters, "targets": targets, "state": state}
-    metadata = {**graph.metadata, "superopt.training": json.dumps(told)}
+    metadata = {**graph.metadata, TRAINING: json.dumps(told)}
     return TrainingStep(
         replace(result, weights=tuple(weights), metadata=metadata).checked(), name_of_loss, parameters, state, targets
     )  # fmt: skip
