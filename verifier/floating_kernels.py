@@ -95,7 +95,13 @@ def _stated(
 def _chooses(site: Site, *, backward: bool) -> bool:
     """Whether nothing in the source rounds."""
     nodes: Sequence[Node] = site.program.nodes
-    return all(nodes[n][0] in _CHOOSING for n in cone(nodes, (pair[backward] for pair in site.pairs)))
+    inside = cone(nodes, (pair[backward] for pair in site.pairs))
+    return all(nodes[n][0] in _CHOOSING or _masks(nodes, nodes[n]) for n in inside)
+
+
+def _masks(nodes: Sequence[Node], node: Node) -> bool:
+    """Whether it is a product by 0 or 1, which is a choice that keeps a NaN."""
+    return node[0] == "mul" and any(nodes[n] in (("const", 0), ("const", 1)) for n in node[1:])
 
 
 def _first_difference(source: Array, target: Array, batch: Points, site: Site) -> dict[str, object]:

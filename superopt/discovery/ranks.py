@@ -34,7 +34,9 @@ def any_rank(rule: Rule) -> Iterator[Rule]:
     if len(shapes) > 1 or not pointwise or not scalars or any(s.lead or s.dtype == "i" for s in rule.tensors.values()):
         return
     names = tuple(n for n in ("a", "b", "c", "d", "e", "h", "i", "j") if n not in rule.forall)[:3]
-    for shape in ((), tuple(map(sym, names))):
+    wide = tuple(map(sym, names))
+    masked = {s.dtype for s in rule.tensors.values()} == {"b", "f"}  # one boolean would stand for true and false alike
+    for shape in (wide,) if masked else ((), wide):
         forall: dict[str, TypeScheme] = {
             n: replace(s, shape=shape, lead=True) if isinstance(s, TensorScheme) and s.shape else s
             for n, s in rule.forall.items()
