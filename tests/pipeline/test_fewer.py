@@ -17,14 +17,14 @@ from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.pipeline import fewer, optimise, trials
 from superopt.pipeline.fewer import GROWTH
-from superopt.pipeline.judge import Belief
+from superopt.pipeline.judge import Belief, regret
 from superopt.report import Measured, Report
 from superopt.rules.bilinear import algorithms
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import ort
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.race import RaceResult, result_of
-from superopt.search.bilinear.choosing import Choice, choose, rewritten
+from superopt.search.bilinear.choosing import FORM_ERROR, LEAST_GAIN, NEAR, Choice, choose, rewritten
 from superopt.search.bilinear.matmul import MatMulForm
 from superopt.search.bilinear.sites import Site
 from superopt.verifier.running import Bench
@@ -264,6 +264,13 @@ def test_forms_are_timed_while_it_is_open_whether_all_gain_enough(
     assert bool(timed) is bool(count) is asked
     assert timed == ([pytest.approx(share)] if asked else [])
     assert len(kept) == (0 if asked else len(chosen))  # what could not be run is not kept
+
+
+def test_forms_are_looked_at_as_far_as_asking_about_one_may_pay() -> None:
+    def lost(ratio: float) -> float:
+        return regret([Belief(1.0 - LEAST_GAIN, 0.0), Belief(ratio, FORM_ERROR)])
+
+    assert lost(1.0 + NEAR) >= trials.CHEAP > lost(1.0 + NEAR + 0.005)
 
 
 @pytest.mark.parametrize(("time", "kept"), [(6.0, True), (9.9, False), (11.0, False)])
