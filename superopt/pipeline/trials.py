@@ -4,8 +4,8 @@ Prices of a form are off by a tenth of its operator's time (:data:`~superopt.sea
 to race whole models for a gain of less costs more than the gain is worth. So where choosing by prices is expected to
 lose more than :data:`CHEAP` of the model's time to whoever knew, or where it is as open whether all forms together
 gain what they have to, the operator and its forms are raced alone first, once for all sites that are alike: a few
-milliseconds a run. Where an operator lies in memory decides more than what a round
-scatters by, so they are loaded several times. What is believed then, by prices and rounds, chooses.
+milliseconds a run. Where an operator lies in memory decides more than what a round scatters by, so they are loaded
+several times. What is believed then, by prices and rounds, chooses.
 """
 
 from __future__ import annotations
@@ -141,9 +141,14 @@ class _Options:
         return min(range(len(means)), key=lambda n: means[n])
 
     @property
+    def cheapest(self) -> Belief:
+        """Of the form that is taken to need the least."""
+        return min(self.beliefs, key=lambda b: b.mean)
+
+    @property
     def unsure(self) -> bool:
         """Whether timing it can tell anything about what all forms together gain."""
-        return self.share * min(self.beliefs, key=lambda b: b.mean).deviation > CHEAP
+        return self.share * self.cheapest.deviation > CHEAP
 
     @property
     def loses(self) -> float:
@@ -154,7 +159,7 @@ class _Options:
 def _all_lose(known: Iterable[_Options], least: float) -> float:
     """What keeping all forms, or none where they do not gain that much together, is expected to lose, as a share of
     the model's time."""
-    best = [(o.share, min(o.beliefs, key=lambda b: b.mean)) for o in known]
+    best = [(o.share, o.cheapest) for o in known]
     gain = sum(share * max(0.0, 1.0 - b.mean) for share, b in best)
     return regret([Belief(1.0 - least, 0.0), Belief(1.0 - gain, hypot(*(share * b.deviation for share, b in best)))])
 
