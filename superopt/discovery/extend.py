@@ -1,9 +1,11 @@
 """Adding to a library what later runs found: of that only what leaves less to run than the library does already.
 
 Every rule costs every search. So a rule joins if fewer operators run on its right side than on its left, or as many of
-which more only rename memory, and if the rules that are there do not bring the left side to as little: by saturation
-over the rule's own operators and plain arithmetic, in the rounds that a search has, and without evaluating constants,
-which a search leaves to the end. The rules that are there stay as they are.
+which more only rename memory, and if the rules that are there do not bring the left side to as little: by saturation,
+over the rule's own operators and plain arithmetic or over all, in the rounds that a search has, and without evaluating
+constants, which a search leaves to the end. A right side that reads no data any more would forget a NaN in it, and one
+whose weights are computed through what is as long as an image is takes long to fold: neither joins. The rules that are
+there stay as they are.
 """
 
 from __future__ import annotations
@@ -17,15 +19,20 @@ from typing import Any
 
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.discovery.candidates import work
-from superopt.discovery.derive import NODES, ROUNDS, Universe, distinct_point, moves_of
+from superopt.discovery.config import WEIGHTS
+from superopt.discovery.derive import NODES, ROUNDS, Universe, derived, distinct_point, moves_of
+from superopt.discovery.generalise import with_sizes
 from superopt.discovery.minimise import near_to, rank, special
+from superopt.discovery.solved import SOLVED
+from superopt.ir.poly import sym, symbols
+from superopt.ir.terms import App, postorder, variables
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import text_digest
 from superopt.rules.library import BUILT_IN, load_library, parse_file, write_rules
-from superopt.rules.rule import Rule
+from superopt.rules.rule import Guard, Rule, term_symbols
 from superopt.rules.typing import instances
 from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
-from superopt.search.moves import data_of
+from superopt.search.moves import data_of, flowing
 from superopt.search.saturate import Moves
 
 __all__ = ["extend", "extended"]
@@ -50,7 +57,7 @@ def extended(
     joined: list[Rule] = []
     for number, rule in enumerate(ordered, 1):
         if _joins(rule, [*library, *joined]):
-            joined.append(rule)
+            joined.append(_beyond_one(rule, [*library, *joined]))
         if progress is not None and number % 10 == 0:
             progress(f"{number}/{len(ordered)} rules, {len(joined)} join")
     for rule in sorted(joined, key=special):
@@ -61,14 +68,47 @@ def extended(
 
 
 def _joins(rule: Rule, others: Sequence[Rule]) -> bool:
-    """Whether less runs on the right side than what the other rules make of the left, if second arguments of products
-    and the like are weights."""
-    data = data_of(rule.lhs)
+    """Whether less runs on the right side than what the other rules make of the left."""
+    data = _data(rule)
     left, right = work(rule.lhs, data), work(rule.rhs, data)
-    if len(rule.lhs) > 1 or not data or not right < left:
+    if len(rule.lhs) > 1 or data.isdisjoint(variables(*rule.rhs)) or not right < left or _sized_by_data(rule, data):
         return False
-    least = _least(rule, data, moves_of(near_to(rule, others)))
-    return least is None or right < least
+    for known in (near_to(rule, others), others):  # few rules first, which is quick
+        least = _least(rule, data, moves_of(known))
+        if least is not None and least <= right:
+            return False
+    return True
+
+
+def _beyond_one(rule: Rule, others: Sequence[Rule]) -> Rule:
+    """The rule for sizes of 2 and more, where an axis of size 1 stands beside and others make its sides alike at 1.
+
+    There it would only write applications that read their own result: ``Expand(x, [m, n])`` of an ``x`` of that shape.
+    """
+    if not any(d == 1 for s in rule.tensors.values() for d in s.shape):
+        return rule
+    for name in rule.sizes:
+        single = with_sizes(rule, {name: 1})
+        if derived(single, moves_of(near_to(single, others))) is not None:
+            rule = replace(rule, where=(*rule.where, Guard(sym(name), ">=", 2)))
+    return rule
+
+
+def _data(rule: Rule) -> frozenset[str]:
+    """Tensors that are no weights: second arguments of products and the like are weights, and what a run that solved
+    for weights has named as one."""
+    if SOLVED not in rule.origin:
+        return data_of(rule.lhs)
+    return frozenset(n for n in rule.tensors if n.rstrip("0123456789") not in WEIGHTS)
+
+
+def _sized_by_data(rule: Rule, data: AbstractSet[str]) -> bool:
+    """Whether weights on the right side are computed through what is as long as a batch or an image is."""
+    of = {n: {a for d in s.shape for a in symbols(d)} for n, s in rule.tensors.items()}
+    alone = set().union(*(of[n] for n in data)) - set().union(*(of[n] for n in of.keys() - data))
+    running = set(flowing(rule.rhs, data))
+    fixed = [t for t in postorder(*rule.rhs) if isinstance(t, App) and t not in running]
+    return not alone.isdisjoint(term_symbols(tuple(fixed)))
 
 
 def _least(rule: Rule, data: AbstractSet[str], moves: Moves) -> tuple[int, int] | None:

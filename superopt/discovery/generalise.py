@@ -21,7 +21,10 @@ from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme, Type
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import instances, types_of
 
-__all__ = ["guarded", "size_general", "specialised", "variable_general", "well_typed", "whole_sizes"]
+__all__ = [
+    "guarded", "shape_general", "size_general", "specialised", "variable_general", "well_typed", "whole_sizes",
+    "with_sizes",
+]  # fmt: skip
 
 _MOST_SUBSETS = 80
 _MOST_PLACES = 5  # positions that one size may be in
@@ -170,14 +173,14 @@ def _with_fewer_sums(rule: Rule) -> Iterator[Rule]:
     written = (v for _, v in _attribute_places(rule))
     for total in dict.fromkeys(v for v in written if isinstance(v, Poly) and len(v.terms) > 1):
         for first, second in combinations(sorted(symbols(total) & {*rule.attribute_atoms}), 2):
-            made = _bound(_reaching(rule, first, second), {first: sym(first) - sym(second)})
+            made = with_sizes(_reaching(rule, first, second), {first: sym(first) - sym(second)})
             if second not in made.sizes and second not in made.attribute_atoms:
                 yield made
     for name, scheme in rule.tensors.items():
         for axis, dim in enumerate(scheme.shape):
             names = sorted(symbols(dim)) if isinstance(dim, Poly) and len(dim.terms) > 1 else []
             for first, second in combinations(names, 2):
-                made = _bound(rule, {first: sym(first) - sym(second)})
+                made = with_sizes(rule, {first: sym(first) - sym(second)})
                 if second not in made.sizes and second not in made.attribute_atoms:
                     yield made
             if names:
@@ -194,7 +197,7 @@ def _reaching(rule: Rule, first: str, second: str) -> Rule:
     return rule
 
 
-def _bound(rule: Rule, binding: Mapping[str, Dim]) -> Rule:
+def with_sizes(rule: Rule, binding: Mapping[str, Dim]) -> Rule:
     """The rule with sizes put in for names, without attributes that nothing mentions any more."""
     forall: dict[str, TypeScheme] = {
         n: replace(s, shape=tuple(substitute(d, binding) for d in s.shape)) if isinstance(s, TensorScheme) else s

@@ -113,6 +113,8 @@ def solve_all(
     seen: set[str] = set()
     sides = left_sides(theme.solve, theme.operators, theme.data, broadcast=theme.broadcast, biased=theme.biased)
     for given in sides:
+        if theme.about and theme.about.isdisjoint(t.op for t in postorder(given.term) if isinstance(t, App)):
+            continue
         for number, problem in enumerate((given, *_narrower(given))):
             bounds.check()
             text = f"{problem.term} {sorted(map(str, problem.kinds.values()))}"
