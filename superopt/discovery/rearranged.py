@@ -54,8 +54,13 @@ def _factors(size: Dim) -> Digits | None:
     return (*primes, *(sym(n) for n in names if isinstance(n, str)))
 
 
-def _orders(digits: Digits) -> list[Digits]:
-    return list(dict.fromkeys(permutations(digits)))
+def _orders(digits: Digits) -> Iterator[Digits]:
+    """The different ones: of ten equal digits there is one, not ten factorial."""
+    if not digits:
+        yield ()
+    for digit in dict.fromkeys(digits):
+        place = digits.index(digit)
+        yield from ((digit, *rest) for rest in _orders((*digits[:place], *digits[place + 1 :])))
 
 
 def _assignments(before: Sequence[Dim], after: Sequence[Dim]) -> Iterator[tuple[int, ...]]:

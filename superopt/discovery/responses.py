@@ -264,9 +264,7 @@ def _impulses(app: App, place: int, base: tuple[Dim, ...], shape: tuple[Dim, ...
     if once is None:  # the place that looks at the image without padding is so many strides away
         starts = _divided(pads[: len(window)], strides)
         once = {}
-    if not starts:
-        return None
-    if sizes is None or once is None:
+    if sizes is None or not starts:
         return None
     term: Term = _identity(taps, (taps, channels, *window))
     if group != 1:

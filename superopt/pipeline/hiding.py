@@ -19,7 +19,7 @@ from superopt.memory import OPSET, RENAMING, Guards, best_open, kernel_of, measu
 from superopt.ops.infer import Typing
 from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import Footprint, footprint
-from superopt.pipeline.rows import Sum, known_again, sizes_of, sums
+from superopt.pipeline.rows import Sum, known_again, merged, sizes_of, sums
 
 __all__ = ["Hidden", "hidden_sizes", "kernels"]
 
@@ -79,26 +79,26 @@ class _Search:
     ) -> None:
         self.graph, self.typing, self.found, self.sizes = graph, typing, found, sizes
         self.signal, self.alike = signal, alike
+        self.owner = _owners(graph, found.ran, {})  # in what is run of the graph given
         self.may = {n.outputs[0] for n in graph.nodes if n.outputs}  # what nodes make that may know no sizes
         self.firm = frozenset[str]()
         self.seen = set[frozenset[str]]()
 
     def wide(self) -> Hidden | None:
         """All sizes hidden, but from what the runtime fuses only at sizes that it knows."""
-        owner = _owners(self.graph, self.found.ran, {})
         for _ in range(_ROUNDS):
-            made, lost = self._made(frozenset(self.may & owner.keys()))
+            made, lost = self._made(frozenset(self.may & self.owner.keys()))
             if made is None:
                 return None
             again = known_again(made.after, self.may) - self.firm
-            if not self._closed(lost, owner) and not again:
+            if not self._closed(lost) and not again:
                 return None if lost else made
             self.firm |= again
         return None
 
     def narrow(self, wide: Hidden) -> Hidden | None:
         """Sizes hidden where it is worth it in what is run then."""
-        owner, first = _owners(self.graph, wide.after.ran, wide.named), _owners(self.graph, self.found.ran, {})
+        owner = _owners(self.graph, wide.after.ran, wide.named)
         for _ in range(_ROUNDS):
             closed = {k for o, k in owner.items() if o not in self.may}
             chosen = best_open(wide.after.ran, wide.after.types, closed)
@@ -106,13 +106,13 @@ class _Search:
             if not hidden or hidden in self.seen:
                 return None
             made, lost = self._made(hidden)
-            if not lost or not self._closed(lost, first):
+            if not lost or not self._closed(lost):
                 return None if lost else made
         return None
 
-    def _closed(self, lost: Set[str], owner: Mapping[str, str]) -> bool:
+    def _closed(self, lost: Set[str]) -> bool:
         """Leave it to these kernels to know sizes; whether they did not."""
-        closed = {o for o in self.may if owner.get(o) in lost}
+        closed = {o for o in self.may if self.owner.get(o) in lost}
         self.may -= closed
         return bool(closed)
 
@@ -128,7 +128,7 @@ class _Search:
         lost, around = _lost(self.found.ran, after.ran, said) if self.alike else _NOTHING
         if self.alike and not lost and not around and kernels(after.ran, said) != kernels(self.found.ran):
             return None, frozenset()
-        open_ = {k for o, k in _owners(self.graph, self.found.ran, {}).items() if o in hidden}
+        open_ = {k for o, k in self.owner.items() if o in hidden}
         return Hidden(graph, said, hiding.named, after), (lost & open_) or (around & open_) or lost or around
 
 
@@ -276,8 +276,7 @@ class _Hiding:
         """A product with a vector added, as the runtime merges them at sizes that it knows."""
         hides = node.outputs[0] in self.hidden
         left = self._read(found.left, hides)
-        rows = self.guards.node("Reshape", (left, self._shape([-1, found.inner])), f"{node.outputs[0]}_rows")
-        flat = self.guards.node("Gemm", (rows, found.matrix, found.bias), f"{node.outputs[0]}_product")
-        self.named[flat] = node.outputs[0]
-        shape = [-1, *found.shape[1:]] if hides else found.shape
-        return replace(node, op="Reshape", inputs=(flat, self._shape(shape)), attributes={})
+        rows, shape = self._shape([-1, found.inner]), [-1, *found.shape[1:]] if hides else found.shape
+        made = merged(self.guards, node, found, left, rows, self._shape(shape))
+        self.named[made.inputs[0]] = node.outputs[0]
+        return made

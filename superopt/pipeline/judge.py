@@ -30,10 +30,8 @@ SITTING = (
     0.01  # standard deviation of the ratio of a model to its copy, from one loading of both to another: 0.0097 over
 )
 # the 45 of docs/benchmark.json. A race's rounds do not show it.
-_TAIL, _STEPS = (
-    5.0,
-    64,
-)  # standard deviations on each side that an expectation takes in, and places that it is summed at
+_TAIL = 5.0  # standard deviations on each side that an expectation takes in
+_STEPS = 64  # places that it is summed at
 _WRONG = DOUBT / len(LOOKS)  # how often one look may be wrong
 _FARTHEST = NormalDist().inv_cdf(1 - _WRONG) * SITTING  # what two copies of one model may seem to differ by
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from superopt.ir.graph import Graph, Node, constant, unused_name
+from superopt.ir.graph import Graph, Node, unused_name
 from superopt.ir.types import TensorType, ValueType
-from superopt.memory import ALIGNMENT
+from superopt.memory import ALIGNMENT, Guards
 from superopt.ops.infer import Typing
 from superopt.pipeline.footprint import Footprint
 
-__all__ = ["Sum", "known_again", "open_rows", "sizes_of", "sums"]
+__all__ = ["Sum", "known_again", "merged", "open_rows", "sizes_of", "sums"]
 
 _COMPRESS = 9  # the first opset that has it
 
@@ -36,20 +36,15 @@ def open_rows(graph: Graph, typing: Typing, again: Set[str] = frozenset()) -> Gr
     ]
     if not fed or graph.opset.get("", 0) < _COMPRESS:
         return None
-    taken = {*graph.weight, *graph.declared, *(o for n in graph.nodes for o in n.outputs)}
-    named = {n.name for n in graph.nodes}
-    weights, nodes = list(graph.weights), list[Node]()
+    guards = Guards.of(graph, typing.types)
+    nodes, held = guards.nodes, guards.held
     renamed: dict[str, str] = {}
-
-    def held(hint: str, elements: np.ndarray) -> str:
-        weights.append(constant(unused_name(hint, taken), elements))
-        return weights[-1].name
 
     def opened(name: str, kind: ValueType | None) -> None:
         if isinstance(kind, TensorType) and kind.is_static and kind.shape:
             every = held(f"{name}_every_row", np.ones(int(str(kind.shape[0])), bool))
-            rows = unused_name(f"{name}_rows", taken)
-            label = unused_name(f"{name}_Compress", named)
+            rows = unused_name(f"{name}_rows", guards.taken)
+            label = unused_name(f"{name}_Compress", guards.named)
             nodes.append(Node(label, "Compress", (renamed.get(name, name), every), (rows,), {"axis": 0}))
             renamed[name] = rows
 
@@ -64,14 +59,9 @@ def open_rows(graph: Graph, typing: Typing, again: Set[str] = frozenset()) -> Gr
             continue
         if made in added:
             found = added[made]
-            rows, flat = (unused_name(f"{made}_{part}", taken) for part in ("rows", "product"))
-            left = held(f"{made}_shape", np.array([-1, found.inner], np.int64))
-            back = held(f"{made}_shape", np.array([-1, *found.shape[1:]], np.int64))
-            nodes += [
-                Node(unused_name(rows, named), "Reshape", (renamed.get(found.left, found.left), left), (rows,)),
-                Node(unused_name(flat, named), "Gemm", (rows, found.matrix, found.bias), (flat,)),
-                replace(node, op="Reshape", inputs=(flat, back), attributes={}),
-            ]
+            flattened = held(f"{made}_shape", np.array([-1, found.inner], np.int64))
+            shape = held(f"{made}_shape", np.array([-1, *found.shape[1:]], np.int64))
+            nodes.append(merged(guards, node, found, renamed.get(found.left, found.left), flattened, shape))
         elif node.op == "Reshape" and not node.domain and node.inputs[1] in graph.constants:
             sizes = sizes_of(typing.types.get(made))
             if sizes is not None:
@@ -83,7 +73,7 @@ def open_rows(graph: Graph, typing: Typing, again: Set[str] = frozenset()) -> Gr
         if made in again:
             opened(made, typing.types.get(made))
     values = tuple(v for v in graph.values if v.name not in graph.producer)  # they would say what is to be left open
-    return replace(graph, weights=tuple(weights), nodes=tuple(nodes), values=values)
+    return replace(graph, weights=(*graph.weights, *guards.weights), nodes=tuple(nodes), values=values)
 
 
 def known_again(after: Footprint, given: Set[str]) -> frozenset[str]:
@@ -131,6 +121,22 @@ def sums(graph: Graph, typing: Typing) -> dict[str, Sum]:
                 inner = int(str(sides[0]))
                 found[node.outputs[0]] = Sum(product, maker.inputs[0], matrix.name, bias, inner, shape)
     return found
+
+
+def merged(guards: Guards, node: Node, found: Sum, left: str, flattened: str, shape: str) -> Node:
+    """A product with a vector added, written as the runtime merges them at sizes that it knows.
+
+    Args:
+        guards: to which nodes before the last are written.
+        node: that adds; it is the last.
+        found: the sum.
+        left: what the matrix is multiplied from.
+        flattened: the shape in which that has two axes.
+        shape: of the result.
+    """
+    rows = guards.node("Reshape", (left, flattened), f"{node.outputs[0]}_rows")
+    flat = guards.node("Gemm", (rows, found.matrix, found.bias), f"{node.outputs[0]}_product")
+    return replace(node, op="Reshape", inputs=(flat, shape), attributes={})
 
 
 def sizes_of(kind: TensorType | None) -> Sequence[int] | None:

@@ -39,7 +39,7 @@ from superopt.pipeline.rows import known_again, open_rows
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.ort import make_session, run
 
-__all__ = ["Scheduled", "arena_of", "asked_of", "known_again", "least_memory", "open_rows", "orders"]
+__all__ = ["Scheduled", "arena_of", "asked_of", "least_memory", "orders"]
 
 _SESSIONS = 3  # more of a model, where their orders may differ
 _ASKED = 4  # graphs of which the arena is asked: a second or two each

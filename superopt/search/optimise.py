@@ -79,21 +79,21 @@ def optimise(
     result = Found(None, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
     if not after < before - 1e-9:
         return result
-    plan, needed = _judged(region, lowered, problem, choice, pricer, least_gain, before)
+    plan, needed = _judged(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
     if before - plan.after < needed and not is_simpler(region, plan):
         missed = _missed(result, outcome, before - after, needed, plan)
         choice = _surest(lowered, problem, incumbent, pricer, limits.deadline, seed)
-        plan, needed = _judged(region, lowered, problem, choice, pricer, least_gain, before)
+        plan, needed = _judged(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
         if before - plan.after < max(needed, 1e-9):
             return missed
     return Found(plan, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
 
 
 def _judged(
-    region: Region, lowered: Lowered, problem: Problem, choice: Choice, pricer: Pricer, least_gain: float, before: float
-) -> tuple[Plan, float]:
+    region: Region, lowered: Lowered, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer,
+    least_gain: float, before: float,
+) -> tuple[Plan, float]:  # fmt: skip
     """The plan of a choice, and what it has to gain."""
-    incumbent = incumbent_of(region, lowered, problem)
     after = cost_of(problem, choice) + _naming(region, lowered, pricer)
     plan = plan_of(region, lowered, problem, choice, before, after)
     trades = least_gain > 0 and not frugal(region, plan, pricer)  # what asks for no more of anything rests on no price
