@@ -175,7 +175,7 @@ def _kept(graph: Graph, model: CostModel, threads: int) -> Form | None:
     with Bench() as bench:
         whole = sum(c.before for c in chosen)
         chosen, _, _ = tried_alone(
-            graph, typing, chosen, whole, bench, runtime=ONNX_RUNTIME, threads=threads, sizes={}, seed=0,
+            graph, typing, chosen, whole, LEAST_GAIN, bench, runtime=ONNX_RUNTIME, threads=threads, sizes={}, seed=0,
             left=lambda: _SECONDS,
         )  # fmt: skip
     return chosen[0].form if chosen else None

@@ -186,7 +186,7 @@ def with_forms(
         if setting.races:
             progress(0, None, "measuring operators with fewer multiplications")
             chosen, asked, gained = tried_alone(
-                plain, typing, chosen, before, bench, runtime=setting.runtime, threads=setting.threads,
+                plain, typing, chosen, before, _LEAST, bench, runtime=setting.runtime, threads=setting.threads,
                 sizes=setting.sizes, seed=setting.seed, left=lambda: setting.left() - setting.needs,
             )  # fmt: skip
             if gained < asked:

@@ -2,16 +2,18 @@
 
 Prices of a form are off by a tenth of its operator's time (:data:`~superopt.search.bilinear.choosing.FORM_ERROR`), and
 to race whole models for a gain of less costs more than the gain is worth. So where choosing by prices is expected to
-lose more than :data:`CHEAP` of the model's time to whoever knew, the operator and its forms are raced alone first, once
-for all sites that are alike: a few milliseconds a run. Where an operator lies in memory decides more than what a round
+lose more than :data:`CHEAP` of the model's time to whoever knew, or where it is as open whether all forms together
+gain what they have to, the operator and its forms are raced alone first, once for all sites that are alike: a few
+milliseconds a run. Where an operator lies in memory decides more than what a round
 scatters by, so they are loaded several times. What is believed then, by prices and rounds, chooses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import hypot
 
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
@@ -44,6 +46,7 @@ def tried_alone(
     typing: Typing,
     chosen: Sequence[Choice],
     whole: float,
+    least: float,
     bench: Bench,
     *,
     runtime: Runtime,
@@ -59,6 +62,7 @@ def tried_alone(
         typing: its types.
         chosen: forms by prices, with their rivals.
         whole: microseconds that all of the graph is modelled to take.
+        least: share of it that all forms together have to gain, or none is kept.
         bench: where weights are written.
         runtime: of the races.
         threads: of the races.
@@ -74,19 +78,22 @@ def tried_alone(
         kinds.setdefault(key, []).append(choice)
         graphs.setdefault(key, graph)
     us = _MOST_US
-    kept: dict[int, Choice] = {}
     asked = gained = 0
-    shares = {key: sum(c.before for c in kind) / whole for key, kind in kinds.items()}
-    for key in sorted(kinds, key=lambda k: -shares[k]):
-        options = _Options(kinds[key][0], shares[key])
-        if options.loses > CHEAP and options.us <= us and left() > 0.0:
+    known = {key: _Options(kind[0], sum(c.before for c in kind) / whole) for key, kind in kinds.items()}
+    for key in sorted(known, key=lambda k: -known[k].share):
+        options = known[key]
+        unsure = options.loses > CHEAP or (options.unsure and _all_lose(known.values(), least) > CHEAP)
+        if unsure and options.us <= us and left() > 0.0:
             asked += 1
             us -= options.us
             raced = _race(graphs[key], options, bench, runtime, threads, sizes, seed, left())
             if raced is None:
+                del known[key]
                 continue
-            options = raced
-            gained += options.best > 0
+            known[key] = raced
+            gained += raced.best > 0
+    kept: dict[int, Choice] = {}
+    for key, options in known.items():
         if options.best > 0:
             form, belief = options.forms[options.best - 1], options.beliefs[options.best - 1]
             for c in kinds[key]:  # alone is not in place: what it may be off by stays
@@ -134,9 +141,22 @@ class _Options:
         return min(range(len(means)), key=lambda n: means[n])
 
     @property
+    def unsure(self) -> bool:
+        """Whether timing it can tell anything about what all forms together gain."""
+        return self.share * min(self.beliefs, key=lambda b: b.mean).deviation > CHEAP
+
+    @property
     def loses(self) -> float:
         """What taking the best as far as is known is expected to lose, as a share of the model's time."""
         return self.share * regret([_PLAIN, *self.beliefs])
+
+
+def _all_lose(known: Iterable[_Options], least: float) -> float:
+    """What keeping all forms, or none where they do not gain that much together, is expected to lose, as a share of
+    the model's time."""
+    best = [(o.share, min(o.beliefs, key=lambda b: b.mean)) for o in known]
+    gain = sum(share * max(0.0, 1.0 - b.mean) for share, b in best)
+    return regret([Belief(1.0 - least, 0.0), Belief(1.0 - gain, hypot(*(share * b.deviation for share, b in best)))])
 
 
 def _race(

@@ -11,8 +11,10 @@ import pytest
 
 import superopt
 from superopt import formats
+from superopt.cost import for_target
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
+from superopt.ops.infer import infer
 from superopt.pipeline import fewer, optimise, trials
 from superopt.pipeline.fewer import GROWTH
 from superopt.pipeline.judge import Belief
@@ -20,10 +22,12 @@ from superopt.report import Measured, Report
 from superopt.rules.bilinear import algorithms
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import ort
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.race import RaceResult, result_of
-from superopt.search.bilinear.choosing import Choice, rewritten
+from superopt.search.bilinear.choosing import Choice, choose, rewritten
 from superopt.search.bilinear.matmul import MatMulForm
 from superopt.search.bilinear.sites import Site
+from superopt.verifier.running import Bench
 
 PROFILE = "profile:cpu-epyc-2core"
 
@@ -236,6 +240,30 @@ def test_kinds_that_gain_less_than_one_sitting_together_are_left_out() -> None:
     assert fewer._without_tail(choices, 0.9) == [*choices[:2], choices[3]]
     assert fewer._without_tail(choices, 0.1) == choices
     assert fewer._without_tail(choices, 9.0) == []
+
+
+@pytest.mark.parametrize(
+    ("gain", "least", "asked"),
+    [(0.03, 0.03, True), (0.03, 0.2, False), (0.4, 0.03, False)],
+    ids=["near what all have to gain", "far below", "far above"],
+)
+def test_forms_are_timed_while_it_is_open_whether_all_gain_enough(
+    gain: float, least: float, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = model()
+    with for_target(PROFILE) as costs:
+        chosen = [replace(c, rivals=()) for c in choose(graph, costs, growth=GROWTH["standard"])]
+    share = gain / (1.0 - chosen[0].after / chosen[0].before)
+    timed: list[float] = []
+    monkeypatch.setattr(trials, "_race", lambda _, options, *__: timed.append(options.share))
+    with Bench() as bench:
+        kept, count, _ = trials.tried_alone(
+            graph, infer(graph), chosen, sum(c.before for c in chosen) / share, least, bench, runtime=ONNX_RUNTIME,
+            threads=1, sizes={}, seed=0, left=lambda: 60.0,
+        )  # fmt: skip
+    assert bool(timed) is bool(count) is asked
+    assert timed == ([pytest.approx(share)] if asked else [])
+    assert len(kept) == (0 if asked else len(chosen))  # what could not be run is not kept
 
 
 @pytest.mark.parametrize(("time", "kept"), [(6.0, True), (9.9, False), (11.0, False)])
