@@ -29,6 +29,7 @@ class Pattern:
         most: nodes that may be left running for it to count as found.
         gone: operators of which none may be left.
         why: what is to be said if it is missed.
+        opset: of ONNX, for what later ones have an operator.
         out: shape of the output, where it is not inferred.
     """
 
@@ -40,10 +41,11 @@ class Pattern:
     gone: tuple[str, ...] = ()
     why: str = ""
     dtype: str = "float32"
+    opset: int = _OPSET
     out: tuple[int, ...] | None = None
 
     def graph(self) -> Graph:
-        builder = GraphBuilder("pattern", opset=_OPSET)
+        builder = GraphBuilder("pattern", opset=self.opset)
         builder.output(self.make(builder, builder.input("x", self.dtype, self.shape)), "y", shape=self.out)
         return builder.build()
 
@@ -125,7 +127,7 @@ def _scatter_free_split(b: GraphBuilder, x: Tensor) -> Tensor:
 
 _ALL = "ORT, onnxoptimizer, OnnxSlim, onnxscript"
 _MAP, _ROWS, _SEQ = (1, 8, 10, 10), (6, 8), (2, 6, 16)
-_WIDE = "the operator is not in ONNX's own set, so there is nothing to write it as"
+_SWISH = 24  # the first opset that has it
 
 _SQRT = "the constant is a rounded root: with it the two are not equal as functions of reals, so no proof lets them be"
 
@@ -173,14 +175,15 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("Q, K, V products of one input (merged)", "onnxoptimizer", _SEQ, _qkv, 1),
     Pattern("Reshape, Gemm, Reshape → MatMul, Add", "onnxscript, OnnxSlim", _SEQ,
             lambda b, x: b.op("Reshape", b.op("Gemm", b.op("Reshape", x, [12, 16]), _w(b, "w", 16, 4), _w(b, "b", 4)),
-                              [2, 6, 4]), 2, ("Reshape",), "the product of matrices is not rebuilt over leading axes"),
+                              [2, 6, 4]), 2, ("Reshape",)),
     Pattern("consecutive linear layers", "–", _ROWS,
             lambda b, x: b.op("MatMul", b.op("MatMul", x, _w(b, "w", 8, 8)), _w(b, "v", 8, 8)), 1),
     # Activations.
     Pattern("Gelu by Erf", _ALL.replace(", onnxoptimizer", ""), _SEQ, _gelu_erf, 1, (), _SQRT),
     Pattern("Gelu by Tanh (FastGelu)", "ORT", _SEQ, _gelu_tanh, 1, (), _SQRT),
-    Pattern("QuickGelu: x · sigmoid(1.702 x)", "ORT", _SEQ, lambda b, x: x * b.op("Sigmoid", x * 1.702), 1, (), _WIDE),
-    Pattern("SiLU: x · sigmoid(x)", "ORT", _SEQ, lambda b, x: x * b.op("Sigmoid", x), 1, (), _WIDE),
+    Pattern("QuickGelu: x · sigmoid(1.702 x)", "ORT", _SEQ, lambda b, x: x * b.op("Sigmoid", x * 1.702), 1,
+            opset=_SWISH),
+    Pattern("SiLU: x · sigmoid(x)", "ORT", _SEQ, lambda b, x: x * b.op("Sigmoid", x), 1, opset=_SWISH),
     Pattern("HardSwish: x · hardsigmoid(x)", "onnxscript", _SEQ,
             lambda b, x: x * b.op("HardSigmoid", x, alpha=1 / 6, beta=0.5), 1),
     Pattern("HardSwish: x · clip(x + 3, 0, 6) / 6", "onnxscript", _SEQ,
@@ -255,8 +258,7 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("Cast chain to a wider type and back", "ORT, onnxscript", _ROWS,
             lambda b, x: b.op("Cast", b.op("Cast", x, to=11), to=1).relu(), 1),
     Pattern("common subexpressions", "ORT, onnxoptimizer, OnnxSlim, onnxscript", _ROWS,
-            lambda b, x: b.op("Exp", x) + b.op("Exp", x) * b.op("Tanh", x), 4,
-            why="equal parts are merged as the graph is read; where nothing else changes, the input is returned"),
+            lambda b, x: b.op("Exp", x) + b.op("Exp", x) * b.op("Tanh", x), 4),
     Pattern("Not + Where", "ORT, onnxoptimizer", _ROWS,
             lambda b, x: b.op("Where", b.op("Not", b.op("Greater", x, 0.0)), x, b.op("Exp", x)), 3),
     Pattern("shape arithmetic → constants", _ALL, _SEQ, _shape_reshape, 2, ("Shape", "Gather", "Concat"),

@@ -90,7 +90,7 @@ def look(pattern: Pattern, rules: Sequence[Rule]) -> Found:
     graph = pattern.graph()
     best: Found | None = None
     for flops in (False, True):
-        found = search(graph, rules, Counting(flops), SearchOptions(time_limit=_SECONDS))
+        found = search(graph, rules, Counting(flops), SearchOptions(time_limit=_SECONDS, least_gain=0.0))
         names = running(found.graph)
         verdict = check(graph, found.graph).verdict if found.graph is not graph else "passed"
         used = tuple(a.rule for a in found.applied if a.rule != "fold")
@@ -144,7 +144,8 @@ def table(found: Sequence[Found]) -> str:
         "descriptions of ONNX Runtime's graph optimisations (ORT), onnxoptimizer's passes (which onnxsim runs), "
         "OnnxSlim and onnxscript's rewriter, are given to the search with the rule library, and it is asked for the "
         "fewest operators, else the fewest FLOPs (not for the least time on a device: there a pattern may not pay). "
-        "Every result was checked against the float64 reference.", "",
+        "Every result was checked against what ONNX Runtime makes of the input; one that the check refuses is "
+        "missed.", "",
         f"**{len(reached)} of {len(found)} found.**", "",
         "| pattern | known to | before | after | found by |", "|---|---|---|---|---|",
     ]  # fmt: skip
@@ -155,7 +156,12 @@ def table(found: Sequence[Found]) -> str:
     missed = [f for f in found if not f.reached]
     lines += ["", "## Missed", "", "| pattern | known to | before | what came out | why |", "|---|---|---|---|---|"]
     for f in missed:
-        why = f.pattern.why or "the search does not get there with these rules"
+        refused = f.verdict != "passed" and f.pattern.goal(f.names)
+        why = (
+            "the check refuses the result: it rounds more than the input's own rounding explains"
+            if refused
+            else (f.pattern.why or "the search does not get there with these rules")
+        )
         lines.append(f"| {f.pattern.name} | {f.pattern.tools} | {f.before} | {f.after} | {why} |")
     return "\n".join(lines) + "\n"
 
@@ -181,13 +187,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{mark} {pattern.name}: {found[-1].before} -> {found[-1].after} ({seconds:.1f} s)", file=sys.stderr)
     wrong = [f.pattern.name for f in found if f.verdict != "passed"]
     if wrong:
-        print(f"not checked: {', '.join(wrong)}", file=sys.stderr)
+        print(f"refused by the check: {', '.join(wrong)}", file=sys.stderr)
     text = table(found)
     if given.check:
-        return 0 if not wrong and TABLE.is_file() and TABLE.read_text(encoding="utf-8") == text else 1
+        return 0 if TABLE.is_file() and TABLE.read_text(encoding="utf-8") == text else 1
     if not given.names:
         TABLE.write_text(text, encoding="utf-8")
-    return 1 if wrong else 0
+    return 0
 
 
 if __name__ == "__main__":

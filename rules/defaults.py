@@ -20,7 +20,7 @@ from superopt.rules.rule import CLASSES, Rule, scalar_value
 from superopt.rules.scanner import RuleError
 from superopt.rules.spelling import POSITIONAL, from_front, may_be_onnx, neutral, respelled
 
-__all__ = ["as_scalar", "filled_in", "positional"]
+__all__ = ["as_scalar", "default_of", "filled_in", "positional"]
 
 _REDUCTIONS = tuple(
     f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")
@@ -51,6 +51,11 @@ _PLAIN: Mapping[str, Mapping[str, AttributeValue]] = {
     "LRN": {"alpha": _f32(1e-4), "beta": 0.75, "bias": 1.0},
 }  # fmt: skip
 _WINDOWS = frozenset({"Conv", "ConvTranspose", "AveragePool", "MaxPool"})
+
+
+def default_of(op: str, attribute: str) -> AttributeValue | None:
+    """ONNX's default of an attribute, where it is the same at every rank."""
+    return _PLAIN.get(op, {}).get(attribute)
 
 
 def filled_in(rule: Rule, where: str) -> Rule:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from superopt.cli.extending import extend
 from superopt.cli.floats import float_lines, floats, floats_data
 from superopt.cli.outputs import claim
 from superopt.cli.shell import (
@@ -38,6 +39,7 @@ __all__ = ["app", "discover"]
 app = typer.Typer(no_args_is_help=True, help="The rule library: list, show, prove, certify, export.")
 
 app.command()(floats)
+app.command()(extend)
 
 LEARNING_SECONDS = 300.0  # of discover --from, where nothing else is said
 

@@ -43,6 +43,7 @@ class Backend:
     are kernels that read a packed copy of a weight, which only kernels of the same name share. ``patterns`` are groups
     of more than two, or known by more than their names, that run as one kernel. ``blocked`` are operators that run on
     images kept in blocks of channels: a convolution puts them there, the others where their operands are.
+    ``tidies``: as it loads a graph, it makes one of equal operators and constants of what depends on sizes alone.
     ``processor``: it runs on the machine's processor, so that profiles of its kind can be scaled to each other.
     """
 
@@ -54,6 +55,7 @@ class Backend:
     packing: frozenset[str] = frozenset()
     patterns: tuple[Pattern, ...] = ()
     blocked: frozenset[str] = frozenset()
+    tidies: bool = False
     processor: bool = True
 
     def copy_of(self, weight: str, kernel: str) -> str:
@@ -125,6 +127,7 @@ ONNX_RUNTIME_CPU = Backend(
     views=frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}),
     absorbed={"Conv": 2, "ConvTranspose": 2},
     patterns=ONNX_RUNTIME_PATTERNS,
+    tidies=True,
     # Sixteen products with eight matrices of 1 MiB take 14 µs each as MatMul, or as Gemm, and 30 µs where eight are
     # MatMul and eight are Gemm: as long as with sixteen matrices.
     packing=frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul"}),
@@ -150,6 +153,7 @@ OPENVINO_CPU = Backend(
     views=frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}),
     absorbed={"Conv": 2, "ConvTranspose": 2},
     patterns=OPENVINO_PATTERNS,
+    tidies=True,
     packing=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
 )
 

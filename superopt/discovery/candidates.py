@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
+from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.discovery.config import Theme
 from superopt.ir.poly import Poly, symbols
 from superopt.ir.terms import App, Project, Term, Var, postorder, remade, variables
@@ -14,8 +16,9 @@ from superopt.rules.rule import AttributeScheme, Rule, TypeScheme, attribute_sym
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import instances, operator_of, types_of
 from superopt.search.merge import lift
+from superopt.search.moves import flowing
 
-__all__ = ["candidates", "joined", "movements", "n_ary", "operator_count", "restricted", "tidied"]
+__all__ = ["candidates", "joined", "movements", "n_ary", "operator_count", "restricted", "simpler", "tidied", "work"]
 
 
 def operator_count(*roots: Term) -> int:
@@ -41,6 +44,19 @@ def restricted(rule: Rule) -> Rule:
     return replace(rule, forall=forall)
 
 
+def simpler(first: Term, second: Term) -> bool:
+    """Whether less runs of the first term, whose variables the second one has."""
+    mine, other = frozenset(variables(first)), frozenset(variables(second))
+    return mine <= other and bool(other) and work((first,), other) < work((second,), other)
+
+
+def work(roots: Sequence[Term], data: AbstractSet[str]) -> tuple[int, int]:
+    """How many applications depend on the variables: of those that compute or move elements, and of all (the others
+    only rename memory)."""
+    running = flowing(roots, data)
+    return sum(t.op not in ONNX_RUNTIME_CPU.views for t in running), len(running)
+
+
 def candidates(theme: Theme, pairs: Iterable[tuple[Term, Term]]) -> list[Rule]:
     """Candidate rules, smallest and most general first; one of those that differ only in the names of leaves.
 
@@ -57,13 +73,15 @@ def candidates(theme: Theme, pairs: Iterable[tuple[Term, Term]]) -> list[Rule]:
         if theme.about and not any(_mentions(t, theme.about, given) for t in (first, second)):
             continue
         left, right = (first, second) if operator_count(first) >= operator_count(second) else (second, first)
+        if theme.simplifies and not simpler(first, second) and not simpler(second, first):
+            continue
         used, other = set(variables(left)), set(variables(right))
         if not (used <= other or other <= used):
             continue
         a, b = min(
             (_renamed(groups, owner, p) for p in ((left, right), (right, left))), key=lambda p: (str(p[0]), str(p[1]))
         )
-        if operator_count(a) < operator_count(b):
+        if simpler(a, b) if theme.simplifies else operator_count(a) < operator_count(b):
             a, b = b, a
         text = f"{a} = {b}"
         if text not in found:

@@ -82,9 +82,11 @@ class Theme:
         solve: operators of which left sides are made; right sides are solved for (:mod:`superopt.discovery.solving`).
             Such a theme has no leaves and no vocabulary.
         data: of a theme that solves: ranks of its data.
+        simplifies: only rules after which less runs: fewer operators, those that only rename memory last.
         slack: of a theme that solves: what a right side may cost, as a share of its left side.
         records: operators from whose records leaves and vocabulary were generated (:mod:`.vocabulary`).
         instances: assignments of sizes and attributes at which terms are compared, where the configuration's are few.
+        biased: of a theme that solves: whether operators also have the first operand that they may lack.
     """
 
     name: str
@@ -111,6 +113,8 @@ class Theme:
     slack: float = 1.0
     records: tuple[str, ...] = ()
     instances: int = 0
+    simplifies: bool = False
+    biased: bool = False
 
     @property
     def source(self) -> str:
@@ -242,7 +246,7 @@ def load_config(path: Path | str | None = None) -> Config:
 _KEYS = frozenset({
     "name", "family", "profiles", "operators", "leaves", "weights", "attributes", "vocabulary", "sizes", "batch",
     "join", "origin", "broadcast", "base", "about", "weights_alone", "shortcuts", "signals", "solve", "data",
-    "slack", "records", "instances",
+    "slack", "records", "instances", "simplifies", "biased",
 })  # fmt: skip
 
 
@@ -295,7 +299,8 @@ def _theme(row: Mapping[str, object], where: str) -> Theme:
         bool(row.get("broadcast", True)), bool(row.get("base", False)), frozenset(map(str, _listed(row, "about"))),
         bool(row.get("weights_alone", True)), bool(row.get("shortcuts", False)), bool(row.get("signals", False)),
         solve, tuple(int(str(r)) for r in _listed(row, "data")) or (4, 2), float(str(row.get("slack", 1.0))),
-        made_of, int(str(row.get("instances", 0))),
+        made_of, int(str(row.get("instances", 0))), bool(row.get("simplifies", False)),
+        bool(row.get("biased", False)),
     )  # fmt: skip
 
 

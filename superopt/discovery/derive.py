@@ -7,7 +7,9 @@ nodes), never the clock, so that the answer is the same on every machine.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,11 +21,11 @@ from superopt.ir.poly import value_at
 from superopt.ir.terms import App, Project, Term, Var, postorder, variables
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import IllTyped
+from superopt.ops.meaning import Condition, IllTyped
 from superopt.rules.library import Library, parse_file
 from superopt.rules.rule import CLASSES, Rule
 from superopt.rules.scanner import RuleError
-from superopt.rules.typing import at_sizes, complete, instances
+from superopt.rules.typing import at_sizes, complete, instances, types_of
 from superopt.runtime.evaluate import FLOAT64, Array, evaluate
 from superopt.search.egraph import ABSENT, EGraph, is_multi
 from superopt.search.match import Pattern, compile_side
@@ -34,7 +36,17 @@ from superopt.search.saturate import Limits, Moves, saturate
 from superopt.verifier.exact import trial_at
 from superopt.verifier.sampling import Point, draw, names_of
 
-__all__ = ["Coverage", "Universe", "derive", "derived", "moves_of", "moves_of_all", "parts_of", "reached"]
+__all__ = [
+    "Coverage",
+    "Universe",
+    "derive",
+    "derived",
+    "distinct_point",
+    "moves_of",
+    "moves_of_all",
+    "parts_of",
+    "reached",
+]
 
 _DEEPEST = 64
 _RESHAPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Gather"})
@@ -120,14 +132,15 @@ def _ranks_of(rule: Rule) -> frozenset[int]:
 class Universe:
     """An e-graph of terms over the leaves of one rule or theme, at one point."""
 
-    def __init__(self, rule: Rule, point: Point) -> None:
+    def __init__(self, rule: Rule, point: Point, weights: AbstractSet[str] = frozenset()) -> None:
         self.graph = EGraph(REGISTRY)
         self.point = point
         self.values: dict[int, Array] = {}  # of classes without leaves
         self.leaves: dict[str, int] = {}
         for number, (name, scheme) in enumerate(rule.tensors.items()):
             shape = tuple(value_at(d, point.sizes) for d in scheme.shape)
-            self.leaves[name] = self.graph.leaf(number, TensorType(DType(CLASSES[scheme.dtype]), shape), False)
+            kind = TensorType(DType(CLASSES[scheme.dtype]), shape)
+            self.leaves[name] = self.graph.leaf(number, kind, name in weights)
             if scheme.below is not None:
                 self.graph.ranges[number] = (0, value_at(scheme.below, point.sizes) - 1)
 
@@ -162,15 +175,19 @@ class Universe:
         return all(self.graph.find(a) == self.graph.find(b) for a, b in pairs)
 
     def grow(self, moves: Moves, *, nodes: int, rounds: int, matches: int = 300) -> None:
-        """Saturate by the moves, within bounds."""
+        """Saturate by the moves, within bounds, and unite what is equal by arithmetic."""
         self.fold()
+        self.saturate(moves, nodes=nodes, rounds=rounds, matches=matches)
+        self.fold()
+
+    def saturate(self, moves: Moves, *, nodes: int, rounds: int, matches: int = 300) -> None:
+        """Apply the moves that can match, within bounds."""
         ranks = frozenset(
             len(t.shape or ())
             for c in self.graph.classes.values()
             for t in (c.type if isinstance(c.type, tuple) else (c.type,))
         )
         saturate(self.graph, fitting(moves, ranks), Limits(nodes=nodes, rounds=rounds, matches=matches))
-        self.fold()
 
     def fold(self) -> None:
         """Unite constants of equal value: that ``Relu(1) = 1`` is arithmetic, and takes no rule.
@@ -241,7 +258,7 @@ def derived(
     except RuleError:
         return None
     for instance in plain:
-        point = _distinct_point(instance, draws)
+        point = distinct_point(instance, draws)
         if point is None:
             return None
         universe = Universe(instance, point)
@@ -280,7 +297,7 @@ def reached(rule: Rule, moves: Moves, *, rounds: int, weights: frozenset[str] = 
         weights: names of the rule's tensors that are known before inference.
     """
     for instance in instances(rule, (1, 0)) if rule.lead else instances(rule):
-        point = _distinct_point(instance)
+        point = distinct_point(instance)
         if point is None:
             return False
         universe = Universe(instance, point)
@@ -301,20 +318,23 @@ def reached(rule: Rule, moves: Moves, *, rounds: int, weights: frozenset[str] = 
 
 
 @lru_cache(maxsize=65536)
-def _distinct_point(instance: Rule, draws: int = DRAWS) -> Point | None:
+def distinct_point(instance: Rule, draws: int = DRAWS) -> Point | None:
     """Sizes at which the rule's left side is well-formed, as different from each other and from 1 as were drawn.
 
     Attributes count too: where a slice begins at 0 and ends at the end, other rules derive it than of all slices.
     A rule that has no size to choose is looked at as it is, however large its tensors are: no element is computed.
     """
+    fit = _fits_by_chance(instance)
     rng = np.random.default_rng(11)
     if all(scheme is not None and scheme.kind == "real" for _, scheme in names_of(instance)):
         return draw(instance, 0, rng, (), 1)
     best: tuple[int, Point] | None = None
     for attempt in range(draws):
-        if attempt >= DRAWS and best is not None:
+        if attempt >= DRAWS and best is not None and not fit:
             break
-        point = draw(instance, 0, rng, (), 6 + attempt % 5)
+        point = draw(instance, 0, rng, fit, 6 + attempt % 5)
+        if point is None and fit:
+            continue
         if point is None:
             return None
         trial = trial_at(instance, point)
@@ -323,9 +343,20 @@ def _distinct_point(instance: Rule, draws: int = DRAWS) -> Point | None:
         sizes = [point.sizes[n] for n in instance.sizes]
         whole = [point.sizes[n] for n in instance.attribute_atoms if n in point.sizes]
         score = 3 * len(set(sizes)) - 2 * sizes.count(1) + len(set(point.sizes.values())) - sum(v < 2 for v in whole)
+        if fit:
+            score += 3 * len(set(postorder(*itertools.chain(*at_sizes(instance, point.sizes, point.reals)))))
         if best is None or score > best[0]:
             best = (score, point)
     return None if best is None else best[1]
+
+
+def _fits_by_chance(instance: Rule) -> tuple[Condition, ...]:
+    """What has to be equal for the left side to be well-formed, as where shapes have as many elements: of the few sizes
+    that fit, most are equal by chance where they need not be."""
+    try:
+        return tuple(o for o in types_of(instance).lhs_obligations if o.kind == "eq")
+    except (RuleError, IllTyped):
+        return ()
 
 
 def derive(rules_file: Path | str, library: Library | Iterable[Rule]) -> Coverage:

@@ -17,11 +17,14 @@ from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import map_terms
 from superopt.rules.clamping import cases
 from superopt.rules.grammar import parse_guard
-from superopt.rules.rule import Guard, Rule, TensorScheme, TypeScheme, attribute_symbols
+from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme, TypeScheme, attribute_symbols
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import instances, types_of
 
-__all__ = ["guarded", "size_general", "specialised", "variable_general", "well_typed", "whole_sizes"]
+__all__ = [
+    "guarded", "shape_general", "size_general", "specialised", "variable_general", "well_typed", "whole_sizes",
+    "with_sizes",
+]  # fmt: skip
 
 _MOST_SUBSETS = 80
 _MOST_PLACES = 5  # positions that one size may be in
@@ -170,14 +173,14 @@ def _with_fewer_sums(rule: Rule) -> Iterator[Rule]:
     written = (v for _, v in _attribute_places(rule))
     for total in dict.fromkeys(v for v in written if isinstance(v, Poly) and len(v.terms) > 1):
         for first, second in combinations(sorted(symbols(total) & {*rule.attribute_atoms}), 2):
-            made = _bound(rule, {first: sym(first) - sym(second)})
+            made = with_sizes(_reaching(rule, first, second), {first: sym(first) - sym(second)})
             if second not in made.sizes and second not in made.attribute_atoms:
                 yield made
     for name, scheme in rule.tensors.items():
         for axis, dim in enumerate(scheme.shape):
             names = sorted(symbols(dim)) if isinstance(dim, Poly) and len(dim.terms) > 1 else []
             for first, second in combinations(names, 2):
-                made = _bound(rule, {first: sym(first) - sym(second)})
+                made = with_sizes(rule, {first: sym(first) - sym(second)})
                 if second not in made.sizes and second not in made.attribute_atoms:
                     yield made
             if names:
@@ -186,7 +189,15 @@ def _with_fewer_sums(rule: Rule) -> Iterator[Rule]:
                 yield restricted(replace(rule, forall={**rule.forall, name: replace(scheme, shape=shape)}))
 
 
-def _bound(rule: Rule, binding: Mapping[str, Dim]) -> Rule:
+def _reaching(rule: Rule, first: str, second: str) -> Rule:
+    """The rule with a name as wide as its sum with another: any number, where the other is any number."""
+    other = rule.forall.get(second)
+    if isinstance(other, AttributeScheme) and other.kind == "real" and not other.relation and first in rule.forall:
+        return replace(rule, forall={**rule.forall, first: other})
+    return rule
+
+
+def with_sizes(rule: Rule, binding: Mapping[str, Dim]) -> Rule:
     """The rule with sizes put in for names, without attributes that nothing mentions any more."""
     forall: dict[str, TypeScheme] = {
         n: replace(s, shape=tuple(substitute(d, binding) for d in s.shape)) if isinstance(s, TensorScheme) else s
@@ -194,6 +205,37 @@ def _bound(rule: Rule, binding: Mapping[str, Dim]) -> Rule:
     }
     lhs, rhs = (map_terms(side, {}, binding) for side in (rule.lhs, rule.rhs))
     return restricted(replace(rule, forall=forall, lhs=lhs, rhs=rhs))
+
+
+def shape_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
+    """The rule with names of their own for the sizes of shapes that only have to have as many elements.
+
+    ``Reshape(Reshape(x, [a*b, c]), [b, a*c]) = Reshape(x, [b, a*c])`` is true of any two shapes; that they have as many
+    elements as ``x`` is what the left side demands to be well-formed.
+
+    Args:
+        rule: a rule whose types are symbolic.
+        holds: a quick exact test.
+    """
+    apps = [t for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App) and t.args]
+    for shape in dict.fromkeys(v for t in apps for k, v in t.attributes if k == "shape" and isinstance(v, tuple)):
+        taken = {*rule.sizes, *rule.forall}
+        names = [n for n in (f"n{i}" for i in range(99)) if n not in taken][: len(shape)]
+        if all(isinstance(d, Poly) and str(d) in rule.attribute_atoms for d in shape):
+            continue
+        forall: dict[str, TypeScheme] = {**rule.forall, **dict.fromkeys(names, AttributeScheme("int", None, ">=", 1))}
+        fresh = tuple(map(sym, names))
+        made = rebuilt((*rule.lhs, *rule.rhs), partial(_reshaped, shape=shape, fresh=fresh))
+        wider = restricted(replace(rule, forall=forall, lhs=made[: len(rule.lhs)], rhs=made[len(rule.lhs) :]))
+        if holds(wider):  # that there are as many elements is for the proof to derive
+            rule = wider
+    return rule
+
+
+def _reshaped(
+    term: App, key: str, value: AttributeValue, shape: AttributeValue, fresh: tuple[Dim, ...]
+) -> AttributeValue:
+    return fresh if key == "shape" and term.args and value == shape else value
 
 
 def _apart(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | None:

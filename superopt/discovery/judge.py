@@ -7,7 +7,15 @@ from dataclasses import dataclass, field, replace
 
 from superopt.discovery.candidates import joined, restricted, tidied
 from superopt.discovery.config import Config, Theme
-from superopt.discovery.generalise import guarded, size_general, specialised, variable_general, well_typed, whole_sizes
+from superopt.discovery.generalise import (
+    guarded,
+    shape_general,
+    size_general,
+    specialised,
+    variable_general,
+    well_typed,
+    whole_sizes,
+)
 from superopt.discovery.ranks import any_rank, leading
 from superopt.discovery.spatial import one_axis_less
 from superopt.discovery.store import UNBOUNDED, Bounds, Chunks, OutOfBounds, code_digest, digest_of
@@ -73,6 +81,9 @@ class Judge:
     def _proved(self, candidate: Rule) -> list[Rule]:
         general = whole_sizes(variable_general(candidate, self._quick), self._quick)
         general = size_general(general, self._quick)
+        shapeless = shape_general(general, lambda rule: isinstance(self._test(rule, self.config.trials), Tested))
+        if shapeless != general and (free := self._prove(tidied(restricted(shapeless)))) is not None:
+            return [free]
         every = [made for version in any_rank(general) if (made := self._proved_version(version)) is not None]
         found = list(every)
         kinds = {s.dtype for s in general.tensors.values()}  # a mask may lack leading axes that the data has

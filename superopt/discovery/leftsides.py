@@ -56,7 +56,7 @@ def _kind(problem: Problem) -> TensorType:
 
 
 def left_sides(
-    operators: Sequence[str], most: int, ranks: Sequence[int] = (4, 2), *, broadcast: bool = True
+    operators: Sequence[str], most: int, ranks: Sequence[int] = (4, 2), *, broadcast: bool = True, biased: bool = False
 ) -> Iterator[Problem]:
     """Expressions of up to so many of the operators over data ``x``, small ones first; none with a dead part.
 
@@ -65,13 +65,14 @@ def left_sides(
         most: operators in an expression.
         ranks: of the data: an image, a matrix.
         broadcast: whether weights of elementwise operators have other shapes than none at all.
+        biased: whether an operator also has the first of the operands that it may lack.
     """
     seen: set[str] = set()
     for rank in ranks:
         shape = fresh_shape([None] * rank, False, set())
         states = [_State({DATA: TensorScheme("f", shape)}, (), (Var(DATA),))]
         for _ in range(most):
-            states = [after for state in states for op in operators for after in _steps(state, op, broadcast)]
+            states = [after for state in states for op in operators for after in _steps(state, op, broadcast, biased)]
             fresh = {f"{s.made} {s.forall}": s for s in reversed(states)}
             states = list(fresh.values())
             for state in states:
@@ -90,7 +91,7 @@ def _whole(state: _State, seen: set[str]) -> Iterator[Problem]:
         yield problem
 
 
-def _steps(state: _State, op: str, broadcast: bool) -> Iterator[_State]:
+def _steps(state: _State, op: str, broadcast: bool, biased: bool) -> Iterator[_State]:
     """The state after one more application."""
     record = REGISTRY[op]
     count = sum(not i.endswith(("?", "*")) for i in record.inputs)
@@ -104,25 +105,29 @@ def _steps(state: _State, op: str, broadcast: bool) -> Iterator[_State]:
             continue
         kind = _kind(problem)
         windows = "ints" in record.attributes.values()
-        names = [n for n in WEIGHTS if n not in state.weights][: count - 1]
-        app = App(op, (operand, *map(Var, names)))
-        for mode in _MODES if windows else _MODES[:1]:
-            for sizes in _ranks(record, kind, broadcast):
-                made = _with_weights(state, app, names, sizes, kind, mode)
-                found = [s for s in made if s.rank == len(kind.shape or ())]
-                yield from found
-                if found and record.family != "elementwise":
-                    break
+        free = [n for n in WEIGHTS if n not in state.weights]
+        optional = biased and record.inputs[count:][:1] != () and record.inputs[count].endswith("?")
+        for names in (free[: count - 1], free[:count]) if optional else (free[: count - 1],):
+            app = App(op, (operand, *map(Var, names)))
+            for mode in _MODES if windows else _MODES[:1]:
+                for sizes in _ranks(record, kind, broadcast, len(names)):
+                    made = _with_weights(state, app, names, sizes, kind, mode)
+                    found = [s for s in made if s.rank == len(kind.shape or ())]
+                    yield from found
+                    if found and record.family != "elementwise":
+                        break
 
 
-def _ranks(record: Operator, kind: TensorType, broadcast: bool) -> Iterator[list[list[int | None]]]:
-    """Sizes of the weights of one application, unknown or 1."""
+def _ranks(record: Operator, kind: TensorType, broadcast: bool, weights: int) -> Iterator[list[list[int | None]]]:
+    """Sizes of the weights of one application, unknown or 1; one that it may lack has a rank of its own."""
     count = sum(not i.endswith(("?", "*")) for i in record.inputs) - 1
     rank = len(kind.shape or ())
-    if record.family != "elementwise" or not count:
+    if record.family != "elementwise" or not weights:
         for each in range(1, rank + 1) if count else ():
-            yield [[None for _ in range(each)] for _ in range(count)]
-        if not count:
+            needed: list[list[int | None]] = [[None for _ in range(each)] for _ in range(count)]
+            for other in range(1, rank + 1) if weights > count else (0,):
+                yield needed + [[None] * other] * (weights - count)
+        if not weights:
             yield []
         return
     yield [[] for _ in range(count)]

@@ -21,7 +21,7 @@ from superopt.fleet import Checkpoints, Fleet, Task, digest
 from superopt.rules.canonical import rule_text, text_digest
 from superopt.rules.rule import Rule
 
-__all__ = ["minimised"]
+__all__ = ["minimised", "near_to", "rank", "special"]
 
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Reciprocal", "ConstantOfShape"})
 
@@ -46,7 +46,7 @@ def minimised(
         kept: answers of an earlier run, and where those of this one are kept.
     """
     unique = {text_digest(r): r for r in reversed(rules)}
-    ordered = [rule for _, rule in sorted(unique.items(), key=lambda item: (*_rank(item[1]), item[0]))]
+    ordered = [rule for _, rule in sorted(unique.items(), key=lambda item: (*rank(item[1]), item[0]))]
     ask = _Derivable(fleet or Fleet(), kept, paying)
     found: list[Rule] = []
     for number, (rule, follows) in enumerate(ask.each(ordered, found)):
@@ -68,9 +68,10 @@ def minimised(
 class _Derivable:
     """Whether rules follow from others, asked of a fleet ahead of their turn.
 
-    An answer depends on the rules that :func:`_near` leaves. Whenever a worker is free, the next rule that is not under
-    way is asked about with those that are kept now; an answer counts if the same are near when the rule's turn comes,
-    and else it is asked about again. So what is kept is the same for any number of workers, and none waits for another.
+    An answer depends on the rules that :func:`near_to` leaves. Whenever a worker is free, the next rule that is not
+    under way is asked about with those that are kept now; an answer counts if the same are near when the rule's turn
+    comes, and else it is asked about again. So what is kept is the same for any number of workers, and none waits for
+    another.
     """
 
     fleet: Fleet
@@ -92,7 +93,7 @@ class _Derivable:
         def asked_of(rule: Rule) -> tuple[str, tuple[str, ...]]:
             count, asked = near.get(rule.id, (-1, (rule.id, ())))
             if count != len(kept):
-                asked = rule.id, tuple(r.id for r in _near(rule, kept))
+                asked = rule.id, tuple(r.id for r in near_to(rule, kept))
                 near[rule.id] = len(kept), asked
             return asked
 
@@ -133,7 +134,7 @@ class _Derivable:
         return self.packed[rule.id]
 
 
-def _near(rule: Rule, kept: Sequence[Rule]) -> list[Rule]:
+def near_to(rule: Rule, kept: Sequence[Rule]) -> list[Rule]:
     """Kept rules over the rule's own operators and plain arithmetic: a detour through others helps no search."""
     known = rule.operators | _ARITHMETIC
     return [r for r in kept if r is not rule and r.operators <= known]
@@ -164,7 +165,7 @@ def _derive(rule: Rule, near: Sequence[Rule], rounds: int) -> dict[str, bool]:
 def _without_special_cases(rules: list[Rule], progress: Callable[[str], None] | None, ask: _Derivable) -> list[Rule]:
     """A short rule may be kept before the general ones that derive it: look again, the most special first."""
     kept = list(rules)
-    ordered = sorted(rules, key=_special)
+    ordered = sorted(rules, key=special)
     for number, (rule, follows) in enumerate(ask.each(ordered, kept)):
         if follows:
             kept.remove(rule)
@@ -173,12 +174,14 @@ def _without_special_cases(rules: list[Rule], progress: Callable[[str], None] | 
     return kept
 
 
-def _special(rule: Rule) -> tuple[int, int, int, str]:
+def special(rule: Rule) -> tuple[int, int, int, str]:
+    """The order in which kept rules are looked at again: those with few variables and many operators first."""
     terms = (*rule.lhs, *rule.rhs)
     return len(rule.tensors) + len(rule.sizes), -operator_count(*terms), -movements(*terms), text_digest(rule)
 
 
-def _rank(rule: Rule) -> tuple[int, int, int, int, int]:
+def rank(rule: Rule) -> tuple[int, int, int, int, int]:
+    """The order in which rules are looked at: few roots and operators first, then what is general."""
     return (
         len(rule.lhs), operator_count(*rule.lhs) + operator_count(*rule.rhs), -int(rule.lead),
         -len(rule.tensors) - len(rule.sizes), movements(*rule.lhs, *rule.rhs),

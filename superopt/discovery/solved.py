@@ -111,7 +111,10 @@ def solve_all(
     solved: Counter[int] = Counter()
     known: list[Problem] = []
     seen: set[str] = set()
-    for given in left_sides(theme.solve, theme.operators, theme.data, broadcast=theme.broadcast):
+    sides = left_sides(theme.solve, theme.operators, theme.data, broadcast=theme.broadcast, biased=theme.biased)
+    for given in sides:
+        if theme.about and theme.about.isdisjoint(t.op for t in postorder(given.term) if isinstance(t, App)):
+            continue
         for number, problem in enumerate((given, *_narrower(given))):
             bounds.check()
             text = f"{problem.term} {sorted(map(str, problem.kinds.values()))}"

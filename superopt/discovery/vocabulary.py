@@ -7,18 +7,23 @@ each axis is three named lengths, and a slice is from any of their sums to any l
 stands behind another or behind padding; it is forwards, backwards, or of every other element, along one axis or two.
 Padding is on either side, on both, on none, or of a negative length, which cuts. Positions that are read are a tensor
 for each axis' size, or what an operator counts. What an operator makes out of nothing is of the tensors' shape, of one
-that slices and padding make of it, or a scalar.
+that slices and padding make of it, or a scalar. What takes any number of operands takes one or two, what cuts an axis
+into any number of parts leaves it whole or makes the parts that it has, and what repeats does so along one axis or
+none. A real attribute of an activation also has ONNX's default. Where bounds are asked for, real attributes are so many
+numbers in order, and of two of one operator the first by name is above the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, permutations, product
+from math import isfinite
 
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import Operator
+from superopt.rules.defaults import default_of
 
 __all__ = ["generated"]
 
@@ -35,8 +40,8 @@ def generated(row: Mapping[str, object]) -> Mapping[str, object]:
 
     Args:
         row: with ``enumerate`` (operators) and perhaps ``data`` (``[rank]``, 2 unless said otherwise), ``tensors`` and
-            ``scalars`` (how many variables, 2 and 1 unless said otherwise) and ``ones`` (whether tensors with one axis
-            of size 1 are looked at as well).
+            ``scalars`` (how many variables, 2 and 1 unless said otherwise), ``ones`` (whether tensors with one axis of
+            size 1 are looked at as well) and ``bounds`` (how many numbers real attributes are of, none above the next).
 
     Raises:
         KeyError: there is no such operator, or no axes for such a rank.
@@ -46,8 +51,9 @@ def generated(row: Mapping[str, object]) -> Mapping[str, object]:
     assert isinstance(data, list)
     operators = [str(op) for op in given]
     tensors, scalars = (int(str(row.get(key, number))) for key, number in (("tensors", 2), ("scalars", 1)))
-    frame = _Frame(operators, int(data[0]), tensors=tensors, scalars=scalars, ones=bool(row.get("ones", False)))
-    made = {k: v for k, v in row.items() if k not in ("enumerate", "data", "tensors", "scalars", "ones")}
+    ones, bounds = bool(row.get("ones", False)), int(str(row.get("bounds", 0)))
+    frame = _Frame(operators, int(data[0]), tensors=tensors, scalars=scalars, ones=ones, bounds=bounds)
+    made = {k: v for k, v in row.items() if k not in ("enumerate", "data", "tensors", "scalars", "ones", "bounds")}
     leaves, attributes = frame.leaves(), frame.attributes()
     vocabulary = list(dict.fromkeys([*frame.constants(), *(t for op in operators for t in frame.templates(op))]))
     sizes = {n: [1, 3] for n, kind in attributes.items() if kind != "real"}
@@ -63,7 +69,9 @@ def generated(row: Mapping[str, object]) -> Mapping[str, object]:
 class _Frame:
     """What the tensors of a vocabulary are: their rank and sizes, and which kinds its operators take."""
 
-    def __init__(self, operators: Sequence[str], rank: int, *, tensors: int, scalars: int, ones: bool) -> None:
+    def __init__(
+        self, operators: Sequence[str], rank: int, *, tensors: int, scalars: int, ones: bool, bounds: int
+    ) -> None:
         records = [REGISTRY[op] for op in operators]
         self.axes = _AXES[rank]
         self.tensors = tensors
@@ -81,6 +89,9 @@ class _Frame:
         self.scalars = [f"t{n}" if n else "t" for n in range(scalars)] if self.numbers else []
         self.bounds = any(list(r.attributes.values()).count("float") > 1 for r in records)
         self.counts = any("limit" in r.attributes for r in records)
+        self.turns = any("perm" in r.attributes for r in records)
+        self.repeats = any("repeats" in r.attributes for r in records)
+        self.ladder = [" + ".join(["r", *(f"{_GAP}{n}" for n in range(count))]) for count in range(bounds)]
 
     @property
     def shape(self) -> list[str]:
@@ -102,15 +113,17 @@ class _Frame:
         return found | dict.fromkeys(self.scalars, "f[]")
 
     def attributes(self) -> dict[str, str]:
-        found = dict.fromkeys(self.reals.values(), "real")
-        if self.bounds:
+        found = dict.fromkeys([] if self.ladder else self.reals.values(), "real")
+        if self.ladder:
+            found |= {"r": "real"} | {f"{_GAP}{n}": "real>=0" for n in range(len(self.ladder) - 1)}
+        elif self.bounds:
             found |= {_GAP: "real>0"}
         if self.cuts:
             names = [_lengths(axis) for axis, _ in enumerate(self.axes)]
             found |= {name: "int>=1" if name == some[1] else "int>=0" for some in names for name in some}
         if self.pads:
             found |= {f"{name}{axis}": "int>=0" for axis, _ in enumerate(self.axes) for name in "ba"}
-        if self.expands:
+        if self.expands or self.repeats:
             found |= {"h": "int>=1"}
         return found
 
@@ -118,20 +131,22 @@ class _Frame:
         """Numbers and truth values, as scalars and of the tensors' shape."""
         for shape in ("", ", ".join(self.shape)):
             if self.numbers:
-                reals = [*self.reals.values(), *self._above()] if not shape else []
+                reals = self._numbers() if not shape else []
                 values = (*(("0.0", "1.0") if self.scalars else ()), *reals)
                 yield from (f"ConstantOfShape(shape=[{shape}], value={v})" for v in values)
             if self.booleans:
                 yield from (f'ConstantOfShape(dtype="bool", shape=[{shape}], value={v})' for v in ("0.0", "1.0"))
 
-    def _above(self) -> list[str]:
-        """Where real attributes are bounds: each, and a gap."""
-        return [f"{name} + {_GAP}" for name in self.reals.values()] if self.bounds else []
+    def _numbers(self) -> list[str]:
+        """What real attributes are; where they are bounds, also each and a gap."""
+        above = [f"{name} + {_GAP}" for name in self.reals.values()] if self.bounds else []
+        return self.ladder or [*self.reals.values(), *above]
 
     def templates(self, op: str) -> Iterator[str]:
         record = REGISTRY[op]
         if op == "Split":
             yield from (f"Split(A, axis={axis})" for axis in range(len(self.axes)))
+            yield from (f"Split(A, axis={axis}, split=[{size}])" for axis, size in enumerate(self.shape))
             return
         for operands in self._operands_of(record):
             for attributes in self._attributes(record, operands):
@@ -142,6 +157,8 @@ class _Frame:
         if "indices" in names and not self.counts:
             yield from (("A", f"i{axis}") for axis in range(len(self.axes)))
         else:
+            if len(record.inputs) == 1 and record.inputs[0].endswith("*"):
+                yield _HOLES[:1]
             yield _HOLES[: len(names)]
 
     def _attributes(self, record: Operator, operands: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -153,6 +170,11 @@ class _Frame:
                 for first, last in combinations(_sums(_lengths(axis)), 2) if self.cuts else [("0", size)]:
                     yield "delta=1", 'dtype="int64"', f"limit={last}", f"start={first}"
             return
+        keys = [key for key, kind in record.attributes.items() if kind == "float"]
+        if self.ladder and len(keys) == 2:
+            for above, below in combinations(reversed(self.ladder), 2):
+                yield tuple(f"{k}={v}" for k, v in zip(sorted(keys), (above, below), strict=True))
+            return
         ways = [list(self._values(record, key, kind, operands)) for key, kind in record.attributes.items()]
         for chosen in product(*ways):
             yield tuple(f"{k}={v}" for k, v in zip(record.attributes, chosen, strict=True) if v)
@@ -162,19 +184,24 @@ class _Frame:
         if key == "axis":
             yield from (str(a) for a in range(rank))
         elif key == "axes":
-            count = rank + (record.family == "shape")
-            most = rank if record.family == "reduce" else 1
-            yield from (str(list(some)) for n in range(1, most + 1) for some in combinations(range(count), n))
+            more, most = (0, rank) if record.family == "reduce" else (1, 2)  # axes of size 1 that come or go
+            yield from (str(list(some)) for n in range(1, most + 1) for some in combinations(range(rank + more * n), n))
         elif key in _FLAGS:
             yield from ("0", "1")
         elif key == "perm":
             yield from (str(list(p)) for n in range(2, rank + 1) for p in permutations(range(n)))
         elif key == "pads":
             yield from self._pads()
+        elif key == "repeats":
+            yield str([1] * rank)
+            yield from (f"[{', '.join('h' if n == axis else '1' for n in range(rank))}]" for axis in range(rank))
         elif key == "shape":
             yield from self._shapes(record)
         elif kind == "float":
             yield self.reals[key]
+            default = default_of(record.name, key)
+            if record.family == "activation" and isinstance(default, float) and isfinite(default):
+                yield repr(default)
             yield from (
                 f"{other} + {_GAP}" for name, other in self.reals.items() if name in record.attributes and name != key
             )
@@ -216,17 +243,20 @@ class _Frame:
         """The tensors' shape, and what becomes of it along some axes; of what is expanded, also with an axis more."""
         every = [self._extents(n) for n in range(len(self.axes))]
         if record.inputs:
-            yield from (f"[{', '.join(p)}]" for p in permutations(self.shape))
+            if record.name == "Reshape":
+                yield from _joined(self.shape)
+            turned = permutations(self.shape) if self.turns or record.name != "Reshape" else [self.shape]
+            yield from (f"[{', '.join(p)}]" for p in turned)
             yield from (f"[{', '.join(some)}]" for some in product(*every) if list(some) != self.shape)
             yield f"[h, {', '.join(self.shape)}]"
             if self.pads:
                 yield f"[h, {', '.join(some[1] for some in every)}]"
             if self.ones:
-                yield from (
-                    f"[{', '.join(size for n, size in enumerate(self.shape) if n != axis)}]"
-                    for axis in range(len(every))
-                    if len(every) > 1
-                )
+                for axis in range(len(every)) if len(every) > 1 else ():
+                    others = [size for n, size in enumerate(self.shape) if n != axis]
+                    yield f"[{', '.join(others)}]"
+                    if record.name == "Reshape":
+                        yield from (f"[{', '.join(some)}]" for some in permutations(["1", *others]))
             return
         yield f"[{', '.join(self.shape)}]"
         for axis, some in enumerate(every):
@@ -256,6 +286,14 @@ class _Frame:
             yield from (_cut(style) for style in styles[-1][1:])
         for some in combinations(styles, 2):
             yield from (_cut(*pair) for pair in product(*some))
+
+
+def _joined(shape: Sequence[str]) -> Iterator[str]:
+    """The shapes in which some neighbouring axes are one."""
+    for count in range(len(shape) - 1):
+        for cuts in combinations(range(1, len(shape)), count):
+            parts = [shape[a:b] for a, b in zip((0, *cuts), (*cuts, len(shape)), strict=True)]
+            yield f"[{', '.join('*'.join(f'({n})' for n in part) for part in parts)}]"
 
 
 def _lengths(axis: int) -> list[str]:

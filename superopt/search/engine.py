@@ -14,7 +14,7 @@ from superopt.ir.collecting import rarely_collected
 from superopt.ir.graph import Graph
 from superopt.ir.terms import App
 from superopt.ops import REGISTRY
-from superopt.ops.infer import infer
+from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.rules.rule import Rule
 from superopt.search.borders import fusions
@@ -37,6 +37,7 @@ from superopt.search.regions import cut, level_order
 from superopt.search.replay import Names, replay
 from superopt.search.result import AppliedRule, Progress, SearchOptions, SearchResult
 from superopt.search.saturate import Limits, Moves
+from superopt.search.tidy import tidied
 from superopt.search.tricks import kept_verbatim
 from superopt.search.weights import Weights
 
@@ -118,20 +119,24 @@ class _Run:
         limit = options.time_limit
         self.deadline = float("inf") if limit is None else start + limit * (1 - _RESERVE)  # for emergencies
         chosen = [r for r in rules if _wanted(r, options)]
-        self.program, self.tricks = kept_verbatim(program_of(graph, infer(graph)))
+        read = infer(graph)
+        self.tidied = tidied(graph, read)
+        typing = infer(self.tidied.graph) if self.tidied.gone else read
+        self.program, self.tricks = kept_verbatim(program_of(self.tidied.graph, typing))
         self.program = replace(self.program, finite=options.finite)
+        self.totals = _Totals()
         self.steps = self.program.steps
         self.rules = chosen
         self.prepared: Prepared = prepare(chosen, self.program, self.deadline, floats=options.floats)
-        self.names = Names(self.program, options.reserved)
+        self.names = Names(self.program, options.reserved | graph.names)
         weights = graph.weight_bytes
         self.pricer = Pricer(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
+        self.totals.gain = self._untidied_us(graph, read)
         self.program = replace(self.program, kernels=kernels_of(self.program, self.pricer))
         self.unweighted = self.pricer.unweighted()  # old weights go as new ones come; a plan that grows needs a gain
         self.cache = RegionCache.of(chosen, self.pricer.costs, graph.opset, options, REGISTRY)
         self.memo: dict[_Key, Found] = {}
         self.losses = Losses()
-        self.totals = _Totals()
         self.stages: list[tuple[Program, _Totals]] = []  # what stood after the stages that changed something
         self.merged = False  # merging what is far apart paid, so other orders are tried
         self.orders: list[Order] = []  # of merging, that were searched to their end
@@ -139,6 +144,19 @@ class _Run:
         self.nodes = options.node_limit  # e-nodes of the region at hand, at most
         budget = options.fold_budget_bytes
         self.budget = weights // 10 + (64 << 20) if budget is None else budget
+
+    def _untidied_us(self, graph: Graph, typing: Typing) -> float:
+        """Microseconds of what was left out as the graph was read, where the backend would have run it."""
+        if self.costs.backend.tidies:
+            return 0.0
+        us, fixed = 0.0, graph.constants
+        for position in self.tidied.gone:
+            applied = typing.nodes[position]
+            assert isinstance(applied, Applied), "a barrier goes nowhere"
+            types = tuple(None if a is None else typing.types[a] for a in applied.args)
+            attributes = tuple(sorted(applied.attributes.items()))
+            us += self.pricer.alone((applied.operator.name, attributes, types, tuple(a in fixed for a in applied.args)))
+        return us
 
     # -- phases --------------------------------------------------------------------------------------------------
 
@@ -403,10 +421,14 @@ class _Run:
         changed = self.program.steps is not self.steps and totals.used
         notes = self.tricks
         emitted = None
+        graph = self.tidied.graph if totals.gain > 0 and not changed else self.graph
         try:
-            emitted = emit(self.program, REGISTRY, self.budget, self.options.reserved) if changed else None
+            emitted = (
+                emit(self.program, REGISTRY, self.budget, self.options.reserved | self.graph.names) if changed else None
+            )
         except NotCovered as error:
             notes += (f"the result cannot be written at the model's opset ({error}), so the input is returned",)
+            graph = self.graph
             totals = _Totals(before=totals.before, regions=totals.regions, e_nodes=totals.e_nodes)
         applied = [
             AppliedRule(rule, int(count), tuple(totals.where[rule])[:_SHOWN], gain)
@@ -415,7 +437,7 @@ class _Run:
         if emitted is not None and emitted.folded:
             applied.append(AppliedRule("fold", emitted.folded, (), None))
         return SearchResult(
-            graph=emitted.graph if emitted is not None else self.graph, applied=tuple(applied),
+            graph=emitted.graph if emitted is not None else graph, applied=tuple(applied),
             before_us=before, after_us=before - totals.gain, regions=totals.regions,
             distinct_regions=sum(not kind for kind, *_ in self.memo), e_nodes=totals.e_nodes, stopped=self.stopped,
             seconds=time.monotonic() - self.start, gap=totals.gap, near_misses=tuple(totals.missed)[:_SHOWN],

@@ -420,17 +420,23 @@ def _sums(value: Poly) -> tuple[tuple[int, tuple[str, ...]], ...] | None:
 
 
 def _summands(checks: Sequence[tuple[Poly, AttributeValue]], bound: Mapping[str, AttributeValue]) -> Sizes:
-    """Real attributes that a sum has to have: of ``r + e``, which is 6.0 where ``r`` is 1.0, the ``e``."""
+    """Real attributes that a sum has to have: of ``r + e``, which is 6.0 where ``r`` is 1.0, the ``e``; then those of
+    sums of which that was the last but one."""
     found: dict[str, AttributeValue] = {}
-    for wanted, given in checks:
-        missing = symbols(wanted) - bound.keys() - found.keys()
-        if not isinstance(given, float) or len(missing) != 1:
-            continue
-        (name,) = missing
-        others = wanted - sym(name)
-        rest = None if name in symbols(others) else evaluate(others, {**bound, **found})
-        if isinstance(rest, int | float):
-            found[name] = given - rest
+    waiting = [(wanted, given) for wanted, given in checks if isinstance(given, float)]
+    while waiting:
+        count = len(found)
+        for wanted, given in waiting:
+            missing = symbols(wanted) - bound.keys() - found.keys()
+            if len(missing) == 1:
+                (name,) = missing
+                others = wanted - sym(name)
+                rest = None if name in symbols(others) else evaluate(others, {**bound, **found})
+                if isinstance(rest, int | float):
+                    found[name] = given - rest
+        if len(found) == count:
+            break
+        waiting = [(wanted, given) for wanted, given in waiting if not symbols(wanted) <= bound.keys() | found.keys()]
     return found
 
 

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -33,7 +34,7 @@ from superopt.search.saturate import Moves
 from superopt.search.siblings import GroupMove, group_move
 from superopt.search.trie import Apply, Further, Select, Typed
 
-__all__ = ["Prepared", "prepare", "shortens"]
+__all__ = ["Prepared", "data_of", "flowing", "prepare", "shortens"]
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormalization", "LayerNormalization"})
 _PARTS = frozenset({"Concat", "Split"})
@@ -295,11 +296,11 @@ def _side(
 
 def shortens(pattern: Pattern) -> bool:
     """Whether fewer operators run on the other side, if second arguments of products and the like are weights."""
-    data = _data(pattern.source)
+    data = data_of(pattern.source)
     return _flow(pattern.target, data) < _flow(pattern.source, data)
 
 
-def _data(roots: Sequence[Term]) -> frozenset[str]:
+def data_of(roots: Sequence[Term]) -> frozenset[str]:
     """Variables that stand where activations usually do."""
     found: set[str] = set()
     stack = list(roots)
@@ -317,10 +318,10 @@ def _data(roots: Sequence[Term]) -> frozenset[str]:
 
 def _flow(roots: Sequence[Term], data: frozenset[str]) -> int:
     """Applications that depend on the variables."""
-    return len(_flowing(roots, data))
+    return len(flowing(roots, data))
 
 
-def _flowing(roots: Sequence[Term], data: frozenset[str]) -> list[App]:
+def flowing(roots: Sequence[Term], data: AbstractSet[str]) -> list[App]:
     """The applications that depend on the variables."""
     moving: set[Term] = set()
     found: list[App] = []
@@ -335,8 +336,8 @@ def _is_heavier(pattern: Pattern) -> bool:
     """Whether the other side does more arithmetic, whatever the sizes, with as many operators of the same kinds, if
     second arguments of products and the like are weights: a convolution as one of fewer groups.
     """
-    data = _data(pattern.source)
-    before, after = _flowing(pattern.source, data), _flowing(pattern.target, data)
+    data = data_of(pattern.source)
+    before, after = flowing(pattern.source, data), flowing(pattern.target, data)
     if Counter(a.op for a in before) != Counter(a.op for a in after) or not any(a.op in _WEIGHTED for a in before):
         return False
     types = types_of(pattern.rule).types
@@ -360,7 +361,7 @@ def _plain(rule: Rule) -> tuple[Rule, ...]:
 def _shares_weight(group: GroupMove) -> bool:
     """Whether siblings differ in what flows, and share what it is multiplied with."""
     source = group.one.source
-    data = _data(source)
+    data = data_of(source)
     return bool(data & group.names) and any(
         isinstance(t, Var) and t.name not in data and t.name not in group.names for t in postorder(*source)
     )
@@ -368,7 +369,7 @@ def _shares_weight(group: GroupMove) -> bool:
 
 def _joins(pattern: Pattern) -> bool:
     """Whether the pattern is about parts, and does not make a whole of unrelated data."""
-    data = _data(pattern.target)
+    data = data_of(pattern.target)
     whole = (t for t in postorder(*pattern.target) if isinstance(t, App) and t.op == "Concat")
     return bool(pattern.rule.operators & _PARTS) and not any(names_of((t,)) & data for t in whole)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def theme(tmp_path: Path, **row: object) -> Theme:
-    lines = [f"{k} = {v!r}".replace("'", '"') for k, v in {"name": "some", "operators": 2, **row}.items()]
+    lines = [f"{k} = {json.dumps(v)}" for k, v in {"name": "some", "operators": 2, **row}.items()]
     file = tmp_path / "some.toml"
     file.write_text("[[theme]]\n" + "\n".join(lines) + "\n", "utf-8")
     return load_config(file).themes[0]
@@ -126,3 +127,49 @@ def test_one_is_a_size(tmp_path: Path) -> None:
         forall={"x": "f[m, 1]"}, lhs=["Slice(x, axes=[1], ends=[-1], starts=[0], steps=[-1])"], rhs=["x"]
     )  # fmt: skip
     assert derived(wanted, moves_of(result.rules)) is not None
+
+
+def texts(tmp_path: Path, **row: object) -> set[str]:
+    return {t.text for t in theme(tmp_path, **row).vocabulary}
+
+
+def test_any_number_of_operands_or_parts_may_be_one(tmp_path: Path) -> None:
+    assert {"Concat(A, axis=0)", "Concat(A, B, axis=0)"} <= texts(tmp_path, enumerate=["Concat"])
+    assert "Split(A, axis=1, split=[n])" in texts(tmp_path, enumerate=["Split"])
+    assert {"Tile(A, repeats=[1, 1])", "Tile(A, repeats=[1, h])"} <= texts(tmp_path, enumerate=["Tile"])
+
+
+def test_bounds_are_numbers_in_order(tmp_path: Path) -> None:
+    some = theme(tmp_path, enumerate=["Clip"], bounds=3)
+    assert {t.text for t in some.vocabulary if t.holes} == {
+        "Clip(A, max=r + g0, min=r)", "Clip(A, max=r + g0 + g1, min=r)", "Clip(A, max=r + g0 + g1, min=r + g0)",
+    }  # fmt: skip
+    assert some.attributes["g1"].allows(0.0)
+
+
+def test_an_activation_has_its_default_as_well(tmp_path: Path) -> None:
+    assert {"Swish(A, alpha=r0)", "Swish(A, alpha=1.0)"} <= texts(tmp_path, enumerate=["Swish"])
+
+
+def test_shapes_are_joined_and_turned_only_beside_a_transposition(tmp_path: Path) -> None:
+    alone = texts(tmp_path, enumerate=["Reshape"])
+    assert "Reshape(A, shape=[(m)*(n)])" in alone
+    assert "Reshape(A, shape=[n, m])" not in alone
+    assert "Reshape(A, shape=[n, m])" in texts(tmp_path, enumerate=["Reshape", "Transpose"])
+
+
+def test_only_what_simplifies_is_a_candidate(tmp_path: Path) -> None:
+    theme(tmp_path, enumerate=["Abs", "Neg", "Relu"], simplifies=True)
+    found = discover(load_config(tmp_path / "some.toml"), out=tmp_path / "out")
+    assert found.rules
+    for rule in found.rules:
+        sizes = [sum(isinstance(t, App) for t in postorder(*side)) for side in (rule.lhs, rule.rhs)]
+        assert sizes[0] > sizes[1], str(rule)
+
+
+def test_two_shapes_are_any_with_as_many_elements(tmp_path: Path) -> None:
+    theme(tmp_path, enumerate=["Reshape"], data=[3], tensors=1, simplifies=True)
+    rules = discover(load_config(tmp_path / "some.toml"), out=tmp_path / "out").rules
+    wanted = {str(r.lhs[0]) for r in rules}
+    assert "Reshape(Reshape(x, shape=[n0, n1]), shape=[n2, n3])" in wanted
+    assert all(isinstance(prove(r), ProvedAllSizes) for r in rules)

@@ -1,0 +1,217 @@
+"""Adding to a library what later runs found: of that only what leaves less to run than the library does already.
+
+Every rule costs every search. So a rule joins if fewer operators run on its right side than on its left, or as many of
+which more only rename memory, and if the rules that are there do not bring the left side to as little: by saturation,
+over the rule's own operators and plain arithmetic or over all, in the rounds that a search has, and without evaluating
+constants, which a search leaves to the end. A right side that reads no data any more would forget a NaN in it, and one
+whose weights are computed through what is as long as an image is takes long to fold: neither joins. The rules that are
+there stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from superopt.cost.fusion import ONNX_RUNTIME_CPU
+from superopt.discovery.candidates import work
+from superopt.discovery.config import WEIGHTS
+from superopt.discovery.derive import NODES, ROUNDS, Universe, derived, distinct_point, moves_of
+from superopt.discovery.generalise import with_sizes
+from superopt.discovery.minimise import near_to, rank, special
+from superopt.discovery.solved import SOLVED
+from superopt.ir.poly import sym, symbols
+from superopt.ir.terms import App, postorder, variables
+from superopt.ops.meaning import IllTyped
+from superopt.rules.canonical import text_digest
+from superopt.rules.library import BUILT_IN, load_library, parse_file, write_rules
+from superopt.rules.rule import Guard, Rule, term_symbols
+from superopt.rules.typing import instances
+from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
+from superopt.search.moves import data_of, flowing
+from superopt.search.saturate import Moves
+
+__all__ = ["extend", "extended"]
+
+_ENDLESS = (1 << 30, 1 << 30)
+
+
+def extended(
+    library: Sequence[Rule], given: Sequence[Rule], progress: Callable[[str], None] | None = None
+) -> tuple[Rule, ...]:
+    """Those of the given rules that join, short and general ones first; each is looked at with those before it, and
+    the most special of them again with all.
+
+    Args:
+        library: the rules that are there.
+        given: proved rules.
+        progress: called with lines of text.
+    """
+    there = {text_digest(rule) for rule in library}
+    unique = {digest: rule for rule in reversed(given) if (digest := text_digest(rule)) not in there}
+    ordered = [rule for _, rule in sorted(unique.items(), key=lambda item: (*rank(item[1]), item[0]))]
+    joined: list[Rule] = []
+    for number, rule in enumerate(ordered, 1):
+        if _joins(rule, [*library, *joined]):
+            joined.append(_beyond_one(rule, [*library, *joined]))
+        if progress is not None and number % 10 == 0:
+            progress(f"{number}/{len(ordered)} rules, {len(joined)} join")
+    for rule in sorted(joined, key=special):
+        others = [r for r in joined if r is not rule]
+        if not _joins(rule, [*library, *others]):
+            joined = others
+    return tuple(joined)
+
+
+def _joins(rule: Rule, others: Sequence[Rule]) -> bool:
+    """Whether less runs on the right side than what the other rules make of the left."""
+    data = _data(rule)
+    left, right = work(rule.lhs, data), work(rule.rhs, data)
+    if len(rule.lhs) > 1 or data.isdisjoint(variables(*rule.rhs)) or not right < left or _sized_by_data(rule, data):
+        return False
+    for known in (near_to(rule, others), others):  # few rules first, which is quick
+        least = _least(rule, data, moves_of(known))
+        if least is not None and least <= right:
+            return False
+    return True
+
+
+def _beyond_one(rule: Rule, others: Sequence[Rule]) -> Rule:
+    """The rule for sizes of 2 and more, where an axis of size 1 stands beside and others make its sides alike at 1.
+
+    There it would only write applications that read their own result: ``Expand(x, [m, n])`` of an ``x`` of that shape.
+    """
+    if not any(d == 1 for s in rule.tensors.values() for d in s.shape):
+        return rule
+    for name in rule.sizes:
+        single = with_sizes(rule, {name: 1})
+        if derived(single, moves_of(near_to(single, others))) is not None:
+            rule = replace(rule, where=(*rule.where, Guard(sym(name), ">=", 2)))
+    return rule
+
+
+def _data(rule: Rule) -> frozenset[str]:
+    """Tensors that are no weights: second arguments of products and the like are weights, and what a run that solved
+    for weights has named as one."""
+    if SOLVED not in rule.origin:
+        return data_of(rule.lhs)
+    return frozenset(n for n in rule.tensors if n.rstrip("0123456789") not in WEIGHTS)
+
+
+def _sized_by_data(rule: Rule, data: AbstractSet[str]) -> bool:
+    """Whether weights on the right side are computed through what is as long as a batch or an image is."""
+    of = {n: {a for d in s.shape for a in symbols(d)} for n, s in rule.tensors.items()}
+    alone = set().union(*(of[n] for n in data)) - set().union(*(of[n] for n in of.keys() - data))
+    running = set(flowing(rule.rhs, data))
+    fixed = [t for t in postorder(*rule.rhs) if isinstance(t, App) and t not in running]
+    return not alone.isdisjoint(term_symbols(tuple(fixed)))
+
+
+def _least(rule: Rule, data: AbstractSet[str], moves: Moves) -> tuple[int, int] | None:
+    """The least that runs of what moves make of the left side, at each number of leading axes; ``None``: not known."""
+    found: list[tuple[int, int]] = []
+    for instance in instances(rule, (1, 0)) if rule.lead else instances(rule):
+        point = distinct_point(instance)
+        if point is None:
+            return None
+        universe = Universe(instance, point, frozenset(instance.tensors) - data)
+        try:
+            [(root, _)] = universe.add(replace(instance, rhs=instance.lhs))
+        except (IllTyped, ZeroDivisionError):
+            return None
+        universe.saturate(moves, nodes=NODES, rounds=ROUNDS)
+        found.append(_cheapest(universe.graph, root))
+    return max(found, default=None)
+
+
+def _cheapest(graph: EGraph, root: int) -> tuple[int, int]:
+    """Of the forms of a class, shared parts counted where they are read: operators that compute or move elements, and
+    all that run."""
+    best: dict[int, tuple[int, int]] = {}
+    changed = True
+    while changed:
+        changed = False
+        for identity, group in graph.classes.items():
+            forms = [_sum(graph, node, best) for node in group.nodes] if not group.constant else [(0, 0)]
+            least = min((f for f in forms if f is not None), default=None)
+            if least is not None and least < best.get(identity, _ENDLESS):
+                best[identity], changed = least, True
+    return best.get(graph.find(root), _ENDLESS)
+
+
+def _sum(graph: EGraph, node: ENode, best: Mapping[int, tuple[int, int]]) -> tuple[int, int] | None:
+    """What runs for an e-node; ``None`` where that is not known of an operand."""
+    op = graph.heads[node[0]].op
+    if op == LEAF:
+        return 0, 0
+    below = [best.get(graph.find(a)) for a in node[1:] if a != ABSENT]
+    known = [b for b in below if b is not None]
+    if len(known) < len(below):
+        return None
+    own = (0, 0) if op == PROJECT else (int(op not in ONNX_RUNTIME_CPU.views), 1)
+    return own[0] + sum(b[0] for b in known), own[1] + sum(b[1] for b in known)
+
+
+def extend(
+    folders: Sequence[Path], *, to: Path = BUILT_IN, progress: Callable[[str], None] | None = None
+) -> tuple[Rule, ...]:
+    """Add rules of several runs to a library's files; their verdicts are to be recorded then.
+
+    The result does not depend on the order of the folders. Rules keep their origins, and their ids where those are
+    free. ``run.json`` says what was added, and from which configurations.
+
+    Args:
+        folders: what ``superopt discover`` wrote.
+        to: the library's folder.
+        progress: called with lines of text.
+
+    Raises:
+        RuleError: a folder is not there or has no rules, or they do not parse.
+    """
+    library = load_library() if to == BUILT_IN else load_library(to, built_in=False)
+    given = [rule for folder in folders for rule in load_library(folder, built_in=False).values()]
+    joined = _identified(extended(tuple(library.values()), sorted(given, key=lambda r: r.id), progress), library)
+    for family in sorted({rule.family for rule in joined}):
+        file = to / f"{family}.toml"
+        before = parse_file(file) if file.exists() else ()
+        heading = _heading(file) if file.exists() else "Discovered and proved for all sizes."
+        write_rules(file, [*before, *(r for r in joined if r.family == family)], heading=heading)
+    _log(to / "run.json", folders, joined)
+    return joined
+
+
+def _identified(rules: Sequence[Rule], library: Mapping[str, Rule]) -> tuple[Rule, ...]:
+    """The rules under ids that nothing else has: their family and as many digits of their digest as that takes."""
+    taken = set(library)
+    made: list[Rule] = []
+    for rule in rules:
+        digest = text_digest(rule)
+        names = (f"{rule.family}-{digest[:width]}" for width in range(4, 65))
+        made.append(replace(rule, id=next(n for n in names if n not in taken)))
+        taken.add(made[-1].id)
+    return tuple(made)
+
+
+def _heading(file: Path) -> str:
+    """The comment that a file of rules begins with."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    count = next((n for n, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return "\n".join(line.removeprefix("#").strip() for line in lines[:count])
+
+
+def _log(file: Path, folders: Sequence[Path], joined: Sequence[Rule]) -> None:
+    """Add to the log of a library's run what was added since: by configuration, themes and seconds of the runs."""
+    log: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    runs = []
+    for folder in folders:
+        run = folder / "run.json"
+        known = json.loads(run.read_text(encoding="utf-8")) if run.exists() else {}
+        themes = [theme["theme"] for theme in known.get("themes", [])]
+        runs.append({"config": known.get("config"), "themes": themes, "cpu_seconds": known.get("cpu_seconds")})
+    runs.sort(key=lambda run: (str(run["config"]), run["themes"]))
+    log["added"] = [*log.get("added", []), {"runs": runs, "rules": sorted(rule.id for rule in joined)}]
+    file.write_text(json.dumps(log, indent=1, sort_keys=True) + "\n", encoding="utf-8")

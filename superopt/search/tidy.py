@@ -1,0 +1,163 @@
+"""What of a graph needs no search: equal applications become one, what sizes alone decide becomes a constant, and a
+cast that loses nothing is not made on the way to another.
+
+None is a rewrite of what is computed, and none changes a bit: of two applications of one operator to the same values
+one is enough; the integers that ``Shape``, ``Gather``, ``Concat`` … make of sizes that the model states are those that
+:func:`superopt.ops.infer` followed to read it; and a type that holds every number of another gives it back. Rules speak
+of reals, to which all this is nothing. Runtimes do it as they load a graph (``Backend.tidies``), so that it is a gain
+only where the backend does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from superopt.ir.graph import Graph, Node, Weight, attribute_key, constant
+from superopt.ir.types import DType
+from superopt.ops.infer import Applied, Typing
+
+__all__ = ["Tidied", "tidied"]
+
+
+# Bits of the significand, and least and greatest exponent of a number of full precision (IEEE 754; bfloat16).
+_FLOATS = {
+    DType.FLOAT16: (11, -14, 15), DType.BFLOAT16: (8, -126, 127), DType.FLOAT32: (24, -126, 127),
+    DType.FLOAT64: (53, -1022, 1023),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tidied:
+    """A graph without what needs not run, and the positions, in the graph that it was, of the nodes that are gone."""
+
+    graph: Graph
+    gone: tuple[int, ...]
+
+
+def tidied(graph: Graph, typing: Typing) -> Tidied:
+    """The graph with one node for equal ones, weights for integers that depend on sizes alone, and no lossless casts
+    between casts.
+
+    Names that must go on being made are: outputs of the graph, and what barriers and their subgraphs read. What reads
+    dequantised values stays, because the runtime makes one integer kernel of it.
+
+    Args:
+        graph: a checked graph.
+        typing: of it.
+    """
+    kept = _kept(graph, typing)
+    known = _known(graph, typing, kept)
+    first: dict[tuple[object, ...], Node] = {}
+    alias: dict[str, str] = {}
+    casts: dict[str, str] = {}  # what a cast makes → what it reads
+    nodes: dict[int, Node] = {}
+    gone: list[int] = []
+    for position, (old, found) in enumerate(zip(graph.nodes, typing.nodes, strict=True)):
+        made = [o for o in old.outputs if o]
+        if made and all(o in known for o in made):
+            gone.append(position)
+            continue
+        node = old if alias.keys().isdisjoint(old.inputs) else _reading(old, alias)
+        node = _uncast(node, casts, typing)
+        if node.op == "Cast" and isinstance(found, Applied):
+            casts[node.outputs[0]] = node.inputs[0]
+            if (
+                typing.types[node.inputs[0]] == typing.types[node.outputs[0]]
+                and node is not old
+                and kept.isdisjoint(made)
+            ):
+                alias[node.outputs[0]] = node.inputs[0]
+                gone.append(position)
+                continue
+        alike = node
+        if isinstance(found, Applied) and not node.captures and not _reads_dequantised(graph, node):
+            alike = first.setdefault(_key(node), node)
+        if alike is not node and kept.isdisjoint(made):
+            alias.update((o, a) for o, a in zip(old.outputs, alike.outputs, strict=True) if o)
+            gone.append(position)
+        else:
+            nodes[position] = node
+    idle = _idle(graph, nodes, kept)
+    if not gone and not idle:
+        return Tidied(graph, ())
+    left = [node for position, node in nodes.items() if position not in idle]
+    return Tidied(_written(graph, left, known), tuple(sorted({*gone, *idle})))
+
+
+def _uncast(node: Node, casts: Mapping[str, str], typing: Typing) -> Node:
+    """A cast of what a lossless cast made, as a cast of what that one read."""
+    source = casts.get(node.inputs[0]) if node.op == "Cast" and node.domain == "" and node.inputs else None
+    if source is None:
+        return node
+    before, between = typing.types[source], typing.types[node.inputs[0]]
+    lossless = before is not None and between is not None and _holds(between.dtype, before.dtype)
+    return replace(node, inputs=(source,)) if lossless else node
+
+
+def _holds(wide: DType, narrow: DType) -> bool:
+    """Whether every number of one floating type is a number of the other."""
+    if wide not in _FLOATS or narrow not in _FLOATS:
+        return False
+    (digits, least, most), (fewer, lowest, highest) = _FLOATS[wide], _FLOATS[narrow]
+    return digits >= fewer and least - digits <= lowest - fewer and most >= highest
+
+
+def _idle(graph: Graph, nodes: Mapping[int, Node], kept: AbstractSet[str]) -> frozenset[int]:
+    """Casts that nothing reads any more, though something did."""
+    before = {n for node in graph.nodes for n in node.reads}
+    read = {n for node in nodes.values() for n in node.reads} | kept
+    return frozenset(
+        position for position, node in nodes.items()
+        if node.op == "Cast" and node.outputs[0] in before and node.outputs[0] not in read
+    )  # fmt: skip
+
+
+def _kept(graph: Graph, typing: Typing) -> AbstractSet[str]:
+    """Names that must go on being made."""
+    barriers = (n for n, found in zip(graph.nodes, typing.nodes, strict=True) if not isinstance(found, Applied))
+    captured = {n for node in graph.nodes for n in node.captures}
+    return {v.name for v in graph.outputs} | captured | {n for node in barriers for n in node.inputs}
+
+
+def _known(graph: Graph, typing: Typing, kept: AbstractSet[str]) -> Mapping[str, np.ndarray]:
+    """The integers that nodes make of sizes: of what is fed to the graph they read no element."""
+    fixed = set(graph.constants)
+    found: dict[str, np.ndarray] = {}
+    for node, applied in zip(graph.nodes, typing.nodes, strict=True):
+        made = [o for o in node.outputs if o]
+        if all(n in fixed for n in node.reads):
+            fixed.update(made)  # of weights alone: settled as the runtime computes it
+            continue
+        values = [typing.values.get(o) for o in made]
+        given = [v.array for v in values if v is not None and not v.dtype.is_float]
+        arrays = [a for a in given if a is not None]
+        if isinstance(applied, Applied) and len(arrays) == len(made) and kept.isdisjoint(made):
+            found.update(zip(made, arrays, strict=True))
+    return found
+
+
+def _reads_dequantised(graph: Graph, node: Node) -> bool:
+    makers = (graph.producer.get(n) for n in node.inputs)
+    return any(maker is not None and maker.op == "DequantizeLinear" for maker in makers)
+
+
+def _key(node: Node) -> tuple[object, ...]:
+    attributes = tuple(sorted((k, type(v).__name__, attribute_key(v)) for k, v in node.attributes.items()))
+    return node.op, node.domain, node.overload, node.inputs, attributes, tuple(map(bool, node.outputs))
+
+
+def _reading(node: Node, alias: Mapping[str, str]) -> Node:
+    return replace(node, inputs=tuple(alias.get(n, n) for n in node.inputs))
+
+
+def _written(graph: Graph, nodes: Sequence[Node], known: Mapping[str, np.ndarray]) -> Graph:
+    """The graph with these nodes, and weights for those of the known values that they read."""
+    made = {o for node in nodes for o in node.outputs}
+    read = {n for node in nodes for n in node.reads}
+    weights: list[Weight] = [constant(name, array) for name, array in known.items() if name in read]
+    values = tuple(v for v in graph.values if v.name in made)
+    return replace(graph, nodes=tuple(nodes), weights=(*graph.weights, *weights), values=values).checked()

@@ -1,0 +1,111 @@
+"""What later runs found joins a library where it leaves less to run than the library's own rules do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from superopt.discovery.extend import extend, extended
+from superopt.rules.grammar import format_rule, parse_rule
+from superopt.rules.library import load_library, parse_file, write_rules
+from superopt.rules.rule import Rule
+from superopt.verifier.prover import prove
+from superopt.verifier.verdict import ProvedAllSizes
+
+
+def row(name: str, lhs: str, rhs: str, **forall: str) -> Rule:
+    given = {"x": "f[..., m, n]", **forall}
+    return parse_rule({"id": name, "forall": given, "lhs": [lhs], "rhs": [rhs]}, family=name.split("-")[0])
+
+
+TWICE = row("relu-2", "Relu(Relu(x))", "Relu(x)")
+ABS = row("abs-1", "Abs(Abs(x))", "Abs(x)")
+
+
+def names(library: list[Rule], given: list[Rule]) -> list[str]:
+    return sorted(rule.id for rule in extended(library, given))
+
+
+def test_what_the_library_does_already_does_not_join() -> None:
+    thrice = row("relu-3", "Relu(Relu(Relu(x)))", "Relu(x)")
+    assert names([TWICE], [thrice, ABS]) == ["abs-1"]
+    assert names([], [thrice, TWICE]) == ["relu-2"]  # the short one, by which the other follows
+
+
+def test_as_little_is_enough_whatever_the_form() -> None:
+    """``x + (a + b)`` runs one sum; the library gets there with other weights than the rule's."""
+    forall = {"a": "f[n]", "b": "f[n]"}
+    library = [row("sum-1", "Add(Add(x, a), b)", "Add(x, Add(a, b))", **forall)]
+    other = row("sum-2", "Add(Add(x, a), b)", "Add(x, Mul(Add(a, b), 1.0))", **forall)
+    solved = parse_rule({**format_rule(other), "origin": "discovered (weights solved for, of Add)"}, family="sum")
+    renamed = parse_rule(
+        {
+            "id": "sum-3", "forall": {"x": "f[..., m, n]", "wa": "f[n]", "wb": "f[n]"},
+            "lhs": ["Add(Add(x, wa), wb)"], "rhs": ["Add(x, Mul(Add(wa, wb), 1.0))"],
+            "origin": "discovered (weights solved for, of Add)",
+        },
+        family="sum",
+    )  # fmt: skip
+    assert names([], [renamed]) == ["sum-3"]
+    assert names(library, [renamed]) == []
+    assert names([], [solved]) == []  # a and b are no names of weights: as many sums run
+
+
+def test_what_leaves_as_much_or_forgets_its_data_does_not_join() -> None:
+    same = row("neg-1", "Neg(Relu(x))", "Min(Neg(x), 0.0)")
+    forgets = row("div-1", "Div(x, x)", "ConstantOfShape(shape=[m, n], value=1.0)", x="f[m, n]")
+    assert names([], [same, forgets]) == []
+
+
+def test_a_view_is_less_than_a_move() -> None:
+    turned = row("turn-1", "Transpose(x, perm=[1, 0])", "Reshape(x, shape=[n, 1])", x="f[1, n]")
+    back = row("turn-2", "Reshape(x, shape=[n, 1])", "Transpose(x, perm=[1, 0])", x="f[1, n]")
+    assert names([], [turned]) == ["turn-1"]
+    assert names([], [back]) == []
+
+
+def test_at_size_one_it_is_not_needed() -> None:
+    rule = row("exp-1", "Add(x, Expand(o, shape=[..., m, n]))", "Add(x, o)", o="f[..., 1, n]")
+    same = row("exp-2", "Expand(x, shape=[..., m, n])", "x")
+    (kept,) = extended([same], [rule])
+    assert [str(g.left) for g in kept.where] == ["m"]
+    assert kept.where[0].relation == ">="
+    assert kept.where[0].right == 2
+    assert isinstance(prove(kept), ProvedAllSizes)
+    (plain,) = extended([], [rule])
+    assert plain.where == ()
+
+
+def test_weights_as_long_as_an_image_do_not_join() -> None:
+    forall = {"x": "f[b, c, h, w]", "wa": "f[c, 1, 1]", "wb": "f[c, 1, 1]"}
+    large = parse_rule(
+        {
+            "id": "sum-4", "forall": forall, "lhs": ["Add(Add(x, wa), wb)"],
+            "rhs": ["Add(x, Add(Add(wa, ConstantOfShape(shape=[b, c, h, w], value=0.0)), wb))"],
+            "origin": "discovered (weights solved for, of Add)",
+        },
+        family="sum",
+    )  # fmt: skip
+    assert names([], [large]) == []
+
+
+def written(folder: Path, *rules: Rule) -> Path:
+    folder.mkdir()
+    for family in {rule.family for rule in rules}:
+        write_rules(folder / f"{family}.toml", [r for r in rules if r.family == family], heading="As found.")
+    return folder
+
+
+def test_the_files_grow_and_the_log_says_by_what(tmp_path: Path) -> None:
+    library = written(tmp_path / "library", TWICE)
+    runs = [written(tmp_path / "a", ABS), written(tmp_path / "b", row("relu-9", "Relu(Abs(x))", "Abs(x)"))]
+    (runs[0] / "run.json").write_text(json.dumps({"config": "c0", "themes": [{"theme": "abs"}], "cpu_seconds": 2.0}))
+    joined = extend(runs, to=library)
+    assert {r.id for r in load_library(library, built_in=False).values()} == {"relu-2", *(r.id for r in joined)}
+    assert len(joined) == 2
+    assert (library / "relu.toml").read_text().startswith("# As found.\n")
+    (told,) = json.loads((library / "run.json").read_text())["added"]
+    assert told["rules"] == sorted(r.id for r in joined)
+    assert {"config": "c0", "themes": ["abs"], "cpu_seconds": 2.0} in told["runs"]
+    assert extend(runs, to=library) == ()  # they are there
+    assert parse_file(library / "abs.toml")[0].lhs == ABS.lhs

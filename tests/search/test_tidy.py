@@ -1,0 +1,119 @@
+"""What of a graph needs no search: equal applications, integers of sizes, casts that lose nothing; to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from roofline import Roofline
+
+from superopt import formats
+from superopt.frontend import GraphBuilder
+from superopt.ir.graph import Graph
+from superopt.ops.infer import infer
+from superopt.runtime import ort
+from superopt.search import SearchOptions, search
+from superopt.search.tidy import tidied
+
+
+def run(graph: Graph, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return ort.run(ort.make_session(formats.to_onnx(graph).SerializeToString()), feeds)
+
+
+def ops(graph: Graph) -> list[str]:
+    return [node.op for node in graph.nodes]
+
+
+def tidy(builder: GraphBuilder) -> Graph:
+    graph = builder.build()
+    return tidied(graph, infer(graph)).graph
+
+
+def twice(shape: tuple[int | str, ...] = (3, 4)) -> GraphBuilder:
+    b = GraphBuilder("twice", opset=23)
+    x = b.input("x", "float32", shape)
+    b.output(b.op("Exp", b.op("Tanh", x)) + b.op("Exp", b.op("Tanh", x)) * b.op("Exp", x), "y")
+    return b
+
+
+def test_equal_applications_are_one_and_the_bits_are_the_same() -> None:
+    graph = twice().build()
+    after = tidy(twice())
+    assert sorted(ops(after)) == ["Add", "Exp", "Exp", "Mul", "Tanh"]
+    feeds = {"x": np.random.default_rng(3).standard_normal((3, 4)).astype(np.float32)}
+    assert np.array_equal(run(graph, feeds)["y"], run(after, feeds)["y"])
+
+
+def test_it_is_a_gain_only_where_the_backend_does_not_do_it_itself() -> None:
+    graph, plain = twice().build(), Roofline()
+    assert search(graph, (), plain, SearchOptions(cache=False)).graph is graph
+    plain.backend = replace(plain.backend, tidies=False)
+    found = search(graph, (), plain, SearchOptions(cache=False))
+    assert len(found.graph.nodes) == 5
+    assert found.before_us - found.after_us == pytest.approx(2 * plain.dispatch, rel=0.05)  # a Tanh and an Exp
+
+
+def test_outputs_and_what_a_barrier_reads_go_on_being_made() -> None:
+    b = GraphBuilder("kept", opset=23)
+    x = b.input("x", "float32", (3, 4))
+    b.output(b.op("Exp", x), "y")
+    b.output(b.op("Exp", x), "z")
+    b.output(b.op("NonZero", b.op("Exp", x)), "places", shape=(2, "n"))
+    assert ops(tidy(b)).count("Exp") == 3
+
+
+def test_what_draws_numbers_is_drawn_twice() -> None:
+    b = GraphBuilder("noise", opset=23)
+    x = b.input("x", "float32", (3, 4))
+    b.output(b.op("RandomNormalLike", x) - b.op("RandomNormalLike", x), "y", shape=(3, 4))
+    assert ops(tidy(b)).count("RandomNormalLike") == 2
+
+
+def rows(first: int | str) -> GraphBuilder:
+    b = GraphBuilder("rows", opset=23)
+    x = b.input("x", "float32", (first, 6, 16))
+    size = b.op("Unsqueeze", b.op("Gather", b.op("Shape", x), np.int64(0), axis=0), [0])
+    b.output(b.op("Reshape", x, b.op("Concat", size, [-1], axis=0)).relu(), "y", shape=(first, 96))
+    return b
+
+
+def test_integers_of_stated_sizes_are_constants() -> None:
+    after = tidy(rows(2))
+    assert ops(after) == ["Reshape", "Relu"]
+    [shape] = [w for w in after.weights if w.name == after.nodes[0].inputs[1]]
+    assert shape.data is not None
+    assert shape.data.numpy().tolist() == [2, -1]
+    feeds = {"x": np.arange(192, dtype=np.float32).reshape(2, 6, 16)}
+    assert np.array_equal(run(rows(2).build(), feeds)["y"], run(after, feeds)["y"])
+
+
+def test_a_size_that_is_open_is_asked_for_at_run_time() -> None:
+    assert ops(tidy(rows("n"))) == ops(rows("n").build())
+
+
+DTYPES = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("own", "between", "last", "left"),
+    [(1, 11, 1, 0), (10, 1, 10, 0), (16, 1, 16, 0), (10, 11, 1, 1),  # nothing is lost on the way
+     (1, 10, 1, 2), (11, 1, 11, 2), (16, 10, 16, 2), (10, 16, 10, 2), (1, 7, 1, 2)],  # something is
+)  # fmt: skip
+def test_a_cast_that_loses_nothing_is_left_out(own: int, between: int, last: int, left: int) -> None:
+    b = GraphBuilder("casts", opset=23)
+    x = b.input("x", DTYPES[own], (3,))
+    b.output(b.op("Relu", b.op("Cast", b.op("Cast", x, to=between), to=last)), "y")
+    assert ops(tidy(b)).count("Cast") == left
+
+
+def test_a_cast_that_is_read_elsewhere_stays() -> None:
+    b = GraphBuilder("casts", opset=23)
+    x = b.input("x", "float32", (5,))
+    wide = b.op("Cast", x, to=11)
+    b.output(b.op("Exp", wide), "z")
+    b.output(b.op("Relu", b.op("Cast", wide, to=1)), "y")
+    after = tidy(b)
+    assert ops(after).count("Cast") == 1
+    feeds = {"x": np.array([1e-40, -3.4e38, 7.0, np.inf, 0.1], dtype=np.float32)}
+    assert np.array_equal(run(b.build(), feeds)["y"], run(after, feeds)["y"])
