@@ -216,6 +216,8 @@ def main() -> None:
         "--option", action="append", default=[], help="passed to superopt optimize, as --option=--seed=1"
     )
     args = parser.parse_args()
+    if missing := [str(m) for m in args.models if not m.is_file()]:
+        parser.error(f"no such file: {', '.join(missing)}; models of the corpus are corpus/NAME.json")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="superopt-stability-") as place:
         known = calibrate(Path(place) / "calibrated") if args.calibrated else None
