@@ -60,7 +60,7 @@ SECTIONS = ("shapes", "random", "models", "errors", "operators", "sums", "shared
 TIMED = ("shapes", "random", "models", "operators")  # sections that are something else with another number of threads
 PROFILE = "profile:cpu-epyc-2core"
 MODELS = ("vgg16", "unet", "resnet50", "resnet18", "vit_b16", "bert")
-_SITTINGS, _ROUNDS, _SECONDS = 4, 3, 40.0  # loadings of a shape's models, and rounds of each
+_SITTINGS, _ROUNDS, _SECONDS = 8, 3, 40.0  # loadings of a shape's models, and rounds of each
 _NEAR = 1.03  # a choice within this of the fastest is as good
 
 
@@ -240,7 +240,7 @@ def random_table(model: CostModel, count: int, seed: int, threads: int) -> list[
     """Markdown: on shapes that nobody chose, how often prices choose what is fastest, and what it costs where not."""
     found: list[Measured] = []
     for shape, graph, most in drawn(count, seed):
-        one = measured(graph, shape, model, rounds=7, most=most, decide=True, threads=threads)
+        one = measured(graph, shape, model, rounds=4, most=most, decide=True, threads=threads)
         found.append(one)
         print(f"{one.shape}: kept {_name(one.forms[one.kept or 0])} {one.ratios[one.kept or 0]:.3f}, "
               f"fastest {_name(one.forms[one.fastest])} {one.ratios[one.fastest]:.3f}", flush=True)  # fmt: skip
