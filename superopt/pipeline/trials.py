@@ -29,8 +29,7 @@ from superopt.verifier.running import Bench
 
 __all__ = ["tried_alone"]
 
-_FEW, _MANY = 4, 8  # loadings of an operator and its forms, at most: many where all that a model may ask about fits
-_EACH = 3  # rounds of each
+_SITTINGS, _ROUNDS = 4, 12  # loadings at most, and rounds of all of them together
 _HELD = 1 << 28  # bytes of weights that are held at once for a trial: larger operators are loaded less often
 _SITTING = 0.05  # standard deviation of the ratio of a form to its operator, from one loading of both to another
 # Microseconds that all trials of a model are modelled to run; what does not fit is decided by prices. Not the clock's:
@@ -78,14 +77,13 @@ def tried_alone(
     us = _MOST_US
     asked = gained = 0
     known = {key: _Options(kind[0], sum(c.before for c in kind) / whole) for key, kind in kinds.items()}
-    sittings = min(_MANY, max(_FEW, int(us / (sum(o.us for o in known.values()) or us))))
     for key in sorted(known, key=lambda k: -known[k].share):
         options = known[key]
         unsure = options.loses > CHEAP or (options.unsure and _all_lose(known.values(), least) > CHEAP)
-        if unsure and sittings * options.us <= us and left() > 0.0:
+        if unsure and options.us <= us and left() > 0.0:
             asked += 1
-            us -= sittings * options.us
-            raced = _race(graphs[key], options, sittings, bench, runtime, threads, sizes, seed, left())
+            us -= options.us
+            raced = _race(graphs[key], options, bench, runtime, threads, sizes, seed, left())
             if raced is None:
                 del known[key]
                 continue
@@ -111,7 +109,7 @@ class _Options:
     choice: Choice
     share: float
     rounds: tuple[tuple[float, ...], ...] = ()
-    each: int = _EACH
+    each: int = _ROUNDS // _SITTINGS
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -119,8 +117,8 @@ class _Options:
 
     @property
     def us(self) -> float:
-        """What a loading's rounds of it are modelled to take."""
-        return _EACH * (self.choice.before + self.choice.after + sum(us for _, us in self.choice.rivals))
+        """What all rounds of it are modelled to take."""
+        return _ROUNDS * (self.choice.before + self.choice.after + sum(us for _, us in self.choice.rivals))
 
     @cached_property
     def beliefs(self) -> list[Belief]:
@@ -164,8 +162,8 @@ def _all_lose(known: Iterable[_Options], least: float) -> float:
 
 
 def _race(
-    graph: Graph, options: _Options, sittings: int, bench: Bench, runtime: Runtime, threads: int,
-    sizes: Mapping[str, int], seed: int, seconds: float,
+    graph: Graph, options: _Options, bench: Bench, runtime: Runtime, threads: int, sizes: Mapping[str, int], seed: int,
+    seconds: float,
 ) -> _Options | None:  # fmt: skip
     """With rounds of the operator and its forms, in turn, until it is settled which is best; ``None`` where they cannot
     be run."""
@@ -174,12 +172,12 @@ def _race(
     made = [bench.filled(rewritten(graph, [replace(options.choice, form=f)], filled=False)) for f in options.forms]
     bare = tuple(replace(w, data=None) if w.name == options.choice.site.weights else w for w in graph.weights)
     graph = bench.filled(replace(graph, weights=bare))
-    held = max(1, min(sittings, _HELD // max(1, sum(g.weight_bytes for g in (graph, *made)))))
-    options = replace(options, each=_EACH * max(1, _FEW // held))
+    sittings = max(1, min(_SITTINGS, _HELD // max(1, sum(g.weight_bytes for g in (graph, *made)))))
+    options = replace(options, each=_ROUNDS // sittings)
     try:
         raced = race_sittings(
             lambda: [m.bound(feeds) for m in bench.loaded_all((graph, *made), runtime, threads=threads)],
-            sittings=held, rounds=options.each, runtime=runtime, threads=threads, clock=clock_of(threads),
+            sittings=sittings, rounds=options.each, runtime=runtime, threads=threads, clock=clock_of(threads),
             time_limit=seconds, seed=seed, enough=lambda r: replace(options, rounds=r.samples).loses <= CHEAP,
         )  # fmt: skip
     except (InvalidModel, Unsupported, ResourceLimit):
