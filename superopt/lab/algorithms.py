@@ -60,7 +60,7 @@ SECTIONS = ("shapes", "random", "models", "errors", "operators", "sums", "shared
 TIMED = ("shapes", "random", "models", "operators")  # sections that are something else with another number of threads
 PROFILE = "profile:cpu-epyc-2core"
 MODELS = ("vgg16", "unet", "resnet50", "resnet18", "vit_b16", "bert")
-_SITTINGS, _ROUNDS, _SECONDS = 4, 3, 40.0  # loadings of a shape's models, and rounds of each
+_SITTINGS, _ROUNDS, _SECONDS = 8, 3, 40.0  # loadings of a shape's models, and rounds of each
 _NEAR = 1.03  # a choice within this of the fastest is as good
 
 
@@ -130,6 +130,7 @@ def measured(
     most: int = 6,
     decide: bool = False,
     threads: int = 1,
+    burst: int = 2,
 ) -> Measured:
     """Time an operator beside its forms, the cheapest ``most`` by the model.
 
@@ -141,6 +142,8 @@ def measured(
         most: forms.
         decide: also what an optimisation would keep, and time that.
         threads: inside an operator; with one, what counts is the thread's CPU time.
+        burst: runs in a row, whose least time counts. With one, what an operator reads was last read before others ran,
+            as in a network.
 
     Raises:
         UsageError: there is no site.
@@ -157,7 +160,7 @@ def measured(
     models, feeds = [formats.to_onnx_bytes(g) for g in (graph, *made)], make_inputs(graph, 0, "normal")
     result = race_sittings(
         lambda: [ONNX_RUNTIME.load(m, threads=threads).bound(feeds) for m in models], sittings=_SITTINGS,
-        rounds=rounds, burst=2, threads=threads, clock=clock_of(threads), time_limit=_SECONDS,
+        rounds=rounds, burst=burst, threads=threads, clock=clock_of(threads), time_limit=_SECONDS,
     )  # fmt: skip
     found = Measured(
         shape, forms, (direct[0], *(us for us, _ in timed)), result.ratios,
@@ -240,7 +243,7 @@ def random_table(model: CostModel, count: int, seed: int, threads: int) -> list[
     """Markdown: on shapes that nobody chose, how often prices choose what is fastest, and what it costs where not."""
     found: list[Measured] = []
     for shape, graph, most in drawn(count, seed):
-        one = measured(graph, shape, model, rounds=7, most=most, decide=True, threads=threads)
+        one = measured(graph, shape, model, rounds=4, most=most, decide=True, threads=threads, burst=1)
         found.append(one)
         print(f"{one.shape}: kept {_name(one.forms[one.kept or 0])} {one.ratios[one.kept or 0]:.3f}, "
               f"fastest {_name(one.forms[one.fastest])} {one.ratios[one.fastest]:.3f}", flush=True)  # fmt: skip

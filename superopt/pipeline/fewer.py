@@ -20,10 +20,10 @@ from superopt.cost import CostModel, GraphCost
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline.judge import LOOKS, SITTING, Belief, Judgement, regret
+from superopt.pipeline.judge import CHEAP, LOOKS, SITTING, Belief, Judgement, regret
 from superopt.pipeline.memory import needed
 from superopt.pipeline.racing import LARGE, clock_of, measured_of
-from superopt.pipeline.trials import CHEAP, tried_alone
+from superopt.pipeline.trials import tried_alone
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import reference
 from superopt.runtime.limits import refuse_unbounded

@@ -20,7 +20,7 @@ from superopt.ir.types import TensorType
 from superopt.ops.infer import Barrier, Typing, infer
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.checking import UNCHANGED, check_result, skipped
-from superopt.pipeline.judge import LOOKS, Comparison, Judgement, demand_of
+from superopt.pipeline.judge import CHEAP, LOOKS, Comparison, Judgement, demand_of
 from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
 from superopt.pipeline.own import own_rules, search_own_first
@@ -192,7 +192,8 @@ class _Attempt:
 
     ``valued`` is the graph that the search starts from where the weights' elements allow another than the model,
     ``failures`` are checks that failed on the way, ``remarks`` what the report has to say about memory and sizes,
-    ``tried_for`` the seconds that judging and checking the last candidate took, ``interrupted`` whether its race was.
+    ``tried_for`` the seconds that judging and checking the last candidate took, ``interrupted`` whether its race was,
+    ``cheap_us`` what a price may be expected to lose and still not be asked for.
     """
 
     graph: Graph
@@ -208,6 +209,7 @@ class _Attempt:
     interrupted: bool = False
     bound: MemoryBound | None = None
     valued: Valued | None = None
+    cheap_us: float = 0.0
 
     def __post_init__(self) -> None:
         self.budget.expect(self.graph, self.typing, self.options.sizes)
@@ -231,10 +233,11 @@ class _Attempt:
                 self.graph, self.costs, self.options.floats, self.options.sizes, runtime_named(self.options.runtime),
                 notes, seed=self.options.seed,
             )  # fmt: skip
+        before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
+        self.cheap_us = CHEAP * before.us / costs.QUESTIONS
         found = self._search(self.library.admitted)
         if found.stopped == "interrupted":
             self.budget.hurry()
-        before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
         best = self._with_forms(found, before, notes, bench)
         if best is None:
             best = self._without_forms(found, before, notes, bench)
@@ -428,6 +431,7 @@ class _Attempt:
             most_nodes=EFFORTS[self.options.effort].nodes,
             finite=TRAINING in self.graph.metadata,  # of what is not finite nothing is learnt
             frugal=frugal,
+            cheap_us=self.cheap_us,
             reserved=self.graph.names,
         )
 

@@ -18,7 +18,7 @@ from math import hypot
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing
-from superopt.pipeline.judge import SITTING, Belief, regret
+from superopt.pipeline.judge import CHEAP, Belief, regret
 from superopt.pipeline.racing import clock_of
 from superopt.runtime.protocol import Runtime
 from superopt.runtime.race import race_sittings
@@ -27,11 +27,8 @@ from superopt.search.bilinear.sites import alike, isolated
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.running import Bench
 
-__all__ = ["CHEAP", "tried_alone"]
+__all__ = ["tried_alone"]
 
-# Share of the model's time that a wrong choice for all operators alike may be expected to lose: a fifth of what two
-# loadings of one model differ by.
-CHEAP = SITTING / 5.0
 _SITTINGS, _ROUNDS = 4, 12  # loadings at most, and rounds of all of them together
 _HELD = 1 << 28  # bytes of weights that are held at once for a trial: larger operators are loaded less often
 _SITTING = 0.05  # standard deviation of the ratio of a form to its operator, from one loading of both to another
@@ -173,8 +170,7 @@ def _race(
     feeds = make_inputs(graph, seed, "normal", sizes=sizes)
     # How long products take does not depend on what is multiplied, so no weights are read or computed for that.
     made = [bench.filled(rewritten(graph, [replace(options.choice, form=f)], filled=False)) for f in options.forms]
-    held = options.choice.site.weights
-    bare = tuple(replace(w, data=None) if w.name == held else w for w in graph.weights)
+    bare = tuple(replace(w, data=None) if w.name == options.choice.site.weights else w for w in graph.weights)
     graph = bench.filled(replace(graph, weights=bare))
     sittings = max(1, min(_SITTINGS, _HELD // max(1, sum(g.weight_bytes for g in (graph, *made)))))
     options = replace(options, each=_ROUNDS // sittings)

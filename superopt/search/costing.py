@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import pi, sqrt
 from typing import cast
 
 from superopt.cost.demand import Demand
@@ -38,10 +39,19 @@ _IMPOSSIBLE = Estimate(FORBIDDEN, "roofline")
 
 @dataclass
 class Questions:
-    """What was asked beyond what was known: answers that an extraction wanted, and how often they changed choices."""
+    """What was asked beyond what was known: answers that an extraction wanted, and how often they changed choices.
+
+    ``cheap_us`` is what a price may be expected to lose by being off, and still not be asked for.
+    """
 
     asked: int = 0
     decided: int = 0
+    cheap_us: float = 0.0
+
+    def matters(self, estimate: Estimate) -> bool:
+        """Whether it is worth measuring what is expected: were that as good as what it is chosen before, knowing it
+        would be worth σ/√2π (the expected value of perfect information)."""
+        return estimate.us * estimate.sigma / sqrt(2 * pi) >= self.cheap_us
 
 
 @dataclass(eq=False)
@@ -97,33 +107,35 @@ class Pricer:
         known = self.costs.peaks()
         return BYTE_US if known is None else known.far_byte_us
 
-    def node(self, graph: EGraph, node: ENode, *, kept: bool = False) -> Estimate:
+    def node(self, graph: EGraph, node: ENode, *, kept: bool = False, ask: bool = True) -> Estimate:
         """The cost of an e-node; leaves and projections are free.
 
         Args:
             graph: where it is; rebuilt.
             node: the e-node.
-            kept: the e-node is in the input, so it need not be written, and is measured at once; if nothing is known
-                of it, it counts 0.
+            kept: the e-node is in the input, so it need not be written, and is measured at once if that matters; if
+                nothing is known of it, it counts 0.
+            ask: whether it may be measured; else what it is expected to be stands for it.
         """
         if graph.heads[node[0]].op in (LEAF, PROJECT):
             return _FREE
         form = self._form(graph, node)
         if not kept and not self._writable(graph, node, form):
             return _IMPOSSIBLE
-        found = self._estimate(form.priced, now=kept)
+        found = self._estimate(form.priced, now=kept and ask)
         return _UNKNOWN if kept and found.us == FORBIDDEN else found
 
     def settle(self, graph: EGraph, nodes: Sequence[ENode]) -> bool:
-        """Measure what was only predicted among the e-nodes; True if any cost changed."""
+        """Measure what was only predicted among the e-nodes, as far as it matters; True if any cost changed."""
         changed = False
         asked = self.questions
         for node in nodes:
             if graph.heads[node[0]].op in (LEAF, PROJECT):
                 continue
             priced = self._form(graph, node).priced
-            if priced.guessed and priced.estimate is not None and time.monotonic() < self.deadline:
-                before = priced.estimate.us
+            known = priced.estimate
+            if priced.guessed and known is not None and asked.matters(known) and time.monotonic() < self.deadline:
+                before = known.us
                 asked.asked += 1
                 changed |= abs(self._estimate(priced, now=True).us - before) > 1e-3
         return changed
@@ -146,8 +158,10 @@ class Pricer:
         return found
 
     def _estimate(self, priced: _Priced, *, now: bool) -> Estimate:
-        if priced.estimate is None or (now and priced.guessed):
-            priced.estimate, priced.guessed = self._ask(priced.what, now=now)
+        if priced.estimate is None:
+            priced.estimate, priced.guessed = self._ask(priced.what, now=False)
+        if now and priced.guessed and self.questions.matters(priced.estimate):
+            priced.estimate, priced.guessed = self._ask(priced.what, now=True)
         return priced.estimate
 
     def _writable(self, graph: EGraph, node: ENode, form: _Form) -> bool:

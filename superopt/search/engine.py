@@ -325,6 +325,7 @@ class _Run:
                 if key not in self.memo:
                     share = max(_PHASE_NODES // len(ordered), _FEWEST + 3 * len(group[0].steps))
                     self.nodes = min(self.options.node_limit, share)
+                    self.pricer.questions.cheap_us = self.options.cheap_us / len(group)
                     self.memo[key] = self._found(key, group[0], moves, rounds)
                 found = self.memo[key]
                 if first:

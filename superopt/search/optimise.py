@@ -111,7 +111,7 @@ def _surest(
     kept = _nodes(problem, incumbent)
 
     def dear(index: int, candidate: Candidate) -> Candidate:
-        estimate = pricer.node(lowered.graph, candidate.node, kept=True)
+        estimate = pricer.node(lowered.graph, candidate.node, kept=True, ask=False)
         known = estimate.source in ("measured", "free")
         doubt = min(estimate.sigma, _SIGMA_CAP) if known else 2 * estimate.sigma
         return candidate if index in kept else replace(candidate, us=candidate.us * (1 + doubt))
@@ -267,7 +267,7 @@ def _noise(lowered: Lowered, problem: Problem, before: Choice, after: Choice, pr
     change: dict[str, tuple[float, float]] = {}  # by operator: microseconds more than before, sigma
     for index in old ^ new:
         node = problem.candidates[index].node
-        estimate = pricer.node(lowered.graph, node, kept=True)
+        estimate = pricer.node(lowered.graph, node, kept=True, ask=False)
         known = estimate.source in ("measured", "free")
         guessed |= not known
         cap = _SIGMA_CAP if known else _OWN_CAP

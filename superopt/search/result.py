@@ -33,6 +33,8 @@ class SearchOptions:
             reals, for experiments.
         finite: inputs are promised to be finite numbers, so what arithmetic without a pole makes of them is, too.
         frugal: only plans that ask for no more FLOPs, bytes and kernels than what they replace, and for less of one.
+        cheap_us: microseconds of the whole model that a price may be expected to lose by being off, and still not be
+            asked for.
         cache: keep the results of regions for later runs, and use those of earlier ones.
         reserved: names that no new value may have, where the graph stands for another that the result is compared with.
     """
@@ -51,6 +53,7 @@ class SearchOptions:
     floats: Floats | None = None
     finite: bool = False
     frugal: bool = False
+    cheap_us: float = 0.0
     cache: bool = True
     reserved: frozenset[str] = frozenset()
 

@@ -15,7 +15,7 @@ from superopt.cost import for_target
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline import fewer, optimise, trials
+from superopt.pipeline import fewer, judge, optimise, trials
 from superopt.pipeline.fewer import GROWTH
 from superopt.pipeline.judge import Belief, regret
 from superopt.report import Measured, Report
@@ -270,7 +270,7 @@ def test_forms_are_looked_at_as_far_as_asking_about_one_may_pay() -> None:
     def lost(ratio: float) -> float:
         return regret([Belief(1.0 - LEAST_GAIN, 0.0), Belief(ratio, FORM_ERROR)])
 
-    assert lost(1.0 + NEAR) >= trials.CHEAP > lost(1.0 + NEAR + 0.005)
+    assert lost(1.0 + NEAR) >= judge.CHEAP > lost(1.0 + NEAR + 0.005)
 
 
 @pytest.mark.parametrize(("time", "kept"), [(6.0, True), (9.9, False), (11.0, False)])

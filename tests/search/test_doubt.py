@@ -25,7 +25,7 @@ class Doubtful(Roofline):
         return self.prices.get(op) or super().application(op, *args, **kwargs)
 
 
-def operators(sigma: float) -> list[str]:
+def operators(sigma: float, device: Doubtful | None = None, cheap_us: float = 0.0) -> list[str]:
     rules = [
         parse_rule({"id": "sum", "forall": {"x": "f[m, n]", "y": "f[m, n]"}, "lhs": ["Sub(x, y)"],
                     "rhs": ["Add(x, Neg(y))"]}),
@@ -36,9 +36,51 @@ def operators(sigma: float) -> list[str]:
         {"x": f32(4, 16), "y": f32(4, 16)}, ["o"], [constant("zero", np.float32(0))],
         [op("Greater", "c", "y", "zero"), op("Where", "z", "c", "x", "zero"), op("Sub", "o", "z", "y")],
     )  # fmt: skip
-    return sorted(n.op for n in search(model, rules, Doubtful(sigma), SearchOptions(cache=False)).graph.nodes)
+    options = SearchOptions(cache=False, cheap_us=cheap_us)
+    return sorted(n.op for n in search(model, rules, device or Doubtful(sigma), options).graph.nodes)
 
 
 def test_what_is_sure_is_done_without_what_is_in_doubt() -> None:
     assert operators(sigma=0.05) == ["Add", "Cast", "Greater", "Mul", "Neg"]
     assert operators(sigma=1.0) == ["Cast", "Greater", "Mul", "Sub"]
+
+
+class Unasked(Doubtful):
+    """A device that has not yet been asked what an Add or a Neg takes."""
+
+    timed: list[str]
+
+    def __init__(self, sigma: float) -> None:
+        super().__init__(sigma)
+        self.timed = []
+        self.guesses = {"Add": self.prices.pop("Add"), "Neg": Estimate(0.1, "interpolated", 0.5)}
+
+    def known(self, op, *args, **kwargs):
+        return op not in self.guesses or op in self.timed
+
+    def expected(self, op, *args, **kwargs):
+        return self.guesses.get(op) or super().expected(op, *args, **kwargs)
+
+    def application(self, op, *args, **kwargs):
+        if op in self.guesses and op not in self.timed:
+            self.timed.append(op)
+        return self.guesses.get(op) or super().application(op, *args, **kwargs)
+
+
+def asked(sigma: float, cheap_us: float) -> list[str]:
+    device = Unasked(sigma)
+    operators(sigma, device, cheap_us)
+    return sorted(device.timed)
+
+
+def test_only_what_may_lose_enough_is_measured() -> None:
+    assert asked(0.05, cheap_us=0.0) == ["Add", "Neg"]
+    assert asked(0.05, cheap_us=0.1) == ["Add"]  # 1000 µs, of which 50 are open: 20 may be lost
+    assert asked(0.05, cheap_us=21.0) == []
+
+
+def test_what_is_looked_for_beside_a_plan_in_doubt_is_not_measured() -> None:
+    device = Unasked(1.0)
+    device.guesses["Mul"] = Estimate(1400.0, "roofline", 1.0)
+    operators(1.0, device, cheap_us=1e4)
+    assert device.timed == []

@@ -41,7 +41,7 @@ GROWTH: Mapping[str, float] = {"strict": 1.0, "standard": 16.0, "fast": 64.0}
 LEAST_GAIN = 0.03  # share of the operator's time, for the accuracy and the memory that a form costs
 FORM_ERROR = 0.1  # standard deviation of what a form is modelled to take, as a share of the operator's time
 # Share of the operator's time by which a form may be modelled to lose where it can be timed: with such prices, not to
-# know better is expected to cost an operator that is all of its model what no answer may (``pipeline.trials.CHEAP``).
+# know better is expected to cost an operator that is all of its model what no answer may (``pipeline.judge.CHEAP``).
 NEAR = 0.135
 _RIVAL = 0.15  # share of a form's time by which another may be modelled to take more, to be timed beside it
 _MOST_RIVALS = 2  # (140 shapes, quiet: with 0, 1, 2 the fastest was found on 92, 95 and 96 %)
