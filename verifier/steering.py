@@ -15,8 +15,8 @@ import numpy as np
 
 from superopt.ir.graph import Graph, Weight
 from superopt.ir.types import DType
-from superopt.verifier._feeds import KINDS, domain_of, fed_types, make_inputs
-from superopt.verifier.targets import input_targets, numbers_of
+from superopt.verifier._feeds import EMPTY, KINDS, accepted, domain_of, fed_types, make_inputs
+from superopt.verifier.targets import input_targets, literals
 
 __all__ = ["Feed", "changed_rows", "steered"]
 
@@ -49,7 +49,7 @@ Fill = Callable[[str, DType, np.ndarray, np.random.Generator], np.ndarray]
 def steered(
     before: Graph, after: Graph, seed: int, sizes: Mapping[str, int], level: int, most: int
 ) -> Iterator[Feed]:  # fmt: skip
-    """Up to so many feeds beyond plain random ones.
+    """Up to so many feeds beyond plain random ones, and one without elements, which takes no work.
 
     Args:
         before: the original.
@@ -60,6 +60,8 @@ def steered(
         most: feeds.
     """
     aim = _Aim(before, after, seed, dict(sizes), level)
+    if aim.open:
+        yield aim.empty()
     for number, made in enumerate(aim.feeds()):
         if number >= most:
             return
@@ -74,6 +76,15 @@ class _Aim:
         self.targets = _targets(before, after, [n for n in self.types if n not in self.weights])
         self.count = 0
 
+    @property
+    def open(self) -> bool:
+        """Whether a size is the caller's to choose."""
+        return any(not isinstance(d, int) for t in self.types.values() for d in t.shape or ())
+
+    def empty(self) -> Feed:
+        """A batch, or a sequence, of nothing."""
+        return self._made("sizes of 0", _as_drawn, level=EMPTY)
+
     def feeds(self) -> Iterator[Feed]:
         inputs = {n: t.dtype for n, t in self.types.items() if n not in self.weights}
         reals = [n for n, d in inputs.items() if d.is_float]
@@ -86,8 +97,11 @@ class _Aim:
             yield self._made("all nearly equal", self._alike)
         elif reals:
             yield self._made("close together", self._alike)
+        if reals:
+            yield self._made("few numbers, so that many are equal", _tied)
         if len(whole) > 0:
             yield self._made("integers over their domain", self._near, mixed=True)
+            yield self._made("integers over their type", self._any, mixed=True)
         if any(d.is_integer and domain_of(self.before, n).small for n, d in inputs.items()):
             for number in (0, 1, 3):
                 yield self._made(f"sizes and counts of {number}", self._counts(number))
@@ -110,9 +124,8 @@ class _Aim:
         rng = np.random.default_rng([seed, 7])
         for n, array in arrays.items():
             if n not in self.weights and array.size:
-                arrays[n] = (
-                    np.asarray(fill(n, self.types[n].dtype, array, rng)).astype(array.dtype).reshape(array.shape)
-                )
+                filled = np.asarray(fill(n, self.types[n].dtype, array, rng)).astype(array.dtype)
+                arrays[n] = accepted(self.before, n, filled.reshape(array.shape))
         return Feed(name, arrays, mixed, tiny)
 
     def _near(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -136,6 +149,16 @@ class _Aim:
             )
             out = made.astype(dtype.numpy)
         return np.asarray(np.where(np.isfinite(out.astype(float)), out, array))
+
+    def _any(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Integers of any magnitude, where they are no positions, sizes or counts: sums and products wrap."""
+        domain = domain_of(self.before, name)
+        if not dtype.is_integer or domain.small or domain.stop is not None:
+            return array
+        info = np.iinfo(dtype.numpy)
+        drawn = rng.integers(info.min, info.max, array.shape, dtype=dtype.numpy, endpoint=True)
+        shift = rng.integers(0, info.bits, array.shape, dtype=dtype.numpy)
+        return np.asarray(np.where(rng.random(array.shape) < 0.5, drawn, drawn >> shift))
 
     def _counts(self, number: int) -> Fill:
         """Integers that sizes or trip counts are made of."""
@@ -236,18 +259,14 @@ class _Aim:
 
     def _sized(self) -> Iterator[Feed]:
         """Other sizes of symbolic dimensions: all 1, and larger ones."""
-        if any(not isinstance(d, int) for t in self.types.values() for d in t.shape or ()):
+        if self.open:
             for level, name in ((5, "sizes of 1"), (1, "sizes of 8")):
-                yield self._made(name, lambda n, d, a, r: a, level=level)
+                yield self._made(name, _as_drawn, level=level)
 
 
 def _targets(before: Graph, after: Graph, inputs: Sequence[str]) -> dict[str, list[float]]:
     """Targets of either graph by input; small constants are targets of every input, too."""
-    generic: dict[float, None] = {}
-    for graph in (after, before):
-        for w in graph.weights:
-            if isinstance(w.type.elements, int) and w.type.elements <= _GENERIC:
-                generic.update(dict.fromkeys(numbers_of(graph, w.name)))
+    generic = literals(after, _GENERIC) | literals(before, _GENERIC)
     first, second = input_targets(after), input_targets(before)
     return {n: list(dict.fromkeys([*second.get(n, ()), *first.get(n, ()), *list(generic)[:16]])) for n in inputs}
 
@@ -268,6 +287,15 @@ def _integers(
     spread = rng.integers(int(max(low, info.min)), int(min(reach, info.max)), array.shape)
     near = np.rint(rng.choice(marks, array.shape)) + rng.integers(-1, 2, array.shape)
     return np.asarray(np.clip(np.where(rng.random(array.shape) < 0.5, near, spread), info.min, info.max))
+
+
+def _tied(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Numbers among which ties are likely: which of equal ones is chosen shows."""
+    return rng.integers(-1, 2, array.shape).astype(dtype.numpy) if dtype.is_float else array
+
+
+def _as_drawn(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return array
 
 
 def _booleans(truth: bool) -> Fill:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import onnx.parser
 import pytest
 from roofline import Roofline
 
@@ -90,6 +91,22 @@ def test_integers_of_stated_sizes_are_constants() -> None:
 
 def test_a_size_that_is_open_is_asked_for_at_run_time() -> None:
     assert ops(tidy(rows("n"))) == ops(rows("n").build())
+
+
+@pytest.mark.parametrize(
+    ("last", "size"),
+    [("y = Greater(s, z)", 0), ("m = Max(s, o) y = Equal(m, s)", 0), ("y = Equal(s, z)", 0),
+     ("c = Cast<to = 10>(s) d = Cast<to = 7>(c) y = Equal(d, s)", 3001)],
+)  # fmt: skip
+def test_what_holds_for_some_sizes_only_is_asked_for_at_run_time(last: str, size: int) -> None:
+    text = f"""<ir_version: 9, opset_import: ["": 21]> g (float[n] x) => (float[1] b) {{
+        s = Shape(x) z = Constant<value_ints = [0]>() o = Constant<value_ints = [1]>()
+        {last} w = Cast<to = 1>(y) b = Exp(w) }}"""
+    graph = formats.from_onnx(onnx.parser.parse_model(text))
+    after = tidied(graph, infer(graph)).graph
+    for n in (size, 1):
+        feeds = {"x": np.zeros(n, np.float32)}
+        assert np.array_equal(run(graph, feeds)["b"], run(after, feeds)["b"])
 
 
 DTYPES = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
