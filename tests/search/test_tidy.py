@@ -124,6 +124,18 @@ def test_a_cast_that_loses_nothing_is_left_out(own: int, between: int, last: int
     assert ops(tidy(b)).count("Cast") == left
 
 
+@pytest.mark.parametrize("chain", [(10, 1, 2), (16, 1, 3), (10, 1, 10, 2), (10, 11, 10, 3), (10, 1, 6)])
+def test_a_rounding_before_a_cast_to_integers_is_not_lost(chain: tuple[int, ...]) -> None:
+    b = GraphBuilder("casts", opset=23)
+    x = value = b.input("x", "float32", (4,))
+    for to in chain:
+        value = b.op("Cast", value, to=to)
+    b.output(b.op("Exp", x) + b.op("Exp", x), "z")  # something to leave out
+    b.output(b.op("Cast", value, to=7), "y")
+    feeds = {"x": np.array([1.9999999, 0.99999994, 254.99, -3.3333], np.float32)}
+    assert np.array_equal(run(b.build(), feeds)["y"], run(tidy(b), feeds)["y"])
+
+
 def test_a_cast_that_is_read_elsewhere_stays() -> None:
     b = GraphBuilder("casts", opset=23)
     x = b.input("x", "float32", (5,))
