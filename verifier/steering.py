@@ -155,9 +155,10 @@ class _Aim:
         domain = domain_of(self.before, name)
         if not dtype.is_integer or domain.small or domain.stop is not None:
             return array
-        info = np.iinfo(dtype.numpy)
-        drawn = rng.integers(info.min, info.max, array.shape, dtype=dtype.numpy, endpoint=True)
-        shift = rng.integers(0, info.bits, array.shape, dtype=dtype.numpy)
+        low, high = _ends(dtype)
+        held = dtype.numpy if dtype.bits >= 8 else np.int8
+        drawn = rng.integers(low, high, array.shape, dtype=held, endpoint=True)
+        shift = rng.integers(0, dtype.bits, array.shape, dtype=held)
         return np.asarray(np.where(rng.random(array.shape) < 0.5, drawn, drawn >> shift))
 
     def _counts(self, number: int) -> Fill:
@@ -278,15 +279,21 @@ def _integers(
     domain = domain_of(graph, name)
     if domain.small:
         return array
-    info = np.iinfo(dtype.numpy)
+    least, most = _ends(dtype)
     if domain.stop is not None:
         return rng.integers(0, max(domain.stop, 1), array.shape)
     marks = np.asarray([t for t in targets if abs(t) < 2**53] or [0.0], dtype=np.float64)
     reach = 4 * float(np.abs(marks).max()) + 1000
-    low = 0 if info.min == 0 else -reach
-    spread = rng.integers(int(max(low, info.min)), int(min(reach, info.max)), array.shape)
+    low = 0 if least == 0 else -reach
+    spread = rng.integers(int(max(low, least)), int(min(reach, most)), array.shape)
     near = np.rint(rng.choice(marks, array.shape)) + rng.integers(-1, 2, array.shape)
-    return np.asarray(np.clip(np.where(rng.random(array.shape) < 0.5, near, spread), info.min, info.max))
+    return np.asarray(np.clip(np.where(rng.random(array.shape) < 0.5, near, spread), least, most))
+
+
+def _ends(dtype: DType) -> tuple[int, int]:
+    """The least and the greatest integer of a type; NumPy's own knows none of four bits."""
+    limits = ml_dtypes.iinfo(dtype.numpy)  # type: ignore[no-untyped-call]
+    return int(limits.min), int(limits.max)
 
 
 def _tied(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:

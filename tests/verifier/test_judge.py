@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx.parser
 import pytest
@@ -425,3 +426,14 @@ def test_a_root_that_overflows_is_no_target() -> None:
     graph = model(steps, {"e": single(1e-4), "t": single(3)}, X, Y)
     assert all(np.isfinite(t) for t in input_targets(graph)["x"])
     assert check(graph, graph).verdict == "passed"
+
+
+@pytest.mark.parametrize("dtype", [DType.INT4, DType.UINT4, DType.INT8, DType.UINT16, DType.INT32, DType.UINT64])
+def test_integers_of_every_width_are_drawn_to_their_ends(dtype: DType) -> None:
+    graph = model(
+        [("Cast", "x", "y", {"to": 11})], {}, {"x": kind(512, dtype=dtype)}, {"y": kind(512, dtype=DType.FLOAT64)}
+    )
+    drawn = np.concatenate([feed.arrays["x"].astype(object) for feed in steered(graph, graph, 0, {}, 0, 48)])
+    ends = ml_dtypes.iinfo(dtype.numpy)
+    assert ends.max // 2 < max(drawn) <= ends.max
+    assert ends.min <= min(drawn) <= ends.min // 2
