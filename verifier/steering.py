@@ -102,6 +102,8 @@ class _Aim:
         if len(whole) > 0:
             yield self._made("integers over their domain", self._near, mixed=True)
             yield self._made("integers over their type", self._any, mixed=True)
+            if any(domain_of(self.before, n).stop is not None for n in whole):
+                yield self._made("positions counted from the end", self._from_end)
         if any(d.is_integer and domain_of(self.before, n).small for n, d in inputs.items()):
             for number in (0, 1, 3):
                 yield self._made(f"sizes and counts of {number}", self._counts(number))
@@ -160,6 +162,11 @@ class _Aim:
         drawn = rng.integers(low, high, array.shape, dtype=held, endpoint=True)
         shift = rng.integers(0, dtype.bits, array.shape, dtype=held)
         return np.asarray(np.where(rng.random(array.shape) < 0.5, drawn, drawn >> shift))
+
+    def _from_end(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Positions as the negative numbers that mean the same, which most operators take."""
+        stop = domain_of(self.before, name).stop if dtype.is_integer else None
+        return array if stop is None or _ends(dtype)[0] == 0 else array.astype(np.int64) - stop
 
     def _counts(self, number: int) -> Fill:
         """Integers that sizes or trip counts are made of."""
@@ -297,8 +304,11 @@ def _ends(dtype: DType) -> tuple[int, int]:
 
 
 def _tied(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Numbers among which ties are likely: which of equal ones is chosen shows."""
-    return rng.integers(-1, 2, array.shape).astype(dtype.numpy) if dtype.is_float else array
+    """Numbers among which ties are likely: which of equal ones is chosen shows. Some rows are negative throughout."""
+    if not dtype.is_float:
+        return array
+    lowered = 2 * rng.integers(0, 2, (*array.shape[:-1], 1)[: array.ndim])
+    return np.asarray(rng.integers(-1, 2, array.shape) - lowered)
 
 
 def _as_drawn(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -396,6 +396,12 @@ SUBTLE = {
         "g (int32[64] x) => (int32[64] y) <int32[1] c = {{2}}> {{ a = Mul(x, c) h = Div(a, c) y = Max({}, x) }}",
         ("h", "x"),
     ),
+    "which of equal negative ones": (
+        "g (float[1, 4] x) => (int64[1, 1] y) {{ r = Relu(x) y = ArgMax<axis = 1> ({}) }}", "rx",
+    ),
+    "a position from the end": (
+        "g (float[7] x, int64[3] i) => (float[3] y) {{ a = Abs(i) b = Identity(i) y = Gather(x, {}) }}", "ba",
+    ),
     "a divisor that is fed": ("g (int32[9] a, int32[9] b) => (int32[9] y) {{ y = Mod<fmod = {}> (a, b) }}", ("0", "1")),
     "a condition that is fed": (
         "g (float[4] x, bool c) => (float[4] y) {{ y = If(c) <then_branch = t () => (float[4] o) {{ o = {}(x) }}, "
