@@ -23,6 +23,7 @@ __all__ = ["Feed", "changed_rows", "steered"]
 _GENERIC = 16  # elements of a constant that is a target by itself
 _OFFSET, _SPREAD = 1000.0, 1e-4  # of data that lie close together, away from 0
 _SWEEPS = 16  # runs in which the rows of one table are visited
+_STREAMS = 500  # more than there are feeds of one check
 _FILLED = 8  # targets that fill a whole input
 
 
@@ -83,7 +84,7 @@ class _Aim:
 
     def empty(self) -> Feed:
         """A batch, or a sequence, of nothing."""
-        return self._made("sizes of 0", _as_drawn, level=EMPTY)
+        return self._made("sizes of 0", _as_drawn, level=EMPTY, own=1)
 
     def feeds(self) -> Iterator[Feed]:
         inputs = {n: t.dtype for n, t in self.types.items() if n not in self.weights}
@@ -98,12 +99,12 @@ class _Aim:
         elif reals:
             yield self._made("close together", self._alike)
         if reals:
-            yield self._made("few numbers, so that many are equal", _tied)
+            yield self._made("few numbers, so that many are equal", _tied, own=2)
         if len(whole) > 0:
             yield self._made("integers over their domain", self._near, mixed=True)
-            yield self._made("integers over their type", self._any, mixed=True)
+            yield self._made("integers over their type", self._any, mixed=True, own=3)
             if any(domain_of(self.before, n).stop is not None for n in whole):
-                yield self._made("positions counted from the end", self._from_end)
+                yield self._made("positions counted from the end", self._from_end, own=4)
         if any(d.is_integer and domain_of(self.before, n).small for n, d in inputs.items()):
             for number in (0, 1, 3):
                 yield self._made(f"sizes and counts of {number}", self._counts(number))
@@ -118,10 +119,12 @@ class _Aim:
         yield from self._sized()
 
     def _made(
-        self, name: str, fill: Fill, *, mixed: bool = False, tiny: bool = False, level: int | None = None
-    ) -> Feed:
-        self.count += 1
-        seed = self.seed + 1000 * self.count
+        self, name: str, fill: Fill, *, mixed: bool = False, tiny: bool = False, level: int | None = None,
+        own: int = 0,
+    ) -> Feed:  # fmt: skip
+        """A feed; one with a number of its ``own`` leaves the draws of those after it as they are without it."""
+        self.count += not own
+        seed = self.seed + 1000 * (own + _STREAMS if own else self.count)
         arrays = make_inputs(self.before, seed, KINDS[0], self.sizes, level=self.level if level is None else level)
         rng = np.random.default_rng([seed, 7])
         for n, array in arrays.items():

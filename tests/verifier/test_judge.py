@@ -397,7 +397,7 @@ SUBTLE = {
         ("h", "x"),
     ),
     "which of equal negative ones": (
-        "g (float[1, 4] x) => (int64[1, 1] y) {{ r = Relu(x) y = ArgMax<axis = 1> ({}) }}", "rx",
+        "g (float[9, 4] x) => (int64[9, 1] y) {{ r = Relu(x) y = ArgMax<axis = 1> ({}) }}", "rx",
     ),
     "a position from the end": (
         "g (float[7] x, int64[3] i) => (float[3] y) {{ a = Abs(i) b = Identity(i) y = Gather(x, {}) }}", "ba",
