@@ -15,7 +15,7 @@ import numpy as np
 
 from superopt.ir.graph import Graph, Weight
 from superopt.ir.types import DType
-from superopt.verifier._feeds import EMPTY, KINDS, accepted, domain_of, fed_types, make_inputs
+from superopt.verifier._feeds import EMPTY, KINDS, NO_BATCH, accepted, domain_of, fed_types, make_inputs
 from superopt.verifier.targets import input_targets, literals
 
 __all__ = ["Feed", "changed_rows", "steered"]
@@ -50,7 +50,7 @@ Fill = Callable[[str, DType, np.ndarray, np.random.Generator], np.ndarray]
 def steered(
     before: Graph, after: Graph, seed: int, sizes: Mapping[str, int], level: int, most: int
 ) -> Iterator[Feed]:  # fmt: skip
-    """Up to so many feeds beyond plain random ones, and one without elements, which takes no work.
+    """Up to so many feeds beyond plain random ones, and those without elements, which take no work.
 
     Args:
         before: the original.
@@ -61,8 +61,7 @@ def steered(
         most: feeds.
     """
     aim = _Aim(before, after, seed, dict(sizes), level)
-    if aim.open:
-        yield aim.empty()
+    yield from aim.empty()
     for number, made in enumerate(aim.feeds()):
         if number >= most:
             return
@@ -82,9 +81,12 @@ class _Aim:
         """Whether a size is the caller's to choose."""
         return any(not isinstance(d, int) for t in self.types.values() for d in t.shape or ())
 
-    def empty(self) -> Feed:
-        """A batch, or a sequence, of nothing."""
-        return self._made("sizes of 0", _as_drawn, level=EMPTY, own=1)
+    def empty(self) -> Iterator[Feed]:
+        """A batch, or all that is open, of nothing."""
+        if self.open:
+            yield self._made("sizes of 0", _as_drawn, level=EMPTY, own=1)
+        if any(not isinstance(d, int) for t in self.types.values() for d in (t.shape or ())[1:]):
+            yield self._made("a batch of 0", _as_drawn, level=NO_BATCH, own=5)
 
     def feeds(self) -> Iterator[Feed]:
         inputs = {n: t.dtype for n, t in self.types.items() if n not in self.weights}

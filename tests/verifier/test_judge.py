@@ -411,6 +411,11 @@ SUBTLE = {
         f"g (float[n, 4] x) => (bool[1] y) {{{{ s = {ROWS} z = Sub(s, s) y = {{}}(s, z) }}}}",
         ("Greater", "GreaterOrEqual"),
     ),
+    "a batch of nothing of images of any size": (
+        f"g (float[n, 3, h, w] x) => (bool[1] y) {{{{ m = MaxPool<kernel_shape = [2, 2]> (x) s = {ROWS} z = Sub(s, s) "
+        "p = ReduceMean<keepdims = 0> (m) q = Identity(p) y = {}(s, z) }}",
+        ("Greater", "GreaterOrEqual"),
+    ),
     "the largest of nothing": (
         "g (float[2, n, 4] x) => (float[2, 4] y) {{ a = Constant<value_ints = [1]> () {} }}",
         ("r = Relu(x) y = ReduceMax<keepdims = 0> (r, a)", "m = ReduceMax<keepdims = 0> (x, a) y = Relu(m)"),
