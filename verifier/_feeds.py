@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -14,17 +14,32 @@ from superopt.ir.poly import Dim, symbols, value_at
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.limits import available
 
-__all__ = ["KINDS", "LEVELS", "Domain", "choose_sizes", "domain_of", "fed_types", "make_inputs"]
+__all__ = [
+    "EMPTY",
+    "KINDS",
+    "LEVELS",
+    "NO_BATCH",
+    "Domain",
+    "accepted",
+    "choose_sizes",
+    "domain_of",
+    "fed_types",
+    "make_inputs",
+]
 
 KINDS = ("normal", "edge", "uniform")
 LEVELS = 6  # ways to choose symbolic sizes, tried in order until the model accepts one
+EMPTY, NO_BATCH = LEVELS, LEVELS + 1  # two more, asked for by name: all are 0, or first dimensions alone
 _WIDE = 3  # copies of the inputs that are alive while they are drawn
 _EDGES = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.0, 1e-8, -1e-4, 1e-3, 16.0, -16.0, 64.0, -64.0])
 _SAME_VALUES = frozenset({
     "Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice", "Flatten", "Expand", "Tile", "Concat",
     "Split",
 })  # fmt: skip
-_INDEX_INPUT = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterElements": 1, "Scatter": 1, "ScatterND": 1}
+_INDEX_INPUT = {
+    "Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterElements": 1, "Scatter": 1, "ScatterND": 1, "RoiAlign": 2,
+}  # fmt: skip
+_NOT_ZERO = {"Div": 1, "Mod": 1, "OneHot": 1}  # operands of integers that are refused where they are 0
 
 # Operands that sizes, positions or trip counts are read from: an arbitrary integer there is refused, or enormous.
 _SIZES = {
@@ -60,7 +75,7 @@ def choose_sizes(graph: Graph, seed: int, level: int, fixed: Mapping[str, int]) 
     """Sizes for the symbolic dimensions. Higher levels are for models that refuse small or odd sizes.
 
     Level 0 draws each from 2 to 5; later ones keep the first dimension of every input small (the batch) and make
-    the others 8, 32, 64 and 224; the last makes all 1.
+    the others 8, 32, 64 and 224; the last makes all 1, ``EMPTY`` all 0, ``NO_BATCH`` first dimensions 0.
     """
     rng = np.random.default_rng((seed, 1))
     sizes: dict[str, int] = dict(fixed)
@@ -68,8 +83,9 @@ def choose_sizes(graph: Graph, seed: int, level: int, fixed: Mapping[str, int]) 
         for axis, dim in enumerate(kind.shape or ()):
             for name in sorted(symbols(dim)):
                 small = int(rng.integers(2, 6))
-                large = (small, 8, 32, 64, 224, 1)[level]
-                sizes.setdefault(name, 1 if level == LEVELS - 1 else min(small, 3) if level and axis == 0 else large)
+                large = (small, 8, 32, 64, 224, 1, 0, small)[level]
+                batch = (small, *(min(small, 3),) * 4, 1, 0, 0)[level]
+                sizes.setdefault(name, large if axis else batch)
     return sizes
 
 
@@ -114,26 +130,36 @@ def _values(
     graph: Graph, name: str, dtype: DType, shape: tuple[int, ...], kind: str, rng: np.random.Generator
 ) -> np.ndarray:
     if dtype is DType.BOOL:
-        return rng.random(shape) < 0.5
+        return np.asarray(rng.random(shape) < 0.5)
     if dtype.is_integer:
         stop = index_bound(graph, name)
         stop = min(2 if stop is None else stop, 2 ** (dtype.bits - 1))
         drawn: np.ndarray = rng.integers(0, max(stop, 1), shape)
         if kind == "edge" and drawn.size:  # both ends of the range for certain
             drawn.reshape(-1)[0], drawn.reshape(-1)[-1] = 0, max(stop, 1) - 1
-        return drawn.astype(dtype.numpy)
+        return accepted(graph, name, drawn.astype(dtype.numpy))
     if kind == "edge":
         return rng.choice(_EDGES, shape).astype(dtype.numpy)
     real: np.ndarray = rng.random(shape) if kind == "uniform" else rng.standard_normal(shape)
     return np.asarray(real, dtype=np.float64).astype(dtype.numpy)
 
 
-def index_bound(graph: Graph, name: str) -> int | None:
-    """How many positions an integer input may name where it is used as an index; ``None`` when it is no index.
+def accepted(graph: Graph, name: str, array: np.ndarray) -> np.ndarray:
+    """The array without what every runtime refuses: integers that something is divided by are not 0."""
+    if array.dtype.kind not in "iu" or array.all() or not _not_zero(graph, name):
+        return array
+    return np.where(array == 0, np.ones_like(array), array)
 
-    Follows the value through operators that only move elements about.
-    """
-    bounds: list[int] = []
+
+def _not_zero(graph: Graph, name: str) -> bool:
+    return any(
+        len(node.inputs) > (place := _NOT_ZERO.get(node.op, len(node.inputs))) and node.inputs[place] == current
+        for node, current in _readers(graph, name)
+    )
+
+
+def _readers(graph: Graph, name: str) -> Iterator[tuple[Node, str]]:
+    """What reads an input, and under which name, also behind operators that only move elements about."""
     seen: set[str] = set()
     waiting = [name]
     while waiting:
@@ -142,10 +168,15 @@ def index_bound(graph: Graph, name: str) -> int | None:
             continue
         seen.add(current)
         for node in graph.consumers.get(current, ()):
-            bounds.extend(b for b in [_bound(graph, node, current)] if b is not None)
+            yield node, current
             if node.op in _SAME_VALUES and node.inputs[0] == current:
                 waiting.extend(o for o in node.outputs if o)
-    return min(bounds, default=None)
+
+
+def index_bound(graph: Graph, name: str) -> int | None:
+    """How many positions an integer input may name where it is used as an index; ``None`` when it is no index."""
+    found = (_bound(graph, node, current) for node, current in _readers(graph, name))
+    return min((b for b in found if b is not None), default=None)
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,15 @@ import numpy as np
 
 from superopt.ir.graph import Graph, Weight
 from superopt.ir.types import DType
-from superopt.verifier._feeds import KINDS, domain_of, fed_types, make_inputs
-from superopt.verifier.targets import input_targets, numbers_of
+from superopt.verifier._feeds import EMPTY, KINDS, NO_BATCH, accepted, domain_of, fed_types, make_inputs
+from superopt.verifier.targets import input_targets, literals
 
 __all__ = ["Feed", "changed_rows", "steered"]
 
 _GENERIC = 16  # elements of a constant that is a target by itself
 _OFFSET, _SPREAD = 1000.0, 1e-4  # of data that lie close together, away from 0
 _SWEEPS = 16  # runs in which the rows of one table are visited
+_STREAMS = 500  # more than there are feeds of one check
 _FILLED = 8  # targets that fill a whole input
 
 
@@ -49,7 +50,7 @@ Fill = Callable[[str, DType, np.ndarray, np.random.Generator], np.ndarray]
 def steered(
     before: Graph, after: Graph, seed: int, sizes: Mapping[str, int], level: int, most: int
 ) -> Iterator[Feed]:  # fmt: skip
-    """Up to so many feeds beyond plain random ones.
+    """Up to so many feeds beyond plain random ones, and those without elements, which take no work.
 
     Args:
         before: the original.
@@ -60,6 +61,7 @@ def steered(
         most: feeds.
     """
     aim = _Aim(before, after, seed, dict(sizes), level)
+    yield from aim.empty()
     for number, made in enumerate(aim.feeds()):
         if number >= most:
             return
@@ -74,6 +76,18 @@ class _Aim:
         self.targets = _targets(before, after, [n for n in self.types if n not in self.weights])
         self.count = 0
 
+    @property
+    def open(self) -> bool:
+        """Whether a size is the caller's to choose."""
+        return any(not isinstance(d, int) for t in self.types.values() for d in t.shape or ())
+
+    def empty(self) -> Iterator[Feed]:
+        """A batch, or all that is open, of nothing."""
+        if self.open:
+            yield self._made("sizes of 0", _as_drawn, level=EMPTY, own=1)
+        if any(not isinstance(d, int) for t in self.types.values() for d in (t.shape or ())[1:]):
+            yield self._made("a batch of 0", _as_drawn, level=NO_BATCH, own=5)
+
     def feeds(self) -> Iterator[Feed]:
         inputs = {n: t.dtype for n, t in self.types.items() if n not in self.weights}
         reals = [n for n, d in inputs.items() if d.is_float]
@@ -86,8 +100,13 @@ class _Aim:
             yield self._made("all nearly equal", self._alike)
         elif reals:
             yield self._made("close together", self._alike)
+        if reals:
+            yield self._made("few numbers, so that many are equal", _tied, own=2)
         if len(whole) > 0:
             yield self._made("integers over their domain", self._near, mixed=True)
+            yield self._made("integers over their type", self._any, mixed=True, own=3)
+            if any(domain_of(self.before, n).stop is not None for n in whole):
+                yield self._made("positions counted from the end", self._from_end, own=4)
         if any(d.is_integer and domain_of(self.before, n).small for n, d in inputs.items()):
             for number in (0, 1, 3):
                 yield self._made(f"sizes and counts of {number}", self._counts(number))
@@ -102,17 +121,18 @@ class _Aim:
         yield from self._sized()
 
     def _made(
-        self, name: str, fill: Fill, *, mixed: bool = False, tiny: bool = False, level: int | None = None
-    ) -> Feed:
-        self.count += 1
-        seed = self.seed + 1000 * self.count
+        self, name: str, fill: Fill, *, mixed: bool = False, tiny: bool = False, level: int | None = None,
+        own: int = 0,
+    ) -> Feed:  # fmt: skip
+        """A feed; one with a number of its ``own`` leaves the draws of those after it as they are without it."""
+        self.count += not own
+        seed = self.seed + 1000 * (own + _STREAMS if own else self.count)
         arrays = make_inputs(self.before, seed, KINDS[0], self.sizes, level=self.level if level is None else level)
         rng = np.random.default_rng([seed, 7])
         for n, array in arrays.items():
             if n not in self.weights and array.size:
-                arrays[n] = (
-                    np.asarray(fill(n, self.types[n].dtype, array, rng)).astype(array.dtype).reshape(array.shape)
-                )
+                filled = np.asarray(fill(n, self.types[n].dtype, array, rng)).astype(array.dtype)
+                arrays[n] = accepted(self.before, n, filled.reshape(array.shape))
         return Feed(name, arrays, mixed, tiny)
 
     def _near(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -136,6 +156,22 @@ class _Aim:
             )
             out = made.astype(dtype.numpy)
         return np.asarray(np.where(np.isfinite(out.astype(float)), out, array))
+
+    def _any(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Integers of any magnitude, where they are no positions, sizes or counts: sums and products wrap."""
+        domain = domain_of(self.before, name)
+        if not dtype.is_integer or domain.small or domain.stop is not None:
+            return array
+        low, high = _ends(dtype)
+        held = dtype.numpy if dtype.bits >= 8 else np.int8
+        drawn = rng.integers(low, high, array.shape, dtype=held, endpoint=True)
+        shift = rng.integers(0, dtype.bits, array.shape, dtype=held)
+        return np.asarray(np.where(rng.random(array.shape) < 0.5, drawn, drawn >> shift))
+
+    def _from_end(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Positions as the negative numbers that mean the same, which most operators take."""
+        stop = domain_of(self.before, name).stop if dtype.is_integer else None
+        return array if stop is None or _ends(dtype)[0] == 0 else array.astype(np.int64) - stop
 
     def _counts(self, number: int) -> Fill:
         """Integers that sizes or trip counts are made of."""
@@ -236,18 +272,14 @@ class _Aim:
 
     def _sized(self) -> Iterator[Feed]:
         """Other sizes of symbolic dimensions: all 1, and larger ones."""
-        if any(not isinstance(d, int) for t in self.types.values() for d in t.shape or ()):
+        if self.open:
             for level, name in ((5, "sizes of 1"), (1, "sizes of 8")):
-                yield self._made(name, lambda n, d, a, r: a, level=level)
+                yield self._made(name, _as_drawn, level=level)
 
 
 def _targets(before: Graph, after: Graph, inputs: Sequence[str]) -> dict[str, list[float]]:
     """Targets of either graph by input; small constants are targets of every input, too."""
-    generic: dict[float, None] = {}
-    for graph in (after, before):
-        for w in graph.weights:
-            if isinstance(w.type.elements, int) and w.type.elements <= _GENERIC:
-                generic.update(dict.fromkeys(numbers_of(graph, w.name)))
+    generic = literals(after, _GENERIC) | literals(before, _GENERIC)
     first, second = input_targets(after), input_targets(before)
     return {n: list(dict.fromkeys([*second.get(n, ()), *first.get(n, ()), *list(generic)[:16]])) for n in inputs}
 
@@ -259,15 +291,33 @@ def _integers(
     domain = domain_of(graph, name)
     if domain.small:
         return array
-    info = np.iinfo(dtype.numpy)
+    least, most = _ends(dtype)
     if domain.stop is not None:
         return rng.integers(0, max(domain.stop, 1), array.shape)
     marks = np.asarray([t for t in targets if abs(t) < 2**53] or [0.0], dtype=np.float64)
     reach = 4 * float(np.abs(marks).max()) + 1000
-    low = 0 if info.min == 0 else -reach
-    spread = rng.integers(int(max(low, info.min)), int(min(reach, info.max)), array.shape)
+    low = 0 if least == 0 else -reach
+    spread = rng.integers(int(max(low, least)), int(min(reach, most)), array.shape)
     near = np.rint(rng.choice(marks, array.shape)) + rng.integers(-1, 2, array.shape)
-    return np.asarray(np.clip(np.where(rng.random(array.shape) < 0.5, near, spread), info.min, info.max))
+    return np.asarray(np.clip(np.where(rng.random(array.shape) < 0.5, near, spread), least, most))
+
+
+def _ends(dtype: DType) -> tuple[int, int]:
+    """The least and the greatest integer of a type; NumPy's own knows none of four bits."""
+    limits = ml_dtypes.iinfo(dtype.numpy)  # type: ignore[no-untyped-call]
+    return int(limits.min), int(limits.max)
+
+
+def _tied(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Numbers among which ties are likely: which of equal ones is chosen shows. Some rows are negative throughout."""
+    if not dtype.is_float:
+        return array
+    lowered = 2 * rng.integers(0, 2, (*array.shape[:-1], 1)[: array.ndim])
+    return np.asarray(rng.integers(-1, 2, array.shape) - lowered)
+
+
+def _as_drawn(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return array
 
 
 def _booleans(truth: bool) -> Fill:

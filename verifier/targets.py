@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from superopt.ir.graph import Graph, Node, Weight
+from superopt.ir.graph import Graph, Node
+from superopt.ops.generators import attribute_array
 
-__all__ = ["input_targets", "numbers_of"]
+__all__ = ["input_targets", "literals", "numbers_of"]
 
 _MOST = 48  # targets of one input
 _STEPS = 4000  # nodes that one graph's targets are carried through, in all
 _FEW = 4  # elements of a constant operand that are tried
 _DEPTH = 64
+_READ = 1 << 20  # elements of a constant that is looked at
 
 _SAME = frozenset({
     "AveragePool", "Cast", "CastLike", "Ceil", "Clip", "Concat", "DepthToSpace", "Dropout", "Expand", "Flatten",
@@ -29,6 +31,7 @@ _SAME = frozenset({
     "Reshape", "Resize", "Round", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "TopK", "Transpose",
     "Trilu", "Unsqueeze", "Where",
 })  # fmt: skip
+_RESPELLED = frozenset({"Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _INVERSES: Mapping[str, Callable[[float], tuple[float, ...]]] = {
     "Neg": lambda t: (-t,),
     "Abs": lambda t: (t, -t),
@@ -57,24 +60,46 @@ _KINKS: Mapping[str, tuple[float, ...]] = {
 
 def numbers_of(graph: Graph, name: str, most: int = _FEW) -> list[float]:
     """Some elements of a constant: its ends, and its first ones; none where it is not a constant of numbers."""
-    weight = graph.constants.get(name)
-    if weight is None or weight.data is None or not (weight.type.dtype.is_float or weight.type.dtype.is_integer):
-        node = graph.producer.get(name)
-        held = node.attributes.get("value") if node is not None and node.op == "Constant" else None
-        weight = held if isinstance(held, Weight) and held.data is not None else None
-    if weight is None or weight.data is None:
+    array = _constant(graph, name)
+    if array is None or array.size == 0 or array.size > _READ:
         return []
-    if not isinstance(weight.type.elements, int) or weight.type.elements > 1 << 20:
-        return []
-    flat = weight.data.numpy().reshape(-1)
-    if flat.size == 0 or flat.dtype == object:
-        return []
+    flat = array.reshape(-1)
     wide = flat.astype(np.float64)
     wide = wide[np.isfinite(wide)]
     if not wide.size:
         return []
     chosen = dict.fromkeys([float(wide.min()), float(wide.max()), *map(float, wide[: most - 2])])
     return list(chosen)[:most]
+
+
+def literals(graph: Graph, most: int) -> dict[float, None]:
+    """Numbers of the constants, weights and nodes, of at most so many elements."""
+    names = [w.name for w in graph.weights if isinstance(w.type.elements, int) and w.type.elements <= most]
+    names += [n.outputs[0] for n in graph.nodes if n.op == "Constant" and n.outputs]
+    arrays = ((name, _constant(graph, name)) for name in names)
+    return {
+        t: None for name, array in arrays if array is not None and array.size <= most for t in numbers_of(graph, name)
+    }
+
+
+def _constant(graph: Graph, name: str) -> np.ndarray | None:
+    """The numbers of a constant, however it is spelled: a weight, a node, or another shape or type of one."""
+    for _ in range(_DEPTH):
+        weight = graph.constants.get(name)
+        if weight is not None:
+            numeric = weight.type.dtype.is_float or weight.type.dtype.is_integer
+            few = isinstance(weight.type.elements, int) and weight.type.elements <= _READ
+            return weight.data.numpy() if weight.data is not None and numeric and few else None
+        node = graph.producer.get(name)
+        if node is None or node.domain not in ("", "ai.onnx"):
+            return None
+        if node.op == "Constant" and len(node.attributes) == 1:
+            [(attribute, given)] = node.attributes.items()
+            return attribute_array(attribute, given)
+        if node.op not in _RESPELLED:
+            return None
+        name = node.inputs[0]
+    return None
 
 
 def input_targets(graph: Graph) -> dict[str, list[float]]:
@@ -182,7 +207,7 @@ class _Backwards:
     def _dot(self, weight: str, wanted: float) -> list[float]:
         """Equal elements that give the first sum the wanted value."""
         held = self.graph.constants.get(weight)
-        if held is None or held.data is None or not isinstance(count := held.type.elements, int) or count > 1 << 20:
+        if held is None or held.data is None or not isinstance(count := held.type.elements, int) or count > _READ:
             return []
         array = held.data.numpy().astype(np.float64)
         if array.ndim < 2 or not array.size:
@@ -201,7 +226,13 @@ def _solve_left(op: str, t: float, c: float) -> list[float]:
         return [t / c] if c else []
     if op == "Div":
         return [t * c]
-    return [t ** (1 / c), -(t ** (1 / c))] if c and t > 0 else []
+    return [root := _power(t, 1 / c), -root] if c and t > 0 else []
+
+
+def _power(t: float, c: float) -> float:
+    """``t ** c``, infinite where that overflows."""
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.float64(t) ** np.float64(c))
 
 
 def _solve_right(op: str, t: float, c: float) -> list[float]:

@@ -28,12 +28,16 @@ from superopt.ir.poly import sym, symbols
 from superopt.ir.terms import App, postorder, variables
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import text_digest
-from superopt.rules.library import BUILT_IN, load_library, parse_file, write_rules
+from superopt.rules.library import ADMISSIBLE, BUILT_IN, load_library, parse_file, write_rules
 from superopt.rules.rule import Guard, Rule, term_symbols
+from superopt.rules.scanner import RuleError
 from superopt.rules.typing import instances
 from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
 from superopt.search.moves import data_of, flowing
 from superopt.search.saturate import Moves
+from superopt.verifier.admission import check
+from superopt.verifier.counterexample import describe
+from superopt.verifier.verdict import Refuted, kind_of
 
 __all__ = ["extend", "extended"]
 
@@ -170,11 +174,13 @@ def extend(
         progress: called with lines of text.
 
     Raises:
-        RuleError: a folder is not there or has no rules, or they do not parse.
+        RuleError: a folder is not there or has no rules, they do not parse, or one that would join is not proved.
     """
     library = load_library() if to == BUILT_IN else load_library(to, built_in=False)
     given = [rule for folder in folders for rule in load_library(folder, built_in=False).values()]
     joined = _identified(extended(tuple(library.values()), sorted(given, key=lambda r: r.id), progress), library)
+    for rule in joined:
+        _insist(rule, progress)
     for family in sorted({rule.family for rule in joined}):
         file = to / f"{family}.toml"
         before = parse_file(file) if file.exists() else ()
@@ -182,6 +188,21 @@ def extend(
         write_rules(file, [*before, *(r for r in joined if r.family == family)], heading=heading)
     _log(to / "run.json", folders, joined)
     return joined
+
+
+def _insist(rule: Rule, progress: Callable[[str], None] | None) -> None:
+    """Prove a rule as it joins: a file in a folder is nobody's word for it.
+
+    Raises:
+        RuleError: it is false, or not shown true.
+    """
+    verdict = check(rule)
+    if kind_of(verdict) not in ADMISSIBLE:
+        counterexample = f" {describe(verdict.counterexample)}" if isinstance(verdict, Refuted) else ""
+        where, hint = f"{rule.lhs[0]} = {rule.rhs[0]}", "superopt rules prove FILE says more; nothing was written"
+        raise RuleError(f"it would join, and is {kind_of(verdict)}{counterexample}", where=where, hint=hint)
+    if progress is not None:
+        progress(f"{rule.id} is proved")
 
 
 def _identified(rules: Sequence[Rule], library: Mapping[str, Rule]) -> tuple[Rule, ...]:

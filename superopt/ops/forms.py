@@ -279,13 +279,14 @@ def product(sizes: Sequence[Dim]) -> Dim:
     return prod(sizes, start=1)
 
 
-def surely_nonnegative(value: Dim) -> bool:
-    """Whether a polynomial is ≥ 0 whenever all its names are ≥ 1 (sufficient, not necessary)."""
-    shifted = substitute(value, {name: sym(name) + 1 for name in symbols(value)})
+def surely_nonnegative(value: Dim, least: int = 1) -> bool:
+    """Whether a polynomial is surely ≥ 0 where all its names are at least ``least``: sufficient, not necessary."""
+    shifted = substitute(value, {name: sym(name) + least for name in symbols(value)})
     if isinstance(shifted, int):
         return shifted >= 0
     return all(c >= 0 for _, c in shifted.terms) and all(
-        isinstance(a, str) or surely_nonnegative(substitute(a.numerator, {n: sym(n) - 1 for n in symbols(a.numerator)}))
+        isinstance(a, str)
+        or surely_nonnegative(substitute(a.numerator, {n: sym(n) - least for n in symbols(a.numerator)}), least)
         for a in atoms(shifted)
     )
 

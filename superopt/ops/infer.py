@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import copysign
 
 import numpy as np
 
@@ -205,6 +206,8 @@ class _Inference:
             return Barrier(str(reason), isinstance(reason, Contradiction))
         except MALFORMED as error:
             return Barrier(f"its attributes make no sense to superopt ({type(error).__name__})")
+        if any(map(negative_zero, canonical.attributes.values())):
+            return Barrier("an attribute is −0, which expressions do not tell from 0")
         if sum(map(bool, node.outputs)) > len(found):
             return Barrier(f"superopt's {node.op} has {len(found)} outputs")
         if not all(bounded(t) for t in found):
@@ -266,6 +269,13 @@ def nothing(kind: TensorType) -> Small | None:
 def kind_key(value: object) -> str:
     """Tells attributes apart whose keys read alike."""
     return type(value).__name__
+
+
+def negative_zero(value: AttributeValue) -> bool:
+    """Whether a number, or one in a list, is a zero with a sign: Python's numbers, and so terms, are equal there."""
+    if isinstance(value, tuple):
+        return any(map(negative_zero, value))
+    return isinstance(value, float) and value == 0.0 and copysign(1.0, value) < 0.0
 
 
 def few(kind: TensorType) -> bool:

@@ -33,6 +33,7 @@ __all__ = ["LIMIT", "Small", "evaluate_small", "small_of_array"]
 
 LIMIT = 128  # elements of a value that is followed: sizes of the parts of a Split, which forms have up to 121 of
 FLOATS = 8  # the same for floats: bounds, scales and ratios, but no weights
+_SIZED = 32  # bits of the types that are taken to hold every size: those of fewer wrap or round at ordinary ones
 STEPS = 20_000  # scalar operations spent on one output
 
 Element = Dim | Fraction
@@ -122,7 +123,9 @@ class _Run:
     def result(self, value: Element) -> Element:
         """The value as the output's element type holds it, if exactly."""
         if isinstance(value, Poly):
-            return value  # sizes fit every type that is used for them
+            if self.dtype.bits < _SIZED:
+                raise Unknown
+            return value
         if self.dtype.is_float:
             if float(np.asarray(float(value)).astype(self.dtype.numpy).astype(np.float64)) != value:
                 raise Unknown
@@ -240,7 +243,7 @@ def apply(function: str, args: tuple[Element, ...]) -> Element:
 
 
 def apply_symbolic(function: str, args: tuple[Dim, ...], arity: int) -> Element:
-    """The same where a size is symbolic; sizes are at least 1."""
+    """The same where a size is symbolic. What is decided holds for sizes of 0, too, unless it divides by them."""
     if len(args) != arity:
         raise Unknown
     match function, args:
@@ -250,22 +253,22 @@ def apply_symbolic(function: str, args: tuple[Dim, ...], arity: int) -> Element:
             return a * b
         case (("floor" | "ceil" | "round" | "cast_int"), (a,)):
             return a
-        case "abs", (a,) if surely_nonnegative(a):
+        case "abs", (a,) if surely_nonnegative(a, 0):
             return a
         case (("max" | "min"), (a, b)):
-            if surely_nonnegative(a - b):
+            if surely_nonnegative(a - b, 0):
                 return a if function == "max" else b
-            if surely_nonnegative(b - a):
+            if surely_nonnegative(b - a, 0):
                 return b if function == "max" else a
         case "less", (a, b):
-            if surely_nonnegative(b - a - 1):
+            if surely_nonnegative(b - a - 1, 0):
                 return 1
-            if surely_nonnegative(a - b):
+            if surely_nonnegative(a - b, 0):
                 return 0
         case "equal", (a, b):
             if a == b:
                 return 1
-            if surely_nonnegative(a - b - 1) or surely_nonnegative(b - a - 1):
+            if surely_nonnegative(a - b - 1, 0) or surely_nonnegative(b - a - 1, 0):
                 return 0
         case (("truncdiv" | "floormod"), (a, b)) if surely_nonnegative(b - 1):
             if function == "floormod":

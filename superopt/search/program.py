@@ -277,7 +277,8 @@ def _facts(weight: Weight) -> LeafFacts | None:
     if weight.type.dtype.is_float:
         elements = np.asarray(weight.data.numpy()).reshape(-1)
         value = float(elements[0])
-        return LeafFacts(uniform=value) if bool((elements == elements[0]).all()) else None
+        signed = bool(np.signbit(elements[elements == 0]).any())  # the number 0 stands for no −0
+        return LeafFacts(uniform=value) if not signed and bool((elements == elements[0]).all()) else None
     if weight.type.dtype == "int64":
         elements = np.asarray(weight.data.numpy())
         return LeafFacts(range=(int(elements.min()), int(elements.max())))

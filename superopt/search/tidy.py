@@ -89,13 +89,22 @@ def tidied(graph: Graph, typing: Typing) -> Tidied:
 
 
 def _uncast(node: Node, casts: Mapping[str, str], typing: Typing) -> Node:
-    """A cast of what a lossless cast made, as a cast of what that one read."""
+    """A cast of what a lossless cast made, as a cast of what that one read; from reals to reals.
+
+    ONNX Runtime casts ``float32 → float16 → uint8`` as ``float32 → uint8``. So a cast to integers goes on reading what
+    it read, and what a cast rounded goes on through the cast behind it, lest the rounding be lost.
+    """
     source = casts.get(node.inputs[0]) if node.op == "Cast" and node.domain == "" and node.inputs else None
-    if source is None:
+    if source is None or not _lossless(typing, source, node.inputs[0]):
         return node
-    before, between = typing.types[source], typing.types[node.inputs[0]]
-    lossless = before is not None and between is not None and _holds(between.dtype, before.dtype)
-    return replace(node, inputs=(source,)) if lossless else node
+    after = typing.types[node.outputs[0]]
+    rounded = source in casts and not _lossless(typing, casts[source], source)
+    return node if after is None or after.dtype not in _FLOATS or rounded else replace(node, inputs=(source,))
+
+
+def _lossless(typing: Typing, narrow: str, wide: str) -> bool:
+    before, after = typing.types[narrow], typing.types[wide]
+    return before is not None and after is not None and _holds(after.dtype, before.dtype)
 
 
 def _holds(wide: DType, narrow: DType) -> bool:

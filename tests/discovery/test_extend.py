@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from superopt.discovery.extend import extend, extended
 from superopt.rules.grammar import format_rule, parse_rule
 from superopt.rules.library import load_library, parse_file, write_rules
 from superopt.rules.rule import Rule
+from superopt.rules.scanner import RuleError
 from superopt.verifier.prover import prove
 from superopt.verifier.verdict import ProvedAllSizes
 
@@ -109,3 +112,12 @@ def test_the_files_grow_and_the_log_says_by_what(tmp_path: Path) -> None:
     assert {"config": "c0", "themes": ["abs"], "cpu_seconds": 2.0} in told["runs"]
     assert extend(runs, to=library) == ()  # they are there
     assert parse_file(library / "abs.toml")[0].lhs == ABS.lhs
+
+
+def test_what_is_not_true_does_not_join_and_nothing_is_written(tmp_path: Path) -> None:
+    library = written(tmp_path / "library", TWICE)
+    run = written(tmp_path / "run", ABS, row("relu-9", "Relu(Neg(x))", "Relu(x)"))
+    before = {p.name: p.read_bytes() for p in library.iterdir()}
+    with pytest.raises(RuleError, match="it would join, and is refuted at"):
+        extend([run], to=library)
+    assert {p.name: p.read_bytes() for p in library.iterdir()} == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import onnx.parser
 import pytest
 from roofline import Roofline
 
@@ -92,6 +93,22 @@ def test_a_size_that_is_open_is_asked_for_at_run_time() -> None:
     assert ops(tidy(rows("n"))) == ops(rows("n").build())
 
 
+@pytest.mark.parametrize(
+    ("last", "size"),
+    [("y = Greater(s, z)", 0), ("m = Max(s, o) y = Equal(m, s)", 0), ("y = Equal(s, z)", 0),
+     ("c = Cast<to = 10>(s) d = Cast<to = 7>(c) y = Equal(d, s)", 3001)],
+)  # fmt: skip
+def test_what_holds_for_some_sizes_only_is_asked_for_at_run_time(last: str, size: int) -> None:
+    text = f"""<ir_version: 9, opset_import: ["": 21]> g (float[n] x) => (float[1] b) {{
+        s = Shape(x) z = Constant<value_ints = [0]>() o = Constant<value_ints = [1]>()
+        {last} w = Cast<to = 1>(y) b = Exp(w) }}"""
+    graph = formats.from_onnx(onnx.parser.parse_model(text))
+    after = tidied(graph, infer(graph)).graph
+    for n in (size, 1):
+        feeds = {"x": np.zeros(n, np.float32)}
+        assert np.array_equal(run(graph, feeds)["b"], run(after, feeds)["b"])
+
+
 DTYPES = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
 
 
@@ -105,6 +122,18 @@ def test_a_cast_that_loses_nothing_is_left_out(own: int, between: int, last: int
     x = b.input("x", DTYPES[own], (3,))
     b.output(b.op("Relu", b.op("Cast", b.op("Cast", x, to=between), to=last)), "y")
     assert ops(tidy(b)).count("Cast") == left
+
+
+@pytest.mark.parametrize("chain", [(10, 1, 2), (16, 1, 3), (10, 1, 10, 2), (10, 11, 10, 3), (10, 1, 6)])
+def test_a_rounding_before_a_cast_to_integers_is_not_lost(chain: tuple[int, ...]) -> None:
+    b = GraphBuilder("casts", opset=23)
+    x = value = b.input("x", "float32", (4,))
+    for to in chain:
+        value = b.op("Cast", value, to=to)
+    b.output(b.op("Exp", x) + b.op("Exp", x), "z")  # something to leave out
+    b.output(b.op("Cast", value, to=7), "y")
+    feeds = {"x": np.array([1.9999999, 0.99999994, 254.99, -3.3333], np.float32)}
+    assert np.array_equal(run(b.build(), feeds)["y"], run(tidy(b), feeds)["y"])
 
 
 def test_a_cast_that_is_read_elsewhere_stays() -> None:

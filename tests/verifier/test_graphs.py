@@ -102,6 +102,18 @@ def test_a_folded_constant_that_says_how_it_was_made_is_proved() -> None:
     assert (found.folded, found.max_ulp) == (1, 1)
 
 
+def test_two_constants_explain_no_third_beside_their_product() -> None:
+    def graph(scale: np.float32, *, folded: bool) -> Graph:
+        nodes = [_node("Mul", "x k", "y")] if folded else [_node("Mul", "x one", "h"), _node("Mul", "h k", "y")]
+        held = {"k": np.asarray(scale)} if folded else {"k": np.asarray(scale), "one": np.asarray(np.float32(1))}
+        return _graph({"x": _type(4)}, nodes, _type(4), held)
+
+    k = np.float32(1e-5)
+    near = np.frombuffer((k.view(np.int32) + np.int32(6)).tobytes(), np.float32)[0]
+    assert verify(graph(k, folded=False), graph(k, folded=True)).verdict == "proved"
+    assert verify(graph(k, folded=False), graph(near, folded=True)).verdict == "tested"
+
+
 @pytest.mark.parametrize(
     "note",
     [SUM.replace("Add", "Sub"), SUM.replace('"w"', '"nowhere"'), "{", "[]", SUM.replace("Add", "Exec"),

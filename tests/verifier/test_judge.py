@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
+import onnx.parser
 import pytest
 
 from superopt import formats
@@ -371,3 +373,78 @@ def test_an_element_that_twelve_runs_hardly_moved_is_looked_at_again(monkeypatch
     found = fresh.judged(trial, 0, "y", made, DType.FLOAT32, compare(old, made, DType.FLOAT32), None)
     assert found.problem is not None
     assert asked == [1, 4, 12]
+
+
+def parsed(text: str, opset: int = 21) -> Graph:
+    return formats.from_onnx(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": {opset}]>\n{text}'))
+
+
+ROWS = "Shape<start = 0, end = 1> (x)"
+SUBTLE = {
+    "a threshold in a node": (
+        "g (float[8] x) => (float[8] y) {{ t = Constant<value_float = 1717.0> () z = Constant<value_float = 0.0> () "
+        "c = {} (x, t) y = Where(c, z, x) }}", ("Greater", "GreaterOrEqual"),
+    ),
+    "a threshold behind a cast": (
+        "g (float[8] x) => (float[8] y) {{ t = Constant<value_int = 1717> () f = Cast<to = 1> (t) z = Sub(f, f) "
+        "c = {} (x, f) y = Where(c, z, x) }}", ("Greater", "GreaterOrEqual"),
+    ),
+    "which of equal ones": (
+        "g (float[1, 3] x) => (int64[1, 1] y) {{ y = ArgMax<axis = 1, select_last_index = {}> (x) }}", ("0", "1"),
+    ),
+    "integers that wrap": (
+        "g (int32[64] x) => (int32[64] y) <int32[1] c = {{2}}> {{ a = Mul(x, c) h = Div(a, c) y = Max({}, x) }}",
+        ("h", "x"),
+    ),
+    "which of equal negative ones": (
+        "g (float[9, 4] x) => (int64[9, 1] y) {{ r = Relu(x) y = ArgMax<axis = 1> ({}) }}", "rx",
+    ),
+    "a position from the end": (
+        "g (float[7] x, int64[3] i) => (float[3] y) {{ a = Abs(i) b = Identity(i) y = Gather(x, {}) }}", "ba",
+    ),
+    "a divisor that is fed": ("g (int32[9] a, int32[9] b) => (int32[9] y) {{ y = Mod<fmod = {}> (a, b) }}", ("0", "1")),
+    "a condition that is fed": (
+        "g (float[4] x, bool c) => (float[4] y) {{ y = If(c) <then_branch = t () => (float[4] o) {{ o = {}(x) }}, "
+        "else_branch = e () => (float[4] p) {{ p = Exp(x) }}> }}", ("Neg", "Abs"),
+    ),
+    "a batch of nothing": (
+        f"g (float[n, 4] x) => (bool[1] y) {{{{ s = {ROWS} z = Sub(s, s) y = {{}}(s, z) }}}}",
+        ("Greater", "GreaterOrEqual"),
+    ),
+    "a batch of nothing of images of any size": (
+        f"g (float[n, 3, h, w] x) => (bool[1] y) {{{{ m = MaxPool<kernel_shape = [2, 2]> (x) s = {ROWS} z = Sub(s, s) "
+        "p = ReduceMean<keepdims = 0> (m) q = Identity(p) y = {}(s, z) }}",
+        ("Greater", "GreaterOrEqual"),
+    ),
+    "the largest of nothing": (
+        "g (float[2, n, 4] x) => (float[2, 4] y) {{ a = Constant<value_ints = [1]> () {} }}",
+        ("r = Relu(x) y = ReduceMax<keepdims = 0> (r, a)", "m = ReduceMax<keepdims = 0> (x, a) y = Relu(m)"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SUBTLE)
+def test_what_differs_at_few_inputs_is_refused_and_what_does_not_is_run(name: str) -> None:
+    text, (one, other) = SUBTLE[name]
+    first, second = parsed(text.format(one)), parsed(text.format(other))
+    assert check(first, second).verdict == "failed"
+    same = check(first, first)
+    assert (same.verdict, same.reason) == ("passed", "")
+
+
+def test_a_root_that_overflows_is_no_target() -> None:
+    steps = [("Pow", "x e", "p"), ("Greater", "p t", "c"), ("Where", "c x p", "y")]
+    graph = model(steps, {"e": single(1e-4), "t": single(3)}, X, Y)
+    assert all(np.isfinite(t) for t in input_targets(graph)["x"])
+    assert check(graph, graph).verdict == "passed"
+
+
+@pytest.mark.parametrize("dtype", [DType.INT4, DType.UINT4, DType.INT8, DType.UINT16, DType.INT32, DType.UINT64])
+def test_integers_of_every_width_are_drawn_to_their_ends(dtype: DType) -> None:
+    graph = model(
+        [("Cast", "x", "y", {"to": 11})], {}, {"x": kind(512, dtype=dtype)}, {"y": kind(512, dtype=DType.FLOAT64)}
+    )
+    drawn = np.concatenate([feed.arrays["x"].astype(object) for feed in steered(graph, graph, 0, {}, 0, 48)])
+    ends = ml_dtypes.iinfo(dtype.numpy)
+    assert ends.max // 2 < max(drawn) <= ends.max
+    assert ends.min <= min(drawn) <= ends.min // 2
