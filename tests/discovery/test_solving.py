@@ -162,6 +162,21 @@ WINDOW = "Conv(x, k, dilations=[1, 1], group=g, pads=p, strides=[1, 1])"
 POINT = "Conv(x, l, dilations=[1, 1], group=1, pads=[0, 0, 0, 0], strides=[1, 1])"
 
 
+def test_a_scale_and_a_shift_have_one_shape() -> None:
+    """A normalisation is a scale and a shift a channel, not a scale of every element."""
+    row = parse_rule({
+        "forall": {"x": "f[b, c, h, w]", "q": "f[c]", "r": "f[c]", "s": "f[c]", "v": "f[c]", "e": "real>0"},
+        "lhs": ["BatchNormalization(x, q, r, s, v, epsilon=e)"], "rhs": ["x"],
+    })  # fmt: skip
+    problem = Problem(restricted(row).forall, frozenset("qrsv"), row.lhs[0])
+    apart = next(Solver(problem, most=30.0).solutions())
+    shapes = [dict(t.attributes)["shape"] for t in postorder(apart.rhs[0]) if isinstance(t, App) and t.op == "Reshape"]
+    assert shapes
+    assert set(shapes) == {(sym("c"), 1, 1)}
+    assert "value=1.0" not in str(apart.rhs[0])
+    assert isinstance(prove(apart), verdict.ProvedAllSizes)
+
+
 def test_what_groups_have_no_equal_for_one_group_has() -> None:
     """A 3×3 beside a 1×1, RepVGG's branches: for any groups there is no convolution, for one there is."""
     problem = convolutions(WINDOW, POINT)
