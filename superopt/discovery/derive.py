@@ -53,6 +53,7 @@ _RESHAPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", 
 ARITHMETIC = "(arithmetic)"  # why two constants of equal value are one class
 ROUNDS = 5
 NODES = 2500
+DETOURS = 2  # a rule may be left for another form of what it makes, and that for one of it: `q · 1/v` is `q ÷ v`
 DRAWS = 24  # of sizes and attributes, of which the most different are taken
 PATIENT = 600  # where windows have to fit, few draws do; no more than DRAWS where one of those did
 SHORTCUT = "shortcut"  # origin of a rule that pays, and that others derive in more than QUICK_ROUNDS rounds only
@@ -174,20 +175,21 @@ class Universe:
         """Whether the two ids of every pair are one class by now."""
         return all(self.graph.find(a) == self.graph.find(b) for a, b in pairs)
 
-    def grow(self, moves: Moves, *, nodes: int, rounds: int, matches: int = 300) -> None:
+    def grow(self, moves: Moves, *, nodes: int, rounds: int, matches: int = 300, detours: int = 0) -> None:
         """Saturate by the moves, within bounds, and unite what is equal by arithmetic."""
         self.fold()
-        self.saturate(moves, nodes=nodes, rounds=rounds, matches=matches)
+        self.saturate(moves, nodes=nodes, rounds=rounds, matches=matches, detours=detours)
         self.fold()
 
-    def saturate(self, moves: Moves, *, nodes: int, rounds: int, matches: int = 300) -> None:
+    def saturate(self, moves: Moves, *, nodes: int, rounds: int, matches: int = 300, detours: int = 0) -> None:
         """Apply the moves that can match, within bounds."""
         ranks = frozenset(
             len(t.shape or ())
             for c in self.graph.classes.values()
             for t in (c.type if isinstance(c.type, tuple) else (c.type,))
         )
-        saturate(self.graph, fitting(moves, ranks), Limits(nodes=nodes, rounds=rounds, matches=matches))
+        limits = Limits(nodes=nodes, rounds=rounds, matches=matches, detours=detours)
+        saturate(self.graph, fitting(moves, ranks), limits)
 
     def fold(self) -> None:
         """Unite constants of equal value: that ``Relu(1) = 1`` is arithmetic, and takes no rule.
@@ -245,12 +247,13 @@ class Universe:
 
 
 def derived(
-    rule: Rule, moves: Moves, *, rounds: int = ROUNDS, nodes: int = NODES, draws: int = DRAWS
+    rule: Rule, moves: Moves, *, rounds: int = ROUNDS, nodes: int = NODES, draws: int = DRAWS, detours: int = 0
 ) -> Mapping[str, int] | None:
     """Which rules derive a rule and how often each is used; ``None`` if saturation does not bring its sides together.
 
     A rule with ``...`` is looked at with one leading axis and with none. Discovery keeps a rule for which no sizes turn
-    up in :data:`DRAWS` draws; who asks about one rule may draw more often.
+    up in :data:`DRAWS` draws; who asks about one rule may draw more often. A library that is minimised is for searches,
+    which do not follow one move that makes more work by another; who asks what follows from it may, ``detours`` times.
     """
     used: dict[str, int] = {}
     try:
@@ -272,7 +275,7 @@ def derived(
             before = universe.graph.version
             if universe.same(pairs):
                 break
-            universe.grow(moves, nodes=nodes, rounds=1)
+            universe.grow(moves, nodes=nodes, rounds=1, detours=detours)
             if universe.graph.version == before:
                 break
         if not universe.same(pairs):
@@ -375,8 +378,9 @@ def derive(rules_file: Path | str, library: Library | Iterable[Rule]) -> Coverag
         parts = parts_of(rule)
         near = [r for r in rules if r.operators <= rule.operators]
         chain = derived(rule, moves_of(near, parts), draws=PATIENT) if near else None
-        if chain is None:  # over operators of its own first, which is quick
-            chain = derived(rule, moves_of(rules, parts), draws=PATIENT)
+        for detours in range(DETOURS + 1):  # over operators of its own first, which is quick
+            if chain is None:
+                chain = derived(rule, moves_of(rules, parts), draws=PATIENT, detours=detours)
         if chain is None:
             missing[rule.id] = "saturation by the library does not bring the sides together"
         else:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from superopt.discovery.candidates import n_ary
-from superopt.discovery.config import Config, Theme
+from superopt.discovery.config import DEFINITION, Config, Theme
 from superopt.discovery.derive import SHORTCUT
 from superopt.discovery.explore import (
     Enumerated,
@@ -378,7 +378,7 @@ def _identified(rules: Sequence[Rule], config: Config, sources: Mapping[str, str
         digest = text_digest(rule)
         width = next(w for w in range(4, 65) if f"{rule.family}-{digest[:w]}" not in made)
         origin = rule.origin
-        if origin != "definition":
+        if origin != DEFINITION:
             notes = ["a shortcut"] if origin == SHORTCUT else []
             notes += [sources[digest]] if digest in sources else ["weights solved for"] if origin == SOLVED else []
             notes += ["for any number of siblings"] if n_ary(rule) else []

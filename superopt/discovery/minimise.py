@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from superopt.discovery.candidates import movements, operator_count
+from superopt.discovery.config import DEFINITION
 from superopt.discovery.derive import (
     QUICK_ROUNDS,
     ROUNDS,
@@ -155,7 +156,7 @@ def _follows(sent: bytes, others: Sequence[bytes], rounds: int) -> dict[str, boo
 
 def _derive(rule: Rule, near: Sequence[Rule], rounds: int) -> dict[str, bool]:
     """Whether rules derive another."""
-    if rule.origin == "definition":
+    if rule.origin == DEFINITION:
         return {"follows": False}
     if len(rule.lhs) > 1:
         return {"follows": reached(rule, moves_of(near), rounds=rounds)}

@@ -145,10 +145,12 @@ def _worth_it(problem: Problem, bases: Sequence[Term], affine: bool) -> bool:
 
 
 def _with_addend(single: Skeleton, target: TensorType) -> Skeleton:
-    """A weight added to what a skeleton gives, where the operator does not add one itself."""
+    """A weight added to what a skeleton gives, where the operator does not add one itself; of one shape with its own,
+    if that broadcasts as well."""
     hole = f"{_HOLE}z"
     *fewer, widest = _broadcasting(target)
-    narrower = tuple({**single.holes, hole: kind} for kind in fewer)
+    alike = tuple({**some, hole: kind} for some in single.narrower for kind in some.values())
+    narrower = (*alike, *({**single.holes, hole: kind} for kind in fewer))
     return Skeleton(App("Add", (single.term, Var(hole))), {**single.holes, hole: widest}, narrower)
 
 

@@ -60,15 +60,26 @@ def _running(roots: Sequence[Term], theme: Theme) -> set[str]:
 
 def solve_one(
     solver: Solver, config: Config, chunks: Chunks, name: str, follows: Callable[[Rule], bool], found: Solved,
-    usable: Callable[[Rule], bool] = lambda _: True,
+    usable: Callable[[Rule], bool] = lambda _: True, signals: bool = False,
 ) -> bool:  # fmt: skip
     """The cheapest equal of one problem that is proved and usable, added to ``found``; whether any candidate came up.
+
+    Args:
+        solver: with the problem.
+        config: seed and effort.
+        chunks: where verdicts are kept.
+        name: of the family.
+        follows: whether a candidate is derived by what is known.
+        found: so far.
+        usable: whether a proved rule is of use.
+        signals: whether what is found about images is proposed with one spatial axis as well.
 
     Raises:
         OutOfBounds: the solver's time or memory is used up; what is in ``found`` is proved.
     """
     problem = solver.problem
-    theme = theme_of(problem, name, batch=max(len(t.shape or ()) for t in problem.kinds.values()) < 4)
+    batch = max(len(t.shape or ()) for t in problem.kinds.values()) < 4
+    theme = theme_of(problem, name, batch=batch, signals=signals)
     judge = Judge(config, theme, chunks, solver.bounds)
     judge.tally = found.tally
     some = False
@@ -115,6 +126,7 @@ def solve_all(
     for given in sides:
         if theme.about and theme.about.isdisjoint(t.op for t in postorder(given.term) if isinstance(t, App)):
             continue
+        answered: list[Problem] = []
         for number, problem in enumerate((given, *_narrower(given))):
             bounds.check()
             text = f"{problem.term} {sorted(map(str, problem.kinds.values()))}"
@@ -123,16 +135,19 @@ def solve_all(
             seen.add(text)
             size = operator_count(problem.term)
             by_size[size] += 1
-            before = len(found.rules)
+            before, derived = len(found.rules), found.derived
             solver = Solver(_named(problem), most=theme.slack, seed=config.seed, bounds=bounds)
-            some = solve_one(solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found)
+            some = solve_one(
+                solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found, signals=theme.signals
+            )
             if some:
                 solved[size] += 1
-                known.append(solver.problem)
+                answered.append(solver.problem)
             for rule in found.rules[before:]:
                 say(f"{theme.name}: {rule.lhs[0]} = {rule.rhs[0]}")
-            if some and number == 0:
-                break
+            if number == 0 and (len(found.rules) > before or found.derived > derived):
+                break  # an equal that was not proved may have one that is where an attribute does nothing
+        known += answered
     for size in sorted(by_size):
         upto = [s for s in by_size if s <= size]
         found.levels.append(Level(size, sum(by_size[s] for s in upto), sum(by_size[s] for s in upto),

@@ -334,10 +334,10 @@ def _small(problem: Problem, point: Point) -> bool:
     return all(0 < prod(place.shape(outputs[0])) <= _LARGE for outputs in types_of(problem.rule).types.values())
 
 
-def theme_of(problem: Problem, name: str, *, batch: bool = True) -> Theme:
+def theme_of(problem: Problem, name: str, *, batch: bool = True, signals: bool = False) -> Theme:
     """The problem's leaves and attributes as a vocabulary, for whoever generalises and proves a candidate."""
     rule = problem.rule
     return Theme(
         name, name, (), operator_count(problem.term), rule.tensors, problem.weights, rule.attributes, (), batch=batch,
-        join=False,
+        join=False, signals=signals,
     )  # fmt: skip

@@ -16,8 +16,9 @@ from superopt.discovery.leftsides import left_sides
 from superopt.discovery.lifting import Problem, lifted
 from superopt.discovery.linear import Known, Place, Undecided, asked
 from superopt.discovery.skeletons import Skeleton, skeletons
-from superopt.discovery.solved import _narrower
+from superopt.discovery.solved import _narrower, solve_all
 from superopt.discovery.solving import Solver, places_of
+from superopt.discovery.store import UNBOUNDED, Chunks
 from superopt.ir.poly import sym
 from superopt.ir.terms import App, Var, postorder, variables
 from superopt.ir.types import DType, TensorType
@@ -161,6 +162,21 @@ WINDOW = "Conv(x, k, dilations=[1, 1], group=g, pads=p, strides=[1, 1])"
 POINT = "Conv(x, l, dilations=[1, 1], group=1, pads=[0, 0, 0, 0], strides=[1, 1])"
 
 
+def test_a_scale_and_a_shift_have_one_shape() -> None:
+    """A normalisation is a scale and a shift a channel, not a scale of every element."""
+    row = parse_rule({
+        "forall": {"x": "f[b, c, h, w]", "q": "f[c]", "r": "f[c]", "s": "f[c]", "v": "f[c]", "e": "real>0"},
+        "lhs": ["BatchNormalization(x, q, r, s, v, epsilon=e)"], "rhs": ["x"],
+    })  # fmt: skip
+    problem = Problem(restricted(row).forall, frozenset("qrsv"), row.lhs[0])
+    apart = next(Solver(problem, most=30.0).solutions())
+    shapes = [dict(t.attributes)["shape"] for t in postorder(apart.rhs[0]) if isinstance(t, App) and t.op == "Reshape"]
+    assert shapes
+    assert set(shapes) == {(sym("c"), 1, 1)}
+    assert "value=1.0" not in str(apart.rhs[0])
+    assert isinstance(prove(apart), verdict.ProvedAllSizes)
+
+
 def test_what_groups_have_no_equal_for_one_group_has() -> None:
     """A 3×3 beside a 1×1, RepVGG's branches: for any groups there is no convolution, for one there is."""
     problem = convolutions(WINDOW, POINT)
@@ -168,6 +184,28 @@ def test_what_groups_have_no_equal_for_one_group_has() -> None:
     merged = next(Solver(in_one_group(problem)).solutions())
     assert str(merged.rhs[0]).startswith("Conv(x, Add(k, Pad(l")
     assert isinstance(prove(merged), verdict.ProvedAllSizes)
+
+
+def test_an_equal_that_is_not_proved_leaves_one_group_to_be_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For any groups the answer to unit impulses is an equal that nothing proves; in one group there is a shorter."""
+    monkeypatch.setattr("superopt.discovery.solved.left_sides", lambda *_, **__: [convolutions(WINDOW, "x")])
+    monkeypatch.setattr("superopt.discovery.judge.prove", proved_in_one_group)
+    file = tmp_path / "solving.toml"
+    file.write_text('[[theme]]\nname = "s"\nsolve = ["Conv", "Add"]\noperators = 2\nsignals = true\n', "utf-8")
+    config = load_config(file)
+    chunks = Chunks(tmp_path / "chunks")
+    found = solve_all(config.themes[0], config, chunks, lambda _: None, UNBOUNDED, lambda *_: False)
+    image, signal = found.rules
+    assert found.tally.unknown
+    assert "group=1" in str(image.lhs[0])
+    assert [len(r.tensors["x"].shape) for r in (image, signal)] == [4, 3]
+
+
+def proved_in_one_group(rule: Rule, *, time_limit: float) -> verdict.Verdict:
+    """The prover, but that it gives up where there are groups, at once."""
+    return prove(rule, time_limit=time_limit) if "g" not in rule.forall else verdict.Unknown("groups")
 
 
 def test_instances() -> None:
