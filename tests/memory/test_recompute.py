@@ -81,6 +81,15 @@ def test_plans_compute_what_was_asked_and_their_peak_is_what_they_take(seed: int
         assert plan.peak == peak_of(task, plan.steps, of)[0] == simulated(task, plan)
 
 
+def test_what_is_free_at_the_end_of_the_block_is_a_gap_like_others() -> None:
+    """The fifth value lies in the hole at the end that it fills, not in the larger one before, as in the arena of tiny
+    EfficientNet-B0 with open rows; the last one then finds no hole."""
+    reads = [(0,), (1,), (1,), (2, 3), (4, 2), (5, 4), (6,)]
+    ops = tuple(Op(r, (i + 1,), 1.0) for i, r in enumerate(reads))
+    task = Task(ops, (0, 1024, 256, 512, 256, 512, 1280, 0), frozenset({0}), frozenset({7}))
+    assert block_of(task, as_given(task)) == 1792 + 1280
+
+
 def test_what_is_read_later_is_made_later() -> None:
     """A large value that is made of an input waits until there is what it is added to; nothing else moves."""
     ops = (Op((0,), (1,), 1.0), Op((0,), (2,), 1.0), Op((2,), (3,), 1.0), Op((3,), (4,), 1.0), Op((1, 4), (5,), 1.0))
