@@ -103,8 +103,8 @@ class _Search:
     def _walked(self, chosen: Mapping[str, Sequence[str]]) -> list[int]:
         """The nodes in the order of the walk."""
         before = dict(enumerate(self.reads))
-        for node, operands in chosen.items():
-            place = self.maker[node]
+        for made, operands in chosen.items():
+            place = self.maker[made]
             before[place] = list(dict.fromkeys([*(self.maker[o] for o in operands), *self.reads[place]]))
         stack = [(i, False) for i in reversed(self.last)]
         found: list[int] = []

@@ -26,9 +26,10 @@ def walked(graph: Graph, found: Footprint) -> Graph | None:
     Returns:
         ``None`` where no order that was tried does.
     """
-    if graph.opset.get("", 0) < OPSET:
+    free = _free(graph, found)
+    if not free or graph.opset.get("", 0) < OPSET:
         return None
-    chosen = best_walk(found.ran, found.types, found.known, _free(graph, found))
+    chosen = best_walk(found.ran, found.types, found.known, free)
     if not chosen:
         return None
     guards = Guards.of(graph, found.types)
