@@ -138,7 +138,10 @@ def typed(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph | None 
     types = {w.name: w.type for w in graph.weights}
     types.update({n: TensorType(DType.of(a.dtype), tuple(map(int, a.shape))) for n, a in feeds.items()})
     beforehand = {v.name: v.type for v in graph.inputs if isinstance(v.type, TensorType)} | dict(types)
-    exposed = replace(graph, outputs=tuple(Value(n, None) for n in names), values=())
+    named = {
+        v.name: v.type for v in graph.values if isinstance(v.type, TensorType) and v.type.shape and not v.type.is_static
+    }
+    exposed = replace(graph, outputs=tuple(Value(n, named.get(n)) for n in names), values=())
     with bounded_memory():
         if given is not None:
             session = hollow_session(exposed)

@@ -21,15 +21,17 @@ from superopt.memory.timetable import (
     alive_at,
     as_given,
     made_again,
+    patient,
     peak_of,
     polished,
     prompt,
 )
+from superopt.memory.walks import best_walk
 
 __all__ = [
     "ALIGNMENT", "IN_PLACE", "NCHWC", "OPSET", "RENAMING", "ROWS", "Arena", "Bound", "Buffer", "Guards", "Lifetime",
     "Op", "Pin", "Plan", "Planned", "Region", "Schedule", "Slicing", "Source", "Split", "Step", "Task", "Timetable",
-    "Written", "alive", "alive_at", "as_given", "best_open", "block_of", "front", "grown", "heads", "kernel_of",
-    "least_peak", "least_time", "lifetimes", "made_again", "measurable", "measured_arena", "peak_of", "plain",
-    "planned", "polished", "prompt", "split", "tails", "unavoidable", "written",
+    "Written", "alive", "alive_at", "as_given", "best_open", "best_walk", "block_of", "front", "grown", "heads",
+    "kernel_of", "least_peak", "least_time", "lifetimes", "made_again", "measurable", "measured_arena", "patient",
+    "peak_of", "plain", "planned", "polished", "prompt", "split", "tails", "unavoidable", "written",
 ]  # fmt: skip

@@ -62,7 +62,7 @@ class _Search:
         ways = [self._descended(start, self.alike) for start in (everything, none)]
         found = min(ways, key=self._cost)
         found = self._descended(found, self.single)
-        return found if self._block(found) < self._block(none) else none
+        return found if self._cost(found)[0] < self._cost(none)[0] else none
 
     def _descended(self, chosen: frozenset[str], groups: Sequence[frozenset[str]]) -> frozenset[str]:
         """What is left when no group, opened or closed, makes it cheaper."""
@@ -76,14 +76,12 @@ class _Search:
                     chosen, cost, improved = other, price, True
         return chosen
 
-    def _cost(self, chosen: frozenset[str]) -> tuple[int, int]:
-        """The block, and how many kernels are open: each needs views."""
-        return self._block(chosen), len(chosen)
-
-    def _block(self, chosen: frozenset[str]) -> int:
+    def _cost(self, chosen: frozenset[str]) -> tuple[int, int, int]:
+        """The block, bytes that are taken over all steps, and how many kernels are open: each needs views."""
         self.left -= len(self.ran.nodes)
         opened = {o for k in chosen for o in self.results[k]}
-        return planned(self.ran, self.types, opened=opened).block
+        plan = planned(self.ran, self.types, opened=opened)
+        return plan.block, sum(plan.occupied), len(chosen)
 
     def _kind(self, group: frozenset[str]) -> object:
         made = {n.outputs[0]: n for n in self.ran.nodes if n.outputs and n.outputs[0] in group}

@@ -218,18 +218,20 @@ def rounded(size: int) -> int:
 
 
 def _laid_out(buffers: Sequence[tuple[str, int, int, int]]) -> Iterator[tuple[str, int]]:
-    """Offsets of buffers (name, first step, last step, bytes) in order of allocation: best fit, else at the end."""
+    """Offsets of buffers (name, first step, last step, bytes) in order of allocation: in the gap that is left the
+    smallest, of which what is free at the end of the block as it is so far is one, else at the end."""
     placed: list[tuple[int, int, int]] = []  # offset, size, last step; by offset
+    block = 0
     for name, start, end, size in buffers:
         placed = [p for p in placed if p[2] >= start]
         if size == 0:
             yield name, 0
             continue
         ends = [0] + [offset + length for offset, length, _ in placed]
-        gaps = [
-            (offset - free, free, i) for i, (free, (offset, _, _)) in enumerate(zip(ends[:-1], placed, strict=True))
-        ]
+        starts = [offset for offset, _, _ in placed] + [block]
+        gaps = [(begin - free, free, i) for i, (free, begin) in enumerate(zip(ends, starts, strict=True))]
         fitting = [g for g in gaps if g[0] >= size]
         _, offset, place = min(fitting, key=lambda g: (g[0], g[1])) if fitting else (0, ends[-1], len(placed))
+        block = max(block, offset + size)
         placed.insert(place, (offset, size, end))
         yield name, offset

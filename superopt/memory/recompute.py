@@ -23,7 +23,18 @@ import highspy
 import numpy as np
 
 from superopt.memory.points import expanded, least_time, plain
-from superopt.memory.timetable import Op, Step, Task, Timetable, alive_at, as_given, lightened, peak_of, polished
+from superopt.memory.timetable import (
+    Op,
+    Step,
+    Task,
+    Timetable,
+    alive_at,
+    as_given,
+    lightened,
+    patient,
+    peak_of,
+    polished,
+)
 from superopt.runtime.highs import solver
 
 __all__ = ["Op", "Step", "Task", "Timetable", "alive_at", "front", "peak_of"]
@@ -66,7 +77,7 @@ def front(task: Task, *, rows: int = ROWS, seconds: float = inf, enough: int | N
         enough: bytes below which a plan need not go: what has reached them is not cut again.
     """
     budget = _Budget(rows, time.monotonic() + seconds, _LOOKED * rows)
-    first = as_given(task)
+    first = patient(task, as_given(task))
     found, cut = [first], set[tuple[int, float]]()
     for _ in range(_ROUNDS):
         fresh = [p for p in found if (p.peak, p.us) not in cut and (enough is None or p.peak > enough)]
@@ -74,7 +85,7 @@ def front(task: Task, *, rows: int = ROWS, seconds: float = inf, enough: int | N
             break
         for plan in _spread(fresh, _BEAM):
             cut.add((plan.peak, plan.us))
-            found = _undominated([*found, *_Cut(task, plan).plans(budget)])
+            found = _undominated([*found, *(patient(task, p) for p in _Cut(task, plan).plans(budget))])
     return _thrifty(task, _undominated([*found, *_within(task, first, rows, budget)]), budget)
 
 
@@ -90,7 +101,7 @@ def _within(task: Task, first: Timetable, rows: int, budget: _Budget) -> Iterato
             peak = int(first.peak * (max(least, 1) / first.peak) ** (level / _LEVELS))
             bound = least_time(small, peak, rows=left // (_LEVELS + 1 - level))
             left -= bound.rows
-            yield from (expanded(task, p) for p in bound.plans)
+            yield from (patient(task, expanded(task, p)) for p in bound.plans)
 
 
 def _thrifty(task: Task, plans: Sequence[Timetable], budget: _Budget) -> list[Timetable]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 __all__ = [
-    "Op", "Step", "Task", "Timetable", "alive_at", "as_given", "lightened", "made_again", "peak_of", "polished",
-    "prompt", "spans",
+    "Op", "Step", "Task", "Timetable", "alive_at", "as_given", "lightened", "made_again", "patient", "peak_of",
+    "polished", "prompt", "spans",
 ]  # fmt: skip
 
 
@@ -249,6 +249,54 @@ def _alone(
                 inside[step.makes] = step
                 edge.append(step)
     return inside
+
+
+def patient(task: Task, plan: Timetable) -> Timetable:
+    """The plan in which what is made before most is alive and read after it is made after it, too, where less is alive
+    then: of what is made early, some is larger than all that would have to wait for it.
+
+    Args:
+        task: the graph.
+        plan: of it.
+    """
+    while True:
+        better = next(
+            (p for p in _waiting(task, plan) if p.peak < plan.peak or (p.peak == plan.peak and p.at > plan.at)), None
+        )
+        if better is None:
+            return plan
+        plan = better
+
+
+def _waiting(task: Task, plan: Timetable) -> Iterator[Timetable]:
+    """Plans in which one step from before most is alive comes after it, with the views of what it makes, the one that
+    makes most first."""
+    steps, made, first = plan.steps, dict[int, int](), dict[int, int]()
+    for at in range(len(steps) - 1, -1, -1):
+        step = steps[at]
+        until = min((first[v] for v in step.makes if v in first), default=len(steps))
+        made[at] = until
+        alias = task.ops[step.op].view  # who reads a view reads what it is a view of
+        for value in step.reads:
+            needed = until if alias and value == step.reads[0] else at
+            first[value] = min(first.get(value, needed), needed)
+    size = {i: sum(task.sizes[plan.original[v]] for v in steps[i].makes) for i in range(plan.at)}
+    for at in sorted(size, key=lambda i: -size[i]):
+        step, until = steps[at], made[at]
+        if task.ops[step.op].view or not size[at] or until <= plan.at or until == len(steps):
+            continue
+        if not task.results.isdisjoint(step.makes):
+            continue
+        late, rest, known = [step], list[Step](), set(step.makes)
+        for other in steps[at + 1 : until]:
+            if task.ops[other.op].view and other.reads[0] in known:
+                late.append(other)
+                known.update(other.makes)
+            else:
+                rest.append(other)
+        if {s.op for s in late}.isdisjoint(s.op for s in rest):  # the first execution stays the first
+            moved = (*steps[:at], *rest, *late, *steps[until:])
+            yield Timetable(moved, plan.original, plan.us, *peak_of(task, moved, plan.original))
 
 
 def _without(task: Task, plan: Timetable, copy: Step) -> Timetable | None:

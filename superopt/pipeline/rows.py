@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from superopt.ir.graph import Graph, Node, unused_name
+from superopt.ir.graph import Graph, Node, Value, unused_name
+from superopt.ir.poly import sym, symbols
 from superopt.ir.types import TensorType, ValueType
 from superopt.memory import ALIGNMENT, Guards
 from superopt.ops.infer import Typing
@@ -18,13 +19,15 @@ __all__ = ["Sum", "known_again", "merged", "open_rows", "sizes_of", "sums"]
 _COMPRESS = 9  # the first opset that has it
 
 
-def open_rows(graph: Graph, typing: Typing, again: Set[str] = frozenset()) -> Graph | None:
+def open_rows(graph: Graph, typing: Typing, again: Set[str] = frozenset(), *, named: bool = False) -> Graph | None:
     """The graph whose number of rows (the first size of every input) is not known before a run.
 
     Args:
         graph: the model.
         typing: its types.
         again: values (not of inputs alone) whose rows are to be opened, too.
+        named: what is summed is said to have equally many rows, by a name: in the blocked layout ONNX Runtime merges a
+            sum into a convolution only where it knows its operands to have the same sizes, whatever they are.
 
     Returns:
         It computes the same. ``None`` where no input has a fixed number of rows, or the opset is too old.
@@ -73,7 +76,32 @@ def open_rows(graph: Graph, typing: Typing, again: Set[str] = frozenset()) -> Gr
         if made in again:
             opened(made, typing.types.get(made))
     values = tuple(v for v in graph.values if v.name not in graph.producer)  # they would say what is to be left open
+    values += tuple(_summed(graph, typing)) if named else ()
     return replace(graph, weights=(*graph.weights, *guards.weights), nodes=tuple(nodes), values=values)
+
+
+def _summed(graph: Graph, typing: Typing) -> Iterator[Value]:
+    """Operands and results of sums of two computed values of the same sizes, their rows called after their number."""
+    fed = [v.type.shape or () for v in graph.inputs if isinstance(v.type, TensorType)]
+    taken = {name for shape in fed for size in shape for name in symbols(size)}
+    named: dict[object, str] = {}
+    found: dict[str, TensorType] = {}
+    for node in graph.nodes:
+        kind = _alike(graph, typing, node.inputs) if node.op == "Add" and not node.domain else None
+        found.update((n, kind) for n in (*node.inputs, *node.outputs) if kind is not None)
+    for name in sorted(found.keys() - {v.name for v in graph.outputs}):
+        rows, *rest = found[name].shape or ()
+        if rows not in named:
+            named[rows] = unused_name(f"rows_{rows}", taken)
+        yield Value(name, TensorType(found[name].dtype, (sym(named[rows]), *rest)))
+
+
+def _alike(graph: Graph, typing: Typing, names: Sequence[str]) -> TensorType | None:
+    """The type of these, where nodes make all of them, of the same known sizes."""
+    kinds = {typing.types.get(n) for n in names}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    made = all(n in graph.producer for n in names)
+    return kind if made and kind is not None and kind.is_static and kind.shape else None
 
 
 def known_again(after: Footprint, given: Set[str]) -> frozenset[str]:

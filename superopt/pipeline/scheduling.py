@@ -36,6 +36,7 @@ from superopt.ops.record import NotCovered
 from superopt.pipeline.footprint import Footprint, footprint
 from superopt.pipeline.hiding import hidden_sizes, kernels
 from superopt.pipeline.rows import known_again, open_rows
+from superopt.pipeline.walking import walked
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.ort import make_session, run
 
@@ -43,6 +44,7 @@ __all__ = ["Scheduled", "arena_of", "asked_of", "least_memory", "orders"]
 
 _SESSIONS = 3  # more of a model, where their orders may differ
 _ASKED = 4  # graphs of which the arena is asked: a second or two each
+_WALKED = 3  # kinds of graphs, for each of which orders are searched: some three seconds each
 
 
 @dataclass(frozen=True)
@@ -82,29 +84,48 @@ def least_memory(
     sizes = sizes or {}
     before = min(_footprints(graph, sizes), key=lambda f: f.plan.peak)
     unchanged, run = Scheduled(graph, before, before, ""), kernels(before.ran)
-    found, least = list[Scheduled](), before.plan.peak
-    for how, made, said in _candidates(graph, before, sizes, alike):
-        if time.monotonic() > deadline or least <= before.bound:
-            break
+    tried, least = [(unchanged, frozenset[str]())], before.plan.peak
+
+    def written(made: Graph, how: str, said: frozenset[str]) -> None:
+        nonlocal least
         try:
             after = max(_footprints(made, sizes), key=lambda f: f.plan.peak)
         except (SuperoptError, NotCovered):  # a shape that has to be known
-            continue
-        if after.plan.peak < before.plan.peak and (not alike or kernels(after.ran, said) == run):
-            found.append(Scheduled(made, before, after, how))
+            return
+        if not alike or kernels(after.ran, said) == run:
+            tried.append((Scheduled(made, before, after, how), said))
             least = min(least, after.plan.peak)
-    return _judged(unchanged, found, sizes, deadline, alike) if found else unchanged
+
+    for how, made, said in _candidates(graph, before, sizes, alike):
+        if time.monotonic() > deadline or least <= before.bound:
+            break
+        written(made, how, said)
+    for found, said in _least_of_each(tried)[:_WALKED]:
+        if time.monotonic() > deadline or least <= before.bound:
+            break
+        turned = walked(found.graph, found.after)
+        if turned is not None:
+            written(turned, found.how if "order" in found.how else ", ".join(filter(None, ("order", found.how))), said)
+    better = [found for found, _ in tried if found.after.plan.peak < before.plan.peak]
+    return _judged(unchanged, better, sizes, deadline, alike) if better else unchanged
+
+
+def _least_of_each(tried: Sequence[tuple[Scheduled, frozenset[str]]]) -> list[tuple[Scheduled, frozenset[str]]]:
+    """Of each kind what is modelled to need least, the least first."""
+    rising = sorted(tried, key=lambda t: t[0].after.plan.block)
+    return list({found.how: (found, said) for found, said in reversed(rising)}.values())[::-1]
 
 
 def _judged(
     unchanged: Scheduled, found: Sequence[Scheduled], sizes: Mapping[str, int], deadline: float, alike: bool
 ) -> Scheduled:
     """Of what is modelled to need least, of each kind first, the one of which the arena is asked least: it decides, and
-    not always as modelled."""
+    not always as modelled. Of equals first what the prover follows, who does not know how many rows a ``Compress``
+    keeps."""
     expected = _outputs(unchanged.graph, sizes) if alike else None
     given = asked_of(unchanged.graph, sizes)
     best, least, asked = unchanged, given, 0
-    rising = sorted(found, key=lambda s: s.after.plan.block)
+    rising = sorted(found, key=lambda s: (s.after.plan.block, "open rows" in s.how))
     kinds = {s.how: s for s in reversed(rising)}  # the first of each
     for scheduled in sorted(rising, key=lambda s: kinds[s.how] is not s):
         if asked == _ASKED or (asked and time.monotonic() > deadline):
@@ -153,22 +174,26 @@ def _candidates(
 ) -> Iterator[tuple[str, Graph, frozenset[str]]]:
     """What was done, the graph, and values in it that only say sizes."""
     typing, nothing = infer(graph, dict(sizes)), frozenset[str]()
-    again = nothing
+    again, named = nothing, False
     rows = open_rows(graph, typing)
     if rows is not None:
         try:
-            again = known_again(footprint(rows, sizes=sizes), graph.producer.keys())
+            opened = footprint(rows, sizes=sizes)
+            if alike and kernels(opened.ran) != kernels(found.ran):
+                named, rows = True, open_rows(graph, typing, named=True) or rows
+                opened = footprint(rows, sizes=sizes)
+            again = known_again(opened, graph.producer.keys())
         except (SuperoptError, NotCovered):  # a shape that has to be known
             rows = None
     if rows is not None:
-        yield "open rows", open_rows(graph, typing, again) or rows, nothing
+        yield "open rows", open_rows(graph, typing, again, named=named) or rows, nothing
         if again:
             yield "open rows", rows, nothing
     for made in hidden_sizes(graph, typing, found, sizes, alike=alike):
         yield "hidden sizes", made.graph, made.said
     for ordered in orders(graph, typing, sizes):
         yield "order", ordered, nothing
-        if rows is not None and (made_rows := open_rows(ordered, typing, again)) is not None:
+        if rows is not None and (made_rows := open_rows(ordered, typing, again, named=named)) is not None:
             yield "order, open rows", made_rows, nothing
         for made in hidden_sizes(
             ordered, infer(ordered, dict(sizes)), footprint(ordered, sizes=sizes), sizes, alike=alike

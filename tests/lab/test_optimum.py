@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from superopt import formats
 from superopt.cost.whole import task_of
 from superopt.lab import magis, optimum
 from superopt.lab.dimensions import regions_of
-from superopt.memory import Planned, Task, front, least_time, peak_of
+from superopt.lab.sliced import alive_in_slices
+from superopt.memory import Op, Planned, Step, Task, front, least_time, peak_of
 
 TINY = Path(__file__).resolve().parents[2] / "corpus" / "tiny"
 
@@ -78,3 +80,31 @@ def test_magis_slices_regions() -> None:
     sliced, _ = magis.search(small, regions, share=10.0, most=100)
     assert sliced.parts
     assert sliced.peak < whole.peak
+
+
+def test_parts_that_are_joined_lie_beside_the_whole() -> None:
+    """An update of a weight in four parts: written into its place, or of parts that are all there in the end."""
+    ops = (Op((), (0,), 1.0), Op((0,), (1,), 1.0), Op((1,), (2,), 1.0))
+    groups = [(0, 4), (0, 4), None]
+    update = Task(ops, (8, 0, 0), frozenset(), frozenset({1, 2}))
+    steps = [Step(i, op.reads, op.makes) for i, op in enumerate(ops)]
+    assert alive_in_slices(update, steps, range(3), groups) == (2, (0, 1))
+    assert alive_in_slices(update, steps, range(3), groups, [8, 8, 8]) == (6 + 2 + 2, (0, 1))
+    inner = Task(ops, (8, 8, 8), frozenset(), frozenset({2}))
+    assert alive_in_slices(inner, steps, range(3), groups) == (16, (2,))
+    assert alive_in_slices(replace(inner, sizes=(8, 8, 1)), steps, range(3), groups) == (10, (0, 1))
+    assert alive_in_slices(replace(inner, sizes=(8, 8, 1)), steps, range(3), groups, [8, 8, 1]) == (16, (0, 1))
+
+
+def test_magis_has_less_alive_in_the_account_that_it_searches_in() -> None:
+    found = planned("mlp_mixer")
+    small, regions = magis.planned_task(found)
+    whole = magis.whole_bytes(found)
+    free, _ = magis.search(small, regions, share=10.0, most=100)
+    joined, _ = magis.search(small, regions, share=10.0, most=100, whole=whole)
+    assert free.parts
+    parts = dict(free.parts)
+    group = {i: (r, n) for r, n in parts.items() for i in regions[r].ops}
+    groups = [group.get(s.op) for s in free.steps]
+    assert alive_in_slices(small, free.steps, free.original, groups) == (free.peak, free.hot)
+    assert free.peak <= joined.peak <= alive_in_slices(small, free.steps, free.original, groups, whole)[0]
