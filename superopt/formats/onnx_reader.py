@@ -228,13 +228,19 @@ def _graph_rest(proto: GraphProto, extras: dict[str, bytes]) -> None:
 
 def _model_rest(model: ModelProto, graph: Graph, files: ExternalFiles, extras: dict[str, bytes]) -> None:
     rest = ModelProto()
-    for name in ("producer_name", "producer_version", "domain", "model_version"):
-        if getattr(model, name):
-            setattr(rest, name, getattr(model, name))
+    if model.producer_name:
+        rest.producer_name = model.producer_name
+    if model.producer_version:
+        rest.producer_version = model.producer_version
+    if model.domain:
+        rest.domain = model.domain
+    if model.model_version:
+        rest.model_version = model.model_version
     if model.ir_version != default_ir_version(graph):
         rest.ir_version = model.ir_version
-    for repeated in ("functions", "training_info", "configuration"):
-        getattr(rest, repeated).extend(getattr(model, repeated))
+    rest.functions.extend(model.functions)
+    rest.training_info.extend(model.training_info)
+    rest.configuration.extend(model.configuration)
     _internalise(rest, files)
     if payload := rest.SerializeToString(deterministic=True):
         extras["onnx.model"] = payload

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from superopt.ir.graph import Graph, Node
 from superopt.ir.types import TensorType
+from superopt.memory.order import walked
 from superopt.memory.planner import planned
 from superopt.memory.schedule import least_peak
 from superopt.memory.sharing import RENAMING
@@ -101,20 +102,9 @@ class _Search:
         return plan.block, sum(plan.occupied)
 
     def _walked(self, chosen: Mapping[str, Sequence[str]]) -> list[int]:
-        """The nodes in the order of the walk."""
-        before = dict(enumerate(self.reads))
+        """The nodes in the order of the walk, of which the operands that are made first are the last to be read."""
+        before = [reads[::-1] for reads in self.reads]
         for made, operands in chosen.items():
             place = self.maker[made]
-            before[place] = list(dict.fromkeys([*(self.maker[o] for o in operands), *self.reads[place]]))
-        stack = [(i, False) for i in reversed(self.last)]
-        found: list[int] = []
-        seen: set[int] = set()
-        while stack:
-            node, left = stack.pop()
-            if left:
-                found.append(node)
-            elif node not in seen:
-                seen.add(node)
-                stack.append((node, True))
-                stack += [(i, False) for i in reversed(before[node]) if i not in seen]
-        return found
+            before[place] = list(dict.fromkeys([*(self.maker[o] for o in operands), *self.reads[place]]))[::-1]
+        return walked(self.last[::-1], before)

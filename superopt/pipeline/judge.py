@@ -23,13 +23,11 @@ __all__ = ["CHEAP", "DOUBT", "LOOKS", "SITTING", "Belief", "Comparison", "Judgem
 
 DOUBT = 1e-3  # how often a race may be wrong about which of two equal models is faster
 LOOKS = (3, 7, 15, 31)  # rounds after which a race is looked at: it ends there if settled, and at the last anyway
-_FUTILE = (
-    7  # rounds after which what has to be faster and is not yet will not be: its gain is below what rounds scatter
-)
-SITTING = (
-    0.01  # standard deviation of the ratio of a model to its copy, from one loading of both to another: 0.0097 over
-)
-# the 45 of docs/benchmark.json. A race's rounds do not show it.
+# Rounds after which what has to be faster and is not yet will not be: its gain is below what rounds scatter.
+_FUTILE = 7
+# Standard deviation of the ratio of a model to its copy, from one loading of both to another: 0.0097 over the 45 of
+# docs/benchmark.json. A race's rounds do not show it.
+SITTING = 0.01
 # Share of the model's time that a wrong answer may be expected to lose and still not be asked for: a fifth of what two
 # loadings of one model differ by. Of trials it holds for all operators alike, of prices for as many as may be asked.
 CHEAP = SITTING / 5.0

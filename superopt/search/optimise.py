@@ -111,10 +111,12 @@ def _surest(
     kept = _nodes(problem, incumbent)
 
     def dear(index: int, candidate: Candidate) -> Candidate:
+        if index in kept:
+            return candidate
         estimate = pricer.node(lowered.graph, candidate.node, kept=True, ask=False)
         known = estimate.source in ("measured", "free")
         doubt = min(estimate.sigma, _SIGMA_CAP) if known else 2 * estimate.sigma
-        return candidate if index in kept else replace(candidate, us=candidate.us * (1 + doubt))
+        return replace(candidate, us=candidate.us * (1 + doubt))
 
     doubted = replace(problem, candidates=tuple(dear(i, c) for i, c in enumerate(problem.candidates)))
     choice, _ = _best(doubted, incumbent, max(0.0, deadline - time.monotonic()), seed)
