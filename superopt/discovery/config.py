@@ -93,6 +93,8 @@ class Theme:
         records: operators from whose records leaves and vocabulary were generated (:mod:`.vocabulary`).
         instances: assignments of sizes and attributes at which terms are compared, where the configuration's are few.
         biased: of a theme that solves: whether operators also have the first operand that they may lack.
+        alternatives: of a theme that solves: an equal is looked for with each way to apply operators to data, however
+            many cheaper ones there are.
     """
 
     name: str
@@ -121,6 +123,7 @@ class Theme:
     instances: int = 0
     simplifies: bool = False
     biased: bool = False
+    alternatives: bool = False
 
     @property
     def source(self) -> str:
@@ -272,7 +275,7 @@ def _included(row: Mapping[str, object], folder: Path) -> Iterator[Theme]:
 _KEYS = frozenset({
     "name", "family", "profiles", "operators", "leaves", "weights", "attributes", "vocabulary", "sizes", "batch",
     "join", "origin", "broadcast", "base", "about", "weights_alone", "shortcuts", "signals", "solve", "data",
-    "slack", "records", "instances", "simplifies", "biased",
+    "slack", "records", "instances", "simplifies", "biased", "alternatives",
 })  # fmt: skip
 
 
@@ -326,7 +329,7 @@ def _theme(row: Mapping[str, object], where: str) -> Theme:
         bool(row.get("weights_alone", True)), bool(row.get("shortcuts", False)), bool(row.get("signals", False)),
         solve, tuple(int(str(r)) for r in _listed(row, "data")) or (4, 2), float(str(row.get("slack", 1.0))),
         made_of, int(str(row.get("instances", 0))), bool(row.get("simplifies", False)),
-        bool(row.get("biased", False)),
+        bool(row.get("biased", False)), bool(row.get("alternatives", False)),
     )  # fmt: skip
 
 

@@ -98,8 +98,9 @@ def skeletons(
     applied = {b for b in whole if b in rearranged or _worth_it(problem, (b,), affine)}
     own = [t.op for t in postorder(problem.term) if isinstance(t, App) and operator_of(t).family in ("conv", "linear")]
     operators = tuple(dict.fromkeys((*operators, *own)))
+    smaller = {b for b in rearranged if not isinstance(b, Var)}
     singles = {
-        b: list(_singles(problem, operators if b not in rearranged else _pointwise(operators), b, k, target, sizes))
+        b: list(_singles(problem, _pointwise(operators) if b in smaller else operators, b, k, target, sizes))
         for b, k in bases.items()
         if b in applied or any(b in pair for pair in pairs)
     }  # fmt: skip

@@ -58,9 +58,15 @@ def _running(roots: Sequence[Term], theme: Theme) -> set[str]:
     return {t.op for t in every if not all(theme.is_weight(n) for n in variables(t))}
 
 
+def _way(roots: Sequence[Term], theme: Theme) -> str:
+    """How operators are applied to data, whatever the weights are."""
+    every = (t for t in postorder(*roots) if isinstance(t, App))
+    return str([(t.op, t.attributes) for t in every if not all(theme.is_weight(n) for n in variables(t))])
+
+
 def solve_one(
     solver: Solver, config: Config, chunks: Chunks, name: str, follows: Callable[[Rule], bool], found: Solved,
-    usable: Callable[[Rule], bool] = lambda _: True, signals: bool = False,
+    usable: Callable[[Rule], bool] = lambda _: True, signals: bool = False, alternatives: bool = False,
 ) -> bool:  # fmt: skip
     """The cheapest equal of one problem that is proved and usable, added to ``found``; whether any candidate came up.
 
@@ -73,6 +79,7 @@ def solve_one(
         found: so far.
         usable: whether a proved rule is of use.
         signals: whether what is found about images is proposed with one spatial axis as well.
+        alternatives: whether the cheapest is looked for with each way to apply operators to data.
 
     Raises:
         OutOfBounds: the solver's time or memory is used up; what is in ``found`` is proved.
@@ -83,18 +90,26 @@ def solve_one(
     judge = Judge(config, theme, chunks, solver.bounds)
     judge.tally = found.tally
     some = False
+    ways: set[str] = set()
     for candidate in solver.solutions():
+        if (way := _way(candidate.rhs, theme)) in ways:
+            continue
         some = True
         found.candidates += 1
         if follows(candidate):
             found.derived += 1
+            ways.add(way)
+            if alternatives:
+                continue
             break
         proved = [replace(facing(r, candidate, theme), origin=SOLVED, family=name) for r in judge.rules(candidate)]
         borne = [r for r in proved if usable(r)]
         found.unusable += len(proved) - len(borne)
         found.rules += [replace(r, id=f"{name}-{len(found.rules) + n}") for n, r in enumerate(borne)]
         if borne:
-            break
+            ways.add(way)
+            if not alternatives:
+                break
     insoluble, unnamed = found.without
     found.without = insoluble + len(solver.insoluble), unnamed + len(solver.unnamed)
     return some
@@ -138,7 +153,8 @@ def solve_all(
             before, derived = len(found.rules), found.derived
             solver = Solver(_named(problem), most=theme.slack, seed=config.seed, bounds=bounds)
             some = solve_one(
-                solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found, signals=theme.signals
+                solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found, signals=theme.signals,
+                alternatives=theme.alternatives,
             )
             if some:
                 solved[size] += 1
