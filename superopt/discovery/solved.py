@@ -58,10 +58,10 @@ def _running(roots: Sequence[Term], theme: Theme) -> set[str]:
     return {t.op for t in every if not all(theme.is_weight(n) for n in variables(t))}
 
 
-def _way(roots: Sequence[Term], theme: Theme) -> str:
+def _way(roots: Sequence[Term], theme: Theme) -> frozenset[tuple[str, str]]:
     """How operators are applied to data, whatever the weights are."""
     every = (t for t in postorder(*roots) if isinstance(t, App))
-    return str([(t.op, t.attributes) for t in every if not all(theme.is_weight(n) for n in variables(t))])
+    return frozenset((t.op, str(t.attributes)) for t in every if not all(theme.is_weight(n) for n in variables(t)))
 
 
 def solve_one(
@@ -90,15 +90,16 @@ def solve_one(
     judge = Judge(config, theme, chunks, solver.bounds)
     judge.tally = found.tally
     some = False
-    ways: set[str] = set()
+    ways: list[frozenset[tuple[str, str]]] = []
     for candidate in solver.solutions():
-        if (way := _way(candidate.rhs, theme)) in ways:
-            continue
+        way = _way(candidate.rhs, theme)
+        if any(way >= known for known in ways):
+            continue  # it does more than one that was found
         some = True
         found.candidates += 1
         if follows(candidate):
             found.derived += 1
-            ways.add(way)
+            ways.append(way)
             if alternatives:
                 continue
             break
@@ -107,7 +108,7 @@ def solve_one(
         found.unusable += len(proved) - len(borne)
         found.rules += [replace(r, id=f"{name}-{len(found.rules) + n}") for n, r in enumerate(borne)]
         if borne:
-            ways.add(way)
+            ways.append(way)
             if not alternatives:
                 break
     insoluble, unnamed = found.without
