@@ -63,6 +63,7 @@ Price = Callable[[Skeleton], float | None]
 def skeletons(
     problem: Problem, operators: Sequence[str] = OPERATORS, *, needed: Set[str] = frozenset(),
     price: Price = lambda _: 0.0, limit: float = inf, affine: bool = True, rearranged_only: bool = False,
+    alternatives: bool = False,
 ) -> Iterator[Skeleton]:  # fmt: skip
     """Skeletons of the problem's type over its data, of these operators and the linear ones of the problem itself.
 
@@ -78,6 +79,8 @@ def skeletons(
         limit: skeletons that cost as much are not wanted.
         affine: whether the left side may be affine in its data: what is none is no product of these with weights.
         rearranged_only: no skeletons but over the problem with one of its inner applications left out.
+        alternatives: whether operators of all kinds are applied to data of which the problem is a single application;
+            otherwise those that work element by element, which cost no more.
 
     Raises:
         IllTyped: the problem is not well-formed.
@@ -98,7 +101,7 @@ def skeletons(
     applied = {b for b in whole if b in rearranged or _worth_it(problem, (b,), affine)}
     own = [t.op for t in postorder(problem.term) if isinstance(t, App) and operator_of(t).family in ("conv", "linear")]
     operators = tuple(dict.fromkeys((*operators, *own)))
-    smaller = {b for b in rearranged if not isinstance(b, Var)}
+    smaller = {b for b in rearranged if not (alternatives and isinstance(b, Var))}
     singles = {
         b: list(_singles(problem, _pointwise(operators) if b in smaller else operators, b, k, target, sizes))
         for b, k in bases.items()

@@ -66,9 +66,11 @@ def _way(roots: Sequence[Term], theme: Theme) -> frozenset[tuple[str, str]]:
 
 def solve_one(
     solver: Solver, config: Config, chunks: Chunks, name: str, follows: Callable[[Rule], bool], found: Solved,
-    usable: Callable[[Rule], bool] = lambda _: True, signals: bool = False, alternatives: bool = False,
+    usable: Callable[[Rule], bool] = lambda _: True, signals: bool = False,
 ) -> bool:  # fmt: skip
     """The cheapest equal of one problem that is proved and usable, added to ``found``; whether any candidate came up.
+
+    Where the solver looks for alternatives it is the cheapest in each way to apply operators to data.
 
     Args:
         solver: with the problem.
@@ -79,7 +81,6 @@ def solve_one(
         found: so far.
         usable: whether a proved rule is of use.
         signals: whether what is found about images is proposed with one spatial axis as well.
-        alternatives: whether the cheapest is looked for with each way to apply operators to data.
 
     Raises:
         OutOfBounds: the solver's time or memory is used up; what is in ``found`` is proved.
@@ -100,7 +101,7 @@ def solve_one(
         if follows(candidate):
             found.derived += 1
             ways.append(way)
-            if alternatives:
+            if solver.alternatives:
                 continue
             break
         proved = [replace(facing(r, candidate, theme), origin=SOLVED, family=name) for r in judge.rules(candidate)]
@@ -109,7 +110,7 @@ def solve_one(
         found.rules += [replace(r, id=f"{name}-{len(found.rules) + n}") for n, r in enumerate(borne)]
         if borne:
             ways.append(way)
-            if not alternatives:
+            if not solver.alternatives:
                 break
     insoluble, unnamed = found.without
     found.without = insoluble + len(solver.insoluble), unnamed + len(solver.unnamed)
@@ -152,10 +153,11 @@ def solve_all(
             size = operator_count(problem.term)
             by_size[size] += 1
             before, derived = len(found.rules), found.derived
-            solver = Solver(_named(problem), most=theme.slack, seed=config.seed, bounds=bounds)
+            solver = Solver(
+                _named(problem), most=theme.slack, seed=config.seed, bounds=bounds, alternatives=theme.alternatives
+            )
             some = solve_one(
-                solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found, signals=theme.signals,
-                alternatives=theme.alternatives,
+                solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found, signals=theme.signals
             )
             if some:
                 solved[size] += 1

@@ -70,6 +70,7 @@ class Solver:
         first: whether there are weights at the first place: 0 none, 1 some, ``None`` not decided.
         nameless: values of weights, at all places, that are no expression that was built.
         ordered: whether the left side compares numbers; what is affine around that is a smaller problem.
+        alternatives: whether ways are looked for that cost more than they need to.
     """
 
     problem: Problem
@@ -87,6 +88,7 @@ class Solver:
     first: dict[Key, int | None] = field(default_factory=dict)
     nameless: set[tuple[TensorType, bytes]] = field(default_factory=set)
     ordered: bool = False
+    alternatives: bool = False
 
     def solutions(self) -> Iterator[Rule]:
         """Candidates, cheapest right side first.
@@ -150,6 +152,7 @@ class Solver:
         for skeleton in skeletons(
             self.problem, self.operators, needed=needed, price=self._share, limit=self.most,
             affine=all(k.affine() for k in self.known[:1]), rearranged_only=self.ordered,
+            alternatives=self.alternatives,
         ):  # fmt: skip
             self.bounds.check()
             share = self._share(skeleton.least)
@@ -331,7 +334,8 @@ def _alike(point: Point) -> set[tuple[str, str | int]]:
 
 def _small(problem: Problem, point: Point) -> bool:
     place = Place(point, {}, PrimeField())
-    return all(0 < prod(place.shape(outputs[0])) <= _LARGE for outputs in types_of(problem.rule).types.values())
+    shapes = [place.shape(outputs[0]) for outputs in types_of(problem.rule).types.values()]
+    return all(min(shape, default=1) > 0 and prod(shape) <= _LARGE for shape in shapes)
 
 
 def theme_of(problem: Problem, name: str, *, batch: bool = True, signals: bool = False) -> Theme:
