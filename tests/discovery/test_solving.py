@@ -25,7 +25,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.rules.grammar import parse_rule
 from superopt.rules.library import parse_file
 from superopt.rules.rule import Rule
-from superopt.rules.typing import instances
+from superopt.rules.typing import instances, types_of
 from superopt.verifier import exact, verdict
 from superopt.verifier.algebra import MODULUS, PrimeField
 from superopt.verifier.prover import prove
@@ -142,6 +142,32 @@ def test_solving_draws_places_that_differ() -> None:
     row = TOUR["LoRA"]
     places = places_of(Problem(row.forall, frozenset("wab"), row.lhs[0]), 3, 0)
     assert len({tuple(p.point.sizes.items()) for p in places}) == 3
+
+
+def test_places_have_no_negative_sizes() -> None:
+    """Two of them have a positive product: a transposed convolution whose padding takes away more than there is."""
+    made = "ConvTranspose(x, k, dilations=[1, 1], group=1, output_padding=[0, 0], pads=p, strides=[1, 1])"
+    row = parse_rule({"forall": {"x": "f[n, c, h, w]", "k": "f[c, o, u, v]", "p": "ints[4]>=0"},
+                      "lhs": [made], "rhs": [made]})  # fmt: skip
+    problem = Problem(row.forall, frozenset("k"), row.lhs[0])
+    places = [place for seed in range(20) for place in places_of(problem, 5, seed)]
+    made_of = types_of(problem.rule).types[row.lhs[0]][0]
+    assert len(places) == 100
+    assert all(min(place.shape(made_of)) > 0 for place in places)
+
+
+def test_alternatives_are_one_for_each_way_to_apply_operators(tmp_path: Path) -> None:
+    file = tmp_path / "solving.toml"
+    text = '[[theme]]\nname = "alone"\nsolve = ["BatchNormalization"]\noperators = 1\ndata = [4]\nslack = 3000.0\n'
+    file.write_text(text + "alternatives = true\n", "utf-8")
+    (theme,) = load_config(file).themes
+    found = explore(theme, load_config(file), str(tmp_path / "chunks"))
+    applied = sorted(
+        [f"{t.op} {dict(t.attributes).get('group', '')}".strip() for t in postorder(r.rhs[0])
+         if isinstance(t, App) and "x" in variables(t)] for r in found.rules
+    )  # fmt: skip
+    assert applied == [["Conv 1"], ["Conv c"], ["Mul", "Add"]]
+    assert all(isinstance(prove(r), verdict.ProvedAllSizes) for r in found.rules)
 
 
 def convolutions(first: str, second: str) -> Problem:
