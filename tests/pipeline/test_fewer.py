@@ -307,7 +307,7 @@ def test_a_form_in_doubt_is_kept_where_it_gains_alone(time: float, kept: bool, m
         # prices, which are the machine's, have a sixteenth of the say
         assert report.algorithms[0].after_us == pytest.approx(0.6 * report.algorithms[0].before_us, rel=0.1)
     else:
-        assert any("timed beside them, 0 did" in note for note in report.notes)
+        assert any("its forms, 0 took one" in note for note in report.notes)
 
 
 def test_models_without_a_place_ask_for_no_prices(monkeypatch: pytest.MonkeyPatch) -> None:
