@@ -193,8 +193,8 @@ def with_forms(
                 lost=lambda some: layouts_us(plain, typing, some, pricing),
             )  # fmt: skip
             if gained < asked:
-                notes.append(f"of {asked} kinds of operators that might gain by fewer multiplications, each timed beside "
-                             f"its forms, {gained} took one")  # fmt: skip
+                notes.append(f"of {asked} kinds of operators that might gain by fewer multiplications, each timed "
+                             f"beside its forms, {gained} took one")  # fmt: skip
             if _gain(chosen) < _LEAST * before:
                 return None
         chosen = _fitting(plain, chosen, setting)
