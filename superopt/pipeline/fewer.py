@@ -37,6 +37,7 @@ from superopt.search.bilinear.choosing import (
     accuracy_of,
     choose,
     in_place,
+    layouts_us,
     named,
     rewritten,
 )
@@ -188,11 +189,12 @@ def with_forms(
             chosen, asked, gained = tried_alone(
                 plain, typing, chosen, before, _LEAST, bench, runtime=setting.runtime, threads=setting.threads,
                 sizes=setting.sizes, seed=setting.seed, left=lambda: setting.left() - setting.needs,
+                settle=lambda some: in_place(plain, typing, some, pricing),
+                lost=lambda some: layouts_us(plain, typing, some, pricing),
             )  # fmt: skip
             if gained < asked:
-                notes.append(f"of {asked} kinds of operators that might gain by fewer multiplications, timed beside "
-                             f"them, {gained} did")  # fmt: skip
-            chosen = in_place(plain, typing, _without_tail(chosen, SITTING * before), pricing)
+                notes.append(f"of {asked} kinds of operators that might gain by fewer multiplications, each timed "
+                             f"beside its forms, {gained} took one")  # fmt: skip
             if _gain(chosen) < _LEAST * before:
                 return None
         chosen = _fitting(plain, chosen, setting)
@@ -210,19 +212,6 @@ def with_forms(
 def _gain(chosen: Sequence[Choice]) -> float:
     """Microseconds."""
     return sum(c.before - c.after for c in chosen)
-
-
-def _without_tail(chosen: Sequence[Choice], us: float) -> list[Choice]:
-    """Without the kinds that gain the least, as long as together they gain less than that: no race of the whole could
-    tell them from nothing, so they are not worth their accuracy, and whether they gain would be left to chance."""
-    kinds: dict[tuple[float, str], list[Choice]] = {}
-    for choice in chosen:
-        kinds.setdefault((choice.before, named(choice.form)), []).append(choice)
-    kept = sorted(kinds.values(), key=_gain)
-    while kept and _gain(kept[0]) < us:
-        us -= _gain(kept.pop(0))
-    held = {id(c) for kind in kept for c in kind}
-    return [c for c in chosen if id(c) in held]
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,14 @@ to race whole models for a gain of less costs more than the gain is worth. So wh
 lose more than :data:`CHEAP` of the model's time to whoever knew, or where it is as open whether all forms together
 gain what they have to, the operator and its forms are raced alone first, once for all sites that are alike: a few
 milliseconds a run. Where an operator lies in memory decides more than what a round scatters by, so they are loaded
-several times. What is believed then, by prices and rounds, chooses.
+several times. What is believed then, by prices and rounds, chooses. But what prices alone choose stands until a kind's
+rounds change it to what is believed to gain more than :data:`CHEAP`, so that a near tie ends as it does on other runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import hypot
@@ -51,8 +53,10 @@ def tried_alone(
     sizes: Mapping[str, int],
     seed: int,
     left: Callable[[], float],
+    settle: Callable[[list[Choice]], list[Choice]] = list,
+    lost: Callable[[Sequence[Choice]], float] = lambda _: 0.0,
 ) -> tuple[list[Choice], int, int]:
-    """The choices that gain as far as prices and timing say; how many kinds were timed, and how many gained.
+    """The choices that gain as far as prices and timing say; how many kinds were timed, and how many of them are kept.
 
     Args:
         plain: the graph whose operators they are.
@@ -66,6 +70,8 @@ def tried_alone(
         sizes: what symbolic dimensions are run at.
         seed: of inputs and orders.
         left: seconds that may still be spent; then prices decide.
+        settle: which of the choices that gain by themselves are made, at what they are taken to need.
+        lost: microseconds that choices take beside their own.
     """
     kinds: dict[Hashable, list[Choice]] = {}
     graphs: dict[Hashable, Graph] = {}
@@ -75,27 +81,67 @@ def tried_alone(
         kinds.setdefault(key, []).append(choice)
         graphs.setdefault(key, graph)
     us = _MOST_US
-    asked = gained = 0
+    raced: set[Hashable] = set()
     known = {key: _Options(kind[0], sum(c.before for c in kind) / whole) for key, kind in kinds.items()}
-    for key in sorted(known, key=lambda k: -known[k].share):
+    order = sorted(known, key=lambda k: -known[k].share)
+    asked = 0
+    for key in order:
         options = known[key]
         unsure = options.loses > CHEAP or (options.unsure and _all_lose(known.values(), least) > CHEAP)
         if unsure and options.us <= us and left() > 0.0:
             asked += 1
             us -= options.us
-            raced = _race(graphs[key], options, bench, runtime, threads, sizes, seed, left())
-            if raced is None:
+            found = _race(graphs[key], options, bench, runtime, threads, sizes, seed, left())
+            if found is None:
                 del known[key]
                 continue
-            known[key] = raced
-            gained += raced.best > 0
-    kept: dict[int, Choice] = {}
-    for key, options in known.items():
-        if options.best > 0:
-            form, belief = options.forms[options.best - 1], options.beliefs[options.best - 1]
-            for c in kinds[key]:  # alone is not in place: what it may be off by stays
-                kept[id(c)] = replace(c, form=form, after=belief.mean * c.before, rivals=())
-    return [kept[id(c)] for c in chosen if id(c) in kept], asked, gained
+            known[key] = found
+            raced.add(key)
+    decided = _Decided({key: (known[key], kinds[key]) for key in order if key in known}, chosen, settle, lost)
+    trusted: set[Hashable] = set()
+    kept = decided.by(trusted)
+    for key in (k for k in order if k in raced):
+        other = decided.by({*trusted, key})
+        if decided.gain(other) - decided.gain(kept) > CHEAP * whole:
+            trusted.add(key)
+            kept = other
+    sites = {id(c.site.node) for c in kept}
+    return kept, asked, sum(any(id(c.site.node) in sites for c in kinds[key]) for key in raced)
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """What is chosen, by which kinds' rounds.
+
+    ``kinds`` are options and choices that are alike, ``every`` choice is in the graph's order; ``settle`` and ``lost``
+    as for :func:`tried_alone`.
+    """
+
+    kinds: Mapping[Hashable, tuple[_Options, Sequence[Choice]]]
+    every: Sequence[Choice]
+    settle: Callable[[list[Choice]], list[Choice]]
+    lost: Callable[[Sequence[Choice]], float]
+
+    def by(self, trusted: AbstractSet[Hashable]) -> list[Choice]:
+        """By prices, and by the rounds of these kinds; at what is believed by both."""
+        kept: dict[int, Choice] = {}
+        taken: dict[int, float] = {}
+        believed: dict[int, Belief] = {}
+        for key, (options, kind) in self.kinds.items():
+            beliefs = options.beliefs if key in trusted else options.modelled
+            best = min(range(len(beliefs)), key=lambda n: beliefs[n].mean)
+            if beliefs[best].mean < _PLAIN.mean:
+                for c in kind:
+                    number = id(c.site.node)
+                    taken[number], believed[number] = beliefs[best].mean, options.beliefs[best]
+                    kept[number] = replace(c, form=options.forms[best], after=taken[number] * c.before, rivals=())
+        more = {n: (b.mean - taken[n]) * kept[n].before for n, b in believed.items()}
+        found = self.settle([kept[id(c.site.node)] for c in self.every if id(c.site.node) in kept])
+        return [replace(c, after=c.after + more[id(c.site.node)]) for c in found]
+
+    def gain(self, chosen: Sequence[Choice]) -> float:
+        """Microseconds that choices gain beyond what a form has to, and beyond what they take beside their own."""
+        return sum(_PLAIN.mean * c.before - c.after for c in chosen) - self.lost(chosen)
 
 
 @dataclass(frozen=True)
@@ -121,21 +167,20 @@ class _Options:
         return _ROUNDS * (self.choice.before + self.choice.after + sum(us for _, us in self.choice.rivals))
 
     @cached_property
+    def modelled(self) -> list[Belief]:
+        """By prices."""
+        us = (self.choice.after, *(us for _, us in self.choice.rivals))
+        return [Belief(each / self.choice.before, FORM_ERROR) for each in us]
+
+    @cached_property
     def beliefs(self) -> list[Belief]:
-        modelled = (self.choice.after, *(us for _, us in self.choice.rivals))
-        priors = [Belief(us / self.choice.before, FORM_ERROR) for us in modelled]
+        """By prices and rounds."""
         sitting = _SITTING * (self.each / max(len(self.rounds), self.each)) ** 0.5
         spared = self.choice.spared / self.choice.before  # alone, a form takes its image apart by itself
         return [
             b.measured([row[n + 1] / row[0] - spared for row in self.rounds], sitting=sitting)
-            for n, b in enumerate(priors)
+            for n, b in enumerate(self.modelled)
         ]
-
-    @property
-    def best(self) -> int:
-        """The number of the option to take: the operator itself unless a form gains enough."""
-        means = [_PLAIN.mean, *(b.mean for b in self.beliefs)]
-        return min(range(len(means)), key=lambda n: means[n])
 
     @property
     def cheapest(self) -> Belief:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -19,14 +18,11 @@ from superopt.pipeline import fewer, judge, optimise, trials
 from superopt.pipeline.fewer import GROWTH
 from superopt.pipeline.judge import Belief, regret
 from superopt.report import Measured, Report
-from superopt.rules.bilinear import algorithms
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import ort
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.race import RaceResult, result_of
 from superopt.search.bilinear.choosing import FORM_ERROR, LEAST_GAIN, NEAR, Choice, choose, rewritten
-from superopt.search.bilinear.matmul import MatMulForm
-from superopt.search.bilinear.sites import Site
 from superopt.verifier.running import Bench
 
 PROFILE = "profile:cpu-epyc-2core"
@@ -231,15 +227,34 @@ def test_a_few_rounds_tell_nothing(rounds: int) -> None:
     assert known.measured([0.5] * 7).mean < 0.55
 
 
-def test_kinds_that_gain_less_than_one_sitting_together_are_left_out() -> None:
-    site = cast("Site", None)  # of no interest here
-    forms = [MatMulForm(64, 64, 64, a) for name, a in algorithms().items() if name.startswith("matmul:")][:3]
-    gains = [(0, 0.4), (0, 0.4), (1, 0.15), (2, 5.0)]
-    choices = [Choice(site, forms[n], 10.0, 10.0 - gain) for n, gain in gains]
-    assert fewer._without_tail(choices, 1.0) == choices[3:]
-    assert fewer._without_tail(choices, 0.9) == [*choices[:2], choices[3]]
-    assert fewer._without_tail(choices, 0.1) == choices
-    assert fewer._without_tail(choices, 9.0) == []
+@pytest.mark.parametrize(
+    ("share", "ratio", "kept"),
+    [(0.05, 0.99, True), (0.05, 1.2, False), (1.0, 0.99, False)],
+    ids=["a near tie of a small part", "far slower", "a near tie of all"],
+)
+def test_what_prices_choose_stands_until_rounds_change_it_to_what_gains(
+    share: float, ratio: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = model()
+    with for_target(PROFILE) as costs:
+        chosen = [replace(c, rivals=()) for c in choose(graph, costs, growth=GROWTH["standard"])]
+    rounds = ((1.0, ratio),) * 12
+
+    def timed(_: object, options: trials._Options, *__: object) -> trials._Options:
+        return replace(options, rounds=rounds)
+
+    monkeypatch.setattr(trials, "_race", timed)
+    monkeypatch.setattr(trials._Options, "loses", 1.0)  # every kind is timed
+    before = sum(c.before for c in chosen)
+    with Bench() as bench:
+        found, count, gained = trials.tried_alone(
+            graph, infer(graph), chosen, before / share, 0.0, bench, runtime=ONNX_RUNTIME, threads=1, sizes={}, seed=0,
+            left=lambda: 60.0,
+        )  # fmt: skip
+    assert (len(found), count, gained) == ((len(chosen), 1, 1) if kept else (0, 1, 0))
+    if kept:  # at what is believed of it, not at its price
+        assert sum(c.after for c in found) == pytest.approx(0.97 * before, rel=0.03)
+        assert sum(c.after for c in found) > sum(c.after for c in chosen)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +307,7 @@ def test_a_form_in_doubt_is_kept_where_it_gains_alone(time: float, kept: bool, m
         # prices, which are the machine's, have a sixteenth of the say
         assert report.algorithms[0].after_us == pytest.approx(0.6 * report.algorithms[0].before_us, rel=0.1)
     else:
-        assert any("timed beside them, 0 did" in note for note in report.notes)
+        assert any("its forms, 0 took one" in note for note in report.notes)
 
 
 def test_models_without_a_place_ask_for_no_prices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from superopt.search.bilinear.writing import Writer
 
 __all__ = [
     "FORM_ERROR", "GROWTH", "LEAST_GAIN", "NEAR", "Choice", "Form", "accuracy_of", "alternatives", "choose", "decisive",
+    "layouts_us",
     "forms_of", "in_place", "kind_of", "named", "rewritten",
 ]  # fmt: skip
 
@@ -178,14 +179,11 @@ def in_place(
         costs: what layouts are priced by.
         gain: share of the operator's time that a form has to gain.
     """
-
-    def lost(choices: Sequence[Choice]) -> float:
-        return changes_us(graph, typing, [_place(c) for c in choices], costs)
-
     chosen = shared(chosen)
     while convs := [c for c in chosen if c.site.pads]:
-        together = lost(convs)
-        alone = [together - lost([*convs[:i], *convs[i + 1 :]]) for i in range(len(convs))]
+        together = layouts_us(graph, typing, convs, costs)
+        less = ([*convs[:i], *convs[i + 1 :]] for i in range(len(convs)))
+        alone = [together - layouts_us(graph, typing, some, costs) for some in less]
         gains = [(c.before - c.after - more) / c.before for c, more in zip(convs, alone, strict=True)]
         least = min(range(len(convs)), key=lambda i: gains[i])
         if gains[least] >= gain:
@@ -194,8 +192,10 @@ def in_place(
     return chosen
 
 
-def _place(choice: Choice) -> Place:
-    return Place(choice.site.nodes, choice.site.node.inputs[0], choice.begins)
+def layouts_us(graph: Graph, typing: Typing, chosen: Sequence[Choice], costs: CostModel) -> float:
+    """Microseconds that changes of layout take because of choices; negative where there are fewer."""
+    places = [Place(c.site.nodes, c.site.node.inputs[0], c.begins) for c in chosen if c.site.pads]
+    return changes_us(graph, typing, places, costs)
 
 
 def _cheapest(before: float, priced: Sequence[Priced], gain: float) -> list[Priced]:
