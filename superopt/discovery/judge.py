@@ -82,8 +82,9 @@ class Judge:
         general = whole_sizes(variable_general(candidate, self._quick), self._quick)
         general = size_general(general, self._quick)
         shapeless = shape_general(general, lambda rule: isinstance(self._test(rule, self.config.trials), Tested))
-        if shapeless != general and (free := self._prove(tidied(restricted(shapeless)))) is not None:
-            return [free]
+        free = self._prove(tidied(restricted(shapeless))) if shapeless != general else None
+        if free is not None and self.theme.simplifies:
+            return [free]  # what leaves less to run is wanted for any shapes
         every = [made for version in any_rank(general) if (made := self._proved_version(version)) is not None]
         found = list(every)
         kinds = {s.dtype for s in general.tensors.values()}  # a mask may lack leading axes that the data has
@@ -93,6 +94,8 @@ class Judge:
             made = self._proved_version(version)
             if made is not None:
                 found.append(made)
+        if free is not None and not any(rule.lead for rule in found):
+            return [free]  # of this rank, it says all that the others do
         if self.theme.join:
             for rule in list(found):
                 pair = joined(rule)

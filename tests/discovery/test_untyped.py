@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from superopt.discovery.config import DEFINITION, load_config
+from superopt.discovery.explore import explore
 from superopt.rules.scanner import RuleError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +26,16 @@ def test_the_shipped_configuration_has_such_templates() -> None:
     """What is counted is there to be counted."""
     typed = [v for t in load_config().themes if t.origin != DEFINITION for v in t.vocabulary if v.operators > 1]
     assert len(typed) > 200
+
+
+def test_a_shape_that_may_be_any_takes_no_leading_axes_away(tmp_path: Path) -> None:
+    """A rule for any shapes of one rank is no substitute for one that holds at any rank."""
+    config = load_config(UNTYPED)
+    (theme,) = (t for t in config.themes if t.name == "reshape-pointwise-flatten")
+    found = explore(theme, config, str(tmp_path))
+    about = [r for r in found.rules if {"Erf", "Reshape"} == r.operators]
+    assert about
+    assert all(r.lead for r in about)
 
 
 def test_themes_have_names_of_their_own() -> None:
