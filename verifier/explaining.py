@@ -143,9 +143,11 @@ class Explanations:
         yield done, moved
         for count in _SAMPLES:
             if count > done:
-                runs = self._samples(trial, number, count)
-                inputs, inside = runs
-                moved.add([r[name] for r in inputs[moved.inputs :]], [r[name] for r in inside[moved.inside :]])
+                for upto in [*range(known.count + 1, count + 1)] or [count]:  # outputs may be large: one is held
+                    inputs, inside = self._samples(trial, number, upto)
+                    moved.add(
+                        [r.pop(name) for r in inputs[moved.inputs :]], [r.pop(name) for r in inside[moved.inside :]]
+                    )
                 known.moves[name] = (count, moved)
                 yield count, moved
 
@@ -169,7 +171,8 @@ class Explanations:
         return known.optimised[0]
 
     def _samples(self, trial: Trial, number: int, count: int) -> tuple[list[Arrays], list[Arrays]]:
-        """So many disturbed runs of each kind, or more; those that were made before are kept."""
+        """So many disturbed runs of each kind, or more; of those that were made before, the outputs that were not asked
+        for are kept."""
         known = self._of(number)
         if known.count < count:
             more = self._noise().samples(

@@ -180,6 +180,7 @@ class Judge:
                 names = [v.name for v in self.before.outputs if v.name not in self.erratic]
                 if not names:
                     return CheckResult("skipped", reason="every output is random: it differs from run to run")
+            self.bench.rest(self.before)
             total = self._judged(trial, len(tried), sessions, names, total)
             tried.append(trial)
             total = replace(total, trials=len(tried))
@@ -257,6 +258,7 @@ class Judge:
                 return replace(
                     total, verdict="failed", reason=f"the result fails where the original runs: {error.what}"
                 )
+            self.bench.rest(self.before)
             total = self._compared(trial, number, made, names, total)
             if total.verdict == "failed":
                 return total

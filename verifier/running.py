@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -46,6 +47,7 @@ class Bench:
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._places: dict[int, tuple[WeightData, tuple[str, int, int]]] = {}  # by the elements' identity
+        self._maps: list[mmap.mmap] = []
         self._mapped: dict[str, OrtValue] = {}  # weights in memory, by the names of their files
         self._models = self._fillings = 0
         self._kept: dict[_Key, tuple[Graph, Loaded]] = {}
@@ -58,6 +60,7 @@ class Bench:
     ) -> None:
         self._kept.clear()
         self._mapped.clear()
+        self._maps.clear()
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -83,6 +86,14 @@ class Bench:
         for key in [key for key in self._kept if key[0] == id(graph)]:
             del self._kept[key]
         if self._is_large(graph):
+            give_back()
+
+    def rest(self, graph: Graph) -> None:
+        """Hand back what a session took while it ran, if its graph is large: free memory, and the pages of weights,
+        which the system keeps as long as it has room."""
+        if self._is_large(graph):
+            for elements in self._maps:
+                elements.madvise(mmap.MADV_DONTNEED)
             give_back()
 
     def loaded(self, graph: Graph, runtime: Runtime, *, threads: int = 1, keep: bool = False) -> Loaded:
@@ -171,7 +182,10 @@ class Bench:
         folder = Path(self._folder.name)
         name, _, _ = self._place(folder, weight)
         if name not in self._mapped:
-            elements = np.memmap(folder / name, weight.type.dtype.numpy, "c", shape=shape_of(weight.type))
+            with (folder / name).open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            elements = np.frombuffer(mapped, weight.type.dtype.numpy).reshape(shape_of(weight.type))
+            self._maps.append(mapped)
             self._mapped[name] = OrtValue.ortvalue_from_numpy(elements)
         return self._mapped[name]
 

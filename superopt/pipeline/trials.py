@@ -22,6 +22,7 @@ from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing
 from superopt.pipeline.judge import CHEAP, Belief, regret
 from superopt.pipeline.racing import clock_of
+from superopt.runtime.limits import give_back
 from superopt.runtime.protocol import Runtime
 from superopt.runtime.race import race_sittings
 from superopt.search.bilinear.choosing import FORM_ERROR, LEAST_GAIN, Choice, Form, named, rewritten
@@ -97,6 +98,7 @@ def tried_alone(
                 continue
             known[key] = found
             raced.add(key)
+    give_back()  # what the operators were loaded with
     decided = _Decided({key: (known[key], kinds[key]) for key in order if key in known}, chosen, settle, lost)
     trusted: set[Hashable] = set()
     kept = decided.by(trusted)
