@@ -101,6 +101,8 @@ class Disturbed:
             tiny: values are near the smallest numbers, whose rounding is absolute.
             time_limit: seconds of one run.
         """
+        if self._bench.is_large(self._graph):  # weights as the optimiser arranged them; other inputs may not ask
+            self._optimised = None
         moving, disturbing = self._noisy(inside=False, tiny=False), self._noisy(inside=True, tiny=tiny)
         sizes = self._sizes(feeds)
         moved: list[Arrays | None] = []

@@ -85,13 +85,13 @@ class Bench:
         """Keep a graph's sessions no longer."""
         for key in [key for key in self._kept if key[0] == id(graph)]:
             del self._kept[key]
-        if self._is_large(graph):
+        if self.is_large(graph):
             give_back()
 
     def rest(self, graph: Graph) -> None:
         """Hand back what a session took while it ran, if its graph is large: free memory, and the pages of weights,
         which the system keeps as long as it has room."""
-        if self._is_large(graph):
+        if self.is_large(graph):
             for elements in self._maps:
                 elements.madvise(mmap.MADV_DONTNEED)
             give_back()
@@ -122,7 +122,8 @@ class Bench:
         missing = {key: graph for key, graph in zip(keys, graphs, strict=True) if key not in self._kept}
         sources = [self._source(graph) for graph in missing.values()]
         load = partial(runtime.load, threads=threads)
-        if any(map(self._is_large, missing.values())):
+        if any(map(self.is_large, missing.values())):
+            give_back()  # what weights were computed with
             made = [_given_back(load, source) for source in sources]
         else:
             made = side_by_side(load, sources)
@@ -154,7 +155,8 @@ class Bench:
         self._places[id(made.data)] = (made.data, (name, start, size))
         return made
 
-    def _is_large(self, graph: Graph) -> bool:
+    def is_large(self, graph: Graph) -> bool:
+        """Whether what a session of it holds is worth the time that giving it back or making it again takes."""
         return sum(map(_size, graph.weights)) >= _LARGE
 
     @property
