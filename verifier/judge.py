@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -159,6 +160,13 @@ class Judge:
         """Whether every steered input is within the work."""
         return (_STEERED + self.plan.trials) * _RUNS * self.run_work <= self.plan.effort.work
 
+    @cached_property
+    def once(self) -> bool:
+        """Whether the result is run on one input only, and what its session holds is worth giving back before more is
+        made to explain what that gave."""
+        single = _RUNS * self.run_work > self.plan.effort.work and not changed_rows(self.before, self.after)
+        return single and self.bench.is_large(self.after)
+
     def run(self) -> CheckResult:
         fed_types(self.before)
         try:
@@ -249,20 +257,25 @@ class Judge:
         return {n for n, a in trial.original.items() if not equal(a, again[n])}
 
     def _judged(
-        self, trial: Trial, number: int, sessions: Sequence[InferenceSession], names: Sequence[str], total: CheckResult
+        self, trial: Trial, number: int, sessions: list[InferenceSession], names: Sequence[str], total: CheckResult
     ) -> CheckResult:  # fmt: skip
-        for session in sessions:
-            try:
-                made = run_session(session, trial.feed.arrays, time_limit=self.plan.longest())
-            except (InvalidModel, UsageError) as error:
-                return replace(
-                    total, verdict="failed", reason=f"the result fails where the original runs: {error.what}"
-                )
-            self.bench.rest(self.before)
+        try:
+            results = [self._run(session, trial) for session in sessions]
+        except (InvalidModel, UsageError) as error:
+            return replace(total, verdict="failed", reason=f"the result fails where the original runs: {error.what}")
+        if self.once:
+            sessions.clear()
+            self.bench.drop(self.after)
+        for made in results:
             total = self._compared(trial, number, made, names, total)
             if total.verdict == "failed":
                 return total
         return total if self.plan.runtime is ONNX_RUNTIME else self._judged_elsewhere(trial, number, names, total)
+
+    def _run(self, session: InferenceSession, trial: Trial) -> Arrays:
+        made = run_session(session, trial.feed.arrays, time_limit=self.plan.longest())
+        self.bench.rest(self.before)
+        return made
 
     def _judged_elsewhere(self, trial: Trial, number: int, names: Sequence[str], total: CheckResult) -> CheckResult:
         """The result in the runtime that it is made for: by ONNX Runtime's truth or, where that runtime does not keep
