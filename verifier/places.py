@@ -108,6 +108,7 @@ class _Places:
             checked += 1
             disagreement, power = self._checked(place, len(first) if leads else 0)
             self.bench.rest(place.pair[0])
+            self.bench.tidy()
             powers += [] if power is None else [power]
             if disagreement:
                 return PlacesChecked(self.trials, checked, len(places), joined(powers), disagreement)

@@ -19,7 +19,7 @@ from superopt.ir.beside import side_by_side
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph, Weight, WeightData
 from superopt.ir.types import DType
-from superopt.runtime.limits import give_back
+from superopt.runtime.limits import give_back, resident
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME, Session
 from superopt.runtime.ort import InferenceSession, OrtValue, is_native, make_session
 from superopt.runtime.ort import run as run_session
@@ -34,6 +34,7 @@ _BIG = 1 << 16  # bytes of a weight that is written once, to a file, and read by
 _PAGE = 4096  # bytes between the beginnings of weights in one file
 _BLOCK, _AGAIN = (1 << 18) + 1, 16  # numbers that are drawn, and how often they are written: no two pages are equal
 _LARGE = 1 << 24  # bytes of weights from which giving memory back is worth the milliseconds that it takes
+_GROWN = 1 << 25
 _Key = tuple[int, str, int]  # a graph's identity, a runtime's name, and threads
 
 
@@ -50,6 +51,7 @@ class Bench:
         self._maps: list[mmap.mmap] = []
         self._mapped: dict[str, OrtValue] = {}  # weights in memory, by the names of their files
         self._models = self._fillings = 0
+        self._least = resident()
         self._kept: dict[_Key, tuple[Graph, Loaded]] = {}
 
     def __enter__(self) -> Bench:
@@ -95,6 +97,13 @@ class Bench:
             for elements in self._maps:
                 elements.madvise(mmap.MADV_DONTNEED)
             give_back()
+
+    def tidy(self) -> None:
+        """Hand free memory back, if the process has grown by so much that it is worth the milliseconds."""
+        if resident() > self._least + _GROWN:
+            give_back()
+            self._least = resident()
+        self._least = min(self._least, resident())
 
     def loaded(self, graph: Graph, runtime: Runtime, *, threads: int = 1, keep: bool = False) -> Loaded:
         """A graph in a runtime, as its user runs it.

@@ -228,7 +228,7 @@ class AsideData:
 
 def set_aside(array: np.ndarray) -> WeightData:
     """The elements as a weight holds them: large ones in the scratch file, if it has room."""
-    held = scratch(array) if array.nbytes >= _SMALL else None
+    held = scratch(array) if array.nbytes >= _SMALL and not array.dtype.hasobject else None
     return ArrayData(array) if held is None else AsideData(held)
 
 

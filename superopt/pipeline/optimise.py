@@ -32,9 +32,8 @@ from superopt.rules import Library, Rule, load_library
 from superopt.rules.values import Certificate
 from superopt.runtime.blas import one_blas_thread
 from superopt.runtime.choice import runtime_named
-from superopt.runtime.limits import give_back, refuse_unbounded
+from superopt.runtime.limits import give_back, refuse_unbounded, resident
 from superopt.search import AppliedRule, SearchOptions, SearchResult, search
-from superopt.search.engine import resident
 from superopt.verifier.differential import EXACT, CheckResult, Slack
 from superopt.verifier.running import Bench
 

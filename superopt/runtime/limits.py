@@ -28,7 +28,16 @@ from superopt.ops.infer import Applied, Typing, infer, small_of_weight
 from superopt.ops.meaning import IllTyped
 from superopt.ops.work import flops
 
-__all__ = ["LARGE", "available", "bounded_memory", "give_back", "one_heap", "refuse_unbounded", "stopped_after"]
+__all__ = [
+    "LARGE",
+    "available",
+    "bounded_memory",
+    "give_back",
+    "one_heap",
+    "refuse_unbounded",
+    "resident",
+    "stopped_after",
+]
 
 SIZE = 8  # of a symbolic dimension whose size is not given
 MOST_FLOPS = 4e12  # of one operator: a minute or two on a core, in which nothing can interrupt it
@@ -51,6 +60,12 @@ def available() -> int:
         found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
     soft = resource.getrlimit(resource.RLIMIT_AS)[0]
     return max(0, min(found + ([soft] if soft > 0 else [])))
+
+
+def resident() -> int:
+    """Bytes of memory that the process occupies; 0 where the system does not say."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * 4096 if statm.exists() else 0
 
 
 def give_back() -> None:
