@@ -24,7 +24,7 @@ from superopt.verifier._judgement import Comparison, agrees_with_reals, compare,
 from superopt.verifier.elsewhere import Elsewhere, displaced
 from superopt.verifier.explaining import Explanations, Trial
 from superopt.verifier.power import NONE, Effort, Power, measure_power
-from superopt.verifier.running import Arrays, Bench, attempt
+from superopt.verifier.running import LARGE, Arrays, Bench, attempt
 from superopt.verifier.steering import Feed, changed_rows, steered
 
 __all__ = ["EXACT", "QUICK", "WHOLE", "CheckResult", "Judge", "Plan", "Slack", "Thoroughness"]
@@ -161,11 +161,21 @@ class Judge:
         return (_STEERED + self.plan.trials) * _RUNS * self.run_work <= self.plan.effort.work
 
     @cached_property
+    def large(self) -> bool:
+        """Whether what a run takes is worth the milliseconds in which it is given back."""
+        kinds = (t for t in self.typing.types.values() if isinstance(t, TensorType))
+        return self.bench.is_large(self.before) or max((t.nbytes or 0 for t in kinds), default=0) >= LARGE
+
+    def _rest(self) -> None:
+        if self.large:
+            self.bench.rest()
+
+    @cached_property
     def once(self) -> bool:
         """Whether the result is run on one input only, and what its session holds is worth giving back before more is
         made to explain what that gave."""
         single = _RUNS * self.run_work > self.plan.effort.work and not changed_rows(self.before, self.after)
-        return single and self.bench.is_large(self.after)
+        return single and self.large
 
     def run(self) -> CheckResult:
         fed_types(self.before)
@@ -188,7 +198,7 @@ class Judge:
                 names = [v.name for v in self.before.outputs if v.name not in self.erratic]
                 if not names:
                     return CheckResult("skipped", reason="every output is random: it differs from run to run")
-            self.bench.rest(self.before)
+            self._rest()
             total = self._judged(trial, len(tried), sessions, names, total)
             tried.append(trial)
             total = replace(total, trials=len(tried))
@@ -274,7 +284,7 @@ class Judge:
 
     def _run(self, session: InferenceSession, trial: Trial) -> Arrays:
         made = run_session(session, trial.feed.arrays, time_limit=self.plan.longest())
-        self.bench.rest(self.before)
+        self._rest()
         return made
 
     def _judged_elsewhere(self, trial: Trial, number: int, names: Sequence[str], total: CheckResult) -> CheckResult:

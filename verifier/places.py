@@ -107,7 +107,6 @@ class _Places:
                 continue
             checked += 1
             disagreement, power = self._checked(place, len(first) if leads else 0)
-            self.bench.rest(place.pair[0])
             self.bench.tidy()
             powers += [] if power is None else [power]
             if disagreement:

@@ -25,7 +25,7 @@ from superopt.runtime.ort import InferenceSession, OrtValue, is_native, make_ses
 from superopt.runtime.ort import run as run_session
 from superopt.runtime.protocol import Loaded, Runtime
 
-__all__ = ["REFUSALS", "Arrays", "Bench", "attempt"]
+__all__ = ["LARGE", "REFUSALS", "Arrays", "Bench", "attempt"]
 
 Arrays = dict[str, np.ndarray]
 REFUSALS = (InvalidModel, Unsupported, ResourceLimit, UsageError)  # with which ONNX Runtime says that it cannot run
@@ -33,8 +33,8 @@ REFUSALS = (InvalidModel, Unsupported, ResourceLimit, UsageError)  # with which 
 _BIG = 1 << 16  # bytes of a weight that is written once, to a file, and read by all sessions
 _PAGE = 4096  # bytes between the beginnings of weights in one file
 _BLOCK, _AGAIN = (1 << 18) + 1, 16  # numbers that are drawn, and how often they are written: no two pages are equal
-_LARGE = 1 << 24  # bytes of weights from which giving memory back is worth the milliseconds that it takes
-_GROWN = 1 << 25
+LARGE = 1 << 24  # bytes that a session holds or a run takes from which giving them back is worth its milliseconds
+_GROWN = 1 << 25  # bytes by which the process has grown when free memory is looked for between two places
 _Key = tuple[int, str, int]  # a graph's identity, a runtime's name, and threads
 
 
@@ -65,6 +65,7 @@ class Bench:
         self._maps.clear()
         if self._folder is not None:
             self._folder.cleanup()
+            give_back()
 
     def session(self, graph: Graph, *, optimise: bool) -> InferenceSession:
         """A session for a graph that runs a few times: one that was timed and kept, or one that reads the weights where
@@ -90,18 +91,17 @@ class Bench:
         if self.is_large(graph):
             give_back()
 
-    def rest(self, graph: Graph) -> None:
-        """Hand back what a session took while it ran, if its graph is large: free memory, and the pages of weights,
-        which the system keeps as long as it has room."""
-        if self.is_large(graph):
-            for elements in self._maps:
-                elements.madvise(mmap.MADV_DONTNEED)
-            give_back()
+    def rest(self) -> None:
+        """Hand back what a session of a check took while it ran: free memory, and the pages of weights, which the
+        system keeps as long as it has room."""
+        for elements in self._maps:
+            elements.madvise(mmap.MADV_DONTNEED)
+        give_back()
 
     def tidy(self) -> None:
-        """Hand free memory back, if the process has grown by so much that it is worth the milliseconds."""
+        """:meth:`rest`, if the process has grown by so much that it is worth the milliseconds."""
         if resident() > self._least + _GROWN:
-            give_back()
+            self.rest()
             self._least = resident()
         self._least = min(self._least, resident())
 
@@ -166,7 +166,7 @@ class Bench:
 
     def is_large(self, graph: Graph) -> bool:
         """Whether what a session of it holds is worth the time that giving it back or making it again takes."""
-        return sum(map(_size, graph.weights)) >= _LARGE
+        return sum(map(_size, graph.weights)) >= LARGE
 
     @property
     def _directory(self) -> Path:

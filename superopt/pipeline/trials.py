@@ -93,12 +93,12 @@ def tried_alone(
             asked += 1
             us -= options.us
             found = _race(graphs[key], options, bench, runtime, threads, sizes, seed, left())
+            give_back()  # what its operators were loaded with
             if found is None:
                 del known[key]
                 continue
             known[key] = found
             raced.add(key)
-    give_back()  # what the operators were loaded with
     decided = _Decided({key: (known[key], kinds[key]) for key in order if key in known}, chosen, settle, lost)
     trusted: set[Hashable] = set()
     kept = decided.by(trusted)
