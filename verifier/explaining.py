@@ -69,13 +69,14 @@ class Explanations:
         plain: a session of the original, optimisations off.
         longest: seconds that the next run may take.
         slack: share of an output's largest magnitude that needs no explanation.
+        rest: called between runs and comparisons: hands back what they took.
     """
 
     def __init__(
         self, graph: Graph, typing: Typing, bench: Bench, plain: InferenceSession, longest: Callable[[], float],
-        slack: float = 0.0,
+        slack: float = 0.0, rest: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        self._slack = slack
+        self._slack, self._rest = slack, rest
         self._graph, self._typing, self._bench, self._plain = graph, typing, bench, plain
         self._longest = longest
         self._disturbed: Disturbed | None = None
@@ -167,7 +168,9 @@ class Explanations:
     def _optimised(self, trial: Trial, number: int) -> Arrays | None:
         known = self._of(number)
         if not known.optimised:
+            self._rest()
             known.optimised = (self._noise().optimised(trial.feed.arrays, self._longest()),)
+            self._rest()
         return known.optimised[0]
 
     def _samples(self, trial: Trial, number: int, count: int) -> tuple[list[Arrays], list[Arrays]]:
@@ -175,6 +178,7 @@ class Explanations:
         for are kept."""
         known = self._of(number)
         if known.count < count:
+            self._rest()
             more = self._noise().samples(
                 trial.feed.arrays, range(known.count, count), tiny=trial.feed.tiny, time_limit=self._longest()
             )

@@ -184,7 +184,7 @@ class Judge:
         except (InvalidModel, Unsupported) as refusal:
             return self._in_float64(refusal.what)
         self.explanations = Explanations(
-            self.before, self.typing, self.bench, self.plain, self.plan.longest, self.slack
+            self.before, self.typing, self.bench, self.plain, self.plan.longest, self.slack, self._rest
         )
         sessions, refused = self._result()
         if refused is not None:
