@@ -74,9 +74,9 @@ class Explanations:
 
     def __init__(
         self, graph: Graph, typing: Typing, bench: Bench, plain: InferenceSession, longest: Callable[[], float],
-        slack: float = 0.0, rest: Callable[[], None] = lambda: None,
+        slack: float = 0.0, rest: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        self._slack, self._rest = slack, rest
+        self._slack, self._rest = slack, rest or (lambda: None)
         self._graph, self._typing, self._bench, self._plain = graph, typing, bench, plain
         self._longest = longest
         self._disturbed: Disturbed | None = None

@@ -184,7 +184,13 @@ class Judge:
         except (InvalidModel, Unsupported) as refusal:
             return self._in_float64(refusal.what)
         self.explanations = Explanations(
-            self.before, self.typing, self.bench, self.plain, self.plan.longest, self.slack, self._rest
+            self.before,
+            self.typing,
+            self.bench,
+            self.plain,
+            self.plan.longest,
+            self.slack,
+            self.bench.rest if self.large else None,  # no method of this object's: what holds itself is held for long
         )
         sessions, refused = self._result()
         if refused is not None:
