@@ -30,7 +30,7 @@ __all__ = ["discarded", "hollow_file", "hollow_lowered", "hollow_session"]
 
 _BIG = 1 << 16  # bytes of a weight that is written no more: such are never a shape, an axis or a bound
 _PAGE = 4096  # so that ONNX Runtime maps the weights
-_WIDEST = 8  # times that an element's bytes grow at most where its type is changed
+_WIDEST = 8  # bytes of an element, of whatever type the runtime makes of it
 _REAL = {DType.FLOAT32, DType.FLOAT64, DType.FLOAT16}
 
 
@@ -80,15 +80,15 @@ def hollow_file(graph: Graph) -> Iterator[Path]:
 def discarded(graph: Graph) -> int | None:
     """Bytes from which the weights of what is run are not read, ``None`` where all are.
 
-    Elements of some weights matter (positions, masks): what is as large as these, or as a type of wider elements makes
-    of them, is read.
+    Elements of some weights matter (positions, masks): what is as large as these, in the widest type, is read.
     """
     if any(v.name in graph.weight for v in graph.inputs):  # such weights are not found in the result,
         return None
     if any(isinstance(a, OpaqueAttribute) for n in graph.nodes for a in n.attributes.values()):  # nor are subgraphs'
         return None
-    most = max((w.type.nbytes or 0 for w in graph.weights if w.type.dtype not in _REAL), default=0)
-    return _BIG if most < _BIG else _WIDEST * most + 1
+    counts = (w.type.elements for w in graph.weights if w.type.dtype not in _REAL and (w.type.nbytes or 0) >= _BIG)
+    most = max((n for n in counts if isinstance(n, int)), default=0)
+    return _WIDEST * most + 1 if most else _BIG
 
 
 def _is_big(weight: Weight) -> bool:
