@@ -144,6 +144,7 @@ def check_rewrite(
         if judge.exhaustive:
             return judge.run()
         places = check_places(before, after, typing, plan, bench)
+        bench.rest()
         if places.disagreement:
             found = Judge(before, after, replace(plan, effort=WHOLE), bench, typing).run()
             said = f"checked as a whole: {places.disagreement}"

@@ -69,13 +69,14 @@ class Explanations:
         plain: a session of the original, optimisations off.
         longest: seconds that the next run may take.
         slack: share of an output's largest magnitude that needs no explanation.
+        rest: called between runs and comparisons: hands back what they took.
     """
 
     def __init__(
         self, graph: Graph, typing: Typing, bench: Bench, plain: InferenceSession, longest: Callable[[], float],
-        slack: float = 0.0,
+        slack: float = 0.0, rest: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        self._slack = slack
+        self._slack, self._rest = slack, rest or (lambda: None)
         self._graph, self._typing, self._bench, self._plain = graph, typing, bench, plain
         self._longest = longest
         self._disturbed: Disturbed | None = None
@@ -143,9 +144,11 @@ class Explanations:
         yield done, moved
         for count in _SAMPLES:
             if count > done:
-                runs = self._samples(trial, number, count)
-                inputs, inside = runs
-                moved.add([r[name] for r in inputs[moved.inputs :]], [r[name] for r in inside[moved.inside :]])
+                for upto in [*range(known.count + 1, count + 1)] or [count]:  # outputs may be large: one is held
+                    inputs, inside = self._samples(trial, number, upto)
+                    moved.add(
+                        [r.pop(name) for r in inputs[moved.inputs :]], [r.pop(name) for r in inside[moved.inside :]]
+                    )
                 known.moves[name] = (count, moved)
                 yield count, moved
 
@@ -165,13 +168,17 @@ class Explanations:
     def _optimised(self, trial: Trial, number: int) -> Arrays | None:
         known = self._of(number)
         if not known.optimised:
+            self._rest()
             known.optimised = (self._noise().optimised(trial.feed.arrays, self._longest()),)
+            self._rest()
         return known.optimised[0]
 
     def _samples(self, trial: Trial, number: int, count: int) -> tuple[list[Arrays], list[Arrays]]:
-        """So many disturbed runs of each kind, or more; those that were made before are kept."""
+        """So many disturbed runs of each kind, or more; of those that were made before, the outputs that were not asked
+        for are kept."""
         known = self._of(number)
         if known.count < count:
+            self._rest()
             more = self._noise().samples(
                 trial.feed.arrays, range(known.count, count), tiny=trial.feed.tiny, time_limit=self._longest()
             )

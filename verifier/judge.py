@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from superopt.verifier._judgement import Comparison, agrees_with_reals, compare,
 from superopt.verifier.elsewhere import Elsewhere, displaced
 from superopt.verifier.explaining import Explanations, Trial
 from superopt.verifier.power import NONE, Effort, Power, measure_power
-from superopt.verifier.running import Arrays, Bench, attempt
+from superopt.verifier.running import LARGE, Arrays, Bench, attempt
 from superopt.verifier.steering import Feed, changed_rows, steered
 
 __all__ = ["EXACT", "QUICK", "WHOLE", "CheckResult", "Judge", "Plan", "Slack", "Thoroughness"]
@@ -159,6 +160,23 @@ class Judge:
         """Whether every steered input is within the work."""
         return (_STEERED + self.plan.trials) * _RUNS * self.run_work <= self.plan.effort.work
 
+    @cached_property
+    def large(self) -> bool:
+        """Whether what a run takes is worth the milliseconds in which it is given back."""
+        kinds = (t for t in self.typing.types.values() if isinstance(t, TensorType))
+        return self.bench.is_large(self.before) or max((t.nbytes or 0 for t in kinds), default=0) >= LARGE
+
+    def _rest(self) -> None:
+        if self.large:
+            self.bench.rest()
+
+    @cached_property
+    def once(self) -> bool:
+        """Whether the result is run on one input only, and what its session holds is worth giving back before more is
+        made to explain what that gave."""
+        single = _RUNS * self.run_work > self.plan.effort.work and not changed_rows(self.before, self.after)
+        return single and self.large
+
     def run(self) -> CheckResult:
         fed_types(self.before)
         try:
@@ -166,7 +184,13 @@ class Judge:
         except (InvalidModel, Unsupported) as refusal:
             return self._in_float64(refusal.what)
         self.explanations = Explanations(
-            self.before, self.typing, self.bench, self.plain, self.plan.longest, self.slack
+            self.before,
+            self.typing,
+            self.bench,
+            self.plain,
+            self.plan.longest,
+            self.slack,
+            self.bench.rest if self.large else None,  # no method of this object's: what holds itself is held for long
         )
         sessions, refused = self._result()
         if refused is not None:
@@ -180,6 +204,7 @@ class Judge:
                 names = [v.name for v in self.before.outputs if v.name not in self.erratic]
                 if not names:
                     return CheckResult("skipped", reason="every output is random: it differs from run to run")
+            self._rest()
             total = self._judged(trial, len(tried), sessions, names, total)
             tried.append(trial)
             total = replace(total, trials=len(tried))
@@ -248,19 +273,25 @@ class Judge:
         return {n for n, a in trial.original.items() if not equal(a, again[n])}
 
     def _judged(
-        self, trial: Trial, number: int, sessions: Sequence[InferenceSession], names: Sequence[str], total: CheckResult
+        self, trial: Trial, number: int, sessions: list[InferenceSession], names: Sequence[str], total: CheckResult
     ) -> CheckResult:  # fmt: skip
-        for session in sessions:
-            try:
-                made = run_session(session, trial.feed.arrays, time_limit=self.plan.longest())
-            except (InvalidModel, UsageError) as error:
-                return replace(
-                    total, verdict="failed", reason=f"the result fails where the original runs: {error.what}"
-                )
+        try:
+            results = [self._run(session, trial) for session in sessions]
+        except (InvalidModel, UsageError) as error:
+            return replace(total, verdict="failed", reason=f"the result fails where the original runs: {error.what}")
+        if self.once:
+            sessions.clear()
+            self.bench.drop(self.after)
+        for made in results:
             total = self._compared(trial, number, made, names, total)
             if total.verdict == "failed":
                 return total
         return total if self.plan.runtime is ONNX_RUNTIME else self._judged_elsewhere(trial, number, names, total)
+
+    def _run(self, session: InferenceSession, trial: Trial) -> Arrays:
+        made = run_session(session, trial.feed.arrays, time_limit=self.plan.longest())
+        self._rest()
+        return made
 
     def _judged_elsewhere(self, trial: Trial, number: int, names: Sequence[str], total: CheckResult) -> CheckResult:
         """The result in the runtime that it is made for: by ONNX Runtime's truth or, where that runtime does not keep

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from superopt.ir.graph import ArrayData, Graph, Node, Weight, label
+from superopt.formats.tensors import set_aside
+from superopt.ir.graph import Graph, Node, Weight, label
 from superopt.ops import REGISTRY
 
 __all__ = ["Mutant", "mutants"]
@@ -117,7 +118,7 @@ def _weight(graph: Graph, weight: Weight, kind: str, rng: np.random.Generator) -
             array = (array.astype(np.float64) * _SCALE).astype(array.dtype)
     if np.array_equal(array, weight.data.numpy(), equal_nan=weight.type.dtype.is_float):
         return None  # rounding took the change away
-    changed = replace(weight, data=ArrayData(array))
+    changed = replace(weight, data=set_aside(array))
     weights = tuple(changed if w.name == weight.name else w for w in graph.weights)
     said = (
         f"{kind} {where} of constant {weight.name!r} changed"

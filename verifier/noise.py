@@ -25,7 +25,8 @@ from functools import cached_property, partial
 import ml_dtypes
 import numpy as np
 
-from superopt.ir.graph import Graph, Value
+from superopt.formats.tensors import set_aside
+from superopt.ir.graph import Graph, Value, WeightData
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Typing, infer
 from superopt.runtime.ort import InferenceSession
@@ -101,6 +102,8 @@ class Disturbed:
             tiny: values are near the smallest numbers, whose rounding is absolute.
             time_limit: seconds of one run.
         """
+        if self._bench.is_large(self._graph):  # weights as the optimiser arranged them; other inputs may not ask
+            self._optimised = None
         moving, disturbing = self._noisy(inside=False, tiny=False), self._noisy(inside=True, tiny=tiny)
         sizes = self._sizes(feeds)
         moved: list[Arrays | None] = []
@@ -215,24 +218,26 @@ def _stepped(array: np.ndarray, steps: np.ndarray) -> np.ndarray:
 class _Shifted:
     """Constants whose digits are used up, moved by 1 to ``STEPS`` units in the last place; equal magnitudes equally.
 
-    What does not change from run to run is computed once: models have thousands of constants, and runs are dozens.
+    What does not change from run to run is computed once, and set aside while a run has its values in memory: models
+    have thousands of constants, and runs are dozens.
     """
 
     def __init__(self, constants: Mapping[str, np.ndarray]) -> None:
-        self._alike: list[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray]] = []
+        self._alike: list[tuple[dict[str, np.ndarray], WeightData, WeightData, WeightData]] = []
         for dtype in {a.dtype for a in constants.values()}:
             alike = {n: a for n, a in constants.items() if a.dtype == dtype}
             bits = np.concatenate([a.reshape(-1) for a in alike.values()]).view(f"i{dtype.itemsize}")
             drawn, movable = np.empty(bits.size, np.uint32), np.empty(bits.size, np.int8)
             for part in _pieces(bits.size):
                 drawn[part], movable[part] = _mixed(bits[part], DType.of(dtype))
-            self._alike.append((alike, bits, drawn, movable))
+            self._alike.append((alike, set_aside(bits), set_aside(drawn), set_aside(movable)))
 
     def of(self, number: int) -> Arrays:
         """The constants as the run of this number reads them."""
         made: Arrays = {}
         key = np.uint32((number + 1) * 0x9E3779B9 & 0xFFFFFFFF)
-        for alike, bits, drawn, movable in self._alike:
+        for alike, *aside in self._alike:
+            bits, drawn, movable = (data.numpy() for data in aside)
             moved = np.empty_like(bits)
             for part in _pieces(bits.size):
                 mixed = (drawn[part] ^ key) * np.uint32(0x85EBCA6B)

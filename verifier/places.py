@@ -107,6 +107,7 @@ class _Places:
                 continue
             checked += 1
             disagreement, power = self._checked(place, len(first) if leads else 0)
+            self.bench.tidy()
             powers += [] if power is None else [power]
             if disagreement:
                 return PlacesChecked(self.trials, checked, len(places), joined(powers), disagreement)

@@ -124,6 +124,7 @@ def optimize(
     """
     from superopt import pipeline
     from superopt.report.terminal import show_explanation, show_report
+    from superopt.runtime.limits import one_heap
 
     if verify_by not in ("test", "certify"):
         raise UsageError(f"--verify {printable(verify_by)!r} is neither test nor certify")
@@ -149,6 +150,7 @@ def optimize(
         raise UsageError(f"{printable(str(certificates))} exists", hint="--certificates makes a folder of its own")
     if learn is not None and rules is not None:
         raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
+    one_heap()
     with Input(model) as path, Progress() as progress, TemporaryDirectory() as own:
         if learn is not None:
             from superopt.pipeline.learning import learn_from

@@ -23,13 +23,14 @@ from superopt.formats.onnx_writer import save_beside
 from superopt.formats.tensors import SparseData, expected_bytes
 from superopt.ir.graph import Graph, OpaqueAttribute, Weight
 from superopt.ir.types import DType
-from superopt.runtime.limits import bounded_memory
+from superopt.runtime.limits import bounded_memory, give_back
 from superopt.runtime.ort import InferenceSession, make_session
 
 __all__ = ["discarded", "hollow_file", "hollow_lowered", "hollow_session"]
 
 _BIG = 1 << 16  # bytes of a weight that is written no more: such are never a shape, an axis or a bound
 _PAGE = 4096  # so that ONNX Runtime maps the weights
+_WIDEST = 8  # bytes of an element, of whatever type the runtime makes of it
 _REAL = {DType.FLOAT32, DType.FLOAT64, DType.FLOAT16}
 
 
@@ -42,6 +43,7 @@ def hollow_lowered(graph: Graph) -> Graph:
     with hollow_file(graph) as model, bounded_memory():
         made = model.with_name("lowered.onnx")
         make_session(model, threads=1, save_optimised=made, shared={}, discard=discarded(graph))
+        give_back()
         return formats.from_bytes(shapes_alone(made.read_bytes()))
 
 
@@ -76,20 +78,19 @@ def hollow_file(graph: Graph) -> Iterator[Path]:
 
 
 def discarded(graph: Graph) -> int | None:
-    """Bytes from which the weights of what is run are not read, ``None`` where all are."""
-    return None if _needed(graph) else _BIG
+    """Bytes from which the weights of what is run are not read, ``None`` where all are.
+
+    Elements of some weights matter (positions, masks): what is as large as these, in the widest type, is read.
+    """
+    if any(v.name in graph.weight for v in graph.inputs):  # such weights are not found in the result,
+        return None
+    if any(isinstance(a, OpaqueAttribute) for n in graph.nodes for a in n.attributes.values()):  # nor are subgraphs'
+        return None
+    counts = (w.type.elements for w in graph.weights if w.type.dtype not in _REAL and (w.type.nbytes or 0) >= _BIG)
+    most = max((n for n in counts if isinstance(n, int)), default=0)
+    return _WIDEST * most + 1 if most else _BIG
 
 
 def _is_big(weight: Weight) -> bool:
     known = weight.type.dtype in _REAL and not isinstance(weight.data, SparseData)
     return known and expected_bytes(weight.type) >= _BIG
-
-
-def _needed(graph: Graph) -> bool:
-    """Whether there are big weights whose elements matter (positions, masks), or such as are not found in the result:
-    of subgraphs, or those that are inputs, too."""
-    if any(v.name in graph.weight for v in graph.inputs):
-        return True
-    if any(w.type.dtype not in _REAL and (w.type.nbytes or 0) >= _BIG for w in graph.weights):
-        return True
-    return any(isinstance(a, OpaqueAttribute) for n in graph.nodes for a in n.attributes.values())

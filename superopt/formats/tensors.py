@@ -22,8 +22,8 @@ from superopt.ir.graph import ArrayData, WeightData
 from superopt.ir.types import DType, TensorType
 
 __all__ = [
-    "FileData", "PackedData", "RandomData", "SparseData", "expected_bytes", "pack", "packed_chunks", "shape_of",
-    "unpack",
+    "AsideData", "FileData", "PackedData", "RandomData", "SparseData", "expected_bytes", "pack", "packed_chunks",
+    "set_aside", "shape_of", "unpack",
 ]  # fmt: skip
 
 MAX_ELEMENTS = 2**62
@@ -207,6 +207,29 @@ def bound_expansion(kind: TensorType) -> None:
     count = kind.elements
     if isinstance(count, int) and count * max(1, kind.dtype.numpy.itemsize) > MAX_EXPANDED:
         raise ResourceLimit(f"a weight {kind} would take {count * kind.dtype.numpy.itemsize} bytes; the limit is 8 GiB")
+
+
+@dataclass(frozen=True, eq=False)
+class AsideData:
+    """Elements that were computed once, in the process's scratch file: they take memory while they are read."""
+
+    held: Scratch
+
+    @cached_property
+    def digest(self) -> str:
+        return ArrayData(self.numpy()).digest
+
+    def numpy(self) -> np.ndarray:
+        return self.held.array()
+
+    def __reduce__(self) -> tuple[type[ArrayData], tuple[np.ndarray]]:
+        return ArrayData, (self.numpy().copy(),)  # another process has a scratch file of its own
+
+
+def set_aside(array: np.ndarray) -> WeightData:
+    """The elements as a weight holds them: large ones in the scratch file, if it has room."""
+    held = scratch(array) if array.nbytes >= _SMALL and not array.dtype.hasobject else None
+    return ArrayData(array) if held is None else AsideData(held)
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,9 +32,8 @@ from superopt.rules import Library, Rule, load_library
 from superopt.rules.values import Certificate
 from superopt.runtime.blas import one_blas_thread
 from superopt.runtime.choice import runtime_named
-from superopt.runtime.limits import refuse_unbounded
+from superopt.runtime.limits import give_back, refuse_unbounded, resident
 from superopt.search import AppliedRule, SearchOptions, SearchResult, search
-from superopt.search.engine import resident
 from superopt.verifier.differential import EXACT, CheckResult, Slack
 from superopt.verifier.running import Bench
 
@@ -233,6 +232,7 @@ class _Attempt:
                 self.graph, self.costs, self.options.floats, self.options.sizes, runtime_named(self.options.runtime),
                 notes, seed=self.options.seed,
             )  # fmt: skip
+            give_back()
         before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
         self.cheap_us = CHEAP * before.us / costs.QUESTIONS
         found = self._search(self.library.admitted)
@@ -439,7 +439,9 @@ class _Attempt:
 
         def once(graph: Graph, chosen: tuple[Rule, ...]) -> SearchResult:
             left = self.budget.for_search(writes)
-            return search(graph, chosen, self.costs, replace(limits, time_limit=left), progress=self.progress)
+            found = search(graph, chosen, self.costs, replace(limits, time_limit=left), progress=self.progress)
+            give_back()  # a tenth of what the process holds; what follows runs models
+            return found
 
         own = () if self.options.rules is None else own_rules(self.library, rules)
         if self.valued is None:

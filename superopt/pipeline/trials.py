@@ -22,6 +22,7 @@ from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing
 from superopt.pipeline.judge import CHEAP, Belief, regret
 from superopt.pipeline.racing import clock_of
+from superopt.runtime.limits import give_back
 from superopt.runtime.protocol import Runtime
 from superopt.runtime.race import race_sittings
 from superopt.search.bilinear.choosing import FORM_ERROR, LEAST_GAIN, Choice, Form, named, rewritten
@@ -92,6 +93,7 @@ def tried_alone(
             asked += 1
             us -= options.us
             found = _race(graphs[key], options, bench, runtime, threads, sizes, seed, left())
+            give_back()  # what its operators were loaded with
             if found is None:
                 del known[key]
                 continue

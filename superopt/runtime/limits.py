@@ -28,7 +28,16 @@ from superopt.ops.infer import Applied, Typing, infer, small_of_weight
 from superopt.ops.meaning import IllTyped
 from superopt.ops.work import flops
 
-__all__ = ["LARGE", "available", "bounded_memory", "give_back", "refuse_unbounded", "stopped_after"]
+__all__ = [
+    "LARGE",
+    "available",
+    "bounded_memory",
+    "give_back",
+    "one_heap",
+    "refuse_unbounded",
+    "resident",
+    "stopped_after",
+]
 
 SIZE = 8  # of a symbolic dimension whose size is not given
 MOST_FLOPS = 4e12  # of one operator: a minute or two on a core, in which nothing can interrupt it
@@ -36,6 +45,7 @@ MOST_NODES = 100_000  # after inlining the model's own functions; ONNX Runtime t
 MOST_TURNS = 1_000_000  # of a loop with a known trip count
 LARGE = 1 << 30  # bytes of weights above which a model is handled through files and place by place, to bound memory
 ABSURD = 32 << 30  # bytes of values alive at once
+_ARENA_MAX = -8  # glibc's number of that setting
 _FALLBACK = 4 << 30  # bytes, where the system does not say
 
 
@@ -52,6 +62,12 @@ def available() -> int:
     return max(0, min(found + ([soft] if soft > 0 else [])))
 
 
+def resident() -> int:
+    """Bytes of memory that the process occupies; 0 where the system does not say."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * 4096 if statm.exists() else 0
+
+
 def give_back() -> None:
     """Hand free memory back to the system, where the C library has a way to: it keeps what a session was made with, of
     which only half is still in use (ResNet-50: 100 of 245 MB)."""
@@ -62,6 +78,15 @@ def give_back() -> None:
 def _trimmer() -> Callable[[int], int]:
     found: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
     return found or (lambda _: 0)
+
+
+def one_heap() -> None:
+    """Let all threads of this process allocate from one heap, where the C library has a way to: of others, the free end
+    is never handed back (ResNet-50: 24 MiB, SegFormer 53). For whoever owns the process: allocating in turn is its
+    price, which few large allocations do not feel."""
+    choose: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
+    if choose is not None and hasattr(os, "confstr") and "glibc" in (os.confstr("CS_GNU_LIBC_VERSION") or ""):
+        choose(_ARENA_MAX, 1)
 
 
 def refuse_unbounded(

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 from superopt.cost.model import CostModel
 from superopt.ir.collecting import rarely_collected
@@ -17,6 +16,7 @@ from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.rules.rule import Rule
+from superopt.runtime.limits import resident
 from superopt.search.borders import fusions
 from superopt.search.cache import RegionCache
 from superopt.search.cones import SELECTIONS, selection_regions, sibling_regions
@@ -41,7 +41,7 @@ from superopt.search.tidy import tidied
 from superopt.search.tricks import kept_verbatim
 from superopt.search.weights import Weights
 
-__all__ = ["resident", "search"]
+__all__ = ["search"]
 
 _PHASES = 40
 _WINDOWS = (14, 30, 1 << 30)  # operators of a region in the first two phases, the next two, and then (at most)
@@ -459,9 +459,3 @@ def _selects(pattern: Pattern) -> bool:
 def _wanted(rule: Rule, options: SearchOptions) -> bool:
     names = {rule.id, rule.family}
     return not names & set(options.disable) and (not options.enable or bool(names & set(options.enable)))
-
-
-def resident() -> int:
-    """Bytes of memory that the process occupies; 0 where the system does not say."""
-    statm = Path("/proc/self/statm")
-    return int(statm.read_text().split()[1]) * 4096 if statm.exists() else 0

@@ -6,7 +6,7 @@ error meets a jump there, because an e-graph calls constant only what can be eva
 (:meth:`superopt.search.egraph.EGraph.evaluable`).
 
 Evaluation is lazy, like the reading of weights: a folded weight holds the steps that make it, so a model of gigabytes
-is never in memory twice. Only what is small is kept once it has been computed.
+is never in memory twice. What has been computed is kept in the scratch file or, where that has no room, if it is small.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
-from superopt.formats.tensors import shape_of
+from superopt.formats.tensors import AsideData, set_aside, shape_of
 from superopt.ir.graph import Weight, WeightData
 from superopt.ir.poly import sym, symbols
 from superopt.ir.types import TensorType
@@ -64,13 +64,13 @@ class FoldedData:
         return described(self.steps, self.types, names, self.output)
 
     @cached_property
-    def _kept(self) -> list[np.ndarray]:
+    def _kept(self) -> list[WeightData]:
         return []
 
     def numpy(self) -> np.ndarray:
         """Evaluate: reals in float64 throughout, rounded once at the end."""
         if self._kept:
-            return self._kept[0]
+            return self._kept[0].numpy()
         kind = self.types[self.output]
         result, done = np.empty(0), 0
         for block in self.blocks():
@@ -82,9 +82,10 @@ class FoldedData:
             if result is not rounded:
                 result[done : done + len(rounded)] = rounded
             done += len(rounded) if rounded.ndim else 1
-        if result.nbytes <= KEPT:
-            self._kept.append(result)
-        return result
+        held = set_aside(result)
+        if result.nbytes <= KEPT or isinstance(held, AsideData):
+            self._kept.append(held)
+        return held.numpy()
 
     def wide(self) -> np.ndarray:
         """Evaluate, without the rounding at the end."""

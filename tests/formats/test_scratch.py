@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import pickle
 
 import numpy as np
 import pytest
 
 from superopt.formats import scratch as module
 from superopt.formats.scratch import Scratch, scratch
-from superopt.formats.tensors import RandomData
+from superopt.formats.tensors import AsideData, RandomData, set_aside
+from superopt.ir.graph import ArrayData
 from superopt.ir.types import DType, TensorType
 
 
@@ -62,3 +64,20 @@ def test_without_room_elements_are_drawn_again(monkeypatch: pytest.MonkeyPatch) 
     first = drawn.numpy().tobytes()
     assert drawn.numpy().tobytes() == first
     assert os.fstat(module._arenas[-1].descriptor).st_size == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, bool, DType.BFLOAT16.numpy])
+def test_computed_elements_are_set_aside_and_stay_what_they_were(dtype: np.dtype) -> None:
+    array = np.arange(1 << 17).reshape(2, -1).astype(dtype)
+    held, plain = set_aside(array), ArrayData(array)
+    assert isinstance(held, AsideData)
+    assert held.digest == plain.digest
+    assert held.numpy().dtype == array.dtype
+    for again in (held.numpy(), pickle.loads(pickle.dumps(held)).numpy()):
+        assert again.shape == array.shape
+        assert again.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("array", [np.ones(8), np.full(1 << 16, "a", object)])
+def test_what_is_small_or_no_bytes_stays_in_memory(array: np.ndarray) -> None:
+    assert isinstance(set_aside(array), ArrayData)

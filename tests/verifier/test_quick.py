@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +13,9 @@ from superopt.ir.diff import changed_regions, grown
 from superopt.ir.graph import ArrayData, Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier import differential, places
+from superopt.verifier import judge as judging
 from superopt.verifier.differential import CheckResult, check_rewrite
 
 F32, I64 = DType.FLOAT32, DType.INT64
@@ -209,3 +213,24 @@ def test_a_place_grows_by_what_makes_its_inputs() -> None:
     assert larger[0].inputs == larger[1].inputs
     for side in larger:
         side.checked()
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_a_check_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
+    """The collector looks rarely during an optimisation, so nothing may hold itself; and a large model's result, which
+    runs on one input only, keeps no session while that is explained."""
+    monkeypatch.setattr(judging, "LARGE", 0 if large else 1 << 40)
+    with places.Bench() as bench:
+        bench.loaded(AFTER, ONNX_RUNTIME, keep=True)
+        plan = replace(_QUICK, effort=replace(differential.QUICK, work=1.0))
+        one = differential.Judge(BEFORE, AFTER, plan, bench)
+        assert one.run().verdict == "passed"
+        assert one.once is large
+        assert bool(bench._kept) is not large
+        gc.disable()
+        try:
+            held = weakref.ref(one)
+            del one
+            assert held() is None
+        finally:
+            gc.enable()

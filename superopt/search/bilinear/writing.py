@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from superopt.formats.tensors import set_aside
 from superopt.ir.graph import Attribute, Graph, Node, Weight, constant
 from superopt.ir.types import DType, TensorType
 
@@ -62,8 +63,8 @@ class Writer:
         self, shape: Sequence[int], kind: np.dtype[np.generic], elements: Callable[[], np.ndarray]
     ) -> str:  # fmt: skip
         name = self.name("weight")
-        kept = constant(name, elements().astype(kind)) if self.filled else None
-        self.weights.append(kept or Weight(name, TensorType(DType.of(kind), tuple(shape)), None))
+        data = set_aside(elements().astype(kind)) if self.filled else None
+        self.weights.append(Weight(name, TensorType(DType.of(kind), tuple(shape)), data))
         return name
 
     def once(self, key: Hashable, make: Callable[[], list[str]]) -> list[str]:
