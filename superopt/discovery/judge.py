@@ -81,10 +81,8 @@ class Judge:
     def _proved(self, candidate: Rule) -> list[Rule]:
         general = whole_sizes(variable_general(candidate, self._quick), self._quick)
         general = size_general(general, self._quick)
-        shapeless = shape_general(general, lambda rule: isinstance(self._test(rule, self.config.trials), Tested))
-        free = self._prove(tidied(restricted(shapeless))) if shapeless != general else None
-        if free is not None and self.theme.simplifies:
-            return [free]  # what leaves less to run is wanted for any shapes
+        if self.theme.simplifies and (free := self._for_any_shapes(general)) is not None:
+            return [free]  # what leaves less to run is wanted so
         every = [made for version in any_rank(general) if (made := self._proved_version(version)) is not None]
         found = list(every)
         kinds = {s.dtype for s in general.tensors.values()}  # a mask may lack leading axes that the data has
@@ -94,8 +92,10 @@ class Judge:
             made = self._proved_version(version)
             if made is not None:
                 found.append(made)
-        if free is not None and not any(rule.lead for rule in found):
-            return [free]  # of this rank, it says all that the others do
+        if not self.theme.simplifies and not any(rule.lead for rule in found):
+            free = self._for_any_shapes(general)
+            if free is not None:
+                return [free]  # of this rank, it says all that the others do
         if self.theme.join:
             for rule in list(found):
                 pair = joined(rule)
@@ -104,6 +104,11 @@ class Judge:
                     if made is not None:
                         found.append(made)
         return found + (self._signals(found) if self.theme.signals else [])
+
+    def _for_any_shapes(self, general: Rule) -> Rule | None:
+        """The rule for shapes that only have to have as many elements, if that is more and is proved."""
+        wider = shape_general(general, lambda rule: isinstance(self._test(rule, self.config.trials), Tested))
+        return self._prove(tidied(restricted(wider))) if wider != general else None
 
     def _signals(self, found: Sequence[Rule]) -> list[Rule]:
         """The same with one spatial axis, where that is true as well."""

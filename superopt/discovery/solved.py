@@ -52,16 +52,19 @@ def facing(rule: Rule, candidate: Rule, theme: Theme) -> Rule:
     return replace(rule, lhs=rule.rhs, rhs=rule.lhs) if turned else rule
 
 
-def _running(roots: Sequence[Term], theme: Theme) -> set[str]:
+def _applied(roots: Sequence[Term], theme: Theme) -> Iterator[App]:
     """Operators that are applied to data."""
     every = (t for t in postorder(*roots) if isinstance(t, App))
-    return {t.op for t in every if not all(theme.is_weight(n) for n in variables(t))}
+    return (t for t in every if not all(theme.is_weight(n) for n in variables(t)))
+
+
+def _running(roots: Sequence[Term], theme: Theme) -> set[str]:
+    return {t.op for t in _applied(roots, theme)}
 
 
 def _way(roots: Sequence[Term], theme: Theme) -> frozenset[tuple[str, str]]:
     """How operators are applied to data, whatever the weights are."""
-    every = (t for t in postorder(*roots) if isinstance(t, App))
-    return frozenset((t.op, str(t.attributes)) for t in every if not all(theme.is_weight(n) for n in variables(t)))
+    return frozenset((t.op, str(t.attributes)) for t in _applied(roots, theme))
 
 
 def solve_one(
@@ -98,17 +101,16 @@ def solve_one(
             continue  # it does more than one that was found
         some = True
         found.candidates += 1
-        if follows(candidate):
+        answered = follows(candidate)
+        if answered:
             found.derived += 1
-            ways.append(way)
-            if solver.alternatives:
-                continue
-            break
-        proved = [replace(facing(r, candidate, theme), origin=SOLVED, family=name) for r in judge.rules(candidate)]
-        borne = [r for r in proved if usable(r)]
-        found.unusable += len(proved) - len(borne)
-        found.rules += [replace(r, id=f"{name}-{len(found.rules) + n}") for n, r in enumerate(borne)]
-        if borne:
+        else:
+            proved = [replace(facing(r, candidate, theme), origin=SOLVED, family=name) for r in judge.rules(candidate)]
+            borne = [r for r in proved if usable(r)]
+            found.unusable += len(proved) - len(borne)
+            found.rules += [replace(r, id=f"{name}-{len(found.rules) + n}") for n, r in enumerate(borne)]
+            answered = bool(borne)
+        if answered:
             ways.append(way)
             if not solver.alternatives:
                 break

@@ -127,17 +127,16 @@ class _Decided:
     def by(self, trusted: AbstractSet[Hashable]) -> list[Choice]:
         """By prices, and by the rounds of these kinds; at what is believed by both."""
         kept: dict[int, Choice] = {}
-        taken: dict[int, float] = {}
-        believed: dict[int, Belief] = {}
+        more: dict[int, float] = {}
         for key, (options, kind) in self.kinds.items():
             beliefs = options.beliefs if key in trusted else options.modelled
             best = min(range(len(beliefs)), key=lambda n: beliefs[n].mean)
-            if beliefs[best].mean < _PLAIN.mean:
+            taken = beliefs[best].mean
+            if taken < _PLAIN.mean:
                 for c in kind:
                     number = id(c.site.node)
-                    taken[number], believed[number] = beliefs[best].mean, options.beliefs[best]
-                    kept[number] = replace(c, form=options.forms[best], after=taken[number] * c.before, rivals=())
-        more = {n: (b.mean - taken[n]) * kept[n].before for n, b in believed.items()}
+                    kept[number] = replace(c, form=options.forms[best], after=taken * c.before, rivals=())
+                    more[number] = (options.beliefs[best].mean - taken) * c.before
         found = self.settle([kept[id(c.site.node)] for c in self.every if id(c.site.node) in kept])
         return [replace(c, after=c.after + more[id(c.site.node)]) for c in found]
 

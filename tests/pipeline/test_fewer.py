@@ -227,6 +227,12 @@ def test_a_few_rounds_tell_nothing(rounds: int) -> None:
     assert known.measured([0.5] * 7).mean < 0.55
 
 
+def without_rivals(graph: Graph) -> list[Choice]:
+    """The forms that prices choose."""
+    with for_target(PROFILE) as costs:
+        return [replace(c, rivals=()) for c in choose(graph, costs, growth=GROWTH["standard"])]
+
+
 @pytest.mark.parametrize(
     ("share", "ratio", "kept"),
     [(0.05, 0.99, True), (0.05, 1.2, False), (1.0, 0.99, False)],
@@ -236,8 +242,7 @@ def test_what_prices_choose_stands_until_rounds_change_it_to_what_gains(
     share: float, ratio: float, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = model()
-    with for_target(PROFILE) as costs:
-        chosen = [replace(c, rivals=()) for c in choose(graph, costs, growth=GROWTH["standard"])]
+    chosen = without_rivals(graph)
     rounds = ((1.0, ratio),) * 12
 
     def timed(_: object, options: trials._Options, *__: object) -> trials._Options:
@@ -266,8 +271,7 @@ def test_forms_are_timed_while_it_is_open_whether_all_gain_enough(
     gain: float, least: float, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = model()
-    with for_target(PROFILE) as costs:
-        chosen = [replace(c, rivals=()) for c in choose(graph, costs, growth=GROWTH["standard"])]
+    chosen = without_rivals(graph)
     share = gain / (1.0 - chosen[0].after / chosen[0].before)
     timed: list[float] = []
     monkeypatch.setattr(trials, "_race", lambda _, options, *__: timed.append(options.share))

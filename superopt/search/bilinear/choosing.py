@@ -32,8 +32,7 @@ from superopt.search.bilinear.writing import Writer
 
 __all__ = [
     "FORM_ERROR", "GROWTH", "LEAST_GAIN", "NEAR", "Choice", "Form", "accuracy_of", "alternatives", "choose", "decisive",
-    "layouts_us",
-    "forms_of", "in_place", "kind_of", "named", "rewritten",
+    "forms_of", "in_place", "kind_of", "layouts_us", "named", "rewritten",
 ]  # fmt: skip
 
 # By mode: how much one operator's errors may grow (root mean square, beside the direct sum's). "strict" has no
