@@ -11,7 +11,7 @@ import difflib
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -136,15 +136,6 @@ class Theme:
         return f"enumerated from the vocabulary {self.name}{', in which expressions are typed' if typed else ''}"
 
     @property
-    def plain(self) -> Theme | None:
-        """The theme without typed expressions, if there is a template left; a definition is one, and stays."""
-        vocabulary = tuple(t for t in self.vocabulary if t.operators <= 1)
-        if self.origin == DEFINITION or vocabulary == self.vocabulary:
-            return self
-        text = json.dumps([self.text, [t.text for t in vocabulary]])
-        return _changed(self, vocabulary, self.operators, text) if vocabulary else None
-
-    @property
     def forall(self) -> dict[str, TypeScheme]:
         return {**self.leaves, **self.attributes}
 
@@ -246,30 +237,19 @@ def load_config(path: Path | str | None = None) -> Config:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise RuleError(f"cannot be read: {error}", where=str(file)) from error
-    unknown = sorted(set(data) - {"seed", "instances", "trials", "prove_seconds", "terms", "theme", "include"})
+    unknown = sorted(set(data) - {"seed", "instances", "trials", "prove_seconds", "terms", "theme"})
     if unknown:
         raise RuleError(f"unknown key {unknown[0]!r}", where=str(file))
     try:
-        included = [theme for other in data.get("include", []) for theme in _included(other, file.parent)]
         rows = [row for theme in data["theme"] for row in _each(theme)]
         rows = [generated(row) if "enumerate" in row else row for row in rows]
         themes = tuple(_theme(row, f"{file}, theme {row.get('name', n)}") for n, row in enumerate(rows))
         return Config(
             int(data.get("seed", 0)), max(2, int(data.get("instances", 3))), int(data.get("trials", 8)),
-            float(data.get("prove_seconds", 10.0)), int(data.get("terms", 400_000)), (*included, *themes),
+            float(data.get("prove_seconds", 10.0)), int(data.get("terms", 400_000)), themes,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RuleError(f"not a configuration of discovery: {error!r}", where=str(file)) from error
-
-
-def _included(row: Mapping[str, object], folder: Path) -> Iterator[Theme]:
-    """Themes of another file: those that are named, or all; ``typed = false``: without expressions that are typed."""
-    config = load_config(folder / str(row["file"]))
-    names = tuple(map(str, _listed(row, "themes")))
-    for theme in config.select(themes=names).themes if names else config.themes:
-        found = theme if row.get("typed", True) else theme.plain
-        if found is not None:
-            yield found
 
 
 _KEYS = frozenset({
