@@ -19,8 +19,9 @@ from pathlib import Path
 from superopt.ir.collecting import rarely_collected
 from superopt.ir.errors import UsageError, printable
 from superopt.rules.floats import FLOATS, Directions, Floats, float_key, read_floats
-from superopt.rules.grammar import format_rule, parse_rule
+from superopt.rules.grammar import parse_rule
 from superopt.rules.kept import kept_rules
+from superopt.rules.rows import expanded, toml_rows
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import meaning_digest
@@ -176,10 +177,17 @@ def parse_rows(path: Path) -> tuple[tuple[Rule, ...], dict[str, RuleError]]:
     for number, row in enumerate(rows, 1):
         name = str(row.get("id", number))
         try:
-            found.append(parse_rule(row, where=f"{path}, rule {printable(name)}", family=path.stem))
+            singles = expanded(row, f"{path}, rule {printable(name)}")
         except RuleError as error:
             errors[name] = error
-    return tuple(found), errors
+            continue
+        for place, single in enumerate(singles, 1):
+            own = str(single.get("id", name if len(singles) == 1 else f"{number}.{place}"))
+            try:
+                found.append(parse_rule(single, where=f"{path}, rule {printable(own)}", family=path.stem))
+            except RuleError as error:
+                errors[own] = error
+    return tuple(sorted(found, key=lambda r: r.id)), errors
 
 
 def load_library(directory: Path | str | None = None, *, built_in: bool = True) -> Library:
@@ -280,8 +288,9 @@ def _seal(verdicts: Mapping[str, object]) -> str:
 
 
 def write_rules(path: Path, rules: Iterable[Rule], *, heading: str = "") -> None:
-    """Write one family, sorted by id; deterministic, and :func:`parse_file` gives the same rules back."""
-    rows = "\n".join(_toml_row(r) for r in sorted(rules, key=lambda r: r.id))
+    """Write one file, rules that differ in operators, axes or shapes alone as one row; deterministic, and
+    :func:`parse_file` gives the same rules back, sorted by id."""
+    rows = "\n".join(toml_rows(rules))
     head = "".join(f"# {line}\n" for line in heading.splitlines())
     _replace(path, f"{head}\n{rows}" if head else rows)
 
@@ -290,29 +299,3 @@ def _replace(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
-
-
-def _toml_row(rule: Rule) -> str:
-    row = format_rule(rule)
-    lines = ["[[rule]]", f"id = {_quoted(str(row['id']))}"]
-    forall = row["forall"]
-    assert isinstance(forall, dict)
-    lines.append("forall = { " + ", ".join(f"{n} = {_quoted(s)}" for n, s in forall.items()) + " }")
-    for key in ("where", "lhs", "rhs"):
-        texts = row[key]
-        assert isinstance(texts, list)
-        if texts or key != "where":
-            body = ", ".join(map(_quoted, texts))
-            long = len(body) > 100 and len(texts) > 1
-            inner = "\n" + "".join(f"    {_quoted(t)},\n" for t in texts) if long else body
-            lines.append(f"{key} = [{inner}]")
-    if rule.origin:
-        lines.append(f"origin = {_quoted(rule.origin)}")
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    """A TOML string: literal where it holds double quotes and nothing else odd, else basic."""
-    if '"' in text and "'" not in text and text.isprintable():
-        return f"'{text}'"
-    return json.dumps(text, ensure_ascii=False)

@@ -22,10 +22,10 @@ from superopt.rules.wellformed import obligations
 
 __all__ = [
     "DIGEST",
-    "LEADS",
     "RuleTypes",
     "complete",
     "instances",
+    "leads_of",
     "meaning_digest",
     "operator_of",
     "type_terms",
@@ -34,7 +34,8 @@ __all__ = [
 
 DIGEST = "known_digest"  # where a rule that was kept has its digest
 _SHIPPED = {name: REGISTRY[name] for name in REGISTRY}  # the records that digests kept on disk speak about
-LEADS = (0, 1, 2)  # numbers of leading axes that ``...`` is written out to by default
+_LEADS = (0, 1, 2)  # numbers of leading axes that ``...`` is written out to by default
+_EVERY_LEAD = (*_LEADS, 3, 4, 5)  # where it stands for all axes: a batch of volumes has five
 
 
 @dataclass(frozen=True)
@@ -136,21 +137,27 @@ def types_of(rule: Rule) -> RuleTypes:
     )  # fmt: skip
 
 
-def instances(rule: Rule, leads: Sequence[int] = LEADS, *, strict: bool = True) -> tuple[Rule, ...]:
+def leads_of(rule: Rule) -> tuple[int, ...]:
+    """The numbers of leading axes that ``...`` is written out to: more, where tensors with it have no other axes."""
+    wide = [s.shape for s in rule.tensors.values() if s.lead]
+    return () if not wide else _LEADS if any(wide) else _EVERY_LEAD
+
+
+def instances(rule: Rule, leads: Sequence[int] | None = None, *, strict: bool = True) -> tuple[Rule, ...]:
     """The rule with ``...`` written out as so many leading axes and every axis counted from the front.
 
     A rule without ``...`` has one instance. Ids are kept, so that what search applies is the rule that was proved.
 
     Args:
         rule: any rule.
-        leads: numbers of leading axes.
+        leads: numbers of leading axes; those of :func:`leads_of` by default.
         strict: raise where types do not fit; else such terms are kept with what is known of their axes, so that
             testing at given sizes can say what is wrong.
 
     Raises:
         RuleError: a side is not well-formed.
     """
-    return tuple(_at_rank(rule, lead, strict) for lead in (leads if rule.lead else (0,)))
+    return tuple(_at_rank(rule, lead, strict) for lead in (leads or leads_of(rule) if rule.lead else (0,)))
 
 
 def _at_rank(rule: Rule, lead: int, strict: bool) -> Rule:

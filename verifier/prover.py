@@ -18,7 +18,7 @@ from superopt.ops.meaning import Axis, Condition, IllTyped
 from superopt.rules import Rule, RuleError
 from superopt.rules.clamping import cases
 from superopt.rules.grammar import format_guard
-from superopt.rules.typing import LEADS, instances
+from superopt.rules.typing import instances, leads_of
 from superopt.rules.wellformed import shown
 from superopt.verifier.arith import Facts, ge, normal_condition
 from superopt.verifier.budget import Budget, OutOfTimeError, StoppedError
@@ -88,7 +88,7 @@ def prove(rule: Rule, *, time_limit: float = 10.0) -> ProvedAllSizes | Unknown:
 
     The work is counted: whether a proof is found does not depend on the machine or on what else it does.
 
-    Leading axes ``...`` are written out at the ranks of ``superopt.rules.typing.LEADS``, with symbolic sizes; the proof
+    Leading axes ``...`` are written out at the numbers of axes of ``superopt.rules.typing.leads_of``, with symbolic sizes; the proof
     with one of them holds for any number where the meanings read leading axes in place (``leading`` of the verdict).
     """
     return prove_with_steps(rule, time_limit=time_limit)[0]
@@ -121,7 +121,7 @@ def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAll
     steps = sum(len(g.steps) for g in proof.goals if g is not None)
     verdict = ProvedAllSizes(
         tuple(f"{g.left} {g.relation} {g.right}" for g in rule.where), tuple(rests.nonzero), tuple(rests.derived),
-        LEADS if rule.lead else (),
+        leads_of(rule),
         "one axis" if rule.lead and one_axis(rule) else "", seconds=time.monotonic() - started, steps=steps,
     )  # fmt: skip
     return verdict, proof

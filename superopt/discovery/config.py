@@ -20,6 +20,7 @@ from superopt.ir.errors import UsageError, printable
 from superopt.ir.terms import App, Term, postorder, variables
 from superopt.ops import REGISTRY
 from superopt.rules.grammar import parse_scheme, parse_term
+from superopt.rules.rows import substituted
 from superopt.rules.rule import AttributeScheme, Rule, TensorScheme, TypeScheme, scalar_value
 from superopt.rules.scanner import RuleError
 
@@ -241,7 +242,7 @@ def load_config(path: Path | str | None = None) -> Config:
     if unknown:
         raise RuleError(f"unknown key {unknown[0]!r}", where=str(file))
     try:
-        rows = [row for theme in data["theme"] for row in _each(theme)]
+        rows = [row for theme in data["theme"] for row in substituted(theme, str(file))]
         rows = [generated(row) if "enumerate" in row else row for row in rows]
         themes = tuple(_theme(row, f"{file}, theme {row.get('name', n)}") for n, row in enumerate(rows))
         return Config(
@@ -257,24 +258,6 @@ _KEYS = frozenset({
     "join", "origin", "broadcast", "base", "about", "weights_alone", "shortcuts", "signals", "solve", "data",
     "slack", "records", "instances", "simplifies", "biased", "alternatives",
 })  # fmt: skip
-
-
-def _each(row: Mapping[str, object]) -> list[Mapping[str, object]]:
-    """A theme with ``each``: once for every table of it, with ``<KEY>`` in its texts replaced by the table's text.
-
-    So one vocabulary is looked at along several axes, permutations or modes.
-    """
-    tables = row.get("each")
-    if not isinstance(tables, list):
-        return [row]
-    text = json.dumps({k: v for k, v in row.items() if k != "each"})
-    made: list[Mapping[str, object]] = []
-    for table in tables:
-        own = text
-        for key, value in table.items():
-            own = own.replace(f"<{key}>", json.dumps(str(value))[1:-1])
-        made.append(json.loads(own))
-    return made
 
 
 def _theme(row: Mapping[str, object], where: str) -> Theme:

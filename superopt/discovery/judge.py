@@ -38,8 +38,6 @@ from superopt.verifier.verdict import (
 
 __all__ = ["Judge", "Tally"]
 
-_EVERY_RANK = 2  # rules that any_rank gives: together they hold for tensors of rank 0 to 5, and nothing is to add
-
 
 @dataclass
 class Tally:
@@ -83,10 +81,10 @@ class Judge:
         general = size_general(general, self._quick)
         if self.theme.simplifies and (free := self._for_any_shapes(general)) is not None:
             return [free]  # what leaves less to run is wanted so
-        every = [made for version in any_rank(general) if (made := self._proved_version(version)) is not None]
-        found = list(every)
+        every = any_rank(general)
+        found = [made for version in (every,) if version and (made := self._proved_version(version)) is not None]
         kinds = {s.dtype for s in general.tensors.values()}  # a mask may lack leading axes that the data has
-        for version in self._versions(candidate, general) if len(every) < _EVERY_RANK or kinds == {"b", "f"} else ():
+        for version in self._versions(candidate, general) if not found or kinds == {"b", "f"} else ():
             if found and not version.lead:
                 break
             made = self._proved_version(version)

@@ -18,10 +18,9 @@ from superopt.rules.typing import operator_of, type_terms, variable_types
 __all__ = ["any_rank", "leading", "with_lead"]
 
 
-def any_rank(rule: Rule) -> Iterator[Rule]:
-    """An elementwise rule over tensors of one shape, booleans among them or not, for tensors of rank 0 to 5.
-
-    Two rules, because ``...`` is written out to at most two axes.
+def any_rank(rule: Rule) -> Rule | None:
+    """An elementwise rule over tensors of one shape, booleans among them or not, for tensors of rank 0 to 5; of rank 3
+    to 5 where one boolean would stand for true and false alike; ``None`` for other rules.
     """
     shapes = {s.shape for s in rule.tensors.values() if s.shape}
     families = {operator_of(t).family for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App)}
@@ -32,22 +31,18 @@ def any_rank(rule: Rule) -> Iterator[Rule]:
         if isinstance(t, App) and operator_of(t).family == "generators"
     )
     if len(shapes) > 1 or not pointwise or not scalars or any(s.lead or s.dtype == "i" for s in rule.tensors.values()):
-        return
+        return None
     names = tuple(n for n in ("a", "b", "c", "d", "e", "h", "i", "j") if n not in rule.forall)[:3]
     wide = tuple(map(sym, names))
-    masked = {s.dtype for s in rule.tensors.values()} == {"b", "f"}  # one boolean would stand for true and false alike
-    for shape in (wide,) if masked else ((), wide):
-        forall: dict[str, TypeScheme] = {
-            n: replace(s, shape=shape, lead=True) if isinstance(s, TensorScheme) and s.shape else s
-            for n, s in rule.forall.items()
-        }
-        if not shapes:
-            forall = {
-                n: replace(s, shape=shape, lead=True) if isinstance(s, TensorScheme) else s for n, s in forall.items()
-            }
-        made = replace(rule, forall=forall)
-        if well_typed(made):
-            yield made
+    masked = {s.dtype for s in rule.tensors.values()} == {"b", "f"}
+    forall: dict[str, TypeScheme] = {
+        n: replace(s, shape=wide if masked else (), lead=True)
+        if isinstance(s, TensorScheme) and (s.shape or not shapes)
+        else s
+        for n, s in rule.forall.items()
+    }
+    made = replace(rule, forall=forall)
+    return made if well_typed(made) else None
 
 
 def leading(rule: Rule, theme: Theme) -> Iterator[Rule]:
