@@ -28,8 +28,8 @@ from superopt.rules.scanner import RuleError
 
 __all__ = ["expanded", "substituted", "toml_rows"]
 
-OPERATORS, OTHERS = "FGHIJK", "ABCDELMNOPQRSTUVWXYZ"
-MOST_LETTERS = 4  # of a family: with more, its text says less than its members do
+_OPERATOR, _OTHERS = "F", "ABCDE"
+MOST_LETTERS = 4  # of a family, of which one for an operator: with more, its text says less than its members do
 _OWN = ("id", "origin")  # of a member
 _TOKEN = re.compile(r'\[[^\[\]]*\]|"[^"]*"|[A-Za-z_]\w*|-?\d+(?:\.\d+)?(?:e-?\d+)?|\s+|.')
 _LETTER = re.compile(r"<([A-Z])>")
@@ -101,8 +101,8 @@ class _Member:
 
 def _kind(token: str, following: str) -> str:
     if token[0] in '["' or re.match(r"-?\d", token):
-        return "A"
-    return "F" if token[0].isupper() and following == "(" else token
+        return _OTHERS[0]
+    return _OPERATOR if token[0].isupper() and following == "(" else token
 
 
 _PLACES = ("where", "lhs", "rhs")
@@ -137,6 +137,11 @@ def _letters(members: Sequence[_Member]) -> list[tuple[int, ...]]:
     return [tuple(positions) for positions in columns.values()]
 
 
+def _is_family(members: Sequence[_Member]) -> bool:
+    letters = _letters(members)
+    return len(letters) <= MOST_LETTERS and sum(members[0].shape[p[0]] == _OPERATOR for p in letters) <= 1
+
+
 def _families(rules: Iterable[Rule]) -> list[list[_Member]]:
     """The rules in families of at most ``MOST_LETTERS`` letters, greedily by id: the same rules, the same families."""
     found: dict[object, list[list[_Member]]] = defaultdict(list)
@@ -144,7 +149,7 @@ def _families(rules: Iterable[Rule]) -> list[list[_Member]]:
         member = _member(rule)
         key = rule.id if member.alone else member.shape
         for family in found[key]:
-            if len(_letters([*family, member])) <= MOST_LETTERS:
+            if _is_family([*family, member]):
                 family.append(member)
                 break
         else:
@@ -167,10 +172,10 @@ def _single(row: Mapping[str, object]) -> str:
 
 def _family(members: Sequence[_Member]) -> str:
     tokens = list(members[0].tokens)
-    names = {"F": iter(OPERATORS), "A": iter(OTHERS)}
+    others = iter(_OTHERS)
     tables: list[dict[str, str]] = [{} for _ in members]
     for positions in _letters(members):
-        letter = next(names[members[0].shape[positions[0]]])
+        letter = _OPERATOR if members[0].shape[positions[0]] == _OPERATOR else next(others)
         for table, member in zip(tables, members, strict=True):
             table[letter] = member.tokens[positions[0]]
         for position in positions:

@@ -69,7 +69,8 @@ def shipped(rules: Sequence[Rule]) -> list[Rule]:
 def widened(rule: Rule) -> Iterator[Rule]:
     """The rule as it is, or every proved way to state it with leading axes, the widest first."""
     matrices = [n for n, s in rule.tensors.items() if len(s.shape) == 2]
-    wider = [*any_rank(rule)] if len(matrices) == len(rule.tensors) else []
+    every = any_rank(rule) if len(matrices) == len(rule.tensors) else None
+    wider = [] if every is None else [every]
     if not wider:
         for count in range(len(matrices), 0, -1):
             for chosen in combinations(matrices, count):
