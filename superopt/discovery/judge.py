@@ -126,7 +126,8 @@ class Judge:
         yield from leading(general, self.theme)
         yield general
         if general != candidate:
-            yield candidate
+            apart = size_general(variable_general(candidate, self._quick), self._quick)  # a sum of sizes stays one
+            yield from (version for version in (apart, candidate) if version != general)
 
     def _holds(self, rule: Rule, *, near_miss: bool) -> bool:
         verdict = self._test(rule, self.config.trials)

@@ -48,3 +48,8 @@ def test_a_shape_that_may_be_any_takes_no_leading_axes_away(tmp_path: Path) -> N
 def test_themes_have_names_of_their_own() -> None:
     counts = Counter(t.name for t in load_config().themes)
     assert [n for n, count in counts.items() if count > 1] == []
+
+
+def test_every_theme_is_of_a_profile() -> None:
+    """One without would be left out by `superopt discover`, which takes those of the default profile."""
+    assert {t.profiles for t in load_config().themes} == {("default",), ("taso",)}
