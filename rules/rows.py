@@ -1,6 +1,6 @@
-"""Rows of a rule file: one rule, or a family of rules that one text states of several operators, axes or shapes.
+"""Rows of a rule file: one rule, or a schema: rules that one text states of several operators, axes or shapes.
 
-A family is a row with ``each``: a table for every rule, with the rule's id and what stands for the letters of the text.
+A schema is a row with ``each``: a table for every rule, with the rule's id and what stands for the letters of the text.
 
     [[rule]]
     forall = { x = "f<A>" }
@@ -29,7 +29,7 @@ from superopt.rules.scanner import RuleError
 __all__ = ["expanded", "substituted", "toml_rows"]
 
 _OPERATOR, _OTHERS = "F", "ABCDE"
-MOST_LETTERS = 4  # of a family, of which one for an operator: with more, its text says less than its members do
+MOST_LETTERS = 4  # of a schema, of which one for an operator: with more, its text says less than its members do
 _OWN = ("id", "origin")  # of a member
 _TOKEN = re.compile(r'\[[^\[\]]*\]|"[^"]*"|[A-Za-z_]\w*|-?\d+(?:\.\d+)?(?:e-?\d+)?|\s+|.')
 _LETTER = re.compile(r"<([A-Z])>")
@@ -84,14 +84,14 @@ def expanded(row: Mapping[str, object], where: str) -> list[Mapping[str, object]
 
 @dataclass(frozen=True)
 class _Member:
-    """A rule as texts by place in the row, and their tokens, of which some may differ within a family."""
+    """A rule as texts by place in the row, and their tokens, of which some may differ within a schema."""
 
     row: Mapping[str, object]
     tokens: tuple[str, ...]
 
     @property
     def shape(self) -> tuple[str, ...]:
-        """What a family's members have in common: tokens, with a mark for an operator, a number, a list or a text."""
+        """What a schema's members have in common: tokens, with a mark for an operator, a number, a list or a text."""
         return tuple(map(_kind, self.tokens, (*self.tokens[1:], "")))
 
     @property
@@ -129,7 +129,7 @@ def _texts(row: Mapping[str, object]) -> Iterator[str]:
 
 
 def _letters(members: Sequence[_Member]) -> list[tuple[int, ...]]:
-    """The positions of tokens that differ within a family; those that always agree together."""
+    """The positions of tokens that differ within a schema; those that always agree together."""
     columns: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for position, column in enumerate(zip(*(m.tokens for m in members), strict=True)):
         if len(set(column)) > 1:
@@ -137,30 +137,30 @@ def _letters(members: Sequence[_Member]) -> list[tuple[int, ...]]:
     return [tuple(positions) for positions in columns.values()]
 
 
-def _is_family(members: Sequence[_Member]) -> bool:
+def _is_schema(members: Sequence[_Member]) -> bool:
     letters = _letters(members)
     return len(letters) <= MOST_LETTERS and sum(members[0].shape[p[0]] == _OPERATOR for p in letters) <= 1
 
 
-def _families(rules: Iterable[Rule]) -> list[list[_Member]]:
-    """The rules in families of at most ``MOST_LETTERS`` letters, greedily by id: the same rules, the same families."""
+def _schemas(rules: Iterable[Rule]) -> list[list[_Member]]:
+    """The rules in schemas of at most ``MOST_LETTERS`` letters, greedily by id: the same rules, the same schemas."""
     found: dict[object, list[list[_Member]]] = defaultdict(list)
     for rule in sorted(rules, key=lambda r: r.id):
         member = _member(rule)
         key = rule.id if member.alone else member.shape
-        for family in found[key]:
-            if _is_family([*family, member]):
-                family.append(member)
+        for schema in found[key]:
+            if _is_schema([*schema, member]):
+                schema.append(member)
                 break
         else:
             found[key].append([member])
-    return sorted((f for families in found.values() for f in families), key=lambda f: str(f[0].row["id"]))
+    return sorted((f for schemas in found.values() for f in schemas), key=lambda f: str(f[0].row["id"]))
 
 
 def toml_rows(rules: Iterable[Rule]) -> Iterator[str]:
-    """The rows of a file that holds the rules: families where texts are alike, by the id of the first rule of each."""
-    for members in _families(rules):
-        yield _single(members[0].row) if len(members) == 1 else _family(members)
+    """The rows of a file that holds the rules: schemas where texts are alike, by the id of the first rule of each."""
+    for members in _schemas(rules):
+        yield _single(members[0].row) if len(members) == 1 else _schema(members)
 
 
 def _single(row: Mapping[str, object]) -> str:
@@ -170,7 +170,7 @@ def _single(row: Mapping[str, object]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _family(members: Sequence[_Member]) -> str:
+def _schema(members: Sequence[_Member]) -> str:
     tokens = list(members[0].tokens)
     others = iter(_OTHERS)
     tables: list[dict[str, str]] = [{} for _ in members]

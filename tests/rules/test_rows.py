@@ -1,4 +1,4 @@
-"""Rows of a rule file: families of rules, written and read back."""
+"""Rows of a rule file: schemas, written and read back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from superopt.rules.library import BUILT_IN, load_library, parse_file, parse_rows, write_rules
 from superopt.rules.scanner import RuleError
 
-FAMILY = """
+SCHEMA = """
 [[rule]]
 forall = { x = "f<A>" }
 lhs = ["<F>(Reshape(x, shape=<B>))"]
@@ -28,8 +28,8 @@ def _file(folder: Path, text: str) -> Path:
     return file
 
 
-def test_a_family_is_a_rule_for_every_table(tmp_path: Path) -> None:
-    first, second = parse_file(_file(tmp_path, FAMILY))
+def test_a_schema_is_a_rule_for_every_table(tmp_path: Path) -> None:
+    first, second = parse_file(_file(tmp_path, SCHEMA))
     assert (first.id, first.origin, second.id, second.origin) == ("reshape-1", "here", "reshape-2", "elsewhere")
     assert first.operators == {"Relu", "Reshape"}
     assert second.operators == {"Erf", "Reshape"}
@@ -68,18 +68,18 @@ def test_rules_that_differ_in_two_operators_are_two_rows(tmp_path: Path) -> None
         (('F = "Erf", ', 'F = "Erf(", '), "reshape-2"),
     ],
 )
-def test_a_family_that_is_none_says_where(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+def test_a_schema_that_is_none_says_where(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     with pytest.raises(RuleError, match=message):
-        parse_file(_file(tmp_path, FAMILY.replace(*change)))
+        parse_file(_file(tmp_path, SCHEMA.replace(*change)))
 
 
 def test_one_wrong_member_leaves_the_others(tmp_path: Path) -> None:
-    rules, errors = parse_rows(_file(tmp_path, FAMILY.replace('"Erf"', '"Erf("')))
+    rules, errors = parse_rows(_file(tmp_path, SCHEMA.replace('"Erf"', '"Erf("')))
     assert [r.id for r in rules] == ["reshape-1"]
     assert list(errors) == ["reshape-2"]
 
 
 def test_each_is_a_list_of_tables(tmp_path: Path) -> None:
-    text = FAMILY[: FAMILY.index("each")] + "each = 3\n"
+    text = SCHEMA[: SCHEMA.index("each")] + "each = 3\n"
     with pytest.raises(RuleError, match="list of tables"):
         parse_file(_file(tmp_path, text))
