@@ -185,8 +185,11 @@ class Floats:
 
     @cached_property
     def digest(self) -> str:
-        """Equal for equal verdicts in the same mode."""
-        rows = sorted((key, repr(row)) for key, row in self.store.items())
+        """Equal for verdicts of which a mode makes the same, in the same mode."""
+        rows = sorted(
+            (key, way, str(name), v.verdict, v.ways, v.moderate, v.specials)
+            for key, row in self.store.items() for way, by in row.items() for name, v in by.items()
+        )  # fmt: skip
         return hashlib.sha256(f"{self.mode} {rows}".encode()).hexdigest()
 
     def verdict(self, rule: Rule, *, backward: bool, dtype: DType) -> FloatVerdict:

@@ -88,8 +88,9 @@ def prove(rule: Rule, *, time_limit: float = 10.0) -> ProvedAllSizes | Unknown:
 
     The work is counted: whether a proof is found does not depend on the machine or on what else it does.
 
-    Leading axes ``...`` are written out at the numbers of axes of ``superopt.rules.typing.leads_of``, with symbolic sizes; the proof
-    with one of them holds for any number where the meanings read leading axes in place (``leading`` of the verdict).
+    Leading axes ``...`` are written out at the numbers of axes of ``superopt.rules.typing.leads_of``, with symbolic
+    sizes; the proof with one of them holds for any number where the meanings read leading axes in place (``leading`` of
+    the verdict).
     """
     return prove_with_steps(rule, time_limit=time_limit)[0]
 

@@ -14,11 +14,12 @@ import numpy as np
 
 from superopt.cost.trial import emptied, with_values
 from superopt.formats.onnx_writer import save_beside, to_onnx_bytes
-from superopt.formats.tensors import SparseData, expected_bytes, packed_chunks, shape_of
+from superopt.formats.scratch import located
+from superopt.formats.tensors import FileData, PackedData, SparseData, expected_bytes, packed_chunks, shape_of
 from superopt.ir.beside import side_by_side
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
-from superopt.ir.graph import Graph, Weight, WeightData
-from superopt.ir.types import DType
+from superopt.ir.graph import ArrayData, Graph, Weight, WeightData
+from superopt.ir.types import DType, TensorType
 from superopt.runtime.limits import give_back, resident
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME, Session
 from superopt.runtime.ort import InferenceSession, OrtValue, is_native, make_session
@@ -35,6 +36,7 @@ _PAGE = 4096  # bytes between the beginnings of weights in one file
 _BLOCK, _AGAIN = (1 << 18) + 1, 16  # numbers that are drawn, and how often they are written: no two pages are equal
 LARGE = 1 << 24  # bytes that a session holds or a run takes from which giving them back is worth its milliseconds
 _GROWN = 1 << 25  # bytes by which the process has grown when free memory is looked for between two places
+_Place = tuple[str, int, int]  # a file's name, the first byte in it, and how many
 _Key = tuple[int, str, int]  # a graph's identity, a runtime's name, and threads
 
 
@@ -47,9 +49,10 @@ class Bench:
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._places: dict[int, tuple[WeightData, tuple[str, int, int]]] = {}  # by the elements' identity
+        self._places: dict[int, tuple[WeightData, np.ndarray | None, _Place]] = {}  # by the identity of who has the
+        # elements; they themselves, where they lie in the process's scratch file
         self._maps: list[mmap.mmap] = []
-        self._mapped: dict[str, OrtValue] = {}  # weights in memory, by the names of their files
+        self._mapped: dict[_Place, OrtValue] = {}  # weights in memory
         self._models = self._fillings = 0
         self._least = resident()
         self._kept: dict[_Key, tuple[Graph, Loaded]] = {}
@@ -161,7 +164,7 @@ class Bench:
                 block = np.random.default_rng(end).random(_BLOCK, dtype=np.float32) + 0.5
                 for _ in range(_AGAIN):
                     file.write(block.tobytes())
-        self._places[id(made.data)] = (made.data, (name, start, size))
+        self._places[id(made.data)] = (made.data, None, (name, start, size))
         return made
 
     def is_large(self, graph: Graph) -> bool:
@@ -191,16 +194,17 @@ class Bench:
     def _map(self, weight: Weight) -> OrtValue:
         assert self._folder is not None
         folder = Path(self._folder.name)
-        name, _, _ = self._place(folder, weight)
-        if name not in self._mapped:
+        place = self._place(folder, weight)
+        if place not in self._mapped:
+            name, start, size = place
             with (folder / name).open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY, offset=start)
             elements = np.frombuffer(mapped, weight.type.dtype.numpy).reshape(shape_of(weight.type))
             self._maps.append(mapped)
-            self._mapped[name] = OrtValue.ortvalue_from_numpy(elements)
-        return self._mapped[name]
+            self._mapped[place] = OrtValue.ortvalue_from_numpy(elements)
+        return self._mapped[place]
 
-    def _place(self, folder: Path, weight: Weight) -> tuple[str, int, int]:
+    def _place(self, folder: Path, weight: Weight) -> _Place:
         """Where a weight's elements lie, written now if they were not.
 
         Graphs that share a weight share the object that holds its elements: a digest would cost reading them twice.
@@ -208,11 +212,22 @@ class Bench:
         data = weight.data
         assert data is not None
         if id(data) not in self._places:
-            name = f"weights-{len(self._places)}"
-            with (folder / name).open("wb") as file:
-                file.writelines(packed_chunks(data, weight.type.dtype))
-            self._places[id(data)] = (data, (name, 0, expected_bytes(weight.type)))
-        return self._places[id(data)][1]
+            self._places[id(data)] = (data, *self._placed(folder, data, weight.type))
+        return self._places[id(data)][2]
+
+    def _placed(self, folder: Path, data: WeightData, kind: TensorType) -> tuple[np.ndarray | None, _Place]:
+        """Elements that lie in the scratch file stay there: it gets a name beside the models. Others are written."""
+        size = expected_bytes(kind)
+        if not isinstance(data, FileData | PackedData) and kind.dtype.bits >= 8:
+            array = data.numpy()
+            held, path = located(array), folder / f"scratch-{len(self._places)}"
+            if held is not None and held.size == size and array.dtype == kind.dtype.numpy and held.name(path):
+                return array, (path.name, held.start, size)
+            data = ArrayData(array)
+        path = folder / f"weights-{len(self._places)}"
+        with path.open("wb") as file:
+            file.writelines(packed_chunks(data, kind.dtype))
+        return None, (path.name, 0, size)
 
 
 def _given_back(load: Callable[[bytes | Path], Loaded], source: bytes | Path) -> Loaded:

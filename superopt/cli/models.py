@@ -37,6 +37,7 @@ from superopt.cli.shell import (
     write_text,
     written_beside,
 )
+from superopt.ir.collecting import rarely_collected
 from superopt.ir.errors import NotEquivalent, SuperoptError, UsageError, printable
 
 __all__ = ["COMMANDS"]
@@ -122,9 +123,10 @@ def optimize(
     Several models go into the folder OUT, as many at once as --workers or --cluster says; a run that was stopped goes
     on where it was.
     """
-    from superopt import pipeline
-    from superopt.report.terminal import show_explanation, show_report
-    from superopt.runtime.limits import one_heap
+    with rarely_collected():  # hundreds of modules
+        from superopt import pipeline
+        from superopt.report.terminal import show_explanation, show_report
+        from superopt.runtime.limits import one_heap
 
     if verify_by not in ("test", "certify"):
         raise UsageError(f"--verify {printable(verify_by)!r} is neither test nor certify")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 
 from superopt.cost.answers import Answers, Progress
 from superopt.cost.calibration import Calibration, calibrated, calibration_at_hand, scaled, timed_beside
@@ -59,7 +59,7 @@ class CalibratedCpu(RecordedProfile):
     def measured(self) -> int:
         return self.answers.measured
 
-    @property
+    @cached_property
     def recorded(self) -> RecordedProfile:
         return RecordedProfile(self.profile, self.sizes, self.backend)
 

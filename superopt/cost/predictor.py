@@ -14,7 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import median
 from typing import Any
 
@@ -66,13 +66,29 @@ _Pair = tuple[float, float]  # for cold weights, and for warm ones
 _ONE: _Pair = (1.0, 1.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Family:
-    """Records of one operator: work on logarithmic axes, time against the roofline, and what else tells them apart."""
+    """Records of one operator, and its efficiency against the ceilings. What predicting takes is made when it is asked
+    for: a model has few of the operators that a profile has."""
 
-    work: np.ndarray  # (records, 2): ln FLOPs, ln bytes
-    residuals: tuple[_Pair, ...]  # ln(ns / roof)
-    traits: tuple[_Traits, ...]
+    records: Sequence[Record]
+    ceilings: Ceilings
+    slow: _Pair
+
+    @cached_property
+    def work(self) -> np.ndarray:
+        """On logarithmic axes: (records, 2), ln FLOPs and ln bytes."""
+        return np.array([(math.log1p(r.flops), math.log1p(r.bytes)) for r in self.records])
+
+    @cached_property
+    def residuals(self) -> tuple[_Pair, ...]:
+        """ln(ns / roof)."""
+        return tuple(_residual(r, self.ceilings, self.slow) for r in self.records)
+
+    @cached_property
+    def traits(self) -> tuple[_Traits, ...]:
+        """What else tells records apart."""
+        return tuple(_traits(r.key) for r in self.records)
 
 
 @dataclass(frozen=True)
@@ -81,7 +97,6 @@ class Predictor:
 
     ceilings: Ceilings
     _families: dict[str, _Family] = field(repr=False)
-    _efficiency: dict[str, _Pair] = field(repr=False)
     _any: _Pair = _ONE
 
     @staticmethod
@@ -92,17 +107,12 @@ class Predictor:
         for record in sorted(records, key=lambda r: r.key.text):
             if record.ns_cold > 0 and record.key.op not in APART:
                 grouped[record.key.op].append(record)
-        efficiency: dict[str, _Pair] = {}
         families: dict[str, _Family] = {}
         for op, group in grouped.items():
-            slow = efficiency[op] = _each(lambda t: math.exp(median(t)), *(_residual(r, ceiling, _ONE) for r in group))
-            families[op] = _Family(
-                np.array([(math.log1p(r.flops), math.log1p(r.bytes)) for r in group]),
-                tuple(_residual(r, ceiling, slow) for r in group),
-                tuple(_traits(r.key) for r in group),
-            )
-        overall = _each(median, *efficiency.values()) if efficiency else _ONE
-        return Predictor(ceiling, families, efficiency, overall)
+            slow = _each(lambda t: math.exp(median(t)), *(_residual(r, ceiling, _ONE) for r in group))
+            families[op] = _Family(group, ceiling, slow)
+        overall = _each(median, *(f.slow for f in families.values())) if families else _ONE
+        return Predictor(ceiling, families, overall)
 
     def predict(self, op: str, flops: float, moved: float, key: Key | None = None, cold: float = 1.0) -> Estimate:
         """The cost of an operator that does ``flops`` operations and moves ``moved`` bytes.
@@ -114,11 +124,12 @@ class Predictor:
             key: what would be measured, so that records of like attributes and shapes count as nearer.
             cold: share of its weights that comes from memory.
         """
-        slow = self._efficiency.get(op, self._any)
+        family = self._families.get(op)
+        slow = self._any if family is None else family.slow
         roof = _blend(_roofs(self.ceilings, flops, moved, slow), cold)
-        near = self._near(op, math.log1p(flops), math.log1p(moved), key, cold)
+        near = _near(family, math.log1p(flops), math.log1p(moved), key, cold)
         if not near:
-            return Estimate(roof / 1e3, "roofline", _FITTED_SIGMA if op in self._efficiency else 1.0)
+            return Estimate(roof / 1e3, "roofline", 1.0 if family is None else _FITTED_SIGMA)
         weights = [1.0 / (d + 0.05) for d, _ in near]
         total = sum(weights)
         shift = sum(w * r for w, (_, r) in zip(weights, near, strict=True)) / total
@@ -126,23 +137,23 @@ class Predictor:
         sigma = min(_FITTED_SIGMA, math.sqrt(variance + (_LEAST_SIGMA + _SIGMA_PER_STEP * near[0][0]) ** 2))
         return Estimate(roof * math.exp(min(max(shift, -_CLAMP), _CLAMP)) / 1e3, "interpolated", sigma)
 
-    def _near(
-        self, op: str, flops: float, moved: float, key: Key | None, cold: float
-    ) -> list[tuple[float, float]]:  # fmt: skip
-        """(distance, ln(ns / roof)) of the nearest records of the operator."""
-        family = self._families.get(op)
-        if family is None:
-            return []
-        distances = np.hypot(family.work[:, 0] - flops, family.work[:, 1] - moved)
-        first = np.argsort(distances, kind="stable")[: _NEIGHBOURS if key is None else _CANDIDATES]
-        own = None if key is None else _traits(key)
-        reach = _NEAR if distances[first[0]] <= _NEAR else _FAR
-        found = [
-            (float(distances[i]) + (own.unlike(family.traits[i]) if own else 0.0), _blend(family.residuals[i], cold))
-            for i in map(int, first)
-            if distances[i] <= reach
-        ]
-        return sorted(found)[:_NEIGHBOURS]
+
+def _near(
+    family: _Family | None, flops: float, moved: float, key: Key | None, cold: float
+) -> list[tuple[float, float]]:  # fmt: skip
+    """(distance, ln(ns / roof)) of the nearest records of the operator."""
+    if family is None:
+        return []
+    distances = np.hypot(family.work[:, 0] - flops, family.work[:, 1] - moved)
+    first = np.argsort(distances, kind="stable")[: _NEIGHBOURS if key is None else _CANDIDATES]
+    own = None if key is None else _traits(key)
+    reach = _NEAR if distances[first[0]] <= _NEAR else _FAR
+    found = [
+        (float(distances[i]) + (own.unlike(family.traits[i]) if own else 0.0), _blend(family.residuals[i], cold))
+        for i in map(int, first)
+        if distances[i] <= reach
+    ]
+    return sorted(found)[:_NEIGHBOURS]
 
 
 @dataclass(frozen=True)

@@ -10,42 +10,57 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
 from threading import Lock
 
 import numpy as np
 
-__all__ = ["Scratch", "scratch"]
+__all__ = ["Scratch", "located", "scratch"]
 
 _FREE = 4  # times an array's size that must be free on the disk
+
+
+def _nameless() -> int:
+    """A file that nobody else can open, and whose bytes go with the process; one that can be given a name, if the
+    system has such."""
+    try:
+        return os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR, 0o600)
+    except (AttributeError, OSError):
+        descriptor, name = tempfile.mkstemp(prefix="superopt-")
+        os.unlink(name)
+        return descriptor
 
 
 class _Arena:
     """A file for the arrays of one process, emptied when the last of them is gone."""
 
     def __init__(self) -> None:
-        self.descriptor, name = tempfile.mkstemp(prefix="superopt-")
-        os.unlink(name)
+        self.descriptor = _nameless()
         self.owner = os.getpid()
         self._end = self._live = 0
+        self._named = False
         self._lock = Lock()
 
-    def put(self, content: memoryview) -> int:
-        """Where the bytes were written.
+    def put(self, size: int, blocks: Iterable[memoryview]) -> int:
+        """Where the bytes were written, so many.
 
         Raises:
             OSError: there is no room.
         """
         space = os.fstatvfs(self.descriptor)
-        if space.f_bavail * space.f_frsize < _FREE * content.nbytes:
+        if space.f_bavail * space.f_frsize < _FREE * size:
             raise OSError("no room for a scratch file")
         with self._lock:
-            start = self._end
-            self._end += -(-content.nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+            start = at = self._end
+            self._end += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
             self._live += 1
         try:
-            done = 0
-            while done < content.nbytes:
-                done += os.pwrite(self.descriptor, content[done:], start + done)
+            for block in blocks:
+                while block:
+                    done = os.pwrite(self.descriptor, block, at)
+                    block, at = block[done:], at + done
         except OSError:
             self.release()
             raise
@@ -58,8 +73,21 @@ class _Arena:
         with self._lock:
             self._live -= 1
             if not self._live:
+                if self._named:  # somebody else may still read what was in it
+                    os.close(self.descriptor)
+                    self.descriptor, self._named = _nameless(), False
                 os.ftruncate(self.descriptor, 0)
                 self._end = 0
+
+    def name(self, path: Path) -> None:
+        """Make the file appear under a name as well.
+
+        Raises:
+            OSError: the system cannot, or the name is on another disk.
+        """
+        held = Path(f"/proc/self/fd/{self.descriptor}")
+        os.link(held, path, src_dir_fd=self.descriptor, follow_symlinks=True)  # whatever folder: the path is absolute
+        self._named = True
 
 
 _arenas: list[_Arena] = []  # the process's own, and those of its ancestors, from which it reads
@@ -74,29 +102,60 @@ def _arena() -> _Arena:
 class Scratch:
     """An array in the process's scratch file.
 
+    Args:
+        shape, dtype: its.
+        blocks: its elements, row-major; each is written before the next is asked for.
+
     Raises:
         OSError: it cannot be written there.
     """
 
-    def __init__(self, array: np.ndarray) -> None:
-        self._dtype, self._shape, self._size = array.dtype, array.shape, array.nbytes
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray]) -> None:
+        self._dtype, self._shape, self.size = dtype, shape, prod(shape) * dtype.itemsize
         arena = _arena()
-        self._start = arena.put(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        raw = (np.ascontiguousarray(block).reshape(-1).view(np.uint8).data for block in blocks)
+        self.start = arena.put(self.size, raw)
         self._arena = arena
 
     def array(self) -> np.ndarray:
         """The elements, read-only; their memory goes with the array."""
-        mapped = mmap.mmap(self._arena.descriptor, self._size, access=mmap.ACCESS_READ, offset=self._start)
+        mapped = _Mapped(self._arena.descriptor, self.size, access=mmap.ACCESS_READ, offset=self.start)
+        mapped.held = self
         return np.frombuffer(mapped, self._dtype).reshape(self._shape)
+
+    def name(self, path: Path) -> bool:
+        """Whether the file that the elements lie in, from ``start`` on, could be made to appear under a name."""
+        try:
+            self._arena.name(path)
+        except OSError:
+            return False
+        return True
 
     def __del__(self) -> None:
         if "_arena" in self.__dict__:  # it was written
             self._arena.release()
 
 
+class _Mapped(mmap.mmap):
+    """Elements in memory; they are there as long as this is."""
+
+    held: Scratch
+
+
+def located(array: np.ndarray) -> Scratch | None:
+    """Where the elements of an array lie, if that is the scratch file and they are all that lies there."""
+    whole, base = array, array.base
+    while isinstance(base, np.ndarray):
+        whole, base = base, base.base
+    mapped = base.obj if isinstance(base, memoryview) else base
+    if not isinstance(mapped, _Mapped) or not array.flags.c_contiguous or array.nbytes != whole.nbytes:
+        return None
+    return mapped.held
+
+
 def scratch(array: np.ndarray) -> Scratch | None:
     """A copy of the elements in the scratch file, or ``None`` where there is no room for one."""
     try:
-        return Scratch(array)
+        return Scratch(array.shape, array.dtype, (array,))
     except OSError:
         return None  # what is not kept is made again

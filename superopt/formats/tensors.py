@@ -6,11 +6,13 @@ first. Digests are those of :class:`superopt.ir.graph.ArrayData`: a weight keeps
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -165,31 +167,45 @@ class RandomData:
         made = self._made[0] if self._made else None
         found = made.array() if isinstance(made, Scratch) else made() if isinstance(made, weakref.ref) else made
         if found is None:
-            found = self._draw()
-            small = found.nbytes < _SMALL
-            self._made[:] = [found if small else scratch(found) or weakref.ref(found)]
+            bound_expansion(self.type)
+            made = self._drawn()
+            self._made[:] = [made if isinstance(made, Scratch) or made.nbytes < _SMALL else weakref.ref(made)]
+            found = made.array() if isinstance(made, Scratch) else made
         return found
 
-    def _draw(self) -> np.ndarray:
-        bound_expansion(self.type)
+    def _drawn(self) -> np.ndarray | Scratch:
+        shape, dtype = shape_of(self.type), self.type.dtype.numpy
+        count = prod(shape)
+        if count * dtype.itemsize >= _SMALL:
+            with contextlib.suppress(OSError):  # no room
+                return Scratch(shape, dtype, self._blocks(count))
+        array = np.empty(count, dtype)
+        for number, block in enumerate(self._blocks(count)):
+            array[number * _BLOCK : (number + 1) * _BLOCK] = block
+        return array.reshape(shape)
+
+    def _blocks(self, count: int) -> Iterator[np.ndarray]:
+        """The elements, so many at a time as a core's cache holds: new memory costs as much as drawing does. Each block
+        is good until the next."""
         generator = np.random.Generator(np.random.PCG64(self.seed))
         wide = np.float64 if self.type.dtype in (DType.FLOAT64, DType.COMPLEX128) else np.float32
-        shape = shape_of(self.type)
         draw = generator.standard_normal if self.distribution == "normal" else generator.random
-        array: np.ndarray[Any, Any] = np.empty(shape, wide)
-        flat = array.reshape(-1)
-        for start in range(0, flat.size, _BLOCK):  # in a core's cache: new memory costs as much as drawing does
-            block = flat[start : start + _BLOCK]
+        room: np.ndarray[Any, Any] = np.empty(min(count, _BLOCK), wide)
+        for start in range(0, count, _BLOCK):
+            block = room[: min(_BLOCK, count - start)]
             draw(dtype=wide, out=block)
             if self.scale != 1.0:
                 block *= wide(self.scale)
             if self.offset != 0.0:
                 block += wide(self.offset)
+            yield self._converted(block)
+
+    def _converted(self, block: np.ndarray) -> np.ndarray:
         if self.type.dtype is DType.BOOL:
-            return np.asarray(np.greater(array, 0))
+            return np.asarray(np.greater(block, 0))
         if self.type.dtype.is_integer:
-            array = np.rint(array).astype(np.int64)
-        return np.asarray(array.astype(self.type.dtype.numpy, copy=False))
+            block = np.rint(block).astype(np.int64)
+        return np.asarray(block.astype(self.type.dtype.numpy, copy=False))
 
     def __getstate__(self) -> dict[str, object]:
         return {k: v for k, v in self.__dict__.items() if k not in ("_made", "digest")}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import pickle
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from superopt.formats import scratch as module
-from superopt.formats.scratch import Scratch, scratch
+from superopt.formats.scratch import located, scratch
 from superopt.formats.tensors import AsideData, RandomData, set_aside
 from superopt.ir.graph import ArrayData
 from superopt.ir.types import DType, TensorType
@@ -42,12 +45,13 @@ def test_the_file_is_emptied_when_nobody_holds_an_array(monkeypatch: pytest.Monk
 
 def test_a_child_neither_empties_nor_writes_its_parent_s_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_arenas", [])
-    held = Scratch(np.arange(1 << 16))
+    held = scratch(np.arange(1 << 16))
+    assert held is not None
     child = os.fork()
     if child == 0:  # pragma: no cover - in the child
         same = bool((held.array() == np.arange(1 << 16)).all())
-        own = Scratch(np.zeros(1 << 16))
-        same &= not own.array().any()
+        own = scratch(np.zeros(1 << 16))
+        same &= own is not None and not own.array().any()
         held.__del__()
         os._exit(0 if same else 1)
     assert os.waitpid(child, 0)[1] == 0
@@ -81,3 +85,41 @@ def test_computed_elements_are_set_aside_and_stay_what_they_were(dtype: np.dtype
 @pytest.mark.parametrize("array", [np.ones(8), np.full(1 << 16, "a", object)])
 def test_what_is_small_or_no_bytes_stays_in_memory(array: np.ndarray) -> None:
     assert isinstance(set_aside(array), ArrayData)
+
+
+def test_elements_are_where_a_file_with_a_name_says_and_outlive_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "_arenas", [])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first, array = scratch(np.ones(1000)), np.arange(1 << 16)
+    held = scratch(array)
+    assert first is not None
+    assert held is not None
+    view = held.array()
+    assert located(view) is held is located(view.reshape(2, -1))
+    assert all(located(other) is None for other in (array, view[1:], view[::2], view.reshape(2, -1).T, view.copy()))
+    path = tmp_path / "named"
+    if not held.name(path):
+        pytest.skip("this system gives no names to files without one")
+    again = np.fromfile(path, np.int64, len(array), offset=held.start)
+    assert (again == array).all()
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    path.unlink()
+    start = held.start
+    del first, held, view  # the last of them: what comes next lies in another file
+    other = scratch(np.zeros(1 << 17))
+    assert other is not None
+    assert not other.array().any()
+    assert (np.frombuffer(mapped, np.int64, len(array), start) == array).all()
+
+
+def test_a_view_holds_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_arenas", [])
+    held = scratch(np.arange(1 << 16))
+    assert held is not None
+    view = held.array()[1:]
+    del held
+    assert os.fstat(module._arenas[-1].descriptor).st_size >= view.nbytes
+    assert int(view[-1]) == (1 << 16) - 1

@@ -8,14 +8,13 @@ slices of equal identity are equal. Nothing here knows an operator by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite, prod
-from zlib import crc32
 
 import numpy as np
 
 from superopt.ir.graph import WeightData
-from superopt.ir.poly import Dim, Poly, symbols
+from superopt.ir.poly import Dim, Poly, sym, symbols
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import (
     Axis,
@@ -37,6 +36,7 @@ from superopt.search.fold import data_of
 from superopt.search.known import ANYTHING
 from superopt.search.program import Program
 from superopt.search.step import Step
+from superopt.search.values.slices import Slices, known_slices, mixed, of_text, slices_of
 
 __all__ = ["Slices", "Values", "extents_of", "table"]
 
@@ -45,52 +45,6 @@ _TABLE = 1 << 22  # positions of an axis times those of other variables in the s
 _KEPT = 1 << 20  # bytes of a weight that are held for who asks again; of larger ones, those of the last
 _LARGEST = 1 << 28  # bytes of a weight whose elements are looked at
 _APART = 1e-3  # share by which a constant with rounding errors is clearly another
-_SAMPLE = 32  # elements of a slice of a weight by which slices are told apart before all of them are looked at
-
-
-@dataclass(frozen=True, eq=False)
-class Slices:
-    """What is known of each slice along an axis.
-
-    Attributes:
-        number: float64[n], the one value of all elements; NaN where there is none that is known.
-        exact: bool[n], whether that number has no rounding error.
-        identity: uint64[n], equal for equal slices.
-        finite: whether all elements are finite where the inputs are.
-    """
-
-    number: np.ndarray
-    exact: np.ndarray
-    identity: np.ndarray
-    finite: bool = True
-
-    @property
-    def tells(self) -> bool:
-        """Whether some slice is constant, or two are equal."""
-        return bool(np.isfinite(self.number).any()) or np.unique(self.identity).size < self.identity.size
-
-
-def _mixed(*parts: np.ndarray | int) -> np.ndarray:
-    """A hash of 64 bits of arrays that broadcast (splitmix64's finaliser after each)."""
-    found = np.asarray(0x9E3779B97F4A7C15, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        for part in parts:
-            found = (found ^ np.asarray(part, dtype=np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
-            found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            found = found ^ (found >> np.uint64(31))
-    return found
-
-
-def _of_text(text: str) -> int:
-    data = text.encode()
-    return crc32(data) << 32 | crc32(data[::-1] + b"\1")
-
-
-def _known(number: np.ndarray, exact: np.ndarray, identity: np.ndarray, finite: bool) -> Slices:
-    """Slices whose constant ones are known by their number."""
-    number = np.where(np.isfinite(number), number, np.nan) + 0.0
-    by_number = _mixed(np.ascontiguousarray(number).view(np.uint64), 1)
-    return Slices(number, exact, np.where(np.isfinite(number), by_number, _mixed(identity, 2)), finite)
 
 
 def extents_of(meaning: Meaning) -> Mapping[str, Dim]:
@@ -137,6 +91,7 @@ class Values:
     finite: bool
     found: dict[tuple[str, int], Slices | None] = field(default_factory=dict)
     arrays: dict[str, np.ndarray | None] = field(default_factory=dict)
+    computed: dict[str, WeightData | None] = field(default_factory=dict)
     meanings: dict[int, Meaning] = field(default_factory=dict)
 
     def array(self, name: str) -> np.ndarray | None:
@@ -151,11 +106,12 @@ class Values:
         kind = self.program.types.get(name)
         if kind is None or kind.nbytes is None or not 0 < kind.nbytes <= _LARGEST:
             return None
-        data: WeightData | None = None
         if name in self.program.graph.constants:
             data = self.program.graph.constants[name].data
-        elif name in self.program.constant:
-            data = data_of(self.program, name)
+        else:
+            if name not in self.computed:  # it keeps what it computes
+                self.computed[name] = data_of(self.program, name) if name in self.program.constant else None
+            data = self.computed[name]
         return None if data is None else data.numpy()
 
     def meaning(self, position: int) -> Meaning | None:
@@ -182,9 +138,26 @@ class Values:
     def slices(self, name: str, axis: int) -> Slices | None:
         """What is known of a value along an axis; ``None`` where that is nothing."""
         if (name, axis) not in self.found:
-            constant = name in self.program.constant
-            self.found[name, axis] = self._of_weight(name, axis) if constant else None
+            constant, read = name in self.program.constant, self._exchanged(name, axis)
+            found = self.slices(*read) if read is not None else self._of_weight(name, axis) if constant else None
+            finite = found is not None and self.program.known.get(name, ANYTHING).finite
+            self.found[name, axis] = None if found is None else replace(found, finite=finite)
         return self.found[name, axis]
+
+    def _exchanged(self, name: str, axis: int) -> tuple[str, int] | None:
+        """The constant and its axis of which an axis of a constant is a copy, where a step only exchanges axes: then
+        the elements, which may be many, need not be moved to be looked at."""
+        position = self.program.maker.get(name) if name in self.program.constant else None
+        meaning = None if position is None else self.meaning(position)
+        if position is None or meaning is None or len(meaning.outputs) != 1:
+            return None
+        body, axes = meaning.outputs[0].body, meaning.outputs[0].axes
+        if not isinstance(body, Read) or body.outside is not None or any(len(digits) != 1 for digits in axes):
+            return None
+        own, source = [sym(digits[0][0]) for digits in axes], self.program.steps[position].args[body.operand]
+        if source is None or len(body.index) != len(own) or any(variable not in body.index for variable in own):
+            return None
+        return source, body.index.index(own[axis])
 
     def uniform(self, name: str) -> float | None:
         """The one number of all elements of a value."""
@@ -201,27 +174,7 @@ class Values:
         array = self.array(name)
         if array is None or not 0 < array.shape[axis] <= LONGEST or array.dtype.kind not in "fbV":
             return None
-        rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
-        rows = rows.astype(np.float32) if rows.dtype.itemsize < 4 else rows
-        identity = _mixed(np.arange(len(rows), dtype=np.uint64), _of_text(name))
-        number = np.full(len(rows), np.nan)
-        sample = rows[:, :: max(1, rows.shape[1] // _SAMPLE)].astype(np.float64) + 0.0  # −0 is 0
-        uniform = (sample == sample[:, :1]).all(axis=1)
-        keys = _mixed(*np.ascontiguousarray(sample.T).view(np.uint64))
-        _, group, count = np.unique(keys, return_inverse=True, return_counts=True)
-        if rows.shape[1] == 1:
-            number = np.where(np.isfinite(sample[:, 0]), sample[:, 0], np.nan)
-        else:
-            for position in np.flatnonzero(uniform | (count[group] > 1)).tolist():
-                row = rows[position] + np.zeros((), rows.dtype)
-                if uniform[position] and bool((row == row[0]).all()):
-                    number[position] = float(row[0])
-                elif bool(np.isfinite(row).all()):
-                    data = np.ascontiguousarray(row).tobytes()
-                    identity[position] = _mixed(crc32(data), crc32(data[::-1]), len(data))
-        finite = self.program.known.get(name, ANYTHING).finite
-        made = _known(number, np.ones(len(rows), dtype=bool), identity, finite)
-        return made if made.tells else None
+        return slices_of(np.moveaxis(array, axis, 0), name)
 
     def _result(self, step: Step, meaning: Meaning, comprehension: Comprehension, axis: int) -> Slices | None:
         digits = comprehension.axes[axis]
@@ -272,7 +225,7 @@ class _Focus:
     def __init__(self, values: Values, step: Step, extents: Mapping[str, Dim], focus: Mapping[str, np.ndarray]) -> None:
         self.values, self.step, self.extents, self.focus = values, step, extents, focus
         self.length = next(iter(focus.values())).size
-        self.places = _mixed(np.arange(self.length, dtype=np.uint64), 3)
+        self.places = mixed(np.arange(self.length, dtype=np.uint64), 3)
 
     def of(self, body: Scalar) -> Slices:
         """The body's slices. Iterative, because a meaning may be as deep as its operands are many."""
@@ -300,18 +253,18 @@ class _Focus:
     def constant(self, value: float) -> Slices:
         everywhere = np.full(self.length, value)
         if not isfinite(value):
-            return self.unknown(_of_text(str(value)), finite=False, same=True)
-        return _known(everywhere, np.ones(self.length, dtype=bool), everywhere.view(np.uint64), True)
+            return self.unknown(of_text(str(value)), finite=False, same=True)
+        return known_slices(everywhere, np.ones(self.length, dtype=bool), everywhere.view(np.uint64), True)
 
     def unknown(self, identity: np.ndarray | int, *, finite: bool = True, same: bool = False) -> Slices:
-        made = np.broadcast_to(_mixed(identity, 4 if same else self.places), (self.length,))
+        made = np.broadcast_to(mixed(identity, 4 if same else self.places), (self.length,))
         return Slices(np.full(self.length, np.nan), np.zeros(self.length, dtype=bool), made, finite)
 
     def size(self, size: Poly) -> Slices:
         names = symbols(size)
         if names.isdisjoint(self.focus):
-            return self.unknown(_of_text(str(size)), same=True)
-        return self.unknown(_of_text(str(size)))
+            return self.unknown(of_text(str(size)), same=True)
+        return self.unknown(of_text(str(size)))
 
     def read(self, read: Read) -> Slices:
         name = self.values.program.same.get(n, n) if (n := self.step.args[read.operand]) is not None else ""
@@ -323,12 +276,12 @@ class _Focus:
             whole = self.values.uniform(n)
             if whole is not None and (read.outside is None or read.outside.value == whole):
                 return self.constant(whole)
-            return self.unknown(_of_text(f"{name}[{rest}]"), finite=finite, same=True)
+            return self.unknown(of_text(f"{name}[{rest}]"), finite=finite, same=True)
         index = read.index[varying[0]]
         at = table(index, self.focus, self.extents) if len(varying) == 1 and isinstance(index, Poly) else None
         if at is None or isinstance(index, Scalar):
-            return self.unknown(_of_text(f"{name}[{rest}]"), finite=finite)
-        return self.selected(read, n, varying[0], at, _of_text(f"{name}[{rest}]{varying[0]}"), finite)
+            return self.unknown(of_text(f"{name}[{rest}]"), finite=finite)
+        return self.selected(read, n, varying[0], at, of_text(f"{name}[{rest}]{varying[0]}"), finite)
 
     def selected(self, read: Read, name: str, axis: int, at: np.ndarray, rest: int, finite: bool) -> Slices:
         """What an operand's slices say about those that are read: int64[n, m] of them."""
@@ -340,22 +293,22 @@ class _Focus:
         inside = ((at >= 0) & (at < size)).all(axis=1)
         at = np.clip(at, 0, size - 1)
         if slices is None:
-            identity, number, exact = _mixed(at, 5), np.full(at.shape, np.nan), np.zeros(at.shape, dtype=bool)
+            identity, number, exact = mixed(at, 5), np.full(at.shape, np.nan), np.zeros(at.shape, dtype=bool)
         else:
             identity, number, exact = slices.identity[at], slices.number[at], slices.exact[at]
         one: np.ndarray = (number == number[:, :1]).all(axis=1) & inside
         if read.outside is not None and len(shape) > 1:
             one &= number[:, 0] == float(read.outside.value)
-        made = _mixed(*(identity[:, j] for j in range(at.shape[1])), rest) if at.shape[1] <= 64 else None
+        made = mixed(*(identity[:, j] for j in range(at.shape[1])), rest) if at.shape[1] <= 64 else None
         if made is None:
-            made = np.fromiter((_of_text(row.tobytes().hex()) for row in identity), np.uint64, self.length)
-            made = _mixed(made, rest)
-        made = np.where(inside, made, _mixed(made, self.places))
-        return _known(np.where(one, number[:, 0], np.nan), np.asarray(exact.all(axis=1)), made, finite)
+            made = np.fromiter((of_text(row.tobytes().hex()) for row in identity), np.uint64, self.length)
+            made = mixed(made, rest)
+        made = np.where(inside, made, mixed(made, self.places))
+        return known_slices(np.where(one, number[:, 0], np.nan), np.asarray(exact.all(axis=1)), made, finite)
 
     def call(self, function: str, args: Sequence[Slices]) -> Slices:
         finite = all(a.finite for a in args)
-        identity = _mixed(_of_text(function), *(a.identity for a in args))
+        identity = mixed(of_text(function), *(a.identity for a in args))
         numbers = [a.number for a in args]
         known = np.isfinite(np.stack(numbers)).all(axis=0)
         exact = np.stack([a.exact for a in args]).all(axis=0)
@@ -390,10 +343,10 @@ class _Focus:
             certain = np.where(settled, np.where(condition.number != 0, then.exact, otherwise.exact), certain)
             taken = np.where(condition.number != 0, then.identity, otherwise.identity)
             identity = np.where(settled, taken, identity)
-        return _known(number, certain.astype(bool), identity, finite)
+        return known_slices(number, certain.astype(bool), identity, finite)
 
     def reduced(self, kind: str, extent: Dim, body: Slices) -> Slices:
-        identity = _mixed(_of_text(f"{kind} {extent}"), body.identity)
+        identity = mixed(of_text(f"{kind} {extent}"), body.identity)
         number = body.number
         if kind == "sum":
             count = float(extent) if isinstance(extent, int) else np.nan
@@ -403,7 +356,7 @@ class _Focus:
         if not isinstance(extent, int) or extent < 1:
             number = np.where(number == 0, number, np.nan) if kind == "sum" else np.full(self.length, np.nan)
         exact = body.exact & ((number == 0) | (kind in ("max", "min", "prod")))
-        return _known(number, exact, identity, body.finite)
+        return known_slices(number, exact, identity, body.finite)
 
     def where(self, conditions: Sequence[Condition], then: Slices, otherwise: Slices) -> Slices:
         holds = np.ones(self.length, dtype=bool)
@@ -418,16 +371,16 @@ class _Focus:
                     holds &= held
                     continue
             if not names.isdisjoint(self.focus):
-                return self.unknown(_mixed(then.identity, otherwise.identity), finite=then.finite and otherwise.finite)
-            text, open_ones = _of_text(f"{text} {condition}"), True
+                return self.unknown(mixed(then.identity, otherwise.identity), finite=then.finite and otherwise.finite)
+            text, open_ones = of_text(f"{text} {condition}"), True
         finite = then.finite and otherwise.finite
         if not open_ones:
             number = np.where(holds, then.number, otherwise.number)
             exact = np.where(holds, then.exact, otherwise.exact)
-            return _known(number, exact, np.where(holds, then.identity, otherwise.identity), finite)
+            return known_slices(number, exact, np.where(holds, then.identity, otherwise.identity), finite)
         number = np.where(holds, np.where(then.number == otherwise.number, then.number, np.nan), otherwise.number)
-        identity = np.where(holds, _mixed(text, then.identity, otherwise.identity), otherwise.identity)
-        return _known(number, then.exact & otherwise.exact, identity, finite)
+        identity = np.where(holds, mixed(text, then.identity, otherwise.identity), otherwise.identity)
+        return known_slices(number, then.exact & otherwise.exact, identity, finite)
 
     @staticmethod
     def _names(index: Dim | Scalar) -> frozenset[str]:

@@ -29,7 +29,7 @@ from superopt.ops.meaning import (
 from superopt.search.step import Step
 from superopt.search.values.abstract import LONGEST, extents_of, table
 
-__all__ = ["Index", "Place", "Product", "place_of", "products_of"]
+__all__ = ["Index", "Place", "Product", "place_of", "products_of", "sums_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,6 @@ def place_of(step: Step, meaning: Meaning, types: Mapping[str, TensorType]) -> P
     every = extents_of(meaning)
     extents = {v: e for v, e in every.items() if isinstance(e, int) and 1 < e <= LONGEST}
     pinned = {v for v in every if v not in extents}
-    sums: dict[str, Reduce] = {}
     indices: list[Index] = []
     for output, comprehension in zip(step.outputs, meaning.outputs, strict=False):
         for axis, digits in enumerate(comprehension.axes):
@@ -110,11 +109,8 @@ def place_of(step: Step, meaning: Meaning, types: Mapping[str, TensorType]) -> P
             match scalar:
                 case SizeValue(polynomial):
                     pinned |= symbols(polynomial)
-                case Reduce(kind, variable):
-                    if kind == "sum":
-                        sums[variable] = scalar
-                    else:
-                        pinned.add(variable)
+                case Reduce(kind, variable) if kind != "sum":
+                    pinned.add(variable)
                 case Read(operand, index):
                     name = step.args[operand]
                     assert name is not None, "a meaning read an absent operand"
@@ -133,7 +129,14 @@ def place_of(step: Step, meaning: Meaning, types: Mapping[str, TensorType]) -> P
                 for condition in scalar.conditions:
                     together = symbols(condition.size)
                     pinned |= together if len(together) > 1 else frozenset()
-    return Place(step, meaning, extents, tuple(indices), frozenset(pinned), sums)
+    return Place(step, meaning, extents, tuple(indices), frozenset(pinned), sums_of(step, meaning))
+
+
+def sums_of(step: Step, meaning: Meaning) -> Mapping[str, Reduce]:
+    """A step's sums, by the variable that each is over."""
+    bodies = [c.body for _, c in zip(step.outputs, meaning.outputs, strict=False)]
+    every = [s for body in bodies for s, _ in _walk(body)]
+    return {s.variable: s for s in every if isinstance(s, Reduce) and s.kind == "sum"}
 
 
 def _walk(body: Scalar) -> Iterator[tuple[Scalar, tuple[Condition, ...]]]:

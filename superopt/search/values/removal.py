@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from superopt.ir.poly import sym
-from superopt.ops.meaning import Call, Reduce, Scalar
+from superopt.ops.meaning import Call, Meaning, Reduce, Scalar
 from superopt.search.program import Program
+from superopt.search.step import Step
 from superopt.search.values.abstract import Values
-from superopt.search.values.places import Place, Product, place_of, products_of
+from superopt.search.values.places import Place, Product, place_of, products_of, sums_of
 
 __all__ = ["Absorbed", "Removal", "removal_of"]
 
@@ -147,29 +148,25 @@ def removal_of(values: Values, *, sums: bool = True) -> Removal | None:
         sums: whether constant slices may be left out, for which something is added to the result.
     """
     program = values.program
-    places: dict[int, Place] = {}
-    for position in program.running:
-        meaning = values.meaning(position)
-        if meaning is not None:
-            places[position] = place_of(program.steps[position], meaning, program.types)
+    meanings = {p: m for p in program.running if (m := values.meaning(p)) is not None}
     absorbed = {
         (position, variable): found
-        for position, place in places.items()
-        for variable in place.sums
-        if variable in place.extents and (found := _absorbed(values, place, variable, sums)) is not None
+        for position, meaning in meanings.items()
+        for variable, reduction in sums_of(program.steps[position], meaning).items()
+        if (found := _absorbed(values, program.steps[position], meaning, reduction, sums)) is not None
     }
-    return Removal(program, places, absorbed) if absorbed else None
+    if not absorbed:
+        return None
+    return Removal(program, {p: place_of(program.steps[p], m, program.types) for p, m in meanings.items()}, absorbed)
 
 
-def _absorbed(values: Values, place: Place, variable: str, sums: bool) -> Absorbed | None:
-    step, reduction = place.step, place.sums[variable]
-    kind = values.program.types[step.outputs[0]].dtype
-    terms = values.terms(step, place.meaning, reduction) if kind.is_float else None
+def _absorbed(values: Values, step: Step, meaning: Meaning, reduction: Reduce, sums: bool) -> Absorbed | None:
+    kind, variable = values.program.types[step.outputs[0]].dtype, reduction.variable
+    terms = values.terms(step, meaning, reduction) if kind.is_float else None
     if terms is None:
         return None
-    extent = place.extents[variable]
     vanishing = (terms.number == 0) & terms.exact
-    merged, number = np.full(extent, -1), np.full(extent, np.nan)
+    merged, number = np.full(vanishing.shape, -1), np.full(vanishing.shape, np.nan)
     constant = [a is not None and a in values.program.constant for a in step.args]
     product = products_of(reduction.body, variable, constant)
     if product is not None and not _alone(product, variable):
@@ -177,7 +174,7 @@ def _absorbed(values: Values, place: Place, variable: str, sums: bool) -> Absorb
     if product is not None:
         data = values.slices(step.args[product.data.operand] or "", _axis(product.data.index, variable))
         if data is not None:
-            if sums and product.data.outside is None and _lands(place, product, reduction):
+            if sums and product.data.outside is None and _lands(meaning, product, reduction):
                 number = np.where(vanishing, np.nan, data.number)
             open_ones = np.flatnonzero(~vanishing & ~np.isfinite(number))
             first: dict[int, int] = {}
@@ -198,12 +195,12 @@ def _alone(product: Product, variable: str) -> bool:
     return sym(variable) in product.data.index and sym(variable) in product.weight.index
 
 
-def _lands(place: Place, product: Product, reduction: Reduce) -> bool:
+def _lands(meaning: Meaning, product: Product, reduction: Reduce) -> bool:
     """Whether what constant data adds is a vector along axes of the result: the weight is indexed by single variables,
     each of a sum inside this one or an axis of the result, and the sum is a summand of the result."""
-    if not product.plain or len(place.meaning.outputs) != 1:
+    if not product.plain or len(meaning.outputs) != 1:
         return False
-    outer = place.meaning.outputs[0]
+    outer = meaning.outputs[0]
     own = {axis[0][0] for axis in outer.axes if len(axis) == 1}
     inner = {s.variable for s in _sums(reduction)}
     for index in product.weight.index:
