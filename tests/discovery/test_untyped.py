@@ -9,11 +9,11 @@ from pathlib import Path
 from superopt.discovery.config import DEFINITION, Theme, load_config
 from superopt.discovery.derive import derive
 from superopt.discovery.explore import explore
-from superopt.rules.library import BUILT_IN, parse_file
+from superopt.rules.library import parse_file
 
 ROOT = Path(__file__).resolve().parents[2]
 UNTYPED = ROOT / "docs" / "untyped.toml"
-RECORDED = BUILT_IN / "discovered" / "untyped"
+RECORDED = ROOT / "docs" / "untyped"
 
 
 def _typed(themes: tuple[Theme, ...]) -> dict[str, str]:

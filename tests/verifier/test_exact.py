@@ -59,8 +59,10 @@ def test_mutants_are_refuted_or_happen_to_be_true() -> None:
         if isinstance(verdict, Refuted):
             assert replay(verdict.counterexample), (rule.id, what)
             refuted += 1
-        elif isinstance(verdict, Tested):  # true by chance: then the prover must be able to say so
-            assert isinstance(prove(mutant), ProvedAllSizes), (rule.id, what)
+        elif isinstance(verdict, Tested):  # true by chance: then the prover must be able to say so, or of no shapes
+            proof = prove(mutant)
+            ill = isinstance(proof, Unknown) and proof.reason.startswith("not well-formed")
+            assert isinstance(proof, ProvedAllSizes) or ill, (rule.id, what)
             survived += 1
     assert refuted >= 25
     assert survived <= 10
