@@ -21,6 +21,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from superopt.rules.grammar import format_rule
 from superopt.rules.rule import Rule
@@ -31,6 +32,7 @@ __all__ = ["expanded", "substituted", "toml_rows"]
 _OPERATOR, _OTHERS = "F", "ABCDE"
 MOST_LETTERS = 4  # of a schema, of which one for an operator: with more, its text says less than its members do
 _OWN = ("id", "origin")  # of a member
+_PLACES = ("where", "lhs", "rhs")  # of a row's texts, behind its types
 _TOKEN = re.compile(r'\[[^\[\]]*\]|"[^"]*"|[A-Za-z_]\w*|-?\d+(?:\.\d+)?(?:e-?\d+)?|\s+|.')
 _LETTER = re.compile(r"<([A-Z])>")
 
@@ -69,16 +71,16 @@ def expanded(row: Mapping[str, object], where: str) -> list[Mapping[str, object]
         return rows
     tables = row["each"]
     assert isinstance(tables, list)
-    made: list[Mapping[str, object]] = [
-        {**one, **{k: t[k] for k in _OWN if k in t}} for one, t in zip(rows, tables, strict=True)
-    ]
-    for number, (one, table) in enumerate(zip(made, tables, strict=True), 1):
-        left = _LETTER.search(json.dumps([one.get("forall"), one.get("where"), one.get("lhs"), one.get("rhs")]))
+    text = json.dumps({k: v for k, v in row.items() if k != "each"})
+    made: list[Mapping[str, object]] = []
+    for number, (one, table) in enumerate(zip(rows, tables, strict=True), 1):
+        left = _LETTER.search(json.dumps([one.get(place) for place in ("forall", *_PLACES)]))
         if left:
             raise RuleError(f"table {number} of each does not say what {left[0]} is", where=where)
-        spare = sorted(k for k in table if k not in _OWN and f"<{k}>" not in json.dumps(row))
+        spare = sorted(k for k in table if k not in _OWN and f"<{k}>" not in text)
         if spare:
             raise RuleError(f"nothing in the row is <{spare[0]}>, which table {number} of each says", where=where)
+        made.append({**one, **{k: table[k] for k in _OWN if k in table}})
     return made
 
 
@@ -89,7 +91,7 @@ class _Member:
     row: Mapping[str, object]
     tokens: tuple[str, ...]
 
-    @property
+    @cached_property
     def shape(self) -> tuple[str, ...]:
         """What a schema's members have in common: tokens, with a mark for an operator, a number, a list or a text."""
         return tuple(map(_kind, self.tokens, (*self.tokens[1:], "")))
@@ -105,7 +107,6 @@ def _kind(token: str, following: str) -> str:
     return _OPERATOR if token[0].isupper() and following == "(" else token
 
 
-_PLACES = ("where", "lhs", "rhs")
 _END = "\n"  # of a text among the tokens; no text holds it
 
 

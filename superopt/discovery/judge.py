@@ -82,7 +82,8 @@ class Judge:
         if self.theme.simplifies and (free := self._for_any_shapes(general)) is not None:
             return [free]  # what leaves less to run is wanted so
         every = any_rank(general)
-        found = [made for version in (every,) if version and (made := self._proved_version(version)) is not None]
+        wide = None if every is None else self._proved_version(every)
+        found = [] if wide is None else [wide]
         kinds = {s.dtype for s in general.tensors.values()}  # a mask may lack leading axes that the data has
         for version in self._versions(candidate, general) if not found or kinds == {"b", "f"} else ():
             if found and not version.lead:
