@@ -27,6 +27,7 @@ from superopt.verifier.sampling import Point, allowed, names_of
 __all__ = ["describe", "minimised", "replay"]
 
 _TRIES = 6  # random elements tried at each smaller point
+_DRAWN = 64  # and where a counterexample is known that does not say which they were
 Failure = tuple[Trial, dict[str, Array], Difference | None]
 
 
@@ -49,8 +50,8 @@ def minimised(rule: Rule, instance: Rule, point: Point, seed: int) -> dict[str, 
     return _as_json(rule, point, _simpler(failure))
 
 
-def _failure(instance: Rule, point: Point, rng: np.random.Generator) -> Failure | None:
-    for _ in range(_TRIES):
+def _failure(instance: Rule, point: Point, rng: np.random.Generator, tries: int = _TRIES) -> Failure | None:
+    for _ in range(tries):
         try:
             found = fails(instance, point, rng)
         except Unlucky:
@@ -167,7 +168,7 @@ def replay(data: Mapping[str, Any]) -> bool:
         if trial.ill_typed:
             return True
         if "elements" not in data:
-            return _failure(instance, point, np.random.default_rng(0)) is not None
+            return _failure(instance, point, np.random.default_rng(0), _DRAWN) is not None
         algebra = algebra_for(trial, 0)
         values = {n: _elements(data["elements"][n], trial, n, algebra) for n in trial.variables}
     except (KeyError, TypeError, ValueError, AttributeError) as error:

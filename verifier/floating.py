@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -355,11 +355,30 @@ class Look:
         sens = sensitivities(nodes, below, wide, source)
         names = tuple(self.site.counts)
         each = np.stack([_wide(sens.get(n, np.zeros(())), count) for n in names]) if names else np.zeros((0, count))
-        return judged(
+        found = judged(
             _wide(floats[source], count), _wide(floats[target], count), _wide(wide.values[source], count),
             _wide(wide.errors[source], count), each, form, self._roundings(source),
             _lost(nodes, below, floats, wide, form, count),
         )  # fmt: skip
+        return found if not found.deliberate.any() else self._by_chance(found, source, below, wide)
+
+    def _by_chance(self, found: Judged, source: int, below: Sequence[int], wide: Wide) -> Judged:
+        """Without purpose in what rounds no more than its terms add up to without their signs.
+
+        A trick adds and takes away the same number, so that without signs nothing of it is left either. Terms of
+        different variables cancel by chance, in a product of three matrices to all orders that are looked at.
+        """
+        nodes, at = self.site.program.nodes, np.flatnonzero(found.deliberate)
+        sizes: dict[str, dict[int, Array]] = {}
+        for number in below:
+            if nodes[number][0] == "read":
+                name, element = nodes[number][1:]
+                sizes.setdefault(name, {})[element] = np.abs(_at(wide.values[number], at))
+        whole = np.abs(wide_values(nodes, below, sizes, self.form).values[source])
+        own = np.abs(found.source[at].astype(np.longdouble) - found.exact[at])
+        deliberate = found.deliberate.copy()
+        deliberate[at] = ~(own <= FACTOR * self._roundings(source) * self.form.unit * whole)
+        return replace(found, deliberate=deliberate)
 
     def _roundings(self, source: int) -> float:
         """How many roundings a side makes, and two."""

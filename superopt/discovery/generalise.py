@@ -5,7 +5,7 @@ A generalisation is a proposal like any other: it is tested and proved before an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, combinations
@@ -213,6 +213,9 @@ def shape_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
     ``Reshape(Reshape(x, [a*b, c]), [b, a*c]) = Reshape(x, [b, a*c])`` is true of any two shapes; that they have as many
     elements as ``x`` is what the left side demands to be well-formed.
 
+    A size that the rest of its side fixes stays what it is: with a name of its own the rule would say the same, and nobody
+    could read that name off the other side.
+
     Args:
         rule: a rule whose types are symbolic.
         holds: a quick exact test.
@@ -223,13 +226,31 @@ def shape_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
         names = [n for n in (f"n{i}" for i in range(99)) if n not in taken][: len(shape)]
         if all(isinstance(d, Poly) and str(d) in rule.attribute_atoms for d in shape):
             continue
-        forall: dict[str, TypeScheme] = {**rule.forall, **dict.fromkeys(names, AttributeScheme("int", None, ">=", 1))}
-        fresh = tuple(map(sym, names))
-        made = rebuilt((*rule.lhs, *rule.rhs), partial(_reshaped, shape=shape, fresh=fresh))
-        wider = restricted(replace(rule, forall=forall, lhs=made[: len(rule.lhs)], rhs=made[len(rule.lhs) :]))
+        stay = _fixed(_shaped(rule, shape, names), names, shape)
+        if stay and len(stay) > len(shape) - 2:
+            continue  # the last one follows
+        wider = _shaped(rule, shape, names, stay)
         if holds(wider):  # that there are as many elements is for the proof to derive
             rule = wider
     return rule
+
+
+def _shaped(rule: Rule, shape: Sequence[Dim], names: Sequence[str], stay: Container[str] = ()) -> Rule:
+    """The rule with names for the sizes of a shape, but for those that stay."""
+    forall: dict[str, TypeScheme] = {**rule.forall, **dict.fromkeys(names, AttributeScheme("int", None, ">=", 1))}
+    fresh = tuple(d if n in stay else sym(n) for n, d in zip(names, shape, strict=True))
+    made = rebuilt((*rule.lhs, *rule.rhs), partial(_reshaped, shape=tuple(shape), fresh=fresh))
+    return restricted(replace(rule, forall=forall, lhs=made[: len(rule.lhs)], rhs=made[len(rule.lhs) :]))
+
+
+def _fixed(rule: Rule, names: Sequence[str], shape: Sequence[Dim]) -> frozenset[str]:
+    """Names that either side asks to be the size they stand for."""
+    try:
+        types = types_of(instances(rule)[0])
+    except (RuleError, IllTyped, ZeroDivisionError):
+        return frozenset()
+    asked = {o.size for o in (*types.lhs_obligations, *types.rhs_obligations) if o.kind == "eq"}
+    return frozenset(n for n, d in zip(names, shape, strict=True) if {d - sym(n), sym(n) - d} & asked)
 
 
 def _reshaped(

@@ -331,13 +331,15 @@ def _as_term(part: Scalar, operands: Sequence[Term | None]) -> tuple[Term, tuple
             places = tuple(i for i in index if isinstance(i, int | Poly))
             plain = len(places) == len(index) and all(isinstance(i, Poly) and _is_name(i) for i in places)
             return (term, places) if term is not None and plain and len(set(places)) == len(places) else None
-        case Call(function, args) if function in _operators():
-            made = [_as_term(a, operands) for a in args]
-            inner = [m for m in made if m is not None]
-            indices = {m[1] for m in inner if m[1]}
-            if len(inner) < len(made) or len(indices) > 1:
-                return None
-            return App(_operators()[function], tuple(m[0] for m in inner)), next(iter(indices), ())
+        case Call():
+            for body, operator in _operators():
+                if (read := _fitted(body, part)) is None:
+                    continue
+                made = [_as_term(read[n], operands) for n in sorted(read)]
+                inner = [m for m in made if m is not None]
+                indices = {m[1] for m in inner if m[1]}
+                if len(inner) == len(made) and len(indices) <= 1:
+                    return App(operator, tuple(m[0] for m in inner)), next(iter(indices), ())
     return None
 
 
@@ -345,10 +347,27 @@ def _is_name(size: Poly) -> bool:
     return len(size.terms) == 1 and size.terms[0][1] == 1 and len(size.terms[0][0]) == 1
 
 
+def _fitted(body: Scalar, part: Scalar) -> dict[int, Scalar] | None:
+    """What an operator's operands are for its body to be a scalar, by position; ``None`` where it is never."""
+    match body, part:
+        case Read(operand), _:
+            return {operand: part}
+        case Call(function, args), Call(other, parts) if function == other and len(args) == len(parts):
+            found: dict[int, Scalar] = {}
+            for inner, given in zip(args, parts, strict=True):
+                read = _fitted(inner, given)
+                if read is None or any(found.get(n, r) != r for n, r in read.items()):
+                    return None
+                found |= read
+            return found
+    return None
+
+
 @cache
-def _operators() -> Mapping[str, str]:
-    """Function of the meaning language → the operator that is that function, read from the records."""
-    found: dict[str, str] = {}
+def _operators() -> Sequence[tuple[Scalar, str]]:
+    """Elementwise operators by what they compute, without numbers in it, the largest first: a quotient is one operator
+    where a product with an inverse is two. Read from the records."""
+    found: dict[Scalar, str] = {}
     for name, record in REGISTRY.items():
         if record.family != "elementwise" or record.attributes or any(not i.isalpha() for i in record.inputs):
             continue
@@ -357,6 +376,8 @@ def _operators() -> Mapping[str, str]:
             body = operator_of(App(name, ())).apply(kinds, {})[0].outputs[0].body
         except IllTyped:
             continue
-        if isinstance(body, Call) and all(isinstance(a, Read) and a.operand == n for n, a in enumerate(body.args)):
-            found.setdefault(body.function, name)
-    return found
+        inside = list(subexpressions(body))
+        reads = {s.operand for s in inside if isinstance(s, Read)}
+        if isinstance(body, Call) and len(reads) == len(kinds) and all(isinstance(s, Call | Read) for s in inside):
+            found.setdefault(body, name)
+    return sorted(found.items(), key=lambda b: -sum(isinstance(s, Call) for s in subexpressions(b[0])))

@@ -167,6 +167,9 @@ def test_alternatives_are_one_for_each_way_to_apply_operators(tmp_path: Path) ->
     )  # fmt: skip
     assert applied == [["Conv 1"], ["Conv c"], ["Mul", "Add"]]
     assert all(isinstance(prove(r), verdict.ProvedAllSizes) for r in found.rules)
+    for rule in found.rules:  # a quotient is one operator, where a product with an inverse is two
+        assert "Div" in rule.operators
+        assert "Reciprocal" not in rule.operators
 
 
 def convolutions(first: str, second: str) -> Problem:

@@ -11,7 +11,7 @@ import pytest
 from superopt.discovery.candidates import candidates, joined
 from superopt.discovery.config import Config, load_config
 from superopt.discovery.enumerate import enumerate_terms, points_of
-from superopt.discovery.generalise import size_general, specialised, variable_general, well_typed
+from superopt.discovery.generalise import shape_general, size_general, specialised, variable_general, well_typed
 from superopt.discovery.judge import Judge
 from superopt.discovery.ordered import Ordered
 from superopt.discovery.ranks import any_rank, leading
@@ -121,6 +121,22 @@ ASSOCIATIVE = {
     "lhs": ["Concat(Concat(a, a, axis=0), c, axis=0)"],
     "rhs": ["Concat(a, Concat(a, c, axis=0), axis=0)"],
 }
+
+
+def test_a_shape_that_its_side_fixes_keeps_its_sizes() -> None:
+    """With names of their own the left side could not be made of the right one, and the rule says no more."""
+    fixed = parse_rule({
+        "id": "r", "forall": {"x": "f[m, n, 1]", "w": "f[k, m]"},
+        "lhs": ["MatMul(w, Reshape(x, shape=[m, n]))"], "rhs": ["MatMul(w, Squeeze(x, axes=[2]))"],
+    })  # fmt: skip
+    assert shape_general(fixed, holds) == fixed
+    free = parse_rule({
+        "id": "r", "forall": {"x": "f[m, n]"},
+        "lhs": ["Reshape(Reshape(x, shape=[n, m]), shape=[m*n])"], "rhs": ["Reshape(x, shape=[m*n])"],
+    })  # fmt: skip
+    wider = shape_general(free, holds)
+    assert "shape=[n0, n1]" in str(wider.lhs[0])
+    assert isinstance(prove(wider), ProvedAllSizes)
 
 
 def test_repeated_variables_and_sizes_are_told_apart(config: Config) -> None:

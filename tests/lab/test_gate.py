@@ -8,7 +8,10 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import inf
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import jsonschema
@@ -24,7 +27,7 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel, UsageError
 from superopt.ir.graph import Graph
 from superopt.lab.gate import CorpusSettings, models_of, read_run, workers
-from superopt.lab.gate.culprit import minimal
+from superopt.lab.gate.culprit import minimal, why_slower
 from superopt.lab.gate.laboratory import Laboratory
 from superopt.lab.gate.one import Task
 from superopt.pipeline import optimise
@@ -170,6 +173,19 @@ def test_a_rule_that_is_gone_is_named(
     # with it back, nothing is wrong any more
     monkeypatch.setattr(optimise, "load_library", library_of(lambda name: name in used))
     assert "no regression" in corpus.run("compare", model)
+
+
+def test_a_library_that_changed_is_not_said_to_be_what_it_was(corpus: Corpus) -> None:
+    """Where nothing that is put back explains the cost: the code is not to blame before the rules."""
+    corpus.run("update")
+    then = read_run(corpus.folder / "baseline.json")
+    now = replace(then, library=dict(list(then.library.items())[1:]), revision="later")
+    lab: Any = SimpleNamespace(rules=(), over=False, cost=lambda *_: inf)
+    row = replace(then.rows[0], after_us=2 * then.rows[0].after_us)
+    found = why_slower(row, then.rows[0], 0.02, now, then, lab)
+    assert found.kind == "unknown"
+    assert "1 rules of the baseline's are gone" in found.evidence
+    assert why_slower(row, then.rows[0], 0.02, replace(now, library=then.library), then, lab).kind == "code"
 
 
 def test_an_operator_that_costs_twice_as_much_is_named(corpus: Corpus) -> None:

@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 from superopt.lab.gate import updated, write_run
 from superopt.pipeline import EFFORTS
 from superopt.report.corpus import CorpusRun, Row
+from superopt.report.naming import rule_name
 from superopt.rules import load_library, parse_rule
 from superopt.rules.floats import MODES
 from superopt.runtime.choice import RUNTIMES
@@ -32,7 +33,7 @@ from superopt.verifier import check_certificate
 
 LIBRARY = load_library()
 ANY = next(iter(LIBRARY))
-FOLDING = next(i for i in LIBRARY if {"Conv", "BatchNormalization"} <= LIBRARY[i].operators)
+FOLDING = next(i for i in LIBRARY if rule_name(LIBRARY[i]) == "fold BatchNormalization into Conv")
 
 JSON = {"Content-Type": GRAPH}
 ONNX = {"Content-Type": "application/octet-stream"}

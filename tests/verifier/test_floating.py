@@ -54,6 +54,19 @@ def test_deliberate_rounding_is_not_rewritten_away(text: str) -> None:
     assert verdict(text).verdict == "unsafe"
 
 
+def test_what_cancels_by_chance_is_no_deliberate_rounding() -> None:
+    """Operands of one size and any sign: in a product of three, all derivatives are small where the result is."""
+    none, conv = "dilations=[1, 1], group=1, pads=[0, 0, 0, 0], strides=[1, 1]", "dilations=d, group=1, pads=p, strides=s"
+    kernel = "Transpose(MatMul(Transpose(k, perm=[0, 2, 3, 1]), Reshape(a, shape=[m, c])), perm=[0, 3, 1, 2])"
+    forall = {
+        "x": "f[b, c, h, w]", "a": "f[m, c, 1, 1]", "k": "f[o, m, u, v]", "s": "ints[2]>=1", "p": "ints[4]>=0",
+        "d": "ints[2]>=1",
+    }  # fmt: skip
+    chain = rule(f"Conv(Conv(x, a, {none}), k, {conv}) = Conv(x, {kernel}, {conv})", forall)
+    found = floating_record.settled(chain)["forward"]["float32"]
+    assert any(not way.rounded and way.generous for way in found.ways)
+
+
 def test_a_product_of_sum_and_difference_needs_operands_that_are_rounded() -> None:
     found = verdict("Mul(Add(x, y), Sub(x, y)) = Sub(Mul(x, x), Mul(y, y))")
     assert found.verdict == "conditional"

@@ -89,6 +89,10 @@ def why_slower(row: Row, known: Row, allowed: float, now: CorpusRun, then: Corpu
         return Culprit("unknown", (), "the time for finding it ran out (--bisect-limit)")
     if row.stopped == "time" or known.stopped == "time":
         return Culprit("time", (), "a search was cut short by the clock; try a longer --time-limit")
+    gone, new = (len(a.library.items() - b.library.items()) for a, b in ((then, now), (now, then)))
+    if gone or new:
+        evidence = f"{gone} rules of the baseline's are gone and {new} are new; taking that back does not explain it"
+        return Culprit("unknown", (), evidence)
     if now.revision != then.revision or now.version != then.version:
         span = f"{then.revision or then.version}..{now.revision or now.version}"
         hint = f"`git bisect run superopt corpus compare {row.model}` finds the commit"
