@@ -1,8 +1,9 @@
 """Certificates of many rules, made and checked: ``python -m superopt.verifier.certify_library [FILE...]``.
 
 Every rule of the library (or of TOML files) is proved, its certificate made, and checked by the independent checker
-with Z3 and, where it is installed, cvc5. What holds is recorded under the digest of the rule and its meanings, so that
-only what is new is done again; a changed checker or solver starts a new record. Exit code 1 unless all hold.
+with Z3 and, where it is installed, cvc5; goals that one of the two does not answer are counted. What holds is recorded
+under the digest of the rule and its meanings, so that only what is new is done again; a changed checker or solver starts
+a new record. Exit code 1 unless all hold.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ def _one(work: tuple[Rule, Path | None]) -> tuple[str, str, Row]:
         (directory / f"{rule.id}.json").write_text(text, encoding="utf-8")
         (directory / f"{rule.id}.smt2").write_text(json.loads(text)["smt2"], encoding="utf-8")
     row |= {"goals": found.goals, "steps": found.steps, "points": found.points, "bytes": len(text)}
+    unanswered = {solver: found.goals - count for solver, count in found.solvers.items() if count < found.goals}
+    row |= {"unanswered": unanswered} if found.valid and unanswered else {}
     return digest, "" if found.valid else f"rejected: {found.reason}", row
 
 

@@ -34,7 +34,9 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
-Inputs = Mapping[str, Array | Mapping[int, Array]]  # variable → [element, point], elements of the type at hand held in float32
+Inputs = Mapping[
+    str, Array | Mapping[int, Array]
+]  # variable → [element, point], elements of the type at hand held in float32
 WIDE = np.longdouble
 _FUNCTION_ULPS = 4.0  # what elementary functions of mathematical libraries are off by, in units of rounding
 

@@ -213,8 +213,8 @@ def shape_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
     ``Reshape(Reshape(x, [a*b, c]), [b, a*c]) = Reshape(x, [b, a*c])`` is true of any two shapes; that they have as many
     elements as ``x`` is what the left side demands to be well-formed.
 
-    A size that the rest of its side fixes stays what it is: with a name of its own the rule would say the same, and nobody
-    could read that name off the other side.
+    A size that the rest of its side fixes stays what it is: with a name of its own the rule would say the same, and
+    nobody could read that name off the other side.
 
     Args:
         rule: a rule whose types are symbolic.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
@@ -19,7 +20,7 @@ from superopt import cli
 from superopt.ir.poly import sym
 from superopt.rules import Rule, load_library, parse_rule
 from superopt.rules.typing import meaning_digest
-from superopt.verifier import ProvedAllSizes, Unknown
+from superopt.verifier import ProvedAllSizes, Unknown, checker, smtlib
 from superopt.verifier.arith import ge
 from superopt.verifier.certificate import certificate_of, certify
 from superopt.verifier.certify_library import certify_all
@@ -110,6 +111,29 @@ def test_certificates_hold(certificates: dict[str, str], tmp_path: Path, name: s
     assert set(result.solvers.values()) == {result.goals}
     again = certificate_of(_rule(name))[1]
     assert again == certificates[name], "a certificate does not depend on what was proved before it"
+
+
+@pytest.mark.parametrize(
+    ("answer", "other", "valid"),
+    [("unsat", "unknown", True), ("unknown", "unsat", True), ("unsat", "sat", False), ("unknown", "unknown", False)],
+)
+def test_a_solver_that_does_not_answer_leaves_it_to_the_other(
+    certificates: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, other: str, valid: bool
+) -> None:
+    monkeypatch.setattr(checker, "unsatisfiable", lambda _: (("one", answer), ("two", other)))
+    monkeypatch.setattr(checker, "solvers", lambda: {"one": "1", "two": "2"})
+    result = _checked(tmp_path, next(iter(certificates.values())))
+    assert result.valid == valid
+    if valid:
+        assert sorted(result.solvers.values()) == [0, result.goals]
+
+
+def test_cvc5_is_stopped_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts no work in some goals; another process does what it does, and can be ended."""
+    pytest.importorskip("cvc5")
+    monkeypatch.setattr(smtlib, "_CVC5_SECONDS", 0.5)
+    monkeypatch.setattr(smtlib, "_asked_cvc5", time.sleep)
+    assert smtlib._cvc5(3600) == "unknown"  # type: ignore[arg-type]
 
 
 def _sample() -> Iterator[Rule]:
