@@ -2,8 +2,8 @@
 
 Every rule of the library (or of TOML files) is proved, its certificate made, and checked by the independent checker
 with Z3 and, where it is installed, cvc5; goals that one of the two does not answer are counted. What holds is recorded
-under the digest of the rule and its meanings, so that only what is new is done again; a changed checker or solver starts
-a new record. Exit code 1 unless all hold.
+under the digest of the rule and its meanings, so that only what is new is done again; a changed checker or solver
+starts a new record. Exit code 1 unless all hold.
 """
 
 from __future__ import annotations

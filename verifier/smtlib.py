@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -17,7 +18,7 @@ from superopt.ops.meaning import Condition
 __all__ = ["SECONDS", "script", "solvers", "unsatisfiable"]
 
 SECONDS = 600  # the emergency stop of a solver by the clock: each ends by its own count of work long before
-_CVC5_SECONDS = 20  # but cvc5, on goals in which it counts none; what it has not said by then is Z3's alone to say
+_CVC5_SECONDS = 5  # but cvc5, on goals in which it counts none; what it has not said by then is Z3's alone to say
 # What a solver may count for one script. The library's hardest goal takes Z3 a hundredth of this; what Z3 is asked in
 # a proof is bounded by a twentieth of it.
 _Z3_WORK, _CVC5_WORK = 40_000_000, 20_000_000
@@ -121,6 +122,14 @@ def _cvc5(text: str) -> str:
 
 
 def _asked_cvc5(text: str) -> str:
+    signal.setitimer(signal.ITIMER_REAL, 4 * _CVC5_SECONDS)  # ends this process, where nobody is left who would
+    try:
+        return _answered(text)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _answered(text: str) -> str:
     cvc5 = import_module("cvc5")
     solver = cvc5.Solver()
     solver.setOption("rlimit-per", str(_CVC5_WORK))

@@ -25,7 +25,7 @@ from superopt.ops.meaning import Condition, IllTyped
 from superopt.rules.library import Library, parse_file
 from superopt.rules.rule import CLASSES, Rule
 from superopt.rules.scanner import RuleError
-from superopt.rules.typing import at_sizes, complete, instances, types_of
+from superopt.rules.typing import at_sizes, complete, instances, type_terms, types_of
 from superopt.runtime.evaluate import FLOAT64, Array, evaluate
 from superopt.search.egraph import ABSENT, EGraph, is_multi
 from superopt.search.match import Pattern, compile_side
@@ -33,7 +33,7 @@ from superopt.search.merge import lift
 from superopt.search.moves import prepare
 from superopt.search.program import Program, Step
 from superopt.search.saturate import Limits, Moves, saturate
-from superopt.verifier.exact import trial_at
+from superopt.verifier.exact import Trial, trial_at
 from superopt.verifier.sampling import Point, draw, names_of
 
 __all__ = [
@@ -55,7 +55,8 @@ ROUNDS = 5
 NODES = 2500
 DETOURS = 2  # a rule may be left for another form of what it makes, and that for one of it: `q · 1/v` is `q ÷ v`
 DRAWS = 24  # of sizes and attributes, of which the most different are taken
-PATIENT = 600  # where windows have to fit, few draws do; no more than DRAWS where one of those did
+PATIENT = 600  # where windows have to fit, few draws do
+_GENERAL = 4  # times DRAWS are enough, where one of them did
 SHORTCUT = "shortcut"  # origin of a rule that pays, and that others derive in more than QUICK_ROUNDS rounds only
 QUICK_ROUNDS = 2
 
@@ -324,7 +325,9 @@ def reached(rule: Rule, moves: Moves, *, rounds: int, weights: frozenset[str] = 
 def distinct_point(instance: Rule, draws: int = DRAWS) -> Point | None:
     """Sizes at which the rule's left side is well-formed, as different from each other and from 1 as were drawn.
 
-    Attributes count too: where a slice begins at 0 and ends at the end, other rules derive it than of all slices.
+    Attributes count too: where a slice begins at 0 and ends at the end, other rules derive it than of all slices. Who
+    asks for more than :data:`DRAWS` draws asks whether a rule follows wherever it holds: there shapes of intermediate
+    results count as well, because a slice that takes all of another one is none.
     A rule that has no size to choose is looked at as it is, however large its tensors are: no element is computed.
     """
     fit = _fits_by_chance(instance)
@@ -333,7 +336,7 @@ def distinct_point(instance: Rule, draws: int = DRAWS) -> Point | None:
         return draw(instance, 0, rng, (), 1)
     best: tuple[int, Point] | None = None
     for attempt in range(draws):
-        if attempt >= DRAWS and best is not None and not fit:
+        if attempt >= _GENERAL * DRAWS and best is not None and not fit:
             break
         point = draw(instance, 0, rng, fit, 6 + attempt % 5)
         if point is None and fit:
@@ -346,11 +349,18 @@ def distinct_point(instance: Rule, draws: int = DRAWS) -> Point | None:
         sizes = [point.sizes[n] for n in instance.sizes]
         whole = [point.sizes[n] for n in instance.attribute_atoms if n in point.sizes]
         score = 3 * len(set(sizes)) - 2 * sizes.count(1) + len(set(point.sizes.values())) - sum(v < 2 for v in whole)
+        if draws > DRAWS:
+            score += 3 * len(_shapes(trial))
         if fit:
             score += 3 * len(set(postorder(*itertools.chain(*at_sizes(instance, point.sizes, point.reals)))))
         if best is None or score > best[0]:
             best = (score, point)
     return None if best is None else best[1]
+
+
+def _shapes(trial: Trial) -> set[tuple[TensorType, ...]]:
+    """The types of everything on both sides."""
+    return set(type_terms((*trial.lhs, *trial.rhs), trial.variables)[0].values())
 
 
 def _fits_by_chance(instance: Rule) -> tuple[Condition, ...]:

@@ -20,7 +20,17 @@ from typing import Any
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.discovery.candidates import work
 from superopt.discovery.config import WEIGHTS
-from superopt.discovery.derive import NODES, ROUNDS, Universe, derived, distinct_point, moves_of
+from superopt.discovery.derive import (
+    NODES,
+    PATIENT,
+    QUICK_ROUNDS,
+    ROUNDS,
+    Universe,
+    derived,
+    distinct_point,
+    moves_of,
+    reached,
+)
 from superopt.discovery.generalise import with_sizes
 from superopt.discovery.minimise import near_to, rank, special
 from superopt.discovery.solved import SOLVED
@@ -72,10 +82,13 @@ def extended(
 
 
 def _joins(rule: Rule, others: Sequence[Rule]) -> bool:
-    """Whether less runs on the right side than what the other rules make of the left."""
+    """Whether less runs on the right side than what the other rules make of the left; siblings that become one, where
+    the others do not make that of the siblings: what it gains is for the device to say."""
+    if len(rule.lhs) > 1:
+        return not reached(rule, moves_of(near_to(rule, others)), rounds=ROUNDS)
     data = _data(rule)
     left, right = work(rule.lhs, data), work(rule.rhs, data)
-    if len(rule.lhs) > 1 or data.isdisjoint(variables(*rule.rhs)) or not right < left or _sized_by_data(rule, data):
+    if data.isdisjoint(variables(*rule.rhs)) or not right < left or _sized_by_data(rule, data):
         return False
     for known in (near_to(rule, others), others):  # few rules first, which is quick
         least = _least(rule, data, moves_of(known))
@@ -93,7 +106,7 @@ def _beyond_one(rule: Rule, others: Sequence[Rule]) -> Rule:
         return rule
     for name in rule.sizes:
         single = with_sizes(rule, {name: 1})
-        if derived(single, moves_of(near_to(single, others))) is not None:
+        if derived(single, moves_of(near_to(single, others)), draws=PATIENT) is not None:
             rule = replace(rule, where=(*rule.where, Guard(sym(name), ">=", 2)))
     return rule
 
@@ -116,10 +129,13 @@ def _sized_by_data(rule: Rule, data: AbstractSet[str]) -> bool:
 
 
 def _least(rule: Rule, data: AbstractSet[str], moves: Moves) -> tuple[int, int] | None:
-    """The least that runs of what moves make of the left side, at each number of leading axes; ``None``: not known."""
+    """The least that runs of what a search's few rounds make of the left side, at each number of leading axes.
+
+    ``None``: not known.
+    """
     found: list[tuple[int, int]] = []
     for instance in instances(rule, (1, 0)) if rule.lead else instances(rule):
-        point = distinct_point(instance)
+        point = distinct_point(instance, PATIENT)
         if point is None:
             return None
         universe = Universe(instance, point, frozenset(instance.tensors) - data)
@@ -127,7 +143,7 @@ def _least(rule: Rule, data: AbstractSet[str], moves: Moves) -> tuple[int, int] 
             [(root, _)] = universe.add(replace(instance, rhs=instance.lhs))
         except (IllTyped, ZeroDivisionError):
             return None
-        universe.saturate(moves, nodes=NODES, rounds=ROUNDS)
+        universe.saturate(moves, nodes=NODES, rounds=QUICK_ROUNDS)
         found.append(_cheapest(universe.graph, root))
     return max(found, default=None)
 

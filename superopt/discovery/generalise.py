@@ -221,7 +221,8 @@ def shape_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
         holds: a quick exact test.
     """
     apps = [t for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App) and t.args]
-    for shape in dict.fromkeys(v for t in apps for k, v in t.attributes if k == "shape" and isinstance(v, tuple)):
+    shapes = (v for t in apps for k, v in t.attributes if k == "shape" and isinstance(v, tuple))
+    for shape in dict.fromkeys(map(_dims, shapes)):
         taken = {*rule.sizes, *rule.forall}
         names = [n for n in (f"n{i}" for i in range(99)) if n not in taken][: len(shape)]
         if all(isinstance(d, Poly) and str(d) in rule.attribute_atoms for d in shape):
@@ -235,11 +236,15 @@ def shape_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
     return rule
 
 
-def _shaped(rule: Rule, shape: Sequence[Dim], names: Sequence[str], stay: Container[str] = ()) -> Rule:
+def _dims(value: Sequence[object]) -> tuple[Dim, ...]:
+    return tuple(d for d in value if isinstance(d, int | Poly))
+
+
+def _shaped(rule: Rule, shape: tuple[Dim, ...], names: Sequence[str], stay: Container[str] = ()) -> Rule:
     """The rule with names for the sizes of a shape, but for those that stay."""
     forall: dict[str, TypeScheme] = {**rule.forall, **dict.fromkeys(names, AttributeScheme("int", None, ">=", 1))}
     fresh = tuple(d if n in stay else sym(n) for n, d in zip(names, shape, strict=True))
-    made = rebuilt((*rule.lhs, *rule.rhs), partial(_reshaped, shape=tuple(shape), fresh=fresh))
+    made = rebuilt((*rule.lhs, *rule.rhs), partial(_reshaped, shape=shape, fresh=fresh))
     return restricted(replace(rule, forall=forall, lhs=made[: len(rule.lhs)], rhs=made[len(rule.lhs) :]))
 
 

@@ -49,3 +49,21 @@ def test_one_move_that_makes_more_work_may_follow_another(tmp_path: Path) -> Non
 def test_what_does_not_follow_is_not_derived(tmp_path: Path) -> None:
     write_rules(tmp_path / "goal.toml", [rule(DIVIDED)])
     assert set(derive(tmp_path / "goal.toml", [rule(SOLVED), rule(TWICE)]).missing) == {"divided"}
+
+
+def test_where_one_slice_takes_all_of_another_says_nothing_about_two(tmp_path: Path) -> None:
+    """Of the few draws that fit a chain of conditions, the first have the second slice take all of the first."""
+    first = "Slice(x, axes=[1], ends=[j], starts=[i], steps=[1])"
+    twice = {
+        "id": "twice", "forall": {"x": "f[m, p]", "i": "int>=0", "j": "int>=1", "k": "int>=0", "l": "int>=1"},
+        "where": ["j <= p", "l <= j - i", "i + l <= p"],
+        "lhs": [f"Slice({first}, axes=[1], ends=[l], starts=[k], steps=[1])"],
+        "rhs": ["Slice(x, axes=[1], ends=[i + l], starts=[i + k], steps=[1])"],
+    }  # fmt: skip
+    whole = {
+        "id": "whole", "forall": {"x": "f[m, p]"},
+        "lhs": ["Slice(x, axes=[1], ends=[p], starts=[0], steps=[1])"], "rhs": ["x"],
+    }  # fmt: skip
+    write_rules(tmp_path / "goal.toml", [rule(twice)])
+    assert set(derive(tmp_path / "goal.toml", [rule(whole)]).missing) == {"twice"}
+    assert not derive(tmp_path / "goal.toml", [rule(twice | {"id": "itself"})]).missing
