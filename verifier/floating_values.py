@@ -34,9 +34,8 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
-Inputs = Mapping[
-    str, Array | Mapping[int, Array]
-]  # variable → [element, point], elements of the type at hand held in float32
+# variable → [element, point], elements of the type at hand held in float32
+Inputs = Mapping[str, Array | Mapping[int, Array]]
 WIDE = np.longdouble
 _FUNCTION_ULPS = 4.0  # what elementary functions of mathematical libraries are off by, in units of rounding
 

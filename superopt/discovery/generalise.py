@@ -227,10 +227,12 @@ def shape_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
         names = [n for n in (f"n{i}" for i in range(99)) if n not in taken][: len(shape)]
         if all(isinstance(d, Poly) and str(d) in rule.attribute_atoms for d in shape):
             continue
-        stay = _fixed(_shaped(rule, shape, names), names, shape)
+        wider = _shaped(rule, shape, names)
+        stay = _fixed(wider, names, shape)
         if stay and len(stay) > len(shape) - 2:
             continue  # the last one follows
-        wider = _shaped(rule, shape, names, stay)
+        if stay:
+            wider = _shaped(rule, shape, names, stay)
         if holds(wider):  # that there are as many elements is for the proof to derive
             rule = wider
     return rule

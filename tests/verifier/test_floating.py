@@ -56,10 +56,8 @@ def test_deliberate_rounding_is_not_rewritten_away(text: str) -> None:
 
 def test_what_cancels_by_chance_is_no_deliberate_rounding() -> None:
     """Operands of one size and any sign: in a product of three, all derivatives are small where the result is."""
-    none, conv = (
-        "dilations=[1, 1], group=1, pads=[0, 0, 0, 0], strides=[1, 1]",
-        "dilations=d, group=1, pads=p, strides=s",
-    )
+    none = "dilations=[1, 1], group=1, pads=[0, 0, 0, 0], strides=[1, 1]"
+    conv = "dilations=d, group=1, pads=p, strides=s"
     kernel = "Transpose(MatMul(Transpose(k, perm=[0, 2, 3, 1]), Reshape(a, shape=[m, c])), perm=[0, 3, 1, 2])"
     forall = {
         "x": "f[b, c, h, w]", "a": "f[m, c, 1, 1]", "k": "f[o, m, u, v]", "s": "ints[2]>=1", "p": "ints[4]>=0",
