@@ -57,6 +57,21 @@ def work(roots: Sequence[Term], data: AbstractSet[str]) -> tuple[int, int]:
     return sum(t.op not in ONNX_RUNTIME_CPU.views for t in running), len(running)
 
 
+def sized_by_data(rule: Rule, data: AbstractSet[str]) -> bool:
+    """Whether weights on the right side are computed through what is as long as a batch or an image is.
+
+    An image's channels are as many as a kernel's, which is why axis 1 of four and more says nothing of its size.
+    """
+    lengths: dict[str, set[str]] = {}
+    for name, scheme in rule.tensors.items():
+        channels = 1 if name in data and len(scheme.shape) >= 4 else None
+        lengths[name] = {a for axis, d in enumerate(scheme.shape) if axis != channels for a in symbols(d)}
+    alone = set().union(*(lengths[n] for n in data)) - set().union(*(lengths[n] for n in lengths.keys() - data))
+    running = set(flowing(rule.rhs, data))
+    fixed = [t for t in postorder(*rule.rhs) if isinstance(t, App) and t not in running]
+    return not alone.isdisjoint(term_symbols(tuple(fixed)))
+
+
 def candidates(theme: Theme, pairs: Iterable[tuple[Term, Term]]) -> list[Rule]:
     """Candidate rules, smallest and most general first; one of those that differ only in the names of leaves.
 

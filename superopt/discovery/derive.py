@@ -54,9 +54,8 @@ ARITHMETIC = "(arithmetic)"  # why two constants of equal value are one class
 ROUNDS = 5
 NODES = 2500
 DETOURS = 2  # a rule may be left for another form of what it makes, and that for one of it: `q · 1/v` is `q ÷ v`
-DRAWS = 24  # of sizes and attributes, of which the most different are taken
-PATIENT = 600  # where windows have to fit, few draws do
-_GENERAL = 4  # times DRAWS are enough, where one of them did
+_DRAWS = 96  # of sizes and attributes, of which the most different are taken
+_PATIENT = 600  # draws, where none did before: where windows have to fit, few do
 SHORTCUT = "shortcut"  # origin of a rule that pays, and that others derive in more than QUICK_ROUNDS rounds only
 QUICK_ROUNDS = 2
 
@@ -248,13 +247,13 @@ class Universe:
 
 
 def derived(
-    rule: Rule, moves: Moves, *, rounds: int = ROUNDS, nodes: int = NODES, draws: int = DRAWS, detours: int = 0
+    rule: Rule, moves: Moves, *, rounds: int = ROUNDS, nodes: int = NODES, detours: int = 0
 ) -> Mapping[str, int] | None:
     """Which rules derive a rule and how often each is used; ``None`` if saturation does not bring its sides together.
 
-    A rule with ``...`` is looked at with one leading axis and with none. Discovery keeps a rule for which no sizes turn
-    up in :data:`DRAWS` draws; who asks about one rule may draw more often. A library that is minimised is for searches,
-    which do not follow one move that makes more work by another; who asks what follows from it may, ``detours`` times.
+    A rule with ``...`` is looked at with one leading axis and with none. Discovery keeps a rule for which no sizes are
+    drawn. A library that is minimised is for searches, which do not follow one move that makes more work by another;
+    who asks what follows from it may, ``detours`` times.
     """
     used: dict[str, int] = {}
     try:
@@ -262,7 +261,7 @@ def derived(
     except RuleError:
         return None
     for instance in plain:
-        point = distinct_point(instance, draws)
+        point = distinct_point(instance)
         if point is None:
             return None
         universe = Universe(instance, point)
@@ -322,12 +321,13 @@ def reached(rule: Rule, moves: Moves, *, rounds: int, weights: frozenset[str] = 
 
 
 @lru_cache(maxsize=65536)
-def distinct_point(instance: Rule, draws: int = DRAWS) -> Point | None:
+@lru_cache(maxsize=4096)
+def distinct_point(instance: Rule) -> Point | None:
     """Sizes at which the rule's left side is well-formed, as different from each other and from 1 as were drawn.
 
-    Attributes count too: where a slice begins at 0 and ends at the end, other rules derive it than of all slices. Who
-    asks for more than :data:`DRAWS` draws asks whether a rule follows wherever it holds: there shapes of intermediate
-    results count as well, because a slice that takes all of another one is none.
+    Attributes count too: where a slice begins at 0 and ends at the end, other rules derive it than of all slices. So do
+    shapes of intermediate results: a slice that takes all of another one is none, and what follows for it need not
+    follow wherever the rule holds.
     A rule that has no size to choose is looked at as it is, however large its tensors are: no element is computed.
     """
     fit = _fits_by_chance(instance)
@@ -335,8 +335,9 @@ def distinct_point(instance: Rule, draws: int = DRAWS) -> Point | None:
     if all(scheme is not None and scheme.kind == "real" for _, scheme in names_of(instance)):
         return draw(instance, 0, rng, (), 1)
     best: tuple[int, Point] | None = None
-    for attempt in range(draws):
-        if attempt >= _GENERAL * DRAWS and best is not None and not fit:
+    fitted = 0
+    for attempt in range(_PATIENT):
+        if best is not None and (fitted if fit else attempt) >= _DRAWS:
             break
         point = draw(instance, 0, rng, fit, 6 + attempt % 5)
         if point is None and fit:
@@ -346,11 +347,11 @@ def distinct_point(instance: Rule, draws: int = DRAWS) -> Point | None:
         trial = trial_at(instance, point)
         if trial is None or trial.ill_typed:
             continue
+        fitted += 1
         sizes = [point.sizes[n] for n in instance.sizes]
         whole = [point.sizes[n] for n in instance.attribute_atoms if n in point.sizes]
         score = 3 * len(set(sizes)) - 2 * sizes.count(1) + len(set(point.sizes.values())) - sum(v < 2 for v in whole)
-        if draws > DRAWS:
-            score += 3 * len(_shapes(trial))
+        score += 3 * len(_shapes(trial))
         if fit:
             score += 3 * len(set(postorder(*itertools.chain(*at_sizes(instance, point.sizes, point.reals)))))
         if best is None or score > best[0]:
@@ -387,10 +388,10 @@ def derive(rules_file: Path | str, library: Library | Iterable[Rule]) -> Coverag
             continue
         parts = parts_of(rule)
         near = [r for r in rules if r.operators <= rule.operators]
-        chain = derived(rule, moves_of(near, parts), draws=PATIENT) if near else None
+        chain = derived(rule, moves_of(near, parts)) if near else None
         for detours in range(DETOURS + 1):  # over operators of its own first, which is quick
             if chain is None:
-                chain = derived(rule, moves_of(rules, parts), draws=PATIENT, detours=detours)
+                chain = derived(rule, moves_of(rules, parts), detours=detours)
         if chain is None:
             missing[rule.id] = "saturation by the library does not bring the sides together"
         else:

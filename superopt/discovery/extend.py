@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
-from superopt.discovery.candidates import work
-from superopt.discovery.config import WEIGHTS
+from superopt.discovery.candidates import sized_by_data, work
 from superopt.discovery.derive import (
     NODES,
-    PATIENT,
     QUICK_ROUNDS,
     ROUNDS,
     Universe,
@@ -33,17 +31,17 @@ from superopt.discovery.derive import (
 )
 from superopt.discovery.generalise import with_sizes
 from superopt.discovery.minimise import near_to, rank, special
-from superopt.discovery.solved import SOLVED
-from superopt.ir.poly import sym, symbols
-from superopt.ir.terms import App, postorder, variables
+from superopt.discovery.solved import SOLVED, data_beside_weights
+from superopt.ir.poly import sym
+from superopt.ir.terms import variables
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import text_digest
 from superopt.rules.library import ADMISSIBLE, BUILT_IN, load_library, parse_file, write_rules
-from superopt.rules.rule import Guard, Rule, term_symbols
+from superopt.rules.rule import Guard, Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import instances
 from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
-from superopt.search.moves import data_of, flowing
+from superopt.search.moves import data_of
 from superopt.search.saturate import Moves
 from superopt.verifier.admission import check
 from superopt.verifier.counterexample import describe
@@ -88,7 +86,7 @@ def _joins(rule: Rule, others: Sequence[Rule]) -> bool:
         return not reached(rule, moves_of(near_to(rule, others)), rounds=ROUNDS)
     data = _data(rule)
     left, right = work(rule.lhs, data), work(rule.rhs, data)
-    if data.isdisjoint(variables(*rule.rhs)) or not right < left or _sized_by_data(rule, data):
+    if data.isdisjoint(variables(*rule.rhs)) or not right < left or sized_by_data(rule, data):
         return False
     for known in (near_to(rule, others), others):  # few rules first, which is quick
         least = _least(rule, data, moves_of(known))
@@ -106,7 +104,7 @@ def _beyond_one(rule: Rule, others: Sequence[Rule]) -> Rule:
         return rule
     for name in rule.sizes:
         single = with_sizes(rule, {name: 1})
-        if derived(single, moves_of(near_to(single, others)), draws=PATIENT) is not None:
+        if derived(single, moves_of(near_to(single, others))) is not None:
             rule = replace(rule, where=(*rule.where, Guard(sym(name), ">=", 2)))
     return rule
 
@@ -116,16 +114,7 @@ def _data(rule: Rule) -> frozenset[str]:
     for weights has named as one."""
     if SOLVED not in rule.origin:
         return data_of(rule.lhs)
-    return frozenset(n for n in rule.tensors if n.rstrip("0123456789") not in WEIGHTS)
-
-
-def _sized_by_data(rule: Rule, data: AbstractSet[str]) -> bool:
-    """Whether weights on the right side are computed through what is as long as a batch or an image is."""
-    of = {n: {a for d in s.shape for a in symbols(d)} for n, s in rule.tensors.items()}
-    alone = set().union(*(of[n] for n in data)) - set().union(*(of[n] for n in of.keys() - data))
-    running = set(flowing(rule.rhs, data))
-    fixed = [t for t in postorder(*rule.rhs) if isinstance(t, App) and t not in running]
-    return not alone.isdisjoint(term_symbols(tuple(fixed)))
+    return data_beside_weights(rule)
 
 
 def _least(rule: Rule, data: AbstractSet[str], moves: Moves) -> tuple[int, int] | None:
@@ -135,7 +124,7 @@ def _least(rule: Rule, data: AbstractSet[str], moves: Moves) -> tuple[int, int] 
     """
     found: list[tuple[int, int]] = []
     for instance in instances(rule, (1, 0)) if rule.lead else instances(rule):
-        point = distinct_point(instance, PATIENT)
+        point = distinct_point(instance)
         if point is None:
             return None
         universe = Universe(instance, point, frozenset(instance.tensors) - data)

@@ -21,7 +21,7 @@ from superopt.cost import CostModel, graph_cost
 from superopt.discovery.agenda import Agenda, Entry
 from superopt.discovery.candidates import restricted
 from superopt.discovery.config import WEIGHTS, Config, Theme
-from superopt.discovery.derive import PATIENT, QUICK_ROUNDS, derived, moves_of, moves_of_all, parts_of, reached
+from superopt.discovery.derive import QUICK_ROUNDS, derived, moves_of, moves_of_all, parts_of, reached
 from superopt.discovery.discover import finished, write_library
 from superopt.discovery.explore import Explored
 from superopt.discovery.gain import priced_at
@@ -358,11 +358,11 @@ class _School:
         """Whether the library derives a candidate, both sides of which it is given, by whichever of its rules."""
         named, parts = replace(rule, id="candidate"), parts_of(rule)
         self.bounds.check()
-        if derived(named, moves_of(self._near(rule), parts), draws=PATIENT) is not None:
+        if derived(named, moves_of(self._near(rule), parts)) is not None:
             return True
         self.bounds.check()
         every = moves_of_all([self.library[i] for i in self.library], parts)
-        return derived(named, every, draws=PATIENT) is not None
+        return derived(named, every) is not None
 
     def _near(self, rule: Rule) -> list[Rule]:
         return [r for i in self.library if (r := self.library[i]).operators <= rule.operators]

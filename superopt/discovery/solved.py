@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from superopt.discovery.candidates import operator_count, restricted
-from superopt.discovery.config import Config, Theme
+from superopt.discovery.candidates import operator_count, restricted, sized_by_data
+from superopt.discovery.config import WEIGHTS, Config, Theme
 from superopt.discovery.enumerate import Level
 from superopt.discovery.instances import is_instance
 from superopt.discovery.judge import Judge, Tally
@@ -18,7 +18,7 @@ from superopt.discovery.store import Bounds, Chunks
 from superopt.ir.terms import App, Term, postorder, variables
 from superopt.rules.rule import Rule, attribute_symbols
 
-__all__ = ["SOLVED", "Solved", "facing", "solve_all", "solve_one"]
+__all__ = ["SOLVED", "Solved", "data_beside_weights", "facing", "solve_all", "solve_one"]
 
 SOLVED = "solved"  # origin of a rule whose right side's weights were solved for
 
@@ -50,6 +50,11 @@ def facing(rule: Rule, candidate: Rule, theme: Theme) -> Rule:
     wanted = _running(candidate.lhs, theme)
     turned = _running(rule.lhs, theme) != wanted and _running(rule.rhs, theme) == wanted and rule.backward
     return replace(rule, lhs=rule.rhs, rhs=rule.lhs) if turned else rule
+
+
+def data_beside_weights(rule: Rule) -> frozenset[str]:
+    """Tensors of a rule that was solved for which are no weights: a weight's name says that it is one."""
+    return frozenset(n for n in rule.tensors if n.rstrip("0123456789") not in WEIGHTS)
 
 
 def _applied(roots: Sequence[Term], theme: Theme) -> Iterator[App]:
@@ -125,6 +130,8 @@ def solve_all(
 ) -> Solved:  # fmt: skip
     """Every left side of a theme, small ones first, but those with an instance of one for which an equal was found.
 
+    Equals whose weights are as large as an image is are none: they take long to fold and leave as much to run.
+
     Args:
         theme: one with ``solve``.
         config: seed and effort.
@@ -159,8 +166,9 @@ def solve_all(
                 _named(problem), most=theme.slack, seed=config.seed, bounds=bounds, alternatives=theme.alternatives
             )
             some = solve_one(
-                solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found, signals=theme.signals
-            )
+                solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found,
+                lambda r: not sized_by_data(r, data_beside_weights(r)), theme.signals,
+            )  # fmt: skip
             if some:
                 solved[size] += 1
                 answered.append(solver.problem)

@@ -40,6 +40,22 @@ def test_every_rule_that_is_dropped_is_derived() -> None:
     assert all(derived(r, moves) is not None for r in doubled)
 
 
+def test_what_follows_at_one_point_only_is_kept() -> None:
+    """At the first sizes that are drawn the second slice takes all of the first, where it is no slice at all."""
+    first = "Slice(x, axes=[1], ends=[j], starts=[i], steps=[1])"
+    twice = parse_rule({
+        "id": "twice", "forall": {"x": "f[m, p]", "i": "int>=0", "j": "int>=1", "k": "int>=0", "l": "int>=1"},
+        "where": ["j <= p", "l <= j - i", "i + l <= p"],
+        "lhs": [f"Slice({first}, axes=[1], ends=[l], starts=[k], steps=[1])"],
+        "rhs": ["Slice(x, axes=[1], ends=[i + l], starts=[i + k], steps=[1])"],
+    })  # fmt: skip
+    whole = parse_rule({
+        "id": "whole", "forall": {"x": "f[m, p]"},
+        "lhs": ["Slice(x, axes=[1], ends=[p], starts=[0], steps=[1])"], "rhs": ["x"],
+    })  # fmt: skip
+    assert {r.id for r in minimised([whole, twice])} == {"whole", "twice"}
+
+
 def parse_like(given: Rule) -> Rule:
     """The same rule turned round, under another name."""
     return Rule(f"{given.id}-turned", given.forall, given.where, given.rhs, given.lhs, given.origin, given.family)

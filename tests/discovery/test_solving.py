@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from superopt.discovery.candidates import restricted
+from superopt.discovery.candidates import restricted, sized_by_data
 from superopt.discovery.config import Config, load_config
 from superopt.discovery.explore import explore
 from superopt.discovery.instances import is_instance
@@ -16,14 +16,14 @@ from superopt.discovery.leftsides import left_sides
 from superopt.discovery.lifting import Problem, lifted
 from superopt.discovery.linear import Known, Place, Undecided, asked
 from superopt.discovery.skeletons import Skeleton, skeletons
-from superopt.discovery.solved import _narrower, solve_all
+from superopt.discovery.solved import SOLVED, _narrower, data_beside_weights, solve_all
 from superopt.discovery.solving import Solver, places_of
 from superopt.discovery.store import UNBOUNDED, Chunks
 from superopt.ir.poly import sym
 from superopt.ir.terms import App, Var, postorder, variables
 from superopt.ir.types import DType, TensorType
 from superopt.rules.grammar import parse_rule
-from superopt.rules.library import parse_file
+from superopt.rules.library import load_library, parse_file
 from superopt.rules.rule import Rule
 from superopt.rules.typing import instances, types_of
 from superopt.verifier import exact, verdict
@@ -284,3 +284,23 @@ def test_data_that_cancel_are_not_needed() -> None:
     problem = Problem(row.forall, frozenset(), row.lhs[0])
     place = places_of(problem, 1, 0)[0]
     assert Known(problem.term, problem.kinds, place, np.random.default_rng(0)).needed() == {"x"}
+
+
+def test_no_weights_as_large_as_an_image_are_solved_for() -> None:
+    """`Conv(x + w) = Conv(x) + Conv(zeros + w)` is true, and as long to fold as to run."""
+    solved = [r for r in load_library().values() if SOLVED in r.origin]
+    assert not [r.id for r in solved if sized_by_data(r, data_beside_weights(r))]
+    forall = {"x": "f[b, c, h, w]", "wa": "f[c, 1, 1]", "wb": "f[o, c, u, v]", "e": "ints[2]>=1"}
+    conv = "Conv({}, wb, dilations=e, group=1, pads=[0, 0, 0, 0], strides=[1, 1])"
+    image = "Add(wa, ConstantOfShape(shape=[1, c, h, w], value=0.0))"
+    right = f"Add({conv.format('x')}, {conv.format(image)})"
+    row = {"id": "image", "forall": forall, "lhs": [conv.format("Add(x, wa)")], "rhs": [right]}
+    large = parse_rule(row)
+    assert sized_by_data(large, data_beside_weights(large))
+    kernel = parse_rule({
+        "id": "kernel", "forall": {"x": "f[b, c, h, w]"},
+        "lhs": ["Add(x, x)"],
+        "rhs": ["Conv(x, ConstantOfShape(shape=[c, 1, 1, 1], value=2.0), dilations=[1, 1], group=c, pads=[0, 0, 0, 0], "
+                "strides=[1, 1])"],
+    })  # fmt: skip
+    assert not sized_by_data(kernel, data_beside_weights(kernel))
