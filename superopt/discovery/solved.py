@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from superopt.discovery.candidates import operator_count, restricted, sized_by_data
 from superopt.discovery.config import WEIGHTS, Config, Theme
@@ -52,9 +53,14 @@ def facing(rule: Rule, candidate: Rule, theme: Theme) -> Rule:
     return replace(rule, lhs=rule.rhs, rhs=rule.lhs) if turned else rule
 
 
-def data_beside_weights(rule: Rule) -> frozenset[str]:
-    """Tensors of a rule that was solved for which are no weights: a weight's name says that it is one."""
-    return frozenset(n for n in rule.tensors if n.rstrip("0123456789") not in WEIGHTS)
+def data_beside_weights(rule: Rule, weights: Collection[str] = WEIGHTS) -> frozenset[str]:
+    """Tensors of a rule that was solved for which are no weights, nor split off from one (``wa1`` from ``wa``)."""
+    return frozenset(n for n in rule.tensors if n not in weights and n.rstrip("0123456789") not in weights)
+
+
+def _light(weights: Collection[str], rule: Rule) -> bool:
+    """Whether no weight of a rule's right side is as large as an image."""
+    return not sized_by_data(rule, data_beside_weights(rule, weights))
 
 
 def _applied(roots: Sequence[Term], theme: Theme) -> Iterator[App]:
@@ -167,7 +173,7 @@ def solve_all(
             )
             some = solve_one(
                 solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found,
-                lambda r: not sized_by_data(r, data_beside_weights(r)), theme.signals,
+                partial(_light, problem.weights), theme.signals,
             )  # fmt: skip
             if some:
                 solved[size] += 1
