@@ -40,6 +40,7 @@ _WEIGHTED = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormaliz
 _PARTS = frozenset({"Concat", "Split"})
 _MOST_PARTS = 16  # a Concat or Split of more parts than this gets no rules of its own
 _MOST_COUNTS = 3  # different numbers of parts that rules are lifted to
+_MOST_ORDERS = 32  # of operands in a lifted rule: `Concat` of eight sums is 256, and as many matches a form of each sum
 _Ways = Mapping[str, tuple[Way, ...]] | None  # conditions of floating point by element type
 
 
@@ -263,10 +264,16 @@ def _lifted_before(prepared: _All, count: int, deadline: float, floats: Floats |
 def _side_of_parts(side: _Side, count: int) -> _Side | None:
     rule = side.pattern.rule
     lifted = lift(rule, count, backward=side.backward) if rule.operators & _PARTS else None
-    if lifted is None:
+    if lifted is None or _orders(lifted.lhs) > _MOST_ORDERS:
         return None
     ways = _lifted_ways(side, lifted)
     return _side(lifted, lifted.lhs, lifted.rhs, side.backward, side.pattern.first_round, ways)
+
+
+def _orders(roots: tuple[Term, ...]) -> int:
+    """In how many orders the operands of commutative operators are looked for, all together."""
+    applied = (t for t in postorder(*roots) if isinstance(t, App) and len(t.args) == 2 and t.args[0] != t.args[1])
+    return 1 << sum(REGISTRY[t.op].commutative for t in applied)
 
 
 def _lifted_ways(side: _Side, lifted: Rule) -> _Ways:
