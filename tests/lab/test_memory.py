@@ -13,6 +13,7 @@ from superopt.memory import measured_arena
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_plans_are_written_once_and_raced_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the row says of bytes is what the arena is asked for by the files; the race changes only times."""
     model = str(ROOT / "corpus/tiny/linear_attention.json")
