@@ -321,7 +321,6 @@ def reached(rule: Rule, moves: Moves, *, rounds: int, weights: frozenset[str] = 
 
 
 @lru_cache(maxsize=65536)
-@lru_cache(maxsize=4096)
 def distinct_point(instance: Rule) -> Point | None:
     """Sizes at which the rule's left side is well-formed, as different from each other and from 1 as were drawn.
 
