@@ -156,7 +156,8 @@ def solve_all(
     seen: set[str] = set()
     sides = left_sides(theme.solve, theme.operators, theme.data, broadcast=theme.broadcast, biased=theme.biased)
     for given in sides:
-        if theme.about and theme.about.isdisjoint(t.op for t in postorder(given.term) if isinstance(t, App)):
+        used = {t.op for t in postorder(given.term) if isinstance(t, App)}
+        if (theme.about and theme.about.isdisjoint(used)) or (theme.together and not used.issuperset(theme.solve)):
             continue
         answered: list[Problem] = []
         for number, problem in enumerate((given, *_narrower(given))):

@@ -227,7 +227,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Search:
-    """What the search did; ``stopped`` is "saturated", "time", "nodes", "memory" or "interrupted".
+    """What the search did; ``stopped`` is "saturated", "nodes", "steps", "time", "memory" or "interrupted".
 
     The model is cut into regions several times: at most ``regions`` at a time, and
     ``distinct_regions`` different ones are searched with all rules.

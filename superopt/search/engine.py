@@ -48,6 +48,7 @@ _WINDOWS = (14, 30, 1 << 30)  # operators of a region in the first two phases, t
 _QUIET = 2  # phases that look at something new and find nothing, the last not of the narrowest windows, before it stops
 _LITTLE = 1e-3  # a phase that gains less than this share of the cost has found nothing
 _PHASE_NODES = 30_000  # e-nodes of one phase, shared by its distinct regions: many regions get smaller e-graphs
+_MATCHING = 100_000  # steps of matching in one region: three times what any region of the corpus takes (34,438)
 _FEWEST = 60  # e-nodes that a region may grow by at least, and by three for each of its steps
 _DIRECTED = 12  # rounds of a directed phase, at most
 _STEPS = 120  # moves in one direction in a row: a selection passes this many operators
@@ -399,11 +400,11 @@ class _Run:
         self.totals.e_nodes += found.e_nodes
         self.totals.gap = max(self.totals.gap, found.gap)
         self.totals.quarantined.update(found.quarantined)
-        if found.stopped == "nodes":
-            self.stopped = "nodes"
+        if found.stopped in ("nodes", "steps"):
+            self.stopped = found.stopped
 
     def _search(self, region: Region, moves: Moves | None, rounds: int, shortening: bool) -> Found:
-        limits = Limits(self.nodes, rounds, self.deadline)
+        limits = Limits(self.nodes, rounds, self.deadline, steps=_MATCHING)
         pricer = self.unweighted if shortening else self.pricer
         first = self.prepared.shortening if moves is None else Moves()
         settings = (self.options.least_gain, self.options.seed, first)

@@ -69,8 +69,8 @@ def optimise(
     before = cost_as_it_is(region, lowered, pricer)  # now: later, equal values are one class and would be paid once
     half = start + (limits.deadline - start) / 2
     if first.patterns:
-        saturate(graph, first, Limits(limits.nodes, limits.rounds, half, limits.matches))
-    outcome = saturate(graph, moves, Limits(limits.nodes, limits.rounds, half, limits.matches))
+        saturate(graph, first, replace(limits, deadline=half))
+    outcome = saturate(graph, moves, replace(limits, deadline=half))
     if time.monotonic() > limits.deadline:
         return Found(None, before, len(graph), "time", 1.0, quarantined=outcome.quarantined)
     choice, problem, gap = _extract(region, lowered, pricer, limits.deadline, seed)

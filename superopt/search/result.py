@@ -81,7 +81,7 @@ class SearchResult:
 
     Attributes:
         before_us, after_us: modelled cost of what superopt understands of the graph.
-        stopped: "saturated", "nodes", "time", "memory" or "interrupted".
+        stopped: "saturated", "nodes", "steps", "time", "memory" or "interrupted".
         gap: largest relative optimality gap of a region's extraction.
         asked, decided: questions about prices that were settled beyond what was known, and how many changed a choice.
         quarantined: rules that were switched off during the search, and why.

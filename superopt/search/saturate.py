@@ -6,6 +6,7 @@ rule cannot starve the others. A rule that asks to unite different types is wron
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ class Limits:
             at most so many such moves led. Without a limit what was made out of nothing (``x + y`` as
             ``max(x, y) + min(x, y)``) is taken apart again and again, and fills the e-graph before useful moves have
             their turn.
+        steps: of matching (:meth:`superopt.search.trie.Trie.walk`).
     """
 
     nodes: int = 4000
@@ -63,11 +65,12 @@ class Limits:
     deadline: float = float("inf")
     matches: int = 300
     detours: int = 0
+    steps: int = sys.maxsize
 
 
 @dataclass
 class Outcome:
-    """What happened. ``stopped``: "saturated", "nodes", "rounds" or "time"; ``quarantined``: rules and why."""
+    """What happened. ``stopped``: "saturated", "nodes", "rounds", "steps" or "time"; ``quarantined``: rules and why."""
 
     stopped: str = "saturated"
     rounds: int = 0
@@ -177,6 +180,7 @@ class _Search:
         self.mode = _SHARED
         self.number = 0
         self.asked = 0
+        self.left = limits.steps
 
     def round(
         self, number: int, levels: Mapping[int, int] | None, news: News | None, quarantined: Container[str]
@@ -208,17 +212,23 @@ class _Search:
             if state.mode != _OFF:
                 state.behind = False
         self.mode = _SHARED
-        self.one.walk(self.graph, self._hit, levels, news=news)
+        self._walk(self.one, levels, None, news)
         places = self.graph.places()  # several roots count only where all are the input's
         for net in (self.several, self.first) if number == 0 else (self.several,):
-            net.walk(self.graph, self._hit, levels, places, self._apart, news)
+            self._walk(net, levels, places, news)
         self.mode = _ALONE
         for pattern in alone:
-            several = len(pattern.roots) > 1
-            pattern.trie.walk(self.graph, self._hit, None, places if several else None, self._apart)
+            self._walk(pattern.trie, None, places if len(pattern.roots) > 1 else None, None)
         banned |= any(s.until > number for s in self.states.values())
         self.found.sort(key=itemgetter(0, 1))
         return [occurrence for _, _, occurrence in self.found], banned
+
+    def _walk(
+        self, net: Trie[Pattern], levels: Mapping[int, int] | None, roots: Container[int] | None, news: News | None
+    ) -> None:
+        if self.left >= 0:
+            apart = None if net is self.one else self._apart
+            self.left = net.walk(self.graph, self._hit, levels, roots, apart, news, self.left)
 
     def _apart(self, one: int, other: int) -> bool:
         """Whether neither of two values of the input depends on the other."""
@@ -306,6 +316,9 @@ def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
                 _apply(graph, rule, match.roots, makes, match, outcome)
         graph.detour = 0
         graph.rebuild()
+        if search.left < 0:
+            outcome.stopped = "steps"
+            return outcome
         if graph.version == before and not banned:
             outcome.stopped = "saturated"
             return outcome

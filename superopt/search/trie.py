@@ -9,6 +9,7 @@ point of the tree is looked up at once, in a table that grows as types and attri
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -297,8 +298,8 @@ class Trie(Generic[P]):
     def walk(
         self, graph: EGraph, found: Callable[[P, list[int], list[AttributeValue]], None],
         levels: Mapping[int, int] | None = None, roots: Container[int] | None = None,
-        apart: Callable[[int, int], bool] | None = None, news: News | None = None,
-    ) -> None:  # fmt: skip
+        apart: Callable[[int, int], bool] | None = None, news: News | None = None, most: int = sys.maxsize,
+    ) -> int:  # fmt: skip
         """Call ``found`` with each occurrence of each pattern: the slots and registers, valid during the call.
 
         Args:
@@ -310,9 +311,21 @@ class Trie(Generic[P]):
             roots: classes that roots may be; ``None``: any.
             apart: whether two classes may be roots of one occurrence; ``None``: any may.
             news: which e-nodes of the classes in ``levels`` are new; ``None``: any may be.
+            most: steps before it ends; a step is an e-node that is held against patterns.
+
+        Returns:
+            How many of these steps are left; below 0, it ended before it was through.
         """
         self._grow(graph)
-        run = _Walk(graph, found, self.slots, self.registers, levels, roots, apart)
+        run = _Walk(graph, found, self.slots, self.registers, levels, roots, apart, most)
+        try:
+            self._start(run, news)
+        except _OutOfStepsError:
+            return -1
+        return run.left
+
+    def _start(self, run: _Walk[P], news: News | None) -> None:
+        graph, levels, roots = run.graph, run.levels, run.roots
         for op, place in sorted(self.roots.items()):
             for identity in graph.having(op):
                 if graph.classes[identity].constant or (roots is not None and identity not in roots):
@@ -328,14 +341,20 @@ class Trie(Generic[P]):
                         run.at_old(place, levels, news)
 
 
+class _OutOfStepsError(Exception):
+    """A walk has taken as many steps as it may."""
+
+
 class _Walk(Generic[P]):
     """One walk over a graph."""
 
     def __init__(
         self, graph: EGraph, found: Callable[[P, list[int], list[AttributeValue]], None], slots: int, registers: int,
         levels: Mapping[int, int] | None, roots: Container[int] | None, apart: Callable[[int, int], bool] | None,
+        left: int,
     ) -> None:  # fmt: skip
         self.graph, self.found, self.levels, self.roots, self.apart = graph, found, levels, roots, apart
+        self.left = left  # steps
         self.chosen: list[int] = []  # the roots on the way here
         self.level = 0  # of the root at hand that needs least, as far as roots are known
         self.loops = 0  # applications on the way here that read their own class
@@ -398,7 +417,10 @@ class _Walk(Generic[P]):
                     self._bound((node[0], node[2], node[1]), found)
 
     def _bound(self, node: ENode, found: tuple[_Alike[P], ...]) -> None:
-        """Put the arguments of an e-node into slots, for each shape that they have, and go on."""
+        """Put the arguments of an e-node into slots, for each shape that they have, and go on: one step."""
+        self.left -= 1
+        if self.left < 0:
+            raise _OutOfStepsError
         slots, classes, count, level = self.slots, self.graph.classes, len(node), self.level
         for alike in found:
             if alike.depth < level and not alike.more:

@@ -1,0 +1,54 @@
+"""What a search may take is counted in steps of matching, too, and never by the clock alone."""
+
+from __future__ import annotations
+
+import pytest
+from graphs import assert_equivalent, f32, graph, op
+from roofline import Roofline
+from rules_for_tests import rules
+
+from superopt.ir.graph import Graph
+from superopt.ops import REGISTRY
+from superopt.ops.infer import infer
+from superopt.search import SearchOptions, engine, search
+from superopt.search.lower import lower, region_of
+from superopt.search.moves import prepare
+from superopt.search.program import program_of
+from superopt.search.saturate import Limits, Moves, saturate
+
+PAIRS = 12
+NODES = 3 * PAIRS
+
+
+def chain() -> Graph:
+    """Many times two ``Relu``, of which one is enough, and a ``Neg``."""
+    operators = ("Relu", "Relu", "Neg") * PAIRS
+    nodes = [op(name, f"v{i + 1}", f"v{i}") for i, name in enumerate(operators)]
+    return graph({"v0": f32(4, 4)}, [f"v{NODES}"], [], nodes)
+
+
+def grown(steps: int) -> tuple[str, int]:
+    """Why saturation ended, and how many classes were left."""
+    model = chain()
+    program = program_of(model, infer(model))
+    lowered = lower(region_of(program, range(NODES)), REGISTRY)
+    moves: Moves = prepare(rules("relu-relu"), program).moves
+    outcome = saturate(lowered.graph, moves, Limits(steps=steps))
+    return outcome.stopped, len(lowered.graph.classes)
+
+
+def test_it_ends_after_so_many_steps_and_keeps_what_was_found():
+    assert grown(10**9) == ("saturated", 1 + NODES - PAIRS)
+    stopped, some = grown(20)
+    assert stopped == "steps"
+    assert 1 + NODES - PAIRS < some < 1 + NODES
+    assert grown(20) == (stopped, some), "the same steps find the same"
+    assert grown(0) == ("steps", 1 + NODES), "nothing is found without a step"
+
+
+def test_a_search_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine, "_MATCHING", 5)
+    model = chain()
+    found = search(model, rules("relu-relu"), Roofline(), SearchOptions())
+    assert found.stopped == "steps"
+    assert_equivalent(model, found.graph)
