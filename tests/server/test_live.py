@@ -177,7 +177,7 @@ def running(live: Live, answer: httpx.Response) -> bool:
 
 
 def test_a_search_that_was_cut_short_answers_for_nobody_else(live: Live) -> None:
-    sent = model("nasnet_a")
+    sent = model("efficientnet_b0")
     first = live.post(sent, time_limit=0.2)
     until(lambda: live.succeeded(first), 180)
     assert live.http.get(first.headers["location"]).json()["stopped"] == "time"
