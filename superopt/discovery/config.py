@@ -96,7 +96,8 @@ class Theme:
         biased: of a theme that solves: whether operators also have the first operand that they may lack.
         alternatives: of a theme that solves: an equal is looked for with each way to apply operators to data, however
             many cheaper ones there are.
-        together: of a theme that solves: a left side has each of the operators. What has fewer is another theme's.
+        branches: of a theme that solves: a left side has each of the operators, and two read the data, each once.
+            Chains, and what has fewer operators, are other themes'.
     """
 
     name: str
@@ -126,7 +127,7 @@ class Theme:
     simplifies: bool = False
     biased: bool = False
     alternatives: bool = False
-    together: bool = False
+    branches: bool = False
 
     @property
     def source(self) -> str:
@@ -258,7 +259,7 @@ def load_config(path: Path | str | None = None) -> Config:
 _KEYS = frozenset({
     "name", "family", "profiles", "operators", "leaves", "weights", "attributes", "vocabulary", "sizes", "batch",
     "join", "origin", "broadcast", "base", "about", "weights_alone", "shortcuts", "signals", "solve", "data",
-    "slack", "records", "instances", "simplifies", "biased", "alternatives", "together",
+    "slack", "records", "instances", "simplifies", "biased", "alternatives", "branches",
 })  # fmt: skip
 
 
@@ -295,7 +296,7 @@ def _theme(row: Mapping[str, object], where: str) -> Theme:
         solve, tuple(int(str(r)) for r in _listed(row, "data")) or (4, 2), float(str(row.get("slack", 1.0))),
         made_of, int(str(row.get("instances", 0))), bool(row.get("simplifies", False)),
         bool(row.get("biased", False)), bool(row.get("alternatives", False)),
-        bool(row.get("together", False)),
+        bool(row.get("branches", False)),
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from superopt.discovery.lifting import Problem, settled
 from superopt.discovery.solving import Solver, theme_of
 from superopt.discovery.store import Bounds, Chunks
 from superopt.ir.terms import App, Term, postorder, variables
-from superopt.rules.rule import Rule, attribute_symbols
+from superopt.rules.rule import Rule, TensorScheme, attribute_symbols
 
 __all__ = ["SOLVED", "Solved", "data_beside_weights", "facing", "solve_all", "solve_one"]
 
@@ -157,7 +157,9 @@ def solve_all(
     sides = left_sides(theme.solve, theme.operators, theme.data, broadcast=theme.broadcast, biased=theme.biased)
     for given in sides:
         used = {t.op for t in postorder(given.term) if isinstance(t, App)}
-        if (theme.about and theme.about.isdisjoint(used)) or (theme.together and not used.issuperset(theme.solve)):
+        if theme.about and theme.about.isdisjoint(used):
+            continue
+        if theme.branches and (not used.issuperset(theme.solve) or not _branches(given)):
             continue
         answered: list[Problem] = []
         for number, problem in enumerate((given, *_narrower(given))):
@@ -189,6 +191,13 @@ def solve_all(
         found.levels.append(Level(size, sum(by_size[s] for s in upto), sum(by_size[s] for s in upto),
                                   sum(solved[s] for s in upto)))  # fmt: skip
     return found
+
+
+def _branches(problem: Problem) -> bool:
+    """Whether two operators read the data, each once."""
+    data = {n for n, s in problem.forall.items() if isinstance(s, TensorScheme)} - problem.weights
+    read = [sum(str(a) in data for a in t.args) for t in postorder(problem.term) if isinstance(t, App)]
+    return sum(read) > 1 and max(read) == 1
 
 
 def _narrower(problem: Problem) -> Iterator[Problem]:

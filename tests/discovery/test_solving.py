@@ -138,6 +138,21 @@ def test_a_theme_of_operators_alone(tmp_path: Path) -> None:
     assert [r.fingerprint for r in again.rules] == [r.fingerprint for r in found.rules]
 
 
+def test_a_branch_beside_the_data_itself(tmp_path: Path) -> None:
+    """Of a product and a sum, ``x·W + x`` alone reads its data in two operators; ``x + x`` and chains do not."""
+    file = tmp_path / "residual.toml"
+    file.write_text(
+        '[[theme]]\nname = "residual"\nsolve = ["MatMul", "Add"]\noperators = 2\ndata = [2]\nbranches = true\n', "utf-8"
+    )
+    config = load_config(file)
+    found = explore(config.themes[0], config, str(tmp_path / "chunks")).rules
+    assert found
+    for rule in found:
+        assert str(rule.lhs[0]) == "Add(MatMul(x, wa), x)"
+        assert str(rule.rhs[0]) == "MatMul(x, Add(wa, EyeLike(k=0, shape=[k, k])))"
+        assert isinstance(prove(rule), verdict.ProvedAllSizes)
+
+
 def test_solving_draws_places_that_differ() -> None:
     row = TOUR["LoRA"]
     places = places_of(Problem(row.forall, frozenset("wab"), row.lhs[0]), 3, 0)
