@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isinf
 
+from superopt.ir.errors import printable
 from superopt.ir.poly import Dim, Poly, Quotient, sym
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, variables
 from superopt.ir.terms import format_term as term_text
@@ -41,7 +42,7 @@ from superopt.rules.rule import (
     scalar_value,
     term_symbols,
 )
-from superopt.rules.scanner import RuleError, Scanner
+from superopt.rules.scanner import RuleError, Scanner, Token
 
 __all__ = [
     "RuleError", "format_dim", "format_guard", "format_rule", "format_scheme", "format_term", "parse_guard",
@@ -50,6 +51,10 @@ __all__ = [
 
 _RELATIONS = ("==", "!=", "<=", ">=", "<", ">")
 _DEPTH = 200  # nesting that a rule may have; deeper text is refused rather than parsed
+_TERMS, _DEGREE = 512, 64  # of a size; the library's have at most a dozen terms and degree 5
+_DIVISIONS = 32  # in a size
+_DIGITS = 19  # of 64 bits
+_LENGTH = 64  # elements of a vector of attributes: two for each axis of the largest rank there is
 
 
 def _whole(term: Term) -> Term:
@@ -69,14 +74,19 @@ class _Parser(Scanner):
         self.vectors = {
             n: s.length for n, s in (forall or {}).items() if isinstance(s, AttributeScheme) and s.length is not None
         }
-        self.depth = 0
+        self.depth = self.divisions = 0
 
     # ---- sizes -------------------------------------------------------------------------------------------------
     def dim(self) -> Dim:
         """``2*n + p_0 - (h - k)//s``: an integer polynomial with floor division and remainder."""
+        self.divisions = 0
+        return self.sum()
+
+    def sum(self) -> Dim:
         value = self.product()
-        while self.next.kind in ("+", "-"):
+        while (sign := self.next).kind in ("+", "-"):
             value = value + self.product() if self.take().kind == "+" else value - self.product()
+            self.moderate(sign.column, value)
         return value
 
     def product(self) -> Dim:
@@ -85,10 +95,13 @@ class _Parser(Scanner):
             sign = self.take()
             right = self.factor()
             if sign.kind == "*":
-                value = value * right
+                value = self.moderate(sign.column, value * right)
             elif isinstance(right, int) and right <= 0:
                 raise self.error(sign.column, f"the divisor {right} is not positive")
             else:
+                self.divisions += 1
+                if self.divisions > _DIVISIONS:
+                    raise self.error(sign.column, f"more than {_DIVISIONS} divisions in one size")
                 value = value // right if sign.kind == "//" else value % right
         return value
 
@@ -97,12 +110,12 @@ class _Parser(Scanner):
             return -self.factor()
         if self.accept("("):
             self.enter()
-            value = self.dim()
+            value = self.sum()
             self.expect(")")
             self.depth -= 1
             return value
         if self.next.kind == "int":
-            return int(self.take().text)
+            return self.whole(self.take())
         if self.next.kind == "name":
             return self.atom()
         raise self.wrong("a size: a number, a name or '('")
@@ -115,11 +128,25 @@ class _Parser(Scanner):
         if length is None:
             return sym(token.text)
         self.expect("[", f"'[' and a position, because {token.text} is a vector,")
-        index = int(self.expect("int", "a position").text)
+        index = self.whole(self.expect("int", "a position"))
         if index >= length:
             raise self.error(token.column, f"{token.text} has {length} elements, numbered from 0")
         self.expect("]")
         return sym(f"{token.text}_{index}")
+
+    def whole(self, token: Token) -> int:
+        """The number of an integer's token."""
+        if len(token.text) > _DIGITS:
+            raise self.error(token.column, f"a number of {len(token.text)} digits; sizes have at most {_DIGITS}")
+        return int(token.text)
+
+    def moderate(self, column: int, value: Dim) -> Dim:
+        """The size, unless it is so large a polynomial that nothing ends with it."""
+        if isinstance(value, Poly) and (
+            len(value.terms) > _TERMS or any(len(monomial) > _DEGREE for monomial, _ in value.terms)
+        ):
+            raise self.error(column, f"a size of more than {_TERMS} terms, or of a degree above {_DEGREE}")
+        return value
 
     def enter(self) -> None:
         self.depth += 1
@@ -174,7 +201,7 @@ class _Parser(Scanner):
         app = self.application(token.text)
         self.depth -= 1
         if self.accept("["):
-            index = int(self.expect("int", "the number of an output").text)
+            index = self.whole(self.expect("int", "the number of an output"))
             self.expect("]")
             return Project(app, index)
         return app
@@ -316,13 +343,16 @@ def _attribute_scheme(parser: _Parser, kind: str) -> AttributeScheme:
     length = None
     if kind.endswith("s"):
         parser.expect("[")
-        length = int(parser.expect("int", "the number of elements").text)
+        number = parser.expect("int", "the number of elements")
+        length = parser.whole(number)
+        if length > _LENGTH:
+            raise parser.error(number.column, f"{number.text} elements; a vector has at most {_LENGTH}")
         parser.expect("]")
     relation, bound = "", 0
     if parser.next.kind in (">=", ">", "!="):
         relation = parser.take().kind
         negative = parser.accept("-") is not None
-        bound = int(parser.expect("int", "an integer").text) * (-1 if negative else 1)
+        bound = parser.whole(parser.expect("int", "an integer")) * (-1 if negative else 1)
     return AttributeScheme(kind.removesuffix("s"), length, relation, bound)
 
 
@@ -348,7 +378,7 @@ def parse_rule(row: Mapping[str, object], *, where: str = "rule", family: str = 
     }
     guards = _texts(row, "where", where, required=False)
     rule = Rule(
-        id=str(row.get("id", "")),
+        id=_named(row.get("id", ""), where),
         forall=forall,
         where=tuple(parse_guard(g, forall, where=f"{where}, where[{i}]") for i, g in enumerate(guards)),
         lhs=sides["lhs"], rhs=sides["rhs"], origin=str(row.get("origin", "")), family=family,
@@ -361,6 +391,17 @@ def parse_rule(row: Mapping[str, object], *, where: str = "rule", family: str = 
 
         return named(rule)
     return rule
+
+
+def _named(given: object, where: str) -> str:
+    """A rule's id, which also names files of what is known of it."""
+    text = str(given)
+    if not text.isprintable() or text != text.strip() or text.startswith(".") or {"/", "\\"} & set(text):
+        raise RuleError(
+            f"the id {printable(text)} cannot name a file", where=where,
+            hint="without '/', '\\\\', a leading '.', and characters that do not print",
+        )  # fmt: skip
+    return text
 
 
 def _texts(row: Mapping[str, object], key: str, where: str, *, required: bool) -> Sequence[str]:

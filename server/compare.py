@@ -16,8 +16,8 @@ from networkx.utils import UnionFind
 from superopt.ir.diff import value_digests
 from superopt.ir.errors import printable
 from superopt.ir.graph import Graph, Node, OpaqueAttribute, attribute_key
+from superopt.ir.provenance import RULES
 from superopt.ops.infer import infer
-from superopt.report.views import PROVENANCE
 
 __all__ = ["MOST_NODES", "union"]
 
@@ -209,7 +209,7 @@ def _describe(node: Node, graph: Graph, types: Mapping[str, Any], side: str) -> 
     }  # fmt: skip
     if len(weights) > _WEIGHTS:
         found["more_weights"] = len(weights) - _WEIGHTS
-    if side == AFTER and (rules := node.metadata.get(PROVENANCE)):
+    if side == AFTER and (rules := node.metadata.get(RULES)):
         found["rules"] = [r for r in rules.replace(",", " ").split() if r][:20]
     return found
 

@@ -34,6 +34,7 @@ from superopt.formats.onnx_tensors import ExternalFiles, internalise, sparse_wei
 from superopt.formats.onnx_values import value, value_info
 from superopt.ir.errors import InvalidModel, ResourceLimit, printable
 from superopt.ir.graph import Graph, Node, Value, Weight
+from superopt.ir.provenance import OWN
 from superopt.ir.types import TensorType
 
 __all__ = ["SHAPE_ONLY", "default_ir_version", "from_model_bytes", "from_onnx", "functions_of", "shapes_alone"]
@@ -266,8 +267,12 @@ def _internalise(rest: ModelProto, files: ExternalFiles) -> None:
 
 
 def default_ir_version(graph: Graph) -> int:
-    """The IR version written for a graph that does not come with one."""
+    """The IR version written for a graph that does not come with one.
+
+    What superopt itself adds to metadata asks for none: who does not know the field passes over it, and a model that
+    was rewritten can be read by whoever read the input.
+    """
     kinds = [w.type for w in graph.weights] + [v.type for v in (*graph.inputs, *graph.outputs, *graph.values)]
     dtypes = frozenset(str(k.dtype) for k in kinds if isinstance(k, TensorType))
     carriers: list[Node | Value | Weight] = [*graph.nodes, *graph.inputs, *graph.outputs, *graph.values, *graph.weights]
-    return minimum_ir_version(graph.opset, dtypes, any(c.metadata for c in carriers))
+    return minimum_ir_version(graph.opset, dtypes, any(c.metadata.keys() - OWN for c in carriers))

@@ -15,13 +15,13 @@ from superopt.ops.forms import (
     first_dtype,
     flag,
     float32,
-    integer,
     known_ints,
     only,
     onnx_value,
     present,
     real,
     since_only,
+    truth,
 )
 from superopt.ops.meaning import (
     Comprehension,
@@ -96,9 +96,7 @@ def read_attention(view: NodeView) -> Canonical:
         raise NotCovered("Attention whose heads are packed into one axis")
     if real(view, "softcap", 0.0) != 0:
         raise NotCovered("Attention with a soft cap")
-    return Canonical(
-        arguments(view), {"is_causal": int(integer(view, "is_causal", 0) != 0), "scale": stated_scale(view)}
-    )
+    return Canonical(arguments(view), {"is_causal": truth(view, "is_causal", 0), "scale": stated_scale(view)})
 
 
 def stated_scale(view: NodeView) -> float:

@@ -18,7 +18,7 @@ __all__ = [
     "arguments", "boolean_result", "dtype_from_code", "dtype_code", "first_dtype", "flag", "float32", "int64s",
     "integer", "integers", "known_ints", "listed", "normal_axis", "normal_axes", "only", "onnx_value", "plain",
     "present", "product", "reader", "real", "reals", "refuse_matrix", "since_only", "surely_nonnegative",
-    "text", "typed", "writer",
+    "text", "truth", "typed", "writer",
 ]  # fmt: skip
 
 _CODES = tuple(DType)  # declared in the order of ONNX's TensorProto.DataType, which starts at 1
@@ -76,6 +76,14 @@ def integer(view: NodeView, name: str, default: int | None = None) -> int:
     value = view.attribute(name, default)
     if not isinstance(value, int):
         raise NotCovered(f"attribute {name} is not an integer")
+    return value
+
+
+def truth(view: NodeView, name: str, default: int) -> int:
+    """An int attribute that is 0 or 1; what another number means runtimes do not agree on."""
+    value = integer(view, name, default)
+    if value not in (0, 1):
+        raise NotCovered(f"attribute {name} is {value}, which is neither 0 nor 1")
     return value
 
 

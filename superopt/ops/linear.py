@@ -9,7 +9,7 @@ from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops.derivative import matrices
 from superopt.ops.elementwise import element
-from superopt.ops.forms import arguments, flag, integer, only, present, reader, real, since_only, text, writer
+from superopt.ops.forms import arguments, flag, only, present, reader, real, since_only, text, truth, writer
 from superopt.ops.meaning import (
     Comprehension,
     Contradiction,
@@ -81,7 +81,7 @@ def read_gemm(view: NodeView) -> Canonical:
     only(view, "alpha", "beta", "transA", "transB")
     attributes: dict[str, AttributeValue] = {
         "alpha": real(view, "alpha", 1.0), "beta": real(view, "beta", 1.0),
-        "transA": int(integer(view, "transA", 0) != 0), "transB": int(integer(view, "transB", 0) != 0),
+        "transA": truth(view, "transA", 0), "transB": truth(view, "transB", 0),
     }  # fmt: skip
     return Canonical(arguments(view), attributes)
 

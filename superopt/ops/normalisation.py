@@ -16,7 +16,7 @@ from superopt.ir.types import TensorType
 from superopt.ops.derivative import composites, smooth
 from superopt.ops.derivative.declared import Derivative
 from superopt.ops.elementwise import element
-from superopt.ops.forms import (
+from superopt.ops.forms import (  # fmt: skip
     arguments,
     integer,
     integers,
@@ -28,8 +28,9 @@ from superopt.ops.forms import (
     reader,
     real,
     since_only,
+    truth,
     writer,
-)  # fmt: skip
+)
 from superopt.ops.meaning import (
     Comprehension,
     Contradiction,
@@ -169,9 +170,9 @@ def per_channel(x: Operand, *parameters: Operand) -> None:
 
 def read_batch_normalization(view: NodeView) -> Canonical:
     only(view, "epsilon", "momentum", "spatial", "training_mode")
-    if integer(view, "training_mode", 0) or any(view.node.outputs[1:]):
+    if truth(view, "training_mode", 0) or any(view.node.outputs[1:]):
         raise NotCovered("BatchNormalization in training mode")
-    if not integer(view, "spatial", 1):
+    if not truth(view, "spatial", 1):
         raise NotCovered("BatchNormalization with a mean per position")
     return Canonical(arguments(view), {"epsilon": real(view, "epsilon", 1e-5)})
 

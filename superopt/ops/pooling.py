@@ -10,7 +10,7 @@ from superopt.ir.poly import Dim
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops.derivative import windows as derivatives
-from superopt.ops.forms import arguments, flag, integer, integers, only, onnx_value, present, reader, since_only, writer
+from superopt.ops.forms import arguments, flag, integers, only, onnx_value, present, reader, since_only, truth, writer
 from superopt.ops.meaning import (
     Comprehension,
     Contradiction,
@@ -128,7 +128,7 @@ def read_pool(view: NodeView) -> Canonical:
         raise Contradiction(f"kernel_shape {list(kernel)} has a size that is not positive, or none")
     attributes: dict[str, AttributeValue] = {"kernel_shape": kernel, **read_windows(view, kernel)}
     if view.node.op == "AveragePool":
-        attributes["count_include_pad"] = int(integer(view, "count_include_pad", 0) != 0)
+        attributes["count_include_pad"] = truth(view, "count_include_pad", 0)
     return Canonical(arguments(view), attributes)
 
 

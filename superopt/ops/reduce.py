@@ -11,7 +11,7 @@ from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
 from superopt.ops.derivative.declared import Derivative
 from superopt.ops.derivative.smooth import LOG_SUM_EXP
-from superopt.ops.forms import flag, int64s, integer, listed, normal_axes, only, onnx_value, since_only
+from superopt.ops.forms import flag, int64s, listed, normal_axes, only, onnx_value, since_only, truth
 from superopt.ops.meaning import (
     Comprehension,
     Operand,
@@ -83,14 +83,14 @@ def read_reduce(view: NodeView) -> Canonical:
     rank = len(view.type(0).shape or ())
     axes = listed(view, "axes", 1, moved(view.node.op))
     if not axes:
-        if late and integer(view, "noop_with_empty_axes", 0):
+        if late and truth(view, "noop_with_empty_axes", 0):
             if view.node.op not in SIMPLE:
                 raise NotCovered(f"{view.node.op} with noop_with_empty_axes")
             axes = ()
         else:
             axes = tuple(range(rank))
     return Canonical((0,), {
-        "axes": tuple(sorted(normal_axes(axes, rank))), "keepdims": int(integer(view, "keepdims", 1) != 0),
+        "axes": tuple(sorted(normal_axes(axes, rank))), "keepdims": truth(view, "keepdims", 1),
     })  # fmt: skip
 
 

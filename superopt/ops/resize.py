@@ -16,7 +16,7 @@ from superopt.ir.poly import Dim
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops.derivative import moves
-from superopt.ops.forms import float32, int64s, integer, integers, only, reals, since_only, text
+from superopt.ops.forms import float32, int64s, integers, only, reals, since_only, text, truth
 from superopt.ops.meaning import (
     Comprehension,
     Contradiction,
@@ -134,7 +134,7 @@ def read_resize(view: NodeView) -> Canonical:
             text(view, "nearest_mode", "round_prefer_floor"),
         )
     mode = text(view, "mode", "nearest")
-    if integer(view, "antialias", 0) or text(view, "keep_aspect_ratio_policy", "stretch") != "stretch":
+    if truth(view, "antialias", 0) or text(view, "keep_aspect_ratio_policy", "stretch") != "stretch":
         raise NotCovered("Resize with antialias or a kept aspect ratio")
     if mode not in MODES or setting[0] not in COORDINATES or setting[1] not in ROUNDINGS:
         raise NotCovered(f"Resize with mode {mode}, {setting[0]}, {setting[1]}")

@@ -11,7 +11,7 @@ from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
 from superopt.ops.derivative import moves
-from superopt.ops.forms import (
+from superopt.ops.forms import (  # fmt: skip
     arguments,
     first_dtype,
     flag,
@@ -25,8 +25,9 @@ from superopt.ops.forms import (
     real,
     since_only,
     text,
+    truth,
     writer,
-)  # fmt: skip
+)
 from superopt.ops.meaning import (
     Comprehension,
     Contradiction,
@@ -346,7 +347,7 @@ def read_trilu(view: NodeView) -> Canonical:
     k = view.integers(1) if view.has(1) else (0,)
     if k is None or len(k) != 1:
         raise NotCovered("the diagonal is computed at run time")
-    return Canonical((0,), {"upper": int(integer(view, "upper", 1) != 0), "k": k[0]})
+    return Canonical((0,), {"upper": truth(view, "upper", 1), "k": k[0]})
 
 
 def write_trilu(attributes: Attributes, types: Types, opset: int) -> NodeForm:
@@ -376,7 +377,7 @@ def read_cumsum(view: NodeView) -> Canonical:
     if axis is None or len(axis) != 1:
         raise NotCovered("the axis is computed at run time")
     (at,) = normal_axes(axis, len(view.type(0).shape or ()))
-    flags = {name: int(integer(view, name, 0) != 0) for name in ("exclusive", "reverse")}
+    flags = {name: truth(view, name, 0) for name in ("exclusive", "reverse")}
     return Canonical((0,), {"axis": at, **flags})
 
 

@@ -12,7 +12,7 @@ from superopt.ir.types import TensorType
 from superopt.ops.derivative import moves
 from superopt.ops.derivative.declared import Derivative
 from superopt.ops.elementwise import element
-from superopt.ops.forms import (
+from superopt.ops.forms import (  # fmt: skip
     int64s,
     integer,
     integers,
@@ -23,8 +23,9 @@ from superopt.ops.forms import (
     refuse_matrix,
     since_only,
     text,
+    truth,
     writer,
-)  # fmt: skip
+)
 from superopt.ops.meaning import (
     Comprehension,
     Contradiction,
@@ -115,7 +116,7 @@ def read_reshape(view: NodeView) -> Canonical:
     if wanted is None:
         refuse_matrix(view, 1, "the shape")
         raise NotCovered("the shape is computed at run time")
-    if not integer(view, "allowzero", 0):
+    if not truth(view, "allowzero", 0):
         if any(w == 0 and p >= len(shape) for p, w in enumerate(wanted)):
             raise NotCovered(f"shape {list(wanted)} keeps an axis that {view.type(0)} has not")
         wanted = tuple(shape[p] if w == 0 else w for p, w in enumerate(wanted))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import AttributeValue
-from superopt.ops.forms import integer, integers, known_ints, text
+from superopt.ops.forms import integers, known_ints, text, truth
 from superopt.ops.meaning import Condition, Contradiction, IllTyped, at_least, require
 from superopt.ops.record import NodeView, NotCovered
 
@@ -112,12 +112,12 @@ def read_windows(view: NodeView, kernel: Sequence[Dim]) -> dict[str, AttributeVa
         pads = (0,) * (2 * rank)
     elif mode != "NOTSET":
         raise NotCovered(f"auto_pad {mode!r} is not known")
-    if integer(view, "ceil_mode", 0):
+    if truth(view, "ceil_mode", 0):
         extra = [
             ceil_padding(*axis)
             for axis in zip(sizes[2:], kernel, strides, dilations, pads[:rank], pads[rank:], strict=True)
         ]
-        if any(extra) and integer(view, "count_include_pad", 0):
+        if any(extra) and truth(view, "count_include_pad", 0):
             raise NotCovered("ceil_mode that adds a window, with count_include_pad")
         pads = (*pads[:rank], *(p + e for p, e in zip(pads[rank:], extra, strict=True)))
     return {"strides": strides, "pads": pads, "dilations": dilations}

@@ -13,6 +13,7 @@ from rich.markup import escape
 from superopt.ir.diff import GraphDiff
 from superopt.ir.errors import printable
 from superopt.ir.graph import Graph, Node
+from superopt.ir.provenance import RULES
 from superopt.report.model import ordered
 from superopt.report.quantities import bytes_text, count_text, time_text
 from superopt.report.terminal import table
@@ -22,11 +23,9 @@ if TYPE_CHECKING:
     from superopt.verifier.graphs import GraphVerdict
 
 __all__ = [
-    "PROVENANCE", "diff_data", "show_cost", "show_diff", "show_inspection", "show_provenance",
+    "diff_data", "show_cost", "show_diff", "show_inspection", "show_provenance",
     "show_verdict", "verdict_data",
 ]  # fmt: skip
-
-PROVENANCE = "superopt.rules"  # node metadata: the rules that made the node
 
 
 def show_inspection(console: Console, name: str, facts: Mapping[str, Any]) -> None:
@@ -211,7 +210,7 @@ def show_cost(console: Console, name: str, facts: Mapping[str, Any], top: int) -
 
 def show_provenance(console: Console, graph: Graph) -> None:
     """Which rules made the nodes of a graph that superopt wrote; nothing for any other graph."""
-    made = [(n, n.metadata[PROVENANCE]) for n in graph.nodes if PROVENANCE in n.metadata]
+    made = [(n, n.metadata[RULES]) for n in graph.nodes if RULES in n.metadata]
     if made:
         rows = [(printable(n.name, 60), printable(n.op), printable(rules, 200)) for n, rules in made]
         console.print(table("node", "operator", "made by", rows=rows))

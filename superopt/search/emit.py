@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from superopt.ir.graph import Graph, Node, Weight, constant, unused_name
+from superopt.ir.provenance import PRECOMPUTED, RULES
 from superopt.ops.record import Operator
 from superopt.search.fold import FoldedData, data_of, folded, weights_behind
 from superopt.search.program import Program, Step
@@ -167,7 +168,7 @@ def _node(
     name = unused_name(f"{step.name}_{step.op}", taken)
     made = {p: literals.name(a, f"{name}_{'shape' if a.ndim else 'value'}") for p, a in form.literals.items()}
     inputs = form.names(step.args, made)
-    metadata = {"superopt.rules": ",".join(step.rules)} if step.rules else {}
+    metadata = {RULES: ",".join(step.rules)} if step.rules else {}
     if program.is_constant(step):
-        metadata["x-precomputed"] = "true"
+        metadata[PRECOMPUTED] = "true"
     return Node(name, record.name, inputs, step.outputs, dict(form.attributes), record.domain, metadata=metadata)

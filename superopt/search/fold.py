@@ -21,6 +21,7 @@ import numpy as np
 from superopt.formats.tensors import AsideData, set_aside, shape_of
 from superopt.ir.graph import Weight, WeightData
 from superopt.ir.poly import sym, symbols
+from superopt.ir.provenance import PRECOMPUTED, RULES, VALUE
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, Number, Read, Scalar, subexpressions
@@ -232,10 +233,10 @@ def folded(program: Program, name: str, data: FoldedData | SettledData) -> Weigh
     """A weight that is computed when it is read."""
     steps = _told(data)
     rules = sorted({r for s in steps for r in s.rules})
-    metadata = {"superopt.value": _provenance(data, steps)} if len(steps) <= _TOLD else {}
+    metadata = {VALUE: _provenance(data, steps)} if len(steps) <= _TOLD else {}
     if rules:
-        metadata["superopt.rules"] = ",".join(rules)
-    return Weight(name, program.types[data.output], data, metadata={**metadata, "x-precomputed": "true"})
+        metadata[RULES] = ",".join(rules)
+    return Weight(name, program.types[data.output], data, metadata={**metadata, PRECOMPUTED: "true"})
 
 
 def _told(data: FoldedData | SettledData) -> tuple[Step, ...]:

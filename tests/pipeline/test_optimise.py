@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import superopt
@@ -241,3 +242,29 @@ def test_what_a_choice_hides_of_an_infinite_mask_stays_hidden() -> None:
     ones = np.ones((256, 256), np.float32)
     fed = {"x": ones, "mask": -np.inf * ones, "row": -ones}
     assert (ort.run(ort.make_session(formats.to_onnx_bytes(result), threads=1), fed)["y"] == 0.0).all()
+
+
+@pytest.mark.parametrize(("opset", "version"), [(13, 7), (17, 8), (17, 9), (19, 9), (21, 10)])
+def test_a_rewritten_model_has_the_ir_version_that_it_came_with(opset: int, version: int) -> None:
+    """Also where it is the one that a graph without one would get: whoever reads the input can read the result."""
+    model = formats.to_onnx(branches())
+    model.opset_import[0].version, model.ir_version = opset, version
+    result = superopt.optimize(model, target="profile:cpu-epyc-2core")
+    assert result.report.status == "improved"
+    written = formats.to_onnx(result.graph)
+    assert written.ir_version == version
+    assert any(p.key == "superopt.rules" for n in written.graph.node for p in n.metadata_props)
+    onnx.checker.check_model(written)
+
+
+@pytest.mark.parametrize("keepdims", [-1, 2])
+def test_what_runtimes_read_differently_is_carried(keepdims: int) -> None:
+    """ONNX Runtime takes ``keepdims=2`` for 0, others for 1: the node is nobody's but its author's."""
+    made = onnx.helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=keepdims)
+    graph = onnx.helper.make_graph(
+        [made], "g", [onnx.helper.make_tensor_value_info("x", 1, [2, 3])], [onnx.helper.make_tensor_value_info("y", 1, None)],
+        [onnx.numpy_helper.from_array(np.array([1]), "axes")],
+    )  # fmt: skip
+    result = superopt.optimize(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
+    assert result.report.status == "unchanged"
+    assert formats.to_onnx(result.graph).graph.node[0] == made

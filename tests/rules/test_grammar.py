@@ -97,6 +97,21 @@ def test_errors_point_at_the_column(text: str, column: int, expected: str) -> No
     assert len(caret) <= len(shown) + 5
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("f[" + "*".join("n" * 3001) + "]", "a degree above 64"),
+        ("f[" + "*".join(["(n + m + o + p)"] * 21) + "]", "more than 512 terms"),
+        ("f[" + " + ".join(f"n{i}" for i in range(2000)) + "]", "more than 512 terms"),
+        ("f[" + "(" * 150 + "n" + "//2)" * 150 + "]", "more than 32 divisions"),
+        ("f[" + "9" * 6000 + "]", "a number of 6000 digits"),
+    ],
+)
+def test_a_size_that_nothing_ends_with_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(RuleError, match=expected):
+        parse_scheme(text)
+
+
 ROW = {"forall": {"x": "f[b, k]", "a": "f[k, m]"}, "lhs": ["MatMul(x, a)"], "rhs": ["MatMul(x, a)"]}
 
 
@@ -112,6 +127,10 @@ ROW = {"forall": {"x": "f[b, k]", "a": "f[k, m]"}, "lhs": ["MatMul(x, a)"], "rhs
         ({"forall": {"x": "g[b, k]", "a": "f[k, m]"}}, "g is not a type"),
         ({"forall": {"x": "f[b, x]", "a": "f[k, m]"}}, "x is both a tensor and a size"),
         ({"where": ["b k"]}, "a comparison"),
+        ({"id": "../b"}, "cannot name a file"),
+        ({"id": "a\\b"}, "cannot name a file"),
+        ({"id": "..", "lhs": ["MatMul(x, a)"]}, "cannot name a file"),
+        ({"forall": {"x": "f[b, k]", "a": "f[k, m]", "s": "ints[99999999999]>=0"}}, "a vector has at most 64"),
         ({"forall": 3}, "forall must map"),
         ({"lhs": ['MatMul(Cast(Cast(x, to="float16"), to="float32"), a)']}, "Cast has to 'float16'"),
     ],
