@@ -261,10 +261,8 @@ def test_a_rewritten_model_has_the_ir_version_that_it_came_with(opset: int, vers
 def test_what_runtimes_read_differently_is_carried(keepdims: int) -> None:
     """ONNX Runtime takes ``keepdims=2`` for 0, others for 1: the node is nobody's but its author's."""
     made = onnx.helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=keepdims)
-    graph = onnx.helper.make_graph(
-        [made], "g", [onnx.helper.make_tensor_value_info("x", 1, [2, 3])], [onnx.helper.make_tensor_value_info("y", 1, None)],
-        [onnx.numpy_helper.from_array(np.array([1]), "axes")],
-    )  # fmt: skip
+    given, found = (onnx.helper.make_tensor_value_info(n, 1, s) for n, s in (("x", [2, 3]), ("y", None)))
+    graph = onnx.helper.make_graph([made], "g", [given], [found], [onnx.numpy_helper.from_array(np.array([1]), "axes")])
     result = superopt.optimize(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
     assert result.report.status == "unchanged"
     assert formats.to_onnx(result.graph).graph.node[0] == made
