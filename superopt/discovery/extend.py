@@ -24,7 +24,6 @@ from superopt.discovery.derive import (
     QUICK_ROUNDS,
     ROUNDS,
     Universe,
-    derived,
     distinct_point,
     moves_of,
     reached,
@@ -96,15 +95,14 @@ def _joins(rule: Rule, others: Sequence[Rule]) -> bool:
 
 
 def _beyond_one(rule: Rule, others: Sequence[Rule]) -> Rule:
-    """The rule for sizes of 2 and more, where an axis of size 1 stands beside and others make its sides alike at 1.
+    """The rule for sizes of 2 and more, where an axis of size 1 stands beside and it would not join at 1.
 
     There it would only write applications that read their own result: ``Expand(x, [m, n])`` of an ``x`` of that shape.
     """
     if not any(d == 1 for s in rule.tensors.values() for d in s.shape):
         return rule
     for name in rule.sizes:
-        single = with_sizes(rule, {name: 1})
-        if derived(single, moves_of(near_to(single, others))) is not None:
+        if not _joins(with_sizes(rule, {name: 1}), others):
             rule = replace(rule, where=(*rule.where, Guard(sym(name), ">=", 2)))
     return rule
 
