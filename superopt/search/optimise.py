@@ -192,7 +192,10 @@ def _extract(
     wanted: set[ENode] = set()  # by the extraction before, whose predictions were then settled
     for _ in range(_SETTLING):
         incumbent = incumbent_of(region, lowered, problem)
+        before = choice
         choice, gap = _best(problem, incumbent, max(0.0, deadline - time.monotonic()), seed)
+        if wanted and cost_of(problem, before) - cost_of(problem, choice) < pricer.questions.cheap_us:
+            choice = before  # an answer changes what it was asked about only for a gain that is worth a question
         chosen = {c: problem.candidates[choice[c]].node for c in used_classes(problem, choice) or ()}
         pricer.questions.decided += bool(wanted) and set(chosen.values()) != wanted
         if not pricer.settle(graph, list(chosen.values())):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from graphs import f32, graph, op
 from roofline import Roofline
 
@@ -84,3 +85,40 @@ def test_what_is_looked_for_beside_a_plan_in_doubt_is_not_measured() -> None:
     device.guesses["Mul"] = Estimate(1400.0, "roofline", 1.0)
     operators(1.0, device, cheap_us=1e4)
     assert device.timed == []
+
+
+class Answering(Roofline):
+    """A device that expects 900 µs of a Sum, and takes what it is told; an Add takes 1000, a Sub 1500."""
+
+    def __init__(self, takes: float) -> None:
+        super().__init__()
+        self.prices = {**PRICES, "Add": Estimate(1000.0, "measured"), "Neg": Estimate(0.1, "measured")}
+        self.takes, self.timed = takes, False
+
+    def known(self, op, *args, **kwargs):
+        return op != "Sum" or self.timed
+
+    def expected(self, op, *args, **kwargs):
+        return Estimate(900.0, "interpolated", 0.3) if op == "Sum" else super().expected(op, *args, **kwargs)
+
+    def application(self, op, *args, **kwargs):
+        if op == "Sum":
+            self.timed = True
+            return Estimate(self.takes, "measured")
+        return self.prices.get(op) or super().application(op, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("takes", "chosen"), [(850.0, ["Neg", "Sum"]), (1003.0, ["Neg", "Sum"]), (1020.0, ["Add", "Neg", "Neg"])]
+)
+def test_an_answer_changes_the_choice_only_for_what_a_question_is_worth(takes: float, chosen: list[str]) -> None:
+    """What was chosen without it stays in a near tie: else the noise of one timing tells two runs apart."""
+    rules = [
+        parse_rule({"id": f"by-{n}", "forall": {"x": "f[m, n]", "y": "f[m, n]"}, "lhs": ["Sub(x, y)"], "rhs": [text]})
+        for n, text in enumerate(("Neg(Add(y, Neg(x)))", "Sum(x, Neg(y))"))
+    ]  # fmt: skip
+    model = graph({"x": f32(4, 16), "y": f32(4, 16)}, ["o"], [], [op("Sub", "o", "x", "y")])
+    device = Answering(takes)
+    found = search(model, rules, device, SearchOptions(cache=False, cheap_us=10.0))
+    assert device.timed
+    assert sorted(n.op for n in found.graph.nodes) == chosen
