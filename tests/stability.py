@@ -34,7 +34,8 @@ from superopt.pipeline.racing import runnable  # noqa: E402
 from superopt.runtime.race import race  # noqa: E402
 from superopt.verifier.differential import make_inputs  # noqa: E402
 
-_NEIGHBOUR = "import numpy as n\na = n.ones((1500, 1500), 'f')\nwhile True: a @ a"
+# Ends with who started it, however that ends: one that is left over falsifies whatever is measured next.
+_NEIGHBOUR = "import os, numpy as n\na, p = n.ones((1500, 1500), 'f'), os.getppid()\nwhile os.getppid() == p: a @ a"
 _MIB = 1 << 20
 
 
