@@ -399,7 +399,7 @@ def _named(given: object, where: str) -> str:
     if not text.isprintable() or text != text.strip() or text.startswith(".") or {"/", "\\"} & set(text):
         raise RuleError(
             f"the id {printable(text)} cannot name a file", where=where,
-            hint="without '/', '\\\\', a leading '.', and characters that do not print",
+            hint="without '/', '\\', a leading '.', and characters that do not print",
         )  # fmt: skip
     return text
 

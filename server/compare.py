@@ -16,7 +16,7 @@ from networkx.utils import UnionFind
 from superopt.ir.diff import value_digests
 from superopt.ir.errors import printable
 from superopt.ir.graph import Graph, Node, OpaqueAttribute, attribute_key
-from superopt.ir.provenance import RULES
+from superopt.ir.provenance import rules_of
 from superopt.ops.infer import infer
 
 __all__ = ["MOST_NODES", "union"]
@@ -209,8 +209,8 @@ def _describe(node: Node, graph: Graph, types: Mapping[str, Any], side: str) -> 
     }  # fmt: skip
     if len(weights) > _WEIGHTS:
         found["more_weights"] = len(weights) - _WEIGHTS
-    if side == AFTER and (rules := node.metadata.get(RULES)):
-        found["rules"] = [r for r in rules.replace(",", " ").split() if r][:20]
+    if side == AFTER and (rules := rules_of(node.metadata)):
+        found["rules"] = rules[:20]
     return found
 
 

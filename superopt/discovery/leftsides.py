@@ -23,7 +23,7 @@ from superopt.rules.rule import Rule, TensorScheme, TypeScheme
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import operator_of, type_terms
 
-__all__ = ["left_sides"]
+__all__ = ["DATA", "left_sides"]
 
 DATA = "x"
 _MODES = ("symbols", "neutral", "point")  # attributes as symbols; doing nothing; and with windows of one element

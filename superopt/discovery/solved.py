@@ -12,12 +12,12 @@ from superopt.discovery.config import WEIGHTS, Config, Theme
 from superopt.discovery.enumerate import Level
 from superopt.discovery.instances import is_instance
 from superopt.discovery.judge import Judge, Tally
-from superopt.discovery.leftsides import left_sides
+from superopt.discovery.leftsides import DATA, left_sides
 from superopt.discovery.lifting import Problem, settled
 from superopt.discovery.solving import Solver, theme_of
 from superopt.discovery.store import Bounds, Chunks
-from superopt.ir.terms import App, Term, postorder, variables
-from superopt.rules.rule import Rule, TensorScheme, attribute_symbols
+from superopt.ir.terms import App, Term, Var, postorder, variables
+from superopt.rules.rule import Rule, attribute_symbols
 
 __all__ = ["SOLVED", "Solved", "data_beside_weights", "facing", "solve_all", "solve_one"]
 
@@ -195,8 +195,7 @@ def solve_all(
 
 def _branches(problem: Problem) -> bool:
     """Whether two operators read the data, each once."""
-    data = {n for n, s in problem.forall.items() if isinstance(s, TensorScheme)} - problem.weights
-    read = [sum(str(a) in data for a in t.args) for t in postorder(problem.term) if isinstance(t, App)]
+    read = [t.args.count(Var(DATA)) for t in postorder(problem.term) if isinstance(t, App)]
     return sum(read) > 1 and max(read) == 1
 
 

@@ -16,7 +16,7 @@ from superopt.ir.types import TensorType
 from superopt.ops.derivative import composites, smooth
 from superopt.ops.derivative.declared import Derivative
 from superopt.ops.elementwise import element
-from superopt.ops.forms import (  # fmt: skip
+from superopt.ops.forms import (
     arguments,
     integer,
     integers,
@@ -30,7 +30,7 @@ from superopt.ops.forms import (  # fmt: skip
     since_only,
     truth,
     writer,
-)
+)  # fmt: skip
 from superopt.ops.meaning import (
     Comprehension,
     Contradiction,

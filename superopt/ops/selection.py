@@ -11,7 +11,7 @@ from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
 from superopt.ops.derivative import moves
-from superopt.ops.forms import (  # fmt: skip
+from superopt.ops.forms import (
     arguments,
     first_dtype,
     flag,
@@ -27,7 +27,7 @@ from superopt.ops.forms import (  # fmt: skip
     text,
     truth,
     writer,
-)
+)  # fmt: skip
 from superopt.ops.meaning import (
     Comprehension,
     Contradiction,

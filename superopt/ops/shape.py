@@ -12,7 +12,7 @@ from superopt.ir.types import TensorType
 from superopt.ops.derivative import moves
 from superopt.ops.derivative.declared import Derivative
 from superopt.ops.elementwise import element
-from superopt.ops.forms import (  # fmt: skip
+from superopt.ops.forms import (
     int64s,
     integer,
     integers,
@@ -25,7 +25,7 @@ from superopt.ops.forms import (  # fmt: skip
     text,
     truth,
     writer,
-)
+)  # fmt: skip
 from superopt.ops.meaning import (
     Comprehension,
     Contradiction,

@@ -17,7 +17,7 @@ from superopt import cost as costs
 from superopt.ir.diff import pieces
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph, Node, Weight, unused_name
-from superopt.ir.provenance import RULES
+from superopt.ir.provenance import rules_of
 
 if TYPE_CHECKING:
     from superopt.pipeline.optimise import Result
@@ -120,7 +120,7 @@ def _step(graph: Graph, places: Sequence[tuple[tuple[Node, ...], tuple[Node, ...
     old, new = [n for a, _ in places for n in a], [n for _, b in places for n in b]
     rules: Counter[str] = Counter()
     for node in new:
-        rules.update(r for r in (node.metadata.get(RULES) or "").replace(",", " ").split() if r)
+        rules.update(rules_of(node.metadata))
     where = tuple(dict.fromkeys(o for n in (new or old) for o in n.outputs if o))[:8]
     return Step(graph, dict(rules.most_common()), _counted(old), _counted(new), where, len(places))
 

@@ -227,8 +227,7 @@ class _Search:
         self, net: Trie[Pattern], levels: Mapping[int, int] | None, roots: Container[int] | None, news: News | None
     ) -> None:
         if self.left >= 0:
-            apart = None if net is self.one else self._apart
-            self.left = net.walk(self.graph, self._hit, levels, roots, apart, news, self.left)
+            self.left = net.walk(self.graph, self._hit, levels, roots, self._apart, news, self.left)
 
     def _apart(self, one: int, other: int) -> bool:
         """Whether neither of two values of the input depends on the other."""

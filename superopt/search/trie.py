@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -318,10 +319,8 @@ class Trie(Generic[P]):
         """
         self._grow(graph)
         run = _Walk(graph, found, self.slots, self.registers, levels, roots, apart, most)
-        try:
+        with suppress(_OutOfStepsError):
             self._start(run, news)
-        except _OutOfStepsError:
-            return -1
         return run.left
 
     def _start(self, run: _Walk[P], news: News | None) -> None:
