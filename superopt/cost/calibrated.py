@@ -73,7 +73,8 @@ class CalibratedCpu(RecordedProfile):
     def _lookup(self, question: Question) -> Estimate:
         if question.key.question in self._answers:
             return super()._lookup(question)
-        return self.answers.price(self, question, question.key, partial(timed_beside, self.profile, self.cpu))
+        found = self.answers.price(self, question, question.key, partial(timed_beside, self.profile, self.cpu))
+        return found.beside(self._expected(question)) if found.source == "measured" else found
 
 
 def nearest_profile(device: CpuDevice) -> tuple[str, Profile, Calibration] | None:

@@ -35,6 +35,14 @@ class Estimate:
     source: Source
     sigma: float = 0.0
 
+    def beside(self, expected: Estimate) -> Estimate:
+        """After what was expected: of log time, each counts by how sure it is (Bayes; precisions add up)."""
+        if not (self.us > 0.0 and self.sigma > 0.0 and expected.us > 0.0 and expected.sigma > 0.0):
+            return self
+        own, other = self.sigma**-2, expected.sigma**-2
+        us = self.us * (expected.us / self.us) ** (other / (own + other))
+        return Estimate(us, self.source, (own + other) ** -0.5)
+
 
 FREE = Estimate(0.0, "free", 0.0)
 
