@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,11 +15,19 @@ from types import TracebackType
 import numpy as np
 
 from superopt.cost.trial import emptied, with_values
+from superopt.fleet.child import Crew, Lost, packed, unpacked
 from superopt.formats.onnx_writer import save_beside, to_onnx_bytes
 from superopt.formats.scratch import located
 from superopt.formats.tensors import FileData, PackedData, SparseData, expected_bytes, packed_chunks, shape_of
 from superopt.ir.beside import side_by_side
-from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
+from superopt.ir.errors import (
+    BackendUnavailable,
+    InvalidModel,
+    ResourceLimit,
+    SuperoptError,
+    Unsupported,
+    UsageError,
+)
 from superopt.ir.graph import ArrayData, Graph, Weight, WeightData
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.limits import give_back, resident
@@ -52,6 +62,7 @@ class Bench:
         self._places: dict[int, tuple[WeightData, np.ndarray | None, _Place]] = {}  # by the identity of who has the
         # elements; they themselves, where they lie in the process's scratch file
         self._maps: list[mmap.mmap] = []
+        self._crew: Crew | None = None
         self._mapped: dict[_Place, OrtValue] = {}  # weights in memory
         self._models = self._fillings = 0
         self._least = resident()
@@ -66,6 +77,8 @@ class Bench:
         self._kept.clear()
         self._mapped.clear()
         self._maps.clear()
+        if self._crew is not None:
+            self._crew.close()
         if self._folder is not None:
             self._folder.cleanup()
             give_back()
@@ -86,6 +99,18 @@ class Bench:
             return kept.session
         source = self._source(graph)
         return make_session(source, threads=1, optimise=optimise, shared=self._shared(graph))
+
+    def survives(self, graph: Graph, feeds: Mapping[str, np.ndarray], seconds: float) -> bool:
+        """Whether a process lives that runs a graph on inputs, with the runtime's optimisations and without: another
+        one than this. False, too, where it takes longer, and where none can be started."""
+        if self._crew is None:
+            self._crew = Crew()
+        call = packed(_run_apart, (self._source(graph), dict(feeds)), files=None, seconds=seconds, last=False)
+        try:
+            unpacked(self._crew.run(call))
+        except (Lost, BackendUnavailable):
+            return False
+        return True
 
     def drop(self, graph: Graph) -> None:
         """Keep a graph's sessions no longer."""
@@ -251,6 +276,15 @@ def _size(weight: Weight) -> int:
     if data is None or isinstance(data, SparseData) or weight.type.dtype is DType.STRING:
         return 0
     return expected_bytes(weight.type)
+
+
+def _run_apart(source: bytes | Path, feeds: Mapping[str, np.ndarray]) -> None:
+    """Run a model in a process that may die of it, saying nothing: what it refuses it may refuse."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    for optimise in (False, True):
+        with suppress(SuperoptError):
+            run_session(make_session(source, threads=1, optimise=optimise), feeds)
 
 
 def attempt(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,6 +47,7 @@ MOST_TRIALS = 1_000_000  # of verify: more would be waited for in vain
 
 
 def optimize(
+    context: typer.Context,
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="ONNX or superopt JSON; - for stdin")],
     output: Annotated[
         str | None,
@@ -101,7 +103,12 @@ def optimize(
     ] = "time",
     learn: Annotated[
         float | None,
-        typer.Option("--discover", metavar="S", min=1, help="first look so many seconds for rules of MODEL's own"),
+        typer.Option(
+            "--discover",
+            metavar="S",
+            min=1,
+            help="first look so many seconds for rules of MODEL's own: at most half of a time limit that is given",
+        ),
     ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="show where each rule was applied, and near misses")
@@ -150,6 +157,8 @@ def optimize(
     claim({"-o": output, "--json": report_json, "--html": report_html}, [model], force=force)
     if certificates is not None and certificates.exists():
         raise UsageError(f"{printable(str(certificates))} exists", hint="--certificates makes a folder of its own")
+    if no_check and check == "full":
+        raise UsageError("--no-check leaves out what --check full asks for", hint="leave out one of the two")
     if learn is not None and rules is not None:
         raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
     one_heap()
@@ -158,9 +167,15 @@ def optimize(
             from superopt.pipeline.learning import learn_from
 
             progress(0, None, "learning from the model")
+            source = context.get_parameter_source("time_limit")
+            limited = source is not None and source.name != "DEFAULT"
+            started, seconds = time.monotonic(), min(learn, time_limit / 2) if limited else learn
             learnt = learn_from(
-                [path], out=Path(own), target=target, runtime=runtime, time_limit=learn, sizes=options.sizes, seed=seed
-            )
+                [path], out=Path(own), target=target, runtime=runtime, time_limit=seconds, sizes=options.sizes,
+                seed=seed,
+            )  # fmt: skip
+            if limited:
+                options = replace(options, time_limit=max(0.0, time_limit - (time.monotonic() - started)))
             err().print(f"learnt: {learnt.said}", markup=False)
             options = replace(options, rules=Path(own) if learnt.rules else None)
         result = pipeline.optimize(path, options=options, progress=progress)

@@ -211,7 +211,8 @@ def _target(program: Program, root: int, part: frozenset[int], us: float, deares
     try:
         for position in sorted(part):
             step = program.steps[position]
-            args = tuple(None if a is None else value(program.same.get(a, a)) for a in step.args)
+            # a list, because a generator makes another error of what says that names have run out
+            args = tuple([None if a is None else value(program.same.get(a, a)) for a in step.args])
             made[step.outputs[0]] = App(step.op, args, tuple(step.attributes))
     except StopIteration:
         return None

@@ -14,7 +14,7 @@ from superopt.ir.errors import InvalidModel, ResourceLimit, printable
 from superopt.ir.graph import Graph, Node, OpaqueAttribute, Value, label
 from superopt.ir.types import TensorType
 from superopt.ops.contradictions import exclusion, facts
-from superopt.ops.infer import Typing, infer
+from superopt.ops.infer import Applied, Typing, infer
 
 __all__ = ["refuse_contradictions"]
 
@@ -42,11 +42,14 @@ def refuse_contradictions(graph: Graph) -> None:
         InvalidModel: it names the node, its operator, the types of its inputs, and what is wrong with them.
     """
     functions = _functions(graph)
-    stack = [_Part(facts(graph))]
+    whole = facts(graph)
+    stack = [_Part(whole)]
     budget = _NODES
     while stack:
         part = stack.pop()
         typing = infer(part.graph)
+        if part.graph is whole:
+            _refuse_claims(graph, typing)
         for place, item in enumerate(part.graph.nodes):
             if reason := exclusion(part.graph, typing, place, certain=part.certain):
                 raise InvalidModel(f"{reason}{_operands(item, typing)}", where=part.where + label(item), hint=_HINT)
@@ -54,6 +57,17 @@ def refuse_contradictions(graph: Graph) -> None:
                 budget -= len(inner.graph.nodes)
                 if budget >= 0:
                     stack.append(inner)
+
+
+def _refuse_claims(graph: Graph, typing: Typing) -> None:
+    """Raise where a value is declared with another element type than its operator makes. Sizes that are declared
+    wrongly are only a claim: a runtime takes its own."""
+    for item, how in zip(graph.nodes, typing.nodes, strict=True):
+        for name in filter(None, item.outputs if isinstance(how, Applied) else ()):
+            claimed, kind = graph.declared.get(name), typing.types.get(name)
+            if isinstance(claimed, TensorType) and kind is not None and claimed.dtype is not kind.dtype:
+                what = f"{printable(name)!r} is declared {claimed}, but the operator makes {kind}"
+                raise InvalidModel(what, where=label(item), hint=_HINT)
 
 
 def _operands(item: Node, typing: Typing) -> str:

@@ -33,6 +33,8 @@ _KINDS = (
     (stat.S_ISBLK, "a device"), (stat.S_ISSOCK, "a socket"), (stat.S_ISLNK, "a symbolic link"),
 )  # fmt: skip
 
+_COPY = "copy the model and what it points to into a folder of their own (cp -rL follows links)"
+
 
 def open_plain(path: Path) -> int:
     """A read-only descriptor of a regular file; never blocks on a FIFO or a device.
@@ -108,7 +110,9 @@ def open_inside(directory: Path, location: str) -> MappedFile:
         raise error.within(where) from error
     if (links := os.fstat(descriptor).st_nlink) > 1:
         os.close(descriptor)
-        raise InvalidModel(f"the file has {links} hard links, so it may belong to somebody else", where=where)
+        raise InvalidModel(
+            f"the file has {links} hard links, so it may belong to somebody else", where=where, hint=_COPY
+        )
     return MappedFile(directory.joinpath(*parts), descriptor)
 
 
@@ -122,7 +126,7 @@ def _walk(directory: Path, parts: list[str]) -> int:
             here = inner
         mode = os.stat(parts[-1], dir_fd=here, follow_symlinks=False).st_mode
         if not stat.S_ISREG(mode):
-            raise InvalidModel(f"is {_kind(mode)}, not a file")
+            raise InvalidModel(f"is {_kind(mode)}, not a file", hint=_COPY if stat.S_ISLNK(mode) else "")
         return _only_regular(os.open(parts[-1], _FLAGS | _NO_FOLLOW, dir_fd=here))
     finally:
         os.close(here)

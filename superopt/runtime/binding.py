@@ -12,7 +12,7 @@ from onnxruntime.capi.onnxruntime_inference_collection import OrtValue
 
 from superopt.ir.errors import Unsupported, UsageError
 from superopt.runtime.limits import stopped_after
-from superopt.runtime.ort import RAISED, InferenceSession, run, to_value, translated
+from superopt.runtime.ort import RAISED, InferenceSession, lent, run, to_value, translated
 from superopt.runtime.protocol import Bound
 
 __all__ = ["bind"]
@@ -45,6 +45,7 @@ def bind(
     missing = [i.name for i in session.get_inputs() if i.name not in feeds]
     if missing:
         raise UsageError(f"input {missing[0]!r} was not given")
+    feeds = lent(session, feeds)
     try:
         values = {i.name: to_value(feeds[i.name], i.type) for i in session.get_inputs()}
     except Unsupported:  # strings and sequences cannot be bound, but they can be run

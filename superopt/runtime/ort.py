@@ -5,13 +5,16 @@ Timing of whole models against each other is in :mod:`superopt.runtime.race`.
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import mmap
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from onnxruntime.capi import onnxruntime_pybind11_state as state
@@ -27,6 +30,7 @@ __all__ = [
     "OrtValue",
     "element_type",
     "is_native",
+    "lent",
     "make_session",
     "run",
     "to_array",
@@ -35,6 +39,8 @@ __all__ = [
 ]
 
 _OUTSIDE = "session.optimized_model_external_initializers_"
+# Of BatchNormalization: its kernel writes the new mean and variance over the ones that it reads, the caller's included.
+_OVERWRITES = b"training_mode"
 QUIET = 4  # only fatal messages: what goes wrong is raised, so ONNX Runtime need not print it too
 
 # ONNX Runtime's spelling of an element type, and ONNX's number for it.
@@ -55,6 +61,8 @@ RAISED: tuple[type[Exception], ...] = (
     state.EPFail, state.EngineError, state.Fail, state.InvalidArgument, state.InvalidGraph, state.InvalidProtobuf,
     state.NoModel, state.NoSuchFile, state.NotImplemented, state.RuntimeException, RuntimeError,
 )  # fmt: skip
+# Sessions of models that may write over what they read, with the shared elements that are theirs alone.
+_overwriting: WeakKeyDictionary[InferenceSession, Mapping[str, OrtValue]] = WeakKeyDictionary()
 
 
 def make_session(
@@ -90,7 +98,10 @@ def make_session(
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
     if save_optimised is not None:
         saved_to(options, save_optimised, discard)
+    overwriting = _may_overwrite(model)
     if shared is not None:
+        if overwriting:
+            shared = {name: OrtValue.ortvalue_from_numpy(value.numpy().copy()) for name, value in shared.items()}
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_cpu_mem_arena = False
         for name, value in shared.items():
@@ -99,7 +110,27 @@ def make_session(
         options.enable_profiling, options.profile_file_prefix = True, str(trace)
     source = str(model) if isinstance(model, Path) else bytes(model)
     with translated(str(model) if isinstance(model, Path) else ""):
-        return InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        made = InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    if overwriting:
+        _overwriting[made] = shared or {}
+    return made
+
+
+def _may_overwrite(model: bytes | Path) -> bool:
+    """Whether some operator of a model, in whatever subgraph or function, may write over what it reads; a model that
+    only speaks of it counts."""
+    if not isinstance(model, Path):
+        return _OVERWRITES in model
+    try:
+        with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+            return whole.find(_OVERWRITES) >= 0
+    except (OSError, ValueError):
+        return False  # no such file, or an empty one: ONNX Runtime says so
+
+
+def lent(session: InferenceSession, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """The feeds, as arrays that a session may do with what it wants: copies, where it may write over them."""
+    return copy.deepcopy(dict(feeds)) if session in _overwriting else feeds
 
 
 def saved_to(options: state.SessionOptions, path: Path, discard: int | None = None) -> None:
@@ -172,6 +203,7 @@ def run(
         Unsupported: it mixes strings or sequences with types that ONNX Runtime cannot exchange with NumPy.
     """
     inputs = {i.name: i.type for i in session.get_inputs()}
+    feeds = lent(session, feeds)
     wanted = list(outputs) if outputs is not None else [o.name for o in session.get_outputs()]
     missing = [n for n in inputs if n not in feeds]
     if missing:

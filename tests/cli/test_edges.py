@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from superopt.cli import main
 from superopt.cli.shell import parse_bytes
+from superopt.discovery.learn import Learned
 from superopt.ir.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +37,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     onnx.save(one_product(), tmp_path / "m.onnx")
     big = one_product()
     onnx.save(big, tmp_path / "big.onnx", save_as_external_data=True, location="o.onnx.data", size_threshold=0)
+    onnx.save(one_product(), tmp_path / "linked.onnx", save_as_external_data=True, location="w.data", size_threshold=0)
+    os.link(tmp_path / "w.data", tmp_path / "other.data")
+    claims = one_product()
+    claims.graph.output[0].type.tensor_type.elem_type = TensorProto.INT32
+    onnx.save(claims, tmp_path / "claims.onnx")
     (tmp_path / "soft.onnx").symlink_to("m.onnx")
     os.link(tmp_path / "m.onnx", tmp_path / "hard.onnx")
     (tmp_path / "old").mkdir()
@@ -142,6 +148,9 @@ REFUSED: dict[str, tuple[int, str]] = {
     "bench --cost nowhere.onnx": (3, "nowhere.onnx: cannot be read"),
     "bench m.onnx --vs nope": (2, "nothing called 'nope'"),
     "corpus compare m.onnx --baseline nowhere --target profile:cpu-epyc-2core": (2, "no such corpus run"),
+    "optimize m.onnx --no-check --check full": (2, "leave out one of the two"),
+    "inspect linked.onnx": (3, "has 2 hard links, so it may belong to somebody else; copy the model"),
+    "inspect claims.onnx": (3, "'y' is declared int32[N, 4], but the operator makes float32[N, 4]"),
     # names
     "optimize m.onnx --rules file": (2, "file: not TOML"),
     "optimize m.onnx --rules old": (2, "old: no rules in the folder"),
@@ -279,3 +288,18 @@ def test_sizes_in_bytes(text: str, size: int) -> None:
 def test_what_is_no_size_in_bytes(text: str) -> None:
     with pytest.raises(UsageError):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(("limit", "learns"), [((), 60.0), (("--time-limit", "8"), 4.0)])
+def test_learning_is_within_the_time_limit_that_is_given(
+    limit: tuple[str, ...], learns: float, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def learn_from(*models: object, time_limit: float, **how: object) -> Learned:
+        asked.append(time_limit)
+        return Learned()
+
+    monkeypatch.setattr("superopt.pipeline.learning.learn_from", learn_from)
+    assert run("optimize", "m.onnx", "--discover", "60", *limit)[0] == 0
+    assert asked == [learns]

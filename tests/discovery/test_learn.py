@@ -209,3 +209,12 @@ def test_one_example_is_a_batch_of_any_size_but_where_it_is_broadcast() -> None:
 
     assert first("MatMul", {"xa": (1, 4), "wa": (4, 6)}, "wa") != 1
     assert first("Add", {"xa": (1, 4), "xb": (8, 4)}, "") == 1
+
+
+def test_a_part_that_reads_more_than_there_are_names_for_is_none() -> None:
+    b = GraphBuilder("many")
+    many = b.op("Concat", *(b.input(f"x{i}", "float32", (2, 3)) for i in range(30)), axis=0)
+    b.output(b.op("Relu", many), "y")
+    graph = b.build()
+    with costs.for_target(PRICES) as prices:
+        assert mined(program_of(graph, infer(graph)), prices) == []

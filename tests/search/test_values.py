@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx.parser
 import pytest
 
 from superopt import formats
 from superopt.ir.errors import NotEquivalent
 from superopt.ir.graph import ArrayData, Graph, constant
 from superopt.ops.infer import infer
+from superopt.pipeline import optimize
 from superopt.rules.values import Certificate, Equal, Kept, Same, Uniform
 from superopt.runtime import ort
 from superopt.search.values import Stage, by_values
@@ -225,3 +227,16 @@ def test_corpus_models_with_sparse_weights(name: str) -> None:
         check_values(stage.before, stage.after, stage.certificate)
     found = check(graph, stages[-1].after, trials=2, power="none")
     assert found.verdict == "passed", found.reason
+
+
+@pytest.mark.parametrize("dead", ["com.microsoft.FastGelu (p)", "SplitToSequence (p, two)", "Softmax <odd = 1> (p)"])
+def test_what_nobody_reads_of_an_operator_that_is_not_known_is_left_alone(dead: str) -> None:
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
+        agraph (float[2, 4] x) => (float[2, 4] y) <int64 two = {{2}}> {{
+            p = Relu (x)
+            unread = {dead}
+            y = Abs (p)
+        }}""")
+    graph = formats.from_onnx(model)
+    assert len(optimize(graph, target="profile:cpu-epyc-2core").graph.nodes) <= 3

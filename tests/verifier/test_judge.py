@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
 from superopt.pipeline import optimize
-from superopt.runtime.ort import make_session, run
+from superopt.runtime.binding import bind
+from superopt.runtime.ort import OrtValue, make_session, run
 from superopt.verifier._judgement import compare, scales
 from superopt.verifier.differential import check
 from superopt.verifier.explaining import Explanations, Trial
@@ -450,3 +452,59 @@ def test_integers_of_every_width_are_drawn_to_their_ends(dtype: DType) -> None:
     ends = ml_dtypes.iinfo(dtype.numpy)
     assert ends.max // 2 < max(drawn) <= ends.max
     assert ends.min <= min(drawn) <= ends.min // 2
+
+
+def test_a_check_leaves_the_weights_as_they_are() -> None:
+    """The kernel of a BatchNormalization in training mode writes the new mean and variance over what it reads."""
+    before = parsed("""agraph (float[4, 8] x, float[8, 8] w, int64[4] shape, float[8] scale, float[8] b, float[8] mean,
+        float[8] var) => (float[4, 8, 1, 1] z) {
+        p = MatMul (x, w)
+        q = Add (p, x)
+        y = Reshape (q, shape)
+        t, unread, other = BatchNormalization <training_mode = 1> (y, scale, b, mean, var)
+        z = BatchNormalization (t, scale, b, mean, var)
+    }""")
+    drawn = {n: rng.uniform(0.5, 2, 8).astype(single) for n in ("scale", "b", "mean", "var")}
+    drawn |= {"w": rng.uniform(0.5, 2, (8, 8)).astype(single), "shape": np.array([4, 8, 1, 1])}
+    weights = tuple(constant(n, a) for n, a in drawn.items())
+    before = replace(before, inputs=before.inputs[:1], weights=weights)
+    kept = {n: a.copy() for n, a in drawn.items()}
+    found = optimize(before, target="profile:cpu-epyc-2core")
+    assert (found.report.status, found.report.check.verdict) == ("improved", "passed")
+    for weight in (*before.weights, *found.graph.weights):
+        if weight.name in kept:
+            assert weight.data is not None
+            np.testing.assert_array_equal(weight.data.numpy(), kept[weight.name])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_run_leaves_what_it_is_lent_as_it_was(shared: bool) -> None:
+    graph = parsed("""agraph (float[2, 3] x, float[3] s, float[3] b, float[3] mean, float[3] var) => (float[2, 3] y) {
+        y, m, v = BatchNormalization <training_mode = 1> (x, s, b, mean, var)
+    }""")
+    feeds = {v.name: rng.random((2, 3) if v.name == "x" else 3, dtype=single) + 1 for v in graph.inputs}
+    weights: dict[str, np.ndarray] = {}
+    if shared:
+        weights = {n: feeds.pop(n) for n in ("mean", "var")}
+        graph = replace(graph, inputs=graph.inputs[:3], weights=tuple(constant(n, a) for n, a in weights.items()))
+    values = {n: OrtValue.ortvalue_from_numpy(a) for n, a in weights.items()}
+    arrays = {**feeds, **weights}
+    before = {n: a.copy() for n, a in arrays.items()}
+    session = make_session(formats.to_onnx_bytes(graph), threads=1, shared=values if shared else None)
+    run(session, feeds)
+    bind(session, feeds).step()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU"])
+def test_kernels_that_die_of_a_batch_of_0_take_nothing_with_them(op: str) -> None:
+    gates = {"LSTM": 4, "GRU": 3}[op]
+    before = parsed(f"""agraph (float[5, n, 8] x, float[8, 8] a, float[1, {gates * 4}, 8] w, float[1, {gates * 4}, 4] r)
+        => (float[5, 1, n, 4] y) {{
+        p = MatMul (x, a)
+        y = {op} <hidden_size = 4> (p, w, r)
+    }}""")
+    found = check(before, replace(before, nodes=before.nodes))
+    assert found.verdict == "passed"
+    assert "ends the process" in found.reason

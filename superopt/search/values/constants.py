@@ -208,10 +208,10 @@ def _at_zero(body: Scalar, one: Mapping[int, set[int]]) -> Scalar:
 
 
 def _constant(values: Values, name: str, names: Names) -> Weight | None:
-    kind = values.program.types[name]
-    shape = kind.shape or ()
-    if not kind.dtype.is_float:
+    kind = values.program.types.get(name)  # what nobody reads of an operator that is carried through has none
+    if kind is None or not kind.dtype.is_float:
         return None
+    shape = kind.shape or ()
     for axis in range(len(shape)):
         slices = values.slices(name, axis)
         if slices is not None and bool(np.isfinite(slices.number).all()):
