@@ -343,9 +343,9 @@ def _underflows(plan: Mapping[str, int], least: int) -> bool:
 
 
 def _exponents(dtype: DType) -> tuple[int, int]:
-    """Powers of two of the smallest and the largest numbers: -145 and 127 in float32."""
+    """Powers of two of the smallest and the largest numbers: -145 and 127 in float32, -1070 and 1023 in float64."""
     limits = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
-    return int(np.log2(float(limits.smallest_subnormal))) + 4, int(np.log2(float(limits.max)))
+    return int(np.log2(float(limits.smallest_subnormal))) + 4, int(np.frexp(float(limits.max))[1]) - 1
 
 
 def _at(ends: tuple[int, int], share: float) -> int:

@@ -508,3 +508,12 @@ def test_kernels_that_die_of_a_batch_of_0_take_nothing_with_them(op: str) -> Non
     found = check(before, replace(before, nodes=before.nodes))
     assert found.verdict == "passed"
     assert "ends the process" in found.reason
+
+
+@pytest.mark.parametrize("dtype", [F16, F32, DType.FLOAT64])
+@pytest.mark.filterwarnings("error")
+def test_the_largest_numbers_are_finite(dtype: DType) -> None:
+    graph = model([("Abs", "x", "y")], {}, {"x": kind(4, dtype=dtype)}, {"y": kind(4, dtype=dtype)})
+    found = next(f for f in steered(graph, graph, 0, {}, 0, 99) if f.name == "largest numbers")
+    assert np.isfinite(found.arrays["x"]).all()
+    assert np.abs(found.arrays["x"]).max() > 0.5 * float(ml_dtypes.finfo(dtype.numpy).max)
