@@ -39,8 +39,9 @@ __all__ = [
 ]
 
 _OUTSIDE = "session.optimized_model_external_initializers_"
-# Of BatchNormalization: its kernel writes the new mean and variance over the ones that it reads, the caller's included.
-_OVERWRITES = b"training_mode"
+# BatchNormalization's attribute, unless it is 0 as protobuf writes that: its kernel then writes the new mean and
+# variance over the ones that it reads, the caller's included.
+_OVERWRITES = re.compile(rb"training_mode(?!\x18\x00)")
 QUIET = 4  # only fatal messages: what goes wrong is raised, so ONNX Runtime need not print it too
 
 # ONNX Runtime's spelling of an element type, and ONNX's number for it.
@@ -117,13 +118,12 @@ def make_session(
 
 
 def _may_overwrite(model: bytes | Path) -> bool:
-    """Whether some operator of a model, in whatever subgraph or function, may write over what it reads; a model that
-    only speaks of it counts."""
+    """Whether some operator of a model, in whatever subgraph or function, may write over what it reads."""
     if not isinstance(model, Path):
-        return _OVERWRITES in model
+        return _OVERWRITES.search(model) is not None
     try:
         with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
-            return whole.find(_OVERWRITES) >= 0
+            return _OVERWRITES.search(whole) is not None
     except (OSError, ValueError):
         return False  # no such file, or an empty one: ONNX Runtime says so
 

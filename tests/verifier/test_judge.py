@@ -18,7 +18,7 @@ from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
 from superopt.pipeline import optimize
 from superopt.runtime.binding import bind
-from superopt.runtime.ort import OrtValue, make_session, run
+from superopt.runtime.ort import OrtValue, lent, make_session, run
 from superopt.verifier._judgement import compare, scales
 from superopt.verifier.differential import check
 from superopt.verifier.explaining import Explanations, Trial
@@ -517,3 +517,17 @@ def test_the_largest_numbers_are_finite(dtype: DType) -> None:
     found = next(f for f in steered(graph, graph, 0, {}, 0, 99) if f.name == "largest numbers")
     assert np.isfinite(found.arrays["x"]).all()
     assert np.abs(found.arrays["x"]).max() > 0.5 * float(ml_dtypes.finfo(dtype.numpy).max)
+
+
+@pytest.mark.parametrize(("mode", "copied"), [(0, False), (1, True)])
+def test_only_what_may_be_written_over_is_copied(mode: int, copied: bool, tmp_path: Path) -> None:
+    made = "y, m, v" if mode else "y"
+    graph = parsed(f"""agraph (float[2, 3] x, float[3] s) => (float[2, 3] y) {{
+        {made} = BatchNormalization <training_mode = {mode}> (x, s, s, s, s)
+    }}""")
+    path = tmp_path / "m.onnx"
+    path.write_bytes(formats.to_onnx_bytes(graph))
+    feeds = {"x": np.ones((2, 3), single), "s": np.ones(3, single)}
+    for source in (path, path.read_bytes()):
+        given = lent(make_session(source, threads=1), feeds)
+        assert (given["s"] is not feeds["s"]) == copied
