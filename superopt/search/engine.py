@@ -55,6 +55,7 @@ _STEPS = 120  # moves in one direction in a row: a selection passes this many op
 _RESERVE = 0.1  # share of the time that is kept for writing the result
 _NEAR = "near"  # the kind of moves that only make sense together
 _SHORTENING = "shortening"  # the kind of moves after which fewer operators run
+_ENDS = ("saturated", "nodes", "steps", "memory", "time")  # why a search ended; what is later here is what is said
 _SHOWN = 20  # near misses and places that are reported
 
 _Key = tuple[str, tuple[int, ...], Hashable]  # kind of moves (empty: all), the parts they are for, signature
@@ -268,7 +269,7 @@ class _Run:
             looked = len(self.memo) > known or window == self.options.window  # else these regions were searched before
             quiet = 0 if improved else quiet + looked
             if self.totals.e_nodes > self.options.most_nodes:
-                self.stopped = "nodes" if self.stopped == "saturated" else self.stopped
+                self._ended("nodes")
                 return
             alone = quiet and len(regions) <= 1  # every cut gives this region
             if self._over() or alone or (quiet >= _QUIET and window > _WINDOWS[0]):
@@ -289,10 +290,13 @@ class _Run:
 
     def _over(self) -> bool:
         if time.monotonic() >= self.deadline:
-            self.stopped = "time"
+            self._ended("time")
         elif self.options.memory_limit is not None and resident() > self.options.memory_limit:
-            self.stopped = "memory"
+            self._ended("memory")
         return self.stopped in ("time", "memory")
+
+    def _ended(self, why: str) -> None:
+        self.stopped = max(self.stopped, why, key=_ENDS.index)
 
     def _phase(
         self, regions: Sequence[Region], what: str, moves: Moves | None = None, rounds: int = Limits().rounds,
@@ -401,7 +405,7 @@ class _Run:
         self.totals.gap = max(self.totals.gap, found.gap)
         self.totals.quarantined.update(found.quarantined)
         if found.stopped in ("nodes", "steps"):
-            self.stopped = found.stopped
+            self._ended(found.stopped)
 
     def _search(self, region: Region, moves: Moves | None, rounds: int, shortening: bool) -> Found:
         limits = Limits(self.nodes, rounds, self.deadline, steps=_MATCHING)
