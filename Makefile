@@ -38,6 +38,7 @@ browser: $(READY)         ## drive the pages in Chromium; screenshots in build/s
 PEERS := ort,onnxsim,onnxslim,onnxscript,onnxoptimizer,inductor
 bench: $(READY)           ## the corpus beside other optimisers, on a quiet machine: docs/benchmark.*; at most 25 minutes a call, run again to go on
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[bench]'
+	@mkdir -p build
 	@$(BIN)/superopt bench corpus/*.json --vs $(PEERS) --peer-limit 30 --race-limit 18 \
 		--total-limit 1440 --resume build/bench \
 		--json docs/benchmark.json --markdown docs/benchmark.md --html build/bench.html -f
