@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 
 from superopt.cost.answers import Answers, Progress
-from superopt.cost.calibration import Calibration, calibrated, calibration_at_hand, scaled, timed_beside
+from superopt.cost.calibration import SHORT_NS, Calibration, calibrated, calibration_at_hand, scaled, timed_beside
 from superopt.cost.device import CpuDevice
 from superopt.cost.fusion import BACKENDS
 from superopt.cost.measured import device_store
@@ -66,6 +66,10 @@ class CalibratedCpu(RecordedProfile):
     @property
     def digest(self) -> str | None:
         return f"{super().digest} {self.answers.store.path.name} {self.answers.most}"
+
+    @property
+    def shortest_us(self) -> float:
+        return SHORT_NS / 1e3
 
     def _known(self, key: Key) -> bool:
         return key.question in self._answers or self.answers.spent or self.answers.store.get(key.text) is not None

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from statistics import median, pstdev
+from statistics import median, pstdev, quantiles
 from typing import Any, Literal
 
 from superopt.cost.device import Device
@@ -32,18 +32,20 @@ from superopt.ir.kept import keep, kept
 from superopt.ops.record import NotCovered
 from superopt.runtime.spread import IQR_OF_NORMAL, median_error
 
-__all__ = ["Calibration", "calibrated", "calibration_at_hand", "calibration_of", "scaled", "timed_beside"]
+__all__ = ["SHORT_NS", "Calibration", "calibrated", "calibration_at_hand", "calibration_of", "scaled", "timed_beside"]
 
 Bound = Literal["overhead", "arithmetic", "memory"]
 _BOUNDS: tuple[Bound, ...] = ("overhead", "arithmetic", "memory")
 _SAMPLES = 7  # records of each kind that are timed again: a median of seven survives three that were disturbed
 _SECONDS = 3.0  # for all of them, of this process' time: it is done once a machine, while somebody waits
 _FEWEST = 4  # records of a kind: with fewer, its factor is not told from that of the others
-_SHORT_NS, _LONG_NS = (
-    2e3,
-    2e6,
-)  # timed again: longer than the clock's noise, short enough to repeat
-_SESSIONS = 3  # in which a question is timed beside a profile: one that is off is outvoted
+# Timed again is what takes longer than the noise of the clock, and is short enough to repeat. A shorter kernel takes 0.6 µs
+# in one session of the runtime and 1.1 in another, so that its answers flip ties: a profile's many records tell more.
+SHORT_NS, _LONG_NS = 2e3, 2e6
+_SESSIONS, _MORE = 3, 9  # in which a question is timed beside a profile: one that is off is outvoted; at most
+# Relative standard error of the median at which no more sessions are asked, and nanoseconds below which none are: a
+# kernel of some microseconds is as long as it is in a session, and its price decides little.
+_TOLD, _SHORT_QUESTION_NS = 0.05, 1e4
 _STEP = math.log(1.25)  # of what all kinds have in common: times are told to no better than that
 _OWN_STEP = math.log(1.5)  # of what is a kind's own: beside a neighbour a kind's median moves by a tenth, so half of a
 # step is two of that
@@ -145,7 +147,7 @@ def _chosen(profile: Profile, bound: Bound) -> list[Record]:
     ceilings = ceilings_of(profile.header)
     fit = [
         r for r in profile.records.values()
-        if r.key.op not in APART and _SHORT_NS <= r.ns <= _LONG_NS and _bound_of(r, ceilings) == bound
+        if r.key.op not in APART and SHORT_NS <= r.ns <= _LONG_NS and _bound_of(r, ceilings) == bound
     ]  # fmt: skip
     fit.sort(key=lambda r: hashlib.sha256(r.key.text.encode()).digest())
     first: dict[str, Record] = {}
@@ -196,23 +198,33 @@ def timed_beside(profile: Profile, device: Device, question: Question) -> Timing
     peaks, like = peaks_of_header(profile.header), _most_like(profile, question)
     first = device.time(question, cold=peaks is None)
     taken: list[float] = []
-    for session in range(_SESSIONS):
+    for session in range(_MORE):
+        if session >= _SESSIONS and session % 2 and (median(taken) < _SHORT_QUESTION_NS or _off(taken) <= _TOLD):
+            break
         own, factor = first if session == 0 else device.time(question, cold=False), 1.0
         if like is not None:
             with suppress(SuperoptError, NotCovered):
                 factor = like.ns / device.time(question_of(like.key), cold=False).ns
         taken.append(own.ns * factor)
-    low, warm, high = sorted(taken)
+    warm = median(taken)
     far_ns = (
         (first.ns_cold / first.ns - 1) * warm if peaks is None
         else 1e3 * peaks.far_byte_us * fixed_bytes(question.key)
     )  # fmt: skip
-    return Timing(warm, warm + far_ns, max(first.iqr, (high - low) / warm))
+    return Timing(warm, warm + far_ns, max(first.iqr, _off(taken) * IQR_OF_NORMAL))
+
+
+def _off(taken: Sequence[float]) -> float:
+    """The relative standard error of the median of some sessions; of three, all that is known is their range."""
+    if len(taken) <= _SESSIONS:
+        return (max(taken) - min(taken)) / median(taken) / IQR_OF_NORMAL
+    low, middle, high = quantiles(taken, n=4, method="inclusive")
+    return median_error(len(taken)) * (high - low) / middle
 
 
 def _most_like(profile: Profile, question: Question) -> Record | None:
     """The record of the same operator, or else of any, that does most nearly as much."""
-    fit = [r for r in profile.records.values() if r.key.op not in APART and r.ns >= _SHORT_NS]
+    fit = [r for r in profile.records.values() if r.key.op not in APART and r.ns >= SHORT_NS]
     same = [r for r in fit if r.key.op == question.op] or fit
     flops, moved = question.work
 

@@ -41,17 +41,20 @@ _IMPOSSIBLE = Estimate(FORBIDDEN, "roofline")
 class Questions:
     """What was asked beyond what was known: answers that an extraction wanted, and how often they changed choices.
 
-    ``cheap_us`` is what a price may be expected to lose by being off, and still not be asked for.
+    ``cheap_us`` is what a price may be expected to lose by being off, and still not be asked for; ``shortest_us`` what
+    an operator takes at least of which measuring tells more than is expected.
     """
 
     asked: int = 0
     decided: int = 0
     cheap_us: float = 0.0
+    shortest_us: float = 0.0
 
     def matters(self, estimate: Estimate) -> bool:
         """Whether it is worth measuring what is expected: were that as good as what it is chosen before, knowing it
         would be worth σ/√2π (the expected value of perfect information)."""
-        return estimate.us * estimate.sigma / sqrt(2 * pi) >= self.cheap_us
+        worth = estimate.us * estimate.sigma / sqrt(2 * pi)
+        return estimate.us >= self.shortest_us and worth >= self.cheap_us
 
 
 @dataclass(eq=False)
@@ -87,7 +90,7 @@ class Pricer:
         self.sizes = sizes
         self.deadline = deadline
         self.byte_us = BYTE_US  # of new weights
-        self.questions = Questions()
+        self.questions = Questions(shortest_us=costs.shortest_us)
         self._known: dict[Application, _Priced] = {}
         self._forms: dict[tuple[int, ...], _Form] = {}
 
