@@ -39,8 +39,8 @@ _BOUNDS: tuple[Bound, ...] = ("overhead", "arithmetic", "memory")
 _SAMPLES = 7  # records of each kind that are timed again: a median of seven survives three that were disturbed
 _SECONDS = 3.0  # for all of them, of this process' time: it is done once a machine, while somebody waits
 _FEWEST = 4  # records of a kind: with fewer, its factor is not told from that of the others
-# Timed again is what takes longer than the noise of the clock, and is short enough to repeat. A shorter kernel takes 0.6 µs
-# in one session of the runtime and 1.1 in another, so that its answers flip ties: a profile's many records tell more.
+# Timed again is what takes longer than the noise of the clock, and is short enough to repeat. A shorter kernel takes
+# 0.6 µs in one session and 1.1 in another, so that its answers flip ties: a profile's many records tell more.
 SHORT_NS, _LONG_NS = 2e3, 2e6
 _SESSIONS, _MORE = 3, 9  # in which a question is timed beside a profile: one that is off is outvoted; at most
 # Relative standard error of the median at which no more sessions are asked, and nanoseconds below which none are: a
