@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isclose
 
-from superopt.ir.graph import Graph, Node
+from superopt.ir.graph import Graph, Node, Weight
+from superopt.ops.generators import attribute_array, given_of
 
 __all__ = ["ONNX_RUNTIME_PATTERNS", "OPENVINO_PATTERNS", "Pattern", "groups"]
 
@@ -122,6 +123,7 @@ class _Matcher:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.outputs = {v.name for v in graph.outputs}
+        self.made = {node.outputs[0]: said for node in graph.nodes if node.outputs and (said := given_of(node))}
 
     def at(self, what: Pattern | float | str, value: str, so_far: _Found, *, last: bool = False) -> Iterator[_Found]:
         """The ways in which a value is what the pattern says; as deep as the pattern."""
@@ -146,7 +148,7 @@ class _Matcher:
             return
         if what.swaps and not _swaps(node.attributes.get("perm")):
             return
-        if not all(not n or n in self.graph.constants for n in node.inputs[len(what.args) :]):
+        if not all(not n or self._is_constant(n) for n in node.inputs[len(what.args) :]):
             return
         begun = _Found(so_far.names, {**so_far.nodes, value: node})
         given = node.inputs[: len(what.args)]
@@ -169,13 +171,19 @@ class _Matcher:
     def _may_be(self, name: str, value: str) -> bool:
         if name.startswith("scalar"):
             return self._scalar(value) is not None
-        return not name.startswith("constant") or value in self.graph.constants
+        return not name.startswith("constant") or self._is_constant(value)
+
+    def _is_constant(self, value: str) -> bool:
+        return value in self.graph.constants or value in self.made
 
     def _scalar(self, value: str) -> float | None:
-        weight = self.graph.constants.get(value)
-        if weight is None or weight.data is None or weight.type.elements != 1 or not weight.type.dtype.is_float:
+        name, given = self.made.get(value, ("value", self.graph.constants.get(value)))
+        if not isinstance(given, Weight):
+            array = None if given is None else attribute_array(name, given)
+            return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+        if given.data is None or given.type.elements != 1 or not given.type.dtype.is_float:
             return None
-        return float(weight.data.numpy().reshape(-1)[0])
+        return float(given.data.numpy().reshape(-1)[0])
 
 
 def _swaps(perm: object) -> bool:

@@ -106,7 +106,7 @@ class Predictor:
         grouped: dict[str, list[Record]] = defaultdict(list)
         for record in sorted(records, key=lambda r: r.key.text):
             if record.ns_cold > 0 and record.key.op not in APART:
-                grouped[record.key.op].append(record)
+                grouped[_kernel(record.key.op, record.key)].append(record)
         families: dict[str, _Family] = {}
         for op, group in grouped.items():
             slow = _each(lambda t: math.exp(median(t)), *(_residual(r, ceiling, _ONE) for r in group))
@@ -124,7 +124,7 @@ class Predictor:
             key: what would be measured, so that records of like attributes and shapes count as nearer.
             cold: share of its weights that comes from memory.
         """
-        family = self._families.get(op)
+        family = self._families.get(_kernel(op, key)) or self._families.get(op)
         slow = self._any if family is None else family.slow
         roof = _blend(_roofs(self.ceilings, flops, moved, slow), cold)
         near = _near(family, math.log1p(flops), math.log1p(moved), key, cold)
@@ -164,6 +164,7 @@ class _Traits:
     ranks: tuple[int, ...]
     fixed: tuple[bool, ...]
     sizes: tuple[float, ...]  # ln of the innermost size of each argument, and of the second axis of the first
+    narrow: bool = False  # the second argument has a second axis of 1: of a convolution's weights, a group is a channel
 
     def unlike(self, other: _Traits) -> float:
         """A distance to another record of the same operator, in the units of e-folds of work."""
@@ -173,6 +174,15 @@ class _Traits:
         if len(self.sizes) == len(other.sizes):
             total += _SIZE * sum(abs(a - b) for a, b in zip(self.sizes, other.sizes, strict=True))
         return total
+
+
+def _kernel(op: str, key: Key | None) -> str:
+    """What runs an operator: a convolution of as many groups as channels has a kernel of its own that is ten times as
+    fast as that of one with groups of two channels."""
+    traits = None if key is None else _traits(key)
+    if traits is None or traits.attributes.get("group", 1) in (0, 1):
+        return op
+    return f"{op}, {'each channel by itself' if traits.narrow else 'in groups'}"
 
 
 @lru_cache(maxsize=1 << 14)
@@ -187,7 +197,7 @@ def _traits(key: Key) -> _Traits:
         sizes.append(math.log1p(shapes[0][1]))
     return _Traits(
         attributes if isinstance(attributes, dict) else {}, tuple(map(len, shapes)),
-        tuple(s.startswith("!") for s in key.shapes), tuple(sizes),
+        tuple(s.startswith("!") for s in key.shapes), tuple(sizes), len(shapes) > 1 and shapes[1][1:2] == [1],
     )  # fmt: skip
 
 

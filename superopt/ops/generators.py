@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from superopt.ir.graph import ArrayData, Attribute, Weight
+from superopt.ir.graph import ArrayData, Attribute, Node, Weight
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
@@ -38,7 +38,7 @@ from superopt.ops.meaning import (
 from superopt.ops.record import ANY, NUMERIC, Canonical, NodeForm, NodeView, NotCovered, Operator
 from superopt.ops.shape import sizes_of
 
-__all__ = ["OPERATORS", "SMALL", "constant_array"]
+__all__ = ["OPERATORS", "SMALL", "attribute_array", "constant_array", "given_of"]
 
 SMALL = 64  # elements of a Constant that become part of a meaning
 LARGEST_LITERAL = 2**20  # elements of an array that writing may create
@@ -207,6 +207,13 @@ def read_constant(view: NodeView) -> Canonical:
         "shape": tuple(map(int, array.shape)), "values": tuple(scalar(flat[p]) for p in range(flat.size)),
         "dtype": DType.of(array.dtype).value,
     })  # fmt: skip
+
+
+def given_of(node: Node) -> tuple[str, Attribute] | None:
+    """The attribute of a Constant that says what it is, with its name; ``None`` for any other node."""
+    if node.op != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attributes) != 1:
+        return None
+    return next(iter(node.attributes.items()))
 
 
 def attribute_array(name: str, given: Attribute) -> np.ndarray | None:

@@ -20,7 +20,7 @@ from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.generators import attribute_array
+from superopt.ops.generators import attribute_array, given_of
 from superopt.ops.meaning import Contradiction, Meaning
 from superopt.ops.record import Canonical, NodeView, NotCovered, Operator
 from superopt.ops.schemas import schema_types
@@ -230,9 +230,9 @@ class _Inference:
 
     def constant(self, node: Node) -> None:
         """Type and value of a Constant that is kept as data."""
-        if node.op != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attributes) != 1:
+        if (said := given_of(node)) is None:
             return
-        ((name, given),) = node.attributes.items()
+        name, given = said
         output = node.outputs[0] if node.outputs else ""
         if isinstance(given, Weight):
             self.types[output] = given.type

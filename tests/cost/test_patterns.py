@@ -1,6 +1,7 @@
 """Groups of operators that ONNX Runtime runs as one kernel, checked against what ONNX Runtime does."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,6 +105,20 @@ def test_onnx_runtime_runs_the_group_as_one_kernel(name):
     assert [n.op for n in lowered(case).nodes] == [kernel]
     [group] = groups(case, ONNX_RUNTIME_PATTERNS)
     assert Counter(n.name for n in group) == Counter(n.name for n in case.nodes)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_constants_may_be_nodes(name):
+    """As PyTorch's exporter writes them, opset by opset: each a node, by itself, with a tensor or a number."""
+    case, _ = FUSED[name]
+    held = [w for w in case.weights if w.data is not None]
+    given = {w.name: {"value": w} if i % 2 or w.type.elements != 1 or not w.type.dtype.is_float
+             else {"value_float": float(w.data.numpy().reshape(-1)[0])} for i, w in enumerate(held)}  # fmt: skip
+    made = tuple(Node(f"c{n}", "Constant", (), (n,), a) for n, a in given.items())
+    nodes = replace(case, weights=tuple(w for w in case.weights if w.name not in given), nodes=(*made, *case.nodes))
+    found, wanted = ([{n.name for n in g} for g in groups(g, ONNX_RUNTIME_PATTERNS)] for g in (nodes, case))
+    assert found == wanted
+    assert max(map(len, wanted)) > 1
 
 
 @pytest.mark.parametrize("name", APART)
