@@ -15,10 +15,10 @@ from math import isclose
 from superopt.ir.graph import Graph, Node, Weight
 from superopt.ops.generators import attribute_array, given_of
 
-__all__ = ["ONNX_RUNTIME_PATTERNS", "OPENVINO_PATTERNS", "Pattern", "groups"]
+__all__ = ["CLOSE", "COMMUTE", "ONNX_RUNTIME_PATTERNS", "OPENVINO_PATTERNS", "Pattern", "groups"]
 
-_COMMUTE = frozenset({"Add", "Mul"})
-_CLOSE = 1e-3  # relative: how near a constant must be to the one in the pattern
+COMMUTE = frozenset({"Add", "Mul"})
+CLOSE = 1e-3  # relative: how near a constant must be to the one in the pattern
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class _Matcher:
                 yield _Found({**so_far.names, what: value}, so_far.nodes)
         elif isinstance(what, float):
             known = self._scalar(value)
-            if known is not None and isclose(known, what, rel_tol=_CLOSE):
+            if known is not None and isclose(known, what, rel_tol=CLOSE):
                 yield so_far
         elif value in so_far.nodes:  # met before: the pattern has it in two places
             if so_far.nodes[value].op == what.op:
@@ -152,7 +152,7 @@ class _Matcher:
             return
         begun = _Found(so_far.names, {**so_far.nodes, value: node})
         given = node.inputs[: len(what.args)]
-        for order in (given, given[::-1])[: 2 if what.op in _COMMUTE else 1]:
+        for order in (given, given[::-1])[: 2 if what.op in COMMUTE else 1]:
             yield from self._arguments(what.args, order, begun)
 
     def _arguments(

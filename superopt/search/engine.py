@@ -37,6 +37,7 @@ from superopt.search.regions import cut, level_order
 from superopt.search.replay import Names, replay
 from superopt.search.result import AppliedRule, Progress, SearchOptions, SearchResult
 from superopt.search.saturate import Limits, Moves
+from superopt.search.spelling import spelled
 from superopt.search.tidy import tidied
 from superopt.search.tricks import kept_verbatim
 from superopt.search.weights import Weights
@@ -168,13 +169,28 @@ class _Run:
         A merge of siblings all over the model can stand in the way of one of neighbours (the gates of a cell, or all
         steps of one gate?), and which of the two is better depends on sizes.
         """
+        self._spell()
         self._keep()
         self._merge()
-        self.merged = self.program.steps is not self.steps
+        self.merged = self._differs
         self._closer()
         for way in (partial(self._closer, merging=True), self._gates_first) if self.merged else ():
             if not self._over():
                 self._another(way)
+
+    def _spell(self) -> None:
+        """What the backend runs as one kernel in other words is put into its words, before a rule takes some away."""
+        offers = Offers(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
+        for region, plan in spelled(self.program, self.prepared.moves, self.pricer):
+            offers.add([(region, plan)])
+        self._replace(offers)
+        if offers.taken:
+            self.program = replace(self.program, kernels=kernels_of(self.program, self.pricer))
+
+    @property
+    def _differs(self) -> bool:
+        """Whether something was done since the first stage."""
+        return self.program.steps is not self.stages[0][0].steps
 
     def _merge(self) -> None:
         self._directed("merging", sibling_regions, Moves((), self.prepared.moves.groups), Limits().rounds)
@@ -209,7 +225,7 @@ class _Run:
     def _gates_first(self) -> None:
         """What reads the same data is merged before what is far apart, and everything else comes after."""
         self._windows("merging nearby", near=True)
-        if self.program.steps is not self.steps:  # else the other orders have done all this
+        if self._differs:  # else the other orders have done all this
             self._merge()
             self._closer(merging=True)
 

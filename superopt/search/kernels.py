@@ -7,36 +7,55 @@ into the weights before it) saves nothing then, and one that leaves the others t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from superopt.cost.patterns import groups
+from superopt.ir.graph import Graph, Node
 from superopt.search.borders import applied
 from superopt.search.costing import Pricer
 from superopt.search.lower import Region
 from superopt.search.plan import Plan
 from superopt.search.program import Kernel, Program
+from superopt.search.step import Step
 
-__all__ = ["broken_us", "kernels_of"]
+__all__ = ["FEWEST", "broken_us", "kernels_of"]
 
 # Members of the smallest group. A product takes in a Transpose or a scale, and a LayerNormalization a sum, whichever it
 # is, also one that a rewrite makes; free in the input alone, they stand in the way of rewrites (train_step_mlp and
 # gpt2_last, tiny: 3 % dearer).
-_FEWEST = 4
+FEWEST = 4
 
 
 def kernels_of(program: Program, pricer: Pricer) -> tuple[Kernel, ...]:
-    """The groups of a program's steps that are nodes of its graph.
+    """The groups of a program's steps.
 
     Args:
-        program: as it was read.
+        program: as it was read, or with other steps.
         pricer: says which step of a group is the dearest; the first, of several.
     """
-    steps = {s.outputs[0]: s for s in program.steps if s.op and s.node is not None}
+    steps = {s.outputs[0]: s for s in program.steps if s.op}
     found: list[Kernel] = []
-    for group in groups(program.graph, pricer.costs.backend.patterns):
+    for group in groups(_as_it_stands(program), pricer.costs.backend.patterns):
         made = [node.outputs[0] for node in group]
-        if len(made) >= _FEWEST and all(name in steps for name in made):
+        if len(made) >= FEWEST and all(name in steps for name in made):
             dearest = max(made, key=lambda name: pricer.alone(applied(program, steps[name])))
-            found.append(Kernel(frozenset(made), frozenset(made) - {dearest}))
+            written = frozenset((n, steps[n].op, steps[n].args) for n in made if steps[n].node is None)
+            found.append(Kernel(frozenset(made), frozenset(made) - {dearest}, written))
     return tuple(found)
+
+
+def _as_it_stands(program: Program) -> Graph:
+    """The steps as nodes, for who looks at which operator reads what: nothing that could be run."""
+    if all(s.node is not None for s in program.steps):
+        return program.graph
+    return replace(program.graph, nodes=tuple(s.node or _node(s) for s in program.steps))
+
+
+def _node(step: Step) -> Node:
+    value = dict(step.attributes).get("value")
+    if step.op == "ConstantOfShape" and isinstance(value, int | float):
+        return Node(step.name, "Constant", (), step.outputs, {"value_float": float(value)})
+    return Node(step.name, step.op, tuple(a or "" for a in step.args), step.outputs, {})
 
 
 def broken_us(program: Program, region: Region, plan: Plan, pricer: Pricer) -> float:

@@ -186,7 +186,7 @@ def _extract(
     region: Region, lowered: Lowered, pricer: Pricer, deadline: float, seed: int
 ) -> tuple[Choice, Problem, float]:
     graph = lowered.graph
-    roots, paid, given, within = _frame(region, lowered)
+    roots, paid, given, within = frame_of(region, lowered)
     problem = problem_of(graph, roots, pricer, paid, given, within)
     choice, gap = incumbent_of(region, lowered, problem), 0.0
     wanted: set[ENode] = set()  # by the extraction before, whose predictions were then settled
@@ -221,7 +221,7 @@ def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> tup
 
 def cost_as_it_is(region: Region, lowered: Lowered, pricer: Pricer) -> float:
     """The modelled cost of the region before anything was added to its e-graph; equal applications count once."""
-    roots, paid, given, within = _frame(region, lowered)
+    roots, paid, given, within = frame_of(region, lowered)
     lowered.graph.rebuild()
     problem = problem_of(lowered.graph, roots, pricer, paid, given, within)
     return cost_of(problem, incumbent_of(region, lowered, problem)) + _naming(region, lowered, pricer)
@@ -237,7 +237,7 @@ def _naming(region: Region, lowered: Lowered, pricer: Pricer) -> float:
     return us
 
 
-def _frame(region: Region, lowered: Lowered) -> tuple[list[int], frozenset[int], frozenset[ENode], frozenset[ENode]]:
+def frame_of(region: Region, lowered: Lowered) -> tuple[list[int], frozenset[int], frozenset[ENode], frozenset[ENode]]:
     """Classes that are wanted, constants that are stored already, e-nodes that the input has, and those of them that
     run in the kernel of another."""
     graph = lowered.graph

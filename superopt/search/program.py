@@ -40,10 +40,17 @@ class LeafFacts:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Values that steps make which run as one kernel; ``within``: all but that of the dearest step."""
+    """Values that steps make which run as one kernel.
+
+    Attributes:
+        made: the values.
+        within: all but that of the dearest step.
+        written: value, operator and arguments of those steps that are no nodes of the model.
+    """
 
     made: frozenset[str]
     within: frozenset[str]
+    written: frozenset[tuple[str, str, tuple[str | None, ...]]] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +81,10 @@ class Program:
     def within(self) -> frozenset[str]:
         """What steps make that cost nothing beside another of their kernel, as long as all of it is there."""
         there = {o for s in self.steps if s.node is not None for o in s.outputs}
-        return frozenset[str]().union(*(k.within for k in self.kernels if k.made <= there))
+        new = {(s.outputs[0], s.op, s.args) for s in self.steps if s.node is None}
+        return frozenset[str]().union(
+            *(k.within for k in self.kernels if k.written <= new and k.made <= there | {w[0] for w in k.written})
+        )
 
     @cached_property
     def known(self) -> Mapping[str, Known]:

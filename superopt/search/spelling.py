@@ -1,0 +1,191 @@
+"""Groups that the backend would run as one kernel if they were written as it knows them.
+
+A search adds up what operators cost. So it does not see that ``x · (0.5 · (1 + erf(x / √2)))``, which is five kernels
+of ONNX Runtime's, is one as ``(x · 0.5) · (1 + erf(x / √2))``, and takes the 0.5 into the next weights. Here the
+backend's patterns are matched in the e-graph of the operators around, before other rules have their turn: what rules
+say is equal to the group's last operator is a form of it, at the price of its dearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import isclose
+
+from superopt.cost.patterns import CLOSE, COMMUTE, Pattern
+from superopt.ir.terms import AttributeValue
+from superopt.ops import REGISTRY
+from superopt.search.costing import Pricer
+from superopt.search.egraph import ABSENT, EGraph, ENode
+from superopt.search.extract import Choice, Problem, cost_of, problem_of, used_classes
+from superopt.search.kernels import FEWEST
+from superopt.search.lower import Region, lower, region_of
+from superopt.search.optimise import frame_of, incumbent_of
+from superopt.search.plan import Plan, plan_of
+from superopt.search.program import Program
+from superopt.search.saturate import Limits, Moves, saturate
+
+__all__ = ["spelled"]
+
+_AROUND = 12  # operators of a region: the largest pattern, a normalisation with its scale and bias, has nine
+_LIMITS = Limits(nodes=400, rounds=2)  # two rules in a row: a quotient for a reciprocal, and another order of factors
+_FAMILIES = frozenset({"elementwise", "reduce"})
+_Found = tuple[Mapping[str, int], Mapping[int, ENode]]  # what names stand for, and the group's e-nodes by class
+
+
+def spelled(program: Program, moves: Moves, pricer: Pricer) -> Iterator[tuple[Region, Plan]]:
+    """Plans that make groups of operators the backend's own, for disjoint regions.
+
+    Args:
+        program: as it was read, with the kernels that it has.
+        moves: what may be done.
+        pricer: what operators cost, and the backend.
+    """
+    patterns = tuple(p for p in pricer.costs.backend.patterns if _size(p) >= FEWEST)
+    if not patterns:
+        return
+    light = Moves(tuple(p for p in moves.patterns if all(_is_light(op) for op in p.operators)))
+    last = {p.op for p in patterns}
+    taken = {name for kernel in program.kernels for name in kernel.made}
+    used: set[int] = set()
+    known: dict[object, Plan | None] = {}
+    for position in reversed(program.running):
+        step = program.steps[position]
+        if step.op not in last or step.outputs[0] in taken or position in used:
+            continue
+        around = _around(program, position, used)
+        if len(around) < FEWEST:
+            continue
+        region = region_of(program, sorted(around))
+        if region.signature not in known:
+            known[region.signature] = _plan(region, step.outputs[0], patterns, light, pricer)
+        plan = known[region.signature]
+        if plan is not None:
+            used |= around
+            yield region, plan
+
+
+def _size(pattern: Pattern) -> int:
+    return 1 + sum(_size(a) for a in pattern.args if isinstance(a, Pattern))
+
+
+def _is_light(op: str) -> bool:
+    return op == "ConstantOfShape" or (op in REGISTRY and REGISTRY[op].family in _FAMILIES)
+
+
+def _around(program: Program, position: int, used: set[int]) -> set[int]:
+    """A step and those before it that nobody else reads, which work element by element or along an axis."""
+    found, grown = {position}, True
+    while grown and len(found) < _AROUND:
+        grown = False
+        for name in {a for p in found for a in program.steps[p].args if a is not None}:
+            maker = program.maker.get(name)
+            if maker is None or maker in found or maker in used or name in program.constant or name in program.pinned:
+                continue
+            step = program.steps[maker]
+            if _is_light(step.op) and len(step.outputs) == 1 and set(program.readers.get(name, ())) <= found:
+                found.add(maker)
+                grown = True
+    return found
+
+
+def _plan(region: Region, name: str, patterns: tuple[Pattern, ...], moves: Moves, pricer: Pricer) -> Plan | None:
+    lowered = lower(region, REGISTRY)
+    graph = lowered.graph
+    saturate(graph, moves, _LIMITS)
+    roots, paid, given, within = frame_of(region, lowered)
+    problem = problem_of(graph, roots, pricer, paid, given, within)
+    incumbent = incumbent_of(region, lowered, problem)
+    owner = graph.find(lowered.classes[region.number[name]])
+    best: tuple[float, Problem, Choice] | None = None
+    for pattern in patterns:
+        for _, members in _at(graph, pattern, owner, {}, {}):
+            made = _chosen(problem, incumbent, members)
+            if made is None or used_classes(*made) is None:
+                continue
+            us = cost_of(*made)
+            if best is None or us < best[0]:
+                best = us, *made
+    before = cost_of(problem, incumbent)
+    if best is None or best[0] >= before - 1e-9:
+        return None
+    return plan_of(region, lowered, best[1], best[2], before, best[0])
+
+
+def _chosen(problem: Problem, incumbent: Choice, members: Mapping[int, ENode]) -> tuple[Problem, Choice] | None:
+    """The problem in which a group costs what its dearest e-node does, and the incumbent with the group in it."""
+    places = {owner: problem.index.get(node) for owner, node in members.items()}
+    if any(place is None for place in places.values()):
+        return None
+    candidates, choice = list(problem.candidates), dict(incumbent)
+    dearest = max(members, key=lambda owner: problem.candidates[places[owner] or 0].us)
+    for owner, place in places.items():
+        assert place is not None
+        known = candidates[place]
+        candidates[place] = replace(known, node=members[owner], us=known.us if owner == dearest else 0.0)
+        choice[owner] = place
+    if any(need not in choice for owner in members for need in candidates[choice[owner]].needs):
+        return None
+    return replace(problem, candidates=tuple(candidates)), choice
+
+
+def _at(
+    graph: EGraph, what: Pattern | float | str, owner: int, names: Mapping[str, int], members: Mapping[int, ENode]
+) -> Iterator[_Found]:  # fmt: skip
+    """The ways in which a class is what a pattern says; as deep as the pattern (see :mod:`superopt.cost.patterns`)."""
+    owner = graph.find(owner)
+    constant = graph.constant(owner)
+    if isinstance(what, str):
+        fits = constant or not what.startswith(("scalar", "constant"))
+        known = not what.startswith("scalar") or _value(graph, owner) is not None
+        if fits and known and names.get(what, owner) == owner:
+            yield {**names, what: owner}, members
+    elif isinstance(what, float):
+        value = _value(graph, owner) if constant else None
+        if value is not None and isclose(value, what, rel_tol=CLOSE):
+            yield names, members
+    elif owner in members:
+        if graph.heads[members[owner][0]].op == what.op:
+            yield names, members
+    elif not constant:
+        for node in tuple(graph.classes[owner].nodes):
+            given, rest = node[1 : 1 + len(what.args)], node[1 + len(what.args) :]
+            if graph.heads[node[0]].op != what.op or len(given) < len(what.args):
+                continue
+            if all(a == ABSENT or graph.constant(a) for a in rest) and _is_innermost(graph, node):
+                for order in (given, given[::-1])[: 2 if what.op in COMMUTE else 1]:
+                    yield from _arguments(graph, what.args, order, names, {**members, owner: node})
+
+
+def _is_innermost(graph: EGraph, node: ENode) -> bool:
+    """Whether an e-node that works along axes keeps them, and works along the last: nothing else is a kernel's."""
+    attributes = dict(graph.heads[node[0]].attributes)
+    if "axes" not in attributes:
+        return True
+    kind, axes = graph.type(node[1]), attributes["axes"]
+    rank = 0 if isinstance(kind, tuple) else len(kind.shape or ())
+    return axes in ((rank - 1,), (-1,)) and attributes.get("keepdims", 1) == 1
+
+
+def _arguments(
+    graph: EGraph, args: tuple[Pattern | float | str, ...], given: tuple[int, ...], names: Mapping[str, int],
+    members: Mapping[int, ENode],
+) -> Iterator[_Found]:  # fmt: skip
+    if not args:
+        yield names, members
+        return
+    for found in _at(graph, args[0], given[0], names, members):
+        yield from _arguments(graph, args[1:], given[1:], *found)
+
+
+def _value(graph: EGraph, owner: int) -> float | None:
+    """The number that a class of one element is; a weight of one value is its generator, too."""
+    kind = graph.type(owner)
+    if isinstance(kind, tuple) or kind.elements != 1 or not kind.dtype.is_float:
+        return None
+    for node in graph.classes[owner].nodes:
+        head = graph.heads[node[0]]
+        if head.op == "ConstantOfShape":
+            value: AttributeValue = dict(head.attributes).get("value", 0.0)
+            return float(value) if isinstance(value, int | float) else None
+    return None

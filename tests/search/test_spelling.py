@@ -1,0 +1,116 @@
+"""Groups that the backend runs as one kernel, and that models have in other words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from graphs import assert_equivalent
+
+from superopt import cost
+from superopt.cost.fusion import SUPEROPT_CUDA
+from superopt.cost.patterns import ONNX_RUNTIME_PATTERNS, groups
+from superopt.frontend import GraphBuilder, Tensor
+from superopt.ir.graph import Graph
+from superopt.ops.infer import infer
+from superopt.rules import load_library
+from superopt.search import SearchOptions, search
+from superopt.search.costing import Pricer
+from superopt.search.kernels import kernels_of
+from superopt.search.moves import prepare
+from superopt.search.program import Program, program_of
+from superopt.search.spelling import spelled
+
+
+@pytest.fixture(scope="module")
+def prices() -> cost.CostModel:
+    return cost.RecordedProfile(cost.load_profile("cpu-epyc-2core"))
+
+
+def gelu(b: GraphBuilder, x: Tensor) -> Tensor:
+    """As PyTorch's newer exporter writes it."""
+    one_more = b.op("Add", b.op("Erf", b.op("Div", x, b.constant(2**0.5))), b.constant(1.0))
+    return b.op("Mul", x, b.op("Mul", b.constant(0.5), one_more))
+
+
+def root_mean_square(b: GraphBuilder, x: Tensor) -> Tensor:
+    """The same of an RMSNorm."""
+    mean = b.op("ReduceMean", b.op("Pow", x, b.constant(2.0)), b.constant([-1]), keepdims=1)
+    root = b.op("Sqrt", b.op("Add", mean, b.constant(1e-5)))
+    return b.op("Mul", b.op("Mul", x, b.op("Reciprocal", root)), b.weight("scale", (384,)))
+
+
+FORMS = {"gelu": (gelu, 5), "root mean square": (root_mean_square, 6)}
+
+
+def along_another_axis(b: GraphBuilder, x: Tensor) -> Tensor:
+    """A normalisation that ONNX Runtime has no kernel for: over columns."""
+    mean = b.op("ReduceMean", b.op("Mul", x, x), b.constant([0]), keepdims=1)
+    root = b.op("Sqrt", b.op("Add", mean, b.constant(1e-5)))
+    return b.op("Mul", b.op("Div", x, root), b.weight("scale", (384,)))
+
+
+OTHERS = {**FORMS, "along another axis": (along_another_axis, 0)}
+
+
+def block(name: str, *, read_twice: bool = False) -> Graph:
+    b = GraphBuilder("block")
+    made = OTHERS[name][0](b, b.op("Tanh", b.input("x", "float32", (256, 384))))
+    b.output(b.op("Softmax", made, axis=-1), "out")  # nothing that takes a factor in
+    if read_twice:
+        inner = next(n for n in b.build().nodes if n.op in ("Erf", "Sqrt"))
+        graph = b.build()
+        return replace(graph, outputs=(*graph.outputs, replace(graph.outputs[0], name=inner.outputs[0], type=None)))
+    return b.build()
+
+
+def read(graph: Graph, prices: cost.CostModel) -> tuple[Program, Pricer]:
+    pricer = Pricer(prices, graph.opset, {})
+    program = program_of(graph, infer(graph))
+    return replace(program, kernels=kernels_of(program, pricer)), pricer
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_rules_say_is_equal_becomes_one_kernel(name: str, prices: cost.CostModel) -> None:
+    graph, library = block(name), load_library()
+    assert all(len(g) < 4 for g in groups(graph, ONNX_RUNTIME_PATTERNS))
+    found = search(graph, library.admitted, prices, SearchOptions(cache=False, floats=library.floats("standard")))
+    assert max(len(g) for g in groups(found.graph, ONNX_RUNTIME_PATTERNS)) >= FORMS[name][1]
+    assert cost.graph_cost(found.graph, prices).us < cost.graph_cost(graph, prices).us
+    assert found.applied, "and the rules are named"
+    assert_equivalent(graph, found.graph)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_would_be_no_kernel_is_left_alone(name: str, prices: cost.CostModel) -> None:
+    """Because something else looks into it, or by what it is."""
+    graph, library = block(name, read_twice=name in FORMS), load_library()
+    program, pricer = read(graph, prices)
+    moves = prepare(library.admitted, program, floats=library.floats("standard")).moves
+    assert list(spelled(program, moves, pricer)) == []
+
+
+def test_a_backend_without_such_kernels_has_no_words_of_its_own(prices: cost.CostModel) -> None:
+    graph, library = block("gelu"), load_library()
+    other = cost.RecordedProfile(cost.load_profile("cpu-epyc-2core"), None, SUPEROPT_CUDA)
+    program, pricer = read(graph, other)
+    assert list(spelled(program, prepare(library.admitted, program).moves, pricer)) == []
+
+
+def test_a_kernel_is_whole_only_while_its_own_steps_are_there(prices: cost.CostModel) -> None:
+    """A step's value keeps its name when another takes its place."""
+    library, graph = load_library(), block("gelu")
+    program, pricer = read(graph, prices)
+    found = search(graph, library.admitted, prices, SearchOptions(cache=False, floats=library.floats("standard"))).graph
+    program, _ = read(found, prices)
+    (kernel,) = program.kernels
+    new = tuple(replace(s, node=None) if s.outputs[0] in kernel.made else s for s in program.steps)
+    written = replace(program, steps=new)
+    written = replace(written, kernels=kernels_of(written, pricer))
+    assert written.within == kernel.within
+    for at, step in enumerate(new):
+        if step.outputs[0] in kernel.made:
+            other = (
+                replace(step, args=step.args[:1] * len(step.args)) if len(step.args) > 1 else replace(step, op="Abs")
+            )
+            assert not replace(written, steps=(*new[:at], other, *new[at + 1 :])).within
