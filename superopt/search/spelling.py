@@ -8,6 +8,7 @@ say is equal to the group's last operator is a form of it, at the price of its d
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import isclose
@@ -50,6 +51,8 @@ def spelled(program: Program, moves: Moves, pricer: Pricer) -> Iterator[tuple[Re
     used: set[int] = set()
     known: dict[object, Plan | None] = {}
     for position in reversed(program.running):
+        if time.monotonic() > pricer.deadline:
+            return
         step = program.steps[position]
         if step.op not in last or step.outputs[0] in taken or position in used:
             continue
@@ -78,7 +81,7 @@ def _around(program: Program, position: int, used: set[int]) -> set[int]:
     found, grown = {position}, True
     while grown and len(found) < _AROUND:
         grown = False
-        for name in {a for p in found for a in program.steps[p].args if a is not None}:
+        for name in dict.fromkeys(a for p in sorted(found) for a in program.steps[p].args if a is not None):
             maker = program.maker.get(name)
             if maker is None or maker in found or maker in used or name in program.constant or name in program.pinned:
                 continue
