@@ -32,6 +32,7 @@ _CANDIDATES = 32  # nearest by work, among which attributes and shapes decide
 _ATTRIBUTE, _RANK, _FIXED, _SIZE = 0.5, 0.5, 0.5, 0.15  # how far apart unlike records are, in e-folds of work
 _LEAST_SIGMA, _SIGMA_PER_STEP = 0.08, 0.25
 _FITTED_SIGMA = 0.5  # of a roofline fitted to the operator: a far neighbour does not make it worse
+_GROUPED = re.compile(r'"group": ?(?![01]\b)')  # in a key's attributes; asked of each record of a profile
 _CLAMP = math.log(4.0)  # 2 left tiny operators, far from the roofline, 1 % worse on records held out
 
 
@@ -179,10 +180,9 @@ class _Traits:
 def _kernel(op: str, key: Key | None) -> str:
     """What runs an operator: a convolution of as many groups as channels has a kernel of its own that is ten times as
     fast as that of one with groups of two channels."""
-    traits = None if key is None else _traits(key)
-    if traits is None or traits.attributes.get("group", 1) in (0, 1):
+    if key is None or _GROUPED.search(key.attrs) is None:
         return op
-    return f"{op}, {'each channel by itself' if traits.narrow else 'in groups'}"
+    return f"{op}, {'each channel by itself' if _traits(key).narrow else 'in groups'}"
 
 
 @lru_cache(maxsize=1 << 14)
