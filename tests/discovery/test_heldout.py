@@ -59,6 +59,7 @@ def test_at_most_a_third_of_tasos_rules(taso: tuple[Rule, ...]) -> None:
     assert len(taso) <= 619 // 3
 
 
+@pytest.mark.slow
 def test_the_tour_is_derived() -> None:
     rules = recorded(BUILT_IN)
     assert not [r.id for r in tour() if derived(r, moves_of(rules, parts_of(r))) is None]

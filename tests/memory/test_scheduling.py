@@ -53,7 +53,9 @@ def two_wide_branches() -> Graph:
     return Graph("two", (Value("x", kind),), (Value("y", kind),), tuple(weights), (*wide, *narrow, last), {"": 20})
 
 
-@pytest.mark.parametrize("name", ["llama_2l", "swin_tiny", "t5_encoder", "linear_attention"])
+@pytest.mark.parametrize(
+    "name", ["llama_2l", pytest.param("swin_tiny", marks=pytest.mark.slow), "t5_encoder", "linear_attention"]
+)
 def test_the_same_bits_take_less(name: str) -> None:
     graph = with_values(formats.load(TINY / f"{name}.json"))
     found = least_memory(graph)

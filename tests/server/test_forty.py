@@ -23,8 +23,8 @@ _DECIDED = ("proved_all_sizes", "refuted", "ill")
 @pytest.mark.parametrize(
     "rows",
     [
-        pytest.param(RULES[::4], id="ten"),
-        pytest.param(TRAPS[::4], id="ten traps"),
+        pytest.param(RULES[::8], id="five"),
+        pytest.param(TRAPS[::8], id="five traps"),
         pytest.param(COMPILER[2::4], id="ten of a compiler's"),
         pytest.param(RULES, id="forty", marks=pytest.mark.slow),
         pytest.param(TRAPS, id="forty traps", marks=pytest.mark.slow),

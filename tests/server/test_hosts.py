@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from service_testing import GRAPH, Live, files_below, free_port, start, stop, tiny, until
 
 from superopt.server.copies import Copies
@@ -47,6 +48,7 @@ def results(live: Live, count: int) -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_two_hosts_one_killed_each_job_once(postgres_url: str, tmp_path: Path) -> None:
     emptied(postgres_url)
     settings = Settings(

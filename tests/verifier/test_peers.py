@@ -22,7 +22,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {p.stem.removeprefix("block_"): p for p in write_models(folder, (*MODELS, *BLOCKS))}
 
 
-@pytest.mark.parametrize("name", [*MODELS, *BLOCKS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "mamba" else n for n in (*MODELS, *BLOCKS)]
+)
 @pytest.mark.parametrize("tool", LEVELS)
 def test_what_onnx_runtime_makes_is_proved(sources: dict[str, Path], name: str, tool: str) -> None:
     target = optimised(tool, sources[name])
