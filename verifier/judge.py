@@ -45,7 +45,7 @@ class CheckResult:
     Attributes:
         verdict: "passed", "failed" (the models differ: see ``reason``), or "skipped" (they could not be run).
         trials: inputs that were tried.
-        max_abs_error: largest difference of the result from the original.
+        max_abs_error: largest difference of the result from the original, on inputs of ordinary magnitude.
         max_rel_error: the same, relative to the largest magnitude of that output.
         reference: what judged: "original" (ONNX Runtime on the original), "original and float64" where the second
             criterion was needed, or "float64" where the runtime refuses the original.
@@ -336,7 +336,7 @@ class Judge:
     ) -> CheckResult:
         found = self.outputs_compared(trial, number, made, names)
         for name, one in found.items():
-            total = _worse(total, one, name, trial.feed.name)
+            total = _worse(total, one, name, trial.feed.name, counts=not trial.feed.scaled)
             if total.verdict == "failed":
                 return total
         differing = [n for n, one in found.items() if one.differs]
@@ -443,12 +443,14 @@ def _is_random(graph: Graph) -> bool:
     ) or any(m in payload for payload in graph.extras.values() for m in marks)
 
 
-def _worse(total: CheckResult, found: Comparison, name: str, kind: str) -> CheckResult:
-    total = replace(
-        total, max_abs_error=max(total.max_abs_error, found.absolute),
-        max_rel_error=max(total.max_rel_error, found.relative),
-        baseline_error=max(total.baseline_error, found.baseline),
-    )  # fmt: skip
+def _worse(total: CheckResult, found: Comparison, name: str, kind: str, *, counts: bool = True) -> CheckResult:
+    """With what one comparison found; its distances unless they do not count and nothing is wrong."""
+    if counts or found.problem is not None:
+        total = replace(
+            total, max_abs_error=max(total.max_abs_error, found.absolute),
+            max_rel_error=max(total.max_rel_error, found.relative),
+            baseline_error=max(total.baseline_error, found.baseline),
+        )  # fmt: skip
     if found.problem is None:
         return total
     return replace(total, verdict="failed", culprit_output=name, reason=f"output {name!r} ({kind}): {found.problem}")

@@ -36,12 +36,15 @@ class Feed:
         arrays: by input.
         mixed: neighbouring elements differ in magnitude by design.
         tiny: values are near the smallest numbers.
+        scaled: values are far from 1 by design, where sums overflow or vanish; how far two results are apart there is
+            no measure of either.
     """
 
     name: str
     arrays: dict[str, np.ndarray]
     mixed: bool = False
     tiny: bool = False
+    scaled: bool = False
 
 
 Fill = Callable[[str, DType, np.ndarray, np.random.Generator], np.ndarray]
@@ -121,8 +124,8 @@ class _Aim:
         yield from self._sized()
 
     def _made(
-        self, name: str, fill: Fill, *, mixed: bool = False, tiny: bool = False, level: int | None = None,
-        own: int = 0,
+        self, name: str, fill: Fill, *, mixed: bool = False, tiny: bool = False, scaled: bool = False,
+        level: int | None = None, own: int = 0,
     ) -> Feed:  # fmt: skip
         """A feed; one with a number of its ``own`` leaves the draws of those after it as they are without it."""
         self.count += not own
@@ -133,7 +136,7 @@ class _Aim:
             if n not in self.weights and array.size:
                 filled = np.asarray(fill(n, self.types[n].dtype, array, rng)).astype(array.dtype)
                 arrays[n] = accepted(self.before, n, filled.reshape(array.shape))
-        return Feed(name, arrays, mixed, tiny)
+        return Feed(name, arrays, mixed, tiny, scaled)
 
     def _near(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Elements at, beside and around the targets, among ordinary ones."""
@@ -214,14 +217,14 @@ class _Aim:
             ("smallest numbers", {n: ends[n][0] for n in reals}),
         ]
         for name, plan in plans[:2]:
-            yield self._made(name, _scale(plan))
-        yield self._made("all magnitudes", self._wide(0.3), mixed=True)
+            yield self._made(name, _scale(plan), scaled=True)
+        yield self._made("all magnitudes", self._wide(0.3), mixed=True, scaled=True)
         if len(reals) > 1:
             for one in reals[:4]:  # what is finite beside a 0 may not be when it is formed first
-                yield self._made(f"{one!r} is 0, the others largest", _scale({n: ends[n][1] for n in reals}, zero=one))
+                yield self._made(f"{one!r} is 0, the others largest", _scale({n: ends[n][1] for n in reals}, zero=one), scaled=True)
         for name, plan in plans[2:]:
-            yield self._made(name, _scale(plan), tiny=_underflows(plan, min(e[0] for e in ends.values())))
-        yield self._made("the whole range", self._wide(1.0), mixed=True, tiny=True)
+            yield self._made(name, _scale(plan), tiny=_underflows(plan, min(e[0] for e in ends.values())), scaled=True)
+        yield self._made("the whole range", self._wide(1.0), mixed=True, tiny=True, scaled=True)
 
     def _wide(self, share: float) -> Fill:
         def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:

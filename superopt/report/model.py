@@ -78,8 +78,8 @@ class CheckPower:
 class Check:
     """The differential check of the result against the input.
 
-    ``reference`` is what judged: "original" (the input in ONNX Runtime, its optimisations off), "original and
-    float64", or "float64".
+    The errors are those on inputs of ordinary magnitude. ``reference`` is what judged: "original" (the input in ONNX
+    Runtime, its optimisations off), "original and float64", or "float64".
     """
 
     verdict: str

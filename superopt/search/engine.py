@@ -150,10 +150,8 @@ class _Run:
 
     def _untidied_us(self, graph: Graph, typing: Typing) -> float:
         """Microseconds of what was left out as the graph was read, where the backend would have run it."""
-        if self.costs.backend.tidies:
-            return 0.0
         us, fixed = 0.0, graph.constants
-        for position in self.tidied.gone:
+        for position in self.tidied.of_open_sizes if self.costs.backend.tidies else self.tidied.gone:
             applied = typing.nodes[position]
             assert isinstance(applied, Applied), "a barrier goes nowhere"
             types = tuple(None if a is None else typing.types[a] for a in applied.args)

@@ -5,20 +5,24 @@ None is a rewrite of what is computed, and none changes a bit: of two applicatio
 one is enough; the integers that ``Shape``, ``Gather``, ``Concat`` … make of sizes that the model states are those that
 :func:`superopt.ops.infer` followed to read it; and a type that holds every number of another gives it back. Rules speak
 of reals, to which all this is nothing. Runtimes do it as they load a graph (``Backend.tidies``), so that it is a gain
-only where the backend does not.
+only where the backend does not, or where sizes are open: a Reshape to sizes of which one is open needs no ``Shape`` of
+anything, as it may leave that one to be inferred.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from superopt.ir.graph import Graph, Node, Weight, attribute_key, constant
+from superopt.ir.graph import Graph, Node, Weight, attribute_key, constant, unused_name
 from superopt.ir.types import DType
-from superopt.ops.infer import Applied, Typing
+from superopt.ops.infer import Applied, Barrier, Typing
+from superopt.ops.record import NotCovered
+from superopt.ops.shape import sizes_of, symbolic_shape
 
 __all__ = ["Tidied", "tidied"]
 
@@ -32,10 +36,17 @@ _FLOATS = {
 
 @dataclass(frozen=True)
 class Tidied:
-    """A graph without what needs not run, and the positions, in the graph that it was, of the nodes that are gone."""
+    """A graph without what needs not run.
+
+    Attributes:
+        graph: what is left.
+        gone: positions, in the graph that it was, of the nodes that are gone.
+        of_open_sizes: those of them that every backend would have run: they followed sizes that are open.
+    """
 
     graph: Graph
     gone: tuple[int, ...]
+    of_open_sizes: tuple[int, ...] = ()
 
 
 def tidied(graph: Graph, typing: Typing) -> Tidied:
@@ -50,7 +61,8 @@ def tidied(graph: Graph, typing: Typing) -> Tidied:
         typing: of it.
     """
     kept = _kept(graph, typing)
-    known = _known(graph, typing, kept)
+    known = dict(_known(graph, typing, kept))
+    shapes = _shapes(graph, typing)
     first: dict[tuple[object, ...], Node] = {}
     alias: dict[str, str] = {}
     casts: dict[str, str] = {}  # what a cast makes → what it reads
@@ -63,6 +75,9 @@ def tidied(graph: Graph, typing: Typing) -> Tidied:
             continue
         node = old if alias.keys().isdisjoint(old.inputs) else _reading(old, alias)
         node = _uncast(node, casts, typing)
+        if position in shapes:
+            node = replace(node, inputs=(node.inputs[0], shapes[position][0]))
+            known.update([shapes[position]])
         if node.op == "Cast" and isinstance(found, Applied):
             casts[node.outputs[0]] = node.inputs[0]
             if (
@@ -81,11 +96,12 @@ def tidied(graph: Graph, typing: Typing) -> Tidied:
             gone.append(position)
         else:
             nodes[position] = node
-    idle = _idle(graph, nodes, kept)
+    idle = _idle(graph, typing, nodes, kept)
     if not gone and not idle:
         return Tidied(graph, ())
     left = [node for position, node in nodes.items() if position not in idle]
-    return Tidied(_written(graph, left, known), tuple(sorted({*gone, *idle})))
+    of_open = tuple(p for p in idle if graph.nodes[p].op != "Cast" or _makes_integers(graph.nodes[p], typing))
+    return Tidied(_written(graph, left, known), tuple(sorted({*gone, *idle})), of_open)
 
 
 def _uncast(node: Node, casts: Mapping[str, str], typing: Typing) -> Node:
@@ -115,14 +131,48 @@ def _holds(wide: DType, narrow: DType) -> bool:
     return digits >= fewer and least - digits <= lowest - fewer and most >= highest
 
 
-def _idle(graph: Graph, nodes: Mapping[int, Node], kept: AbstractSet[str]) -> frozenset[int]:
-    """Casts that nothing reads any more, though something did."""
+def _idle(graph: Graph, typing: Typing, nodes: Mapping[int, Node], kept: AbstractSet[str]) -> tuple[int, ...]:
+    """Operators that nothing reads any more, though something did."""
     before = {n for node in graph.nodes for n in node.reads}
-    read = {n for node in nodes.values() for n in node.reads} | kept
-    return frozenset(
-        position for position, node in nodes.items()
-        if node.op == "Cast" and node.outputs[0] in before and node.outputs[0] not in read
-    )  # fmt: skip
+    read = Counter(n for node in nodes.values() for n in node.reads)
+    found: list[int] = []
+    for position in sorted(nodes, reverse=True):
+        node = nodes[position]
+        made = [o for o in node.outputs if o]
+        dead = not any(read[o] for o in made) and kept.isdisjoint(made) and any(o in before for o in made)
+        if dead and not isinstance(typing.nodes[position], Barrier):
+            read.subtract(node.reads)
+            found.append(position)
+    return tuple(sorted(found))
+
+
+def _makes_integers(node: Node, typing: Typing) -> bool:
+    kind = typing.types[node.outputs[0]]
+    return kind is not None and kind.dtype.is_integer
+
+
+def _shapes(graph: Graph, typing: Typing) -> Mapping[int, tuple[str, np.ndarray]]:
+    """Positions of Reshapes whose sizes are computed, though one open size at most needs to be: names and elements of
+    the constants that they may read instead.
+
+    An open size is copied (0) or inferred (−1). Not both: beside a size that turns out to be 0 none can be inferred.
+    """
+    found: dict[int, tuple[str, np.ndarray]] = {}
+    taken = set(graph.names)
+    for position, (node, applied) in enumerate(zip(graph.nodes, typing.nodes, strict=True)):
+        if node.op != "Reshape" or not isinstance(applied, Applied) or len(node.inputs) < 2:
+            continue
+        asked, kind = typing.values.get(node.inputs[1]), typing.types[node.inputs[0]]
+        if node.inputs[1] in graph.constants or asked is None or asked.array is not None or kind is None:
+            continue
+        try:
+            written = symbolic_shape(sizes_of(applied.attributes["shape"], "shape"), kind.shape or ())
+        except NotCovered:
+            continue
+        if 0 in written and (-1 in written or node.attributes.get("allowzero")):
+            continue
+        found[position] = unused_name(f"{node.outputs[0]}_shape", taken), np.array(written, dtype=np.int64)
+    return found
 
 
 def _kept(graph: Graph, typing: Typing) -> AbstractSet[str]:

@@ -89,8 +89,40 @@ def test_integers_of_stated_sizes_are_constants() -> None:
     assert np.array_equal(run(rows(2).build(), feeds)["y"], run(after, feeds)["y"])
 
 
-def test_a_size_that_is_open_is_asked_for_at_run_time() -> None:
-    assert ops(tidy(rows("n"))) == ops(rows("n").build())
+def test_one_open_size_is_copied_or_inferred() -> None:
+    after = tidy(rows("n"))
+    assert ops(after) == ["Reshape", "Relu"]
+    for n in (1, 3):
+        feeds = {"x": np.arange(n * 96, dtype=np.float32).reshape(n, 6, 16)}
+        assert np.array_equal(run(rows("n").build(), feeds)["y"], run(after, feeds)["y"])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "allowzero"),
+    [(("n", "t", 8), 0), (("n", 6, 8), 1)],
+    ids=["one would be inferred beside one that may be 0", "a zero is a size"],
+)
+def test_open_sizes_that_no_constant_says_are_asked_for_at_run_time(
+    sizes: tuple[int | str, ...], allowzero: int
+) -> None:
+    b = GraphBuilder("rows", opset=23)
+    x = b.input("x", "float32", sizes)
+    shape = b.op("Shape", x)
+    first, second = (b.op("Slice", shape, [k], [k + 1]) for k in (0, 1))
+    rows = b.op("Reshape", x, b.op("Concat", first, b.op("Mul", second, [8]), axis=0), allowzero=allowzero)
+    b.output(rows.relu(), "y")
+    after = tidy(b)
+    assert "Shape" in ops(after)
+    assert after.nodes[-2].inputs[1] not in after.constants
+
+
+def test_a_size_that_something_else_reads_is_still_made() -> None:
+    b = GraphBuilder("rows", opset=23)
+    x = b.input("x", "float32", ("n", 6, 16))
+    size = b.op("Slice", b.op("Shape", x), [0], [1])
+    b.output(b.op("Reshape", x, b.op("Concat", size, [96], axis=0)), "y")
+    b.output(size, "n_of_x")
+    assert ops(tidy(b)) == ["Shape", "Slice", "Reshape"]
 
 
 @pytest.mark.parametrize(
