@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
-from superopt.discovery.candidates import sized_by_data, work
+from superopt.discovery.candidates import operator_count, sized_by_data, work
 from superopt.discovery.derive import (
     NODES,
     QUICK_ROUNDS,
@@ -79,9 +79,9 @@ def extended(
 
 
 def _joins(rule: Rule, others: Sequence[Rule]) -> bool:
-    """Whether less runs on the right side than what the other rules make of the left; siblings that become one, where
-    the others do not make that of the siblings: what it gains is for the device to say."""
-    if len(rule.lhs) > 1:
+    """Whether less runs on the right side than what the other rules make of the left; siblings that become one and what
+    an operator is by definition, where the others do not make that: what it gains is for the device to say."""
+    if len(rule.lhs) > 1 or (rule.origin.startswith("definition") and operator_count(rule.lhs[0]) == 1):
         return not reached(rule, moves_of(near_to(rule, others)), rounds=ROUNDS)
     data = _data(rule)
     left, right = work(rule.lhs, data), work(rule.rhs, data)
