@@ -17,7 +17,8 @@ from superopt.ops import REGISTRY
 from superopt.ops.record import NotCovered
 
 __all__ = [
-    "UNSPECIFIED", "application_graph", "at_sizes", "emptied", "feeds_for", "sample", "value_at_sizes", "with_values",
+    "UNSPECIFIED", "application_graph", "at_sizes", "emptied", "feeds_for", "sample", "sizes_fed", "value_at_sizes",
+    "with_values",
 ]  # fmt: skip
 
 UNSPECIFIED = 8  # what a symbolic size is costed at when the caller does not say
@@ -113,6 +114,13 @@ def feeds_for(graph: Graph, sizes: Mapping[str, int] | None = None, *, integer: 
             raise NotCovered(f"the rank of input {value.name} is not known")
         feeds[value.name] = sample(at_sizes(value.type, sizes or {}), position, integer=integer)
     return feeds
+
+
+def sizes_fed(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """What a graph's symbolic sizes are costed at, and timed: the given ones, and ``UNSPECIFIED`` for each other name
+    in the types of its inputs."""
+    kinds = [v.type for v in graph.inputs if isinstance(v.type, TensorType)]
+    return {**{n: UNSPECIFIED for k in kinds for d in k.shape or () for n in sorted(symbols(d))}, **sizes}
 
 
 def at_sizes(kind: TensorType, sizes: Mapping[str, int]) -> TensorType:

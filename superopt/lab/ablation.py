@@ -25,6 +25,7 @@ from typing import Any
 
 from superopt import cost as costs
 from superopt import formats
+from superopt.cost.trial import sizes_fed
 from superopt.formats.files import replace_file
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph
@@ -180,7 +181,7 @@ class Ablation:
             return [o if o.failure else replace(o, ratio=1.0) for o in row], {}
         try:
             graph = load(source)
-            feeds = make_inputs(graph, 0, "normal", sizes=self.sizes or {})
+            feeds = make_inputs(graph, 0, "normal", sizes=sizes_fed(graph, self.sizes or {}))
             model = runnable(graph, self._file(better[0]).with_suffix(".before.onnx"))
             models = [model, *files.values(), model]
             result = race(models, feeds, rounds=rounds, threads=1, clock="cpu", time_limit=time_limit)

@@ -17,6 +17,7 @@ import numpy as np
 from superopt import cost as costs
 from superopt import report
 from superopt.cost import CostModel, GraphCost
+from superopt.cost.trial import sizes_fed
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
@@ -365,7 +366,7 @@ class _Raced:
 
 
 def _race(plain: Graph, made: Graph, modelled: Belief, setting: Setting, bench: Bench) -> _Raced:
-    feeds = make_inputs(plain, setting.seed, "normal", sizes=setting.sizes)
+    feeds = make_inputs(plain, setting.seed, "normal", sizes=sizes_fed(plain, setting.sizes))
     loaded = bench.loaded_all((plain, made), setting.runtime, threads=setting.threads, keep=True)
     bound = [model.bound(feeds) for model in loaded]
     result = race_bound(

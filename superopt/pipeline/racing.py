@@ -13,6 +13,7 @@ import numpy as np
 
 from superopt import formats, report
 from superopt.cost.model import Racing
+from superopt.cost.trial import sizes_fed
 from superopt.ir.graph import Graph
 from superopt.runtime.limits import LARGE, give_back, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
@@ -66,7 +67,7 @@ def measure(
     clock = clock_of(threads)
     for graph in (before, after):
         refuse_unbounded(graph, sizes)
-    feeds: Mapping[str, np.ndarray[Any, Any]] = make_inputs(before, seed, "normal", sizes=sizes)
+    feeds: Mapping[str, np.ndarray[Any, Any]] = make_inputs(before, seed, "normal", sizes=sizes_fed(before, sizes))
     if device is not None:
         return measured_of(device.race((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
     with Bench() if bench is None else nullcontext(bench) as given:

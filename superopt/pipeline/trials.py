@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import hypot
 
+from superopt.cost.trial import sizes_fed
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing
@@ -213,7 +214,7 @@ def _race(
 ) -> _Options | None:  # fmt: skip
     """With rounds of the operator and its forms, in turn, until it is settled which is best; ``None`` where they cannot
     be run."""
-    feeds = make_inputs(graph, seed, "normal", sizes=sizes)
+    feeds = make_inputs(graph, seed, "normal", sizes=sizes_fed(graph, sizes))
     # How long products take does not depend on what is multiplied, so no weights are read or computed for that.
     made = [bench.filled(rewritten(graph, [replace(options.choice, form=f)], filled=False)) for f in options.forms]
     bare = tuple(replace(w, data=None) if w.name == options.choice.site.weights else w for w in graph.weights)

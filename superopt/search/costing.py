@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import pi, sqrt
-from typing import cast
 
 from superopt.cost.demand import Demand
 from superopt.cost.model import CostModel
 from superopt.cost.question import work_of
 from superopt.cost.record import Estimate
-from superopt.ir.poly import Dim, Poly, substitute, symbols
+from superopt.cost.trial import at_sizes, value_at_sizes
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
@@ -26,7 +25,6 @@ __all__ = ["BYTE_US", "FORBIDDEN", "Application", "Pricer", "Questions"]
 
 BYTE_US = 2e-7  # µs per byte of new weights: 5 MB weigh as much as a microsecond, enough to break ties
 FORBIDDEN = float("inf")  # the cost of what cannot be written at the model's opset
-UNSPECIFIED = 8  # what a symbolic size is costed at when the caller does not say
 
 
 Application = tuple[str, tuple[tuple[str, AttributeValue], ...], tuple[TensorType | None, ...], tuple[bool, ...]]
@@ -183,7 +181,7 @@ class Pricer:
     def _ask(self, what: Application, *, now: bool) -> tuple[Estimate, bool]:
         """The estimate, and whether it is only a prediction."""
         op, attributes, types, fixed = what
-        values = {k: self._value(v) for k, v in attributes}
+        values = {k: value_at_sizes(v, self.sizes) for k, v in attributes}
         record = REGISTRY.get(op)
         try:
             outputs = record.apply(types, values)[1] if record is not None else ()
@@ -232,7 +230,7 @@ class Pricer:
         moving = sum(not f and t is not None for f, t in zip(fixed, types, strict=True))
         if not self.costs.fusable(producer, op, constant_others=moving == 1):
             return FORBIDDEN
-        values = {k: self._value(v) for k, v in attributes}
+        values = {k: value_at_sizes(v, self.sizes) for k, v in attributes}
         outputs = REGISTRY[op].apply(types, values)[1]
         return self.costs.application(op, values, types, outputs, constant_args=fixed, after=producer).us
 
@@ -242,21 +240,9 @@ class Pricer:
         if op in self.costs.backend.views:
             return Demand()
         args = [None if t is None else self.static(t) for t in types]
-        values = {k: self._value(v) for k, v in attributes}
+        values = {k: value_at_sizes(v, self.sizes) for k, v in attributes}
         return Demand(*work_of(op, values, args, [self.static(t) for t in outputs]), 1)
 
     def static(self, kind: TensorType) -> TensorType:
         """The type at the chosen sizes."""
-        if kind.is_static or kind.shape is None:
-            return kind
-        return TensorType(kind.dtype, tuple(self._size(d) for d in kind.shape))
-
-    def _value(self, value: AttributeValue) -> AttributeValue:
-        if isinstance(value, tuple):
-            return tuple(map(self._value, value))
-        return self._size(value) if isinstance(value, Poly) else value
-
-    def _size(self, size: Dim) -> Dim:
-        if isinstance(size, int):
-            return size
-        return substitute(size, cast(Mapping[str, Dim], {n: self.sizes.get(n, UNSPECIFIED) for n in symbols(size)}))
+        return at_sizes(kind, self.sizes)

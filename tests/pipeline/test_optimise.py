@@ -14,6 +14,7 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.errors import Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.pipeline import checking, optimise
+from superopt.pipeline.racing import measure
 from superopt.report import Measured
 from superopt.rules import Library, parse_rule
 from superopt.runtime import ort
@@ -266,3 +267,14 @@ def test_what_runtimes_read_differently_is_carried(keepdims: int) -> None:
     result = superopt.optimize(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
     assert result.report.status == "unchanged"
     assert formats.to_onnx(result.graph).graph.node[0] == made
+
+
+def test_open_sizes_that_have_to_agree_are_timed_as_they_are_costed() -> None:
+    """A decoder's caches have a size each that is open; whole models are timed at what open sizes are costed at."""
+    b = GraphBuilder("cached", opset=21)
+    key, value = (b.input(n, "float32", ("batch", f"past_{n}", 16)) for n in ("key", "value"))
+    b.output(b.op("MatMul", key, b.op("Transpose", value, perm=[0, 2, 1])), "scores")
+    b.output(b.op("Softmax", key + value, axis=-1).relu(), "mixed")
+    graph = b.build()
+    found = measure(graph, graph, sizes={}, rounds=3)
+    assert found.runs == 3
