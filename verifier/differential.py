@@ -61,7 +61,6 @@ __all__ = [
 Pair = tuple[Graph, Graph]
 _GROWN = 2  # times that a place which fails is grown
 _TRIALS = 3  # unsteered inputs
-_NOTED = 3  # notes about places
 _COPIES = 3.0  # memory of a check: the original's values, and the reference's, twice as wide
 
 
@@ -154,7 +153,7 @@ def check_rewrite(
         found = judge.run()
         if found.verdict != "passed":
             return found
-        said = "; ".join(r for r in (found.reason, *places.notes[:_NOTED]) if r)
+        said = "; ".join(r for r in (found.reason, places.note) if r)
         return replace(found, trials=found.trials + places.trials, power=places.power or found.power, reason=said)
 
     plan = _plan(seed, _TRIALS, time_limit, patience, sizes, EFFORTS["quick"], QUICK)

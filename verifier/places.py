@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from superopt.cost.whole import work
 from superopt.ir.diff import changed_regions, grown
-from superopt.ir.errors import OutOfTime, ResourceLimit, Unsupported
+from superopt.ir.errors import OutOfTime, ResourceLimit, Unsupported, printable
 from superopt.ir.graph import Graph, attribute_key
 from superopt.ir.types import TensorType, ValueType
 from superopt.ops.infer import Typing, infer
@@ -32,6 +32,7 @@ _BYTE = 2.0  # operations that a byte read or written counts as
 _MUTANTS = 8  # of all places together
 _FEW = 4  # elements of a weight that is what it is: a bound, an exponent, a factor
 _GROWN = 2  # times that a place is grown
+_NAMED = 2  # places that a note names
 _REFERENCE = 1e8  # operations of a place up to which float64 judges it too where it differs
 
 
@@ -44,7 +45,7 @@ class PlacesChecked:
         checked, places: how many were run by themselves, of how many.
         power: what those inputs can tell apart; ``None`` where none was steered.
         disagreement: the first place that differs or cannot be run, in words; "" where there is none.
-        notes: places that differ by themselves, but not together with what makes their inputs.
+        note: names places that differ by themselves, but not together with what makes their inputs.
     """
 
     trials: int = 0
@@ -52,7 +53,7 @@ class PlacesChecked:
     places: int = 0
     power: Power | None = None
     disagreement: str = ""
-    notes: tuple[str, ...] = ()
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class _Places:
         self.before, self.after, self.typing, self.plan, self.bench = before, after, typing, plan, bench
         self.left = _WORK
         self.trials = 0
-        self.notes: list[str] = []
+        self.together: list[str] = []  # what places make that are equal only with what makes their inputs
 
     def run(self) -> PlacesChecked:
         found = [_place(p, self.plan.sizes) for p in changed_regions(self.before, self.after, self.typing.types)]
@@ -111,11 +112,19 @@ class _Places:
             powers += [] if power is None else [power]
             if disagreement:
                 return PlacesChecked(self.trials, checked, len(places), joined(powers), disagreement)
-        return PlacesChecked(self.trials, checked, len(places), joined(powers), notes=tuple(self.notes))
+        return PlacesChecked(self.trials, checked, len(places), joined(powers), note=self._note())
+
+    def _note(self) -> str:
+        if not self.together:
+            return ""
+        more = len(self.together) - _NAMED
+        names = ", ".join(self.together[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+        return f"equal only together with what makes their inputs: {names}"
 
     def _checked(self, place: _Place, kinds: int) -> tuple[str, Power | None]:
         """What disagrees at a place, if anything, and its power if it has a share (one of ``kinds``) for that."""
         said, power = self._judged(place, kinds)
+        outputs = ", ".join(printable(v.name) for v in place.pair[0].outputs[:1])
         for _ in range(_GROWN if said else 0):
             larger = _place(grown(self.before, self.after, place.pair, self.typing.types), self.plan.sizes)
             if larger.pair[0].nodes == place.pair[0].nodes or larger.alone > self.left:
@@ -123,7 +132,7 @@ class _Places:
             place = larger
             again, power = self._judged(place, kinds)
             if not again:
-                self.notes.append(f"{said}, but not with what makes its inputs")
+                self.together.append(outputs)
                 return "", power
         return said, power
 
