@@ -90,7 +90,12 @@ class Answers:
     @property
     def spent(self) -> bool:
         """Whether nothing more is measured."""
-        return self._left <= 0 or (self.most is not None and self.measured >= self.most)
+        return self.late or (self.most is not None and self.measured >= self.most)
+
+    @property
+    def late(self) -> bool:
+        """Whether nothing more is measured because the time for it is over: the clock decides what is predicted."""
+        return self._left <= 0
 
     @property
     def digest(self) -> str:
@@ -98,7 +103,7 @@ class Answers:
         added to, not changed."""
         first = next(iter(self.store.records), None)
         start = "" if first is None else json.dumps(first.as_data(), sort_keys=True)
-        return f"measured {self.store.path.name} {start}"
+        return f"measured {self.store.path.name} {start}{' late' * self.late}"
 
     def failed(self, key: Key) -> bool:
         """Whether the device refused what the key names."""

@@ -34,6 +34,7 @@ class CalibratedCpu(RecordedProfile):
         device: this machine.
         sizes: what symbolic dimensions are costed at.
         questions: how many may be measured.
+        time_limit: seconds that may be spent on them; what comes later is predicted.
         progress: called with (measured so far, None, what) before each.
     """
 
@@ -45,6 +46,7 @@ class CalibratedCpu(RecordedProfile):
         *,
         sizes: Mapping[str, int] | None = None,
         questions: int | None = 0,
+        time_limit: float = float("inf"),
         progress: Progress | None = None,
     ) -> None:
         super().__init__(profile, sizes, device.backend)
@@ -52,7 +54,7 @@ class CalibratedCpu(RecordedProfile):
         units = hashlib.sha256(str(super().digest).encode()).hexdigest()[:8]
         self.answers = Answers(
             device_store(device.meter.threads, device.meter.runtime, beside=units),
-            ceilings=ceilings_of(profile.header), most=questions, progress=progress,
+            ceilings=ceilings_of(profile.header), most=questions, time_limit=time_limit, progress=progress,
         )  # fmt: skip
 
     @property
@@ -65,7 +67,7 @@ class CalibratedCpu(RecordedProfile):
 
     @property
     def digest(self) -> str | None:
-        return f"{super().digest} {self.answers.store.path.name} {self.answers.most}"
+        return f"{super().digest} {self.answers.store.path.name} {self.answers.most}{' late' * self.answers.late}"
 
     @property
     def shortest_us(self) -> float:
@@ -111,7 +113,7 @@ def known_calibrations() -> dict[str, Calibration]:
 
 def calibrated_cpu(
     *, runtime: Runtime, threads: int, sizes: Mapping[str, int] | None, questions: int | None,
-    progress: Progress | None,
+    time_limit: float, progress: Progress | None,
 ) -> CalibratedCpu | None:  # fmt: skip
     """The cost model of this machine; ``None`` where no profile is of its kind."""
     device = CpuDevice(threads, runtime)
@@ -120,5 +122,11 @@ def calibrated_cpu(
         return None
     _, profile, calibration = found
     return CalibratedCpu(
-        scaled(profile, calibration), calibration, device, sizes=sizes, questions=questions, progress=progress
+        scaled(profile, calibration),
+        calibration,
+        device,
+        sizes=sizes,
+        questions=questions,
+        time_limit=time_limit,
+        progress=progress,
     )

@@ -42,7 +42,7 @@ def for_target(
         progress: called before each measurement.
         sizes: what symbolic dimensions are costed at.
         threads: threads inside an operator.
-        time_limit: seconds that may be spent measuring, where nothing is recorded of machines of this kind.
+        time_limit: seconds that may be spent measuring; what comes later is predicted.
         questions: operators that may be measured, where something is; ``None``: as many as are asked for.
         runtime: what runs models on the processor (:data:`superopt.runtime.choice.RUNTIMES`).
 
@@ -52,7 +52,9 @@ def for_target(
     """
     chosen = runtime_named(runtime)
     if target == "cpu":
-        known = calibrated_cpu(runtime=chosen, threads=threads, sizes=sizes, questions=questions, progress=progress)
+        known = calibrated_cpu(
+            runtime=chosen, threads=threads, sizes=sizes, questions=questions, time_limit=time_limit, progress=progress
+        )
         yield known or MeasuredCpu(
             runtime=chosen, threads=threads, sizes=sizes, time_limit=time_limit, progress=progress
         )

@@ -14,13 +14,15 @@ __all__ = ["TimeBudget"]
 
 _FLOPS, _BYTES = 1e10, 3e8  # FLOPs and bytes of weights a second that the final check gets through, at worst
 _ALWAYS = 0.4  # seconds that checking and reporting take of the smallest model
+# Seconds a node that checking takes, and that timing whole models takes beside their runs: of 10,000 nodes 10 and 6.
+_CHECKED_NODE, _RACED_NODE = 1e-3, 6e-4
 _RESERVED = 0.6  # share of the time limit, at most, that is kept for the check
 _FOR_MEMORY = 0.6  # share of the time limit that is kept for less memory, where that is asked for
 _GRACE = 0.1  # share of the time limit by which a check that has begun may go over it
 _IMPATIENT = 3.0  # seconds for checking and timing what there is when the search was interrupted, if they take less
 # Seconds that looking at elements takes for a node, and its share of the time limit, at most.
 _NODE, _LOOKING = 2e-3, 0.3
-_MEASURING = 0.5  # share of the time limit that measuring operators may take; the rest is predicted
+_MEASURING = 0.3  # share of the time limit that measuring operators may take; the rest is predicted
 
 
 @dataclass
@@ -32,12 +34,14 @@ class TimeBudget:
         deadline: on the monotonic clock; infinite without a limit.
         needs: seconds that checking and reporting a result will take.
         looks: seconds that looking at all elements of the weights will take.
+        loads: seconds that a race takes before its first round.
     """
 
     limit: float | None
     deadline: float
     needs: float = 0.0
     looks: float = 0.0
+    loads: float = 0.0
 
     @staticmethod
     def of(limit: float | None) -> TimeBudget:
@@ -51,7 +55,9 @@ class TimeBudget:
     def expect(self, graph: Graph, typing: Typing, sizes: Mapping[str, int]) -> None:
         """Say which model it is spent on, and what its symbolic dimensions are."""
         reading = 2 * graph.weight_bytes / _BYTES
-        self.needs = float(_ALWAYS + costs.graph_work(graph, typing, sizes)["flops"] / _FLOPS + reading)
+        runs = costs.graph_work(graph, typing, sizes)["flops"] / _FLOPS + len(graph.nodes) * _CHECKED_NODE
+        self.needs = float(_ALWAYS + runs + reading)
+        self.loads = len(graph.nodes) * _RACED_NODE
         self.looks = reading + len(graph.nodes) * _NODE
 
     @property

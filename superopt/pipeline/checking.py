@@ -52,7 +52,7 @@ def check_result(
             before, after, seed=options.seed, sizes=options.sizes, time_limit=budget.left_or_none,
             patience=budget.patience, runtime=runtime, slack=slack,
         )  # fmt: skip
-        if whole.verdict != "skipped":
+        if whole.verdict != "skipped" or budget.left <= 0.0:
             return whole
     types = infer(before).types if options.sizes else typing.types  # what sizes are costed at need not be run at
     pieces = check_regions(

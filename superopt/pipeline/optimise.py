@@ -520,12 +520,12 @@ class _Attempt:
         if not self._races:
             return None
         left = self.budget.left - self.budget.reserve  # the check comes after
-        if left <= 0.0 and not wanted:
+        if left <= self.budget.loads and not wanted:
             notes.append("there was no time left to time the models whole: their modelled costs decide")
             return None
         self.progress(0, None, "measuring")
         try:
-            limit = _SHOWN_RACE if wanted else min(left, _RACE_SECONDS)
+            limit = _SHOWN_RACE if wanted else min(left - self.budget.loads, _RACE_SECONDS)
             looks = [n for n in LOOKS if n >= _ROUNDS or not wanted]
             return measure(
                 self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads,

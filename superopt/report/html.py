@@ -66,7 +66,7 @@ def _document(name: str, parts: Sequence[str]) -> str:
 
 def _headline(report: Report) -> str:
     if report.status == "unchanged":
-        return "Unchanged: no better equivalent graph was found."
+        return f"Unchanged: {report.unchanged}."
     if report.measured is not None:
         m = report.measured
         said = f"Measured at {m.ratio:.3f} of the input's time (±{m.spread:.3f}, {m.runs} interleaved rounds)"

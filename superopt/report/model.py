@@ -319,6 +319,14 @@ class Report:
     pareto: tuple[Tradeoff, ...] = ()
     memory: Mapping[str, Any] | None = None
 
+    @property
+    def unchanged(self) -> str:
+        """Why the input is what is returned, in a few words."""
+        ends = {"time": "the time", "memory": "the memory", "interrupted": "an interrupt"}
+        if self.search.stopped in ends:
+            return f"{ends[self.search.stopped]} ended the search before a better equivalent graph was found"
+        return "no better equivalent graph was found"
+
     def json(self) -> dict[str, Any]:
         """The report as JSON data, ``{"format": "superopt.report", "version": 1, …}``."""
         data = {"format": "superopt.report", "version": 1, **asdict(self)}

@@ -44,7 +44,7 @@ def _measured(report: Report, m: Measured) -> str:
 def show_report(console: Console, name: str, report: Report) -> None:
     """The before/after summary of an optimisation."""
     change = report.cost.after_us / report.cost.before_us if report.cost.before_us else 1.0
-    head = "improved" if report.status == "improved" else "unchanged: no better equivalent graph was found"
+    head = "improved" if report.status == "improved" else f"unchanged: {report.unchanged}"
     console.print(f"[bold]{escape(printable(name))}[/bold]  {head}")
     work = report.work
     rows = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from superopt.cost import Store
+from superopt.cost import Store, for_target
 from superopt.cost.answers import Answers, refused
 from superopt.cost.measure import Timing
 from superopt.cost.predictor import Predictor
@@ -74,3 +74,20 @@ def test_the_predictor_is_fitted_now_and_then_not_with_every_question(monkeypatc
         answers.get(key(size), timed, (size, 8 * size))
         answers.predict("Relu", (size, 8 * size), key(size), 1.0)
     assert len(fits) == 17  # each time the store has grown by a quarter
+
+
+def test_what_the_clock_cut_short_is_filed_apart() -> None:
+    """Results that rest on predictions because the time for measuring was over are not those of a longer run."""
+    late, timely = (Answers(Store.of(()), time_limit=limit) for limit in (0.0, 1.0))
+    assert late.late
+    assert late.get(key(1), lambda: pytest.fail("there is no time"), (1, 8)) is None
+    assert late.digest != timely.digest
+
+
+def test_a_time_limit_holds_for_questions_to_this_machine() -> None:
+    kind = TensorType(DType.FLOAT32, (77, 333))
+    with for_target("cpu", time_limit=0.0) as model:
+        digest = model.digest
+        assert model.application("Relu", {}, (kind,), (kind,)).source != "measured"
+    with for_target("cpu") as model:
+        assert model.digest != digest

@@ -140,6 +140,7 @@ def test_without_time_the_input_comes_back() -> None:
     result = superopt.optimize(graph, time_limit=0.0)
     assert result.graph is graph
     assert result.report.search.stopped == "time"
+    assert result.report.unchanged == "the time ended the search before a better equivalent graph was found"
 
 
 def test_interrupting_the_search_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
