@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from superopt.cost import CostModel, graph_cost
+from superopt.cost.trial import sizes_fed
 from superopt.discovery.agenda import Agenda, Entry
 from superopt.discovery.candidates import restricted
 from superopt.discovery.config import WEIGHTS, Config, Theme
@@ -195,16 +196,17 @@ def _config(models: Mapping[str, Graph], target: str, seed: int) -> Config:
 
 
 def _targets(
-    models: Mapping[str, Graph], left: Mapping[str, Graph], prices: CostModel, sizes: Mapping[str, int], found: Learned
+    models: Mapping[str, Graph], left: Mapping[str, Graph], prices: CostModel, given: Mapping[str, int], found: Learned
 ) -> list[Entry]:
     """The models' parts that are worth looking at, and those of what the library leaves of them."""
     every: list[Entry] = []
     for name, graph in models.items():
-        typing = infer(graph, dict(sizes))
+        sizes = sizes_fed(graph, given)  # parts are mined at sizes, and lifted to any
+        typing = infer(graph, sizes)
         whole = found.model_us[name] = graph_cost(graph, prices, typing, sizes=sizes).us
         programs = [(False, graph, typing)]
         if name in left:
-            typed = infer(left[name], dict(sizes))
+            typed = infer(left[name], sizes)
             if graph_cost(left[name], prices, typed, sizes=sizes).us < whole:  # else it is not what will be optimised
                 programs.append((True, left[name], typed))
         for rewritten, some, typed in programs if whole else ():
