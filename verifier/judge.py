@@ -257,19 +257,19 @@ class Judge:
             if plan.late() or time.monotonic() - started > _EMERGENCY:
                 self.notes.append("time ended the check before all steered inputs were tried")
                 return
-            if not self._survives(feed):
+            if not self._survives(self.before, feed):
                 self._note(f"not tried: {feed.name}, at which ONNX Runtime ends the process that runs the original")
                 continue
             made = attempt(self._session(), feed.arrays, time_limit=plan.longest())
             if made is not None:
                 yield Trial(feed, made)
 
-    def _survives(self, feed: Feed) -> bool:
-        """Whether this process may run the original on a feed. Kernels of operators that superopt does not know may
-        divide by a size of 0, or worse (LSTM, GRU and GroupQueryAttention of ONNX Runtime 1.32 do)."""
-        if all(a.size for a in feed.arrays.values()) or all(isinstance(n, Applied) for n in self.typing.nodes):
+    def _survives(self, graph: Graph, feed: Feed) -> bool:
+        """Whether this process may run a graph on a feed. Kernels may divide by a size of 0, or worse (Einsum, LSTM, GRU
+        and GroupQueryAttention of ONNX Runtime 1.32 do), and no error says so."""
+        if all(a.size for a in feed.arrays.values()):
             return True
-        return self.bench.survives(self.before, feed.arrays, self.plan.longest())
+        return self.bench.survives(graph, feed.arrays, self.plan.longest())
 
     def _session(self) -> InferenceSession:
         assert self.plain is not None
@@ -285,6 +285,8 @@ class Judge:
     def _judged(
         self, trial: Trial, number: int, sessions: list[InferenceSession], names: Sequence[str], total: CheckResult
     ) -> CheckResult:  # fmt: skip
+        if not self._survives(self.after, trial.feed):
+            return replace(total, verdict="failed", reason="the result ends the process where the original runs")
         try:
             results = [self._run(session, trial) for session in sessions]
         except (InvalidModel, UsageError) as error:

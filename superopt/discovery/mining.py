@@ -96,8 +96,8 @@ def _usable(program: Program, position: int) -> bool:
 def _prices(program: Program, model: CostModel) -> dict[int, float]:
     """What each step that a part may have costs; where the runtime makes one kernel of several, the dearest alone."""
     prices = {p: _price(program, p, model) for p in program.running if _usable(program, p)}
-    for group in groups(program.graph, model.backend.patterns):
-        members = {program.maker[o] for node in group for o in node.outputs if o in program.maker}
+    for group in groups(program.graph, model.backend.patterns, program.types):
+        members = {program.maker[o] for node in group.nodes for o in node.outputs if o in program.maker}
         for position in sorted(members & prices.keys(), key=lambda p: prices[p])[:-1]:
             prices[position] = 0.0
     return prices

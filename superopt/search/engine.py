@@ -37,7 +37,7 @@ from superopt.search.regions import cut, level_order
 from superopt.search.replay import Names, replay
 from superopt.search.result import AppliedRule, Progress, SearchOptions, SearchResult
 from superopt.search.saturate import Limits, Moves
-from superopt.search.spelling import spelled
+from superopt.search.spelling import apart, spelled
 from superopt.search.tidy import tidied
 from superopt.search.tricks import kept_verbatim
 from superopt.search.weights import Weights
@@ -90,6 +90,7 @@ def search(
     run = _Run(graph, rules, costs, options, progress, start)
     try:
         run.phases()
+        run.apart()
     except KeyboardInterrupt:
         run.stopped = "interrupted"
     return run.result()
@@ -175,6 +176,15 @@ class _Run:
         for way in (partial(self._closer, merging=True), self._gates_first) if self.merged else ():
             if not self._over():
                 self._another(way)
+
+    def apart(self) -> None:
+        """What the backend would run as a kernel dearer than its parts is put into other words, after all else."""
+        if self.options.frugal or self._over():
+            return
+        offers = Offers(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
+        for region, plan in apart(self.program, self.prepared.moves, self.pricer):
+            offers.add([(region, plan)])
+        self._replace(offers)
 
     def _spell(self) -> None:
         """What the backend runs as one kernel in other words is put into its words, before a rule takes some away."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from superopt.cost.patterns import groups
+from superopt.cost.patterns import Group, groups
 from superopt.ir.graph import Graph, Node
 from superopt.search.borders import applied
 from superopt.search.costing import Pricer
@@ -18,7 +18,7 @@ from superopt.search.plan import Plan
 from superopt.search.program import Kernel, Program
 from superopt.search.step import Step
 
-__all__ = ["FEWEST", "broken_us", "kernels_of"]
+__all__ = ["FEWEST", "broken_us", "groups_of", "kernels_of"]
 
 # Members of the smallest group. A product takes in a Transpose or a scale, and a LayerNormalization a sum, whichever it
 # is, also one that a rewrite makes; free in the input alone, they stand in the way of rewrites (train_step_mlp and
@@ -35,13 +35,18 @@ def kernels_of(program: Program, pricer: Pricer) -> tuple[Kernel, ...]:
     """
     steps = {s.outputs[0]: s for s in program.steps if s.op}
     found: list[Kernel] = []
-    for group in groups(_as_it_stands(program), pricer.costs.backend.patterns):
-        made = [node.outputs[0] for node in group]
+    for group in groups_of(program, pricer):
+        made = [node.outputs[0] for node in group.nodes]
         if len(made) >= FEWEST and all(name in steps for name in made):
             dearest = max(made, key=lambda name: pricer.alone(applied(program, steps[name])))
             written = frozenset((n, steps[n].op, steps[n].args) for n in made if steps[n].node is None)
             found.append(Kernel(frozenset(made), frozenset(made) - {dearest}, written))
     return tuple(found)
+
+
+def groups_of(program: Program, pricer: Pricer) -> tuple[Group, ...]:
+    """What the backend runs as one kernel of the program as it stands; nodes are known by what they make."""
+    return groups(_as_it_stands(program), pricer.costs.backend.patterns, program.types)
 
 
 def _as_it_stands(program: Program) -> Graph:

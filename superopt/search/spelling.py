@@ -4,6 +4,9 @@ A search adds up what operators cost. So it does not see that ``x · (0.5 · (1 
 of ONNX Runtime's, is one as ``(x · 0.5) · (1 + erf(x / √2))``, and takes the 0.5 into the next weights. Here the
 backend's patterns are matched in the e-graph of the operators around, before other rules have their turn: what rules
 say is equal to the group's last operator is a form of it, at the price of its dearest.
+
+The other way round where a backend's kernel is dearer than its parts: ONNX Runtime's for a sum and the normalisation
+behind it takes several times what both do, and does not know the sum by another name.
 """
 
 from __future__ import annotations
@@ -19,18 +22,18 @@ from superopt.ops import REGISTRY
 from superopt.search.costing import Pricer
 from superopt.search.egraph import ABSENT, EGraph, ENode
 from superopt.search.extract import Choice, Problem, cost_of, problem_of, used_classes
-from superopt.search.kernels import FEWEST
+from superopt.search.kernels import FEWEST, groups_of
 from superopt.search.lower import Region, lower, region_of
 from superopt.search.optimise import frame_of, incumbent_of
 from superopt.search.plan import Plan, plan_of
 from superopt.search.program import Program
 from superopt.search.saturate import Limits, Moves, saturate
 
-__all__ = ["spelled"]
+__all__ = ["apart", "spelled"]
 
 _AROUND = 12  # operators of a region: the largest pattern, a normalisation with its scale and bias, has nine
 _LIMITS = Limits(nodes=400, rounds=2)  # two rules in a row: a quotient for a reciprocal, and another order of factors
-_FAMILIES = frozenset({"elementwise", "reduce"})
+_FAMILIES = frozenset({"elementwise", "activation", "reduce"})
 _Found = tuple[Mapping[str, int], Mapping[int, ENode]]  # what names stand for, and the group's e-nodes by class
 
 
@@ -66,6 +69,60 @@ def spelled(program: Program, moves: Moves, pricer: Pricer) -> Iterator[tuple[Re
         if plan is not None:
             used |= around
             yield region, plan
+
+
+def apart(program: Program, moves: Moves, pricer: Pricer) -> Iterator[tuple[Region, Plan]]:
+    """Plans after which the backend runs operators by themselves that it would run as a kernel dearer than they are.
+
+    Args:
+        program: after everything else, since other rules do not speak of what these make.
+        moves: what may be done.
+        pricer: what operators cost, and the backend.
+    """
+    dear = [g for g in groups_of(program, pricer) if g.times > 1.0]
+    light = Moves(tuple(p for p in moves.patterns if all(_is_light(op) for op in p.operators)))
+    known: dict[object, Plan | None] = {}
+    for group in dear:
+        names = [node.outputs[0] for node in group.nodes]
+        if time.monotonic() > pricer.deadline or not all(n in program.maker for n in names):
+            return
+        region = region_of(program, sorted(program.maker[n] for n in names))
+        if region.signature not in known:
+            known[region.signature] = _plan_apart(region, names, group.times, light, pricer)
+        plan = known[region.signature]
+        if plan is not None:
+            yield region, plan
+
+
+def _plan_apart(region: Region, names: list[str], times: float, moves: Moves, pricer: Pricer) -> Plan | None:
+    """The cheapest way to write an operator of a group otherwise, if that is cheaper than the group's kernel."""
+    lowered = lower(region, REGISTRY)
+    graph = lowered.graph
+    saturate(graph, moves, _LIMITS)
+    roots, paid, given, within = frame_of(region, lowered)
+    problem = problem_of(graph, roots, pricer, paid, given, within)
+    incumbent = incumbent_of(region, lowered, problem)
+    owners = [graph.find(lowered.classes[region.number[name]]) for name in names]
+    own = [problem.candidates[incumbent[o]] for o in owners]
+    kernel = times * max(candidate.us for candidate in own)
+    best: tuple[float, Problem, Choice] | None = None
+    for owner, candidate in zip(owners, own, strict=True):
+        for node in sorted(graph.classes[owner].nodes, key=lambda n: graph.classes[owner].nodes[n]):
+            place = problem.index.get(node)
+            if place is None or graph.heads[node[0]].op == graph.heads[candidate.node[0]].op:
+                continue
+            # a dearer form has the place of a cheaper one that needs the same
+            form = replace(problem.candidates[place], node=node, us=pricer.node(graph, node, kept=False).us)
+            other = replace(
+                problem, candidates=(*problem.candidates[:place], form, *problem.candidates[place + 1 :])
+            )  # fmt: skip
+            choice = {**incumbent, owner: place}
+            if any(n not in choice for n in form.needs) or used_classes(other, choice) is None:
+                continue
+            us = cost_of(other, choice)
+            if us < kernel and (best is None or us < best[0]):
+                best = us, other, choice
+    return None if best is None else plan_of(region, lowered, best[1], best[2], kernel, best[0])
 
 
 def _size(pattern: Pattern) -> int:
