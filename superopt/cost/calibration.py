@@ -46,6 +46,7 @@ _SESSIONS, _MORE = 3, 9  # in which a question is timed beside a profile: one th
 # Relative standard error of the median at which no more sessions are asked, and nanoseconds below which none are: a
 # kernel of some microseconds is as long as it is in a session, and its price decides little.
 _TOLD, _SHORT_QUESTION_NS = 0.05, 1e4
+_LONG_QUESTION_NS = 1e6  # above, sessions differ by as much as runs do, and each takes a tenth of a second
 _STEP = math.log(1.25)  # of what all kinds have in common: times are told to no better than that
 _OWN_STEP = math.log(1.5)  # of what is a kind's own: beside a neighbour a kind's median moves by a tenth, so half of a
 # step is two of that
@@ -199,7 +200,8 @@ def timed_beside(profile: Profile, device: Device, question: Question) -> Timing
     first = device.time(question, cold=peaks is None)
     taken: list[float] = []
     for session in range(_MORE):
-        if session >= _SESSIONS and session % 2 and (median(taken) < _SHORT_QUESTION_NS or _off(taken) <= _TOLD):
+        told = session >= _SESSIONS and session % 2
+        if told and (not _SHORT_QUESTION_NS <= median(taken) <= _LONG_QUESTION_NS or _off(taken) <= _TOLD):
             break
         own, factor = first if session == 0 else device.time(question, cold=False), 1.0
         if like is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
@@ -132,6 +132,11 @@ class CostModel(ABC):
         )
 
     @property
+    def informed(self) -> bool:
+        """Whether what is expected is good enough that only what decides something is measured."""
+        return False
+
+    @property
     def shortest_us(self) -> float:
         """What an operator takes at least of which measuring tells more than is expected."""
         return 0.0
@@ -193,6 +198,7 @@ class CostModel(ABC):
         constant_args: Sequence[bool] = (),
         *,
         after: str | None = None,
+        ask: bool = True,
     ) -> Estimate:
         """The cost of one operator application.
 
@@ -204,6 +210,7 @@ class CostModel(ABC):
             constant_args: which arguments are weights. All of them: the application is folded, and free.
             after: the operator that makes the non-constant argument, when this application is its only reader and
                 might be fused into it.
+            ask: whether it may be measured; else what is not known yet is what is expected of it.
         """
         values = dict(attributes)
         fixed = (*constant_args, *(False,) * (len(arg_types) - len(constant_args)))
@@ -214,10 +221,13 @@ class CostModel(ABC):
             args = [t if t is None else at_sizes(t, self.sizes) for t in arg_types]
             outs = [at_sizes(t, self.sizes) for t in out_types]
             at = {k: value_at_sizes(v, self.sizes) for k, v in values.items()}
-            found = self._memo[place] = self._cost(Question(op, at, args, outs, fixed), after)
+            question = Question(op, at, args, outs, fixed)
+            if not ask and not self._known(question.key):
+                return self._cost(question, after, self._expected)
+            found = self._memo[place] = self._cost(question, after, self._lookup)
         return found
 
-    def _cost(self, question: Question, after: str | None) -> Estimate:
+    def _cost(self, question: Question, after: str | None, price: Callable[[Question], Estimate]) -> Estimate:
         slots = list(enumerate(zip(question.fixed, question.args, strict=True)))
         moving = [i for i, (constant, kind) in slots if not constant and kind is not None]
         if not moving:
@@ -226,7 +236,7 @@ class CostModel(ABC):
             return self._view()
         if after is not None and self._fuses(after, question.op, question.args, question.fixed, moving[0]):
             return self._fused(question.args, question.outs, moving[0])
-        return self._lookup(question)
+        return price(question)
 
     def _fuses(
         self, producer: str, op: str, types: Sequence[TensorType | None], fixed: Sequence[bool], slot: int

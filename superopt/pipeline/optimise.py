@@ -238,6 +238,8 @@ class _Attempt:
         found = self._search(self.library.admitted)
         if found.stopped == "interrupted":
             self.budget.hurry()
+        if self.costs.informed:  # some of what was expected is measured by now
+            before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
         best = self._with_forms(found, before, notes, bench)
         if best is None:
             best = self._without_forms(found, before, notes, bench)

@@ -114,8 +114,8 @@ class Pricer:
         Args:
             graph: where it is; rebuilt.
             node: the e-node.
-            kept: the e-node is in the input, so it need not be written, and is measured at once if that matters; if
-                nothing is known of it, it counts 0.
+            kept: the e-node is in the input, so it need not be written, and is measured at once if that matters and
+                what is expected is not good enough to wait; if nothing is known of it, it counts 0.
             ask: whether it may be measured; else what it is expected to be stands for it.
         """
         if graph.heads[node[0]].op in (LEAF, PROJECT):
@@ -123,7 +123,7 @@ class Pricer:
         form = self._form(graph, node)
         if not kept and not self._writable(graph, node, form):
             return _IMPOSSIBLE
-        found = self._estimate(form.priced, now=kept and ask)
+        found = self._estimate(form.priced, now=kept and ask and not self.costs.informed)
         return _UNKNOWN if kept and found.us == FORBIDDEN else found
 
     def settle(self, graph: EGraph, nodes: Sequence[ENode]) -> bool:

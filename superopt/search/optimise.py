@@ -198,7 +198,8 @@ def _extract(
             choice = before  # an answer changes what it was asked about only for a gain that is worth a question
         chosen = {c: problem.candidates[choice[c]].node for c in used_classes(problem, choice) or ()}
         pricer.questions.decided += bool(wanted) and set(chosen.values()) != wanted
-        if not pricer.settle(graph, list(chosen.values())):
+        apart = _nodes(problem, incumbent) ^ _nodes(problem, choice)  # what both run decides nothing
+        if not pricer.settle(graph, [problem.candidates[i].node for i in sorted(apart)]):
             break
         problem, wanted = problem_of(graph, roots, pricer, paid, given, within), set(chosen.values())
         choice = {c: problem.index[n] for c, n in chosen.items() if n in problem.index}
