@@ -119,3 +119,54 @@ def test_a_kernel_is_whole_only_while_its_own_steps_are_there(prices: cost.CostM
                 replace(step, args=step.args[:1] * len(step.args)) if len(step.args) > 1 else replace(step, op="Abs")
             )
             assert not replace(written, steps=(*new[:at], other, *new[at + 1 :])).within
+
+
+def normalised_sum(shape: tuple[int | str, ...], *, again: bool = False) -> Graph:
+    """A residual and the normalisation behind it, which a Transformer has twice a layer."""
+    b = GraphBuilder("post-norm", opset=17)
+    x, y = b.input("x", "float32", shape), b.input("y", "float32", shape)
+    both = x + y
+    made = b.op("LayerNormalization", both, b.weight("scale", shape[-1:]), b.weight("bias", shape[-1:]), axis=-1)
+    b.output(made.relu(), "out")
+    if again:
+        b.output(both, "both")
+    return b.build()
+
+
+def test_what_a_kernel_takes_longer_for_than_its_parts_is_written_apart(prices: cost.CostModel) -> None:
+    graph, library = normalised_sum((2, 128, 256)), load_library()
+    assert [len(nodes) for nodes in kernels_in(graph)] == [2]
+    options = SearchOptions(cache=False, floats=library.floats("standard"))
+    found = search(graph, library.admitted, prices, options)
+    assert "Add" not in [n.op for n in found.graph.nodes]
+    assert kernels_in(found.graph) == []
+    assert cost.graph_cost(found.graph, prices).us < 0.5 * cost.graph_cost(graph, prices).us
+    assert found.applied, "and the rule is named"
+    frugal = search(graph, library.admitted, prices, replace(options, frugal=True))
+    assert frugal.graph is graph, "two kernels are more than one"
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [normalised_sum((2, 128, 256), again=True), normalised_sum((2, 4, 32, 256)), normalised_sum((64, 256))],
+    ids=["somebody else reads the sum", "rank 4", "rank 2"],
+)
+def test_what_is_no_such_kernel_stays(graph: Graph, prices: cost.CostModel) -> None:
+    assert kernels_in(graph) == []
+    library = load_library()
+    options = SearchOptions(cache=False, floats=library.floats("standard"))
+    assert search(graph, library.admitted, prices, options).graph is graph
+
+
+def test_a_gelu_by_tanh_becomes_one_kernel(prices: cost.CostModel) -> None:
+    """``nn.GELU('tanh')`` as the new exporter writes it: with x · (0.5 · (1 + tanh …)), which is no kernel."""
+    b = GraphBuilder("gelu", opset=18)
+    x = b.op("Tanh", b.input("x", "float32", (256, 384)))
+    cubic = b.op("Mul", b.constant(0.044715), b.op("Pow", x, b.constant(3.0)))
+    tanh = b.op("Tanh", b.op("Mul", b.constant(0.7978845608), b.op("Add", x, cubic)))
+    half = b.op("Mul", b.constant(0.5), b.op("Add", tanh, b.constant(1.0)))
+    b.output(b.op("Softmax", b.op("Mul", x, half), axis=-1), "out")
+    graph, library = b.build(), load_library()
+    assert kernels_in(graph) == []
+    found = search(graph, library.admitted, prices, SearchOptions(cache=False, floats=library.floats("standard")))
+    assert [len(nodes) for nodes in kernels_in(found.graph)] == [8]

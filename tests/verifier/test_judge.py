@@ -510,6 +510,25 @@ def test_kernels_that_die_of_a_batch_of_0_take_nothing_with_them(op: str) -> Non
     assert "ends the process" in found.reason
 
 
+def test_a_kernel_of_a_known_operator_that_dies_of_a_batch_of_0_takes_nothing_with_it() -> None:
+    before = parsed("""agraph (float[n, 2, 5, 8] q, float[n, 2, 5, 8] k) => (float[n, 2, 5, 5] y) {
+        s = Einsum <equation = "bhid,bhjd->bhij"> (q, k)
+        y = Tanh (s)
+    }""")
+    found = check(before, replace(before, nodes=before.nodes))
+    assert found.verdict == "passed"
+    assert "ends the process" in found.reason
+
+
+def test_a_result_that_ends_the_process_where_the_original_runs_fails() -> None:
+    inputs = "agraph (float[n, 2, 5, 8] q, float[n, 2, 5, 8] k) => (float[n, 2, 5, 5] y)"
+    before = parsed(inputs + " { t = Transpose <perm = [0, 1, 3, 2]> (k)\n s = MatMul (q, t)\n y = Tanh (s) }")
+    after = parsed(inputs + ' { s = Einsum <equation = "bhid,bhjd->bhij"> (q, k)\n y = Tanh (s) }')
+    found = check(before, after)
+    assert found.verdict == "failed"
+    assert "ends the process" in found.reason
+
+
 @pytest.mark.parametrize("dtype", [F16, F32, DType.FLOAT64])
 @pytest.mark.filterwarnings("error")
 def test_the_largest_numbers_are_finite(dtype: DType) -> None:
