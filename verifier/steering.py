@@ -221,7 +221,9 @@ class _Aim:
         yield self._made("all magnitudes", self._wide(0.3), mixed=True, scaled=True)
         if len(reals) > 1:
             for one in reals[:4]:  # what is finite beside a 0 may not be when it is formed first
-                yield self._made(f"{one!r} is 0, the others largest", _scale({n: ends[n][1] for n in reals}, zero=one), scaled=True)
+                yield self._made(
+                    f"{one!r} is 0, the others largest", _scale({n: ends[n][1] for n in reals}, zero=one), scaled=True
+                )
         for name, plan in plans[2:]:
             yield self._made(name, _scale(plan), tiny=_underflows(plan, min(e[0] for e in ends.values())), scaled=True)
         yield self._made("the whole range", self._wide(1.0), mixed=True, tiny=True, scaled=True)
