@@ -13,7 +13,7 @@ from superopt.cost.whole import work
 from superopt.ir.errors import InvalidModel, OutOfTime, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph, OpaqueAttribute
 from superopt.ir.types import TensorType
-from superopt.ops.infer import Applied, Typing, infer
+from superopt.ops.infer import Typing, infer
 from superopt.runtime import reference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import InferenceSession
@@ -265,8 +265,8 @@ class Judge:
                 yield Trial(feed, made)
 
     def _survives(self, graph: Graph, feed: Feed) -> bool:
-        """Whether this process may run a graph on a feed. Kernels may divide by a size of 0, or worse (Einsum, LSTM, GRU
-        and GroupQueryAttention of ONNX Runtime 1.32 do), and no error says so."""
+        """Whether this process may run a graph on a feed. Kernels may divide by a size of 0, or worse (those of Einsum,
+        LSTM, GRU and GroupQueryAttention in ONNX Runtime 1.32 do), and no error says so."""
         if all(a.size for a in feed.arrays.values()):
             return True
         return self.bench.survives(graph, feed.arrays, self.plan.longest())
