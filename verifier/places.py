@@ -124,7 +124,7 @@ class _Places:
     def _checked(self, place: _Place, kinds: int) -> tuple[str, Power | None]:
         """What disagrees at a place, if anything, and its power if it has a share (one of ``kinds``) for that."""
         said, power = self._judged(place, kinds)
-        outputs = ", ".join(printable(v.name) for v in place.pair[0].outputs[:1])
+        name = printable(place.pair[0].outputs[0].name)
         for _ in range(_GROWN if said else 0):
             larger = _place(grown(self.before, self.after, place.pair, self.typing.types), self.plan.sizes)
             if larger.pair[0].nodes == place.pair[0].nodes or larger.alone > self.left:
@@ -132,7 +132,7 @@ class _Places:
             place = larger
             again, power = self._judged(place, kinds)
             if not again:
-                self.together.append(outputs)
+                self.together.append(name)
                 return "", power
         return said, power
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -181,19 +181,20 @@ class _Run:
         """What the backend would run as a kernel dearer than its parts is put into other words, after all else."""
         if self.options.frugal or self._over():
             return
-        offers = Offers(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
-        for region, plan in apart(self.program, self.prepared.moves, self.pricer):
-            offers.add([(region, plan)])
-        self._replace(offers)
+        self._take(apart(self.program, self.prepared.moves, self.pricer))
 
     def _spell(self) -> None:
         """What the backend runs as one kernel in other words is put into its words, before a rule takes some away."""
+        if self._take(spelled(self.program, self.prepared.moves, self.pricer)):
+            self.program = replace(self.program, kernels=kernels_of(self.program, self.pricer))
+
+    def _take(self, plans: Iterable[tuple[Region, Plan]]) -> bool:
+        """Replace disjoint regions by plans, as far as weights may grow; True if one was."""
         offers = Offers(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
-        for region, plan in spelled(self.program, self.prepared.moves, self.pricer):
+        for region, plan in plans:
             offers.add([(region, plan)])
         self._replace(offers)
-        if offers.taken:
-            self.program = replace(self.program, kernels=kernels_of(self.program, self.pricer))
+        return bool(offers.taken)
 
     @property
     def _differs(self) -> bool:

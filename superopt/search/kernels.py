@@ -37,7 +37,7 @@ def kernels_of(program: Program, pricer: Pricer) -> tuple[Kernel, ...]:
     found: list[Kernel] = []
     for group in groups_of(program, pricer):
         made = [node.outputs[0] for node in group.nodes]
-        if len(made) >= FEWEST and all(name in steps for name in made):
+        if len(made) >= FEWEST:
             dearest = max(made, key=lambda name: pricer.alone(applied(program, steps[name])))
             written = frozenset((n, steps[n].op, steps[n].args) for n in made if steps[n].node is None)
             found.append(Kernel(frozenset(made), frozenset(made) - {dearest}, written))
@@ -45,8 +45,11 @@ def kernels_of(program: Program, pricer: Pricer) -> tuple[Kernel, ...]:
 
 
 def groups_of(program: Program, pricer: Pricer) -> tuple[Group, ...]:
-    """What the backend runs as one kernel of the program as it stands; nodes are known by what they make."""
-    return groups(_as_it_stands(program), pricer.costs.backend.patterns, program.types)
+    """What the backend runs as one kernel of the program as it stands, no barrier in it; nodes are known by what they
+    make."""
+    found = groups(_as_it_stands(program), pricer.costs.backend.patterns, program.types)
+    steps = {s.outputs[0] for s in program.steps if s.op}
+    return tuple(g for g in found if all(node.outputs[0] in steps for node in g.nodes))
 
 
 def _as_it_stands(program: Program) -> Graph:

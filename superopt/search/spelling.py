@@ -23,7 +23,7 @@ from superopt.search.costing import Pricer
 from superopt.search.egraph import ABSENT, EGraph, ENode
 from superopt.search.extract import Choice, Problem, cost_of, problem_of, used_classes
 from superopt.search.kernels import FEWEST, groups_of
-from superopt.search.lower import Region, lower, region_of
+from superopt.search.lower import Lowered, Region, lower, region_of
 from superopt.search.optimise import frame_of, incumbent_of
 from superopt.search.plan import Plan, plan_of
 from superopt.search.program import Program
@@ -48,7 +48,7 @@ def spelled(program: Program, moves: Moves, pricer: Pricer) -> Iterator[tuple[Re
     patterns = tuple(p for p in pricer.costs.backend.patterns if _size(p) >= FEWEST)
     if not patterns:
         return
-    light = Moves(tuple(p for p in moves.patterns if all(_is_light(op) for op in p.operators)))
+    light = _light(moves)
     last = {p.op for p in patterns}
     taken = {name for kernel in program.kernels for name in kernel.made}
     used: set[int] = set()
@@ -79,13 +79,12 @@ def apart(program: Program, moves: Moves, pricer: Pricer) -> Iterator[tuple[Regi
         moves: what may be done.
         pricer: what operators cost, and the backend.
     """
-    dear = [g for g in groups_of(program, pricer) if g.times > 1.0]
-    light = Moves(tuple(p for p in moves.patterns if all(_is_light(op) for op in p.operators)))
+    light = _light(moves)
     known: dict[object, Plan | None] = {}
-    for group in dear:
-        names = [node.outputs[0] for node in group.nodes]
-        if time.monotonic() > pricer.deadline or not all(n in program.maker for n in names):
+    for group in (g for g in groups_of(program, pricer) if g.times > 1.0):
+        if time.monotonic() > pricer.deadline:
             return
+        names = [node.outputs[0] for node in group.nodes]
         region = region_of(program, sorted(program.maker[n] for n in names))
         if region.signature not in known:
             known[region.signature] = _plan_apart(region, names, group.times, light, pricer)
@@ -96,12 +95,8 @@ def apart(program: Program, moves: Moves, pricer: Pricer) -> Iterator[tuple[Regi
 
 def _plan_apart(region: Region, names: list[str], times: float, moves: Moves, pricer: Pricer) -> Plan | None:
     """The cheapest way to write an operator of a group otherwise, if that is cheaper than the group's kernel."""
-    lowered = lower(region, REGISTRY)
+    lowered, problem, incumbent = _saturated(region, moves, pricer)
     graph = lowered.graph
-    saturate(graph, moves, _LIMITS)
-    roots, paid, given, within = frame_of(region, lowered)
-    problem = problem_of(graph, roots, pricer, paid, given, within)
-    incumbent = incumbent_of(region, lowered, problem)
     owners = [graph.find(lowered.classes[region.number[name]]) for name in names]
     own = [problem.candidates[incumbent[o]] for o in owners]
     kernel = times * max(candidate.us for candidate in own)
@@ -123,6 +118,19 @@ def _plan_apart(region: Region, names: list[str], times: float, moves: Moves, pr
             if us < kernel and (best is None or us < best[0]):
                 best = us, other, choice
     return None if best is None else plan_of(region, lowered, best[1], best[2], kernel, best[0])
+
+
+def _saturated(region: Region, moves: Moves, pricer: Pricer) -> tuple[Lowered, Problem, Choice]:
+    """A region with its equals, what they cost, and the region as it is."""
+    lowered = lower(region, REGISTRY)
+    saturate(lowered.graph, moves, _LIMITS)
+    roots, paid, given, within = frame_of(region, lowered)
+    problem = problem_of(lowered.graph, roots, pricer, paid, given, within)
+    return lowered, problem, incumbent_of(region, lowered, problem)
+
+
+def _light(moves: Moves) -> Moves:
+    return Moves(tuple(p for p in moves.patterns if all(_is_light(op) for op in p.operators)))
 
 
 def _size(pattern: Pattern) -> int:
@@ -150,12 +158,8 @@ def _around(program: Program, position: int, used: set[int]) -> set[int]:
 
 
 def _plan(region: Region, name: str, patterns: tuple[Pattern, ...], moves: Moves, pricer: Pricer) -> Plan | None:
-    lowered = lower(region, REGISTRY)
+    lowered, problem, incumbent = _saturated(region, moves, pricer)
     graph = lowered.graph
-    saturate(graph, moves, _LIMITS)
-    roots, paid, given, within = frame_of(region, lowered)
-    problem = problem_of(graph, roots, pricer, paid, given, within)
-    incumbent = incumbent_of(region, lowered, problem)
     owner = graph.find(lowered.classes[region.number[name]])
     best: tuple[float, Problem, Choice] | None = None
     for pattern in patterns:

@@ -170,3 +170,15 @@ def test_a_gelu_by_tanh_becomes_one_kernel(prices: cost.CostModel) -> None:
     assert kernels_in(graph) == []
     found = search(graph, library.admitted, prices, SearchOptions(cache=False, floats=library.floats("standard")))
     assert [len(nodes) for nodes in kernels_in(found.graph)] == [8]
+
+
+def test_a_kernel_with_an_operator_that_is_carried_through_stays(prices: cost.CostModel) -> None:
+    """A LayerNormalization whose mean somebody reads has no meaning here: a barrier."""
+    graph = normalised_sum((2, 128, 256))
+    mean = replace(graph.outputs[0], name="mean", type=None)
+    nodes = tuple(replace(n, outputs=(*n.outputs, "mean")) if n.op == "LayerNormalization" else n for n in graph.nodes)
+    graph = replace(graph, nodes=nodes, outputs=(*graph.outputs, mean))
+    assert [len(nodes) for nodes in kernels_in(graph)] == [2]
+    library = load_library()
+    options = SearchOptions(cache=False, floats=library.floats("standard"))
+    assert search(graph, library.admitted, prices, options).graph is graph
