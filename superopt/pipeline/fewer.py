@@ -21,7 +21,7 @@ from superopt.cost.trial import sizes_fed
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline.judge import CHEAP, LOOKS, SITTING, Belief, Judgement, regret
+from superopt.pipeline.judge import CHEAP, LOOKS, SITTING, SURELY, Belief, Judgement, regret
 from superopt.pipeline.memory import needed
 from superopt.pipeline.racing import LARGE, clock_of, measured_of
 from superopt.pipeline.trials import tried_alone
@@ -52,7 +52,6 @@ __all__ = ["Accuracy", "Formed", "Setting", "accuracy", "with_forms"]
 
 _LESS = (6.0, 3.0)  # growth of errors of algorithms that are tried in turn where those of the mode are too inaccurate
 _LEAST = 3 * SITTING  # share of the whole that forms have to gain for what they cost in accuracy and memory
-_SURELY = 2.0  # standard deviations: forms that gain are slower once in forty
 _SPENT = 0.5  # of the budget, at most, on the few inputs that are measured: on 100 it was up to 1.8 times as much
 _INPUTS, _WORK = 3, 1e10  # inputs on which errors are measured, at most, and FLOPs of the reference for all but one
 
@@ -345,19 +344,19 @@ class _Raced:
 
     @property
     def won(self) -> bool:
-        return self.against.mean < 1.0 - _LEAST and self.against.mean + _SURELY * self.against.deviation < 1.0
+        return self.against.mean < 1.0 - _LEAST and self.against.mean + SURELY * self.against.deviation < 1.0
 
     @property
     def unanimous(self) -> bool:
         """Whether prices and each round by itself say that it wins."""
-        least = max(self.modelled.mean + _SURELY * self.modelled.deviation, *self.ratios)
+        least = max(self.modelled.mean + SURELY * self.modelled.deviation, *self.ratios)
         return least < 1.0 - _LEAST
 
     @property
     def settled(self) -> bool:
         """Whether more rounds would hardly change anything."""
         known = self.against
-        return known.sure or abs(known.mean - (1.0 - _LEAST)) > _SURELY * known.deviation
+        return known.sure or abs(known.mean - (1.0 - _LEAST)) > SURELY * known.deviation
 
     @property
     def text(self) -> str:

@@ -19,7 +19,19 @@ from superopt import report
 from superopt.cost import Demand, GraphCost
 from superopt.runtime.spread import median_beyond, median_error
 
-__all__ = ["CHEAP", "DOUBT", "LOOKS", "SITTING", "Belief", "Comparison", "Judgement", "demand_of", "doubt_of", "regret"]
+__all__ = [
+    "CHEAP",
+    "DOUBT",
+    "LOOKS",
+    "SITTING",
+    "SURELY",
+    "Belief",
+    "Comparison",
+    "Judgement",
+    "demand_of",
+    "doubt_of",
+    "regret",
+]
 
 DOUBT = 1e-3  # how often a race may be wrong about which of two equal models is faster
 LOOKS = (3, 7, 15, 31)  # rounds after which a race is looked at: it ends there if settled, and at the last anyway
@@ -31,6 +43,7 @@ SITTING = 0.01
 # Share of the model's time that a wrong answer may be expected to lose and still not be asked for: a fifth of what two
 # loadings of one model differ by. Of trials it holds for all operators alike, of prices for as many as may be asked.
 CHEAP = SITTING / 5.0
+SURELY = 2.0  # standard deviations beyond which a belief is acted on: it is wrong once in forty
 _TAIL = 5.0  # standard deviations on each side that an expectation takes in
 _STEPS = 64  # places that it is summed at
 _WRONG = DOUBT / len(LOOKS)  # how often one look may be wrong

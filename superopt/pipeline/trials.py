@@ -6,7 +6,8 @@ lose more than :data:`CHEAP` of the model's time to whoever knew, or where it is
 gain what they have to, the operator and its forms are raced alone first, once for all sites that are alike: a few
 milliseconds a run. Where an operator lies in memory decides more than what a round scatters by, so they are loaded
 several times. What is believed then, by prices and rounds, chooses. But what prices alone choose stands until a kind's
-rounds change it to what is believed to gain more than :data:`CHEAP`, so that a near tie ends as it does on other runs.
+rounds change it to what is believed to gain more than :data:`CHEAP`, and more than twice what that belief is off by, so
+that a near tie ends as it does on other runs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from superopt.cost.trial import sizes_fed
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing
-from superopt.pipeline.judge import CHEAP, Belief, regret
+from superopt.pipeline.judge import CHEAP, SURELY, Belief, regret
 from superopt.pipeline.racing import clock_of
 from superopt.runtime.limits import give_back
 from superopt.runtime.protocol import Runtime
@@ -105,7 +106,7 @@ def tried_alone(
     kept = decided.by(trusted)
     for key in (k for k in order if k in raced):
         other = decided.by({*trusted, key})
-        if decided.gain(other) - decided.gain(kept) > CHEAP * whole:
+        if decided.gain(other) - decided.gain(kept) > whole * max(CHEAP, known[key].doubt):
             trusted.add(key)
             kept = other
     sites = {id(c.site.node) for c in kept}
@@ -131,9 +132,9 @@ class _Decided:
         more: dict[int, float] = {}
         for key, (options, kind) in self.kinds.items():
             beliefs = options.beliefs if key in trusted else options.modelled
-            best = min(range(len(beliefs)), key=lambda n: beliefs[n].mean)
-            taken = beliefs[best].mean
-            if taken < _PLAIN.mean:
+            best = _best(beliefs)
+            if best is not None:
+                taken = beliefs[best].mean
                 for c in kind:
                     number = id(c.site.node)
                     kept[number] = replace(c, form=options.forms[best], after=taken * c.before, rivals=())
@@ -190,6 +191,12 @@ class _Options:
         return min(self.beliefs, key=lambda b: b.mean)
 
     @property
+    def doubt(self) -> float:
+        """What a gain over the choice by prices must exceed to be beyond doubt, as a share of the model's time."""
+        places = {_best(self.modelled), _best(self.beliefs)} - {None}
+        return SURELY * self.share * hypot(*(b.deviation for n, b in enumerate(self.beliefs) if n in places))
+
+    @property
     def unsure(self) -> bool:
         """Whether timing it can tell anything about what all forms together gain."""
         return self.share * self.cheapest.deviation > CHEAP
@@ -198,6 +205,12 @@ class _Options:
     def loses(self) -> float:
         """What taking the best as far as is known is expected to lose, as a share of the model's time."""
         return self.share * regret([_PLAIN, *self.beliefs])
+
+
+def _best(beliefs: Sequence[Belief]) -> int | None:
+    """The number of the form that is taken; ``None`` for the operator as it is."""
+    best = min(range(len(beliefs)), key=lambda n: beliefs[n].mean)
+    return best if beliefs[best].mean < _PLAIN.mean else None
 
 
 def _all_lose(known: Iterable[_Options], least: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -57,11 +58,13 @@ class Questions:
 
 @dataclass(eq=False)
 class _Priced:
-    """An application and what it costs. ``after``: by producer, what of it is left when the backend fuses the two."""
+    """An application and what it costs; ``answered``: because it was asked for. ``after``: by producer, what of it is
+    left when the backend fuses the two."""
 
     what: Application
     estimate: Estimate | None = None
     guessed: bool = False
+    answered: bool = False
     after: dict[str, float] = field(default_factory=dict)
 
 
@@ -141,6 +144,13 @@ class Pricer:
                 changed |= abs(self._estimate(priced, now=True).us - before) > 1e-3
         return changed
 
+    def answers_error(self, graph: EGraph, nodes: Sequence[ENode]) -> float:
+        """Microseconds that the cost of e-nodes is off by (one standard deviation) because of what was asked for."""
+        inner = [node for node in nodes if graph.heads[node[0]].op not in (LEAF, PROJECT)]
+        times = Counter(p for p in (self._form(graph, node).priced for node in inner) if p.answered)
+        known = [(count, p.estimate) for p, count in times.items()]
+        return sqrt(sum((count * e.us * e.sigma) ** 2 for count, e in known if e is not None))
+
     def _form(self, graph: EGraph, node: ENode) -> _Form:
         """What is known of e-nodes of this head over arguments of these types, constant where these are."""
         classes, head = graph.classes, graph.heads[node[0]]
@@ -163,6 +173,7 @@ class Pricer:
             priced.estimate, priced.guessed = self._ask(priced.what, now=False)
         if now and priced.guessed and self.questions.matters(priced.estimate):
             priced.estimate, priced.guessed = self._ask(priced.what, now=True)
+            priced.answered = not priced.guessed
         return priced.estimate
 
     def _writable(self, graph: EGraph, node: ENode, form: _Form) -> bool:

@@ -10,7 +10,7 @@ from math import sqrt
 
 from superopt.ops.record import Operator
 from superopt.search.costing import Pricer
-from superopt.search.egraph import ENode
+from superopt.search.egraph import EGraph, ENode
 from superopt.search.extract import Candidate, Choice, Problem, cost_of, improve, problem_of, used_classes
 from superopt.search.frugal import frugal
 from superopt.search.ilp import solve
@@ -26,6 +26,7 @@ _NONE = Moves()
 _SETTLING = 6  # extractions, each measuring what the last one wanted
 _OWN_CAP = 0.25  # of a prediction's error, what it does not share with other predictions for its operator, at most
 _TINY_US = 1.0  # below, the error of a measurement is mostly that of timing, which no other operator shares
+_SURELY = 2.0  # standard deviations of the answers that a change because of them has to gain
 _SIGMA_CAP = 0.05  # predictions' errors are shared by both sides of a comparison; more than this is not noise
 
 
@@ -194,8 +195,10 @@ def _extract(
         incumbent = incumbent_of(region, lowered, problem)
         before = choice
         choice, gap = _best(problem, incumbent, max(0.0, deadline - time.monotonic()), seed)
-        if wanted and cost_of(problem, before) - cost_of(problem, choice) < pricer.questions.cheap_us:
-            choice = before  # an answer changes what it was asked about only for a gain that is worth a question
+        if wanted and cost_of(problem, before) - cost_of(problem, choice) < _worth(
+            graph, problem, before, choice, pricer
+        ):
+            choice = before
         chosen = {c: problem.candidates[choice[c]].node for c in used_classes(problem, choice) or ()}
         pricer.questions.decided += bool(wanted) and set(chosen.values()) != wanted
         apart = _nodes(problem, incumbent) ^ _nodes(problem, choice)  # what both run decides nothing
@@ -209,6 +212,14 @@ def _extract(
     if cost_of(problem, choice) >= cost_of(problem, incumbent):
         choice = incumbent
     return choice, problem, gap
+
+
+def _worth(graph: EGraph, problem: Problem, before: Choice, after: Choice, pricer: Pricer) -> float:
+    """Microseconds that a choice has to gain over the one before answers: what a question is worth, and more than these
+    answers are off by, so that it is the same on other runs."""
+    apart = _nodes(problem, before) ^ _nodes(problem, after)
+    error = pricer.answers_error(graph, [problem.candidates[i].node for i in sorted(apart)])
+    return max(pricer.questions.cheap_us, _SURELY * error)
 
 
 def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> tuple[Choice, float]:

@@ -235,8 +235,8 @@ def without_rivals(graph: Graph) -> list[Choice]:
 
 @pytest.mark.parametrize(
     ("share", "ratio", "kept"),
-    [(0.05, 0.99, True), (0.05, 1.2, False), (1.0, 0.99, False)],
-    ids=["a near tie of a small part", "far slower", "a near tie of all"],
+    [(0.05, 0.99, True), (0.05, 1.2, False), (1.0, 0.99, True), (1.0, 1.1, False)],
+    ids=["a near tie of a small part", "far slower", "within the error of all", "slower beyond that"],
 )
 def test_what_prices_choose_stands_until_rounds_change_it_to_what_gains(
     share: float, ratio: float, kept: bool, monkeypatch: pytest.MonkeyPatch
@@ -292,7 +292,7 @@ def test_forms_are_looked_at_as_far_as_asking_about_one_may_pay() -> None:
     assert lost(1.0 + NEAR) >= judge.CHEAP > lost(1.0 + NEAR + 0.005)
 
 
-@pytest.mark.parametrize(("time", "kept"), [(6.0, True), (9.9, False), (11.0, False)])
+@pytest.mark.parametrize(("time", "kept"), [(6.0, True), (11.0, False)])
 def test_a_form_in_doubt_is_kept_where_it_gains_alone(time: float, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "CHEAP", -1.0)  # nothing may be lost
     asked: list[int] = []

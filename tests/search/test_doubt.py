@@ -90,10 +90,10 @@ def test_what_is_looked_for_beside_a_plan_in_doubt_is_not_measured() -> None:
 class Answering(Roofline):
     """A device that expects 900 µs of a Sum, and takes what it is told; an Add takes 1000, a Sub 1500."""
 
-    def __init__(self, takes: float) -> None:
+    def __init__(self, takes: float, sigma: float) -> None:
         super().__init__()
         self.prices = {**PRICES, "Add": Estimate(1000.0, "measured"), "Neg": Estimate(0.1, "measured")}
-        self.takes, self.timed = takes, False
+        self.takes, self.sigma, self.timed = takes, sigma, False
 
     def known(self, op, *args, **kwargs):
         return op != "Sum" or self.timed
@@ -104,21 +104,25 @@ class Answering(Roofline):
     def application(self, op, *args, **kwargs):
         if op == "Sum":
             self.timed = True
-            return Estimate(self.takes, "measured")
+            return Estimate(self.takes, "measured", self.sigma)
         return self.prices.get(op) or super().application(op, *args, **kwargs)
 
 
 @pytest.mark.parametrize(
-    ("takes", "chosen"), [(850.0, ["Neg", "Sum"]), (1003.0, ["Neg", "Sum"]), (1020.0, ["Add", "Neg", "Neg"])]
-)
-def test_an_answer_changes_the_choice_only_for_what_a_question_is_worth(takes: float, chosen: list[str]) -> None:
+    ("takes", "sigma", "chosen"),
+    [(850.0, 0.0, ["Neg", "Sum"]), (1003.0, 0.0, ["Neg", "Sum"]), (1020.0, 0.0, ["Add", "Neg", "Neg"]),
+     (1020.0, 0.03, ["Neg", "Sum"]), (1080.0, 0.03, ["Add", "Neg", "Neg"])],
+)  # fmt: skip
+def test_an_answer_changes_the_choice_only_for_what_is_worth_a_question_and_beyond_its_error(
+    takes: float, sigma: float, chosen: list[str]
+) -> None:
     """What was chosen without it stays in a near tie: else the noise of one timing tells two runs apart."""
     rules = [
         parse_rule({"id": f"by-{n}", "forall": {"x": "f[m, n]", "y": "f[m, n]"}, "lhs": ["Sub(x, y)"], "rhs": [text]})
         for n, text in enumerate(("Neg(Add(y, Neg(x)))", "Sum(x, Neg(y))"))
     ]  # fmt: skip
     model = graph({"x": f32(4, 16), "y": f32(4, 16)}, ["o"], [], [op("Sub", "o", "x", "y")])
-    device = Answering(takes)
+    device = Answering(takes, sigma)
     found = search(model, rules, device, SearchOptions(cache=False, cheap_us=10.0))
     assert device.timed
     assert sorted(n.op for n in found.graph.nodes) == chosen
