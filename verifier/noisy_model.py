@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import prod, sqrt
 
 import ml_dtypes
 import numpy as np
@@ -22,9 +22,11 @@ from superopt.verifier.running import Arrays
 
 __all__ = ["ELEMENTARY", "EXACT", "REALS", "STEPS", "Builder", "Place", "is_exact", "is_symbol", "noise"]
 
+_MANY = 1 << 8  # terms up to which six deviations of their sum are within the free distance of 16 epsilons
 STEPS = 4  # units in the last place by which values are moved, at most
 _PREFIX = "superopt.noise."
-_RELATIVE, _RANGE, _ABSOLUTE = "relative", "range", "absolute"  # kinds of noise
+_RELATIVE, _RANGE, _ABSOLUTE, _SUMMED = "relative", "range", "absolute", "summed"  # kinds of noise
+_FACTORS = frozenset({_RELATIVE, _SUMMED})  # what a value is multiplied with
 _APART, _ALIGNED = 1 << 13, 16  # places in drawn noise from which it is read, and elements between them
 REALS = {DType.FLOAT32: 1, DType.FLOAT64: 11, DType.FLOAT16: 10, DType.BFLOAT16: 16}  # ONNX's for the type
 # Operators whose results are not rounded: they move, select or compare values, or round by intent.
@@ -58,16 +60,28 @@ _ADDED: Mapping[str, tuple[int, ...]] = {
     "BatchNormalization": (2, 3), "Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "GroupNormalization": (2,),
     "InstanceNormalization": (2,), "LayerNormalization": (2,),
 }  # fmt: skip
+# Operators whose kernels sum (or multiply) many terms one after the other for each element. What n terms of one sign
+# are summed to is rounded n times at the size of the sum so far: its relative error has a standard deviation of
+# sqrt(n) / 6 epsilons (N. Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2), and a bias where
+# terms are alike, which neither moved inputs nor disturbed terms show. The order is the kernel's own, so that nobody
+# means it: such sums are moved in either kind of run.
+_SERIAL = frozenset({
+    "GlobalAveragePool", "ReduceL1", "ReduceL2", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Place:
-    """An input of a disturbed model that a value is multiplied with or that is added to it: its noise."""
+    """An input of a disturbed model that a value is multiplied with or that is added to it: its noise.
+
+    ``summed`` is the shape of what the value's elements are sums over, if they are.
+    """
 
     name: str
     kind: str
     dtype: DType
     shape: tuple[Dim, ...]
+    summed: tuple[Dim, ...] = ()
 
 
 def noise(places: Sequence[Place], sizes: Mapping[str, int], number: int) -> Arrays:
@@ -82,34 +96,38 @@ def noise(places: Sequence[Place], sizes: Mapping[str, int], number: int) -> Arr
         number: of the run, by which the noise is drawn.
     """
     rng = np.random.default_rng(number)
-    alike: dict[tuple[str, DType], list[tuple[str, tuple[int, ...]]]] = {}
+    alike: dict[tuple[str, DType, int], list[tuple[str, tuple[int, ...]]]] = {}
     for place in places:
-        shape = tuple(value_at(d, sizes) for d in place.shape)
-        alike.setdefault((place.kind, place.dtype), []).append((place.name, shape))
+        shape, summed = (tuple(value_at(d, sizes) for d in dims) for dims in (place.shape, place.summed))
+        terms = prod(summed) // max(1, prod(shape)) if summed else 1
+        alike.setdefault((place.kind, place.dtype, terms), []).append((place.name, shape))
     given: Arrays = {}
-    for (kind, dtype), shapes in alike.items():
-        pool = _pool(rng, kind, dtype, max(prod(shape) for _, shape in shapes) + _APART * _ALIGNED)
+    for (kind, dtype, terms), shapes in alike.items():
+        pool = _pool(rng, kind, dtype, max(prod(shape) for _, shape in shapes) + _APART * _ALIGNED, terms)
         starts = rng.integers(0, _APART, len(shapes)) * _ALIGNED
         for start, (name, shape) in zip(starts.tolist(), shapes, strict=True):
             given[name] = pool[start : start + prod(shape)].reshape(shape)
     return given
 
 
-def _pool(rng: np.random.Generator, kind: str, dtype: DType, size: int) -> np.ndarray:
+def _pool(rng: np.random.Generator, kind: str, dtype: DType, size: int, terms: int) -> np.ndarray:
     """Noise of a kind, uniform within its amplitude."""
     drawn = rng.random(size, dtype=_wide(dtype).numpy)
     drawn -= 0.5
     drawn *= 2 * _amplitude(kind, dtype)
-    if kind == _RELATIVE:
+    if kind == _SUMMED:
+        drawn *= sqrt(terms) if terms > _MANY else 0.0
+    if kind in _FACTORS:
         drawn += 1.0
     return drawn.astype(dtype.numpy, copy=False)
 
 
 def _amplitude(kind: str, dtype: DType) -> float:
-    """How far noise of a kind goes: so many epsilons, one epsilon, or so many times the smallest number."""
+    """How far noise of a kind goes: so many epsilons, one epsilon, or so many times the smallest number; of a sum, for
+    each square root of its terms."""
     limits = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
-    absolute = STEPS * float(limits.smallest_subnormal)
-    return {_RELATIVE: STEPS * float(limits.eps), _RANGE: float(limits.eps), _ABSOLUTE: absolute}[kind]
+    absolute, epsilon = STEPS * float(limits.smallest_subnormal), float(limits.eps)
+    return {_RELATIVE: STEPS * epsilon, _SUMMED: epsilon, _RANGE: epsilon, _ABSOLUTE: absolute}[kind]
 
 
 def _wide(dtype: DType) -> DType:
@@ -126,7 +144,8 @@ class Builder:
     """A disturbed model: its constants are inputs, and
 
     * ``inside``: what rounds is multiplied with ``1 + amplitude · u``, u uniform in ±1, anew each run;
-    * in either kind: what is accurate to an epsilon of its range has ``epsilon · u`` added to it.
+    * in either kind: what is accurate to an epsilon of its range has ``epsilon · u`` added to it, and a sum of n terms,
+      of many, is multiplied with ``1 + sqrt(n) · epsilon · u``.
     """
 
     graph: Graph
@@ -168,7 +187,8 @@ class Builder:
 
     def _add(self, node: Node) -> None:
         running = any(r in self.live for r in node.reads)
-        if not running or is_exact(node) or not (self.inside or node.op in _RANGED):
+        serial = not node.domain and node.op in _SERIAL
+        if not running or is_exact(node) or not (self.inside or serial or node.op in _RANGED):
             self.nodes.append(node)
             return
         inputs = list(node.inputs)
@@ -180,6 +200,8 @@ class Builder:
         # its terms move by as much as its result would, but for what ends near the smallest numbers
         moved = inputs != list(node.inputs) and node.op not in _RANGED
         kinds = [_RELATIVE] if self.inside and not moved else []
+        summed = self.sized.get(node.inputs[0]) if serial else None
+        kinds += [_SUMMED] if summed is not None and node.outputs[0] in self.sized else []
         kinds += [_RANGE] if node.op in _RANGED else []
         kinds += [_ABSOLUTE] if self.inside and self.tiny else []
         outputs = list(node.outputs)
@@ -190,24 +212,27 @@ class Builder:
                 later.append((outputs[place], name, dtype))
         self.nodes.append(replace(node, inputs=tuple(inputs), outputs=tuple(outputs)))
         for raw, name, dtype in later:
-            self._disturbed(raw, name, dtype, kinds, output=name)
+            self._disturbed(raw, name, dtype, kinds, output=name, summed=summed or ())
 
     def _kind(self, name: str) -> DType | None:
         kind = self.typing.types.get(name)
         return kind.dtype if isinstance(kind, TensorType) and kind.dtype in REALS else None
 
-    def _disturbed(self, name: str, typed: str, dtype: DType, kinds: Sequence[str], output: str = "") -> str:
-        """A value with noise of some kinds, and its name; ``typed`` is a value of its type."""
+    def _disturbed(
+        self, name: str, typed: str, dtype: DType, kinds: Sequence[str], output: str = "", summed: tuple[Dim, ...] = ()
+    ) -> str:
+        """A value with noise of some kinds, and its name; ``typed`` is a value of its type, ``summed`` the shape of
+        what it sums."""
         current = name
         for kind in kinds:
             self.count += 1
             made = output if output and kind == kinds[-1] else f"{_PREFIX}{self.count}"
             if typed in self.sized:
                 read = f"{_PREFIX}{self.count}.{kind}"
-                self.places.append(Place(read, kind, dtype, self.sized[typed]))
+                self.places.append(Place(read, kind, dtype, self.sized[typed], summed if kind == _SUMMED else ()))
             else:
                 read = self._drawn(name, kind, dtype)
-            self._node("Mul" if kind == _RELATIVE else "Add", (current, read), made)
+            self._node("Mul" if kind in _FACTORS else "Add", (current, read), made)
             current = made
         return current
 

@@ -140,6 +140,27 @@ def attention(right: bool, *, free: bool = False) -> Graph:
     return model([*projected, *steps], weights, {"x": kind(2, 6, 6)}, {"y": kind(2, 6, 6)})
 
 
+def summed(by: str, terms: int = 3136, factor: float = 1.0) -> Graph:
+    """Columns of so many terms, summed one after the other (ReduceSum) or by blocks (MatMul with ones)."""
+    x, y = {"x": kind(terms, 16)}, {"y": kind(1, 16)}
+    if by == "ReduceSum":
+        steps = [("ReduceSum", "x axes", "h", {"keepdims": 1}), ("Mul", "h f", "y")]
+        return model(steps, {"axes": np.int64([0]), "f": single(factor)}, x, y)
+    return model(
+        [("MatMul", "ones x", "h"), ("Mul", "h f", "y")],
+        {"ones": np.ones((1, terms), single), "f": single(factor)},
+        x,
+        y,
+    )
+
+
+def summed_up(large: float) -> Graph:
+    """A deliberate rounding whose sum is a ReduceSum's."""
+    steps = [("Concat", "x m", "c", {"axis": 0}), ("ReduceSum", "c axes", "s", {"keepdims": 0}), ("Sub", "s b", "y")]
+    weights = {"m": np.full((1, 8), large, single), "axes": np.int64([0]), "b": single(large)}
+    return model(steps, weights, {"x": kind(1, 8)}, {"y": kind(8)})
+
+
 WRONG = {
     "modulus, fixed size": (modulo(100, (4,)), modulo(200, (4,))),
     "modulus, symbolic size": (modulo(100, (N,)), modulo(200, (N,))),
@@ -153,6 +174,9 @@ WRONG = {
     "rounding by a large constant": (magic(single(12582912), single(12582912)), SAME),
     "rounding by an odd one": (magic(single(12582913), single(12582913)), SAME),
     "rounding by vectors": (magic(np.full(8, 12582913, single), np.full(8, 12582913, single)), SAME),
+    "rounding by a sum of two": (summed_up(12582912.0), summed_up(0.0)),
+    "a sum of many by another number": (summed("ReduceSum"), summed("MatMul", factor=1.001)),
+    "a sum of some by another number": (summed("ReduceSum", 200), summed("MatMul", 200, 1.00002)),
     "half precision and back": (ROUNDED, SAME),
     "difference of squares": (FACTORS, SQUARES),
     "overflow of a sum": (SPREAD, GATHERED),
@@ -213,6 +237,7 @@ def largest(scaled: bool) -> Graph:
 
 DEEP = [rng.standard_normal((16, 16)).astype(single) * single(0.25) for _ in range(20)]
 RIGHT = {
+    "a sum of many in another order": (summed("ReduceSum"), summed("MatMul")),
     "itself": (branch(2), branch(2)),
     "two matrices": (chain(DEEP[:2]), chain([DEEP[0] @ DEEP[1]])),
     "twenty matrices": (chain(DEEP), chain([reduce(np.matmul, DEEP)])),
