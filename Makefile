@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow check format web browser bench bench-algorithms bench-train bench-memory bench-parts bench-steps bench-growth bench-cost bench-ablation profile-plan profile-record profile-forms certify \
+.PHONY: demo test test-slow check format web browser bench bench-algorithms bench-train bench-memory bench-parts bench-steps bench-growth bench-cost bench-ablation profile-plan profile-record profile-operators profile-forms certify \
 	gpu-record conformance corpus clean corpus-gate corpus-compare corpus-update corpus-update-full patterns attack
 
 demo: $(READY)            ## optimise two real models and print before/after
@@ -104,6 +104,10 @@ profile-plan: $(READY)    ## find out what PROFILE lacks for the corpus: a plan 
 
 profile-record: $(READY)  ## record PROFILE on this quiet machine for the corpus, first what is planned; at most 12 minutes, run it again to go on
 	@$(BIN)/superopt profile $(wildcard $(PLAN)) corpus/tiny/*.json corpus/*.json --out $(PROFILE) --time-limit 690 -f
+
+profile-operators: $(READY)  ## add to PROFILE what operators by themselves take, at types that are drawn, on this quiet machine; at most 8 minutes, run it again to go on
+	@$(BIN)/python -m superopt.lab.operators build/operators --each 10 --seed 7
+	@$(BIN)/superopt profile build/operators/*.json --out $(PROFILE) --extend --time-limit 450
 
 profile-forms: $(READY)   ## add to PROFILE what forms of drawn operators ask for, on this quiet machine; at most 8 minutes, run it again to go on
 	@$(BIN)/python -m superopt.lab.algorithms --plan build/forms --count 120 --seed 7
