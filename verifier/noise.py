@@ -28,10 +28,10 @@ import numpy as np
 from superopt.formats.tensors import set_aside
 from superopt.ir.graph import Graph, Value, WeightData
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Typing, infer
+from superopt.ops.infer import Typing, infer, sizes_fed_to
 from superopt.runtime.ort import InferenceSession
 from superopt.verifier._feeds import fed_types
-from superopt.verifier.noisy_model import REALS, STEPS, Builder, Place, is_symbol, noise
+from superopt.verifier.noisy_model import REALS, STEPS, Builder, Place, noise
 from superopt.verifier.running import REFUSALS, Arrays, Bench, attempt
 
 __all__ = ["Disturbed", "constants_read", "live_values"]
@@ -105,7 +105,7 @@ class Disturbed:
         if self._bench.is_large(self._graph):  # weights as the optimiser arranged them; other inputs may not ask
             self._optimised = None
         moving, disturbing = self._noisy(inside=False, tiny=False), self._noisy(inside=True, tiny=tiny)
-        sizes = self._sizes(feeds)
+        sizes = sizes_fed_to(self._graph, feeds)
         moved: list[Arrays | None] = []
         inside: list[Arrays | None] = []
         run = partial(attempt, time_limit=time_limit)
@@ -130,15 +130,6 @@ class Disturbed:
                 session = self._bench.session(made, optimise=False)
             self._models[inside, tiny] = _Noisy(session, tuple(building.places))
         return self._models[inside, tiny]
-
-    def _sizes(self, feeds: Mapping[str, np.ndarray]) -> dict[str, int]:
-        """The symbolic dimensions of inputs, as these ones have them."""
-        sizes: dict[str, int] = {}
-        for value in self._graph.inputs:
-            shape = value.type.shape if isinstance(value.type, TensorType) else None
-            if value.name in feeds and shape is not None:
-                sizes.update((str(d), n) for d, n in zip(shape, feeds[value.name].shape, strict=True) if is_symbol(d))
-        return sizes
 
 
 def constants_read(

@@ -14,13 +14,13 @@ import ml_dtypes
 import numpy as np
 
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
-from superopt.ir.poly import Dim, symbols, value_at
+from superopt.ir.poly import Dim, value_at
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Applied, Typing
+from superopt.ops.infer import Typing, known_shapes
 from superopt.verifier._feeds import fed_types
 from superopt.verifier.running import Arrays
 
-__all__ = ["ELEMENTARY", "EXACT", "REALS", "STEPS", "Builder", "Place", "is_exact", "is_symbol", "noise"]
+__all__ = ["ELEMENTARY", "EXACT", "REALS", "STEPS", "Builder", "Place", "is_exact", "noise"]
 
 _MANY = 1 << 8  # terms up to which six deviations of their sum are within the free distance of 16 epsilons
 STEPS = 4  # units in the last place by which values are moved, at most
@@ -135,10 +135,6 @@ def _wide(dtype: DType) -> DType:
     return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
 
 
-def is_symbol(dim: Dim) -> bool:
-    return symbols(dim) == {str(dim)}
-
-
 @dataclass
 class Builder:
     """A disturbed model: its constants are inputs, and
@@ -161,7 +157,7 @@ class Builder:
 
     def build(self, constants: Mapping[str, np.ndarray]) -> Graph:
         """The model; ``places`` has what it reads besides the original's inputs and these constants."""
-        self.sized = self._sized(constants)
+        self.sized = known_shapes(self.graph, self.typing, {*fed_types(self.graph), *self.graph.weight, *constants})
         for node in self.graph.nodes:
             self._add(node)
         fed = {v.name for v in self.graph.inputs}
@@ -173,17 +169,6 @@ class Builder:
         ]
         weights = (*(w for w in self.graph.weights if w.name not in made), *self.amplitudes.values())
         return replace(self.graph, nodes=tuple(kept), inputs=(*self.graph.inputs, *extra), weights=weights, values=())
-
-    def _sized(self, constants: Mapping[str, np.ndarray]) -> dict[str, tuple[Dim, ...]]:
-        """Shapes that follow from those of the inputs alone, which no node that we do not know leads to."""
-        given = [v.type for v in self.graph.inputs if isinstance(v.type, TensorType)]
-        free = frozenset(s for t in given for d in t.shape or () if is_symbol(d) for s in symbols(d))
-        sure = {*fed_types(self.graph), *self.graph.weight, *constants}
-        for node, known in zip(self.graph.nodes, self.typing.nodes, strict=True):
-            if isinstance(known, Applied) and sure.issuperset(node.reads):
-                sure.update(o for o in node.outputs if o)
-        shapes = {n: t.shape for n, t in self.typing.types.items() if n in sure and t is not None}
-        return {n: s for n, s in shapes.items() if s is not None and all(symbols(d) <= free for d in s)}
 
     def _add(self, node: Node) -> None:
         running = any(r in self.live for r in node.reads)

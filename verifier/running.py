@@ -30,6 +30,7 @@ from superopt.ir.errors import (
 )
 from superopt.ir.graph import ArrayData, Graph, Weight, WeightData
 from superopt.ir.types import DType, TensorType
+from superopt.runtime.fatal import Elsewhere, risk_of
 from superopt.runtime.limits import give_back, resident
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME, Session
 from superopt.runtime.ort import InferenceSession, OrtValue, is_native, make_session
@@ -94,6 +95,13 @@ class Bench:
         Raises:
             InvalidModel, Unsupported, ResourceLimit: ONNX Runtime refuses it.
         """
+        risk = risk_of(graph)
+        if risk is not None:
+            source = self._source(graph)
+            made = make_session(source, threads=1, optimise=optimise, kind=Elsewhere)
+            assert isinstance(made, Elsewhere)
+            made.guard(risk, source, optimise, self._elsewhere)
+            return made
         key = _key(graph, ONNX_RUNTIME, 1)
         if optimise and key in self._kept and isinstance(kept := self._kept[key][1], Session):
             return kept.session
@@ -103,14 +111,18 @@ class Bench:
     def survives(self, graph: Graph, feeds: Mapping[str, np.ndarray], seconds: float) -> bool:
         """Whether a process lives that runs a graph on inputs, with the runtime's optimisations and without: another
         one than this. False, too, where it takes longer, and where none can be started."""
-        if self._crew is None:
-            self._crew = Crew()
         call = packed(_run_apart, (self._source(graph), dict(feeds)), files=None, seconds=seconds, last=False)
         try:
-            unpacked(self._crew.run(call))
+            unpacked(self._elsewhere.run(call))
         except (Lost, BackendUnavailable):
             return False
         return True
+
+    @property
+    def _elsewhere(self) -> Crew:
+        if self._crew is None:
+            self._crew = Crew()
+        return self._crew
 
     def drop(self, graph: Graph) -> None:
         """Keep a graph's sessions no longer."""

@@ -11,12 +11,14 @@ import numpy as np
 from superopt import formats
 from superopt.cost.hollow import hollow_session
 from superopt.cost.trial import with_values
+from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
 from superopt.memory import NCHWC
 from superopt.ops.infer import infer
 from superopt.runtime.binding import bind
+from superopt.runtime.fatal import risk_of
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import element_type, make_session
@@ -153,6 +155,8 @@ def typed(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph | None 
             types |= _inferred(graph, given, names, told)
             if all(n in types for n in names):
                 return Typed(types, beforehand)
+        if given is not None and (risk := risk_of(given)) is not None and risk.fed(feeds):
+            raise Unsupported("running it for the types of its values may end the process")
         bound = bind(session, feeds, longest=_LONGEST_RUN)
     for output, value in zip(session.get_outputs(), bound.outputs(), strict=True):
         dtype = element_type(value.data_type()) if value.is_tensor() else None

@@ -24,6 +24,7 @@ from superopt.memory import Op, Planned, Task, alive, as_given, least_peak, life
 from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
+from superopt.runtime.fatal import risk_of
 from superopt.runtime.limits import refuse_unbounded
 
 __all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "least_order", "node_work", "task_of", "timeline", "work"]
@@ -193,6 +194,8 @@ def _as_the_runtime_runs_it(
     try:
         refuse_unbounded(graph, sizes)
         feeds = feeds_for(graph, sizes)
+        if (risk := risk_of(graph)) is not None and risk.fed(feeds):
+            return None  # running it may end the process
         own = lowered(graph, prices.runtime)
         try:
             types = known_types(own, feeds)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import inf, isfinite, prod
+from math import exp, inf, isfinite, log, prod
 from pathlib import Path
 from random import Random
+from statistics import median
 
 from superopt import formats
-from superopt.cost.question import Question
+from superopt.cost import Profile, RecordedProfile, load_profile
+from superopt.cost.question import Question, question_of
 from superopt.cost.trial import application_graph
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
@@ -24,7 +26,7 @@ from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered, Operator
 from superopt.rules.defaults import default_of
 
-__all__ = ["drawn", "plan"]
+__all__ = ["drawn", "off", "plan"]
 
 Shape = tuple[int, ...]
 Values = Mapping[str, AttributeValue]
@@ -73,6 +75,19 @@ def plan(folder: Path, seed: int, each: int) -> int:
     for number, question in enumerate(questions):
         formats.save(application_graph(question), folder / f"{number:04d}.json", force=True)
     return len(questions)
+
+
+def off(known: Profile, told: Profile) -> dict[str, list[float]]:
+    """By operator, the logarithm of what a profile expects ÷ what another one holds that it lacks, warm."""
+    model = RecordedProfile(known)
+    held = {r.key.question for r in known.records.values()}
+    found: dict[str, list[float]] = {}
+    for record in told.records.values():
+        if record.key.question not in held and record.key.op in REGISTRY:
+            asked = question_of(record.key)
+            expected = model.predicted(asked.op, asked.work, asked.key)
+            found.setdefault(asked.op, []).append(log(1e3 * expected.us / record.ns))
+    return found
 
 
 def _question(record: Operator, rng: Random) -> Question | None:
@@ -313,13 +328,27 @@ _SPECIAL: Mapping[str, Draw] = {
 
 
 def main() -> None:
-    """Write the models."""
+    """Write the models, or say how far off a profile's predictions are."""
     parser = argparse.ArgumentParser(prog="python -m superopt.lab.operators", description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the models are written")
+    parser.add_argument("folder", type=Path, nargs="?", help="where the models are written")
     parser.add_argument("--each", type=int, default=10, help="applications of an operator")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument(
+        "--off", nargs=2, metavar="PROFILE", help="how far the first one's predictions are from what the second holds"
+    )
     chosen = parser.parse_args()
-    print(f"{plan(chosen.folder, chosen.seed, chosen.each)} models in {chosen.folder}")
+    if chosen.folder is not None:
+        print(f"{plan(chosen.folder, chosen.seed, chosen.each)} models in {chosen.folder}")
+    if chosen.off is not None:
+        found = off(*map(load_profile, chosen.off))
+        for op, logs in sorted(found.items(), key=lambda item: -_usual(item[1])):
+            print(f"{op:28s} {len(logs):4d} predicted, usually {exp(_usual(logs)):6.2f} times too much or too little")
+        every = [each for logs in found.values() for each in logs]
+        print(f"{'all':28s} {len(every):4d} predicted, usually {exp(_usual(every)):6.2f} times too much or too little")
+
+
+def _usual(logs: Sequence[float]) -> float:
+    return median(map(abs, logs)) if logs else 0.0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ materialised: an ``Expand`` to 2³⁴ elements costs no more than its shape.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import copysign
 
@@ -26,7 +26,7 @@ from superopt.ops.record import Canonical, NodeView, NotCovered, Operator
 from superopt.ops.schemas import schema_types
 from superopt.ops.small import FLOATS, LIMIT, Small, evaluate_small, small_of_array
 
-__all__ = ["Applied", "Barrier", "Typing", "infer"]
+__all__ = ["Applied", "Barrier", "Typing", "infer", "is_symbol", "known_shapes", "sizes_fed_to"]
 
 LARGEST = 2**63 - 1  # bytes; ONNX counts in int64
 _TOO_LARGE = "an output is larger than 2⁶³ bytes, or its size is too long a formula"
@@ -313,3 +313,42 @@ def looks_bound(name: str) -> bool:
 
 def apart(name: str) -> Poly:
     return sym(f"{name}'")
+
+
+def is_symbol(dim: Dim) -> bool:
+    """Whether a size is a name of its own, not computed of others."""
+    return symbols(dim) == {str(dim)}
+
+
+def known_shapes(
+    graph: Graph, typing: Typing, given: Iterable[str], *, barriers: bool = False
+) -> dict[str, tuple[Dim, ...]]:
+    """Shapes that follow from those of the inputs alone, whatever is in them.
+
+    Args:
+        graph: at whose inputs' sizes.
+        typing: its types.
+        given: names besides the inputs whose shapes are known.
+        barriers: also those that a node gives which no record covers, where each of its sizes is a number.
+    """
+    kinds = [v.type for v in graph.inputs if isinstance(v.type, TensorType)]
+    free = frozenset(s for t in kinds for d in t.shape or () if is_symbol(d) for s in symbols(d))
+    sure = {v.name for v in graph.inputs if isinstance(v.type, TensorType)}.union(given)
+    for node, known in zip(graph.nodes, typing.nodes, strict=True):
+        if sure.issuperset(node.reads):
+            made = [o for o in node.outputs if o]
+            kind = [typing.types.get(o) for o in made]
+            static = barriers and all(t is not None and t.is_static for t in kind)
+            sure.update(made if isinstance(known, Applied) or static else ())
+    shapes = {n: t.shape for n, t in typing.types.items() if n in sure and t is not None}
+    return {n: s for n, s in shapes.items() if s is not None and all(symbols(d) <= free for d in s)}
+
+
+def sizes_fed_to(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """The symbolic dimensions of a graph's inputs, as these arrays have them."""
+    sizes: dict[str, int] = {}
+    for value in graph.inputs:
+        shape = value.type.shape if isinstance(value.type, TensorType) else None
+        if value.name in feeds and shape is not None:
+            sizes.update((str(d), n) for d, n in zip(shape, feeds[value.name].shape, strict=True) if is_symbol(d))
+    return sizes

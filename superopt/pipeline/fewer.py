@@ -23,7 +23,7 @@ from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.pipeline.judge import CHEAP, LOOKS, SITTING, SURELY, Belief, Judgement, regret
 from superopt.pipeline.memory import needed
-from superopt.pipeline.racing import LARGE, clock_of, measured_of
+from superopt.pipeline.racing import LARGE, clock_of, measured_of, refuse_fatal
 from superopt.pipeline.trials import tried_alone
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import reference
@@ -366,6 +366,7 @@ class _Raced:
 
 def _race(plain: Graph, made: Graph, modelled: Belief, setting: Setting, bench: Bench) -> _Raced:
     feeds = make_inputs(plain, setting.seed, "normal", sizes=sizes_fed(plain, setting.sizes))
+    refuse_fatal((plain, made), feeds, bench)
     loaded = bench.loaded_all((plain, made), setting.runtime, threads=setting.threads, keep=True)
     bound = [model.bound(feeds) for model in loaded]
     result = race_bound(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import stdev
@@ -14,7 +14,9 @@ import numpy as np
 from superopt import formats, report
 from superopt.cost.model import Racing
 from superopt.cost.trial import sizes_fed
+from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph
+from superopt.runtime.fatal import risk_of
 from superopt.runtime.limits import LARGE, give_back, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Runtime
@@ -22,9 +24,10 @@ from superopt.runtime.race import Clock, Enough, RaceResult, race_bound
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.running import Bench
 
-__all__ = ["LARGE", "clock_of", "measure", "measured_of", "runnable"]
+__all__ = ["LARGE", "clock_of", "measure", "measured_of", "refuse_fatal", "runnable"]
 
 _ROUNDS = 15
+_LONGEST = 30.0  # seconds of a run that shows whether a process survives it
 
 
 def measure(
@@ -71,6 +74,7 @@ def measure(
     if device is not None:
         return measured_of(device.race((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
     with Bench() if bench is None else nullcontext(bench) as given:
+        refuse_fatal((before, after), feeds, given)
         bound = [m.bound(feeds) for m in given.loaded_all((before, after), runtime, threads=threads, keep=True)]
         result = race_bound(
             bound, runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock, time_limit=time_limit,
@@ -79,6 +83,14 @@ def measure(
         del bound
         give_back()
     return measured_of(result)
+
+
+def refuse_fatal(graphs: Iterable[Graph], feeds: Mapping[str, np.ndarray], bench: Bench) -> None:
+    """Raise Unsupported where running a graph on these inputs, which are to be timed here, ends the process."""
+    for graph in graphs:
+        risk = risk_of(graph)
+        if risk is not None and risk.fed(feeds) and not bench.survives(graph, feeds, _LONGEST):
+            raise Unsupported("running it ends the process, or takes too long")
 
 
 def clock_of(threads: int) -> Clock:

@@ -96,16 +96,22 @@ class _Steps:
         self._fixed = True
 
     def run(self) -> None:
-        """Run once."""
+        """Run once.
+
+        Raises:
+            InvalidModel, ResourceLimit, Unsupported: as :func:`superopt.runtime.ort.run`.
+        """
         if self._fixed:
             try:
                 self._session.run_with_iobinding(self._binding)
                 return
             except RAISED as error:
-                if "shape" not in str(error):
-                    raise
+                if "shape" not in str(error) and "dimensions" not in str(error):
+                    with translated("", running=True):
+                        raise
                 self._fixed = False  # a shape that depends on data: bind the outputs afresh from now on
-        self._run_fresh()
+        with translated("", running=True):
+            self._run_fresh()
 
     def _run_fresh(self, options: Any = None) -> None:
         binding = self._with_inputs()

@@ -69,6 +69,7 @@ _overwriting: WeakKeyDictionary[InferenceSession, Mapping[str, OrtValue]] = Weak
 def make_session(
     model: bytes | Path, *, threads: int | None = None, optimise: bool = True, save_optimised: Path | None = None,
     trace: Path | None = None, shared: Mapping[str, OrtValue] | None = None, discard: int | None = None,
+    kind: type[InferenceSession] = InferenceSession,
 ) -> InferenceSession:  # fmt: skip
     """A CPU session that prints nothing and whose idle threads do not spin.
 
@@ -82,6 +83,7 @@ def make_session(
             no kernel rearranges a copy of its weights, and no memory is held between runs. Such a session starts at
             once and runs up to a fifth slower.
         discard: bytes from which weights are left out of what ``save_optimised`` gets: it points to nothing for them.
+        kind: the class that the session is of.
 
     Raises:
         InvalidModel: ONNX Runtime cannot read the model or finds it inconsistent.
@@ -111,7 +113,7 @@ def make_session(
         options.enable_profiling, options.profile_file_prefix = True, str(trace)
     source = str(model) if isinstance(model, Path) else bytes(model)
     with translated(str(model) if isinstance(model, Path) else ""):
-        made = InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        made = kind(source, options, providers=["CPUExecutionProvider"])
     if overwriting:
         _overwriting[made] = shared or {}
     return made
