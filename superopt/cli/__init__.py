@@ -38,7 +38,13 @@ _NOTHING = ""  # run at the end: Python ends by SIGINT itself where one fell int
 
 
 class _Commands(TyperGroup):
-    """Lets Ctrl-C reach :func:`main`, which knows the exit code; the framework would exit with 1."""
+    """Lets Ctrl-C reach :func:`main`, which knows the exit code; the framework would exit with 1. An option that is
+    given twice is refused, where the framework would take the last one without a word."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        found = super().resolve_command(ctx, args)
+        _refuse_repeated(ctx, *found)
+        return found
 
     def invoke(self, ctx: Any) -> Any:
         early.done()
@@ -46,6 +52,20 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Interrupted("interrupted; nothing was written") from None
+
+
+def _refuse_repeated(ctx: Any, name: str | None, command: Any, args: list[str]) -> None:
+    context = type(ctx)(command, parent=ctx, info_name=name)
+    inner = getattr(command, "commands", None)
+    if inner is not None:
+        if args and args[0] in inner:
+            _refuse_repeated(context, args[0], inner[args[0]], args[1:])
+        return
+    _, _, given = command.make_parser(context).parse_args(list(args))
+    for option in {id(o): o for o in given if given.count(o) > 1}.values():
+        if option.param_type_name == "option" and not (option.multiple or option.is_flag or option.count):
+            hint = "; put the files into one folder" if option.name == "rules" else ""
+            raise UsageError(f"{option.opts[0]} is given {given.count(option)} times{hint}")
 
 
 app = typer.Typer(

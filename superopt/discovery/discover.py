@@ -388,6 +388,9 @@ def _identified(rules: Sequence[Rule], config: Config, sources: Mapping[str, str
     return tuple(made[i] for i in sorted(made))
 
 
+_NOTHING = "nothing"  # the file of a run that found no rule
+
+
 def write_library(
     folder: Path,
     rules: Sequence[Rule],
@@ -396,7 +399,7 @@ def write_library(
     config: Config,
 ) -> None:
     """Write a folder of rules that ``--rules`` takes, with verdicts, near-misses, undecided candidates and gains."""
-    families: dict[str, list[Rule]] = {}
+    families: dict[str, list[Rule]] = {} if rules else {_NOTHING: []}  # a folder that --rules takes all the same
     for rule in rules:
         families.setdefault(rule.family, []).append(rule)
     for stale in folder.glob("*.toml"):

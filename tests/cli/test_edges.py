@@ -157,6 +157,8 @@ REFUSED: dict[str, tuple[int, str]] = {
     "optimize m.onnx --rules nowhere": (2, "nowhere: no such folder"),
     "optimize m.onnx --target gpu": (2, "there is no target 'gpu'"),
     "cost m.onnx --target profile:nope": (2, "there is no profile 'nope'"),
+    "optimize m.onnx --rules old --rules file": (2, "--rules is given 2 times; put the files into one folder"),
+    "rules list --operator Mul --operator Add": (2, "--operator is given 2 times"),
     "optimise m.onnx": (2, "Did you mean 'optimize'"),
     "optimize m.onnx --tragte cpu": (2, "--target"),
     "discover --operators Mul,MatMull --out d": (2, "'MatMull'; did you mean MatMul?"),

@@ -101,6 +101,7 @@ def test_learns_the_same_again_and_goes_on_where_it_was(lesson: tuple[Learned, P
     text = (out / "learned.toml").read_bytes()
     none = learnt({"layers": normalised_layer()}, Library({}), tmp_path, seconds=1e-6)
     assert none.looked_at == 0
+    assert set(load_library(tmp_path)) == set(load_library())  # a folder that --rules takes
     learnt({"layers": normalised_layer()}, Library({}), tmp_path)
     assert (tmp_path / "learned.toml").read_bytes() == text
 
