@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 KINDS = ("normal", "edge", "uniform")
-LEVELS = 6  # ways to choose symbolic sizes, tried in order until the model accepts one
+LEVELS = 7  # ways to choose symbolic sizes, tried in order until the model accepts one
 EMPTY, NO_BATCH = LEVELS, LEVELS + 1  # two more, asked for by name: all are 0, or first dimensions alone
 _WIDE = 3  # copies of the inputs that are alive while they are drawn
 _EDGES = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.0, 1e-8, -1e-4, 1e-3, 16.0, -16.0, 64.0, -64.0])
@@ -75,7 +75,8 @@ def choose_sizes(graph: Graph, seed: int, level: int, fixed: Mapping[str, int]) 
     """Sizes for the symbolic dimensions. Higher levels are for models that refuse small or odd sizes.
 
     Level 0 draws each from 2 to 5; later ones keep the first dimension of every input small (the batch) and make
-    the others 8, 32, 64 and 224; the last makes all 1, ``EMPTY`` all 0, ``NO_BATCH`` first dimensions 0.
+    the others 8, 32, 64 and 224; then all are 1, and last 240, which many numbers divide. ``EMPTY`` makes all 0,
+    ``NO_BATCH`` first dimensions.
     """
     rng = np.random.default_rng((seed, 1))
     sizes: dict[str, int] = dict(fixed)
@@ -83,8 +84,8 @@ def choose_sizes(graph: Graph, seed: int, level: int, fixed: Mapping[str, int]) 
         for axis, dim in enumerate(kind.shape or ()):
             for name in sorted(symbols(dim)):
                 small = int(rng.integers(2, 6))
-                large = (small, 8, 32, 64, 224, 1, 0, small)[level]
-                batch = (small, *(min(small, 3),) * 4, 1, 0, 0)[level]
+                large = (small, 8, 32, 64, 224, 1, 240, 0, small)[level]
+                batch = (small, *(min(small, 3),) * 4, 1, 240, 0, 0)[level]
                 sizes.setdefault(name, large if axis else batch)
     return sizes
 

@@ -21,6 +21,7 @@ from superopt.ir.graph import Graph
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Barrier
 from superopt.runtime import reference
+from superopt.verifier._feeds import LEVELS
 from superopt.verifier.constants import contents_of, jumps
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.expressions import LIMIT
@@ -39,7 +40,6 @@ _BEHIND_JUMPS = 12  # the same behind discontinuities, where a disturbance shows
 _ROUNDING = 2.0**-48  # relative: some float64 roundings
 _OPAQUE = 2.0**-20  # the same where an opaque node computes in float32 or less
 _NOTHING = 1e-12  # of an output's largest element: not looked at
-_LEVELS = 6  # ways to choose sizes, until the models accept one
 
 
 def far_apart(a: Side, b: Side, seed: int, deadline: float) -> tuple[str, dict[str, np.ndarray]] | None:
@@ -83,7 +83,7 @@ def far_apart(a: Side, b: Side, seed: int, deadline: float) -> tuple[str, dict[s
 
 def _ran(a: Graph, b: Graph, seed: int, kind: str, scale: float) -> tuple[Arrays, Arrays, Arrays] | None:
     """Inputs and the float64 outputs of both models; ``None`` where they cannot be run."""
-    for level in range(_LEVELS):
+    for level in range(LEVELS):
         try:
             feeds = make_inputs(a, seed, kind, level=level)
             feeds = {

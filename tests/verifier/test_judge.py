@@ -575,3 +575,15 @@ def test_only_what_may_be_written_over_is_copied(mode: int, copied: bool, tmp_pa
     for source in (path, path.read_bytes()):
         given = lent(make_session(source, threads=1), feeds)
         assert (given["s"] is not feeds["s"]) == copied
+
+
+def test_sizes_that_a_model_wants_divisible_are_found():
+    def rows(*steps: tuple[str, str, str]) -> Graph:
+        weights = {"s": np.int64([-1, 24])}
+        return model(
+            [("Reshape", "x s", "r"), *steps], weights, {"x": kind(N, 4)}, {"y": TensorType(F32, (sym("m"), 24))}
+        )
+
+    found = check(rows(("Relu", "r", "h"), ("Relu", "h", "y")), rows(("Relu", "r", "y")))
+    assert found.verdict == "passed", found
+    assert found.trials > 1
