@@ -106,7 +106,7 @@ profile-record: $(READY)  ## record PROFILE on this quiet machine for the corpus
 	@$(BIN)/superopt profile $(wildcard $(PLAN)) corpus/tiny/*.json corpus/*.json --out $(PROFILE) --time-limit 690 -f
 
 profile-operators: $(READY)  ## add to PROFILE what operators by themselves take, at types that are drawn, on this quiet machine; at most 8 minutes, run it again to go on
-	@$(BIN)/python -m superopt.lab.operators build/operators --each 10 --seed 7
+	@$(BIN)/python -m superopt.lab.operators build/operators --each 20 --seed 7
 	@$(BIN)/superopt profile build/operators/*.json --out $(PROFILE) --extend --time-limit 450
 
 profile-forms: $(READY)   ## add to PROFILE what forms of drawn operators ask for, on this quiet machine; at most 8 minutes, run it again to go on
