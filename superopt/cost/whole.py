@@ -379,8 +379,8 @@ class _Facts:
             yield node.name, node.op, estimate, done
 
     def grouped(self, parts: list[_Part], model: CostModel) -> list[_Part]:
-        """The parts, where what the backend runs as one kernel costs what the dearest of it costs alone, or as many
-        times that as its pattern says.
+        """The parts, where what the backend runs as one kernel costs what the dearest of it costs alone, and what its
+        pattern says beside.
 
         (A GELU takes 1.2 times its Erf, a root mean square normalisation what its Pow does.)
         """
@@ -392,7 +392,8 @@ class _Facts:
                 name, op, _, done = parts[i]
                 found[i] = (name, op, FREE, done)
             name, op, estimate, done = parts[dearest]
-            found[dearest] = (name, op, replace(estimate, us=group.times * estimate.us), done)
+            us = group.us(estimate.us, self.types.get(group.nodes[0].outputs[0]))
+            found[dearest] = (name, op, replace(estimate, us=us), done)
         return found
 
     def _makers(self, model: CostModel) -> dict[int, Node]:

@@ -57,6 +57,7 @@ _RESERVE = 0.1  # share of the time that is kept for writing the result
 _NEAR = "near"  # the kind of moves that only make sense together
 _SHORTENING = "shortening"  # the kind of moves after which fewer operators run
 _ENDS = ("saturated", "nodes", "steps", "memory", "time")  # why a search ended; what is later here is what is said
+_CLOSING = "closing"  # a kind of moves
 _SHOWN = 20  # near misses and places that are reported
 
 _Key = tuple[str, tuple[int, ...], Hashable]  # kind of moves (empty: all), the parts they are for, signature
@@ -90,6 +91,7 @@ def search(
     run = _Run(graph, rules, costs, options, progress, start)
     try:
         run.phases()
+        run.close()
         run.apart()
     except KeyboardInterrupt:
         run.stopped = "interrupted"
@@ -177,11 +179,21 @@ class _Run:
             if not self._over():
                 self._another(way)
 
+    def close(self) -> None:
+        """What operators do together is written as one that no rule goes on from, where that is cheaper."""
+        moves = self.prepared.closing
+        for by_level in (False, True):
+            if self._over() or not moves.patterns:
+                return
+            order = level_order(self.program) if by_level else list(self.program.running)
+            regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[0], fused=self.costs.fusable)
+            self._phase([region_of(self.program, r) for r in regions], _CLOSING, moves, kind=_CLOSING)
+
     def apart(self) -> None:
         """What the backend would run as a kernel dearer than its parts is put into other words, after all else."""
         if self.options.frugal or self._over():
             return
-        self._take(apart(self.program, self.prepared.moves, self.pricer))
+        self._take(apart(self.program, self.prepared.every, self.pricer))
 
     def _spell(self) -> None:
         """What the backend runs as one kernel in other words is put into its words, before a rule takes some away."""

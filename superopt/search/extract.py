@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from types import MappingProxyType
 
 from superopt.search.costing import FORBIDDEN, Pricer
 from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
@@ -55,7 +56,7 @@ class Problem:
 
 def problem_of(
     graph: EGraph, roots: Sequence[int], pricer: Pricer, paid: frozenset[int], given: frozenset[ENode],
-    within: frozenset[ENode] = frozenset(),
+    within: frozenset[ENode] = frozenset(), inner: Mapping[int, float] = MappingProxyType({}),
 ) -> Problem:  # fmt: skip
     """The problem of computing ``roots``.
 
@@ -66,6 +67,8 @@ def problem_of(
         paid: classes of constants that the model already stores.
         given: e-nodes of the input, which can stay even where superopt could not write them anew.
         within: those of them that run in the kernel of another, and cost nothing.
+        inner: classes of values that only such a kernel reads, and what its other operators take by themselves where
+            something else reads them.
     """
     wanted = tuple(dict.fromkeys(graph.find(r) for r in roots))
     drafts: dict[int, list[Candidate]] = {}
@@ -84,10 +87,11 @@ def problem_of(
                 continue
             us += sum(_bytes(graph, a) * pricer.byte_us for a in args if graph.constant(a) and a not in paid)
             us += 0.0 if graph.heads[node[0]].op in (LEAF, PROJECT) or node in within else NODE_US
+            us += 0.0 if node in given else max((inner.get(a, 0.0) for a in args), default=0.0)
             needs = tuple(a for a in args if not graph.constant(a))
             drafts[owner].append(Candidate(node, owner, needs, us))
             stack.extend(a for a in needs if a not in drafts)
-    return _indexed(graph, _feasible(drafts), tuple(r for r in wanted if not graph.constant(r)), pricer, within)
+    return _indexed(graph, _feasible(drafts), tuple(r for r in wanted if not graph.constant(r)), pricer, given, within)
 
 
 def _bytes(graph: EGraph, identity: int) -> int:
@@ -121,21 +125,23 @@ def _feasible(drafts: Mapping[int, Sequence[Candidate]]) -> dict[int, list[Candi
 
 
 def _indexed(
-    graph: EGraph, kept: Mapping[int, list[Candidate]], roots: tuple[int, ...], pricer: Pricer, within: frozenset[ENode]
-) -> Problem:
+    graph: EGraph, kept: Mapping[int, list[Candidate]], roots: tuple[int, ...], pricer: Pricer,
+    given: frozenset[ENode], within: frozenset[ENode],
+) -> Problem:  # fmt: skip
+    """Of e-nodes that need the same the cheapest, and each that the input has: what is in its place has to gain."""
     candidates: list[Candidate] = []
     index: dict[ENode, int] = {}
     of: dict[int, tuple[int, ...]] = {}
     readers: dict[int, list[int]] = {}
     for owner, found in kept.items():
-        best: dict[tuple[int, ...], Candidate] = {}
-        for candidate in found:
-            key = tuple(sorted(candidate.needs))
+        best: dict[tuple[tuple[int, ...], ENode | None], Candidate] = {}
+        keys = [(tuple(sorted(c.needs)), c.node if c.node in given else None) for c in found]
+        for key, candidate in zip(keys, found, strict=True):
             if key not in best or candidate.us < best[key].us:
                 best[key] = candidate
         start = len(candidates)
         position = {key: start + i for i, key in enumerate(best)}
-        index.update((c.node, position[tuple(sorted(c.needs))]) for c in found)
+        index.update((c.node, position[key]) for key, c in zip(keys, found, strict=True))
         candidates.extend(best.values())
         of[owner] = tuple(range(start, len(candidates)))
         for number in of[owner]:

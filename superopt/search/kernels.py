@@ -38,9 +38,11 @@ def kernels_of(program: Program, pricer: Pricer) -> tuple[Kernel, ...]:
     for group in groups_of(program, pricer):
         made = [node.outputs[0] for node in group.nodes]
         if len(made) >= FEWEST:
-            dearest = max(made, key=lambda name: pricer.alone(applied(program, steps[name])))
+            us = {name: pricer.alone(applied(program, steps[name])) for name in made}
+            dearest = max(made, key=lambda name: us[name])
             written = frozenset((n, steps[n].op, steps[n].args) for n in made if steps[n].node is None)
-            found.append(Kernel(frozenset(made), frozenset(made) - {dearest}, written))
+            within, inner = frozenset(made) - {dearest}, frozenset(made[1:])  # the first is the kernel's result
+            found.append(Kernel(frozenset(made), within, written, inner, sum(us[n] for n in made if n != dearest)))
     return tuple(found)
 
 
@@ -63,7 +65,8 @@ def _node(step: Step) -> Node:
     value = dict(step.attributes).get("value")
     if step.op == "ConstantOfShape" and isinstance(value, int | float):
         return Node(step.name, "Constant", (), step.outputs, {"value_float": float(value)})
-    return Node(step.name, step.op, tuple(a or "" for a in step.args), step.outputs, {})
+    said = {k: v for k, v in step.attributes if isinstance(v, int)}  # along which axis
+    return Node(step.name, step.op, tuple(a or "" for a in step.args), step.outputs, said)
 
 
 def broken_us(program: Program, region: Region, plan: Plan, pricer: Pricer) -> float:

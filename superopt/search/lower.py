@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from math import copysign
 from operator import or_
 
 from superopt.ir.types import TensorType
@@ -38,6 +39,7 @@ class Region:
         made: constant leaves that rewrites computed: evaluated in float64, they are not exact.
         apart: outputs whose names must stay, where there are several: each is a value, even if two are equal.
         within: positions of steps that cost nothing, because the backend runs them in the kernel of a dearer one.
+        inner: values by number that only their kernel reads, and what it costs that something else does.
     """
 
     positions: tuple[int, ...]
@@ -53,6 +55,7 @@ class Region:
     made: frozenset[str] = frozenset()
     apart: tuple[str, ...] = ()
     within: frozenset[int] = frozenset()
+    inner: tuple[tuple[int, float], ...] = ()
 
     @cached_property
     def number(self) -> Mapping[str, int]:
@@ -70,7 +73,7 @@ class Region:
             for s in self.steps
         )
         outputs, apart = (tuple(number[o] for o in names) for names in (self.outputs, self.apart))
-        return (leaves, steps, self.running, outputs, apart, tuple(sorted(self.within)))
+        return (leaves, steps, self.running, outputs, apart, tuple(sorted(self.within)), self.inner)
 
 
 def region_of(program: Program, positions: Sequence[int]) -> Region:
@@ -107,6 +110,7 @@ def region_of(program: Program, positions: Sequence[int]) -> Region:
         ),
         pinned if len(pinned) > 1 else (),
         frozenset(i for i, s in enumerate(renamed) if not program.within.isdisjoint(s.outputs)),
+        tuple((i, program.inner[n]) for i, n in enumerate(values) if n in program.inner),
     )  # fmt: skip
 
 
@@ -167,8 +171,19 @@ def lower(region: Region, operators: Mapping[str, Operator]) -> Lowered:
             if output:
                 below[output] = mine
                 classes[output] = graph.project(made, index) if is_multi(operators[step.op]) else made
+                _add_facts(graph, number=-1, leaf=made, kind=region.types[output], known=_said(step))
     graph.given = {classes[n]: known for n, known in below.items()}
     return Lowered(graph, tuple(classes[n] for n in region.values), origin)
+
+
+def _said(step: Step) -> LeafFacts | None:
+    """What a Constant says, as a weight would; the number 0 stands for no −0."""
+    values = dict(step.attributes).get("values") if step.op == "Constant" else None
+    reals = [v for v in values if isinstance(v, float)] if isinstance(values, tuple) else []
+    if not isinstance(values, tuple) or not reals or len(reals) < len(values):
+        return None
+    signed = any(v == 0 and copysign(1.0, v) < 0 for v in reals)
+    return None if signed or any(v != reals[0] for v in reals) else LeafFacts(uniform=reals[0])
 
 
 def _add_facts(graph: EGraph, number: int, leaf: int, kind: TensorType, known: LeafFacts | None) -> None:

@@ -55,12 +55,20 @@ class Prepared:
             what is constant at a match (``x + c + b`` of two weights): few of them apply, each is likely to be a gain,
             and none makes the graph explode.
         parts: the numbers of parts, other than two, that the moves are for.
+        closing: what writes operators as one that no other rule reads (three summands as a ``Sum``): none of ``moves``,
+            since those that come after could not go on from there.
     """
 
     moves: Moves
     adjacent: frozenset[tuple[str, str]]
     shortening: Moves = field(default_factory=Moves)
     parts: tuple[int, ...] = ()
+    closing: Moves = field(default_factory=Moves)
+
+    @cached_property
+    def every(self) -> Moves:
+        """All moves, closing ones included."""
+        return Moves(self.moves.patterns + self.closing.patterns, self.moves.groups)
 
     @cached_property
     def near(self) -> Moves:
@@ -93,12 +101,33 @@ def prepare(
     for number, side in enumerate(prepared.sides):
         patterns.append(side)
         patterns += [parts[number] for parts in lifted if number in parts]
+    closing = tuple(s.pattern for s in patterns if _closes(s.pattern, prepared.words))
+    last = set(closing)
+    patterns = [s for s in patterns if s.pattern not in last]
     shortening = tuple(s.pattern for s in patterns if s.shortens)
     saving = tuple(s.pattern for s in patterns if s.saves and not s.shortens)
     return Prepared(
         Moves(tuple(s.pattern for s in patterns), prepared.groups), prepared.adjacent,
-        Moves(shortening, (), saving), tuple(parts)
+        Moves(shortening, (), saving), tuple(parts), Moves(closing)
     )  # fmt: skip
+
+
+def _closes(pattern: Pattern, words: AbstractSet[str]) -> bool:
+    """Whether it makes one of these operators of what has none of them."""
+    target = pattern.target
+    made = len(target) == 1 and isinstance(target[0], App) and target[0].op in words
+    return made and not any(isinstance(t, App) and t.op in words for t in postorder(*pattern.source))
+
+
+def _words(sides: Iterable[_Side]) -> frozenset[str]:
+    """Operators that rules only know as a whole side, of which they are all: other rules do not read them."""
+    found: set[str] = set()
+    inside: set[str] = set()
+    for side in sides:
+        for roots in (side.pattern.source, side.pattern.target):
+            applied = [t for t in postorder(*roots) if isinstance(t, App)]
+            (found if len(applied) == 1 == len(roots) else inside).update(t.op for t in applied)
+    return frozenset(found - inside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,11 +152,16 @@ class _Piece:
 
 @dataclass(frozen=True, eq=False)
 class _All:
-    """What rules are prepared to, whatever the program, by fingerprint. ``digest``: of the rules; empty where time ran
-    out."""
+    """What rules are prepared to, whatever the program, by fingerprint.
+
+    Attributes:
+        digest: of the rules; empty where time ran out.
+        words: operators that no rule reads but those that say what they are.
+    """
 
     digest: str
     pieces: Mapping[str, _Piece]
+    words: frozenset[str] = frozenset()
 
     @cached_property
     def sides(self) -> tuple[_Side, ...]:
@@ -142,7 +176,7 @@ class _All:
         return frozenset().union(*(piece.adjacent for piece in self.pieces.values()))
 
     def __getstate__(self) -> dict[str, object]:
-        return {"digest": self.digest, "pieces": self.pieces}
+        return {"digest": self.digest, "pieces": self.pieces, "words": self.words}
 
 
 _CLASSES: tuple[type, ...] = (
@@ -215,7 +249,7 @@ def _made(
         ways = _ways(rule, False, floats), _ways(rule, True, floats)
         piece = known.get(rule.fingerprint)
         pieces[rule.fingerprint] = _piece(rule, ways) if piece is None or piece.ways != ways else piece
-    return _All(name, pieces), True
+    return _All(name, pieces, _words(s for piece in pieces.values() for s in piece.sides)), True
 
 
 def _piece(rule: Rule, ways: tuple[_Ways, _Ways]) -> _Piece:

@@ -16,7 +16,7 @@ from superopt.search.frugal import frugal
 from superopt.search.ilp import solve
 from superopt.search.lower import Lowered, Region, lower
 from superopt.search.plan import Plan, plan_of
-from superopt.search.prune import reduced
+from superopt.search.prune import reduced, restricted
 from superopt.search.saturate import Limits, Moves, Outcome, saturate
 
 __all__ = ["Found", "cost_as_it_is", "is_simpler", "optimise"]
@@ -74,7 +74,7 @@ def optimise(
     outcome = saturate(graph, moves, replace(limits, deadline=half))
     if time.monotonic() > limits.deadline:
         return Found(None, before, len(graph), "time", 1.0, quarantined=outcome.quarantined)
-    choice, problem, gap = _extract(region, lowered, pricer, limits.deadline, seed)
+    choice, problem, gap = _extract(region, lowered, pricer, limits.deadline, seed, unsure=least_gain > 0)
     incumbent = incumbent_of(region, lowered, problem)
     after = cost_of(problem, choice) + _naming(region, lowered, pricer)
     result = Found(None, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
@@ -184,11 +184,11 @@ def _original(region: Region, lowered: Lowered, problem: Problem) -> Choice:
 
 
 def _extract(
-    region: Region, lowered: Lowered, pricer: Pricer, deadline: float, seed: int
+    region: Region, lowered: Lowered, pricer: Pricer, deadline: float, seed: int, *, unsure: bool
 ) -> tuple[Choice, Problem, float]:
     graph = lowered.graph
-    roots, paid, given, within = frame_of(region, lowered)
-    problem = problem_of(graph, roots, pricer, paid, given, within)
+    roots, paid, given, within, inner = frame_of(region, lowered)
+    problem = problem_of(graph, roots, pricer, paid, given, within, inner)
     choice, gap = incumbent_of(region, lowered, problem), 0.0
     wanted: set[ENode] = set()  # by the extraction before, whose predictions were then settled
     for _ in range(_SETTLING):
@@ -204,13 +204,15 @@ def _extract(
         apart = _nodes(problem, incumbent) ^ _nodes(problem, choice)  # what both run decides nothing
         if not pricer.settle(graph, [problem.candidates[i].node for i in sorted(apart)]):
             break
-        problem, wanted = problem_of(graph, roots, pricer, paid, given, within), set(chosen.values())
+        problem, wanted = problem_of(graph, roots, pricer, paid, given, within, inner), set(chosen.values())
         choice = {c: problem.index[n] for c, n in chosen.items() if n in problem.index}
         if time.monotonic() > deadline:
             break
     incumbent = incumbent_of(region, lowered, problem)
     if cost_of(problem, choice) >= cost_of(problem, incumbent):
         choice = incumbent
+    elif unsure:
+        choice = _kept_in_place(lowered, problem, incumbent, choice, pricer)
     return choice, problem, gap
 
 
@@ -223,6 +225,7 @@ def _worth(graph: EGraph, problem: Problem, before: Choice, after: Choice, price
 
 
 def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> tuple[Choice, float]:
+    problem, incumbent = _without_dearer(problem, incumbent)
     problem = reduced(problem, incumbent, cost_of(problem, incumbent))
     start = improve(problem, incumbent, deadline=time.monotonic() + seconds) if seconds > 0 else incumbent
     if len(problem.candidates) > _ILP_CANDIDATES:
@@ -231,11 +234,50 @@ def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> tup
     return found.choice, found.gap
 
 
+def _without_dearer(problem: Problem, incumbent: Choice) -> tuple[Problem, Choice]:
+    """The problem with the cheapest alone of candidates that need the same, also where another is the input's."""
+    cheapest: dict[tuple[int, tuple[int, ...]], int] = {}
+    for owner, options in problem.of.items():
+        for index in options:
+            key = (owner, tuple(sorted(problem.candidates[index].needs)))
+            if key not in cheapest or problem.candidates[index].us < problem.candidates[cheapest[key]].us:
+                cheapest[key] = index
+    left = set(cheapest.values())
+    if len(left) == len(problem.candidates):
+        return problem, incumbent
+    places = {i: cheapest[c.owner, tuple(sorted(c.needs))] for i, c in enumerate(problem.candidates)}
+    return restricted(problem, left), {owner: places[index] for owner, index in incumbent.items()}
+
+
+def _kept_in_place(lowered: Lowered, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer) -> Choice:
+    """The choice with the input's own operators wherever another of the same operands gains less than prices are off
+    by: noise decides no such thing, and the next calibration would undo it."""
+    best, after = choice, cost_of(problem, choice)
+    for owner in sorted(set(incumbent) & set(choice)):
+        mine, other = (problem.candidates[c[owner]] for c in (choice, incumbent))
+        if mine is other or sorted(mine.needs) != sorted(other.needs):
+            continue
+        kept = {**best, owner: incumbent[owner]}
+        off = _SURELY * sqrt(sum(_own_error(lowered, c.node, pricer) ** 2 for c in (mine, other)))
+        us = cost_of(problem, kept)
+        if us - after < off:
+            best, after = kept, us
+    return best
+
+
+def _own_error(lowered: Lowered, node: ENode, pricer: Pricer) -> float:
+    """Microseconds that an e-node's price is off by, but for what is shared with others of its operator."""
+    estimate = pricer.node(lowered.graph, node, kept=True, ask=False)
+    known = estimate.source in ("measured", "free")
+    cap = 1.0 if known and estimate.us < _TINY_US else _SIGMA_CAP if known else _OWN_CAP
+    return estimate.us * min(estimate.sigma, cap)
+
+
 def cost_as_it_is(region: Region, lowered: Lowered, pricer: Pricer) -> float:
     """The modelled cost of the region before anything was added to its e-graph; equal applications count once."""
-    roots, paid, given, within = frame_of(region, lowered)
+    roots, paid, given, within, inner = frame_of(region, lowered)
     lowered.graph.rebuild()
-    problem = problem_of(lowered.graph, roots, pricer, paid, given, within)
+    problem = problem_of(lowered.graph, roots, pricer, paid, given, within, inner)
     return cost_of(problem, incumbent_of(region, lowered, problem)) + _naming(region, lowered, pricer)
 
 
@@ -249,9 +291,11 @@ def _naming(region: Region, lowered: Lowered, pricer: Pricer) -> float:
     return us
 
 
-def frame_of(region: Region, lowered: Lowered) -> tuple[list[int], frozenset[int], frozenset[ENode], frozenset[ENode]]:
-    """Classes that are wanted, constants that are stored already, e-nodes that the input has, and those of them that
-    run in the kernel of another."""
+def frame_of(
+    region: Region, lowered: Lowered
+) -> tuple[list[int], frozenset[int], frozenset[ENode], frozenset[ENode], Mapping[int, float]]:
+    """Classes that are wanted, constants that are stored already, e-nodes that the input has, those of them that run in
+    the kernel of another, and the classes that only a kernel reads, with what it costs that something else does."""
     graph = lowered.graph
     roots = [lowered.classes[region.number[o]] for o in region.outputs]
     paid = frozenset(graph.find(lowered.classes[region.number[n]]) for n in region.leaves if n in region.constant)
@@ -259,7 +303,9 @@ def frame_of(region: Region, lowered: Lowered) -> tuple[list[int], frozenset[int
         node: lowered.origin[birth]
         for group in graph.classes.values() for node, birth in group.nodes.items() if birth in lowered.origin
     }  # fmt: skip
-    return roots, paid, frozenset(given), frozenset(n for n, step in given.items() if step in region.within)
+    within = frozenset(n for n, step in given.items() if step in region.within)
+    inner = {graph.find(lowered.classes[number]): us for number, us in region.inner}
+    return roots, paid, frozenset(given), within, inner
 
 
 def _changed(problem: Problem, before: Choice, after: Choice) -> float:
@@ -287,9 +333,7 @@ def _noise(lowered: Lowered, problem: Problem, before: Choice, after: Choice, pr
         estimate = pricer.node(lowered.graph, node, kept=True, ask=False)
         known = estimate.source in ("measured", "free")
         guessed |= not known
-        cap = _SIGMA_CAP if known else _OWN_CAP
-        cap = 1.0 if known and estimate.us < _TINY_US else cap
-        total += (estimate.us * min(estimate.sigma, cap)) ** 2
+        total += _own_error(lowered, node, pricer) ** 2
         op = lowered.graph.heads[node[0]].op
         more, sigma = change.get(op, (0.0, 0.0))
         change[op] = (

@@ -46,11 +46,16 @@ class Kernel:
         made: the values.
         within: all but that of the dearest step.
         written: value, operator and arguments of those steps that are no nodes of the model.
+        inner: the values that nothing else reads.
+        broken_us: microseconds of all but the dearest step by themselves: what it costs that something else reads an
+            inner value.
     """
 
     made: frozenset[str]
     within: frozenset[str]
     written: frozenset[tuple[str, str, tuple[str | None, ...]]] = frozenset()
+    inner: frozenset[str] = frozenset()
+    broken_us: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +85,19 @@ class Program:
     @cached_property
     def within(self) -> frozenset[str]:
         """What steps make that cost nothing beside another of their kernel, as long as all of it is there."""
+        return frozenset[str]().union(*(k.within for k in self._whole))
+
+    @cached_property
+    def inner(self) -> Mapping[str, float]:
+        """Values that only their kernel reads, and what it costs that something else does."""
+        return {name: kernel.broken_us for kernel in self._whole for name in kernel.inner}
+
+    @cached_property
+    def _whole(self) -> tuple[Kernel, ...]:
+        """The kernels of which all steps are there."""
         there = {o for s in self.steps if s.node is not None for o in s.outputs}
         new = {(s.outputs[0], s.op, s.args) for s in self.steps if s.node is None}
-        return frozenset[str]().union(
-            *(k.within for k in self.kernels if k.written <= new and k.made <= there | {w[0] for w in k.written})
-        )
+        return tuple(k for k in self.kernels if k.written <= new and k.made <= there | {w[0] for w in k.written})
 
     @cached_property
     def known(self) -> Mapping[str, Known]:

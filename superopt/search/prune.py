@@ -9,12 +9,13 @@ forms of all that is then required cost more than a program at hand cannot be in
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 from superopt.search.extract import Choice, Problem
 
-__all__ = ["Requirements", "reduced", "requirements", "usable"]
+__all__ = ["Requirements", "reduced", "requirements", "restricted", "usable"]
 
 _ROUNDS = 20
 _WIDE = 64  # candidates of a class up to which they are compared in pairs
@@ -22,7 +23,11 @@ _WIDE = 64  # candidates of a class up to which they are compared in pairs
 
 def reduced(problem: Problem, incumbent: Choice, limit: float) -> Problem:
     """The problem without what no program below the limit uses; the incumbent stays a choice of it."""
-    kept = usable(problem, limit) | set(incumbent.values())
+    return restricted(problem, usable(problem, limit) | set(incumbent.values()))
+
+
+def restricted(problem: Problem, kept: AbstractSet[int]) -> Problem:
+    """The problem with these candidates alone, by their numbers, which stay as they are."""
     of = {o: left for o, options in problem.of.items() if (left := tuple(i for i in options if i in kept))}
     present = frozenset(i for options in of.values() for i in options)
     readers = {c: left for c, found in problem.readers.items() if (left := tuple(i for i in found if i in present))}

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import isclose
 
-from superopt.cost.patterns import CLOSE, COMMUTE, Pattern
+from superopt.cost.patterns import CLOSE, COMMUTE, Group, Pattern
 from superopt.ir.terms import AttributeValue
 from superopt.ops import REGISTRY
 from superopt.search.costing import Pricer
@@ -81,25 +81,25 @@ def apart(program: Program, moves: Moves, pricer: Pricer) -> Iterator[tuple[Regi
     """
     light = _light(moves)
     known: dict[object, Plan | None] = {}
-    for group in (g for g in groups_of(program, pricer) if g.times > 1.0):
+    for group in (g for g in groups_of(program, pricer) if g.slow_ns > 0.0):
         if time.monotonic() > pricer.deadline:
             return
         names = [node.outputs[0] for node in group.nodes]
         region = region_of(program, sorted(program.maker[n] for n in names))
         if region.signature not in known:
-            known[region.signature] = _plan_apart(region, names, group.times, light, pricer)
+            known[region.signature] = _plan_apart(region, names, group, light, pricer)
         plan = known[region.signature]
         if plan is not None:
             yield region, plan
 
 
-def _plan_apart(region: Region, names: list[str], times: float, moves: Moves, pricer: Pricer) -> Plan | None:
+def _plan_apart(region: Region, names: list[str], group: Group, moves: Moves, pricer: Pricer) -> Plan | None:
     """The cheapest way to write an operator of a group otherwise, if that is cheaper than the group's kernel."""
     lowered, problem, incumbent = _saturated(region, moves, pricer)
     graph = lowered.graph
     owners = [graph.find(lowered.classes[region.number[name]]) for name in names]
     own = [problem.candidates[incumbent[o]] for o in owners]
-    kernel = times * max(candidate.us for candidate in own)
+    kernel = group.us(max(candidate.us for candidate in own), pricer.static(region.types[names[0]]))
     best: tuple[float, Problem, Choice] | None = None
     for owner, candidate in zip(owners, own, strict=True):
         for node in sorted(graph.classes[owner].nodes, key=lambda n: graph.classes[owner].nodes[n]):
@@ -124,8 +124,8 @@ def _saturated(region: Region, moves: Moves, pricer: Pricer) -> tuple[Lowered, P
     """A region with its equals, what they cost, and the region as it is."""
     lowered = lower(region, REGISTRY)
     saturate(lowered.graph, moves, _LIMITS)
-    roots, paid, given, within = frame_of(region, lowered)
-    problem = problem_of(lowered.graph, roots, pricer, paid, given, within)
+    roots, paid, given, within, inner = frame_of(region, lowered)
+    problem = problem_of(lowered.graph, roots, pricer, paid, given, within, inner)
     return lowered, problem, incumbent_of(region, lowered, problem)
 
 

@@ -271,7 +271,7 @@ def test_forms_are_timed_while_it_is_open_whether_all_gain_enough(
     gain: float, least: float, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = model()
-    chosen = without_rivals(graph)
+    chosen = [replace(c, after=0.6 * c.before) for c in without_rivals(graph)]
     share = gain / (1.0 - chosen[0].after / chosen[0].before)
     timed: list[float] = []
     monkeypatch.setattr(trials, "_race", lambda _, options, *__: timed.append(options.share))

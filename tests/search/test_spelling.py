@@ -121,12 +121,15 @@ def test_a_kernel_is_whole_only_while_its_own_steps_are_there(prices: cost.CostM
             assert not replace(written, steps=(*new[:at], other, *new[at + 1 :])).within
 
 
-def normalised_sum(shape: tuple[int | str, ...], *, again: bool = False) -> Graph:
+def normalised_sum(
+    shape: tuple[int | str, ...], *, again: bool = False, axis: int = -1, dtype: str = "float32"
+) -> Graph:
     """A residual and the normalisation behind it, which a Transformer has twice a layer."""
     b = GraphBuilder("post-norm", opset=17)
-    x, y = b.input("x", "float32", shape), b.input("y", "float32", shape)
+    x, y = b.input("x", dtype, shape), b.input("y", dtype, shape)
     both = x + y
-    made = b.op("LayerNormalization", both, b.weight("scale", shape[-1:]), b.weight("bias", shape[-1:]), axis=-1)
+    weights = [b.weight(name, shape[axis:], dtype=dtype) for name in ("scale", "bias")]
+    made = b.op("LayerNormalization", both, *weights, axis=axis)
     b.output(made.relu(), "out")
     if again:
         b.output(both, "both")
@@ -148,12 +151,22 @@ def test_what_a_kernel_takes_longer_for_than_its_parts_is_written_apart(prices: 
 
 @pytest.mark.parametrize(
     "graph",
-    [normalised_sum((2, 128, 256), again=True), normalised_sum((2, 4, 32, 256)), normalised_sum((64, 256))],
-    ids=["somebody else reads the sum", "rank 4", "rank 2"],
-)
+    [
+        normalised_sum((2, 128, 256), again=True), normalised_sum((2, 4, 32, 256)), normalised_sum((64, 256)),
+        normalised_sum((2, 128, 256), axis=-2), normalised_sum((2, 128, 256), dtype="float64"),
+    ],
+    ids=["somebody else reads the sum", "rank 4", "rank 2", "along two axes", "float64"],
+)  # fmt: skip
 def test_what_is_no_such_kernel_stays(graph: Graph, prices: cost.CostModel) -> None:
     assert kernels_in(graph) == []
     library = load_library()
+    options = SearchOptions(cache=False, floats=library.floats("standard"))
+    assert search(graph, library.admitted, prices, options).graph is graph
+
+
+def test_a_kernel_of_few_elements_is_no_slower_than_its_parts(prices: cost.CostModel) -> None:
+    graph, library = normalised_sum((1, 1, 64)), load_library()
+    assert [len(nodes) for nodes in kernels_in(graph)] == [2]
     options = SearchOptions(cache=False, floats=library.floats("standard"))
     assert search(graph, library.admitted, prices, options).graph is graph
 
