@@ -174,6 +174,7 @@ class Pricer:
         if now and priced.guessed and self.questions.matters(priced.estimate):
             priced.estimate, priced.guessed = self._ask(priced.what, now=True)
             priced.answered = not priced.guessed
+            priced.after.clear()  # what is left of it is told from the same answer
         return priced.estimate
 
     def _writable(self, graph: EGraph, node: ENode, form: _Form) -> bool:
@@ -243,7 +244,9 @@ class Pricer:
             return FORBIDDEN
         values = {k: value_at_sizes(v, self.sizes) for k, v in attributes}
         outputs = REGISTRY[op].apply(types, values)[1]
-        return self.costs.application(op, values, types, outputs, constant_args=fixed, after=producer).us
+        return self.costs.application(
+            op, values, types, outputs, constant_args=fixed, after=producer, ask=not self.costs.informed
+        ).us
 
     def demand(self, what: Application, outputs: Sequence[TensorType]) -> Demand:
         """What an application asks of a machine; nothing where the backend only renames memory."""

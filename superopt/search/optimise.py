@@ -202,6 +202,8 @@ def _extract(
         chosen = {c: problem.candidates[choice[c]].node for c in used_classes(problem, choice) or ()}
         pricer.questions.decided += bool(wanted) and set(chosen.values()) != wanted
         apart = _nodes(problem, incumbent) ^ _nodes(problem, choice)  # what both run decides nothing
+        if unsure and _decided(region, lowered, problem, incumbent, choice, pricer):
+            break
         if not pricer.settle(graph, [problem.candidates[i].node for i in sorted(apart)]):
             break
         problem, wanted = problem_of(graph, roots, pricer, paid, given, within, inner), set(chosen.values())
@@ -214,6 +216,17 @@ def _extract(
     elif unsure:
         choice = _kept_in_place(lowered, problem, incumbent, choice, pricer)
     return choice, problem, gap
+
+
+def _decided(
+    region: Region, lowered: Lowered, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer
+) -> bool:
+    """Whether no answer would change what becomes of a choice: it is the input, asks for no more of anything, or gains
+    more than its prices are off by."""
+    before, after = cost_of(problem, incumbent), cost_of(problem, choice)
+    if before - after > _noise(lowered, problem, incumbent, choice, pricer):
+        return True
+    return frugal(region, plan_of(region, lowered, problem, choice, before, after), pricer)
 
 
 def _worth(graph: EGraph, problem: Problem, before: Choice, after: Choice, pricer: Pricer) -> float:

@@ -19,7 +19,7 @@ class Roofline(CostModel):
     def cache_bytes(self):
         return None
 
-    def application(self, op, attributes, arg_types, out_types, constant_args=(), *, after=None):
+    def application(self, op, attributes, arg_types, out_types, constant_args=(), *, after=None, ask=True):
         self.asked += 1
         return super().application(op, attributes, arg_types, out_types, constant_args, after=after)
 
