@@ -21,7 +21,7 @@ import numpy as np
 from superopt.fleet.child import Crew, Lost, packed, unpacked
 from superopt.ir.errors import BackendUnavailable, InvalidModel
 from superopt.ir.graph import Graph, Node, OpaqueAttribute
-from superopt.ir.poly import Dim, value_at
+from superopt.ir.poly import Dim, symbols, value_at
 from superopt.ops.infer import Typing, infer, known_shapes, sizes_fed_to
 from superopt.runtime.ort import InferenceSession, make_session, run, to_array, to_value
 
@@ -42,8 +42,10 @@ class Risk:
     shapes: tuple[tuple[Dim, ...], ...] = ()
 
     def at(self, sizes: Mapping[str, int]) -> bool:
-        """Whether it may at these sizes."""
-        return self.always or any(value_at(d, sizes) == 0 for shape in self.shapes for d in shape)
+        """Whether it may at these sizes; where one is not told, it may."""
+        dims = [d for shape in self.shapes for d in shape]
+        told = all(symbols(d) <= sizes.keys() for d in dims)
+        return self.always or not told or any(value_at(d, sizes) == 0 for d in dims)
 
     def fed(self, feeds: Mapping[str, np.ndarray]) -> bool:
         """Whether it may on these inputs."""
