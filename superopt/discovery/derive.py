@@ -89,7 +89,7 @@ def _moves(rule: Rule, parts: tuple[int, ...]) -> Moves:
 def _prepared(rules: tuple[Rule, ...], parts: tuple[int, ...]) -> Moves:
     """What a search prepares of rules for a program of Concats with these arities alone."""
     steps = tuple(Step("Concat", ("",) * n, (), ("",), None, "") for n in parts)
-    return prepare(rules, Program(Graph("", (), (), (), (), {}), steps, {}, frozenset(), {})).moves
+    return prepare(rules, Program(Graph("", (), (), (), (), {}), steps, {}, frozenset(), {})).every
 
 
 def moves_of(rules: Iterable[Rule], parts: tuple[int, ...] = ()) -> Moves:

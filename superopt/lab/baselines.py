@@ -216,8 +216,8 @@ class _Net:
     """All moves as one net of patterns, and the merges of siblings."""
 
     def __init__(self, prepared: Prepared) -> None:
-        self.groups = prepared.moves.groups
-        self.trie: Trie[Pattern] = Trie([(p, p.steps, p.depth) for p in prepared.moves.patterns])
+        self.groups = prepared.every.groups
+        self.trie: Trie[Pattern] = Trie([(p, p.steps, p.depth) for p in prepared.every.patterns])
 
     def occurrences(self, graph: EGraph) -> Iterator[tuple[str, Sequence[int], Sequence[Term], Match]]:
         """Rule, roots, what they become, and the binding."""
