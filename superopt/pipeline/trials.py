@@ -6,8 +6,8 @@ lose more than :data:`CHEAP` of the model's time to whoever knew, or where it is
 gain what they have to, the operator and its forms are raced alone first, once for all sites that are alike: a few
 milliseconds a run. Where an operator lies in memory decides more than what a round scatters by, so they are loaded
 several times. What is believed then, by prices and rounds, chooses. But what prices alone choose stands until a kind's
-rounds change it to what is believed to gain more than :data:`CHEAP`, and more than twice what that belief is off by, so
-that a near tie ends as it does on other runs.
+rounds change it to what is believed to gain more than :data:`CHEAP`, and more than that belief is off by (one standard
+deviation), so that a near tie ends as it does on other runs. Two deviations are steadier, and cost RepVGG 6.5 %.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from superopt.cost.trial import sizes_fed
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing
-from superopt.pipeline.judge import CHEAP, SURELY, Belief, regret
+from superopt.pipeline.judge import CHEAP, Belief, regret
 from superopt.pipeline.racing import clock_of
 from superopt.runtime.limits import give_back
 from superopt.runtime.protocol import Runtime
@@ -192,9 +192,9 @@ class _Options:
 
     @property
     def doubt(self) -> float:
-        """What a gain over the choice by prices must exceed to be beyond doubt, as a share of the model's time."""
+        """What a gain over the choice by prices is off by, as a share of the model's time."""
         places = {_best(self.modelled), _best(self.beliefs)} - {None}
-        return SURELY * self.share * hypot(*(b.deviation for n, b in enumerate(self.beliefs) if n in places))
+        return self.share * hypot(*(b.deviation for n, b in enumerate(self.beliefs) if n in places))
 
     @property
     def unsure(self) -> bool:
