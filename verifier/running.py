@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +29,7 @@ from superopt.ir.errors import (
 )
 from superopt.ir.graph import ArrayData, Graph, Weight, WeightData
 from superopt.ir.types import DType, TensorType
-from superopt.runtime.fatal import Elsewhere, risk_of
+from superopt.runtime.fatal import Elsewhere, hush, risk_of
 from superopt.runtime.limits import give_back, resident
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME, Session
 from superopt.runtime.ort import InferenceSession, OrtValue, is_native, make_session
@@ -292,8 +291,7 @@ def _size(weight: Weight) -> int:
 
 def _run_apart(source: bytes | Path, feeds: Mapping[str, np.ndarray]) -> None:
     """Run a model in a process that may die of it, saying nothing: what it refuses it may refuse."""
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
+    hush()
     for optimise in (False, True):
         with suppress(SuperoptError):
             run_session(make_session(source, threads=1, optimise=optimise), feeds)

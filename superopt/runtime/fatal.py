@@ -25,7 +25,7 @@ from superopt.ir.poly import Dim, symbols, value_at
 from superopt.ops.infer import Typing, infer, known_shapes, sizes_fed_to
 from superopt.runtime.ort import InferenceSession, make_session, run, to_array, to_value
 
-__all__ = ["FATAL", "Elsewhere", "Risk", "risk_of"]
+__all__ = ["FATAL", "Elsewhere", "Risk", "hush", "risk_of"]
 
 FATAL = frozenset({"Einsum", "GRU", "LSTM", "RNN"})
 _DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml"})
@@ -122,6 +122,12 @@ class Elsewhere(InferenceSession):
         return made
 
 
+def hush() -> None:
+    """From here on this process, which may be killed, says nothing on its standard error."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+
+
 _sessions: dict[str, InferenceSession] = {}
 
 
@@ -129,9 +135,7 @@ def _run(
     name: str, source: bytes | Path, optimise: bool, feeds: Mapping[str, np.ndarray], outputs: Sequence[str]
 ) -> dict[str, np.ndarray]:
     """In the other process: run a model, whose session is kept for the next inputs. What kills it says nothing."""
-    if not _sessions:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
+    hush()
     if name not in _sessions:
         while len(_sessions) >= _HELD:
             del _sessions[next(iter(_sessions))]

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from math import copysign
 from operator import or_
+
+import numpy as np
 
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import Condition, IllTyped
 from superopt.ops.record import Operator
 from superopt.search.egraph import ABSENT, EGraph, is_multi
 from superopt.search.known import ANYTHING, Known, coarse
-from superopt.search.program import LeafFacts, Program, Step
+from superopt.search.program import LeafFacts, Program, Step, facts_of_reals
 
 __all__ = ["Lowered", "Region", "lower", "region_of"]
 
@@ -177,13 +178,11 @@ def lower(region: Region, operators: Mapping[str, Operator]) -> Lowered:
 
 
 def _said(step: Step) -> LeafFacts | None:
-    """What a Constant says, as a weight would; the number 0 stands for no −0."""
+    """What a Constant says, as a weight would."""
     values = dict(step.attributes).get("values") if step.op == "Constant" else None
-    reals = [v for v in values if isinstance(v, float)] if isinstance(values, tuple) else []
-    if not isinstance(values, tuple) or not reals or len(reals) < len(values):
+    if not isinstance(values, tuple) or not values or not all(isinstance(v, float) for v in values):
         return None
-    signed = any(v == 0 and copysign(1.0, v) < 0 for v in reals)
-    return None if signed or any(v != reals[0] for v in reals) else LeafFacts(uniform=reals[0])
+    return facts_of_reals(np.array(values))
 
 
 def _add_facts(graph: EGraph, number: int, leaf: int, kind: TensorType, known: LeafFacts | None) -> None:

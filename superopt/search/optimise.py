@@ -201,10 +201,9 @@ def _extract(
             choice = before
         chosen = {c: problem.candidates[choice[c]].node for c in used_classes(problem, choice) or ()}
         pricer.questions.decided += bool(wanted) and set(chosen.values()) != wanted
-        apart = _nodes(problem, incumbent) ^ _nodes(problem, choice)  # what both run decides nothing
         if unsure and _decided(region, lowered, problem, incumbent, choice, pricer):
             break
-        if not pricer.settle(graph, [problem.candidates[i].node for i in sorted(apart)]):
+        if not pricer.settle(graph, _apart(problem, incumbent, choice)):  # what both run decides nothing
             break
         problem, wanted = problem_of(graph, roots, pricer, paid, given, within, inner), set(chosen.values())
         choice = {c: problem.index[n] for c, n in chosen.items() if n in problem.index}
@@ -221,8 +220,8 @@ def _extract(
 def _decided(
     region: Region, lowered: Lowered, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer
 ) -> bool:
-    """Whether no answer would change what becomes of a choice: it is the input, asks for no more of anything, or gains
-    more than its prices are off by."""
+    """Whether no answer would change what becomes of a choice: it asks for no more of anything, or gains more than its
+    prices are off by."""
     before, after = cost_of(problem, incumbent), cost_of(problem, choice)
     if before - after > _noise(lowered, problem, incumbent, choice, pricer):
         return True
@@ -232,8 +231,7 @@ def _decided(
 def _worth(graph: EGraph, problem: Problem, before: Choice, after: Choice, pricer: Pricer) -> float:
     """Microseconds that a choice has to gain over the one before answers: what a question is worth, and more than these
     answers are off by, so that it is the same on other runs."""
-    apart = _nodes(problem, before) ^ _nodes(problem, after)
-    error = pricer.answers_error(graph, [problem.candidates[i].node for i in sorted(apart)])
+    error = pricer.answers_error(graph, _apart(problem, before, after))
     return max(pricer.questions.cheap_us, _SURELY * error)
 
 
@@ -325,6 +323,11 @@ def _changed(problem: Problem, before: Choice, after: Choice) -> float:
     """The cost of what the incumbent computes and the choice does not."""
     old, new = _nodes(problem, before), _nodes(problem, after)
     return sum(problem.candidates[i].us for i in old - new)
+
+
+def _apart(problem: Problem, before: Choice, after: Choice) -> list[ENode]:
+    """What one of two choices computes and the other does not."""
+    return [problem.candidates[i].node for i in sorted(_nodes(problem, before) ^ _nodes(problem, after))]
 
 
 def _nodes(problem: Problem, choice: Choice) -> set[int]:

@@ -22,7 +22,7 @@ from superopt.search.known import ANYTHING, OPAQUE, Known, known_of, known_of_ar
 from superopt.search.settled import Settled, is_moving
 from superopt.search.step import Step
 
-__all__ = ["Kernel", "LeafFacts", "Program", "Step", "program_of"]
+__all__ = ["Kernel", "LeafFacts", "Program", "Step", "facts_of_reals", "program_of"]
 
 _SMALL = 1 << 16  # elements of a weight that are looked at: uniform values, ranges of positions
 _DIGEST = 1 << 20  # bytes of a weight up to which equal contents are recognised
@@ -293,15 +293,18 @@ def _look_at_weights(graph: Graph, computed: Iterable[Weight]) -> tuple[dict[str
     return same, facts
 
 
+def facts_of_reals(elements: np.ndarray) -> LeafFacts | None:
+    """What is known of so many reals, one or more: that all are one number; 0 stands for no −0."""
+    signed = bool(np.signbit(elements[elements == 0]).any())
+    return LeafFacts(uniform=float(elements[0])) if not signed and bool((elements == elements[0]).all()) else None
+
+
 def _facts(weight: Weight) -> LeafFacts | None:
     count = weight.type.elements
     if weight.data is None or not isinstance(count, int) or not 0 < count <= _SMALL:
         return None
     if weight.type.dtype.is_float:
-        elements = np.asarray(weight.data.numpy()).reshape(-1)
-        value = float(elements[0])
-        signed = bool(np.signbit(elements[elements == 0]).any())  # the number 0 stands for no −0
-        return LeafFacts(uniform=value) if not signed and bool((elements == elements[0]).all()) else None
+        return facts_of_reals(np.asarray(weight.data.numpy()).reshape(-1))
     if weight.type.dtype == "int64":
         elements = np.asarray(weight.data.numpy())
         return LeafFacts(range=(int(elements.min()), int(elements.max())))
