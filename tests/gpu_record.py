@@ -7,6 +7,10 @@
 
 The log (``docs/gpu-YYYY-MM-DD.md``, with the revision) and the profile are to be committed. Each call keeps to its time
 limit; call it again until it says that it is complete.
+
+Where a GPU is lent by the minute, what needs none is done beforehand, on any machine, into ``build/gpu``: ``--ask``
+writes what optimising the corpus asks for under a device's ceilings, and what drawn operators ask; ``--optimise``
+optimises the models under the recorded profile. What is found there is not made again.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from superopt.ir.graph import Graph  # noqa: E402
 from tests import gpu_peers  # noqa: E402
 
 STATE = ROOT / "build" / "gpu"
@@ -32,15 +37,24 @@ WHOLE = (
     "siamese", "squeezenet", "resnext50", "mobilenet_v2", "vit_b16", "unet", "densenet121", "lstm", "deep_linear",
     "inception_v3", "efficientnet_b0",
 )  # fmt: skip
+_SEED, _EACH = 31, 8  # operators that are drawn beside what the corpus asks for, and how many of each
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name", default="h200", help="the profile's name")
     parser.add_argument("--time-limit", type=float, default=480.0, help="seconds of this call")
+    parser.add_argument(
+        "--last", choices=("tests", "profile", "models", "peers"), default="peers", help="last step to take"
+    )
+    parser.add_argument("--ask", action="store_true", help="write what is to be timed, without a GPU")
+    parser.add_argument("--optimise", action="store_true", help="optimise the models under the profile, without a GPU")
     options = parser.parse_args(arguments)
     deadline = time.monotonic() + options.time_limit
     STATE.mkdir(parents=True, exist_ok=True)
+    profile = ROOT / "superopt" / "cost" / "profiles" / f"{options.name}.jsonl.gz"
+    if options.ask or options.optimise:
+        return _ask() if options.ask else _optimise(profile)
     from superopt.runtime.cuda.probe import probe
 
     found = probe()
@@ -52,14 +66,16 @@ def main(arguments: Sequence[str]) -> int:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/cuda"], cwd=ROOT, capture_output=True, text=True
         )
-        print(done.stdout[-2000:])
+        print(done.stdout[-6000:], done.stderr[-2000:])
         if done.returncode:
             return done.returncode
         tests.write_text(done.stdout)
-    profile = ROOT / "superopt" / "cost" / "profiles" / f"{options.name}.jsonl.gz"
+    if options.last == "tests":
+        return 0
     complete = _profiled(profile, deadline)
-    rows = _whole(profile, deadline) if complete else []
-    _peers(rows, deadline)
+    rows = _whole(profile, deadline) if complete and options.last != "profile" else []
+    if options.last == "peers":
+        _peers(rows, deadline)
     _log(options.name, found.device, profile, rows)
     finished = complete and len(rows) == len(WHOLE) and all(set(gpu_peers.PEERS) <= set(r["peers"]) for r in rows)
     print("complete" if finished else "call it again: it goes on where it stopped")
@@ -74,7 +90,8 @@ def _profiled(profile: Path, deadline: float) -> bool:
     mark = STATE / "profile.json"
     if mark.exists() and json.loads(mark.read_text())["complete"]:
         return True
-    plans: list[str | Path] = sorted(str(p) for p in (ROOT / "corpus").glob("*.json"))
+    asked = STATE / "asked.jsonl.gz"
+    plans: list[str | Path] = sorted(str(p) for p in ([asked] if asked.exists() else (ROOT / "corpus").glob("*.json")))
     left = max(deadline - time.monotonic(), 1.0)
     with Fleet.open(8) as fleet:
         found = lab.profile(plans, profile, target="cuda", time_limit=left, fleet=fleet, extend=profile.exists())
@@ -83,9 +100,55 @@ def _profiled(profile: Path, deadline: float) -> bool:
     return bool(found.complete)
 
 
+def _ask() -> int:
+    """Write what optimising the corpus asks of a device that is known by its ceilings alone, and what is drawn."""
+    from superopt.cost.profile import write_profile
+    from superopt.cost.question import Question
+    from superopt.cost.record import Record
+    from superopt.fleet import Fleet, Task
+    from superopt.lab import operators
+    from superopt.lab.multiplications import H200_HEADER
+    from superopt.lab.profiling import asked_by
+
+    asked: dict[tuple[object, ...], Question] = {}
+    with Fleet.open(2) as fleet:
+        tasks = (Task(asked_by, (p, H200_HEADER), p.stem) for p in sorted((ROOT / "corpus").glob("*.json")))
+        for outcome in fleet.each(tasks):
+            asked.update((q.key.question, q) for q in outcome.result())
+            print(outcome.task.name, len(asked), flush=True)
+    for question in operators.drawn(_SEED, _EACH):
+        asked.setdefault(question.key.question, question)
+    write_profile(STATE / "asked.jsonl.gz", H200_HEADER, [Record(q.key, 0.0, 0.0) for q in asked.values()])
+    print(f"{len(asked)} to time: {STATE / 'asked.jsonl.gz'}")
+    return 0
+
+
+def _optimise(profile: Path) -> int:
+    """Optimise the models under the profile, whose answer does not depend on the machine that asks."""
+    import superopt
+    from superopt import formats
+
+    for name in WHOLE:
+        graph = formats.load(ROOT / "corpus" / f"{name}.json")
+        result = superopt.optimize(graph, target=f"profile:{profile}")
+        formats.save(result.graph, STATE / "optimised" / f"{name}.json", force=True)
+        print(f"{name}: {result.report.cost.before_us:.1f} to {result.report.cost.after_us:.1f} µs", flush=True)
+    return 0
+
+
+def _optimised(graph: Graph, profile: Path) -> Graph:
+    """The model optimised under the profile: as :func:`_optimise` left it, else made here."""
+    import superopt
+    from superopt import formats
+
+    ready = STATE / "optimised" / f"{graph.name}.json"
+    if ready.exists():
+        return formats.load(ready)
+    return superopt.optimize(graph, target=f"profile:{profile}", time_limit=20, check=False).graph
+
+
 def _whole(profile: Path, deadline: float) -> list[dict[str, Any]]:
     """Predicted and measured microseconds of whole models, before and after optimising under the profile."""
-    import superopt
     from superopt import formats
     from superopt.cost import RecordedProfile, graph_cost, read_profile
     from superopt.cost.cuda import CudaDevice
@@ -102,10 +165,10 @@ def _whole(profile: Path, deadline: float) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"model": name, "peers": {}}
         try:
             graph = formats.load(ROOT / "corpus" / f"{name}.json")
-            result = superopt.optimize(graph, target=f"profile:{profile}", time_limit=20, check=False)
-            for side, each in (("before", graph), ("after", result.graph)):
+            after = _optimised(graph, profile)
+            for side, each in (("before", graph), ("after", after)):
                 row[f"{side}_predicted_us"] = graph_cost(each, costs).us
-            raced = device.race((graph, result.graph), feeds_for(graph), time_limit=10.0)
+            raced = device.race((graph, after), feeds_for(graph, integer=0), time_limit=10.0)
             row |= {"before_measured_us": 1e3 * raced.ms[0], "after_measured_us": 1e3 * raced.ms[1]}
             row |= {"ratio": raced.ratios[1], "spread": raced.spread[1]}
         except SuperoptError as error:

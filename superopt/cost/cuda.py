@@ -2,9 +2,9 @@
 
 A launch from Python costs more than most kernels take, and an event pair about a microsecond, so one launch tells
 nothing. An operator is captured k and 2k times in a CUDA graph; its time is the slope ``(t₂ₖ - t₁ₖ) / k``, k such that
-a replay takes about two milliseconds. *Warm*: all launches use the same buffers. *Cold*: they go round through copies
-that together are more than three times the L2 cache. Data are random, never zeros: some devices draw less power for
-zeros and clock higher.
+a replay takes about half a millisecond: a graph's own launch varies by a microsecond. *Warm*: all launches use the same
+buffers. *Cold*: they go round through copies that together are more than three times the L2 cache. Data are random,
+never zeros: some devices draw less power for zeros and clock higher.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from superopt.cost.measure import Timing
 from superopt.cost.question import Question
 from superopt.cost.record import Key
 from superopt.cost.trial import application_graph, feeds_for
+from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.cuda.device import CudaDriver
+from superopt.runtime.cuda.plan import Step
 from superopt.runtime.cuda.race import Clocked, race_sessions
-from superopt.runtime.cuda.session import Session
+from superopt.runtime.cuda.session import Session, supported
 from superopt.runtime.race import RaceResult
 
 __all__ = ["CudaDevice", "Timed", "slope"]
 
-_REPLAY_US = 2000.0
-_MOST = 4096  # launches in one captured graph
+_REPLAY_US = 500.0
+_MOST = 1024  # launches in one captured graph: each costs Python ten microseconds
 _ROUNDS = 7
 _CACHES = 3  # L2 caches that the rotated buffers are larger than
 _COPIES = 64  # most sets of buffers
@@ -80,6 +82,17 @@ class CudaDevice:
     def key(self, question: Question) -> Key:
         """The question's key with our engine and precision."""
         return replace(question.key, impl=self.backend.name, precision=self.precision)
+
+    def expect(self, questions: Sequence[Question]) -> None:
+        """Compile their kernels together: one by one takes as long as timing them."""
+        steps: list[Step] = []
+        for question in questions:
+            try:
+                found = supported(application_graph(question), self.driver)
+            except SuperoptError:
+                continue  # it is asked once more when it is timed, and says why it cannot be
+            steps += (*found.setup, *found.steps)
+        self.driver.prepare(steps)
 
     def time(self, question: Question, *, cold: bool = True) -> Timing:
         """Warm and cold nanoseconds of one application, by slopes; both, since the cold one costs no more.
@@ -141,7 +154,16 @@ class CudaDevice:
 
     def sentinels(self) -> Mapping[str, float]:
         """One product and one copy, in nanoseconds."""
-        return {"gemm": self.time_graph(_product(_GEMM)).ns, "copy": self.time_graph(_copy(_COPY)).ns}
+        return {name: 1e3 * median(rate() for _ in range(_ROUNDS)) for name, rate in self._watched.items()}
+
+    @cached_property
+    def _watched(self) -> dict[str, Callable[[], float]]:
+        """What reads the sentinels, captured once: to make them ready takes a second, and they are read often."""
+        graphs = {"gemm": _product(_GEMM), "copy": _copy(_COPY)}
+        sessions = {name: Session(graph, self.driver) for name, graph in graphs.items()}
+        for name, session in sessions.items():
+            session.run(feeds_for(graphs[name]))
+        return {name: _rate(self.driver, session, [session.place()]) for name, session in sessions.items()}
 
     @cached_property
     def peaks(self) -> dict[str, float]:
@@ -155,6 +177,15 @@ class CudaDevice:
 
 def slope(driver: Timed, session: Session, sets: Sequence[Mapping[str, int]]) -> tuple[float, float]:
     """Microseconds of one inference inside a captured graph, and its relative interquartile range over rounds."""
+    rate = _rate(driver, session, sets)
+    found = sorted(rate() for _ in range(_ROUNDS))
+    middle = max(median(found), 0.0)
+    spread = (found[(3 * _ROUNDS) // 4] - found[_ROUNDS // 4]) / middle if middle else 0.0
+    return middle, abs(spread)
+
+
+def _rate(driver: Timed, session: Session, sets: Sequence[Mapping[str, int]]) -> Callable[[], float]:
+    """What reads the microseconds of one inference off two captured graphs, which have run once."""
 
     def replay(count: int) -> Callable[[], None]:
         def body() -> None:
@@ -167,16 +198,11 @@ def slope(driver: Timed, session: Session, sets: Sequence[Mapping[str, int]]) ->
     trial()
     each = max(driver.elapsed(trial) / 4, 0.05)
     count = int(min(max(_REPLAY_US / each, 1), _MOST, max(1, _MOST // len(session.plan.steps))))
+    count = -(-count // len(sets)) * len(sets)  # each set as often as any other
     one, two = replay(count), replay(2 * count)
-    found = []
     for body in (one, two):
         body()
-    for _ in range(_ROUNDS):
-        found.append((driver.elapsed(two) - driver.elapsed(one)) / count)
-    found.sort()
-    middle = max(median(found), 0.0)
-    spread = (found[(3 * _ROUNDS) // 4] - found[_ROUNDS // 4]) / middle if middle else 0.0
-    return middle, abs(spread)
+    return lambda: (driver.elapsed(two) - driver.elapsed(one)) / count
 
 
 def _product(size: int) -> Graph:

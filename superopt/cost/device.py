@@ -6,7 +6,7 @@ fusions, and everything above (planning, recording, the profile's format, the pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -61,6 +61,10 @@ class Device(Protocol):
         """What the answer is filed under: the question with the engine, precision and layout that answer it."""
         ...
 
+    def expect(self, questions: Sequence[Question]) -> None:
+        """Make ready at once what can be, of questions that are timed next: kernels are compiled together, say."""
+        ...
+
     def time(self, question: Question, *, cold: bool = True) -> Timing:
         """Time it; ``cold``: with weights in memory, too, else that time need not be more than the warm one.
 
@@ -102,6 +106,9 @@ class CpuDevice:
 
     def key(self, question: Question) -> Key:
         return question.key
+
+    def expect(self, questions: Sequence[Question]) -> None:
+        """Nothing: a runtime makes each ready in a few milliseconds."""
 
     def time(self, question: Question, *, cold: bool = True) -> Timing:
         return measure_graph(application_graph(question), self.meter, cold=cold)

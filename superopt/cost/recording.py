@@ -177,6 +177,7 @@ class Recorder:
 
     def _time(self, questions: Sequence[Question]) -> dict[str, Record]:
         found = {}
+        self.device.expect(questions)
         for question in questions:
             key = self.device.key(question)
             try:

@@ -31,7 +31,7 @@ from superopt.search import SearchOptions, search
 from superopt.search.bilinear.choosing import decisive
 from superopt.search.bilinear.sites import possible
 
-__all__ = ["Coverage", "Recorded", "coverage", "profile"]
+__all__ = ["Coverage", "Recorded", "asked_by", "coverage", "profile"]
 
 _PLANS = 4  # searches of one model, at most: each measures what the last one wanted
 _SLICE = 90.0  # seconds of planning after which what is wanted so far is timed
@@ -128,6 +128,16 @@ def coverage(
             )
         )  # fmt: skip
     return tuple(rows)
+
+
+def asked_by(model: str | Path | Graph, header: Mapping[str, Any]) -> list[Question]:
+    """What optimising a model asks of a device that a profile's header describes by its ceilings alone.
+
+    Args:
+        model: it.
+        header: names the ``backend``, and holds ``peaks``.
+    """
+    return _search(model, ((), header, str(header["backend"]), None, {}), _PATIENCE)[0]
 
 
 def profile(

@@ -47,6 +47,7 @@ class Clockwork:
     def __init__(self):
         self.drift = iter(())
         self.timed = []
+        self.expected = []
 
     def facts(self):
         peaks = {"flops_per_s": 5e10, "bytes_per_s": 1e10}
@@ -55,7 +56,11 @@ class Clockwork:
     def key(self, question):
         return question.key
 
+    def expect(self, questions):
+        self.expected += [q.key.text for q in questions]
+
     def time(self, question, *, cold=True):
+        assert question.key.text in self.expected, "what is timed is made ready with others"
         self.timed.append(question.key.text)
         if question.op == "Cos":
             raise InvalidModel("no such kernel")

@@ -7,7 +7,9 @@ and convolutions go to the vendor's libraries directly. Everything launches on o
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +20,7 @@ from superopt.ir.types import DType
 from superopt.runtime.cuda.library import Call, Convolution, Product
 from superopt.runtime.cuda.plan import Launch, Step
 from superopt.runtime.cuda.probe import cupy
-from superopt.runtime.cuda.source import PRELUDE
+from superopt.runtime.cuda.source import PRELUDE, Kernel
 
 __all__ = ["CudaDriver"]
 
@@ -30,6 +32,7 @@ _COMPUTE = {("ieee", DType.FLOAT32): 68, ("tf32", DType.FLOAT32): 77, ("ieee", D
 _COMPUTE_FLOAT = 68
 _PLAIN, _TURNED = 0, 1  # CUBLAS_OP_N, CUBLAS_OP_T
 _DEFAULT_ALGORITHM = -1
+_MODULE = 4  # kernels that are compiled as one: half of one's time goes into what all have in common
 
 
 class CudaDriver:
@@ -51,6 +54,7 @@ class CudaDriver:
         self.blas = _Blas(self.stream.ptr)
         self.dnn = _dnn(self.stream.ptr)
         self.plans: dict[tuple[Any, ...], _ConvolutionPlan | None] = {}
+        self.scratches: list[tuple[int, Any]] = []  # of convolutions: bytes and memory, the largest last
         self.workspace = self.allocate(WORKSPACE)
         self.blas.workspace(self.workspace, WORKSPACE)
 
@@ -59,15 +63,32 @@ class CudaDriver:
         return isinstance(call, Product) or self._plan_of(call) is not None
 
     def prepare(self, steps: Sequence[Step]) -> None:
-        """Compile all kernels as one module, and build the convolutions' plans with their workspace."""
+        """Compile all kernels, several at a time, and build the convolutions' plans with their workspace."""
         kernels = {s.kernel.name: s.kernel for s in steps if isinstance(s, Launch)}
         missing = [k for name, k in kernels.items() if name not in self.functions]
-        if missing:
-            text = PRELUDE + "".join(k.source for k in missing)
-            module = self.cp.RawModule(code=text, options=("-std=c++17", "-default-device"), backend="nvrtc")
-            self.functions.update({k.name: module.get_function(k.name) for k in missing})
+        parts = min(os.cpu_count() or 1, -(-len(missing) // _MODULE))
+        if parts:
+            with ThreadPoolExecutor(parts) as pool:  # the compiler lets go of the interpreter's lock
+                for found in pool.map(self._compiled, (missing[i::parts] for i in range(parts))):
+                    self.functions.update(found)
         needed = [p.workspace for s in steps if isinstance(s, Convolution) and (p := self._plan_of(s)) is not None]
-        self.scratch = self.allocate(max([*needed, 1]))
+        self._reserve(max([*needed, 1]))
+
+    def _compiled(self, kernels: Sequence[Kernel]) -> dict[str, Any]:
+        """A module of kernels."""
+        self.cp.cuda.Device(0).use()  # a new thread has no context
+        text = PRELUDE + "".join(k.source for k in kernels)
+        module = self.cp.RawModule(code=text, options=("-std=c++17", "-default-device"), backend="nvrtc")
+        return {k.name: module.get_function(k.name) for k in kernels}
+
+    def _reserve(self, nbytes: int) -> None:
+        """At least so much scratch memory. What was there stays: captured graphs hold its address, and a session that
+        needs less, made later, must not leave an earlier one with too little.
+        """
+        if not self.scratches or self.scratches[-1][0] < nbytes:
+            with self.stream:
+                self.scratches.append((nbytes, self.cp.zeros(nbytes, dtype=self.cp.uint8)))
+            self.stream.synchronize()
 
     def allocate(self, nbytes: int) -> int:
         """Zeroed device memory."""
@@ -103,11 +124,10 @@ class CudaDriver:
             case Convolution():
                 found = self._plan_of(step)
                 assert found is not None, "supported, or it would be a kernel"
-                found.launch(pointers, self.scratch)
+                found.launch(pointers, int(self.scratches[-1][1].data.ptr))
 
     def capture(self, body: Callable[[], None]) -> Callable[[], None]:
-        """The launches of ``body`` as one CUDA graph (after running them once: libraries set themselves up)."""
-        body()
+        """The launches of ``body`` as one CUDA graph."""
         self.stream.synchronize()
         self.stream.begin_capture()
         try:

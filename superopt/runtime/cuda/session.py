@@ -7,6 +7,8 @@ recorder. Nothing is allocated while launches are captured: a captured graph kee
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from math import prod
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +18,9 @@ from superopt.ir.graph import Graph, Weight
 from superopt.runtime.cuda.library import Call
 from superopt.runtime.cuda.plan import Launch, Plan, Step, plan
 
-__all__ = ["Driver", "Session"]
+__all__ = ["Driver", "Session", "supported"]
+
+_DRAWN = 20  # power of two: random elements that are drawn
 
 
 class Driver(Protocol):
@@ -45,8 +49,28 @@ class Driver(Protocol):
         ...
 
     def capture(self, body: Callable[[], None]) -> Callable[[], None]:
-        """Record the launches of ``body``; the result launches them again, all at once."""
+        """Record the launches of ``body``, each of which ran before; the result launches them again, all at once."""
         ...
+
+
+def supported(graph: Graph, driver: Driver, sizes: Mapping[str, int] | None = None, *, fuse: bool = True) -> Plan:
+    """The plan with library calls where the device has them.
+
+    Raises:
+        Unsupported: the graph cannot be planned; names the node.
+    """
+    found = plan(graph, sizes, fuse=fuse)
+    steps = (*found.setup, *found.steps)
+    missing = {s.value for s in steps if not isinstance(s, Launch) and not driver.supports(s)}
+    return plan(graph, sizes, fuse=fuse, generated=frozenset(missing)) if missing else found
+
+
+@cache
+def _drawn(power: int) -> np.ndarray:
+    """``2**power`` random elements; beyond a million they repeat, as to draw each takes longer than all else."""
+    if power > _DRAWN:
+        return np.resize(_drawn(_DRAWN), 1 << power)
+    return np.random.default_rng(0).standard_normal(1 << power, dtype=np.float32)
 
 
 class Session:
@@ -67,17 +91,11 @@ class Session:
         self, graph: Graph, driver: Driver, sizes: Mapping[str, int] | None = None, *, fuse: bool = True
     ) -> None:
         self.graph, self.driver = graph, driver
-        self.plan = self._supported(sizes, fuse)
+        self.plan = supported(graph, driver, sizes, fuse=fuse)
         driver.prepare((*self.plan.setup, *self.plan.steps))
         self._addresses = self.place()
+        self.launch(self._addresses)  # libraries set themselves up, which cannot be captured
         self.replay = driver.capture(lambda: self.launch(self._addresses))
-
-    def _supported(self, sizes: Mapping[str, int] | None, fuse: bool) -> Plan:
-        """The plan with library calls where the device has them."""
-        found = plan(self.graph, sizes, fuse=fuse)
-        steps = (*found.setup, *found.steps)
-        missing = {s.value for s in steps if not isinstance(s, Launch) and not self.driver.supports(s)}
-        return plan(self.graph, sizes, fuse=fuse, generated=frozenset(missing)) if missing else found
 
     def place(self) -> dict[str, int]:
         """Addresses, in fresh memory, of weights (uploaded, and the setup run), inputs, outputs and the arena."""
@@ -104,8 +122,9 @@ class Session:
         if weight.data is not None:
             array = weight.data.numpy()
         else:
-            drawn = np.random.default_rng(0).standard_normal(self.plan.shape(name))
-            array = drawn.astype(weight.type.dtype.numpy)
+            shape = self.plan.shape(name)
+            found = _drawn(max(prod(shape) - 1, 1).bit_length())[: prod(shape)].reshape(shape)
+            array = found.astype(weight.type.dtype.numpy, copy=False)
         self.driver.upload(address, np.ascontiguousarray(array))
 
     def pointers(self, step: Step, addresses: Mapping[str, int]) -> list[int]:
