@@ -18,7 +18,7 @@ from superopt.ir.errors import Unsupported
 __all__ = ["MARK", "compiled", "older"]
 
 MARK = "inductor:"  # in front of a path: this candidate is the model at the path, run by inductor
-_OPSET = 16  # the newest that onnx2torch 1.5 knows most operators of
+_OPSET = 17  # the newest that onnx2torch 1.5 knows most operators of, and the first with LayerNormalization
 Feeds = Mapping[str, np.ndarray[Any, Any]]
 Step = Callable[[Feeds], list[np.ndarray[Any, Any]]]
 
