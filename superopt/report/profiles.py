@@ -23,12 +23,14 @@ __all__ = [
 
 def profile_rows() -> list[dict[str, Any]]:
     """The profiles that ship with superopt as JSON data: name, target, the header of each, and how this machine
-    compares (``calibration``, ``None`` until an optimisation has measured it; ``runtime_here``)."""
+    compares (``calibration``, ``None`` until an optimisation has measured it, and where it is of no ``processor``;
+    ``runtime_here``)."""
     known = costs.known_calibrations()
     here = released(ONNX_RUNTIME)
     return [
         {
             "name": name, "target": f"profile:{name}", **costs.load_profile(name).header,
+            "processor": costs.BACKENDS[str(costs.load_profile(name).header["backend"])].processor,
             "calibration": asdict(known[name]) if name in known else None, "runtime_here": here,
         }
         for name in costs.profile_names()
@@ -55,8 +57,12 @@ def show_profiles(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
                 f"this machine against {printable(row['name'])}: {factors} (single records ±{found['sigma']:.0%}; "
                 f"{found['records']} timed in {found['seconds']:.1f} s)", markup=False
             )  # fmt: skip
-        else:
+        elif row["processor"]:
             console.print(f"this machine against {printable(row['name'])}: not measured yet", markup=False)
+        else:
+            console.print(
+                f"{printable(row['name'])}: no processor; its prices stand as they were recorded", markup=False
+            )
         recorded, here = str(row.get("runtime", "")), row["runtime_here"]
         if recorded != here and recorded.partition(" ")[0] == here.partition(" ")[0]:
             console.print(

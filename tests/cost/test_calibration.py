@@ -156,6 +156,15 @@ def test_the_list_says_that_another_version_of_the_runtime_runs_here(recorded: s
     assert (f"recorded with {recorded}, and onnxruntime" in shown.getvalue()) is said
 
 
+def test_the_list_does_not_compare_this_processor_with_another_kind_of_device() -> None:
+    rows = {row["name"]: row for row in profile_rows()}
+    assert (rows["cpu-epyc-2core"]["processor"], rows["h200"]["processor"]) == (True, False)
+    shown = io.StringIO()
+    show_profiles(Console(file=shown, width=400), [rows["h200"]])
+    assert "h200: no processor; its prices stand as they were recorded" in shown.getvalue()
+    assert "not measured yet" not in shown.getvalue()
+
+
 @pytest.mark.parametrize("slower", [1.0, 1.6, 3.0])
 def test_what_a_profile_lacks_is_in_its_units(slower: float) -> None:
     """However slow a machine is at the moment, an operator that the profile lacks costs as much beside the others."""
