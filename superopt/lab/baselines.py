@@ -24,7 +24,7 @@ from superopt.rules.rule import Rule
 from superopt.search.costing import Pricer
 from superopt.search.egraph import LEAF, PROJECT, EGraph, ENode, TypeClashError
 from superopt.search.emit import emit
-from superopt.search.extract import NODE_US, cost_of, problem_of, used_classes
+from superopt.search.extract import NODE_US, Frame, cost_of, problem_of, used_classes
 from superopt.search.lower import Lowered, Region, lower, region_of
 from superopt.search.match import Match, Pattern, bound
 from superopt.search.moves import Prepared, prepare
@@ -144,7 +144,7 @@ class _State:
         graph = lowered.graph
         outputs = [lowered.classes[region.number[o]] for o in region.outputs]
         given = frozenset(n for g in graph.classes.values() for n, b in g.nodes.items() if b in lowered.origin)
-        problem = problem_of(graph, outputs, self.pricer, frozenset(), given)
+        problem = problem_of(graph, Frame(outputs, given=given), self.pricer)
         choice = incumbent_of(region, lowered, problem)
         for owner, options in problem.of.items():
             choice.setdefault(owner, options[0]) if options else None

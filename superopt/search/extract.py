@@ -10,12 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from types import MappingProxyType
 
 from superopt.search.costing import FORBIDDEN, Pricer
 from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
 
-__all__ = ["Choice", "Problem", "Saving", "constant_forms", "cost_of", "improve", "problem_of"]
+__all__ = ["Choice", "Frame", "Problem", "Saving", "constant_forms", "cost_of", "improve", "problem_of"]
 
 NODE_US = 1e-7  # µs per operator that runs, whatever it costs: of equally fast programs the smallest is taken
 _CLEAR = 1e-6  # µs by which a lower bound must exceed a cost, so that rounding decides nothing
@@ -30,6 +29,31 @@ class Candidate:
     owner: int
     needs: tuple[int, ...]
     us: float
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        """What it needs, in an order that does not depend on how it reads them."""
+        return tuple(sorted(self.needs))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What an extraction is given beside its e-graph and prices.
+
+    Attributes:
+        roots: classes that are wanted.
+        paid: classes of constants that the model already stores.
+        given: e-nodes of the input, which can stay even where superopt could not write them anew.
+        within: those of them that run in the kernel of another, and cost nothing.
+        inner: classes of values that only such a kernel reads, and what its other operators take by themselves where
+            something else reads them.
+    """
+
+    roots: Sequence[int]
+    paid: frozenset[int] = frozenset()
+    given: frozenset[ENode] = frozenset()
+    within: frozenset[ENode] = frozenset()
+    inner: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,23 +78,9 @@ class Problem:
     pairs: Mapping[int, tuple[Saving, ...]] = field(default_factory=dict)  # by consumer
 
 
-def problem_of(
-    graph: EGraph, roots: Sequence[int], pricer: Pricer, paid: frozenset[int], given: frozenset[ENode],
-    within: frozenset[ENode] = frozenset(), inner: Mapping[int, float] = MappingProxyType({}),
-) -> Problem:  # fmt: skip
-    """The problem of computing ``roots``.
-
-    Args:
-        graph: a rebuilt e-graph.
-        roots: classes that are wanted.
-        pricer: what e-nodes cost.
-        paid: classes of constants that the model already stores.
-        given: e-nodes of the input, which can stay even where superopt could not write them anew.
-        within: those of them that run in the kernel of another, and cost nothing.
-        inner: classes of values that only such a kernel reads, and what its other operators take by themselves where
-            something else reads them.
-    """
-    wanted = tuple(dict.fromkeys(graph.find(r) for r in roots))
+def problem_of(graph: EGraph, frame: Frame, pricer: Pricer) -> Problem:
+    """The problem of computing what a frame wants from a rebuilt e-graph, at these prices."""
+    wanted = tuple(dict.fromkeys(graph.find(r) for r in frame.roots))
     drafts: dict[int, list[Candidate]] = {}
     stack = [r for r in wanted if not graph.constant(r)]
     while stack:
@@ -82,16 +92,16 @@ def problem_of(
             args = tuple(dict.fromkeys(graph.find(a) for a in node[1:] if a != ABSENT))
             if owner in args:
                 continue
-            us = 0.0 if node in within else pricer.node(graph, node, kept=node in given).us
+            us = 0.0 if node in frame.within else pricer.node(graph, node, kept=node in frame.given).us
             if us == FORBIDDEN:
                 continue
-            us += sum(_bytes(graph, a) * pricer.byte_us for a in args if graph.constant(a) and a not in paid)
-            us += 0.0 if graph.heads[node[0]].op in (LEAF, PROJECT) or node in within else NODE_US
-            us += 0.0 if node in given else max((inner.get(a, 0.0) for a in args), default=0.0)
+            us += sum(_bytes(graph, a) * pricer.byte_us for a in args if graph.constant(a) and a not in frame.paid)
+            us += 0.0 if graph.heads[node[0]].op in (LEAF, PROJECT) or node in frame.within else NODE_US
+            us += 0.0 if node in frame.given else max((frame.inner.get(a, 0.0) for a in args), default=0.0)
             needs = tuple(a for a in args if not graph.constant(a))
             drafts[owner].append(Candidate(node, owner, needs, us))
             stack.extend(a for a in needs if a not in drafts)
-    return _indexed(graph, _feasible(drafts), tuple(r for r in wanted if not graph.constant(r)), pricer, given, within)
+    return _indexed(graph, _feasible(drafts), tuple(r for r in wanted if not graph.constant(r)), pricer, frame)
 
 
 def _bytes(graph: EGraph, identity: int) -> int:
@@ -125,9 +135,8 @@ def _feasible(drafts: Mapping[int, Sequence[Candidate]]) -> dict[int, list[Candi
 
 
 def _indexed(
-    graph: EGraph, kept: Mapping[int, list[Candidate]], roots: tuple[int, ...], pricer: Pricer,
-    given: frozenset[ENode], within: frozenset[ENode],
-) -> Problem:  # fmt: skip
+    graph: EGraph, kept: Mapping[int, list[Candidate]], roots: tuple[int, ...], pricer: Pricer, frame: Frame
+) -> Problem:
     """Of e-nodes that need the same the cheapest, and each that the input has: what is in its place has to gain."""
     candidates: list[Candidate] = []
     index: dict[ENode, int] = {}
@@ -135,7 +144,7 @@ def _indexed(
     readers: dict[int, list[int]] = {}
     for owner, found in kept.items():
         best: dict[tuple[tuple[int, ...], ENode | None], Candidate] = {}
-        keys = [(tuple(sorted(c.needs)), c.node if c.node in given else None) for c in found]
+        keys = [(c.operands, c.node if c.node in frame.given else None) for c in found]
         for key, candidate in zip(keys, found, strict=True):
             if key not in best or candidate.us < best[key].us:
                 best[key] = candidate
@@ -147,7 +156,7 @@ def _indexed(
         for number in of[owner]:
             for need in candidates[number].needs:
                 readers.setdefault(need, []).append(number)
-    savings = _savings(graph, candidates, of, roots, pricer, within)
+    savings = _savings(graph, candidates, of, roots, pricer, frame.within)
     pairs: dict[int, list[Saving]] = {}
     for saving in savings:
         pairs.setdefault(saving.consumer, []).append(saving)

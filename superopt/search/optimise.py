@@ -11,7 +11,7 @@ from math import sqrt
 from superopt.ops.record import Operator
 from superopt.search.costing import Pricer
 from superopt.search.egraph import EGraph, ENode
-from superopt.search.extract import Candidate, Choice, Problem, cost_of, improve, problem_of, used_classes
+from superopt.search.extract import Candidate, Choice, Frame, Problem, cost_of, improve, problem_of, used_classes
 from superopt.search.frugal import frugal
 from superopt.search.ilp import solve
 from superopt.search.lower import Lowered, Region, lower
@@ -187,8 +187,8 @@ def _extract(
     region: Region, lowered: Lowered, pricer: Pricer, deadline: float, seed: int, *, unsure: bool
 ) -> tuple[Choice, Problem, float]:
     graph = lowered.graph
-    roots, paid, given, within, inner = frame_of(region, lowered)
-    problem = problem_of(graph, roots, pricer, paid, given, within, inner)
+    frame = frame_of(region, lowered)
+    problem = problem_of(graph, frame, pricer)
     choice, gap = incumbent_of(region, lowered, problem), 0.0
     wanted: set[ENode] = set()  # by the extraction before, whose predictions were then settled
     for _ in range(_SETTLING):
@@ -205,7 +205,7 @@ def _extract(
             break
         if not pricer.settle(graph, _apart(problem, incumbent, choice)):  # what both run decides nothing
             break
-        problem, wanted = problem_of(graph, roots, pricer, paid, given, within, inner), set(chosen.values())
+        problem, wanted = problem_of(graph, frame, pricer), set(chosen.values())
         choice = {c: problem.index[n] for c, n in chosen.items() if n in problem.index}
         if time.monotonic() > deadline:
             break
@@ -250,13 +250,13 @@ def _without_dearer(problem: Problem, incumbent: Choice) -> tuple[Problem, Choic
     cheapest: dict[tuple[int, tuple[int, ...]], int] = {}
     for owner, options in problem.of.items():
         for index in options:
-            key = (owner, tuple(sorted(problem.candidates[index].needs)))
+            key = (owner, problem.candidates[index].operands)
             if key not in cheapest or problem.candidates[index].us < problem.candidates[cheapest[key]].us:
                 cheapest[key] = index
     left = set(cheapest.values())
     if len(left) == len(problem.candidates):
         return problem, incumbent
-    places = {i: cheapest[c.owner, tuple(sorted(c.needs))] for i, c in enumerate(problem.candidates)}
+    places = {i: cheapest[c.owner, c.operands] for i, c in enumerate(problem.candidates)}
     return restricted(problem, left), {owner: places[index] for owner, index in incumbent.items()}
 
 
@@ -266,7 +266,7 @@ def _kept_in_place(lowered: Lowered, problem: Problem, incumbent: Choice, choice
     best, after = choice, cost_of(problem, choice)
     for owner in sorted(set(incumbent) & set(choice)):
         mine, other = (problem.candidates[c[owner]] for c in (choice, incumbent))
-        if mine is other or sorted(mine.needs) != sorted(other.needs):
+        if mine is other or mine.operands != other.operands:
             continue
         kept = {**best, owner: incumbent[owner]}
         off = _SURELY * sqrt(sum(_own_error(lowered, c.node, pricer) ** 2 for c in (mine, other)))
@@ -286,9 +286,9 @@ def _own_error(lowered: Lowered, node: ENode, pricer: Pricer) -> float:
 
 def cost_as_it_is(region: Region, lowered: Lowered, pricer: Pricer) -> float:
     """The modelled cost of the region before anything was added to its e-graph; equal applications count once."""
-    roots, paid, given, within, inner = frame_of(region, lowered)
+    frame = frame_of(region, lowered)
     lowered.graph.rebuild()
-    problem = problem_of(lowered.graph, roots, pricer, paid, given, within, inner)
+    problem = problem_of(lowered.graph, frame, pricer)
     return cost_of(problem, incumbent_of(region, lowered, problem)) + _naming(region, lowered, pricer)
 
 
@@ -302,11 +302,8 @@ def _naming(region: Region, lowered: Lowered, pricer: Pricer) -> float:
     return us
 
 
-def frame_of(
-    region: Region, lowered: Lowered
-) -> tuple[list[int], frozenset[int], frozenset[ENode], frozenset[ENode], Mapping[int, float]]:
-    """Classes that are wanted, constants that are stored already, e-nodes that the input has, those of them that run in
-    the kernel of another, and the classes that only a kernel reads, with what it costs that something else does."""
+def frame_of(region: Region, lowered: Lowered) -> Frame:
+    """What the region gives an extraction."""
     graph = lowered.graph
     roots = [lowered.classes[region.number[o]] for o in region.outputs]
     paid = frozenset(graph.find(lowered.classes[region.number[n]]) for n in region.leaves if n in region.constant)
@@ -316,7 +313,7 @@ def frame_of(
     }  # fmt: skip
     within = frozenset(n for n, step in given.items() if step in region.within)
     inner = {graph.find(lowered.classes[number]): us for number, us in region.inner}
-    return roots, paid, frozenset(given), within, inner
+    return Frame(roots, paid, frozenset(given), within, inner)
 
 
 def _changed(problem: Problem, before: Choice, after: Choice) -> float:

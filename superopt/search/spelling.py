@@ -124,8 +124,7 @@ def _saturated(region: Region, moves: Moves, pricer: Pricer) -> tuple[Lowered, P
     """A region with its equals, what they cost, and the region as it is."""
     lowered = lower(region, REGISTRY)
     saturate(lowered.graph, moves, _LIMITS)
-    roots, paid, given, within, inner = frame_of(region, lowered)
-    problem = problem_of(lowered.graph, roots, pricer, paid, given, within, inner)
+    problem = problem_of(lowered.graph, frame_of(region, lowered), pricer)
     return lowered, problem, incumbent_of(region, lowered, problem)
 
 
