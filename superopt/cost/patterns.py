@@ -9,7 +9,7 @@ GELU's division by √2 into the weights before it, which saves an operator on p
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isclose, pi
 
 from superopt.ir.graph import Graph, Node, Weight
@@ -147,18 +147,32 @@ def groups(graph: Graph, patterns: tuple[Pattern, ...], types: Mapping[str, Tens
     """
     if not patterns:
         return ()
-    matcher = _Matcher(graph, types)
+    bare = _without_identities(graph)
+    matcher = _Matcher(bare, types)
     taken: set[str] = set()
     made: list[Group] = []
     for pattern in patterns:
-        for node in graph.nodes:
+        for node in bare.nodes:
             if node.op != pattern.op or node.domain or len(node.outputs) == 0 or node.outputs[0] in taken:
                 continue
             found = next(matcher.at(pattern, node.outputs[0], _Found(), last=True), None)
             if found is not None and not taken & found.nodes.keys():
                 taken |= found.nodes.keys()
-                made.append(Group(tuple(found.nodes.values()), pattern.slow_ns))
+                made.append(Group(tuple(graph.producer[name] for name in found.nodes), pattern.slow_ns))
     return tuple(made)
+
+
+def _without_identities(graph: Graph) -> Graph:
+    """The graph as a runtime looks for patterns in it, which takes these out first."""
+    outputs = {v.name for v in graph.outputs}
+    source: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.op == "Identity" and not node.domain and node.outputs[0] not in outputs:
+            source[node.outputs[0]] = source.get(node.inputs[0], node.inputs[0])
+    if not source:
+        return graph
+    left = (n for n in graph.nodes if source.keys().isdisjoint(n.outputs))
+    return replace(graph, nodes=tuple(replace(n, inputs=tuple(source.get(i, i) for i in n.inputs)) for n in left))
 
 
 class _Matcher:

@@ -96,7 +96,7 @@ def graph_cost(
         sizes: what symbolic dimensions are costed at.
     """
     typing = typing or infer(graph, dict(sizes or {}))
-    facts = _Facts(graph, typing, sizes or {})
+    facts = _Facts(graph, typing, sizes or {}, tidies=model.backend.tidies)
     done = facts.work()
     parts: list[_Part] | None = None
     base = 0.0
@@ -254,21 +254,31 @@ def _renames(node: Node, graph: Graph) -> bool:
 
 
 class _Facts:
-    """A typed graph at fixed sizes: which values are weights alone, and what each node does."""
+    """A typed graph at fixed sizes: which values are weights alone, and what each node does.
 
-    def __init__(self, graph: Graph, typing: Typing, sizes: Mapping[str, int]) -> None:
+    ``tidies``: integers that follow from sizes which the graph states count as such, since a runtime that tidies makes
+    constants of them (``Backend.tidies``): torch writes a ``chunk`` as a dozen operators on shapes.
+    """
+
+    def __init__(self, graph: Graph, typing: Typing, sizes: Mapping[str, int], *, tidies: bool = False) -> None:
         self.graph = graph
         self.typing = typing
         self.types = {n: at_sizes(t, sizes) for n, t in typing.types.items() if t is not None and t.shape is not None}
         self.static = set(graph.constants)
+        if tidies and all(isinstance(v.type, TensorType) and v.type.is_static for v in graph.inputs):
+            self.static.update(n for n, v in typing.values.items() if v.array is not None and not v.dtype.is_float)
         for node in graph.nodes:
             if all(n in self.static for n in node.reads):
                 self.static.update(o for o in node.outputs if o)
 
+    def _runs(self, node: Node) -> bool:
+        """Whether anything of it is left to an inference."""
+        return not all(n in self.static for n in node.reads) and not all(o in self.static for o in node.outputs if o)
+
     def running(self) -> Iterator[tuple[Node, Applied | None]]:
         """Nodes that run at inference, with what they apply where that is known."""
         for node, known in zip(self.graph.nodes, self.typing.nodes, strict=True):
-            if not all(n in self.static for n in node.reads):
+            if self._runs(node):
                 yield node, known if isinstance(known, Applied) else None
 
     def work(self) -> Work:
@@ -358,7 +368,7 @@ class _Facts:
         copies = self._copies(model, makers)
         reuse = Weights(model, _bytes_of(copies) + activations)
         for place, (node, known) in enumerate(zip(self.graph.nodes, self.typing.nodes, strict=True)):
-            if all(n in self.static for n in node.reads):
+            if not self._runs(node):
                 yield node.name, node.op, FREE, (0, 0)
                 continue
             if not isinstance(known, Applied):
@@ -428,7 +438,7 @@ class _Facts:
             {
                 model.backend.copy_of(same.get(n, n), kernel[root[id(node)]]): self._bytes(n)
                 for n in node.reads
-                if n in self.static and not all(r in self.static for r in node.reads)
+                if n in self.static and self._runs(node)
             }
             for node in self.graph.nodes
         ]
