@@ -37,6 +37,11 @@ _ATTRIBUTE, _RANK, _FIXED, _SIZE = 0.5, 0.5, 0.5, 0.15  # how far apart unlike r
 _LEAST_SIGMA, _SIGMA_PER_STEP = 0.08, 0.25
 _FITTED_SIGMA = 0.5  # of a roofline fitted to the operator: a far neighbour does not make it worse
 _GROUPED = re.compile(r'"group": ?(?![01]\b)')  # in a key's attributes; asked of each record of a profile
+_BLOCK = 16  # channels that ONNX Runtime keeps together (MLAS, AVX-512; on AVX2 it is 8)
+_PATTERN, _EXTENT = 1.0, 0.25  # the same, of what moves or is summed
+_PLACES = ("perm", "axes", "axis")
+# Of the FLOPs that the device reaches, beside what an operator reaches of the bytes: what fits its records best counts.
+_REACHED = tuple(4.0**-n for n in range(6))
 _MANY_SPANS = 64  # from which they are most of what a record takes beyond its work
 _BROADCASTING = frozenset(n for n, o in REGISTRY.items() if o.family in ("elementwise", "activation"))
 _CLAMP = math.log(4.0)  # 2 left tiny operators, far from the roofline, 1 % worse on records held out
@@ -80,7 +85,7 @@ class _Family:
     for: a model has few of the operators that a profile has."""
 
     records: Sequence[Record]
-    ceilings: Ceilings
+    ceilings: Ceilings  # as far as this operator comes with its FLOPs
     slow: _Pair
 
     @cached_property
@@ -94,6 +99,13 @@ class _Family:
         return tuple(_residual(r, self.ceilings, self.slow) for r in self.records)
 
     @cached_property
+    def spread(self) -> float:
+        """Mean distance of the records' warm residuals to their median."""
+        warm = [w for _, w in self.residuals]
+        middle = median(warm)
+        return sum(abs(w - middle) for w in warm) / len(warm)
+
+    @cached_property
     def traits(self) -> tuple[_Traits, ...]:
         """What else tells records apart."""
         return tuple(_traits(r.key) for r in self.records)
@@ -104,8 +116,8 @@ class Predictor:
     """Predicts from records; immutable, deterministic, and independent of the order of the records."""
 
     ceilings: Ceilings
-    _families: dict[str, _Family] = field(repr=False)
-    _any: _Pair = _ONE
+    _records: Mapping[str, Sequence[Record]] = field(repr=False)  # of each operator
+    _families: dict[str, _Family] = field(default_factory=dict, repr=False)  # of those that were asked for
 
     @staticmethod
     def fit(records: Iterable[Record], ceilings: Ceilings | None = None) -> Predictor:
@@ -115,13 +127,21 @@ class Predictor:
         for record in sorted(records, key=lambda r: r.key.text):
             if record.ns_cold > 0 and record.key.op not in APART:
                 grouped[_kernel(record.key.op, record.key)].append(record)
-        ceiling = replace(ceiling, span_ns=_span_ns(grouped.values(), ceiling))
-        families: dict[str, _Family] = {}
-        for op, group in grouped.items():
-            slow = _each(lambda t: math.exp(median(t)), *(_residual(r, ceiling, _ONE) for r in group))
-            families[op] = _Family(group, ceiling, slow)
-        overall = _each(median, *(f.slow for f in families.values())) if families else _ONE
-        return Predictor(ceiling, families, overall)
+        ceiling = replace(ceiling, span_ns=_span_ns((g for op, g in grouped.items() if op in _BROADCASTING), ceiling))
+        return Predictor(ceiling, grouped)
+
+    def _family(self, name: str) -> _Family | None:
+        """What is known of an operator, fitted when it is first asked for: a model has few of them."""
+        if name not in self._families and name in self._records:
+            fits = (_fitted(self._records[name], self.ceilings, share) for share in _REACHED)
+            self._families[name] = min(fits, key=lambda f: f.spread)
+        return self._families.get(name)
+
+    @cached_property
+    def _any(self) -> _Pair:
+        """The usual operator's efficiency, for one without records."""
+        found = [f.slow for name in self._records if (f := self._family(name)) is not None]
+        return _each(median, *found) if found else _ONE
 
     def predict(self, op: str, flops: float, moved: float, key: Key | None = None, cold: float = 1.0) -> Estimate:
         """The cost of an operator that does ``flops`` operations and moves ``moved`` bytes.
@@ -133,9 +153,9 @@ class Predictor:
             key: what would be measured, so that records of like attributes and shapes count as nearer.
             cold: share of its weights that comes from memory.
         """
-        family = self._families.get(_kernel(op, key)) or self._families.get(op)
-        slow = self._any if family is None else family.slow
-        roof = _blend(_roofs(self.ceilings, flops, moved, slow, 0 if key is None else _traits(key).spans), cold)
+        family = self._family(_kernel(op, key)) or self._family(op)
+        slow, ceilings = (self._any, self.ceilings) if family is None else (family.slow, family.ceilings)
+        roof = _blend(_roofs(ceilings, flops, moved, slow, 0 if key is None else _traits(key).spans), cold)
         near = _near(family, math.log1p(flops), math.log1p(moved), key, cold)
         if not near:
             return Estimate(roof / 1e3, "roofline", 1.0 if family is None else _FITTED_SIGMA)
@@ -145,6 +165,12 @@ class Predictor:
         variance = sum(w * (r - shift) ** 2 for w, (_, r) in zip(weights, near, strict=True)) / total
         sigma = min(_FITTED_SIGMA, math.sqrt(variance + (_LEAST_SIGMA + _SIGMA_PER_STEP * near[0][0]) ** 2))
         return Estimate(roof * math.exp(min(max(shift, -_CLAMP), _CLAMP)) / 1e3, "interpolated", sigma)
+
+
+def _fitted(group: Sequence[Record], ceilings: Ceilings, reached: float) -> _Family:
+    """An operator that reaches that share of the FLOPs beside what it reaches of the bytes."""
+    own = replace(ceilings, flops_per_ns=ceilings.flops_per_ns * reached)
+    return _Family(group, own, _each(lambda t: math.exp(median(t)), *(_residual(r, own, _ONE) for r in group)))
 
 
 def _near(
@@ -174,13 +200,19 @@ class _Traits:
     fixed: tuple[bool, ...]
     sizes: tuple[float, ...]  # ln of the innermost size of each argument, and of the second axis of the first
     narrow: bool = False  # the second argument has a second axis of 1: of a convolution's weights, a group is a channel
+    blocks: bool = False  # see ``_in_blocks``
     spans: int = 0  # of a broadcast beyond the first
+    pattern: str = ""  # of what moves or is summed, where axes that are alike are one
+    extents: tuple[float, ...] = ()  # ln of what lies within the axis, or of the innermost that stays together
 
     def unlike(self, other: _Traits) -> float:
         """A distance to another record of the same operator, in the units of e-folds of work."""
         total = _RANK * (self.ranks != other.ranks) + _FIXED * (self.fixed != other.fixed)
         for name in self.attributes.keys() | other.attributes.keys():
             total += _ATTRIBUTE * _differ(self.attributes.get(name), other.attributes.get(name))
+        total += _PATTERN * (self.pattern != other.pattern)
+        if len(self.extents) == len(other.extents):
+            total += _EXTENT * sum(abs(a - b) for a, b in zip(self.extents, other.extents, strict=True))
         if len(self.sizes) == len(other.sizes):
             total += _SIZE * sum(abs(a - b) for a, b in zip(self.sizes, other.sizes, strict=True))
         return total
@@ -188,10 +220,14 @@ class _Traits:
 
 def _kernel(op: str, key: Key | None) -> str:
     """What runs an operator: a convolution of as many groups as channels has a kernel of its own that is ten times as
-    fast as that of one with groups of two channels."""
+    fast as that of one with groups of two channels, and so has a pool of channels that fill a processor's registers."""
+    if key is not None and op.endswith("Pool"):
+        return op if _traits(key).blocks else f"{op}, of odd channels"
     if key is None or _GROUPED.search(key.attrs) is None:
         return op
-    return f"{op}, {'each channel by itself' if _traits(key).narrow else 'in groups'}"
+    known = _traits(key)
+    name = f"{op}, {'each channel by itself' if known.narrow else 'in groups'}"
+    return name if known.blocks or not known.narrow else f"{name}, of odd channels"
 
 
 @lru_cache(maxsize=1 << 14)
@@ -204,11 +240,64 @@ def _traits(key: Key) -> _Traits:
     sizes = [math.log1p(s[-1]) if s else 0.0 for s in shapes]
     if shapes and len(shapes[0]) > 1:
         sizes.append(math.log1p(shapes[0][1]))
+    attributes = attributes if isinstance(attributes, dict) else {}
+    pattern, extents = _pattern(attributes, shapes[0] if shapes else [])
     return _Traits(
-        attributes if isinstance(attributes, dict) else {}, tuple(map(len, shapes)),
+        {k: v for k, v in attributes.items() if k not in _PLACES} if pattern else attributes, tuple(map(len, shapes)),
         tuple(s.startswith("!") for s in key.shapes), tuple(sizes), len(shapes) > 1 and shapes[1][1:2] == [1],
+        _in_blocks(key.op, shapes),
         _spans([d for d, s in zip(shapes, key.shapes, strict=True) if s]) if key.op in _BROADCASTING else 0,
+        pattern, extents,
     )  # fmt: skip
+
+
+def _in_blocks(op: str, shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether the channels of images, and those that a kernel makes, fill the blocks that a processor's loops take."""
+    if not ("Conv" in op or op.endswith("Pool")) or len(shapes[0]) != 4:
+        return False
+    return all(n % _BLOCK == 0 for n in (shapes[0][1], *(s[0] for s in shapes[1:2] if s)))
+
+
+def _pattern(attributes: Mapping[str, Any], shape: Sequence[int]) -> tuple[str, tuple[float, ...]]:
+    """Which axes an operator moves, sums or goes along, whatever rank that is written at: neighbours that are treated
+    alike are one. With it, what says how long the pieces are.
+
+    ``perm`` gives ``"021"``, the last two of three change places, and whether it moves one axis alone, for which a
+    runtime has a faster loop (also past an axis of 1); ``axes`` ``"KR"``, the last are summed and others kept; ``axis``
+    whether anything lies within it.
+    """
+    rank, perm, axes, axis = len(shape), *(attributes.get(k) for k in _PLACES)
+    if isinstance(perm, list) and sorted(perm) == list(range(rank)):
+        return _moved(perm, shape)
+    if isinstance(axes, list) and "starts" not in attributes and all(-rank <= int(a) < rank for a in axes):
+        summed = {a % rank for a in axes} if axes else set(range(rank))
+        pieces: list[tuple[str, int]] = []
+        for a, size in enumerate(shape):
+            kind = "R" if a in summed else "K"
+            if pieces and pieces[-1][0] == kind:
+                pieces[-1] = kind, pieces[-1][1] * size
+            else:
+                pieces.append((kind, size))
+        return "".join(k for k, _ in pieces) or "K", (math.log(max(pieces[-1][1], 1) if pieces else 1),)
+    if isinstance(axis, int) and -rank <= axis < rank:
+        within = math.prod(shape[axis % rank + 1 :])
+        return "last" if within == 1 else "within", (math.log(max(within, 1)), math.log(max(shape[axis % rank], 1)))
+    return "", ()
+
+
+def _moved(perm: Sequence[int], shape: Sequence[int]) -> tuple[str, tuple[float, ...]]:
+    """See :func:`_pattern`: of a transposition."""
+    merged: list[list[int]] = []
+    for a in (a for a in perm if shape[a] != 1):
+        if merged and a > (last := merged[-1][-1]) and all(shape[b] == 1 for b in range(last + 1, a)):
+            merged[-1].append(a)
+        else:
+            merged.append([a])
+    order = sorted(merged)
+    stays = merged and merged[-1] == order[-1]
+    single = any([*perm[:i], *perm[i + 1 :]] == sorted([*perm[:i], *perm[i + 1 :]]) for i in range(len(perm)))
+    name = "".join(str(order.index(m)) for m in merged) + ("" if single else ", several")
+    return name, (math.log(math.prod(shape[a] for a in merged[-1]) if stays else 1),)
 
 
 def _spans(shapes: Sequence[Sequence[int]]) -> int:
