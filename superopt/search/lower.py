@@ -41,6 +41,7 @@ class Region:
         apart: outputs whose names must stay, where there are several: each is a value, even if two are equal.
         within: positions of steps that cost nothing, because the backend runs them in the kernel of a dearer one.
         inner: values by number that only their kernel reads, and what it costs that something else does.
+        kernels: steps that the backend runs as one, as far as they are in the region.
     """
 
     positions: tuple[int, ...]
@@ -57,6 +58,7 @@ class Region:
     apart: tuple[str, ...] = ()
     within: frozenset[int] = frozenset()
     inner: tuple[tuple[int, float], ...] = ()
+    kernels: tuple[frozenset[int], ...] = ()
 
     @cached_property
     def number(self) -> Mapping[str, int]:
@@ -74,7 +76,8 @@ class Region:
             for s in self.steps
         )
         outputs, apart = (tuple(number[o] for o in names) for names in (self.outputs, self.apart))
-        return (leaves, steps, self.running, outputs, apart, tuple(sorted(self.within)), self.inner)
+        kernels = tuple(tuple(sorted(k)) for k in self.kernels)
+        return (leaves, steps, self.running, outputs, apart, tuple(sorted(self.within)), self.inner, kernels)
 
 
 def region_of(program: Program, positions: Sequence[int]) -> Region:
@@ -112,7 +115,14 @@ def region_of(program: Program, positions: Sequence[int]) -> Region:
         pinned if len(pinned) > 1 else (),
         frozenset(i for i, s in enumerate(renamed) if not program.within.isdisjoint(s.outputs)),
         tuple((i, program.inner[n]) for i, n in enumerate(values) if n in program.inner),
+        _kernels(program, renamed),
     )  # fmt: skip
+
+
+def _kernels(program: Program, steps: Sequence[Step]) -> tuple[frozenset[int], ...]:
+    """Which of these steps run as one."""
+    found = (frozenset(i for i, s in enumerate(steps) if not k.made.isdisjoint(s.outputs)) for k in program.whole)
+    return tuple(k for k in found if k)
 
 
 def _weight_steps(program: Program, chosen: Sequence[Step], made: set[str]) -> list[Step]:

@@ -85,15 +85,15 @@ class Program:
     @cached_property
     def within(self) -> frozenset[str]:
         """What steps make that cost nothing beside another of their kernel, as long as all of it is there."""
-        return frozenset[str]().union(*(k.within for k in self._whole))
+        return frozenset[str]().union(*(k.within for k in self.whole))
 
     @cached_property
     def inner(self) -> Mapping[str, float]:
         """Values that only their kernel reads, and what it costs that something else does."""
-        return {name: kernel.broken_us for kernel in self._whole for name in kernel.inner}
+        return {name: kernel.broken_us for kernel in self.whole for name in kernel.inner}
 
     @cached_property
-    def _whole(self) -> tuple[Kernel, ...]:
+    def whole(self) -> tuple[Kernel, ...]:
         """The kernels of which all steps are there."""
         there = {o for s in self.steps if s.node is not None for o in s.outputs}
         new = {(s.outputs[0], s.op, s.args) for s in self.steps if s.node is None}
