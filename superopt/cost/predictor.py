@@ -220,9 +220,12 @@ class _Traits:
 
 def _kernel(op: str, key: Key | None) -> str:
     """What runs an operator: a convolution of as many groups as channels has a kernel of its own that is ten times as
-    fast as that of one with groups of two channels, and so has a pool of channels that fill a processor's registers."""
+    fast as that of one with groups of two channels; so has a pool of channels that fill a processor's registers, and a
+    power of a number (mostly 2: a product)."""
     if key is not None and op.endswith("Pool"):
         return op if _traits(key).blocks else f"{op}, of odd channels"
+    if key is not None and op == "Pow":
+        return f"{op}, of a number" if re.search(r"\[[1, ]*\]$", key.shapes[-1]) else op
     if key is None or _GROUPED.search(key.attrs) is None:
         return op
     known = _traits(key)

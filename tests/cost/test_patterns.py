@@ -172,3 +172,15 @@ def test_a_group_costs_what_its_dearest_operator_does_and_breaking_it_up_is_no_g
     model = RecordedProfile(profile)
     assert graph_cost(whole, model).us == pytest.approx(50.0)
     assert graph_cost(broken, model).us == pytest.approx(80.0)
+
+
+def test_identities_hide_no_kernel():
+    """ONNX Runtime takes them out before it looks; a model that had them was priced without its (slow) kernel."""
+    nodes = [
+        ("Add", "x z", "a", {}), ("Identity", "a", "b", {}), ("Identity", "b", "c", {}),
+        ("LayerNormalization", "c s t", "y", {"axis": -1}),
+    ]  # fmt: skip
+    found = kernels_in(graph(nodes, s=ROW, t=ROW))
+    assert [[n.op for n in k] for k in found] == [["LayerNormalization", "Add"]]
+    seen = graph([*nodes[:3], ("LayerNormalization", "c s t", "y", {"axis": -1})], outputs=("y", "b"), s=ROW, t=ROW)
+    assert kernels_in(seen) == [], "what is an output is made"

@@ -7,6 +7,7 @@ from superopt.cost import MeasuredCpu, Profile, RecordedProfile, Store, graph_co
 from superopt.cost.record import Record, key_of
 from superopt.cost.trial import sample
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
+from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
 
@@ -136,3 +137,19 @@ def test_a_weight_that_is_read_again_soon_is_warm_and_a_copy_of_it_is_not():
     assert again[0] == again[2] == 3.0
     assert again[1] < 1.2
     assert sum(costs(*copies[:3] * 4)) < sum(costs(*copies))
+
+
+@pytest.mark.parametrize(
+    ("backend", "size", "free"),
+    [("onnxruntime-cpu", 8, True), ("onnxruntime-cpu", sym("N"), False), ("superopt-cuda", 8, False)],
+)
+def test_integers_of_stated_sizes_cost_nothing_where_the_runtime_makes_constants_of_them(backend, size, free):
+    """What torch writes for half of a tensor: Shape, Gather, Div. With the size open, all of it runs."""
+    one, two = constant("one", np.array(1)), constant("two", np.array(2))
+    nodes = [
+        Node("s", "Shape", ("x",), ("s",)), Node("n", "Gather", ("s", "one"), ("n",)),
+        Node("h", "Div", ("n", "two"), ("h",)), Node("c", "Cast", ("h",), ("c",), {"to": 1}), Node("y", "Mul", ("x", "c"), ("y",)),
+    ]  # fmt: skip
+    model = graph(nodes, inputs={"x": f(4, size)}, outputs=["y"], weights=[one, two])
+    found = graph_cost(model, RecordedProfile(Profile({"backend": backend}, {})), sizes={"N": 8})
+    assert [e.source == "free" for _, op, e in found.per_node if op in ("Shape", "Gather")] == [free] * 2
