@@ -148,7 +148,8 @@ def test_integers_of_stated_sizes_cost_nothing_where_the_runtime_makes_constants
     one, two = constant("one", np.array(1)), constant("two", np.array(2))
     nodes = [
         Node("s", "Shape", ("x",), ("s",)), Node("n", "Gather", ("s", "one"), ("n",)),
-        Node("h", "Div", ("n", "two"), ("h",)), Node("c", "Cast", ("h",), ("c",), {"to": 1}), Node("y", "Mul", ("x", "c"), ("y",)),
+        Node("h", "Div", ("n", "two"), ("h",)), Node("c", "Cast", ("h",), ("c",), {"to": 1}),
+        Node("y", "Mul", ("x", "c"), ("y",)),
     ]  # fmt: skip
     model = graph(nodes, inputs={"x": f(4, size)}, outputs=["y"], weights=[one, two])
     found = graph_cost(model, RecordedProfile(Profile({"backend": backend}, {})), sizes={"N": 8})
