@@ -32,14 +32,13 @@ def run(*args: str) -> subprocess.CompletedProcess[bytes]:
     """A command in this process, as if it were one of its own."""
     ends = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+    with pytest.MonkeyPatch.context() as patch:
         for name, stands in (("argv", ["superopt", *args]), ("stdout", out), ("stderr", err)):
             patch.setattr(sys, name, stands)
-        try:
+        with pytest.raises(SystemExit) as end:
             main()
-        finally:
-            for number, handler in ends.items():
-                signal.signal(number, handler)
+    for number, handler in ends.items():
+        signal.signal(number, handler)
     said = (s.buffer.getvalue() for s in (out, err))
     return subprocess.CompletedProcess(args, int(end.value.code or 0), *said)
 
