@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,13 +22,13 @@ from superopt.ir.errors import (
     BackendUnavailable,
     InvalidModel,
     ResourceLimit,
-    SuperoptError,
     Unsupported,
     UsageError,
 )
 from superopt.ir.graph import ArrayData, Graph, Weight, WeightData
 from superopt.ir.types import DType, TensorType
-from superopt.runtime.fatal import Elsewhere, hush, risk_of
+from superopt.runtime import apart
+from superopt.runtime.fatal import Elsewhere, risk_of
 from superopt.runtime.limits import give_back, resident
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME, Session
 from superopt.runtime.ort import InferenceSession, OrtValue, is_native, make_session
@@ -110,7 +109,7 @@ class Bench:
     def survives(self, graph: Graph, feeds: Mapping[str, np.ndarray], seconds: float) -> bool:
         """Whether a process lives that runs a graph on inputs, with the runtime's optimisations and without: another
         one than this. False, too, where it takes longer, and where none can be started."""
-        call = packed(_run_apart, (self._source(graph), dict(feeds)), files=None, seconds=seconds, last=False)
+        call = packed(apart.attempt, (self._source(graph), dict(feeds)), files=None, seconds=seconds, last=False)
         try:
             unpacked(self._elsewhere.run(call))
         except (Lost, BackendUnavailable):
@@ -287,14 +286,6 @@ def _size(weight: Weight) -> int:
     if data is None or isinstance(data, SparseData) or weight.type.dtype is DType.STRING:
         return 0
     return expected_bytes(weight.type)
-
-
-def _run_apart(source: bytes | Path, feeds: Mapping[str, np.ndarray]) -> None:
-    """Run a model in a process that may die of it, saying nothing: what it refuses it may refuse."""
-    hush()
-    for optimise in (False, True):
-        with suppress(SuperoptError):
-            run_session(make_session(source, threads=1, optimise=optimise), feeds)
 
 
 def attempt(

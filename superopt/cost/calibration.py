@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, islice
 from statistics import median, pstdev, quantiles
 from typing import Any, Literal
 
@@ -154,8 +155,8 @@ def _chosen(profile: Profile, bound: Bound) -> list[Record]:
     first: dict[str, Record] = {}
     for record in fit:
         first.setdefault(record.key.op, record)
-    chosen = list(first.values())
-    return [*chosen, *(r for r in fit if r not in chosen)][:_SAMPLES]
+    others = (r for r in fit if r is not first[r.key.op])
+    return [*islice(chain(first.values(), others), _SAMPLES)]
 
 
 def _bound_of(record: Record, ceilings: Ceilings) -> Bound:

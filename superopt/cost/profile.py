@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -96,10 +97,8 @@ def read_profile(path: Path) -> Profile:
     """
     where = str(path)
     try:
-        head, _, payload = gzip.decompress(path.read_bytes()).decode().partition("\n")
+        head, digest, records = _parsed(path.read_bytes())
         header = json.loads(head)
-        lines = [line for line in payload.splitlines() if line]  # a profile without a record is one too
-        records = [Record.from_data(json.loads(line)) for line in lines]
     except FileNotFoundError as error:
         raise UsageError("there is no such profile", where=where) from error
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -107,9 +106,19 @@ def read_profile(path: Path) -> Profile:
         raise InvalidModel(f"not a profile: {reason}", where=where, hint="record it again") from error
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         raise InvalidModel(f"not a profile of schema {SCHEMA}", where=where, hint="record it again")
-    if header.get("sha256") != hashlib.sha256("\n".join(lines).encode()).hexdigest():
+    if header.get("sha256") != digest:
         raise InvalidModel("its records are not those that were recorded", where=where, hint="record it again")
     return Profile(header, {r.key.text: r for r in records})
+
+
+@lru_cache(maxsize=2)
+def _parsed(content: bytes) -> tuple[str, str, tuple[Record, ...]]:
+    """The header of a file as text, the digest of its records, and them: a process asks again for each model."""
+    head, _, payload = gzip.decompress(content).decode().partition("\n")
+    json.loads(head)  # what it says is looked at first
+    lines = [line for line in payload.splitlines() if line]  # a profile without a record is one too
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return head, digest, tuple(Record.from_data(json.loads(line)) for line in lines)
 
 
 def profile_names() -> tuple[str, ...]:

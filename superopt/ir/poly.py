@@ -15,9 +15,9 @@ floor((n - 3) / k) + 2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 __all__ = ["Atom", "Dim", "Poly", "Quotient", "atoms", "mapped", "substitute", "sym", "symbols", "value_at"]
 
@@ -41,6 +41,7 @@ def _atom_key(atom: Atom) -> tuple[int, str]:
     return (0, atom) if isinstance(atom, str) else (1, str(atom))
 
 
+@lru_cache(maxsize=1 << 14)  # a sum is put in order each time that something is added
 def _monomial_key(monomial: Monomial) -> tuple[int, tuple[tuple[int, str], ...]]:
     return (-len(monomial), tuple(map(_atom_key, monomial)))
 
@@ -80,14 +81,31 @@ class Poly:
     def __hash__(self) -> int:
         return self._hash
 
+    @cached_property
+    def _atoms(self) -> frozenset[Atom]:
+        return frozenset(a for m, _ in self.terms for a in m)
+
+    @cached_property
+    def _symbols(self) -> frozenset[str]:
+        found: set[str] = set()
+        for atom in self._atoms:
+            if isinstance(atom, str):
+                found.add(atom)
+            else:
+                found |= symbols(atom.numerator) | symbols(atom.denominator)
+        return frozenset(found)
+
     def __reduce__(self) -> tuple[type[Poly], tuple[object, ...]]:
-        return Poly, (self.terms,)  # without the hash, which is another in another process
+        return Poly, (self.terms,)  # without what is cached: the hash is another in another process
 
     def __add__(self, other: Dim) -> Dim:
         if not isinstance(other, int | Poly):
             return NotImplemented
+        terms = _terms(other)
+        if not terms:
+            return self
         total = dict(self.terms)
-        for monomial, coefficient in _terms(other):
+        for monomial, coefficient in terms:
             total[monomial] = total.get(monomial, 0) + coefficient
         return Poly.make(total)
 
@@ -107,9 +125,11 @@ class Poly:
     def __mul__(self, other: Dim) -> Dim:
         if not isinstance(other, int | Poly):
             return NotImplemented
+        if isinstance(other, int):
+            return self if other == 1 else Poly(tuple((m, c * other) for m, c in self.terms)) if other else 0
         total: dict[Monomial, int] = {}
         for m1, c1 in self.terms:
-            for m2, c2 in _terms(other):
+            for m2, c2 in other.terms:
                 monomial = tuple(sorted(m1 + m2, key=_atom_key)) if m1 and m2 else m1 or m2
                 total[monomial] = total.get(monomial, 0) + c1 * c2
         return Poly.make(total)
@@ -153,7 +173,7 @@ def _factor(value: Dim) -> str:
     return f"({value})" if isinstance(value, Poly) and len(value.terms) > 1 else str(value)
 
 
-def _terms(value: Dim) -> Iterable[tuple[Monomial, int]]:
+def _terms(value: Dim) -> tuple[tuple[Monomial, int], ...]:
     return value.terms if isinstance(value, Poly) else (((), value),) if value else ()
 
 
@@ -220,22 +240,18 @@ def _long_division_step(rest: Dim, lead: Monomial, coefficient: int) -> Dim | No
 
 def atoms(value: Dim) -> frozenset[Atom]:
     """The atoms of a dimension, outermost only (a ``Quotient`` counts as one)."""
-    return frozenset(a for m, _ in _terms(value) for a in m)
+    return value._atoms if isinstance(value, Poly) else frozenset()
 
 
 def symbols(value: Dim) -> frozenset[str]:
     """All names that occur in a dimension, inside quotients too."""
-    found: set[str] = set()
-    for atom in atoms(value):
-        if isinstance(atom, str):
-            found.add(atom)
-        else:
-            found |= symbols(atom.numerator) | symbols(atom.denominator)
-    return frozenset(found)
+    return value._symbols if isinstance(value, Poly) else frozenset()
 
 
 def substitute(value: Dim, binding: Mapping[str, Dim]) -> Dim:
     """Replace names by dimensions and normalise again; names not bound stay."""
+    if isinstance(value, int) or (value._symbols == value._atoms and not any(n in binding for n in value._symbols)):
+        return value
 
     def put(atom: Atom) -> Dim:
         if isinstance(atom, str):
@@ -249,13 +265,14 @@ def mapped(value: Dim, change: Callable[[Atom], Dim]) -> Dim:
     """Replace every atom, a name or a quotient as a whole, by what ``change`` makes of it, and normalise again."""
     if isinstance(value, int):
         return value
-    total: Dim = 0
+    total: dict[Monomial, int] = {}
     for monomial, coefficient in value.terms:
         product: Dim = coefficient
         for atom in monomial:
             product = product * change(atom)
-        total = total + product
-    return total
+        for made, times in _terms(product):
+            total[made] = total.get(made, 0) + times
+    return Poly.make(total)
 
 
 def value_at(value: Dim, binding: Mapping[str, int]) -> int:

@@ -11,9 +11,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 from onnxruntime.capi.onnxruntime_inference_collection import OrtValue
 
 from superopt.ir.errors import Unsupported, UsageError
-from superopt.runtime.limits import stopped_after
 from superopt.runtime.ort import RAISED, InferenceSession, lent, run, to_value, translated
 from superopt.runtime.protocol import Bound
+from superopt.runtime.watch import stopped_after
 
 __all__ = ["bind"]
 

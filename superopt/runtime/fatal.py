@@ -9,7 +9,6 @@ domains, some are known (GroupQueryAttention, QAttention). Whether an operand is
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,14 +22,14 @@ from superopt.ir.errors import BackendUnavailable, InvalidModel
 from superopt.ir.graph import Graph, Node, OpaqueAttribute
 from superopt.ir.poly import Dim, symbols, value_at
 from superopt.ops.infer import Typing, infer, known_shapes, sizes_fed_to
-from superopt.runtime.ort import InferenceSession, make_session, run, to_array, to_value
+from superopt.runtime import apart
+from superopt.runtime.ort import InferenceSession, to_array, to_value
 
-__all__ = ["FATAL", "Elsewhere", "Risk", "hush", "risk_of"]
+__all__ = ["FATAL", "Elsewhere", "Risk", "risk_of"]
 
 FATAL = frozenset({"Einsum", "GRU", "LSTM", "RNN"})
 _DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml"})
 _LONGEST = 60.0  # seconds of a run in another process
-_HELD = 4  # sessions that it keeps
 
 
 @dataclass(frozen=True)
@@ -115,29 +114,8 @@ class Elsewhere(InferenceSession):
     def _run_elsewhere(self, outputs: Sequence[str], feeds: Mapping[str, Any]) -> dict[str, Any]:
         task = (self._name, self._source, self._optimise, dict(feeds), list(outputs))
         try:
-            made, _ = unpacked(self._crew.run(packed(_run, task, files=None, seconds=_LONGEST, last=False)))
+            made, _ = unpacked(self._crew.run(packed(apart.outputs, task, files=None, seconds=_LONGEST, last=False)))
         except (Lost, BackendUnavailable) as error:
             raise InvalidModel(f"running it ends the process ({error.what})") from error
         assert isinstance(made, dict)
         return made
-
-
-def hush() -> None:
-    """From here on this process, which may be killed, says nothing on its standard error."""
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-
-
-_sessions: dict[str, InferenceSession] = {}
-
-
-def _run(
-    name: str, source: bytes | Path, optimise: bool, feeds: Mapping[str, np.ndarray], outputs: Sequence[str]
-) -> dict[str, np.ndarray]:
-    """In the other process: run a model, whose session is kept for the next inputs. What kills it says nothing."""
-    hush()
-    if name not in _sessions:
-        while len(_sessions) >= _HELD:
-            del _sessions[next(iter(_sessions))]
-        _sessions[name] = make_session(source, threads=1, optimise=optimise)
-    return run(_sessions[name], feeds, outputs)

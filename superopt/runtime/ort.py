@@ -22,7 +22,7 @@ from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession, 
 
 from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, Unsupported, UsageError, printable
 from superopt.ir.types import DType
-from superopt.runtime.limits import stopped_after
+from superopt.runtime.watch import stopped_after
 
 __all__ = [
     "RAISED",

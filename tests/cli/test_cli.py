@@ -1,13 +1,19 @@
-"""The command line as a user meets it: exit codes, streams, files."""
+"""The command line as a user meets it: exit codes, streams, files.
+
+Where the process itself is not what is asked about, :func:`superopt.cli.main` runs here: a process of its own imports
+everything and reads the library again.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,19 +22,39 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from superopt.cli import main
+
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "corpus" / "tiny"
 
 
-def run(*args: str, stdin: bytes | None = None, **environment: str) -> subprocess.CompletedProcess[bytes]:
+def run(*args: str) -> subprocess.CompletedProcess[bytes]:
+    """A command in this process, as if it were one of its own."""
+    ends = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, stands in (("argv", ["superopt", *args]), ("stdout", out), ("stderr", err)):
+            patch.setattr(sys, name, stands)
+        with pytest.raises(SystemExit) as end:
+            main()
+    for number, handler in ends.items():
+        signal.signal(number, handler)
+    said = (s.buffer.getvalue() for s in (out, err))
+    return subprocess.CompletedProcess(args, int(end.value.code or 0), *said)
+
+
+def process(*args: str, stdin: bytes | None = None, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """A command in a process of its own."""
     command = [sys.executable, "-m", "superopt.cli", *args]
     return subprocess.run(command, input=stdin, capture_output=True, env={**os.environ, **environment}, check=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """All tests of this module share a private profile cache."""
-    os.environ["SUPEROPT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SUPEROPT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 _INPUT = ["Conv", "BatchNormalization", "Conv", "BatchNormalization", "Add", "Relu"]
@@ -66,7 +92,7 @@ def foldable(path: Path, *, batch: str | int = "N") -> Path:
 
 def test_optimize_writes_the_model_and_the_report(tmp_path: Path) -> None:
     source, target, report = foldable(tmp_path / "m.onnx"), tmp_path / "o.onnx", tmp_path / "r.json"
-    done = run("optimize", str(source), "-o", str(target), "--json", str(report), "--measure", "--dim", "N=2")
+    done = process("optimize", str(source), "-o", str(target), "--json", str(report), "--measure", "--dim", "N=2")
     assert done.returncode == 0, done.stderr.decode()
     data = json.loads(report.read_text())
     assert data["format"] == "superopt.report"
@@ -94,7 +120,7 @@ def test_html_report_is_a_page_with_escaped_names(tmp_path: Path) -> None:
 
 def test_pipes(tmp_path: Path) -> None:
     source = foldable(tmp_path / "m.onnx")
-    done = run("optimize", "-", "-o", "-", stdin=source.read_bytes())
+    done = process("optimize", "-", "-o", "-", stdin=source.read_bytes())
     assert done.returncode == 0, done.stderr.decode()
     onnx.checker.check_model(onnx.load_from_string(done.stdout))
     assert b"improved" in done.stderr
@@ -241,14 +267,15 @@ def test_schema_accepts_what_convert_writes(tmp_path: Path) -> None:
     jsonschema.validate(json.loads((tmp_path / "m.json").read_text()), published)
 
 
-def test_settings_file_gives_defaults_and_flags_win(tmp_path: Path) -> None:
+def test_settings_file_gives_defaults_and_flags_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     source = foldable(tmp_path / "m.onnx")
     (tmp_path / "superopt.toml").write_text("[optimize]\ntime_limit = 0\n")
-    command = [sys.executable, "-m", "superopt.cli", "optimize", str(source), "--json", "-"]
-    done = subprocess.run(command, capture_output=True, cwd=tmp_path, check=True)
-    assert json.loads(done.stdout)["status"] == "unchanged"
-    done = subprocess.run([*command, "--time-limit", "60"], capture_output=True, cwd=tmp_path, check=True)
-    assert json.loads(done.stdout)["status"] == "improved"
+    command = ["optimize", str(source), "--json", "-"]
+    for given, status in (([], "unchanged"), (["--time-limit", "60"], "improved")):
+        done = run(*command, *given)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["status"] == status
 
 
 @pytest.mark.parametrize(
@@ -267,16 +294,16 @@ def test_settings_that_nothing_reads_are_refused(table: str, said: bytes, tmp_pa
     assert said in done.stderr
 
 
-def test_settings_are_named_as_flags_are(tmp_path: Path) -> None:
+def test_settings_are_named_as_flags_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "superopt.toml").write_text('[optimize]\nverify = "nothing"\n')
-    command = [sys.executable, "-m", "superopt.cli", "optimize", str(foldable(tmp_path / "m.onnx"))]
-    done = subprocess.run(command, capture_output=True, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = run("optimize", str(foldable(tmp_path / "m.onnx")))
     assert done.stderr == b"superopt: --verify 'nothing' is neither test nor certify\n"
 
 
 def test_a_cache_that_cannot_be_written_is_a_warning_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    done = run("cost", str(TINY / "deep_linear.json"), SUPEROPT_CACHE=str(tmp_path / "file"))
+    done = process("cost", str(TINY / "deep_linear.json"), SUPEROPT_CACHE=str(tmp_path / "file"))
     assert done.returncode == 0
     lines = done.stderr.splitlines()
     assert lines
@@ -284,7 +311,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning_in_a_line(tmp_path: Path) -
 
 
 def test_what_is_wrong_with_the_standard_input_is_said_of_it() -> None:
-    done = run("inspect", "-", stdin=b"")
+    done = process("inspect", "-", stdin=b"")
     assert (done.returncode, done.stderr.splitlines()) == (
         3, [b"superopt: standard input: is empty; superopt reads ONNX models and its own JSON graphs"]
     )  # fmt: skip

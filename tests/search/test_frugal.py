@@ -23,6 +23,10 @@ def sums() -> Graph:
     return graph({"x": f32(32, 64)}, ["y"], [weight("u", 64, 64), weight("v", 64, 64)], nodes)
 
 
+# the library as it is compiled beforehand: to compile all of it otherwise takes ten seconds
+AS_SHIPPED = {"cache": False, "floats": load_library().floats("standard")}
+
+
 def siblings() -> Graph:
     """Products of one input: one product and a Split are fewer kernels, but move more bytes."""
     nodes = [op("MatMul", f"a{i}", "x", f"w{i}") for i in range(4)] + [op("Tanh", f"y{i}", f"a{i}") for i in range(4)]
@@ -33,7 +37,9 @@ def siblings() -> Graph:
 @pytest.mark.parametrize(("model", "taken"), [(sums, True), (siblings, False)])
 def test_only_what_asks_for_less_of_everything_is_taken(model, taken):
     before = model()
-    found = search(before, load_library().admitted, Roofline(), SearchOptions(frugal=True, cache=False, least_gain=0.0))
+    found = search(
+        before, load_library().admitted, Roofline(), SearchOptions(frugal=True, least_gain=0.0, **AS_SHIPPED)
+    )
     assert (found.graph is not before) == taken
     assert Counter(n.op for n in found.graph.nodes)["MatMul"] == (1 if taken else 4)
     if taken:
@@ -42,7 +48,7 @@ def test_only_what_asks_for_less_of_everything_is_taken(model, taken):
 
 def test_the_other_search_merges_siblings():
     before = siblings()
-    found = search(before, load_library().admitted, Roofline(), SearchOptions(cache=False, least_gain=0.0))
+    found = search(before, load_library().admitted, Roofline(), SearchOptions(least_gain=0.0, **AS_SHIPPED))
     assert Counter(n.op for n in found.graph.nodes)["MatMul"] == 1
 
 
@@ -64,6 +70,6 @@ class Unsure(Roofline):
 def test_what_asks_for_less_of_everything_rests_on_no_price(model, taken):
     """However unsure prices are, it is worth having; what trades is not, if the gain may be an error of its price."""
     before = model()
-    found = search(before, load_library().admitted, Unsure(), SearchOptions(cache=False))
+    found = search(before, load_library().admitted, Unsure(), SearchOptions(**AS_SHIPPED))
     assert (found.graph is not before) == taken
     assert bool(found.near_misses) != taken

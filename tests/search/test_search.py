@@ -245,7 +245,8 @@ def test_a_gain_is_counted_once_whatever_the_order_of_operands() -> None:
     x = builder.op("Relu", builder.input("x", "float32", (8, 16, 32)))
     builder.output(builder.op("Div", x, builder.constant(np.array(2.0, np.float32))), "y")
     costs = cost.RecordedProfile(cost.load_profile("cpu-epyc-2core"))
-    options = SearchOptions(cache=False, least_gain=0.0, time_limit=120.0)
-    found = search(builder.build(), load_library().admitted, costs, options)
+    library = load_library()
+    options = SearchOptions(cache=False, least_gain=0.0, time_limit=120.0, floats=library.floats("standard"))
+    found = search(builder.build(), library.admitted, costs, options)
     assert found.after_us == pytest.approx(modelled(found.graph, costs), rel=1e-3)
     assert 0.2 * found.before_us < found.after_us <= found.before_us
