@@ -11,21 +11,19 @@ twice: to cold times with the bandwidth of memory, and to warm ones with that of
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from superopt.cost.loops import BROADCASTING, Traits, kernel_of, moved_by, traits_of
 from superopt.cost.profile import factor_of
 from superopt.cost.record import APART, Estimate, Key, Record
-from superopt.ops import REGISTRY
 
 __all__ = ["Ceilings", "Predictor", "ceilings_of"]
 
@@ -33,17 +31,11 @@ _NEIGHBOURS = 4
 _NEAR = 1.5  # in units of e-folds of FLOPs and bytes: beyond, a neighbour counts only where there is none within
 _FAR = 3.5  # beyond, it says nothing about this size
 _CANDIDATES = 32  # nearest by work, among which attributes and shapes decide
-_ATTRIBUTE, _RANK, _FIXED, _SIZE = 0.5, 0.5, 0.5, 0.15  # how far apart unlike records are, in e-folds of work
 _LEAST_SIGMA, _SIGMA_PER_STEP = 0.08, 0.25
 _FITTED_SIGMA = 0.5  # of a roofline fitted to the operator: a far neighbour does not make it worse
-_GROUPED = re.compile(r'"group": ?(?![01]\b)')  # in a key's attributes; asked of each record of a profile
-_BLOCK = 16  # channels that ONNX Runtime keeps together (MLAS, AVX-512; on AVX2 it is 8)
-_PATTERN, _EXTENT = 1.0, 0.25  # the same, of what moves or is summed
-_PLACES = ("perm", "axes", "axis")
 # Of the FLOPs that the device reaches, beside what an operator reaches of the bytes: what fits its records best counts.
 _REACHED = tuple(4.0**-n for n in range(6))
 _MANY_SPANS = 64  # from which they are most of what a record takes beyond its work
-_BROADCASTING = frozenset(n for n, o in REGISTRY.items() if o.family in ("elementwise", "activation"))
 _CLAMP = math.log(4.0)  # 2 left tiny operators, far from the roofline, 1 % worse on records held out
 
 
@@ -91,7 +83,7 @@ class _Family:
     @cached_property
     def work(self) -> np.ndarray:
         """On logarithmic axes: (records, 2), ln FLOPs and ln bytes."""
-        return np.array([(math.log1p(r.flops), math.log1p(r.bytes)) for r in self.records])
+        return np.array([(math.log1p(r.flops), math.log1p(moved_by(r.key, r.bytes))) for r in self.records])
 
     @cached_property
     def residuals(self) -> tuple[_Pair, ...]:
@@ -106,9 +98,9 @@ class _Family:
         return sum(abs(w - middle) for w in warm) / len(warm)
 
     @cached_property
-    def traits(self) -> tuple[_Traits, ...]:
+    def traits(self) -> tuple[Traits, ...]:
         """What else tells records apart."""
-        return tuple(_traits(r.key) for r in self.records)
+        return tuple(traits_of(r.key) for r in self.records)
 
 
 @dataclass(frozen=True)
@@ -126,8 +118,8 @@ class Predictor:
         grouped: dict[str, list[Record]] = defaultdict(list)
         for record in sorted(records, key=lambda r: r.key.text):
             if record.ns_cold > 0 and record.key.op not in APART:
-                grouped[_kernel(record.key.op, record.key)].append(record)
-        ceiling = replace(ceiling, span_ns=_span_ns((g for op, g in grouped.items() if op in _BROADCASTING), ceiling))
+                grouped[kernel_of(record.key.op, record.key)].append(record)
+        ceiling = replace(ceiling, span_ns=_span_ns((g for op, g in grouped.items() if op in BROADCASTING), ceiling))
         return Predictor(ceiling, grouped)
 
     def _family(self, name: str) -> _Family | None:
@@ -153,9 +145,10 @@ class Predictor:
             key: what would be measured, so that records of like attributes and shapes count as nearer.
             cold: share of its weights that comes from memory.
         """
-        family = self._family(_kernel(op, key)) or self._family(op)
+        family = self._family(kernel_of(op, key)) or self._family(op)
+        moved = moved_by(key, moved)
         slow, ceilings = (self._any, self.ceilings) if family is None else (family.slow, family.ceilings)
-        roof = _blend(_roofs(ceilings, flops, moved, slow, 0 if key is None else _traits(key).spans), cold)
+        roof = _blend(_roofs(ceilings, flops, moved, slow, 0 if key is None else traits_of(key).spans), cold)
         near = _near(family, math.log1p(flops), math.log1p(moved), key, cold)
         if not near:
             return Estimate(roof / 1e3, "roofline", 1.0 if family is None else _FITTED_SIGMA)
@@ -181,7 +174,7 @@ def _near(
         return []
     distances = np.hypot(family.work[:, 0] - flops, family.work[:, 1] - moved)
     first = np.argsort(distances, kind="stable")[: _NEIGHBOURS if key is None else _CANDIDATES]
-    own = None if key is None else _traits(key)
+    own = None if key is None else traits_of(key)
     reach = _NEAR if distances[first[0]] <= _NEAR else _FAR
     found = [
         (float(distances[i]) + (own.unlike(family.traits[i]) if own else 0.0), _blend(family.residuals[i], cold))
@@ -189,149 +182,6 @@ def _near(
         if distances[i] <= reach
     ]
     return sorted(found)[:_NEIGHBOURS]
-
-
-@dataclass(frozen=True)
-class _Traits:
-    """What of a key decides its time beside the amount of work: attributes, ranks, weights, innermost sizes."""
-
-    attributes: Mapping[str, Any]
-    ranks: tuple[int, ...]
-    fixed: tuple[bool, ...]
-    sizes: tuple[float, ...]  # ln of the innermost size of each argument, and of the second axis of the first
-    narrow: bool = False  # the second argument has a second axis of 1: of a convolution's weights, a group is a channel
-    blocks: bool = False  # see ``_in_blocks``
-    spans: int = 0  # of a broadcast beyond the first
-    pattern: str = ""  # of what moves or is summed, where axes that are alike are one
-    extents: tuple[float, ...] = ()  # ln of what lies within the axis, or of the innermost that stays together
-
-    def unlike(self, other: _Traits) -> float:
-        """A distance to another record of the same operator, in the units of e-folds of work."""
-        total = _RANK * (self.ranks != other.ranks) + _FIXED * (self.fixed != other.fixed)
-        for name in self.attributes.keys() | other.attributes.keys():
-            total += _ATTRIBUTE * _differ(self.attributes.get(name), other.attributes.get(name))
-        total += _PATTERN * (self.pattern != other.pattern)
-        if len(self.extents) == len(other.extents):
-            total += _EXTENT * sum(abs(a - b) for a, b in zip(self.extents, other.extents, strict=True))
-        if len(self.sizes) == len(other.sizes):
-            total += _SIZE * sum(abs(a - b) for a, b in zip(self.sizes, other.sizes, strict=True))
-        return total
-
-
-def _kernel(op: str, key: Key | None) -> str:
-    """What runs an operator: a convolution of as many groups as channels has a kernel of its own that is ten times as
-    fast as that of one with groups of two channels; so has a pool of channels that fill a processor's registers, and a
-    power of a number (mostly 2: a product)."""
-    if key is not None and op.endswith("Pool"):
-        return op if _traits(key).blocks else f"{op}, of odd channels"
-    if key is not None and op == "Pow":
-        return f"{op}, of a number" if re.search(r"\[[1, ]*\]$", key.shapes[-1]) else op
-    if key is None or _GROUPED.search(key.attrs) is None:
-        return op
-    known = _traits(key)
-    name = f"{op}, {'each channel by itself' if known.narrow else 'in groups'}"
-    return name if known.blocks or not known.narrow else f"{name}, of odd channels"
-
-
-@lru_cache(maxsize=1 << 14)
-def _traits(key: Key) -> _Traits:
-    try:
-        attributes = json.loads(key.attrs)
-    except ValueError:
-        attributes = {}
-    shapes = [[int(d) for d in re.findall(r"\d+", s.partition("[")[2].partition("]")[0])] for s in key.shapes]
-    sizes = [math.log1p(s[-1]) if s else 0.0 for s in shapes]
-    if shapes and len(shapes[0]) > 1:
-        sizes.append(math.log1p(shapes[0][1]))
-    attributes = attributes if isinstance(attributes, dict) else {}
-    pattern, extents = _pattern(attributes, shapes[0] if shapes else [])
-    return _Traits(
-        {k: v for k, v in attributes.items() if k not in _PLACES} if pattern else attributes, tuple(map(len, shapes)),
-        tuple(s.startswith("!") for s in key.shapes), tuple(sizes), len(shapes) > 1 and shapes[1][1:2] == [1],
-        _in_blocks(key.op, shapes),
-        _spans([d for d, s in zip(shapes, key.shapes, strict=True) if s]) if key.op in _BROADCASTING else 0,
-        pattern, extents,
-    )  # fmt: skip
-
-
-def _in_blocks(op: str, shapes: Sequence[Sequence[int]]) -> bool:
-    """Whether the channels of images, and those that a kernel makes, fill the blocks that a processor's loops take."""
-    if not ("Conv" in op or op.endswith("Pool")) or len(shapes[0]) != 4:
-        return False
-    return all(n % _BLOCK == 0 for n in (shapes[0][1], *(s[0] for s in shapes[1:2] if s)))
-
-
-def _pattern(attributes: Mapping[str, Any], shape: Sequence[int]) -> tuple[str, tuple[float, ...]]:
-    """Which axes an operator moves, sums or goes along, whatever rank that is written at: neighbours that are treated
-    alike are one. With it, what says how long the pieces are.
-
-    ``perm`` gives ``"021"``, the last two of three change places, and whether it moves one axis alone, for which a
-    runtime has a faster loop (also past an axis of 1); ``axes`` ``"KR"``, the last are summed and others kept; ``axis``
-    whether anything lies within it.
-    """
-    rank, perm, axes, axis = len(shape), *(attributes.get(k) for k in _PLACES)
-    if isinstance(perm, list) and sorted(perm) == list(range(rank)):
-        return _moved(perm, shape)
-    if isinstance(axes, list) and "starts" not in attributes and all(-rank <= int(a) < rank for a in axes):
-        summed = {a % rank for a in axes} if axes else set(range(rank))
-        pieces: list[tuple[str, int]] = []
-        for a, size in enumerate(shape):
-            kind = "R" if a in summed else "K"
-            if pieces and pieces[-1][0] == kind:
-                pieces[-1] = kind, pieces[-1][1] * size
-            else:
-                pieces.append((kind, size))
-        return "".join(k for k, _ in pieces) or "K", (math.log(max(pieces[-1][1], 1) if pieces else 1),)
-    if isinstance(axis, int) and -rank <= axis < rank:
-        within = math.prod(shape[axis % rank + 1 :])
-        return "last" if within == 1 else "within", (math.log(max(within, 1)), math.log(max(shape[axis % rank], 1)))
-    return "", ()
-
-
-def _moved(perm: Sequence[int], shape: Sequence[int]) -> tuple[str, tuple[float, ...]]:
-    """See :func:`_pattern`: of a transposition."""
-    merged: list[list[int]] = []
-    for a in (a for a in perm if shape[a] != 1):
-        if merged and a > (last := merged[-1][-1]) and all(shape[b] == 1 for b in range(last + 1, a)):
-            merged[-1].append(a)
-        else:
-            merged.append([a])
-    order = sorted(merged)
-    stays = merged and merged[-1] == order[-1]
-    single = any([*perm[:i], *perm[i + 1 :]] == sorted([*perm[:i], *perm[i + 1 :]]) for i in range(len(perm)))
-    name = "".join(str(order.index(m)) for m in merged) + ("" if single else ", several")
-    return name, (math.log(math.prod(shape[a] for a in merged[-1]) if stays else 1),)
-
-
-def _spans(shapes: Sequence[Sequence[int]]) -> int:
-    """How often operands of these shapes begin to vary or to stay anew while elements are taken in order.
-
-    As ONNX Runtime counts (``BroadcastIterator``): an axis of 1 in front of what the shorter shape has ends a span, and
-    where all that it has is of 1, each element is one: ``[160, 1] + [1]`` takes six times as long as with ``[1, 1]``.
-    """
-    rank, least = max(map(len, shapes), default=0), max(min(map(len, shapes), default=0), 1)
-    full = [[1] * (rank - len(s)) + list(s) for s in shapes]
-    run, pattern = 1, None
-    for place, sizes in enumerate(zip(*(reversed(s) for s in full), strict=True)):
-        varying = [n != 1 for n in sizes]
-        if any(varying):
-            if pattern not in (None, varying):
-                break
-            run, pattern = run * max(sizes), varying
-        elif pattern is None and place + 1 == least:
-            pattern = varying
-        elif pattern is not None and any(pattern) and place >= least:
-            break
-    return math.prod(max(axis) for axis in zip(*full, strict=True)) // run - 1 if run else 0
-
-
-def _differ(a: Any, b: Any) -> float:
-    """0 for equal attributes, at most 1: numbers by how many e-folds lie between them."""
-    if a == b:
-        return 0.0
-    if isinstance(a, int | float) and isinstance(b, int | float):
-        return min(1.0, abs(math.log((1 + abs(a)) / (1 + abs(b))))) if math.isfinite(a) and math.isfinite(b) else 1.0
-    return 1.0
 
 
 def _each(combine: Callable[[Sequence[float]], float], *pairs: _Pair) -> _Pair:
@@ -348,12 +198,12 @@ def _span_ns(families: Iterable[Sequence[Record]], ceilings: Ceilings) -> float:
     of work takes their operator in one."""
     found = []
     for group in families:
-        one = [_residual(r, ceilings, _ONE)[1] for r in group if not _traits(r.key).spans]
-        if not one or not any(_traits(r.key).spans for r in group):
+        one = [_residual(r, ceilings, _ONE)[1] for r in group if not traits_of(r.key).spans]
+        if not one or not any(traits_of(r.key).spans for r in group):
             continue
         slow = math.exp(median(one))
         for record in group:
-            spans = _traits(record.key).spans
+            spans = traits_of(record.key).spans
             if spans >= _MANY_SPANS:
                 rest = record.ns - _roofs(ceilings, record.flops, record.bytes, (slow, slow))[1]
                 found.append(rest / spans)
@@ -362,7 +212,8 @@ def _span_ns(families: Iterable[Sequence[Record]], ceilings: Ceilings) -> float:
 
 def _residual(record: Record, ceilings: Ceilings, slow: _Pair) -> _Pair:
     """ln(ns / roof) of a record."""
-    cold, warm = _roofs(ceilings, record.flops, record.bytes, slow, _traits(record.key).spans)
+    moved = moved_by(record.key, record.bytes)
+    cold, warm = _roofs(ceilings, record.flops, moved, slow, traits_of(record.key).spans)
     return math.log(record.ns_cold / cold), math.log((record.ns or record.ns_cold) / warm)
 
 

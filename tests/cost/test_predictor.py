@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superopt.cost import Key, Record, load_profile, predictor
+from superopt.cost import Key, Record, load_profile, loops
 from superopt.cost.predictor import Ceilings, Predictor, ceilings_of
 
 CEILINGS = Ceilings(flops_per_ns=50.0, bytes_per_ns=10.0, least_ns=500.0)
@@ -129,7 +129,7 @@ def test_a_convolution_of_few_groups_is_not_taken_for_one_of_each_channel_by_its
 def test_spans_of_a_broadcast_are_counted_as_the_runtime_goes_over_them(
     shapes: tuple[tuple[int, ...], ...], spans: int
 ) -> None:
-    assert max(0, predictor._spans(shapes)) + 1 == spans
+    assert max(0, loops._spans(shapes)) + 1 == spans
 
 
 def test_what_a_span_takes_is_read_off_the_records() -> None:
@@ -170,7 +170,7 @@ def test_where_nothing_tells_spans_apart_they_cost_nothing() -> None:
 def test_axes_that_are_treated_alike_are_one(
     attributes: dict[str, object], shape: tuple[int, ...], pattern: str
 ) -> None:
-    assert predictor._pattern(attributes, shape)[0] == pattern
+    assert loops._pattern(attributes, shape)[0] == pattern
 
 
 def test_pools_of_channels_that_fill_no_block_are_another_kernel() -> None:
@@ -186,3 +186,29 @@ def test_pools_of_channels_that_fill_no_block_are_another_kernel() -> None:
         told = pooled(channels, each)
         found = model.predict("AveragePool", told.flops, told.bytes, told.key)
         assert found.us == pytest.approx(told.ns / 1e3, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "shapes", "pieces", "moved"),
+    [
+        ("Gather", {"axis": 0}, ((30522, 768), (1, 128)), 128, 8 * 128 * 768 + 8 * 128),
+        ("Gather", {"axis": 1}, ((4, 10, 16), (3,)), 12, 8 * 12 * 16 + 8 * 3),
+        ("Slice", {"axes": [1], "starts": [0], "ends": [8], "steps": [1]}, ((4, 16, 32),), 4, 8 * 4 * 8 * 32),
+        ("Slice", {"axes": [0], "starts": [1], "ends": [2], "steps": [1]}, ((4, 16, 32),), 0, 8 * 16 * 32),
+        ("Slice", {"axes": [1], "starts": [-1], "ends": [-(2**63)], "steps": [-1]}, ((4, 16),), 0, 8 * 64),
+        ("Concat", {"axis": 1}, ((4, 8), (4, 8)), 8, None), ("Split", {"axis": 1, "split": [3, 5]}, ((4, 8),), 8, None),
+        ("Pad", {"pads": [0, 0, 1, 0, 0, 1]}, ((2, 4, 8),), 8, None), ("Concat", {"axis": 7}, ((4, 8),), 0, None),
+    ],
+)  # fmt: skip
+def test_what_is_copied_counts_and_in_how_many_pieces(
+    op: str, attributes: dict[str, object], shapes: tuple[tuple[int, ...], ...], pieces: int, moved: int | None
+) -> None:
+    assert loops._copied(op, attributes, shapes) == (pieces, moved)
+
+
+def test_attributes_of_any_shape_say_nothing() -> None:
+    """A profile of somebody else's."""
+    for attributes in ('{"axes":5,"starts":1,"ends":2,"steps":0}', '{"perm":"ab"}', '{"pads":[1]}', "[]", "no"):
+        for op in ("Slice", "Transpose", "Pad", "Gather", "ReduceSum"):
+            known = loops.traits_of(Key(op, attributes, "float32", ("float32[2, 3]",)))
+            assert (known.pattern, known.spans) == ("", 0)

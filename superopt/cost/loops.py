@@ -1,0 +1,219 @@
+"""What an application's loops go over, read off its key: what decides its time beside the amount of work.
+
+How long the pieces are that a broadcast, a Gather or a Slice goes over; which axes a Transpose moves and a sum takes,
+whatever rank that is written at; whether channels fill the blocks that a processor's kernels are made for. The rules
+are ONNX Runtime's; where another runtime has no such habit, its records say so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from superopt.cost.record import Key
+from superopt.ops import REGISTRY
+
+__all__ = ["BROADCASTING", "Traits", "kernel_of", "moved_by", "traits_of"]
+
+BROADCASTING = frozenset(n for n, o in REGISTRY.items() if o.family in ("elementwise", "activation"))
+_ATTRIBUTE, _RANK, _FIXED, _SIZE = 0.5, 0.5, 0.5, 0.15  # how far apart unlike records are, in e-folds of work
+_PATTERN, _EXTENT = 1.0, 0.25  # the same, of what moves or is summed
+_GROUPED = re.compile(r'"group": ?(?![01]\b)')  # in a key's attributes; asked of each record of a profile
+_BLOCK = 16  # channels that ONNX Runtime keeps together (MLAS, AVX-512; on AVX2 it is 8)
+_PLACES = ("perm", "axes", "axis")
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What of a key decides its time beside the amount of work: attributes, ranks, weights, innermost sizes."""
+
+    attributes: Mapping[str, Any]
+    ranks: tuple[int, ...]
+    fixed: tuple[bool, ...]
+    sizes: tuple[float, ...]  # ln of the innermost size of each argument, and of the second axis of the first
+    narrow: bool = False  # the second argument has a second axis of 1: of a convolution's weights, a group is a channel
+    blocks: bool = False  # see ``_in_blocks``
+    spans: int = 0  # of a broadcast, beyond the first; of a Gather the pieces that it copies
+    moved: int | None = None  # bytes, where those of all arguments and outputs are not what is moved
+    pattern: str = ""  # of what moves or is summed, where axes that are alike are one
+    extents: tuple[float, ...] = ()  # ln of what lies within the axis, or of the innermost that stays together
+
+    def unlike(self, other: Traits) -> float:
+        """A distance to another record of the same operator, in the units of e-folds of work."""
+        total = _RANK * (self.ranks != other.ranks) + _FIXED * (self.fixed != other.fixed)
+        for name in self.attributes.keys() | other.attributes.keys():
+            total += _ATTRIBUTE * _differ(self.attributes.get(name), other.attributes.get(name))
+        total += _PATTERN * (self.pattern != other.pattern)
+        if len(self.extents) == len(other.extents):
+            total += _EXTENT * sum(abs(a - b) for a, b in zip(self.extents, other.extents, strict=True))
+        if len(self.sizes) == len(other.sizes):
+            total += _SIZE * sum(abs(a - b) for a, b in zip(self.sizes, other.sizes, strict=True))
+        return total
+
+
+def kernel_of(op: str, key: Key | None) -> str:
+    """What runs an operator: a convolution of as many groups as channels has a kernel of its own that is ten times as
+    fast as that of one with groups of two channels; so has a pool of channels that fill a processor's registers, and a
+    power of a number (mostly 2: a product)."""
+    if key is not None and op.endswith("Pool"):
+        return op if traits_of(key).blocks else f"{op}, of odd channels"
+    if key is not None and op == "Pow":
+        return f"{op}, of a number" if re.search(r"\[[1, ]*\]$", key.shapes[-1]) else op
+    if key is None or _GROUPED.search(key.attrs) is None:
+        return op
+    known = traits_of(key)
+    name = f"{op}, {'each channel by itself' if known.narrow else 'in groups'}"
+    return name if known.blocks or not known.narrow else f"{name}, of odd channels"
+
+
+@lru_cache(maxsize=1 << 14)
+def traits_of(key: Key) -> Traits:
+    try:
+        attributes = json.loads(key.attrs)
+    except ValueError:
+        attributes = {}
+    shapes = [[int(d) for d in re.findall(r"\d+", s.partition("[")[2].partition("]")[0])] for s in key.shapes]
+    sizes = [math.log1p(s[-1]) if s else 0.0 for s in shapes]
+    if shapes and len(shapes[0]) > 1:
+        sizes.append(math.log1p(shapes[0][1]))
+    attributes = attributes if isinstance(attributes, dict) else {}
+    pattern, extents = "", tuple[float, ...]()
+    pieces, copied = 0, None
+    with suppress(TypeError, ValueError, IndexError):  # a profile of somebody else's: attributes of any shape
+        pattern, extents = _pattern(attributes, shapes[0] if shapes else [])
+        pieces, copied = _copied(key.op, attributes, shapes)
+    return Traits(
+        {k: v for k, v in attributes.items() if k not in _PLACES} if pattern else attributes, tuple(map(len, shapes)),
+        tuple(s.startswith("!") for s in key.shapes), tuple(sizes), len(shapes) > 1 and shapes[1][1:2] == [1],
+        _in_blocks(key.op, shapes),
+        _spans([d for d, s in zip(shapes, key.shapes, strict=True) if s]) if key.op in BROADCASTING else pieces,
+        copied, pattern, extents,
+    )  # fmt: skip
+
+
+def _copied(
+    op: str, attributes: Mapping[str, Any], shapes: Sequence[Sequence[int]]
+) -> tuple[int, int | None]:  # fmt: skip
+    """Pieces that a Gather, Slice, Concat, Split or Pad copies, and for the first two the bytes that are read and
+    written: what they leave of a table costs nothing."""
+    data, axis = shapes[0] if shapes else [], attributes.get("axis")
+    if op == "Slice":
+        return _sliced(attributes, data)
+    if op == "Pad":
+        pads = attributes.get("pads", [])
+        last = max(
+            (i for i in range(len(data)) if len(pads) == 2 * len(data) and pads[i] + pads[len(data) + i]), default=-1
+        )
+        return math.prod(data[:last]) if last > 0 else 0, None
+    if not isinstance(axis, int) or not -len(data) <= axis < len(data):
+        return 0, None
+    outer = math.prod(data[: axis % len(data)])
+    if op == "Gather" and len(shapes) == 2:
+        pieces = outer * math.prod(shapes[1])
+        return pieces, 8 * pieces * math.prod(data[axis % len(data) + 1 :]) + 8 * math.prod(shapes[1])
+    parts = len(shapes) if op == "Concat" else len(attributes.get("split", ())) if op == "Split" else 0
+    return outer * parts, None
+
+
+def _sliced(attributes: Mapping[str, Any], data: Sequence[int]) -> tuple[int, int | None]:
+    """See :func:`_copied`."""
+    given = [attributes.get(k, []) for k in ("axes", "starts", "ends", "steps")]
+    if len({len(g) for g in given}) != 1:
+        return 0, None
+    left = list(data)
+    for axis, start, end, step in zip(*given, strict=True):
+        left[axis] = len(range(*slice(start, end, step).indices(data[axis])))
+    last = max((i for i, (a, b) in enumerate(zip(left, data, strict=True)) if a != b), default=-1)
+    return math.prod(left[:last]) if last > 0 else 0, 8 * math.prod(left)
+
+
+def _in_blocks(op: str, shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether the channels of images, and those that a kernel makes, fill the blocks that a processor's loops take."""
+    if not ("Conv" in op or op.endswith("Pool")) or len(shapes[0]) != 4:
+        return False
+    return all(n % _BLOCK == 0 for n in (shapes[0][1], *(s[0] for s in shapes[1:2] if s)))
+
+
+def _pattern(attributes: Mapping[str, Any], shape: Sequence[int]) -> tuple[str, tuple[float, ...]]:
+    """Which axes an operator moves, sums or goes along, whatever rank that is written at: neighbours that are treated
+    alike are one. With it, what says how long the pieces are.
+
+    ``perm`` gives ``"021"``, the last two of three change places, and whether it moves one axis alone, for which a
+    runtime has a faster loop (also past an axis of 1); ``axes`` ``"KR"``, the last are summed and others kept; ``axis``
+    whether anything lies within it.
+    """
+    rank, perm, axes, axis = len(shape), *(attributes.get(k) for k in _PLACES)
+    if isinstance(perm, list) and sorted(perm) == list(range(rank)):
+        return _transposed(perm, shape)
+    if isinstance(axes, list) and "starts" not in attributes and all(-rank <= int(a) < rank for a in axes):
+        summed = {a % rank for a in axes} if axes else set(range(rank))
+        pieces: list[tuple[str, int]] = []
+        for a, size in enumerate(shape):
+            kind = "R" if a in summed else "K"
+            if pieces and pieces[-1][0] == kind:
+                pieces[-1] = kind, pieces[-1][1] * size
+            else:
+                pieces.append((kind, size))
+        return "".join(k for k, _ in pieces) or "K", (math.log(max(pieces[-1][1], 1) if pieces else 1),)
+    if isinstance(axis, int) and -rank <= axis < rank:
+        within = math.prod(shape[axis % rank + 1 :])
+        return "last" if within == 1 else "within", (math.log(max(within, 1)), math.log(max(shape[axis % rank], 1)))
+    return "", ()
+
+
+def _transposed(perm: Sequence[int], shape: Sequence[int]) -> tuple[str, tuple[float, ...]]:
+    """See :func:`_pattern`: of a transposition."""
+    merged: list[list[int]] = []
+    for a in (a for a in perm if shape[a] != 1):
+        if merged and a > (last := merged[-1][-1]) and all(shape[b] == 1 for b in range(last + 1, a)):
+            merged[-1].append(a)
+        else:
+            merged.append([a])
+    order = sorted(merged)
+    stays = merged and merged[-1] == order[-1]
+    single = any([*perm[:i], *perm[i + 1 :]] == sorted([*perm[:i], *perm[i + 1 :]]) for i in range(len(perm)))
+    name = "".join(str(order.index(m)) for m in merged) + ("" if single else ", several")
+    return name, (math.log(math.prod(shape[a] for a in merged[-1]) if stays else 1),)
+
+
+def _spans(shapes: Sequence[Sequence[int]]) -> int:
+    """How often operands of these shapes begin to vary or to stay anew while elements are taken in order.
+
+    As ONNX Runtime counts (``BroadcastIterator``): an axis of 1 in front of what the shorter shape has ends a span, and
+    where all that it has is of 1, each element is one: ``[160, 1] + [1]`` takes six times as long as with ``[1, 1]``.
+    """
+    rank, least = max(map(len, shapes), default=0), max(min(map(len, shapes), default=0), 1)
+    full = [[1] * (rank - len(s)) + list(s) for s in shapes]
+    run, pattern = 1, None
+    for place, sizes in enumerate(zip(*(reversed(s) for s in full), strict=True)):
+        varying = [n != 1 for n in sizes]
+        if any(varying):
+            if pattern not in (None, varying):
+                break
+            run, pattern = run * max(sizes), varying
+        elif pattern is None and place + 1 == least:
+            pattern = varying
+        elif pattern is not None and any(pattern) and place >= least:
+            break
+    return math.prod(max(axis) for axis in zip(*full, strict=True)) // run - 1 if run else 0
+
+
+def _differ(a: Any, b: Any) -> float:
+    """0 for equal attributes, at most 1: numbers by how many e-folds lie between them."""
+    if a == b:
+        return 0.0
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return min(1.0, abs(math.log((1 + abs(a)) / (1 + abs(b))))) if math.isfinite(a) and math.isfinite(b) else 1.0
+    return 1.0
+
+
+def moved_by(key: Key | None, moved: float) -> float:
+    """The bytes that an application moves: less than all of its arguments and outputs, where it copies a part."""
+    found = None if key is None else traits_of(key).moved
+    return moved if found is None else found
