@@ -33,8 +33,6 @@ _FAR = 3.5  # beyond, it says nothing about this size
 _CANDIDATES = 32  # nearest by work, among which attributes and shapes decide
 _LEAST_SIGMA, _SIGMA_PER_STEP = 0.08, 0.25
 _FITTED_SIGMA = 0.5  # of a roofline fitted to the operator: a far neighbour does not make it worse
-# Of the FLOPs that the device reaches, beside what an operator reaches of the bytes: what fits its records best counts.
-_REACHED = tuple(4.0**-n for n in range(6))
 _MANY_SPANS = 64  # from which they are most of what a record takes beyond its work
 _CLAMP = math.log(4.0)  # 2 left tiny operators, far from the roofline, 1 % worse on records held out
 
@@ -77,7 +75,7 @@ class _Family:
     for: a model has few of the operators that a profile has."""
 
     records: Sequence[Record]
-    ceilings: Ceilings  # as far as this operator comes with its FLOPs
+    ceilings: Ceilings
     slow: _Pair
 
     @cached_property
@@ -89,13 +87,6 @@ class _Family:
     def residuals(self) -> tuple[_Pair, ...]:
         """ln(ns / roof)."""
         return tuple(_residual(r, self.ceilings, self.slow) for r in self.records)
-
-    @cached_property
-    def spread(self) -> float:
-        """Mean distance of the records' warm residuals to their median."""
-        warm = [w for _, w in self.residuals]
-        middle = median(warm)
-        return sum(abs(w - middle) for w in warm) / len(warm)
 
     @cached_property
     def traits(self) -> tuple[Traits, ...]:
@@ -125,8 +116,9 @@ class Predictor:
     def _family(self, name: str) -> _Family | None:
         """What is known of an operator, fitted when it is first asked for: a model has few of them."""
         if name not in self._families and name in self._records:
-            fits = (_fitted(self._records[name], self.ceilings, share) for share in _REACHED)
-            self._families[name] = min(fits, key=lambda f: f.spread)
+            found = self._records[name]
+            slow = _each(lambda t: math.exp(median(t)), *(_residual(r, self.ceilings, _ONE) for r in found))
+            self._families[name] = _Family(found, self.ceilings, slow)
         return self._families.get(name)
 
     @cached_property
@@ -147,8 +139,8 @@ class Predictor:
         """
         family = self._family(kernel_of(op, key)) or self._family(op)
         moved = moved_by(key, moved)
-        slow, ceilings = (self._any, self.ceilings) if family is None else (family.slow, family.ceilings)
-        roof = _blend(_roofs(ceilings, flops, moved, slow, 0 if key is None else traits_of(key).spans), cold)
+        slow = self._any if family is None else family.slow
+        roof = _blend(_roofs(self.ceilings, flops, moved, slow, 0 if key is None else traits_of(key).spans), cold)
         near = _near(family, math.log1p(flops), math.log1p(moved), key, cold)
         if not near:
             return Estimate(roof / 1e3, "roofline", 1.0 if family is None else _FITTED_SIGMA)
@@ -158,12 +150,6 @@ class Predictor:
         variance = sum(w * (r - shift) ** 2 for w, (_, r) in zip(weights, near, strict=True)) / total
         sigma = min(_FITTED_SIGMA, math.sqrt(variance + (_LEAST_SIGMA + _SIGMA_PER_STEP * near[0][0]) ** 2))
         return Estimate(roof * math.exp(min(max(shift, -_CLAMP), _CLAMP)) / 1e3, "interpolated", sigma)
-
-
-def _fitted(group: Sequence[Record], ceilings: Ceilings, reached: float) -> _Family:
-    """An operator that reaches that share of the FLOPs beside what it reaches of the bytes."""
-    own = replace(ceilings, flops_per_ns=ceilings.flops_per_ns * reached)
-    return _Family(group, own, _each(lambda t: math.exp(median(t)), *(_residual(r, own, _ONE) for r in group)))
 
 
 def _near(

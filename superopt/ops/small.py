@@ -60,11 +60,14 @@ class Small:
 
     @property
     def array(self) -> np.ndarray | None:
-        """The elements as an array, if none is symbolic."""
+        """The elements as an array, if none is symbolic or beyond what its type holds: who computes it wraps it."""
         if any(isinstance(e, Poly) for e in self.elements):
             return None
         flat = [float(e) if isinstance(e, Fraction) else e for e in self.elements]
-        return np.array(flat, dtype=self.dtype.numpy).reshape(self.shape)
+        try:
+            return np.array(flat, dtype=self.dtype.numpy).reshape(self.shape)
+        except OverflowError:
+            return None
 
 
 def small_of_array(array: np.ndarray, dtype: DType) -> Small | None:

@@ -12,7 +12,9 @@ from roofline import Roofline
 from superopt import formats
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
+from superopt.ir.types import DType
 from superopt.ops.infer import infer
+from superopt.ops.small import Small
 from superopt.runtime import ort
 from superopt.search import SearchOptions, search
 from superopt.search.tidy import tidied
@@ -178,3 +180,10 @@ def test_a_cast_that_is_read_elsewhere_stays() -> None:
     assert ops(after).count("Cast") == 1
     feeds = {"x": np.array([1e-40, -3.4e38, 7.0, np.inf, 0.1], dtype=np.float32)}
     assert np.array_equal(run(b.build(), feeds)["y"], run(after, feeds)["y"])
+
+
+def test_integers_that_wrap_are_no_known_ones() -> None:
+    """2³¹ as an int32 wraps as it is computed: no array of it can be made, and pricing a model with it was refused."""
+    held, wraps = (Small(DType.INT32, (1,), (n,)) for n in (2**31 - 1, 2**31))
+    assert held.array is not None
+    assert wraps.array is None
