@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from superopt.cost.record import Key
+from superopt.ir.types import DType
 from superopt.ops import REGISTRY
 
 __all__ = ["BROADCASTING", "Traits", "kernel_of", "moved_by", "traits_of"]
@@ -74,6 +75,7 @@ def kernel_of(op: str, key: Key | None) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def traits_of(key: Key) -> Traits:
+    """What a key says; of what it says in words that nobody knows, nothing."""
     try:
         attributes = json.loads(key.attrs)
     except ValueError:
@@ -87,7 +89,7 @@ def traits_of(key: Key) -> Traits:
     pieces, copied = 0, None
     with suppress(TypeError, ValueError, IndexError):  # a profile of somebody else's: attributes of any shape
         pattern, extents = _pattern(attributes, shapes[0] if shapes else [])
-        pieces, copied = _copied(key.op, attributes, shapes)
+        pieces, copied = _copied(key.op, attributes, shapes, DType(key.dtype).numpy.itemsize)
     return Traits(
         {k: v for k, v in attributes.items() if k not in _PLACES} if pattern else attributes, tuple(map(len, shapes)),
         tuple(s.startswith("!") for s in key.shapes), tuple(sizes), len(shapes) > 1 and shapes[1][1:2] == [1],
@@ -98,13 +100,13 @@ def traits_of(key: Key) -> Traits:
 
 
 def _copied(
-    op: str, attributes: Mapping[str, Any], shapes: Sequence[Sequence[int]]
+    op: str, attributes: Mapping[str, Any], shapes: Sequence[Sequence[int]], size: int
 ) -> tuple[int, int | None]:  # fmt: skip
     """Pieces that a Gather, Slice, Concat, Split or Pad copies, and for the first two the bytes that are read and
-    written: what they leave of a table costs nothing."""
+    written, elements of that size: what they leave of a table costs nothing."""
     data, axis = shapes[0] if shapes else [], attributes.get("axis")
     if op == "Slice":
-        return _sliced(attributes, data)
+        return _sliced(attributes, data, size)
     if op == "Pad":
         pads = attributes.get("pads", [])
         last = max(
@@ -116,12 +118,12 @@ def _copied(
     outer = math.prod(data[: axis % len(data)])
     if op == "Gather" and len(shapes) == 2:
         pieces = outer * math.prod(shapes[1])
-        return pieces, 8 * pieces * math.prod(data[axis % len(data) + 1 :]) + 8 * math.prod(shapes[1])
+        return pieces, 2 * size * pieces * math.prod(data[axis % len(data) + 1 :]) + 8 * math.prod(shapes[1])
     parts = len(shapes) if op == "Concat" else len(attributes.get("split", ())) if op == "Split" else 0
     return outer * parts, None
 
 
-def _sliced(attributes: Mapping[str, Any], data: Sequence[int]) -> tuple[int, int | None]:
+def _sliced(attributes: Mapping[str, Any], data: Sequence[int], size: int) -> tuple[int, int | None]:
     """See :func:`_copied`."""
     given = [attributes.get(k, []) for k in ("axes", "starts", "ends", "steps")]
     if len({len(g) for g in given}) != 1:
@@ -130,7 +132,7 @@ def _sliced(attributes: Mapping[str, Any], data: Sequence[int]) -> tuple[int, in
     for axis, start, end, step in zip(*given, strict=True):
         left[axis] = len(range(*slice(start, end, step).indices(data[axis])))
     last = max((i for i, (a, b) in enumerate(zip(left, data, strict=True)) if a != b), default=-1)
-    return math.prod(left[:last]) if last > 0 else 0, 8 * math.prod(left)
+    return math.prod(left[:last]) if last > 0 else 0, 2 * size * math.prod(left)
 
 
 def _in_blocks(op: str, shapes: Sequence[Sequence[int]]) -> bool:

@@ -203,7 +203,10 @@ def test_pools_of_channels_that_fill_no_block_are_another_kernel() -> None:
 def test_what_is_copied_counts_and_in_how_many_pieces(
     op: str, attributes: dict[str, object], shapes: tuple[tuple[int, ...], ...], pieces: int, moved: int | None
 ) -> None:
-    assert loops._copied(op, attributes, shapes) == (pieces, moved)
+    assert loops._copied(op, attributes, shapes, 4) == (pieces, moved)
+    twice = loops._copied(op, attributes, shapes, 8)[1]
+    assert (twice is None) == (moved is None)
+    assert twice is None or twice > moved
 
 
 def test_attributes_of_any_shape_say_nothing() -> None:
