@@ -145,12 +145,15 @@ class CudaDevice:
         touched = {session.plan.root(n) for s in steps for n in (*s.reads, s.output)}
         nbytes = sum(session.plan.types[n].nbytes or 0 for n in touched)
         wanted = -(-_CACHES * int(self.driver.facts()["cache_bytes"]) // max(nbytes, 1)) + 1
-        sets = [session.place() for _ in range(min(_COPIES, wanted))]
-        for addresses in sets:
-            for name, array in feeds.items():
-                if name in addresses:
-                    self.driver.upload(addresses[name], np.ascontiguousarray(array))
-        return sets
+        return [self._fed(session, feeds) for _ in range(min(_COPIES, wanted))]
+
+    def _fed(self, session: Session, feeds: Mapping[str, np.ndarray]) -> dict[str, int]:
+        """A set of buffers with its inputs in it."""
+        addresses = session.place()
+        for name, array in feeds.items():
+            if name in addresses:
+                self.driver.upload(addresses[name], np.ascontiguousarray(array))
+        return addresses
 
     def sentinels(self) -> Mapping[str, float]:
         """One product and one copy, in nanoseconds."""
@@ -161,9 +164,7 @@ class CudaDevice:
         """What reads the sentinels, captured once: to make them ready takes a second, and they are read often."""
         graphs = {"gemm": _product(_GEMM), "copy": _copy(_COPY)}
         sessions = {name: Session(graph, self.driver) for name, graph in graphs.items()}
-        for name, session in sessions.items():
-            session.run(feeds_for(graphs[name]))
-        return {name: _rate(self.driver, session, [session.place()]) for name, session in sessions.items()}
+        return {n: _rate(self.driver, s, [self._fed(s, feeds_for(graphs[n]))]) for n, s in sessions.items()}
 
     @cached_property
     def peaks(self) -> dict[str, float]:

@@ -62,11 +62,13 @@ def kernel_of(op: str, key: Key | None) -> str:
     """What runs an operator: a convolution of as many groups as channels has a kernel of its own that is ten times as
     fast as that of one with groups of two channels; so has a pool of channels that fill a processor's registers, and a
     power of a number (mostly 2: a product)."""
-    if key is not None and op.endswith("Pool"):
+    if key is None:
+        return op
+    if op.endswith("Pool"):
         return op if traits_of(key).blocks else f"{op}, of odd channels"
-    if key is not None and op == "Pow":
+    if op == "Pow":
         return f"{op}, of a number" if re.search(r"\[[1, ]*\]$", key.shapes[-1]) else op
-    if key is None or _GROUPED.search(key.attrs) is None:
+    if _GROUPED.search(key.attrs) is None:
         return op
     known = traits_of(key)
     name = f"{op}, {'each channel by itself' if known.narrow else 'in groups'}"

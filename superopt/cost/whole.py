@@ -266,7 +266,7 @@ class _Facts:
         self.types = {n: at_sizes(t, sizes) for n, t in typing.types.items() if t is not None and t.shape is not None}
         self.static = set(graph.constants)
         if tidies and all(isinstance(v.type, TensorType) and v.type.is_static for v in graph.inputs):
-            self.static.update(n for n, v in typing.values.items() if v.array is not None and not v.dtype.is_float)
+            self.static.update(typing.integers)
         for node in graph.nodes:
             if all(n in self.static for n in node.reads):
                 self.static.update(o for o in node.outputs if o)

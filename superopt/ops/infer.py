@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import copysign
 
 import numpy as np
@@ -62,6 +63,12 @@ class Typing:
     types: Mapping[str, TensorType | None]
     nodes: tuple[Applied | Barrier, ...]
     values: Mapping[str, Small] = field(default_factory=dict)
+
+    @cached_property
+    def integers(self) -> Mapping[str, np.ndarray]:
+        """The known values whose elements are integers or booleans, none of them symbolic."""
+        found = {n: v.array for n, v in self.values.items() if v is not None and not v.dtype.is_float}
+        return {n: a for n, a in found.items() if a is not None}
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,14 @@ def profile_rows() -> list[dict[str, Any]]:
     ``runtime_here``)."""
     known = costs.known_calibrations()
     here = released(ONNX_RUNTIME)
+    headers = {name: costs.load_profile(name).header for name in costs.profile_names()}
     return [
         {
-            "name": name, "target": f"profile:{name}", **costs.load_profile(name).header,
-            "processor": costs.BACKENDS[str(costs.load_profile(name).header["backend"])].processor,
+            "name": name, "target": f"profile:{name}", **header,
+            "processor": costs.BACKENDS[str(header["backend"])].processor,
             "calibration": asdict(known[name]) if name in known else None, "runtime_here": here,
         }
-        for name in costs.profile_names()
+        for name, header in headers.items()
     ]  # fmt: skip
 
 

@@ -191,11 +191,8 @@ def _known(graph: Graph, typing: Typing, kept: AbstractSet[str]) -> Mapping[str,
         if all(n in fixed for n in node.reads):
             fixed.update(made)  # of weights alone: settled as the runtime computes it
             continue
-        values = [typing.values.get(o) for o in made]
-        given = [v.array for v in values if v is not None and not v.dtype.is_float]
-        arrays = [a for a in given if a is not None]
-        if isinstance(applied, Applied) and len(arrays) == len(made) and kept.isdisjoint(made):
-            found.update(zip(made, arrays, strict=True))
+        if isinstance(applied, Applied) and typing.integers.keys() >= set(made) and kept.isdisjoint(made):
+            found.update((o, typing.integers[o]) for o in made)
     return found
 
 

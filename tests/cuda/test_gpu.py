@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from beside import assert_close, feeds_of, operator_samples
 
 from superopt.cost.cuda import CudaDevice
 from superopt.cost.question import Question
@@ -45,28 +42,9 @@ def driver() -> CudaDriver:
     return CudaDriver()
 
 
-@pytest.fixture(scope="module")
-def beside() -> ModuleType:
-    """What the tests of kernels on the processor have: samples of operators, inputs, and how close is close."""
-    spec = importlib.util.spec_from_file_location(
-        "kernels_on_the_processor", Path(__file__).with_name("test_kernels.py")
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_every_operator_computes_its_meaning(driver: CudaDriver, beside: ModuleType) -> None:
+def test_every_operator_computes_its_meaning(driver: CudaDriver) -> None:
     """All samples of all operators; products and convolutions by the libraries and as generated kernels."""
-    module = beside.operator_samples()
-    families: list[Iterator[object]] = [
-        module.elementwise(), module.linear(), module.images(), module.resizes(), module.shapes(),
-        module.reductions(), module.normalisations(), module.generators(),
-    ]  # fmt: skip
-    samples = [s for family in families for s in family]
+    samples = operator_samples()
     alone = Alone()
     for each, generated in ((driver, frozenset[str]()), (alone, frozenset({"y0"}))):
         each.prepare([step for s in samples for step in plan(s.graph(), generated=generated).steps])
@@ -75,22 +53,22 @@ def test_every_operator_computes_its_meaning(driver: CudaDriver, beside: ModuleT
         expected = run(sample.graph(), sample.feeds)
         for each in (driver, alone) if sample.op in ("MatMul", "Gemm", "Conv") else (driver,):
             try:
-                beside.assert_close(Session(sample.graph(), each).run(sample.feeds), expected, sample)
+                assert_close(Session(sample.graph(), each).run(sample.feeds), expected, sample)
             except AssertionError as error:
                 wrong.append(f"{type(each).__name__} {sample}: {str(error)[:300]}")
     assert not wrong, f"{len(wrong)} of {len(samples)}: " + "\n".join(wrong[:10])
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "corpus" / "tiny").glob("*.json")), ids=lambda p: p.stem)
-def test_whole_models_are_the_reference(driver: CudaDriver, beside: ModuleType, path: Path) -> None:
+def test_whole_models_are_the_reference(driver: CudaDriver, path: Path) -> None:
     """Fusion, aliases, library calls, the arena and the captured graph together; twice the same bytes."""
     if path.stem == "quantised":
         pytest.skip("its operators have no meaning here")
     graph = load(path)
-    sizes, feeds = beside.feeds_of(graph)
+    sizes, feeds = feeds_of(graph)
     session = Session(graph, driver, sizes)
     first, again = session.run(feeds), session.run(feeds)
-    beside.assert_close(first, run(graph, feeds), path.stem)
+    assert_close(first, run(graph, feeds), path.stem)
     assert all(np.array_equal(first[n], again[n], equal_nan=True) for n in first)
 
 
@@ -104,14 +82,14 @@ def convolved(channels: int, side: int) -> Graph:
     return builder.build()
 
 
-def test_sessions_share_what_convolutions_work_in(driver: CudaDriver, beside: ModuleType) -> None:
+def test_sessions_share_what_convolutions_work_in(driver: CudaDriver) -> None:
     """The later session needs less of it; the earlier one, captured again, must not find too little."""
     graphs = convolved(64, 56), convolved(4, 8)
     sessions = [Session(graph, driver) for graph in graphs]
     for graph, session in zip(graphs, sessions, strict=True):
         feeds = feeds_for(graph)
         driver.capture(session.again)()
-        beside.assert_close(session.run(feeds), run(graph, feeds), graph.name)
+        assert_close(session.run(feeds), run(graph, feeds), graph.name)
 
 
 def test_a_convolution_is_the_librarys(driver: CudaDriver) -> None:
@@ -135,7 +113,7 @@ def test_operators_take_time_and_large_ones_more(driver: CudaDriver) -> None:
     assert driver.held() == held
 
 
-def test_a_chain_is_faster_as_one_kernel(driver: CudaDriver, beside: ModuleType) -> None:
+def test_a_chain_is_faster_as_one_kernel(driver: CudaDriver) -> None:
     """``(x + y) · z + x`` moves 4 arrays instead of 9; larger than the cache, so that this is what it takes."""
     builder = GraphBuilder("chain")
     x, y, z = (builder.input(n, "float32", (4096, 8192)) for n in "xyz")
@@ -144,5 +122,5 @@ def test_a_chain_is_faster_as_one_kernel(driver: CudaDriver, beside: ModuleType)
     sessions = [Session(graph, driver, fuse=fuse) for fuse in (False, True)]
     feeds = feeds_for(graph)
     for session in sessions:
-        beside.assert_close(session.run(feeds), run(graph, feeds), "chain")
+        assert_close(session.run(feeds), run(graph, feeds), "chain")
     assert race_sessions(sessions, driver, rounds=5).ratios[1] < 0.8

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
+from beside import assert_close, feeds_of, operator_samples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +15,6 @@ from superopt.formats import load
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph
-from superopt.ir.poly import symbols, value_at
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.cuda import plan as planning
 from superopt.runtime.cuda import source
@@ -34,46 +29,11 @@ pytestmark = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang+
 ROOT = Path(__file__).parents[2]
 
 
-def operator_samples() -> ModuleType:
-    """The samples of every operator that the laws over the registry use."""
-    spec = importlib.util.spec_from_file_location("operator_samples", ROOT / "tests" / "ops" / "conftest.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["operator_samples"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 class Alone(HostDriver):
     """A device without libraries: products and convolutions are generated kernels too."""
 
     def supports(self, call: Call) -> bool:
         return False
-
-
-def feeds_of(graph: Graph, size: int = 2) -> tuple[dict[str, int], dict[str, np.ndarray]]:
-    """Sizes for the named dimensions, and random inputs (small integers: indices of embeddings, masks)."""
-    generator = np.random.default_rng(5)
-    kinds = {v.name: v.type for v in graph.inputs if isinstance(v.type, TensorType)}
-    sizes = {n: size for t in kinds.values() for d in t.shape or () if not isinstance(d, int) for n in symbols(d)}
-    feeds = {}
-    for name, kind in kinds.items():
-        shape = [value_at(d, sizes) for d in kind.shape or ()]
-        made = generator.standard_normal(shape) if kind.dtype.is_float else generator.integers(0, 2, shape)
-        feeds[name] = made.astype(kind.dtype.numpy)
-    return sizes, feeds
-
-
-def assert_close(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], where: object) -> None:
-    for name, value in expected.items():
-        got = found[name]
-        half = got.dtype.itemsize == 2 and got.dtype.kind in "fV"
-        tolerance = 2e-2 if half else 3e-4
-        wide, value = got.astype(np.float64), np.asarray(value).astype(np.float64)
-        assert wide.shape == value.shape, where
-        scale = max(1.0, float(np.max(np.abs(value[np.isfinite(value)]), initial=0)))
-        np.testing.assert_allclose(wide, value, rtol=tolerance, atol=tolerance * scale, err_msg=str(where))
 
 
 @pytest.fixture(params=[source.LONG, 2], ids=["threads", "blocks"])
@@ -86,12 +46,7 @@ def long(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
 
 def test_every_operator_becomes_a_kernel_that_computes_its_meaning(long: int) -> None:
     """All samples of all operators, compiled at once; products and convolutions also as generated kernels."""
-    module = operator_samples()
-    families: list[Iterator[Any]] = [
-        module.elementwise(), module.linear(), module.images(), module.resizes(), module.shapes(),
-        module.reductions(), module.normalisations(), module.generators(),
-    ]  # fmt: skip
-    samples = [s for family in families for s in family]
+    samples = operator_samples()
     plans = [plan(s.graph(), generated=g) for s in samples for g in ((), {"y0"})]
     library = compiled([k for made in plans for k in made.kernels], optimise=0)
     for sample in samples:
@@ -204,7 +159,6 @@ def test_the_arena_never_overlaps_what_is_alive_at_once(spans: list[tuple[int, i
 
 def test_an_index_from_data_cannot_leave_its_table() -> None:
     """A hostile index reads some element instead of foreign memory: nothing can stop a kernel half-way."""
-    module = operator_samples()
-    gathers = [s for s in module.shapes() if s.op == "Gather"]
+    gathers = [s for s in operator_samples() if s.op == "Gather"]
     assert gathers
     assert all("inside(" in k.source for s in gathers for k in plan(s.graph()).kernels)
