@@ -10,11 +10,36 @@ from typing import Any
 
 import numpy as np
 
+from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.ir.poly import symbols, value_at
 from superopt.ir.types import TensorType
 
-__all__ = ["assert_close", "feeds_of", "operator_samples"]
+__all__ = ["CONVOLUTIONS", "assert_close", "convolution", "feeds_of", "operator_samples"]
+
+# By name: sizes of image and weight, attributes, what reads it; how many calls of a library and kernels that takes.
+CONVOLUTIONS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], Mapping[str, Any], str, tuple[int, int]]] = {
+    "bias taken along": ((1, 16, 9, 7), (8, 16, 3, 3), {"pads": [1, 0, 1, 2], "strides": [2, 1]}, "Relu", (1, 1)),
+    "bias left to the library": ((1, 16, 9, 7), (8, 16, 3, 3), {"dilations": [2, 1]}, "", (1, 0)),
+    "bias before a window": ((1, 40, 8, 8), (8, 40, 1, 1), {}, "GlobalAveragePool", (1, 1)),
+    "one axis": ((2, 16, 30), (8, 16, 5), {"pads": [4, 0], "dilations": [2], "strides": [3]}, "", (1, 0)),
+    "one axis, bias taken along": ((2, 16, 30), (8, 16, 5), {}, "Relu", (1, 1)),
+    "few terms": ((1, 3, 9, 7), (8, 3, 3, 3), {"pads": [1, 1, 1, 1]}, "Relu", (0, 1)),
+    "groups": ((1, 64, 6, 6), (64, 16, 3, 3), {"group": 4}, "Relu", (0, 1)),
+    "one axis, groups": ((1, 32, 40), (32, 1, 3), {"group": 32, "pads": [2, 2], "dilations": [2]}, "", (0, 1)),
+    "three axes": ((1, 8, 4, 5, 6), (4, 8, 2, 2, 2), {}, "Relu", (0, 1)),
+}  # fmt: skip
+
+
+def convolution(name: str) -> Graph:
+    """A convolution with a bias, and what reads it."""
+    image, weight, attributes, reader, _ = CONVOLUTIONS[name]
+    builder = GraphBuilder("convolution")
+    x = builder.input("x", "float32", image)
+    weights = builder.weight("w", weight, scale=0.2), builder.weight("b", (weight[0],))
+    y = builder.op("Conv", x, *weights, **attributes)
+    builder.output(builder.op(reader, y) if reader else y, "y")
+    return builder.build()
 
 
 def operator_samples() -> list[Any]:

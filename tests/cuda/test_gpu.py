@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from beside import assert_close, feeds_of, operator_samples
+from beside import CONVOLUTIONS, assert_close, convolution, feeds_of, operator_samples
 
 from superopt.cost.cuda import CudaDevice
 from superopt.cost.question import Question
@@ -70,6 +70,13 @@ def test_whole_models_are_the_reference(driver: CudaDriver, path: Path) -> None:
     first, again = session.run(feeds), session.run(feeds)
     assert_close(first, run(graph, feeds), path.stem)
     assert all(np.array_equal(first[n], again[n], equal_nan=True) for n in first)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolution_is_the_reference_wherever_it_goes(driver: CudaDriver, name: str) -> None:
+    graph = convolution(name)
+    _, feeds = feeds_of(graph)
+    assert_close(Session(graph, driver).run(feeds), run(graph, feeds), name)
 
 
 def convolved(channels: int, side: int) -> Graph:

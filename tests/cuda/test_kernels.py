@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from beside import assert_close, feeds_of, operator_samples
+from beside import CONVOLUTIONS, assert_close, convolution, feeds_of, operator_samples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +21,7 @@ from superopt.runtime.cuda import source
 from superopt.runtime.cuda.arena import arena
 from superopt.runtime.cuda.host import HostDriver, compiled
 from superopt.runtime.cuda.library import Call
-from superopt.runtime.cuda.plan import Plan, plan
+from superopt.runtime.cuda.plan import Launch, Plan, plan
 from superopt.runtime.cuda.session import Session
 from superopt.runtime.reference import run
 
@@ -104,6 +104,27 @@ def test_an_image_is_averaged_by_a_block(side: int, form: str) -> None:
     assert [k.form for k in plan(graph).kernels] == [form]
     feeds = {"x": np.random.default_rng(3).standard_normal((1, 6, side, side)).astype(np.float32)}
     assert_close(Session(graph, HostDriver()).run(feeds), run(graph, feeds), "averaged")
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolution_goes_where_it_is_fast(name: str) -> None:
+    """To the library, which takes its bias only where no kernel follows, or into a kernel with what reads it."""
+    graph, expected = convolution(name), CONVOLUTIONS[name][-1]
+    steps = plan(graph).steps
+    assert (sum(isinstance(s, Call) for s in steps), sum(isinstance(s, Launch) for s in steps)) == expected
+    _, feeds = feeds_of(graph)
+    assert_close(Session(graph, HostDriver()).run(feeds), run(graph, feeds), name)
+
+
+def test_a_gemms_bias_may_have_any_name() -> None:
+    """One called "beta" was multiplied by itself."""
+    builder = GraphBuilder("gemm")
+    x = builder.input("x", "float32", (4, 8))
+    y = builder.op("Gemm", x, builder.weight("w", (8, 16)), builder.weight("beta", (16,)), beta=0.5)
+    builder.output(y, "y")
+    graph = builder.build()
+    _, feeds = feeds_of(graph)
+    assert_close(Session(graph, HostDriver()).run(feeds), run(graph, feeds), "gemm")
 
 
 def seeds_example() -> Graph:

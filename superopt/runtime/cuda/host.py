@@ -72,13 +72,13 @@ def compiled(kernels: Iterable[Kernel], *, optimise: int = 1) -> ctypes.CDLL:
 
 
 def _driver(kernel: Kernel) -> str:
-    """A function that goes through a kernel's blocks and threads (one thread a block where they meet at barriers)."""
+    """A function that goes through a kernel's blocks and threads. How many there are is the launch's to say: kernels of
+    the same text are one."""
     arguments = ", ".join(f"({kind})p[{i}]" for i, kind in enumerate(kernel.pointers))
-    block = 1 if kernel.form == "row" else kernel.block
     return (
-        f'extern "C" void run_{kernel.name}(void** p) {{\n  blockDim.x = {block};\n'
-        f"  for (blockIdx.x = 0; blockIdx.x < {kernel.grid}; ++blockIdx.x)\n"
-        f"    for (threadIdx.x = 0; threadIdx.x < {block}; ++threadIdx.x) {kernel.name}({arguments});\n}}\n"
+        f'extern "C" void run_{kernel.name}(void** p, int blocks, int threads) {{\n  blockDim.x = threads;\n'
+        "  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)\n"
+        f"    for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) {kernel.name}({arguments});\n}}\n"
     )
 
 
@@ -138,7 +138,8 @@ class HostDriver:
 
     def _kernel(self, kernel: Kernel, pointers: Sequence[int]) -> None:
         assert self.library is not None, "prepared first"
-        self.library[f"run_{kernel.name}"]((ctypes.c_void_p * len(pointers))(*pointers))
+        threads = 1 if kernel.form == "row" else kernel.block  # one where they meet at barriers
+        self.library[f"run_{kernel.name}"]((ctypes.c_void_p * len(pointers))(*pointers), kernel.grid, threads)
 
     def _product(self, step: Product, pointers: Sequence[int]) -> None:
         shapes = [

@@ -1,9 +1,12 @@
-"""What a vendor's library does better than a generated kernel: matrix products (cuBLAS) and convolutions (cuDNN)."""
+"""What a vendor's library does better than a generated kernel: matrix products (cuBLAS) and convolutions (cuDNN).
+
+Which convolutions those are was measured on an H200 (docs/gpu-2026-11-26.md): 130 of the corpus, both ways.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from superopt.ir.terms import AttributeValue
@@ -13,7 +16,11 @@ from superopt.ops.infer import Applied
 from superopt.ops.record import FLOATS
 from superopt.runtime.cuda.compose import Expression, inlined, remapped
 
-__all__ = ["Call", "Convolution", "Product", "library_call"]
+__all__ = ["Call", "Convolution", "Made", "Product", "library_call"]
+
+# Products in one sum up to which the generated kernel of a convolution is faster than cuDNN: 0.4 to 1.1 of its time
+# where there is one group (from 40 on 0.4 to 2.6), 0.15 to 0.6 where there are several (none had more than 200).
+_FEW, _FEW_GROUPED = 32, 256
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A two-dimensional convolution, NCHW, with its bias where it has one."""
+    """A two-dimensional convolution, NCHW, with its bias where it reads one."""
 
     reads: tuple[str, ...]
     output: str
@@ -55,27 +62,34 @@ class Convolution:
 Call = Product | Convolution
 
 
-def library_call(
-    name: str, how: Applied, types: Sequence[TensorType | None], made: TensorType
-) -> tuple[Call, Expression | None] | None:
-    """The library call that makes an operator's output, with what is left to do after it; ``None`` if there is none.
+@dataclass(frozen=True)
+class Made:
+    """How a library makes an operator's output.
 
-    What is left is an expression over the call's output (Gemm's bias).
+    Attributes:
+        call: what is called.
+        rest: what is left to do after it, over the call's output: a bias.
+        alone: a call that leaves nothing, for where the rest would be a kernel of its own.
     """
+
+    call: Call
+    rest: Expression | None = None
+    alone: Call | None = None
+
+
+def library_call(name: str, how: Applied, types: Sequence[TensorType | None], made: TensorType) -> Made | None:
+    """The library call that makes an operator's output, with what is left to do after it; ``None`` if there is none."""
     arguments = [n for n in how.args if n is not None]
     shapes = [_static(t) for t in types if t is not None]
     if made.dtype not in FLOATS or len(shapes) < 2 or 0 in (*shapes[0], *shapes[1]):
         return None
     if how.operator.name == "MatMul":
         call = _product(arguments, name, name, shapes, (False, False), made.dtype)
-        return None if call is None else (call, None)
+        return None if call is None else Made(call)
     if how.operator.name == "Gemm" and how.attributes["alpha"] == 1.0:
         return _gemm(name, how, arguments, shapes, types, made)
-    if how.operator.name == "Conv" and len(shapes[0]) == 4 and made.dtype is not DType.FLOAT64:
-        strides, pads, dilations = (_integers(how.attributes[key]) for key in ("strides", "pads", "dilations"))
-        (group,) = _integers((how.attributes["group"],))
-        around = (*shapes, _static(made))
-        return Convolution(tuple(arguments), name, name, strides, pads, dilations, group, made.dtype, around), None
+    if how.operator.name == "Conv" and made.dtype is not DType.FLOAT64:
+        return _convolution(name, how, arguments, shapes, types, made)
     return None
 
 
@@ -86,6 +100,44 @@ def _static(kind: TensorType) -> tuple[int, ...]:
 def _integers(values: AttributeValue) -> tuple[int, ...]:
     assert isinstance(values, tuple)
     return tuple(v for v in values if isinstance(v, int))
+
+
+def _convolution(
+    name: str,
+    how: Applied,
+    arguments: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    types: Sequence[TensorType | None],
+    made: TensorType,
+) -> Made | None:
+    """The call for a convolution over one axis or two, its bias left to be added by whatever kernel comes next: cuDNN
+    with a bias takes up to 1.5 times as long as without. (In less than float32 the sum would be rounded once more.)
+    """
+    strides, pads, dilations = (_integers(how.attributes[key]) for key in ("strides", "pads", "dilations"))
+    (group,) = _integers((how.attributes["group"],))
+    if prod(shapes[1][1:]) <= (_FEW if group == 1 else _FEW_GROUPED) or len(strides) not in (1, 2):
+        return None
+    around = [*shapes, _static(made)]
+    if len(strides) == 1:  # an image of one row
+        strides, dilations, pads = (1, *strides), (1, *dilations), (0, pads[0], 0, pads[1])
+        around = [s if len(s) == 1 else (*s[:2], 1, *s[2:]) for s in around]
+    alone = Convolution(tuple(arguments), name, name, strides, pads, dilations, group, made.dtype, tuple(around))
+    if len(arguments) == 2 or made.dtype is not DType.FLOAT32:
+        return Made(alone)
+    products = (*around[:2], around[-1])
+    call = replace(alone, reads=alone.reads[:2], output=f"{name} (products)", shapes=products)
+    return Made(call, _biased(call, how, types, made), alone)
+
+
+def _biased(call: Convolution, how: Applied, types: Sequence[TensorType | None], made: TensorType) -> Expression:
+    """A convolution's bias added to its products."""
+    kind, bias = types[2], how.args[2]
+    assert kind is not None
+    assert bias is not None
+    spread, (column,) = REGISTRY["Unsqueeze"].apply([kind], {"axes": tuple(range(1, len(_static(made)) - 1))})
+    add, _ = REGISTRY["Add"].apply([made, column], {})
+    channel = f"{bias} of a channel"
+    return inlined(remapped((call.output, channel), add.outputs[0]), {channel: remapped((bias,), spread.outputs[0])})
 
 
 def _product(
@@ -120,12 +172,12 @@ def _gemm(
     shapes: Sequence[Sequence[int]],
     types: Sequence[TensorType | None],
     made: TensorType,
-) -> tuple[Call, Expression | None] | None:
+) -> Made | None:
     turned = (how.attributes["transA"] == 1, how.attributes["transB"] == 1)
     beta = how.attributes["beta"]
     if len(arguments) == 2 or beta == 0.0:
         call = _product(arguments, name, name, shapes, turned, made.dtype)
-        return None if call is None else (call, None)
+        return None if call is None else Made(call)
     call = _product(arguments, f"{name} (product)", name, shapes, turned, made.dtype)
     kind = types[2]
     assert call is not None
@@ -135,6 +187,7 @@ def _gemm(
     if beta != 1.0:
         constant, _ = REGISTRY["ConstantOfShape"].apply([], {"shape": (), "value": beta, "dtype": made.dtype.value})
         times, _ = REGISTRY["Mul"].apply([kind, TensorType(made.dtype, ())], {})
-        factor = {"beta": Expression((), constant.outputs[0])}
-        rest = inlined(rest, {arguments[2]: inlined(remapped((arguments[2], "beta"), times.outputs[0]), factor)})
-    return call, rest
+        beta_of = f"beta of {name}"
+        factor = {beta_of: Expression((), constant.outputs[0])}
+        rest = inlined(rest, {arguments[2]: inlined(remapped((arguments[2], beta_of), times.outputs[0]), factor)})
+    return Made(call, rest)

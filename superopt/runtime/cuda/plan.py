@@ -109,6 +109,7 @@ class _Planner:
         self.types: dict[str, TensorType] = {}
         self.raw: dict[str, Expression] = {}
         self.calls: dict[str, Call] = {}
+        self.alone: dict[str, tuple[str, Call]] = {}  # by output: a call with something left, and one without
         self.order: list[str] = []
         self.alias: dict[str, str] = {}
         self.empty: list[str] = []
@@ -117,10 +118,8 @@ class _Planner:
     def plan(self) -> Plan:
         for place in self._needed():
             self._node(place)
-        consumers: dict[str, list[str]] = {}
-        for name in self.order:
-            for read in self._reads(name):
-                consumers.setdefault(read, []).append(name)
+        self._leave_no_rest(self._consumers())
+        consumers = self._consumers()
         fused: dict[str, Expression] = {}
         placed: set[str] = set()  # values whose bodies go into their consumers
         steps: list[Step] = []
@@ -145,6 +144,21 @@ class _Planner:
             else:
                 steps.append(self._launch(name, expression))
         return self._finished(steps)
+
+    def _consumers(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name in self.order:
+            for read in self._reads(name):
+                found.setdefault(read, []).append(name)
+        return found
+
+    def _leave_no_rest(self, consumers: Mapping[str, list[str]]) -> None:
+        """What would be a kernel of its own after a library's call becomes a part of the call, where it can."""
+        for name, (part, call) in self.alone.items():
+            if not self._dissolves(name, self.raw[name], consumers.get(name, [])):
+                self.order.remove(part)
+                del self.raw[name], self.calls[part]
+                self.calls[name] = call
 
     def _reads(self, name: str) -> tuple[str, ...]:
         return self.calls[name].reads if name in self.calls else self.raw[name].operands
@@ -189,10 +203,12 @@ class _Planner:
             found = None if name in self.generated else library_call(name, how, types, kind)
             rest: Expression | None = remapped(how.args, comprehension)
             if found is not None:
-                call, rest = found
+                call, rest = found.call, found.rest
                 self.calls[call.output] = call
                 self.types[call.output] = kind
                 self.order.append(call.output)
+                if found.alone is not None:
+                    self.alone[name] = call.output, found.alone
             if rest is not None:
                 self.raw[name] = rest
                 self.order.append(name)
