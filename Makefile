@@ -59,9 +59,9 @@ corpus-update-full: $(READY)  ## record the baseline of corpus-compare; at most 
 patterns: $(READY)        ## which patterns of other tools our rules find: docs/patterns.md
 	@$(BIN)/python corpus/patterns.py
 
-bench-ablation: $(READY)  ## modelled and measured gains with our rules, with TASO's, and with none; goes on where it stopped
+bench-ablation: $(READY)  ## modelled and measured gains with our rules, with what each model adds, with TASO's, and with none; goes on where it stopped
 	@$(BIN)/python -m superopt.lab.ablation corpus/*.json --time-limit 25 --race-limit 6 --total-limit 1440 --measure \
-		--library taso=tests/discovery/taso/shipped --json docs/ablation.json --markdown docs/ablation.md
+		--discover 30 --library taso=tests/discovery/taso/shipped --json docs/ablation.json --markdown docs/ablation.md
 
 bench-algorithms: $(READY)  ## operators and models with fewer multiplications beside what they were: the tables of docs/algorithms.md
 	@$(BIN)/python -m superopt.lab.algorithms

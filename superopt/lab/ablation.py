@@ -1,7 +1,8 @@
 """What rules are worth: the same models optimised with different libraries, and with none.
 
-``make bench-ablation`` compares the library with the sound rules of TASO's that are stated in our format, and with no
-rules at all (what is left is computing on constants). All share one cost model, one search and its limits; only the
+``make bench-ablation`` compares the library with the sound rules of TASO's that are stated in our format, with itself
+and what it learns from each model beforehand (``--discover S``), and with no rules at all (what is left is computing on
+constants). All share one cost model, one search and its limits; only the
 rules differ. As in :func:`superopt.optimize`, the modelled cost of the whole program has the last word: a result that
 is not below its model is not taken.
 
@@ -26,27 +27,33 @@ from typing import Any
 from superopt import cost as costs
 from superopt import formats
 from superopt.cost.trial import sizes_fed
+from superopt.fleet import Fleet
 from superopt.formats.files import replace_file
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph
 from superopt.lab.kept import file_digest
+from superopt.pipeline.learning import learn_from
 from superopt.pipeline.optimise import load
 from superopt.pipeline.options import Progress, quiet
+from superopt.pipeline.own import search_own_first
 from superopt.pipeline.racing import runnable
-from superopt.report.ablation import Outcome, data_of, document, outcomes_of, table
+from superopt.report.ablation import LEARNT, Outcome, data_of, document, outcomes_of, table
 from superopt.rules import Library, Rule, load_library
 from superopt.rules.canonical import rule_text
-from superopt.rules.floats import Floats
+from superopt.rules.floats import Floats, float_key, read_floats, row_of, write_floats
 from superopt.runtime.race import race
 from superopt.search import SearchOptions, search
 from superopt.verifier.admission import admit
 from superopt.verifier.differential import make_inputs
+from superopt.verifier.floating_law import each_of
+from superopt.verifier.floating_record import settled
 from superopt.verifier.prover import prove
 
 __all__ = ["Ablation", "admitted", "main"]
 
 NONE = "no rules"
 Source = str | Path | Graph
+_Rules = tuple[tuple[Rule, ...], tuple[Rule, ...]]  # of a library, and of one model's own
 
 
 def admitted(folder: Path | None) -> tuple[Rule, ...]:
@@ -80,6 +87,7 @@ class Ablation:
 
     Attributes:
         libraries: rules by name; no rules at all are compared as well.
+        learning: seconds of learning rules from each model, for a column more: the first library and those; 0: none.
         floats: their verdicts in floating point; ``None`` uses every direction that holds over the reals.
         target: as for :func:`superopt.optimize`; on ``cpu`` operators that no profile knows are measured.
         time_limit: seconds of each search.
@@ -93,6 +101,7 @@ class Ablation:
     sizes: Mapping[str, int] | None = None
     results: Path | None = None
     floats: Floats | None = None
+    learning: float = 0.0
 
     def search(
         self, models: Sequence[Source], *, known: Mapping[str, Outcome] | None = None, progress: Progress = quiet
@@ -112,13 +121,26 @@ class Ablation:
             contents = source.name.encode() if isinstance(source, Graph) else Path(source).read_bytes()
             row = []
             with costs.for_target(self.target, progress=quiet, sizes=self.sizes or {}) as model_costs:
-                for library, rules in {**self.libraries, NONE: ()}.items():
-                    key = hashlib.sha256(contents + self._told(rules)).hexdigest()
+                for library, (rules, own) in {**self._libraries(source), NONE: ((), ())}.items():
+                    key = hashlib.sha256(contents + self._told((*rules, *own))).hexdigest()
                     found = (known or {}).get(key)
                     if found is None or not self._kept(found):
-                        found = self._searched(source, Outcome(_name(source), library, key=key), rules, model_costs)
+                        outcome = Outcome(_name(source), library, key=key)
+                        found = self._searched(source, outcome, (rules, own), model_costs)
                     row.append(replace(found, library=library))
             yield row
+
+    def _libraries(self, source: Source) -> Mapping[str, _Rules]:
+        """What there is to compare for a model, with what is learnt from it where that is asked for."""
+        found: dict[str, _Rules] = {name: (rules, ()) for name, rules in self.libraries.items()}
+        if self.learning and not isinstance(source, Graph):
+            assert self.results is not None, "what is learnt has to be kept somewhere"
+            folder = self.results / "learnt" / Path(source).stem
+            if not any(folder.glob("*.toml")):
+                learn_from([source], out=folder, target=self.target, time_limit=self.learning, sizes=self.sizes)
+            rules = next(iter(self.libraries.values()))
+            found[LEARNT] = rules, proved(folder).admitted if any(folder.glob("*.toml")) else ()
+        return found
 
     def _told(self, rules: tuple[Rule, ...]) -> bytes:
         """What an outcome follows from beside the model and the code."""
@@ -137,13 +159,14 @@ class Ablation:
         assert self.results is not None
         return self.results / f"{outcome.key[:24]}.onnx"
 
-    def _searched(self, source: Source, outcome: Outcome, rules: tuple[Rule, ...], model: costs.CostModel) -> Outcome:
+    def _searched(self, source: Source, outcome: Outcome, given: _Rules, model: costs.CostModel) -> Outcome:
         """One model with one library."""
+        rules, own = given
         sizes = self.sizes or {}
         try:
             graph = load(source)
             limits = SearchOptions(time_limit=self.time_limit, sizes=sizes, cache=False, floats=self.floats)
-            found = search(graph, rules, model, limits)
+            found = search_own_first(graph, (*rules, *own), own, lambda g, chosen: search(g, chosen, model, limits))
             if not found.before_us:
                 return replace(outcome, failure=f"not searched: {found.stopped}")
             before = after = costs.graph_cost(graph, model, sizes=sizes).us
@@ -215,6 +238,13 @@ def _parser() -> argparse.ArgumentParser:
         "--library", action="append", default=[], metavar="NAME=DIR",
         help="beside the built-in library, which comes first; NAME= (no folder) is the built-in one under another name",
     )  # fmt: skip
+    parser.add_argument(
+        "--discover",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="learn from each model for so long, and compare that, too",
+    )
     parser.add_argument("--target", default="profile:cpu-epyc-2core", help="or cpu")
     parser.add_argument("--time-limit", type=float, default=20.0, metavar="S", help="of each search")
     parser.add_argument("--results", type=Path, default=Path("build/ablation"), metavar="DIR", help="of the searches")
@@ -263,6 +293,7 @@ class _Run:
         settings = {
             "target": self.ablation.target, "time_limit": self.ablation.time_limit,
             "rules": {**{n: len(r) for n, r in self.ablation.libraries.items()}, NONE: 0},
+            "learning": self.ablation.learning,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
         }  # fmt: skip
         names = {_name(s) for s in self.given.models}
@@ -273,6 +304,22 @@ class _Run:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(path, text.encode(), force=True)
         return data
+
+
+def _judged(libraries: Sequence[Library], kept: Path) -> Floats:
+    """Verdicts in floating point of all libraries' rules; those that no library has are found, and kept in a file."""
+    own = {key: row for library in libraries for key, row in library.float_store.items()}
+    store = own | read_floats(kept)
+    wanted = {float_key(r): r for library in libraries for r in library.admitted}
+    missing = {key: rule for key, rule in wanted.items() if key not in store}
+    if missing:
+        rules = [*missing.values()]
+        with Fleet.open(2) as fleet:
+            found = each_of(settled, rules, [r.id for r in rules], fleet, _show)
+        store |= dict(zip(missing, found, strict=True))
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_floats(kept, {key: row_of(rule.id, store[key]) for key, rule in wanted.items() if key not in own})
+    return Floats(store)
 
 
 def _show(done: int, total: int | None, what: str) -> None:
@@ -296,9 +343,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not found:
             raise UsageError(f"--library {text} is not NAME=DIR")
         compared[name] = proved(Path(folder) if folder else None)
-    floats = Floats({key: row for library in compared.values() for key, row in library.float_store.items()})
+    floats = _judged([*compared.values()], given.results / "floats.json")
     libraries = {name: library.admitted for name, library in compared.items()}
-    ablation = Ablation(libraries, given.target, given.time_limit, results=given.results, floats=floats)
+    ablation = Ablation(
+        libraries, given.target, given.time_limit, results=given.results, floats=floats, learning=given.discover
+    )
     data, whole = _Run(given, ablation, known, machine).run()
     print(table(data))
     for model in data["behind"]:

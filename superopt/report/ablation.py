@@ -9,9 +9,10 @@ from typing import Any
 from superopt.ir.errors import printable
 from superopt.report.corpus.model import geometric_mean
 
-__all__ = ["Outcome", "data_of", "document", "outcomes_of", "table"]
+__all__ = ["LEARNT", "Outcome", "data_of", "document", "outcomes_of", "table"]
 
 FORMAT = "superopt.ablation"
+LEARNT = "discovered + --discover"  # the library with what was learnt from the model: no library of its own
 _SAME = 1e-3  # modelled costs closer than this share are one: candidates of equal cost are told apart by rounding
 _DIFFERENT = 0.005  # least difference of modelled ratios that puts a model among those where rules matter
 
@@ -79,8 +80,8 @@ def _behind(row: Sequence[Outcome]) -> bool:
 
 
 def _above(row: Sequence[Outcome]) -> float:
-    """By which share the first library's result costs more than the cheapest."""
-    least, own = min(o.after_us for o in row if o.before_us), row[0].after_us
+    """By which share the first library's result costs more than the cheapest of another."""
+    least, own = min(o.after_us for o in row if o.before_us and o.library != LEARNT), row[0].after_us
     return own / least - 1.0 if least else float("inf") if own else 0.0
 
 
