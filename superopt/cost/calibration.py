@@ -33,7 +33,16 @@ from superopt.ir.kept import keep, kept
 from superopt.ops.record import NotCovered
 from superopt.runtime.spread import IQR_OF_NORMAL, median_error
 
-__all__ = ["SHORT_NS", "Calibration", "calibrated", "calibration_at_hand", "calibration_of", "scaled", "timed_beside"]
+__all__ = [
+    "SHORT_NS",
+    "Calibration",
+    "calibrated",
+    "calibration_at_hand",
+    "calibration_of",
+    "scaled",
+    "timed_beside",
+    "stepped",
+]
 
 Bound = Literal["overhead", "arithmetic", "memory"]
 _BOUNDS: tuple[Bound, ...] = ("overhead", "arithmetic", "memory")
@@ -121,8 +130,8 @@ def calibration_of(name: str, profile: Profile, device: Device) -> Calibration:
     usual = median(known.values()) if known else 1.0
     measured = {bound: known.get(bound, usual) for bound in _BOUNDS}
     off = [math.log(r / known[b]) ** 2 for b, ratios in found.items() for r in ratios]
-    common = 1.0 if all(_alike(ratios) for ratios in found.values()) else _stepped(usual, _STEP)
-    own = {b: _stepped(f / usual, _OWN_STEP) if len(found[b]) >= _FEWEST else 1.0 for b, f in measured.items()}
+    common = 1.0 if all(_alike(ratios) for ratios in found.values()) else stepped(usual, _STEP)
+    own = {b: stepped(f / usual, _OWN_STEP) if len(found[b]) >= _FEWEST else 1.0 for b, f in measured.items()}
     return Calibration(
         name, device.name, {b: round(common * factor, 6) for b, factor in own.items()},
         {b: round(f, 4) for b, f in measured.items()}, round(math.sqrt(sum(off) / len(off)), 4) if off else 1.0,
@@ -136,8 +145,8 @@ def _alike(ratios: Sequence[float]) -> bool:
     return bool(logs) and abs(median(logs)) < 2.0 * median_error(len(logs)) * IQR_OF_NORMAL * pstdev(logs)
 
 
-def _stepped(factor: float, step: float) -> float:
-    """The nearest power of the step: all that are within half a step of 1 are 1."""
+def stepped(factor: float, step: float) -> float:
+    """The nearest power of ``exp(step)``: all that are within half a step of 1 are 1."""
     return math.exp(step * round(math.log(factor) / step))
 
 
