@@ -16,11 +16,12 @@ import pytest
 from rich.console import Console
 
 from superopt.cost import ONNX_RUNTIME_CPU, Profile, RecordedProfile, load_profile
+from superopt.cost.calibrated import _in_steps
 from superopt.cost.calibration import calibrated, calibration_at_hand, calibration_of, scaled, timed_beside
 from superopt.cost.measure import Timing
 from superopt.cost.model import Racing
 from superopt.cost.question import Question, fixed_bytes, question_of
-from superopt.cost.record import Key
+from superopt.cost.record import Estimate, Key
 from superopt.ir.errors import Unsupported
 from superopt.ops.record import NotCovered
 from superopt.report.profiles import profile_rows, show_profiles
@@ -175,6 +176,18 @@ def test_what_a_profile_lacks_is_in_its_units(slower: float) -> None:
     found = timed_beside(without, machine, question_of(lacking.key))
     assert found.ns == pytest.approx(lacking.ns, rel=1e-6)
     assert machine.asked == 6  # and what is like it, three times
+
+
+def test_two_measurements_of_one_operator_are_one_price() -> None:
+    """A hundredth more or less decided between graphs that cost the same."""
+    expected = Estimate(100.0, "interpolated", 0.3)
+    near, far = (
+        [_in_steps(Estimate(us, "measured", 0.03), expected) for us in row] for row in ((77.2, 78.5), (50, 60))
+    )
+    assert near[0].us == near[1].us == pytest.approx(78.0, rel=0.05)
+    assert far[0].us == pytest.approx(50.0, rel=0.06)
+    assert far[0].us < far[1].us < near[0].us
+    assert {e.source for e in near} == {"measured"}
 
 
 def test_no_cache_is_flushed_where_the_profile_says_what_memory_costs() -> None:

@@ -285,6 +285,18 @@ def test_forms_are_timed_while_it_is_open_whether_all_gain_enough(
     assert len(kept) == (0 if asked else len(chosen))  # what could not be run is not kept
 
 
+@pytest.mark.parametrize(
+    ("ratio", "rounds", "over"),
+    [(0.6, 3, True), (1.0, 3, False), (1.3, 36, True)],
+    ids=["as prices say", "against them, unclear", "clearly against them"],
+)
+def test_a_trial_is_over_where_what_it_changes_is_clear(ratio: float, rounds: int, over: bool) -> None:
+    choice = replace(without_rivals(model())[0], spared=0.0)
+    choice = replace(choice, after=0.7 * choice.before)
+    options = trials._Options(choice, 0.6, ((1.0, ratio),) * rounds, each=3)
+    assert options.settled is over
+
+
 def test_forms_are_looked_at_as_far_as_asking_about_one_may_pay() -> None:
     def lost(ratio: float) -> float:
         return regret([Belief(1.0 - LEAST_GAIN, 0.0), Belief(ratio, FORM_ERROR)])
