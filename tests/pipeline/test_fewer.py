@@ -287,7 +287,7 @@ def test_forms_are_timed_while_it_is_open_whether_all_gain_enough(
 
 @pytest.mark.parametrize(
     ("ratio", "rounds", "over"),
-    [(0.6, 3, True), (1.0, 3, False), (1.3, 36, True)],
+    [(0.6, 6, True), (1.0, 6, False), (1.3, 36, True)],
     ids=["as prices say", "against them, unclear", "clearly against them"],
 )
 def test_a_trial_is_over_where_what_it_changes_is_clear(ratio: float, rounds: int, over: bool) -> None:
