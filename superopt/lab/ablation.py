@@ -315,7 +315,7 @@ def _judged(libraries: Sequence[Library], kept: Path) -> Floats:
     if missing:
         rules = [*missing.values()]
         with Fleet.open(2) as fleet:
-            found = each_of(settled, rules, [r.id for r in rules], fleet, _show)
+            found = [*each_of(settled, rules, [r.id for r in rules], fleet, _show)]
         store |= dict(zip(missing, found, strict=True))
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_floats(kept, {key: row_of(rule.id, store[key]) for key, rule in wanted.items() if key not in own})
