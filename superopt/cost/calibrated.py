@@ -23,7 +23,7 @@ from superopt.cost.device import CpuDevice
 from superopt.cost.fusion import BACKENDS
 from superopt.cost.measured import device_store
 from superopt.cost.predictor import ceilings_of
-from superopt.cost.profile import Profile, load_profile, profile_names
+from superopt.cost.profile import Profile, load_profile, profile_names, shipped_header
 from superopt.cost.question import Question
 from superopt.cost.record import Estimate, Key
 from superopt.cost.recorded import RecordedProfile
@@ -114,18 +114,18 @@ def nearest_profile(device: CpuDevice) -> tuple[str, Profile, Calibration] | Non
     Of its kind is what was recorded on a processor with the same number of threads: with the same runtime, or else with
     another. Likeness is that of the names of machine and runtime; what they differ in, the calibration measures.
     """
-    found: list[tuple[bool, float, str, Profile]] = []
+    found: list[tuple[bool, float, str]] = []
     for name in profile_names():
-        profile = load_profile(name)
-        header = profile.header
+        header = shipped_header(name)
         backend = BACKENDS.get(str(header.get("backend")))
         if backend is not None and backend.processor and header.get("threads") == device.meter.threads:
             recorded = f"{header.get('device')}, {header.get('cores')} cores, {header.get('runtime')}"
             likeness = difflib.SequenceMatcher(None, recorded, device.name).ratio()
-            found.append((backend is not device.backend, -likeness, name, profile))
+            found.append((backend is not device.backend, -likeness, name))
     if not found:
         return None
-    *_, name, profile = min(found, key=lambda f: f[:3])
+    *_, name = min(found)
+    profile = load_profile(name)
     return name, profile, calibrated(name, profile, device)
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "load_profile",
     "profile_names",
     "read_profile",
+    "shipped_header",
     "write_profile",
 ]
 
@@ -127,6 +128,23 @@ def profile_names() -> tuple[str, ...]:
     if not folder.is_dir():
         return ()
     return tuple(sorted(f.name.removesuffix(".jsonl.gz") for f in folder.iterdir() if f.name.endswith(".jsonl.gz")))
+
+
+def shipped_header(name: str) -> Mapping[str, Any]:
+    """What a shipped profile says of itself, without its records: a tenth of the time that reading it takes.
+
+    Raises:
+        InvalidModel: the file is damaged.
+    """
+    with resources.as_file(resources.files("superopt.cost").joinpath("profiles", f"{name}.jsonl.gz")) as path:
+        try:
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                header = json.loads(file.readline())
+        except (OSError, EOFError, ValueError) as error:
+            raise InvalidModel(f"not a profile: {error}", where=str(path), hint="install superopt again") from error
+    if not isinstance(header, dict):
+        raise InvalidModel("not a profile", where=str(path), hint="install superopt again")
+    return header
 
 
 def load_profile(name: str) -> Profile:
