@@ -82,8 +82,9 @@ class GraphCost:
 
 
 def graph_cost(
-    graph: Graph, model: CostModel, typing: Typing | None = None, *, sizes: Mapping[str, int] | None = None
-) -> GraphCost:
+    graph: Graph, model: CostModel, typing: Typing | None = None, *, sizes: Mapping[str, int] | None = None,
+    as_run: bool = True,
+) -> GraphCost:  # fmt: skip
     """Cost a graph.
 
     On the measured CPU, the parts are the nodes of the runtime's own optimised graph, if it hands that out. Elsewhere
@@ -94,13 +95,14 @@ def graph_cost(
         model: where costs come from.
         typing: its inferred types, if at hand.
         sizes: what symbolic dimensions are costed at.
+        as_run: where the runtime hands out what it runs, that is costed: it takes a second for a large graph.
     """
     typing = typing or infer(graph, dict(sizes or {}))
     facts = _Facts(graph, typing, sizes or {}, tidies=model.backend.tidies)
     done = facts.work()
     parts: list[_Part] | None = None
     base = 0.0
-    if model.lowered is not None and done.weight_bytes <= _LOWERABLE:
+    if as_run and model.lowered is not None and done.weight_bytes <= _LOWERABLE:
         parts = _as_the_runtime_runs_it(graph, model, model.lowered, sizes or {}, done.peak_activation_bytes)
         base = model.lowered.overhead_us()
     if parts is None:
