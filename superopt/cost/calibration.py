@@ -40,8 +40,8 @@ __all__ = [
     "calibration_at_hand",
     "calibration_of",
     "scaled",
-    "timed_beside",
     "stepped",
+    "timed_beside",
 ]
 
 Bound = Literal["overhead", "arithmetic", "memory"]

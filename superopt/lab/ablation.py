@@ -2,9 +2,9 @@
 
 ``make bench-ablation`` compares the library with the sound rules of TASO's that are stated in our format, with itself
 and what it learns from each model beforehand (``--discover S``), and with no rules at all (what is left is computing on
-constants). All share one cost model, one search and its limits; only the
-rules differ. As in :func:`superopt.optimize`, the modelled cost of the whole program has the last word: a result that
-is not below its model is not taken.
+constants). All share one cost model, one search and its limits; only the rules differ. As in
+:func:`superopt.optimize`, the modelled cost of the whole program has the last word: a result that is not below its
+model is not taken.
 
 With ``--json FILE`` the table is written after every model, and a model that stands there already, with the same
 rules and limits, is not searched again: a run that was stopped goes on. Results are kept in ``--results DIR``, from
@@ -27,7 +27,6 @@ from typing import Any
 from superopt import cost as costs
 from superopt import formats
 from superopt.cost.trial import sizes_fed
-from superopt.fleet import Fleet
 from superopt.formats.files import replace_file
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph
@@ -40,20 +39,17 @@ from superopt.pipeline.racing import runnable
 from superopt.report.ablation import LEARNT, Outcome, data_of, document, outcomes_of, table
 from superopt.rules import Library, Rule, load_library
 from superopt.rules.canonical import rule_text
-from superopt.rules.floats import Floats, float_key, read_floats, row_of, write_floats
+from superopt.rules.floats import Floats
 from superopt.runtime.race import race
 from superopt.search import SearchOptions, search
 from superopt.verifier.admission import admit
 from superopt.verifier.differential import make_inputs
-from superopt.verifier.floating_law import each_of
-from superopt.verifier.floating_record import settled
 from superopt.verifier.prover import prove
 
 __all__ = ["Ablation", "admitted", "main"]
 
 NONE = "no rules"
 Source = str | Path | Graph
-_Rules = tuple[tuple[Rule, ...], tuple[Rule, ...]]  # of a library, and of one model's own
 
 
 def admitted(folder: Path | None) -> tuple[Rule, ...]:
@@ -79,6 +75,15 @@ def _name(source: Source) -> str:
         return source.name
     path = Path(source)
     return f"tiny/{path.stem}" if path.parent.name == "tiny" else path.stem
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """Rules of a library, those of one model's own, and the verdicts in floating point of both."""
+
+    rules: tuple[Rule, ...]
+    own: tuple[Rule, ...]
+    floats: Floats | None
 
 
 @dataclass(frozen=True)
@@ -121,31 +126,34 @@ class Ablation:
             contents = source.name.encode() if isinstance(source, Graph) else Path(source).read_bytes()
             row = []
             with costs.for_target(self.target, progress=quiet, sizes=self.sizes or {}) as model_costs:
-                for library, (rules, own) in {**self._libraries(source), NONE: ((), ())}.items():
-                    key = hashlib.sha256(contents + self._told((*rules, *own))).hexdigest()
+                for library, given in self._libraries(source).items():
+                    key = hashlib.sha256(contents + self._told(given)).hexdigest()
                     found = (known or {}).get(key)
                     if found is None or not self._kept(found):
                         outcome = Outcome(_name(source), library, key=key)
-                        found = self._searched(source, outcome, (rules, own), model_costs)
+                        found = self._searched(source, outcome, given, model_costs)
                     row.append(replace(found, library=library))
             yield row
 
-    def _libraries(self, source: Source) -> Mapping[str, _Rules]:
+    def _libraries(self, source: Source) -> Mapping[str, _Compared]:
         """What there is to compare for a model, with what is learnt from it where that is asked for."""
-        found: dict[str, _Rules] = {name: (rules, ()) for name, rules in self.libraries.items()}
+        found = {name: _Compared(rules, (), self.floats) for name, rules in self.libraries.items()}
         if self.learning and not isinstance(source, Graph):
             assert self.results is not None, "what is learnt has to be kept somewhere"
             folder = self.results / "learnt" / Path(source).stem
             if not any(folder.glob("*.toml")):
                 learn_from([source], out=folder, target=self.target, time_limit=self.learning, sizes=self.sizes)
             rules = next(iter(self.libraries.values()))
-            found[LEARNT] = rules, proved(folder).admitted if any(folder.glob("*.toml")) else ()
-        return found
+            own = proved(folder)
+            floats = self.floats and replace(self.floats, store={**self.floats.store, **own.float_store})
+            found[LEARNT] = _Compared(rules, own.admitted, floats)
+        return {**found, NONE: _Compared((), (), self.floats)}
 
-    def _told(self, rules: tuple[Rule, ...]) -> bytes:
+    def _told(self, given: _Compared) -> bytes:
         """What an outcome follows from beside the model and the code."""
         sizes = sorted((self.sizes or {}).items())
-        floats = "" if self.floats is None or not rules else self.floats.digest
+        rules = (*given.rules, *given.own)
+        floats = "" if given.floats is None or not rules else given.floats.digest
         return json.dumps([self.target, self.time_limit, sizes, sorted(map(rule_text, rules)), floats]).encode()
 
     def _kept(self, outcome: Outcome) -> bool:
@@ -159,14 +167,15 @@ class Ablation:
         assert self.results is not None
         return self.results / f"{outcome.key[:24]}.onnx"
 
-    def _searched(self, source: Source, outcome: Outcome, given: _Rules, model: costs.CostModel) -> Outcome:
+    def _searched(self, source: Source, outcome: Outcome, given: _Compared, model: costs.CostModel) -> Outcome:
         """One model with one library."""
-        rules, own = given
         sizes = self.sizes or {}
         try:
             graph = load(source)
-            limits = SearchOptions(time_limit=self.time_limit, sizes=sizes, cache=False, floats=self.floats)
-            found = search_own_first(graph, (*rules, *own), own, lambda g, chosen: search(g, chosen, model, limits))
+            limits = SearchOptions(time_limit=self.time_limit, sizes=sizes, cache=False, floats=given.floats)
+            found = search_own_first(
+                graph, (*given.rules, *given.own), given.own, lambda g, chosen: search(g, chosen, model, limits)
+            )
             if not found.before_us:
                 return replace(outcome, failure=f"not searched: {found.stopped}")
             before = after = costs.graph_cost(graph, model, sizes=sizes).us
@@ -306,22 +315,6 @@ class _Run:
         return data
 
 
-def _judged(libraries: Sequence[Library], kept: Path) -> Floats:
-    """Verdicts in floating point of all libraries' rules; those that no library has are found, and kept in a file."""
-    own = {key: row for library in libraries for key, row in library.float_store.items()}
-    store = own | read_floats(kept)
-    wanted = {float_key(r): r for library in libraries for r in library.admitted}
-    missing = {key: rule for key, rule in wanted.items() if key not in store}
-    if missing:
-        rules = [*missing.values()]
-        with Fleet.open(2) as fleet:
-            found = [*each_of(settled, rules, [r.id for r in rules], fleet, _show)]
-        store |= dict(zip(missing, found, strict=True))
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_floats(kept, {key: row_of(rule.id, store[key]) for key, rule in wanted.items() if key not in own})
-    return Floats(store)
-
-
 def _show(done: int, total: int | None, what: str) -> None:
     print(f"{done}/{total} {what}", file=sys.stderr, flush=True)
 
@@ -343,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not found:
             raise UsageError(f"--library {text} is not NAME=DIR")
         compared[name] = proved(Path(folder) if folder else None)
-    floats = _judged([*compared.values()], given.results / "floats.json")
+    floats = Floats({key: row for library in compared.values() for key, row in library.float_store.items()})
     libraries = {name: library.admitted for name, library in compared.items()}
     ablation = Ablation(
         libraries, given.target, given.time_limit, results=given.results, floats=floats, learning=given.discover
