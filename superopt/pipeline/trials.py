@@ -40,7 +40,7 @@ _SITTINGS, _ROUNDS = 4, 12  # loadings, and rounds of all of them together
 # loadings, which are off by 2.5 %.
 _MANY, _CHEAP = 12, 0.1
 _CLEAR = 2.0  # deviations by which rounds speak against prices before no more loadings are made
-_HELD = 1 << 28  # bytes of weights that are held at once for a trial: larger operators are loaded less often
+_HELD = 1 << 28  # bytes of weights that all loadings of a trial read together: larger operators are loaded less often
 _SITTING = 0.05  # standard deviation of the ratio of a form to its operator, from one loading of both to another
 # Microseconds that all trials of a model are modelled to run; what does not fit is decided by prices. Not the clock's:
 # a busy machine would decide more by prices, and differently.
