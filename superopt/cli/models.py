@@ -132,6 +132,7 @@ def optimize(
     """
     with rarely_collected():  # hundreds of modules
         from superopt import pipeline
+        from superopt.pipeline import forked
         from superopt.report.terminal import show_explanation, show_report
         from superopt.runtime.limits import one_heap
 
@@ -162,6 +163,7 @@ def optimize(
     if learn is not None and rules is not None:
         raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
     one_heap()
+    forked.allow()
     with Input(model) as path, Progress() as progress, TemporaryDirectory() as own:
         if learn is not None:
             from superopt.pipeline.learning import learn_from

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -20,11 +22,22 @@ from superopt.cost.record import Estimate, Key, Record
 from superopt.ir.errors import SuperoptError
 from superopt.ops.record import NotCovered
 
-__all__ = ["Answers", "Progress", "refused"]
+__all__ = ["Answers", "Learnt", "Progress", "refused"]
 
 Progress = Callable[[int, int | None, str], None]
 _REFIT = 1.25  # growth of the store after which the predictor is fitted again: the first records say the most
 _CANNOT_RUN = 1e3  # a form that a device refuses is costed at this many times its prediction: finite, never chosen
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What one process found out: new records, and what of the budget and of the questions is left."""
+
+    records: tuple[Record, ...]
+    measured: int
+    left: float
+    failed: AbstractSet[str]
+    alone: AbstractSet[str]
 
 
 class Answers:
@@ -104,6 +117,20 @@ class Answers:
         first = next(iter(self.store.records), None)
         start = "" if first is None else json.dumps(first.as_data(), sort_keys=True)
         return f"measured {self.store.path.name} {start}{' late' * self.late}"
+
+    def tell(self, progress: Progress) -> None:
+        """Call this before each measurement from here on."""
+        self._progress = progress
+
+    def learnt(self, known: int) -> Learnt:
+        """What another process with the same answers, as many as ``known``, lacks."""
+        return Learnt(self.store.records[known:], self.measured, self._left, self._failed, self._alone)
+
+    def take(self, learnt: Learnt) -> None:
+        """Know what a copy of this process found out; the store's file has it already."""
+        self.store.know(learnt.records)
+        self.measured, self._left = learnt.measured, learnt.left
+        self._failed, self._alone = set(learnt.failed), set(learnt.alone)
 
     def failed(self, key: Key) -> bool:
         """Whether the device refused what the key names."""

@@ -23,6 +23,8 @@ class Asked(CostModel):
         backend: what runs the operators.
     """
 
+    answers: Answers
+
     def __init__(self, answers: Answers, sizes: Mapping[str, int] | None, backend: Backend) -> None:
         super().__init__(sizes, backend)
         self.answers = answers

@@ -50,6 +50,8 @@ class CalibratedCpu(RecordedProfile):
         progress: called with (measured so far, None, what) before each.
     """
 
+    answers: Answers
+
     def __init__(
         self,
         profile: Profile,

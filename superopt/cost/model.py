@@ -26,6 +26,7 @@ from superopt.runtime.race import RaceResult
 from superopt.runtime.spread import IQR_OF_NORMAL
 
 if TYPE_CHECKING:
+    from superopt.cost.answers import Answers
     from superopt.cost.kernel import Kernel
     from superopt.runtime.protocol import Runtime
 
@@ -72,6 +73,8 @@ class CostModel(ABC):
         sizes: what symbolic dimensions are costed at.
         backend: what runs the operators: what it fuses, and what it does not execute at all.
     """
+
+    answers: Answers | None = None  # what a device was asked; ``None`` where none is
 
     def __init__(self, sizes: Mapping[str, int] | None, backend: Backend = ONNX_RUNTIME_CPU) -> None:
         self.sizes = dict(sizes or {})

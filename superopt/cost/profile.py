@@ -233,6 +233,10 @@ class Store:
             reason = error.strerror or str(error)
             warnings.warn(f"{self.path}: {reason}; measurements are not kept for the next run", stacklevel=2)
 
+    def know(self, records: Iterable[Record]) -> None:
+        """Remember records that are on disk already, if they can be."""
+        self._records.update((r.key.text, r) for r in records)
+
     def refresh(self) -> None:
         """Take in what another process has appended since the last read."""
         self._load()

@@ -17,7 +17,7 @@ from threading import Lock
 
 import numpy as np
 
-__all__ = ["Scratch", "located", "scratch"]
+__all__ = ["Handed", "Scratch", "located", "scratch"]
 
 _FREE = 4  # times an array's size that must be free on the disk
 
@@ -42,6 +42,7 @@ class _Arena:
         self._end = self._live = 0
         self._named = False
         self._lock = Lock()
+        self.last = False  # nothing more is put there: the file goes with the last array
 
     def put(self, size: int, blocks: Iterable[memoryview]) -> int:
         """Where the bytes were written, so many.
@@ -73,6 +74,9 @@ class _Arena:
         with self._lock:
             self._live -= 1
             if not self._live:
+                if self.last:
+                    os.close(self.descriptor)
+                    return
                 if self._named:  # somebody else may still read what was in it
                     os.close(self.descriptor)
                     self.descriptor, self._named = _nameless(), False
@@ -88,6 +92,11 @@ class _Arena:
         held = Path(f"/proc/self/fd/{self.descriptor}")
         os.link(held, path, src_dir_fd=self.descriptor, follow_symlinks=True)  # whatever folder: the path is absolute
         self._named = True
+
+    def found(self) -> None:
+        """One more array is known to lie here."""
+        with self._lock:
+            self._live += 1
 
 
 _arenas: list[_Arena] = []  # the process's own, and those of its ancestors, from which it reads
@@ -134,6 +143,46 @@ class Scratch:
     def __del__(self) -> None:
         if "_arena" in self.__dict__:  # it was written
             self._arena.release()
+
+
+_Place = tuple[int, int, tuple[int, ...], np.dtype]  # of an array: which file (none: handed), where, shape and type
+
+
+class Handed:
+    """A file for the arrays that a copy of this process makes, which stay when the copy has ended.
+
+    A context manager of the process that makes the copy; its end is that of what arrives.
+    """
+
+    def __init__(self) -> None:
+        self._arena = _Arena()
+
+    def __enter__(self) -> Handed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._arena.last = True
+        self._arena.found()
+        self._arena.release()
+
+    def owned(self) -> None:
+        """From here on this process, a copy, puts its arrays there."""
+        self._arena.owner = os.getpid()
+        _arenas.append(self._arena)
+
+    def place(self, held: Scratch) -> _Place:
+        """Where an array lies, as :meth:`at` of the other process understands it."""
+        own = [-1 if a is self._arena else i for i, a in enumerate(_arenas) if a is held._arena]
+        return own[0], held.start, held._shape, held._dtype
+
+    def at(self, place: _Place) -> Scratch:
+        """The array at a place."""
+        number, start, shape, dtype = place
+        made = Scratch.__new__(Scratch)
+        made._dtype, made._shape, made.size, made.start = dtype, shape, prod(shape) * dtype.itemsize, start
+        made._arena = self._arena if number < 0 else _arenas[number]
+        made._arena.found()
+        return made
 
 
 class _Mapped(mmap.mmap):

@@ -20,6 +20,7 @@ from superopt.ir.types import TensorType
 from superopt.ops.infer import Barrier, Typing, infer
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.checking import UNCHANGED, check_result, skipped
+from superopt.pipeline.forked import searched
 from superopt.pipeline.judge import CHEAP, LOOKS, Comparison, Judgement, demand_of
 from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
@@ -33,7 +34,7 @@ from superopt.rules.values import Certificate
 from superopt.runtime.blas import one_blas_thread
 from superopt.runtime.choice import runtime_named
 from superopt.runtime.limits import give_back, refuse_unbounded, resident
-from superopt.search import AppliedRule, SearchOptions, SearchResult, search
+from superopt.search import AppliedRule, SearchOptions, SearchResult
 from superopt.verifier.differential import EXACT, CheckResult, Slack
 from superopt.verifier.running import Bench
 
@@ -441,7 +442,7 @@ class _Attempt:
 
         def once(graph: Graph, chosen: tuple[Rule, ...]) -> SearchResult:
             left = self.budget.for_search(writes)
-            found = search(graph, chosen, self.costs, replace(limits, time_limit=left), progress=self.progress)
+            found = searched(graph, chosen, self.costs, replace(limits, time_limit=left), self.progress)
             give_back()  # a tenth of what the process holds; what follows runs models
             return found
 

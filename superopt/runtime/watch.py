@@ -14,7 +14,7 @@ from typing import Any
 
 from superopt.ir.errors import ResourceLimit
 
-__all__ = ["stopped_after"]
+__all__ = ["stopped_after", "watching"]
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ class _Watch:
         self._due: dict[int, tuple[float, Callable[[], None]]] = {}
         self._number = 0
         self._wakes = float("inf")
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
 
     @contextlib.contextmanager
     def over(self, seconds: float, call: Callable[[], None]) -> Iterator[None]:
@@ -60,9 +60,9 @@ class _Watch:
             self._number += 1
             number = self._number
             self._due[number] = until, call
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="superopt-watch", daemon=True)
-                self._thread.start()
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._run, name="superopt-watch", daemon=True)
+                self.thread.start()
             elif until < self._wakes:
                 self._changed.notify()
         try:
@@ -83,6 +83,11 @@ class _Watch:
 
 
 _WATCH = _Watch()
+
+
+def watching() -> threading.Thread | None:
+    """The thread that ends runs, if there is one: a process that is forked starts another."""
+    return _WATCH.thread
 
 
 def _watch_anew() -> None:

@@ -1,0 +1,244 @@
+"""A search in a copy of this process, whose memory ends with it.
+
+Moves, e-graphs and what was read on the way take 60 to 130 MiB, which no allocator can hand back once other objects lie
+between; what comes after a search (forms, races, the check) needs memory for models. A search is a function of graph,
+rules, prices and options, so that it does not matter which process it runs in. The copy costs what is written in it.
+
+Only for whoever owns the process, who says so (:func:`allow`): of several threads one survives a fork, and what the
+others hold is held for good. OpenBLAS stops and starts its threads around one, ONNX Runtime's waits for work, and the one that
+ends runs (:mod:`superopt.runtime.watch`) is started anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from multiprocessing.connection import Connection, Pipe
+from types import FrameType
+from typing import Any, NoReturn
+
+from superopt.cost.model import CostModel
+from superopt.formats.scratch import Handed, Scratch
+from superopt.formats.tensors import AsideData
+from superopt.ir.errors import ResourceLimit, SuperoptError
+from superopt.ir.graph import Graph
+from superopt.rules import Rule
+from superopt.runtime.watch import watching
+from superopt.search import SearchOptions, SearchResult, search
+from superopt.search.result import Progress
+
+__all__ = ["allow", "searched"]
+
+_PR_SET_PDEATHSIG = 1
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_allowed = False
+
+
+def allow() -> None:
+    """Let searches run in copies of this process. For whoever owns it, and starts no threads beside."""
+    global _allowed
+    _allowed = True
+
+
+def searched(
+    graph: Graph, rules: Sequence[Rule], prices: CostModel, options: SearchOptions, progress: Progress
+) -> SearchResult:
+    """:func:`superopt.search.search`, in a copy of the process where that is allowed and safe.
+
+    What was measured for prices on the way is known here afterwards. ``KeyboardInterrupt``, by a signal or raised by
+    ``progress``, ends the search with the best so far; the second one ends it with nothing.
+
+    Raises:
+        ResourceLimit: the copy was ended from outside, as a system does that runs out of memory.
+    """
+    others = [t for t in threading.enumerate() if t is not threading.current_thread() and t is not watching()]
+    alone = threading.current_thread() is threading.main_thread() and not others
+    if not (_allowed and alone and sys.platform == "linux" and prices.backend.processor):
+        return search(graph, rules, prices, options, progress=progress)
+    with Handed() as scratch:
+        near, far = Pipe()
+        parent, child = os.getpid(), os.fork()
+        if child == 0:
+            near.close()
+            _serve(far, parent, graph, rules, prices, options, scratch)
+        far.close()
+        with near, _ended(child), _relayed(child):
+            found: SearchResult
+            found, learnt = _unpacked(_received(near, child, progress), graph, scratch)
+    if prices.answers is not None:
+        prices.answers.take(learnt)
+    return found
+
+
+# -- the process that asks -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _ended(child: int) -> Iterator[None]:
+    """Whatever happens in the body, the copy is gone afterwards."""
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(child, 0)
+
+
+@contextmanager
+def _relayed(child: int) -> Iterator[None]:
+    """The first signal that would interrupt the body interrupts the copy instead."""
+    usual: dict[int, Any] = {number: signal.getsignal(number) for number in _ENDS}
+    told: list[int] = []
+
+    def relay(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+        if len(told) > 1:
+            usual[number](number, frame)
+            return
+        with suppress(KeyboardInterrupt):
+            usual[number](number, frame)
+        _interrupt(child)
+
+    taken = [number for number, handler in usual.items() if callable(handler)]
+    for number in taken:
+        signal.signal(number, relay)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, usual[number])
+
+
+def _interrupt(child: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGINT)
+
+
+def _received(near: Connection, child: int, progress: Progress) -> bytes:
+    """What the copy sends in the end; on the way, its progress is told."""
+    interrupted = False
+    while True:
+        try:
+            kind, said = pickle.loads(near.recv_bytes())
+        except EOFError:
+            raise ResourceLimit(
+                "the process of the search was ended from outside", hint="systems do so that run out of memory"
+            ) from None
+        if kind == "raised":
+            raise said
+        if kind == "found":
+            return bytes(said)
+        try:
+            progress(*said)
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            interrupted = True
+            _interrupt(child)
+
+
+# -- the copy --------------------------------------------------------------------------------------------------------
+
+
+def _serve(
+    far: Connection, parent: int, graph: Graph, rules: Sequence[Rule], prices: CostModel, options: SearchOptions,
+    scratch: Handed,
+) -> NoReturn:  # fmt: skip
+    """Search, send what was found, and end, without a way back into the code that forked."""
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:  # else it died before the line above
+            for number in _ENDS:
+                signal.signal(number, _once)
+            scratch.owned()
+            far.send_bytes(pickle.dumps(_answer(far, graph, rules, prices, options, scratch)))
+    finally:
+        os._exit(0)  # no destructors, and no file flushed twice
+
+
+def _once(number: int, frame: FrameType | None) -> NoReturn:
+    """The first interrupt ends the search with the best so far; later ones do not end that."""
+    for each in _ENDS:
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _answer(
+    far: Connection, graph: Graph, rules: Sequence[Rule], prices: CostModel, options: SearchOptions, scratch: Handed
+) -> tuple[str, Any]:
+    def tell(done: int, total: int | None, what: str) -> None:
+        if select.select((), (far,), (), 0.0)[1]:  # who listens too slowly misses some
+            far.send_bytes(pickle.dumps(("progress", (done, total, what))))
+
+    known = 0
+    if prices.answers is not None:
+        known = len(prices.answers.store)
+        prices.answers.tell(tell)
+    try:
+        found = search(graph, rules, prices, options, progress=tell)
+        learnt = None if prices.answers is None else prices.answers.learnt(known)
+        return "found", _packed((found, learnt), graph, scratch)
+    except SuperoptError as error:
+        return "raised", error
+    except BaseException as error:
+        error.add_note(f"in a copy of the process:\n{traceback.format_exc()}")
+        return "raised", error
+
+
+# -- what goes from one to the other ---------------------------------------------------------------------------------
+
+
+def _parts(graph: Graph) -> list[object]:
+    """What both processes have of a graph: results share it."""
+    elements = [w.data for w in graph.weights if w.data is not None]
+    return [graph, *graph.weights, *elements, *graph.nodes, *graph.inputs, *graph.outputs, *graph.values]
+
+
+def _packed(found: object, graph: Graph, scratch: Handed) -> bytes:
+    room = io.BytesIO()
+    _Pickler(room, {id(part): i for i, part in enumerate(_parts(graph))}, scratch).dump(found)
+    return room.getvalue()
+
+
+def _unpacked(data: bytes, graph: Graph, scratch: Handed) -> Any:
+    return _Unpickler(io.BytesIO(data), _parts(graph), scratch).load()
+
+
+class _Pickler(pickle.Pickler):
+    """Names what the other process has, and where arrays lie in the scratch file that it reads, too."""
+
+    def __init__(self, room: io.BytesIO, known: Mapping[int, int], scratch: Handed) -> None:
+        super().__init__(room, protocol=5)
+        self._known, self._scratch = known, scratch
+
+    def persistent_id(self, obj: object) -> object:
+        if isinstance(obj, Scratch):
+            return self._scratch.place(obj)
+        return self._known.get(id(obj))
+
+    def reducer_override(self, obj: object) -> Any:
+        if isinstance(obj, AsideData):
+            return AsideData, (obj.held,)
+        if isinstance(obj, Graph):  # what is cached of it is made again
+            return Graph, tuple(getattr(obj, f.name) for f in fields(obj))
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, room: io.BytesIO, known: Sequence[object], scratch: Handed) -> None:
+        super().__init__(room)
+        self._known, self._scratch = known, scratch
+
+    def persistent_load(self, pid: Any) -> object:
+        return self._known[pid] if isinstance(pid, int) else self._scratch.at(pid)
