@@ -76,7 +76,7 @@ class Explanations:
         self, graph: Graph, typing: Typing, bench: Bench, plain: InferenceSession, longest: Callable[[], float],
         slack: float = 0.0, rest: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        self._slack, self._rest = slack, rest or (lambda: None)
+        self._slack, self._rest, self._large = slack, rest or (lambda: None), rest is not None
         self._graph, self._typing, self._bench, self._plain = graph, typing, bench, plain
         self._longest = longest
         self._disturbed: Disturbed | None = None
@@ -180,8 +180,9 @@ class Explanations:
         if known.count < count:
             self._rest()
             more = self._noise().samples(
-                trial.feed.arrays, range(known.count, count), tiny=trial.feed.tiny, time_limit=self._longest()
-            )
+                trial.feed.arrays, range(known.count, count), tiny=trial.feed.tiny, time_limit=self._longest(),
+                together=not self._large,
+            )  # fmt: skip
             known.runs = (known.runs[0] + more[0], known.runs[1] + more[1])
             known.count = count
         return known.runs

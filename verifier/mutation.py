@@ -25,6 +25,7 @@ _SWITCHES = frozenset({"keepdims", "transA", "transB", "count_include_pad", "cei
 _POSITIVE = frozenset({"strides", "dilations", "kernel_shape"})
 _NATURAL = frozenset({"pads"})
 _REAL = frozenset({"alpha", "beta", "gamma", "epsilon", "bias", "lambd"})
+_PIECE = 1 << 18  # elements that are computed with in float64 at a time
 _SCALE = 1.01  # of a whole tensor
 _LARGEST = 1 << 24  # elements of a constant that is changed
 
@@ -101,21 +102,21 @@ def _weight(graph: Graph, weight: Weight, kind: str, rng: np.random.Generator) -
     assert weight.data is not None
     array = np.array(weight.data.numpy())
     flat = array.reshape(-1)
-    wide = flat.astype(np.float64)
-    usual = float(np.sqrt(np.mean(wide[np.isfinite(wide)] ** 2))) if np.isfinite(wide).any() else 1.0
+    usual = _usual(flat)
     step = np.asarray(usual if weight.type.dtype.is_float and usual > 0 else 1)
     where = ""
     with np.errstate(over="ignore", invalid="ignore"):
         if kind == "element":
             place = int(rng.integers(flat.size))
             where = f"[{', '.join(map(str, np.unravel_index(place, array.shape)))}]" if array.ndim else ""
-            flat[place] = (wide[place] + step).astype(array.dtype)
+            flat[place] = (flat[place].astype(np.float64) + step).astype(array.dtype)
         elif kind == "row":
             row = int(rng.integers(len(array)))
             where = f"[{row}]"
             array[row] = (array[row].astype(np.float64) + step).astype(array.dtype)
         else:
-            array = (array.astype(np.float64) * _SCALE).astype(array.dtype)
+            for part in _pieces(flat.size):
+                flat[part] = (flat[part].astype(np.float64) * _SCALE).astype(array.dtype)
     if np.array_equal(array, weight.data.numpy(), equal_nan=weight.type.dtype.is_float):
         return None  # rounding took the change away
     changed = replace(weight, data=set_aside(array))
@@ -126,6 +127,21 @@ def _weight(graph: Graph, weight: Weight, kind: str, rng: np.random.Generator) -
         else f"{kind} of constant {weight.name!r} changed"
     )
     return Mutant(said, replace(graph, weights=weights))
+
+
+def _usual(flat: np.ndarray) -> float:
+    """The root of the mean square of the finite elements; 1 where there is none."""
+    total, count = 0.0, 0
+    for part in _pieces(flat.size):
+        wide = flat[part].astype(np.float64)
+        finite = wide[np.isfinite(wide)]
+        total, count = total + float(np.sum(finite**2)), count + finite.size
+    return float(np.sqrt(total / count)) if count else 1.0
+
+
+def _pieces(size: int) -> list[slice]:
+    """Parts of a long array, which takes eight bytes an element only for one of them at a time."""
+    return [slice(start, start + _PIECE) for start in range(0, size, _PIECE)]
 
 
 def _node(graph: Graph, node: Node, kind: str, rng: np.random.Generator) -> Mutant | None:

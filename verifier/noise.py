@@ -17,7 +17,7 @@ computed from weights alone are not disturbed inside otherwise: they are constan
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -92,8 +92,9 @@ class Disturbed:
         return attempt(self._optimised, feeds, time_limit=time_limit)
 
     def samples(
-        self, feeds: Mapping[str, np.ndarray], numbers: range, *, tiny: bool, time_limit: float | None
-    ) -> tuple[list[Arrays], list[Arrays]]:
+        self, feeds: Mapping[str, np.ndarray], numbers: range, *, tiny: bool, time_limit: float | None,
+        together: bool = True,
+    ) -> tuple[list[Arrays], list[Arrays]]:  # fmt: skip
         """Outputs of some runs with moved inputs, and of as many disturbed inside.
 
         Args:
@@ -101,6 +102,7 @@ class Disturbed:
             numbers: which samples; equal numbers give the same outputs.
             tiny: values are near the smallest numbers, whose rounding is absolute.
             time_limit: seconds of one run.
+            together: a run of either kind at once, which takes the memory of both.
         """
         if self._bench.is_large(self._graph):  # weights as the optimiser arranged them; other inputs may not ask
             self._optimised = None
@@ -115,6 +117,8 @@ class Disturbed:
                 if moving.session is not None:
                     given |= {**self._shifted.of(number), **noise(moving.places, sizes, number)}
                 first = beside.submit(run, moving.session or self._plain, given)
+                if not together:
+                    wait((first,))
                 if disturbing.session is not None:
                     given = {**feeds, **self._constants, **noise(disturbing.places, sizes, number)}
                     inside.append(run(disturbing.session, given))

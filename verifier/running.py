@@ -128,6 +128,8 @@ class Bench:
             del self._kept[key]
         if self.is_large(graph):
             give_back()
+        else:
+            self.tidy()  # what it ran with may be large all the same
 
     def rest(self) -> None:
         """Hand back what a session of a check took while it ran: free memory, and the pages of weights, which the

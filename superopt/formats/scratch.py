@@ -168,6 +168,7 @@ class Handed:
     def owned(self) -> None:
         """From here on this process, a copy, puts its arrays there."""
         self._arena.owner = os.getpid()
+        self._arena.found()  # this process: it empties nothing that another may come to read
         _arenas.append(self._arena)
 
     def place(self, held: Scratch) -> _Place:

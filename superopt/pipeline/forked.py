@@ -5,8 +5,8 @@ between; what comes after a search (forms, races, the check) needs memory for mo
 rules, prices and options, so that it does not matter which process it runs in. The copy costs what is written in it.
 
 Only for whoever owns the process, who says so (:func:`allow`): of several threads one survives a fork, and what the
-others hold is held for good. OpenBLAS stops and starts its threads around one, ONNX Runtime's waits for work, and the one that
-ends runs (:mod:`superopt.runtime.watch`) is started anew.
+others hold is held for good. OpenBLAS stops and starts its threads around one, ONNX Runtime's waits for work, and the
+one that ends runs (:mod:`superopt.runtime.watch`) is started anew.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -65,19 +66,26 @@ def searched(
     alone = threading.current_thread() is threading.main_thread() and not others
     if not (_allowed and alone and sys.platform == "linux" and prices.backend.processor):
         return search(graph, rules, prices, options, progress=progress)
-    with Handed() as scratch:
+    with Handed() as scratch, _Relay() as relay:
         near, far = Pipe()
-        parent, child = os.getpid(), os.fork()
+        parent, child = os.getpid(), _fork()
         if child == 0:
             near.close()
-            _serve(far, parent, graph, rules, prices, options, scratch)
+            _serve(far, parent, relay, graph, rules, prices, options, scratch)
         far.close()
-        with near, _ended(child), _relayed(child):
+        with near, _ended(child):
+            relay.tell(child)
             found: SearchResult
-            found, learnt = _unpacked(_received(near, child, progress), graph, scratch)
+            found, learnt = _unpacked(_received(near, relay, progress), graph, scratch)
     if prices.answers is not None:
         prices.answers.take(learnt)
     return found
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():  # Python counts the libraries' threads, too
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 # -- the process that asks -------------------------------------------------------------------------------------------
@@ -95,37 +103,48 @@ def _ended(child: int) -> Iterator[None]:
             os.waitpid(child, 0)
 
 
-@contextmanager
-def _relayed(child: int) -> Iterator[None]:
-    """The first signal that would interrupt the body interrupts the copy instead."""
-    usual: dict[int, Any] = {number: signal.getsignal(number) for number in _ENDS}
-    told: list[int] = []
+class _Relay:
+    """A context manager: the first signal that would interrupt its body interrupts the copy instead."""
 
-    def relay(number: int, frame: FrameType | None) -> None:
-        told.append(number)
-        if len(told) > 1:
-            usual[number](number, frame)
+    def __init__(self) -> None:
+        self._usual: dict[int, Any] = {}
+        self.seen = 0
+        self._child = 0
+
+    def __enter__(self) -> _Relay:
+        usual = {number: signal.getsignal(number) for number in _ENDS}
+        self._usual = {number: handler for number, handler in usual.items() if callable(handler)}
+        for number in self._usual:
+            signal.signal(number, self._relayed)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._usual.items():
+            signal.signal(number, handler)
+
+    def tell(self, child: int) -> None:
+        """This is the copy; what has been seen is told."""
+        self._child = child
+        if self.seen:
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """End the search with the best so far."""
+        if self._child:
+            with suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGINT)
+
+    def _relayed(self, number: int, frame: FrameType | None) -> None:
+        self.seen += 1
+        if self.seen > 1:
+            self._usual[number](number, frame)
             return
         with suppress(KeyboardInterrupt):
-            usual[number](number, frame)
-        _interrupt(child)
-
-    taken = [number for number, handler in usual.items() if callable(handler)]
-    for number in taken:
-        signal.signal(number, relay)
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, usual[number])
+            self._usual[number](number, frame)
+        self.interrupt()
 
 
-def _interrupt(child: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(child, signal.SIGINT)
-
-
-def _received(near: Connection, child: int, progress: Progress) -> bytes:
+def _received(near: Connection, relay: _Relay, progress: Progress) -> bytes:
     """What the copy sends in the end; on the way, its progress is told."""
     interrupted = False
     while True:
@@ -145,24 +164,22 @@ def _received(near: Connection, child: int, progress: Progress) -> bytes:
             if interrupted:
                 raise
             interrupted = True
-            _interrupt(child)
+            relay.interrupt()
 
 
 # -- the copy --------------------------------------------------------------------------------------------------------
 
 
 def _serve(
-    far: Connection, parent: int, graph: Graph, rules: Sequence[Rule], prices: CostModel, options: SearchOptions,
-    scratch: Handed,
+    far: Connection, parent: int, relay: _Relay, graph: Graph, rules: Sequence[Rule], prices: CostModel,
+    options: SearchOptions, scratch: Handed,
 ) -> NoReturn:  # fmt: skip
     """Search, send what was found, and end, without a way back into the code that forked."""
     try:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:  # else it died before the line above
-            for number in _ENDS:
-                signal.signal(number, _once)
             scratch.owned()
-            far.send_bytes(pickle.dumps(_answer(far, graph, rules, prices, options, scratch)))
+            far.send_bytes(pickle.dumps(_answer(far, relay, graph, rules, prices, options, scratch)))
     finally:
         os._exit(0)  # no destructors, and no file flushed twice
 
@@ -175,8 +192,9 @@ def _once(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _answer(
-    far: Connection, graph: Graph, rules: Sequence[Rule], prices: CostModel, options: SearchOptions, scratch: Handed
-) -> tuple[str, Any]:
+    far: Connection, relay: _Relay, graph: Graph, rules: Sequence[Rule], prices: CostModel, options: SearchOptions,
+    scratch: Handed,
+) -> tuple[str, Any]:  # fmt: skip
     def tell(done: int, total: int | None, what: str) -> None:
         if select.select((), (far,), (), 0.0)[1]:  # who listens too slowly misses some
             far.send_bytes(pickle.dumps(("progress", (done, total, what))))
@@ -186,7 +204,16 @@ def _answer(
         known = len(prices.answers.store)
         prices.answers.tell(tell)
     try:
-        found = search(graph, rules, prices, options, progress=tell)
+        try:
+            for number in _ENDS:
+                signal.signal(number, _once)
+            if relay.seen:  # by the handler that was there until now
+                raise KeyboardInterrupt
+            found = search(graph, rules, prices, options, progress=tell)
+        except KeyboardInterrupt:  # before it held a best, or when it had ended
+            found = SearchResult(graph, stopped="interrupted")
+        for number in _ENDS:
+            signal.signal(number, signal.SIG_IGN)
         learnt = None if prices.answers is None else prices.answers.learnt(known)
         return "found", _packed((found, learnt), graph, scratch)
     except SuperoptError as error:

@@ -10,6 +10,8 @@ import numpy as np
 
 from superopt.runtime._algebra import Algebra, Array
 
+_PIECE = 1 << 25  # bytes of a factor that are packed at once: the windows of an image are many times its size
+
 __all__ = ["Named", "aligned", "broadcast", "folded", "product_sum"]
 
 
@@ -111,6 +113,9 @@ def _contracted(algebra: Algebra, a: Named, b: Named, inner: Sequence[str], exte
     if not inner:
         arrays, axes = aligned([a, b], rank)
         return Named(algebra.function("mul", *arrays), axes)
+    axis, count = _cut(a, b, inner)
+    if count > 1:
+        return _piecewise(algebra, a, b, inner, extents, rank, axis, count)
     batch = [v for v in a.axes if v in b.axes and v not in inner]
     if _nearest(b, inner) < _nearest(b, [v for v in b.axes if v not in a.axes]):
         a, b = b, a  # BLAS is fastest when the left factor runs along the sum in memory and the right one across it
@@ -123,6 +128,40 @@ def _contracted(algebra: Algebra, a: Named, b: Named, inner: Sequence[str], exte
     product = product.reshape([extents[v] for v in axes])
     order = sorted(range(len(axes)), key=lambda p: rank[axes[p]])
     return Named(product.transpose(order), tuple(axes[p] for p in order))
+
+
+def _cut(a: Named, b: Named, inner: Sequence[str]) -> tuple[str, int]:
+    """The axis along which the larger factor is taken in pieces, and in how many."""
+    value = max(a, b, key=lambda v: v.array.nbytes)
+    outer = [v for v in value.axes if v not in inner and value.size(v) > 1]
+    if value.array.nbytes < 2 * _PIECE or not outer:
+        return "", 1
+    axis = max(outer, key=lambda v: abs(value.array.strides[value.axes.index(v)]))
+    return axis, min(value.size(axis), -(-value.array.nbytes // _PIECE))
+
+
+def _piecewise(
+    algebra: Algebra, a: Named, b: Named, inner: Sequence[str], extents: Mapping[str, int], rank: Mapping[str, int],
+    axis: str, count: int,
+) -> Named:  # fmt: skip
+    """:func:`_contracted`, for so many pieces of an axis that is not summed over."""
+    size = extents[axis]
+    made = Named(np.empty(0), ())
+    for piece in range(count):
+        part = slice(size * piece // count, size * (piece + 1) // count)
+        left, right = (_part(v, axis, part) for v in (a, b))
+        found = _contracted(algebra, left, right, inner, {**extents, axis: part.stop - part.start}, rank)
+        place = found.axes.index(axis)
+        if not piece:
+            made = Named(np.empty([extents[v] for v in found.axes], found.array.dtype), found.axes)
+        made.array[(slice(None),) * place + (part,)] = found.array
+    return made
+
+
+def _part(value: Named, axis: str, part: slice) -> Named:
+    if axis not in value.axes:
+        return value
+    return Named(value.array[(slice(None),) * value.axes.index(axis) + (part,)], value.axes)
 
 
 def _packed(value: Named, batch: Sequence[str], outer: Sequence[str], inner: Sequence[str]) -> Array:

@@ -1,0 +1,200 @@
+"""A search in a copy of the process: the same result, what it learnt, how it ends, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from superopt import cost as costs
+from superopt.cost.answers import Answers
+from superopt.cost.profile import Store
+from superopt.formats.tensors import AsideData, set_aside
+from superopt.frontend import GraphBuilder
+from superopt.ir.errors import ResourceLimit, Unsupported
+from superopt.ir.graph import Graph
+from superopt.pipeline import forked
+from superopt.rules import load_library
+from superopt.search import SearchOptions, SearchResult
+
+
+def folding(width: int = 8) -> Graph:
+    """A convolution and a normalization, which folds into its weights."""
+    builder = GraphBuilder("folding")
+    made = builder.op("Conv", builder.input("x", "float32", [1, 3, 16, 16]), builder.weight("w", (width, 3, 3, 3)))
+    about = [builder.weight(n, (width,), scale=0.1, offset=1.0) for n in ("scale", "bias", "mean", "variance")]
+    builder.output(builder.op("Relu", builder.op("BatchNormalization", made, *about)), "y")
+    return builder.build()
+
+
+@pytest.fixture(autouse=True)
+def _allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usual = threading.enumerate
+    others = usual()[1:]  # of whoever runs the tests
+    monkeypatch.setattr(threading, "enumerate", lambda: [t for t in usual() if t not in others])
+    monkeypatch.setattr(forked, "_allowed", True)
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "cache"))
+
+
+def quiet(done: int, total: int | None, what: str) -> None:
+    """Progress that nobody reads."""
+
+
+def searched(graph: Graph, progress: Callable[[int, int | None, str], None] = quiet) -> SearchResult:
+    library = load_library()
+    options = SearchOptions(floats=library.floats("standard"), cache=False)
+    with costs.for_target("profile:cpu-epyc-2core") as prices:
+        return forked.searched(graph, library.admitted, prices, options, progress)
+
+
+def stubbed(monkeypatch: pytest.MonkeyPatch, instead: Callable[..., Any]) -> None:
+    monkeypatch.setattr(forked, "search", instead)
+
+
+def test_it_is_a_copy_that_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def where(graph: Graph, *args: object, **named: object) -> SearchResult:
+        return SearchResult(graph, notes=(str(os.getpid()),))
+
+    stubbed(monkeypatch, where)
+    assert searched(folding()).notes != (str(os.getpid()),)
+    with monkeypatch.context() as other:
+        other.setattr(forked, "_allowed", False)
+        assert searched(folding()).notes == (str(os.getpid()),)
+    over = threading.Event()
+    beside = threading.Thread(target=over.wait)
+    beside.start()
+    try:
+        assert searched(folding()).notes == (str(os.getpid()),), "of two threads one would survive"
+    finally:
+        over.set()
+        beside.join()
+
+
+def test_the_result_is_the_one_that_this_process_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = folding()
+    copied = searched(graph)
+    monkeypatch.setattr(forked, "_allowed", False)
+    own = searched(graph)
+    assert [n.op for n in own.graph.nodes] == ["Conv", "Relu"]
+    assert [str(n) for n in copied.graph.nodes] == [str(n) for n in own.graph.nodes]
+    assert replace(copied, graph=graph, seconds=0.0) == replace(own, graph=graph, seconds=0.0)
+    for one, other in zip(copied.graph.weights, own.graph.weights, strict=True):
+        assert one.data is not None
+        assert other.data is not None
+        assert (one.name, one.type, one.metadata) == (other.name, other.type, other.metadata)
+        assert one.data.numpy().tobytes() == other.data.numpy().tobytes()
+
+
+def test_what_is_not_new_is_what_was_there() -> None:
+    builder = GraphBuilder("nothing to gain")
+    builder.output(builder.op("Relu", builder.input("x", "float32", [4])), "y")
+    graph = builder.build()
+    assert searched(graph).graph is graph
+    graph = folding()
+    kept = {id(w.data) for w in graph.weights}
+    sources = [w.data.sources for w in searched(graph).graph.weights if hasattr(w.data, "sources")]
+    assert sources
+    assert all(id(data) in kept for found in sources for data in found.values())
+
+
+def test_arrays_that_the_copy_made_stay_and_go_with_their_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def makes(graph: Graph, *args: object, **named: object) -> SearchResult:
+        made = set_aside(np.arange(1 << 18, dtype=np.float32))
+        assert isinstance(made, AsideData)
+        return SearchResult(replace(graph, weights=(replace(graph.weights[0], data=made), *graph.weights[1:])))
+
+    stubbed(monkeypatch, makes)
+    files = len(os.listdir("/proc/self/fd"))
+    found = searched(folding())
+    data = found.graph.weights[0].data
+    assert isinstance(data, AsideData)
+    assert (data.numpy() == np.arange(1 << 18)).all()
+    assert len(os.listdir("/proc/self/fd")) == files + 1
+    del found, data
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_what_was_measured_is_known_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    record = next(iter(costs.load_profile("cpu-epyc-2core").records.values()))
+    answers = Answers(Store("test", {}, tmp_path), most=5)
+
+    def asks(graph: Graph, rules: object, prices: costs.CostModel, *args: object, **named: object) -> SearchResult:
+        assert prices.answers is not None
+        prices.answers.store.add(record)
+        prices.answers.measured = 3
+        return SearchResult(graph)
+
+    stubbed(monkeypatch, asks)
+    graph = folding()
+    with costs.for_target("profile:cpu-epyc-2core") as prices:
+        prices.answers = answers
+        forked.searched(graph, (), prices, SearchOptions(), quiet)
+    assert answers.measured == 3
+    assert answers.store.get(record.key.text) == record
+    assert Store("test", {}, tmp_path).get(record.key.text) == record
+
+
+def test_progress_is_told_and_may_interrupt() -> None:
+    told: list[str] = []
+    searched(folding(), lambda done, total, what: told.append(what))
+    assert any("searching" in what for what in told)
+
+    def interrupts(done: int, total: int | None, what: str) -> None:
+        raise KeyboardInterrupt
+
+    graph = folding()
+    found = searched(graph, interrupts)
+    assert found.stopped == "interrupted"
+    assert {v.name for v in found.graph.outputs} == {"y"}
+
+
+def test_a_signal_ends_it_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(graph: Graph, *args: object, **named: object) -> SearchResult:
+        os.kill(os.getppid(), signal.SIGINT)
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            return SearchResult(graph, stopped="interrupted")
+        return SearchResult(graph)
+
+    stubbed(monkeypatch, waits)
+    usual = signal.getsignal(signal.SIGINT)
+    assert searched(folding()).stopped == "interrupted"
+    assert signal.getsignal(signal.SIGINT) is usual
+
+
+def test_what_is_raised_there_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*args: object, **named: object) -> SearchResult:
+        raise Unsupported("no such thing", where="node 'a'")
+
+    def breaks(*args: object, **named: object) -> SearchResult:
+        raise RuntimeError("a fault of ours")
+
+    stubbed(monkeypatch, refuses)
+    with pytest.raises(Unsupported, match="no such thing") as raised:
+        searched(folding())
+    assert raised.value.where == "node 'a'"
+    stubbed(monkeypatch, breaks)
+    with pytest.raises(RuntimeError, match="a fault of ours") as broken:
+        searched(folding())
+    assert "in breaks" in "".join(broken.value.__notes__), "the copy's own traceback is kept"
+
+
+def test_a_copy_that_is_ended_is_an_error_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*args: object, **named: object) -> SearchResult:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    stubbed(monkeypatch, dies)
+    with pytest.raises(ResourceLimit, match="ended from outside"):
+        searched(folding())
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
