@@ -19,11 +19,12 @@ import select
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from multiprocessing.connection import Connection, Pipe
 from types import FrameType
 from typing import Any, NoReturn
@@ -52,12 +53,15 @@ def allow() -> None:
 
 
 def searched(
-    graph: Graph, rules: Sequence[Rule], prices: CostModel, options: SearchOptions, progress: Progress
-) -> SearchResult:
+    graph: Graph, rules: Sequence[Rule], prices: CostModel, options: SearchOptions, progress: Progress,
+    meanwhile: Callable[[], bool] = lambda: True,
+) -> SearchResult | None:  # fmt: skip
     """:func:`superopt.search.search`, in a copy of the process where that is allowed and safe.
 
-    What was measured for prices on the way is known here afterwards. ``KeyboardInterrupt``, by a signal or raised by
-    ``progress``, ends the search with the best so far; the second one ends it with nothing.
+    Meanwhile this process does something else, which may find that the search is for nothing (False): then there is
+    no result. Without a copy it does that first. What was measured for prices on the way is known here afterwards.
+    ``KeyboardInterrupt``, by a signal or raised by ``progress``, ends the search with the best so far; the second one
+    ends it with nothing.
 
     Raises:
         ResourceLimit: the copy was ended from outside, as a system does that runs out of memory.
@@ -65,7 +69,11 @@ def searched(
     others = [t for t in threading.enumerate() if t is not threading.current_thread() and t is not watching()]
     alone = threading.current_thread() is threading.main_thread() and not others
     if not (_allowed and alone and sys.platform == "linux" and prices.backend.processor):
-        return search(graph, rules, prices, options, progress=progress)
+        began = time.monotonic()
+        if not meanwhile():
+            return None
+        left = None if options.time_limit is None else max(0.0, options.time_limit - (time.monotonic() - began))
+        return search(graph, rules, prices, replace(options, time_limit=left), progress=progress)
     with Handed() as scratch, _Relay() as relay:
         near, far = Pipe()
         parent, child = os.getpid(), _fork()
@@ -75,6 +83,10 @@ def searched(
         far.close()
         with near, _ended(child):
             relay.tell(child)
+            if not meanwhile():
+                if relay.seen:
+                    raise KeyboardInterrupt  # there is no best yet of what is to be searched
+                return None
             found: SearchResult
             found, learnt = _unpacked(_received(near, relay, progress), graph, scratch)
     if prices.answers is not None:

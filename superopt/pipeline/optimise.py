@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -224,19 +225,9 @@ class _Attempt:
 
     def _run(self, bench: Bench) -> Result:
         notes: list[str] = []
-        looks = not self.options.enable and VALUES not in self.options.disable
-        if looks and not self.budget.allows_looking:
-            notes.append("there was no time to look at the elements of the weights")
-        elif looks:
-            self.progress(0, None, "looking at the weights' elements")
-            self.valued = with_values(
-                self.graph, self.costs, self.options.floats, self.options.sizes, runtime_named(self.options.runtime),
-                notes, seed=self.options.seed,
-            )  # fmt: skip
-            give_back()
         before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
         self.cheap_us = CHEAP * before.us / costs.QUESTIONS
-        found = self._search(self.library.admitted)
+        found = self._search(self.library.admitted, looking=partial(self._look, notes))
         if found.stopped == "interrupted":
             self.budget.hurry()
         if self.costs.informed:  # some of what was expected is measured by now
@@ -417,13 +408,34 @@ class _Attempt:
             found.words, found.same, found.proved, found.tested, found.proved_share, found.reason
         )
 
-    def _search(self, rules: tuple[Rule, ...], *, frugal: bool = False) -> SearchResult:
-        freely = partial(self._search_freely, frugal=frugal)
+    def _look(self, notes: list[str]) -> bool:
+        """Look at the weights' elements; False where what they allow is another graph to search from."""
+        if self.options.enable or VALUES in self.options.disable:
+            return True
+        if not self.budget.allows_looking:
+            notes.append("there was no time to look at the elements of the weights")
+            return True
+        self.progress(0, None, "looking at the weights' elements")
+        self.valued = with_values(
+            self.graph, self.costs, self.options.floats, self.options.sizes, runtime_named(self.options.runtime),
+            notes, seed=self.options.seed,
+        )  # fmt: skip
+        give_back()
+        return self.valued is None
+
+    def _search(
+        self, rules: tuple[Rule, ...], *, frugal: bool = False, looking: Callable[[], bool] = lambda: True
+    ) -> SearchResult:
+        """A search, within what memory allows. ``looking``, called once, may make it start from another graph."""
+        looks = [looking]
+        freely = partial(self._search_freely, frugal=frugal, looks=looks)
         if self.bound is None:
             return freely(rules)
         return self.bound.kept(self.graph, rules, self.options.sizes, freely, self.remarks)
 
-    def _search_freely(self, rules: tuple[Rule, ...], *, frugal: bool) -> SearchResult:
+    def _search_freely(
+        self, rules: tuple[Rule, ...], *, frugal: bool, looks: list[Callable[[], bool]]
+    ) -> SearchResult:  # fmt: skip
         limit = self.options.memory_limit
         limits = SearchOptions(
             memory_limit=None if limit is None else resident() + max(limit, SEARCHING),
@@ -442,13 +454,18 @@ class _Attempt:
 
         def once(graph: Graph, chosen: tuple[Rule, ...]) -> SearchResult:
             left = self.budget.for_search(writes)
-            found = searched(graph, chosen, self.costs, replace(limits, time_limit=left), self.progress)
+            look = looks.pop() if looks else lambda: True
+            found = searched(graph, chosen, self.costs, replace(limits, time_limit=left), self.progress, look)
+            if found is None:
+                raise _AnotherGraph
             give_back()  # a tenth of what the process holds; what follows runs models
             return found
 
         own = () if self.options.rules is None else own_rules(self.library, rules)
         if self.valued is None:
-            return search_own_first(self.graph, rules, own, once)
+            with suppress(_AnotherGraph):
+                return search_own_first(self.graph, rules, own, once)
+        assert self.valued is not None
         return self.valued.counted(search_own_first(self.valued.graph, rules, own, once))
 
     def _settle(self, found: SearchResult, notes: list[str], bench: Bench) -> tuple[SearchResult, CheckResult]:
@@ -549,6 +566,10 @@ class _Attempt:
     def _races(self) -> bool:
         """Whether results are timed beside the input."""
         return self.options.measure or (self.options.target in ("cpu", "cuda") and self.graph.weight_bytes <= LARGE)
+
+
+class _AnotherGraph(Exception):
+    """The search has to start from what the weights' elements allow."""
 
 
 def _unknown_sizes(graph: Graph, sizes: Mapping[str, int]) -> list[str]:

@@ -52,7 +52,9 @@ def searched(graph: Graph, progress: Callable[[int, int | None, str], None] = qu
     library = load_library()
     options = SearchOptions(floats=library.floats("standard"), cache=False)
     with costs.for_target("profile:cpu-epyc-2core") as prices:
-        return forked.searched(graph, library.admitted, prices, options, progress)
+        found = forked.searched(graph, library.admitted, prices, options, progress)
+    assert found is not None
+    return found
 
 
 def stubbed(monkeypatch: pytest.MonkeyPatch, instead: Callable[..., Any]) -> None:
@@ -120,6 +122,33 @@ def test_arrays_that_the_copy_made_stay_and_go_with_their_holder(monkeypatch: py
     assert len(os.listdir("/proc/self/fd")) == files + 1
     del found, data
     assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_something_else_is_done_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def waits(graph: Graph, *args: object, **named: object) -> SearchResult:
+        order.append("searched")
+        time.sleep(0.2)
+        return SearchResult(graph, seconds=time.monotonic())
+
+    def does(good: bool) -> bool:
+        order.append(f"done {good}")
+        return good
+
+    stubbed(monkeypatch, waits)
+    graph = folding()
+    with costs.for_target("profile:cpu-epyc-2core") as prices:
+        for copied in (True, False):
+            monkeypatch.setattr(forked, "_allowed", copied)
+            assert forked.searched(graph, (), prices, SearchOptions(), quiet, lambda: does(False)) is None
+            found = forked.searched(graph, (), prices, SearchOptions(), quiet, lambda: does(True))
+            assert found is not None
+            assert found.graph is graph
+    done = ["done False", "done True"]
+    assert order == [*done, *done, "searched"], "a copy's search is not seen here; without one it comes last"
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
 
 
 def test_what_was_measured_is_known_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
