@@ -20,7 +20,7 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.errors import BackendUnavailable, Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.ir.types import DType, TensorType
-from superopt.pipeline import optimise
+from superopt.pipeline import forked, optimise
 from superopt.rules import Library
 from superopt.runtime.cuda.library import Call
 from superopt.runtime.cuda.plan import Launch, Step
@@ -236,7 +236,7 @@ def test_optimising_for_cuda_races_on_the_device(
     monkeypatch.setattr(CudaDevice, "peaks", {"flops_per_s": 1e12, "bytes_per_s": 1e12})
     monkeypatch.setattr(target, "CudaDevice", lambda: CudaDevice(driver=Recorder()))
     monkeypatch.setattr(optimise, "load_library", lambda *_: Library({}, {}))
-    monkeypatch.setattr(optimise, "search", lambda *_, **__: SearchResult(multiplied(after)))
+    monkeypatch.setattr(forked, "search", lambda *_, **__: SearchResult(multiplied(after)))
     graph = multiplied(before)
     result = optimize(graph, target="cuda", time_limit=60.0)
     measured = result.report.measured

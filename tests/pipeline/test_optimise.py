@@ -13,7 +13,7 @@ from superopt import formats
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import Unsupported, UsageError
 from superopt.ir.graph import Graph
-from superopt.pipeline import checking, optimise
+from superopt.pipeline import checking, forked, optimise
 from superopt.pipeline.racing import measure
 from superopt.report import Measured
 from superopt.rules import Library, parse_rule
@@ -98,8 +98,8 @@ def test_where_the_best_modelled_is_slower_what_asks_for_less_of_everything_is_t
         asked.append(args[3].frugal)  # type: ignore[attr-defined]
         return found(*args, **kwargs)  # type: ignore[arg-type]
 
-    found = optimise.search
-    monkeypatch.setattr(optimise, "search", noted)
+    found = forked.search
+    monkeypatch.setattr(forked, "search", noted)
     result = superopt.optimize(branches(), time_limit=None)
     assert asked == [False, True]
     assert result.report.status == "improved"
@@ -149,7 +149,7 @@ def test_interrupting_the_search_gives_the_best_so_far(monkeypatch: pytest.Monke
     def interrupted(given: Graph, *args: object, **kwargs: object) -> SearchResult:
         return SearchResult(given, stopped="interrupted")
 
-    monkeypatch.setattr(optimise, "search", interrupted)
+    monkeypatch.setattr(forked, "search", interrupted)
     result = superopt.optimize(graph)
     assert result.report.search.stopped == "interrupted"
 
@@ -173,7 +173,7 @@ def test_after_an_interrupt_little_time_is_left(monkeypatch: pytest.MonkeyPatch)
             left.append(self.budget.left)
 
     monkeypatch.setattr(optimise, "_Attempt", Attempt)
-    monkeypatch.setattr(optimise, "search", lambda given, *args, **kwargs: SearchResult(given, stopped="interrupted"))
+    monkeypatch.setattr(forked, "search", lambda given, *args, **kwargs: SearchResult(given, stopped="interrupted"))
     superopt.optimize(branches(), time_limit=None, measure=True)
     superopt.optimize(branches(), time_limit=0.5, measure=True)
     assert left[0] <= 3.0

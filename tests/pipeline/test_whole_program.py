@@ -10,7 +10,7 @@ import pytest
 from superopt import optimize
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
-from superopt.pipeline import optimise
+from superopt.pipeline import forked, optimise
 from superopt.report import Measured
 from superopt.runtime.spread import IQR_OF_NORMAL
 from superopt.search import SearchResult
@@ -29,7 +29,7 @@ def found_by_search(monkeypatch: pytest.MonkeyPatch, graph: Graph) -> None:
     def search(*_: object, **__: Any) -> SearchResult:
         return SearchResult(graph, before_us=10.0, after_us=1.0)
 
-    monkeypatch.setattr(optimise, "search", search)
+    monkeypatch.setattr(forked, "search", search)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (1, 4), (3, 5)])
