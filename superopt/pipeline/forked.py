@@ -23,7 +23,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
 from multiprocessing.connection import Connection, Pipe
 from types import FrameType
@@ -68,27 +68,43 @@ def searched(
     """
     others = [t for t in threading.enumerate() if t is not threading.current_thread() and t is not watching()]
     alone = threading.current_thread() is threading.main_thread() and not others
-    if not (_allowed and alone and sys.platform == "linux" and prices.backend.processor):
-        began = time.monotonic()
-        if not meanwhile():
-            return None
-        left = None if options.time_limit is None else max(0.0, options.time_limit - (time.monotonic() - began))
-        return search(graph, rules, prices, replace(options, time_limit=left), progress=progress)
-    with Handed() as scratch, _Relay() as relay:
-        near, far = Pipe()
-        parent, child = os.getpid(), _fork()
+    if _allowed and alone and sys.platform == "linux" and prices.backend.processor:
+        with suppress(_NoCopyError):
+            return _searched_there(graph, rules, prices, options, progress, meanwhile)
+    began = time.monotonic()
+    if not meanwhile():
+        return None
+    left = None if options.time_limit is None else max(0.0, options.time_limit - (time.monotonic() - began))
+    return search(graph, rules, prices, replace(options, time_limit=left), progress=progress)
+
+
+class _NoCopyError(Exception):
+    """The system gives no process, or no file: a limit, or no room."""
+
+
+def _searched_there(
+    graph: Graph, rules: Sequence[Rule], prices: CostModel, options: SearchOptions, progress: Progress,
+    meanwhile: Callable[[], bool],
+) -> SearchResult | None:  # fmt: skip
+    with ExitStack() as held:
+        try:
+            scratch, relay = held.enter_context(Handed()), held.enter_context(_Relay())
+            near, far = map(held.enter_context, Pipe())
+            parent, child = os.getpid(), _fork()
+        except OSError as error:
+            raise _NoCopyError from error
         if child == 0:
             near.close()
             _serve(far, parent, relay, graph, rules, prices, options, scratch)
+        held.enter_context(_ended(child))
         far.close()
-        with near, _ended(child):
-            relay.tell(child)
-            if not meanwhile():
-                if relay.seen:
-                    raise KeyboardInterrupt  # there is no best yet of what is to be searched
-                return None
-            found: SearchResult
-            found, learnt = _unpacked(_received(near, relay, progress), graph, scratch)
+        relay.tell(child)
+        if not meanwhile():
+            if relay.seen:
+                raise KeyboardInterrupt  # there is no best yet of what is to be searched
+            return None
+        found: SearchResult
+        found, learnt = _unpacked(_received(near, relay, progress), graph, scratch)
     if prices.answers is not None:
         prices.answers.take(learnt)
     return found

@@ -88,6 +88,20 @@ def test_it_is_a_copy_that_searches(monkeypatch: pytest.MonkeyPatch) -> None:
         beside.join()
 
 
+@pytest.mark.parametrize("missing", ["fork", "file"])
+def test_where_the_system_gives_none_this_process_searches(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    def refuses() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    if missing == "fork":
+        monkeypatch.setattr(os, "fork", refuses)
+    else:
+        monkeypatch.setattr(forked, "Handed", refuses)
+    files = len(os.listdir("/proc/self/fd"))
+    assert [n.op for n in searched(folding()).graph.nodes] == ["Conv", "Relu"]
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
 def test_the_result_is_the_one_that_this_process_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = folding()
     copied = searched(graph)
