@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from superopt.formats import save
+from superopt.frontend import GraphBuilder
 from superopt.ir.errors import UsageError
-from superopt.lab.ablation import NONE, Ablation, admitted, main
+from superopt.lab.ablation import LEARNT, NONE, Ablation, admitted, main
 from superopt.report.ablation import Outcome, data_of, document, outcomes_of
 from superopt.rules import parse_rule
+from superopt.rules.floats import Floats
 from superopt.rules.library import write_rules
 from superopt.rules.scanner import RuleError
 
@@ -48,6 +51,22 @@ def test_products_of_weights_are_found_by_the_rule_and_not_without() -> None:
     assert [(o.library, o.after_us) for o in again] == [("ours", 1.5), (NONE, 1.5)]  # not searched again
     (longer,) = Ablation({"own": rules}, target, 11).search([model], known=known)
     assert by["own"].after_us == next(o.after_us for o in longer if o.library == "own")
+
+
+def test_what_was_learnt_is_used_by_its_own_verdicts_in_floating_point(tmp_path: Path) -> None:
+    """Without a verdict no direction of a rule is used, and learning would look worth nothing."""
+    builder = GraphBuilder("two")
+    first = builder.op("MatMul", builder.input("x", "float32", [64, 96]), builder.weight("a", (96, 512), scale=0.1))
+    builder.output(builder.op("MatMul", first, builder.weight("b", (512, 96), scale=0.1)), "y")
+    save(builder.build(), tmp_path / "two.json")
+    folder = tmp_path / "learnt" / "two"
+    folder.mkdir(parents=True)
+    write_rules(folder / "own.toml", [parse_rule(ASSOCIATIVE)])
+    given = Ablation({"ours": ()}, "profile:cpu-epyc-2core", 10, results=tmp_path, floats=Floats({}), learning=1.0)
+    (outcomes,) = given.search([tmp_path / "two.json"])
+    by = {o.library: o for o in outcomes}
+    assert by[LEARNT].rules.get("own-associative")
+    assert by[LEARNT].after_us < by["ours"].after_us == by[NONE].after_us
 
 
 def test_a_table_that_was_written_is_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
