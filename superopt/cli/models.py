@@ -134,7 +134,7 @@ def optimize(
         from superopt import pipeline
         from superopt.pipeline import forked
         from superopt.report.terminal import show_explanation, show_report
-        from superopt.runtime.limits import one_heap
+        from superopt.runtime.limits import thrifty_heap
 
     if verify_by not in ("test", "certify"):
         raise UsageError(f"--verify {printable(verify_by)!r} is neither test nor certify")
@@ -162,7 +162,7 @@ def optimize(
         raise UsageError("--no-check leaves out what --check full asks for", hint="leave out one of the two")
     if learn is not None and rules is not None:
         raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
-    one_heap()
+    thrifty_heap()
     forked.allow()
     with Input(model) as path, Progress() as progress, TemporaryDirectory() as own:
         if learn is not None:

@@ -31,9 +31,9 @@ __all__ = [
     "available",
     "bounded_memory",
     "give_back",
-    "one_heap",
     "refuse_unbounded",
     "resident",
+    "thrifty_heap",
 ]
 
 SIZE = 8  # of a symbolic dimension whose size is not given
@@ -42,7 +42,9 @@ MOST_NODES = 100_000  # after inlining the model's own functions; ONNX Runtime t
 MOST_TURNS = 1_000_000  # of a loop with a known trip count
 LARGE = 1 << 30  # bytes of weights above which a model is handled through files and place by place, to bound memory
 ABSURD = 32 << 30  # bytes of values alive at once
-_ARENA_MAX = -8  # glibc's number of that setting
+_ARENA_MAX, _MMAP_THRESHOLD = -8, -3  # glibc's numbers of these settings
+# Bytes from which memory is mapped for itself. By default that grows with what is freed, to 32 MiB, and as much stays.
+_MAPPED = 1 << 22
 _FALLBACK = 4 << 30  # bytes, where the system does not say
 
 
@@ -77,13 +79,15 @@ def _trimmer() -> Callable[[int], int]:
     return found or (lambda _: 0)
 
 
-def one_heap() -> None:
-    """Let all threads of this process allocate from one heap, where the C library has a way to: of others, the free end
-    is never handed back (ResNet-50: 24 MiB, SegFormer 53). For whoever owns the process: allocating in turn is its
-    price, which few large allocations do not feel."""
+def thrifty_heap() -> None:
+    """Let all threads of this process allocate from one heap, and map what is large for itself, where the C library has
+    a way to: of other heaps the free end is never handed back (ResNet-50: 24 MiB, SegFormer 53), and of one heap not
+    what lies under a part in use (SegFormer: 128 MiB, Whisper's encoder 30). For whoever owns the process: allocating
+    in turn is its price, which few large allocations do not feel."""
     choose: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
     if choose is not None and hasattr(os, "confstr") and "glibc" in (os.confstr("CS_GNU_LIBC_VERSION") or ""):
         choose(_ARENA_MAX, 1)
+        choose(_MMAP_THRESHOLD, _MAPPED)
 
 
 def refuse_unbounded(
