@@ -163,7 +163,7 @@ def optimize(
     if learn is not None and rules is not None:
         raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
     thrifty_heap()
-    forked.allow()
+    forked.allow("rich.live")  # which only draws
     with Input(model) as path, Progress() as progress, TemporaryDirectory() as own:
         if learn is not None:
             from superopt.pipeline.learning import learn_from

@@ -44,12 +44,17 @@ __all__ = ["allow", "searched"]
 _PR_SET_PDEATHSIG = 1
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _allowed = False
+_harmless: frozenset[str] = frozenset()
 
 
-def allow() -> None:
-    """Let searches run in copies of this process. For whoever owns it, and starts no threads beside."""
-    global _allowed
-    _allowed = True
+def allow(*harmless: str) -> None:
+    """Let searches run in copies of this process. For whoever owns it.
+
+    Args:
+        harmless: modules whose threads may run beside: they hold nothing that a search waits for.
+    """
+    global _allowed, _harmless
+    _allowed, _harmless = True, frozenset(harmless)
 
 
 def searched(
@@ -66,7 +71,8 @@ def searched(
     Raises:
         ResourceLimit: the copy was ended from outside, as a system does that runs out of memory.
     """
-    others = [t for t in threading.enumerate() if t is not threading.current_thread() and t is not watching()]
+    known = (threading.main_thread(), watching())
+    others = [t for t in threading.enumerate() if t not in known and type(t).__module__ not in _harmless]
     alone = threading.current_thread() is threading.main_thread() and not others
     if _allowed and alone and sys.platform == "linux" and prices.backend.processor:
         with suppress(_NoCopyError):
@@ -206,6 +212,7 @@ def _serve(
     try:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:  # else it died before the line above
+            sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")  # others' locks may be held by threads that are gone
             scratch.owned()
             far.send_bytes(pickle.dumps(_answer(far, relay, graph, rules, prices, options, scratch)))
     finally:

@@ -83,6 +83,8 @@ def test_it_is_a_copy_that_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     beside.start()
     try:
         assert searched(folding()).notes == (str(os.getpid()),), "of two threads one would survive"
+        monkeypatch.setattr(forked, "_harmless", frozenset({type(beside).__module__}))
+        assert searched(folding()).notes != (str(os.getpid()),)
     finally:
         over.set()
         beside.join()
