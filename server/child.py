@@ -8,11 +8,9 @@ worker, and limits its own memory, file sizes and processor time before it opens
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
-import signal
 import sys
 import tempfile
 import time
@@ -21,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from superopt.fleet.child import ends_with
 from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_PR_SET_PDEATHSIG = 1
 _EVERY = 0.02  # seconds between two progress messages; more would only be overwritten
 # What takes long to load. Not ONNX Runtime: it starts a thread, and only one thread survives a fork.
 _PRELOAD = ("superopt.formats", "superopt.rules", "superopt.report", "superopt.verifier.admission", "highspy")
@@ -85,9 +83,7 @@ def _child(folder: Path, nursery: int, limits: dict[str, Any]) -> NoReturn:
 
 
 def _die_with(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
+    if not ends_with(parent):  # it died before
         os._exit(1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import logging
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import superopt
+from superopt.fleet.child import ends_with
 from superopt.ir.errors import UsageError
 from superopt.server.settings import Door, Limits, Settings
 
@@ -27,7 +27,6 @@ __all__ = ["Workers", "host", "die_with_parent", "from_json", "serve", "to_json"
 log = logging.getLogger("superopt.serve")
 _ROOT = str(Path(superopt.__file__).parents[1])
 _START = "import sys; sys.path.append({root!r}); from superopt.server.worker import main; main()"
-_PR_SET_PDEATHSIG = 1
 _SWITCH = 0.0005  # seconds a thread may keep the interpreter: cheap answers do not queue behind the database's work
 _NEVER = 1 << 30
 _BACKLOG = 2048  # connections that may wait to be accepted
@@ -53,9 +52,7 @@ def from_json(text: str) -> Settings:
 
 def die_with_parent(parent: int) -> None:
     """End (by SIGKILL) when the parent thread does, however it ends; Linux only, elsewhere the lease has to do."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if not ends_with(parent):
         sys.exit(1)
 
 

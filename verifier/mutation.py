@@ -10,6 +10,7 @@ import numpy as np
 from superopt.formats.tensors import set_aside
 from superopt.ir.graph import Graph, Node, Weight, label
 from superopt.ops import REGISTRY
+from superopt.verifier.noise import pieces
 
 __all__ = ["Mutant", "mutants"]
 
@@ -25,7 +26,6 @@ _SWITCHES = frozenset({"keepdims", "transA", "transB", "count_include_pad", "cei
 _POSITIVE = frozenset({"strides", "dilations", "kernel_shape"})
 _NATURAL = frozenset({"pads"})
 _REAL = frozenset({"alpha", "beta", "gamma", "epsilon", "bias", "lambd"})
-_PIECE = 1 << 18  # elements that are computed with in float64 at a time
 _SCALE = 1.01  # of a whole tensor
 _LARGEST = 1 << 24  # elements of a constant that is changed
 
@@ -115,7 +115,7 @@ def _weight(graph: Graph, weight: Weight, kind: str, rng: np.random.Generator) -
             where = f"[{row}]"
             array[row] = (array[row].astype(np.float64) + step).astype(array.dtype)
         else:
-            for part in _pieces(flat.size):
+            for part in pieces(flat.size):
                 flat[part] = (flat[part].astype(np.float64) * _SCALE).astype(array.dtype)
     if np.array_equal(array, weight.data.numpy(), equal_nan=weight.type.dtype.is_float):
         return None  # rounding took the change away
@@ -132,16 +132,11 @@ def _weight(graph: Graph, weight: Weight, kind: str, rng: np.random.Generator) -
 def _usual(flat: np.ndarray) -> float:
     """The root of the mean square of the finite elements; 1 where there is none."""
     total, count = 0.0, 0
-    for part in _pieces(flat.size):
+    for part in pieces(flat.size):
         wide = flat[part].astype(np.float64)
         finite = wide[np.isfinite(wide)]
         total, count = total + float(np.sum(finite**2)), count + finite.size
     return float(np.sqrt(total / count)) if count else 1.0
-
-
-def _pieces(size: int) -> list[slice]:
-    """Parts of a long array, which takes eight bytes an element only for one of them at a time."""
-    return [slice(start, start + _PIECE) for start in range(0, size, _PIECE)]
 
 
 def _node(graph: Graph, node: Node, kind: str, rng: np.random.Generator) -> Mutant | None:

@@ -34,7 +34,7 @@ from superopt.verifier._feeds import fed_types
 from superopt.verifier.noisy_model import REALS, STEPS, Builder, Place, noise
 from superopt.verifier.running import REFUSALS, Arrays, Bench, attempt
 
-__all__ = ["Disturbed", "constants_read", "live_values"]
+__all__ = ["Disturbed", "constants_read", "live_values", "pieces"]
 
 _SMALL = 1 << 16  # elements of a weight that is moved
 # Real operands that shapes depend on.
@@ -192,7 +192,7 @@ def _moved(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return array
     moved = np.array(array, order="C")
     flat = moved.reshape(-1)
-    for part in _pieces(flat.size):
+    for part in pieces(flat.size):
         steps = rng.integers(-STEPS, STEPS, flat[part].size, dtype=np.int8)
         steps += steps >= 0  # none is 0
         flat[part] = _stepped(flat[part], steps)
@@ -223,7 +223,7 @@ class _Shifted:
             alike = {n: a for n, a in constants.items() if a.dtype == dtype}
             bits = np.concatenate([a.reshape(-1) for a in alike.values()]).view(f"i{dtype.itemsize}")
             drawn, movable = np.empty(bits.size, np.uint32), np.empty(bits.size, np.int8)
-            for part in _pieces(bits.size):
+            for part in pieces(bits.size):
                 drawn[part], movable[part] = _mixed(bits[part], DType.of(dtype))
             self._alike.append((alike, set_aside(bits), set_aside(drawn), set_aside(movable)))
 
@@ -234,7 +234,7 @@ class _Shifted:
         for alike, *aside in self._alike:
             bits, drawn, movable = (data.numpy() for data in aside)
             moved = np.empty_like(bits)
-            for part in _pieces(bits.size):
+            for part in pieces(bits.size):
                 mixed = (drawn[part] ^ key) * np.uint32(0x85EBCA6B)
                 mixed = (mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35)
                 steps = ((mixed >> np.uint32(16)) * np.uint32(2 * STEPS) >> np.uint32(16)).astype(np.int8) - STEPS
@@ -247,7 +247,7 @@ class _Shifted:
         return made
 
 
-def _pieces(size: int) -> list[slice]:
+def pieces(size: int) -> list[slice]:
     """Parts of a long array that a core's cache holds."""
     return [slice(start, start + _PIECE) for start in range(0, size, _PIECE)]
 

@@ -7,6 +7,7 @@ A child ends with the process that started it: its channel then closes.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pickle
@@ -25,10 +26,19 @@ from typing import Any
 from superopt.fleet import stamp
 from superopt.ir.errors import BackendUnavailable, ResourceLimit, SuperoptError
 
-__all__ = ["Crew", "Lost", "Took", "Unlike", "isolated", "packed", "unpacked"]
+__all__ = ["Crew", "Lost", "Took", "Unlike", "ends_with", "isolated", "packed", "unpacked"]
 
 _START = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from superopt.fleet import child; child.serve()"
 _IDLE = 300.0  # seconds without a task after which a child ends
+_PR_SET_PDEATHSIG = 1
+
+
+def ends_with(parent: int) -> bool:
+    """Have the system end this process (by SIGKILL) when the thread that started it ends, on Linux; whether the parent
+    is still there."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ one that ends runs (:mod:`superopt.runtime.watch`) is started anew.
 
 from __future__ import annotations
 
-import ctypes
 import io
 import os
 import pickle
@@ -30,6 +29,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from superopt.cost.model import CostModel
+from superopt.fleet.child import ends_with
 from superopt.formats.scratch import Handed, Scratch
 from superopt.formats.tensors import AsideData
 from superopt.ir.errors import ResourceLimit, SuperoptError
@@ -41,7 +41,6 @@ from superopt.search.result import Progress
 
 __all__ = ["allow", "searched"]
 
-_PR_SET_PDEATHSIG = 1
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _allowed = False
 _harmless: frozenset[str] = frozenset()
@@ -210,8 +209,7 @@ def _serve(
 ) -> NoReturn:  # fmt: skip
     """Search, send what was found, and end, without a way back into the code that forked."""
     try:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == parent:  # else it died before the line above
+        if ends_with(parent):
             sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")  # others' locks may be held by threads that are gone
             scratch.owned()
             far.send_bytes(pickle.dumps(_answer(far, relay, graph, rules, prices, options, scratch)))
@@ -234,10 +232,10 @@ def _answer(
         if select.select((), (far,), (), 0.0)[1]:  # who listens too slowly misses some
             far.send_bytes(pickle.dumps(("progress", (done, total, what))))
 
-    known = 0
-    if prices.answers is not None:
-        known = len(prices.answers.store)
-        prices.answers.tell(tell)
+    answers = prices.answers
+    known = 0 if answers is None else len(answers.store)
+    if answers is not None:
+        answers.tell(tell)
     try:
         try:
             for number in _ENDS:
@@ -249,7 +247,7 @@ def _answer(
             found = SearchResult(graph, stopped="interrupted")
         for number in _ENDS:
             signal.signal(number, signal.SIG_IGN)
-        learnt = None if prices.answers is None else prices.answers.learnt(known)
+        learnt = None if answers is None else answers.learnt(known)
         return "found", _packed((found, learnt), graph, scratch)
     except SuperoptError as error:
         return "raised", error

@@ -194,7 +194,8 @@ class _Attempt:
     ``valued`` is the graph that the search starts from where the weights' elements allow another than the model,
     ``failures`` are checks that failed on the way, ``remarks`` what the report has to say about memory and sizes,
     ``tried_for`` the seconds that judging and checking the last candidate took, ``interrupted`` whether its race was,
-    ``cheap_us`` what a price may be expected to lose and still not be asked for.
+    ``cheap_us`` what a price may be expected to lose and still not be asked for, ``beside`` what is done during the
+    next search, and may make it start from another graph.
     """
 
     graph: Graph
@@ -211,6 +212,7 @@ class _Attempt:
     bound: MemoryBound | None = None
     valued: Valued | None = None
     cheap_us: float = 0.0
+    beside: Callable[[], bool] = field(default=lambda: True)
 
     def __post_init__(self) -> None:
         self.budget.expect(self.graph, self.typing, self.options.sizes)
@@ -227,7 +229,8 @@ class _Attempt:
         notes: list[str] = []
         before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
         self.cheap_us = CHEAP * before.us / costs.QUESTIONS
-        found = self._search(self.library.admitted, looking=partial(self._look, notes))
+        self.beside = partial(self._look, notes)
+        found = self._search(self.library.admitted)
         if found.stopped == "interrupted":
             self.budget.hurry()
         if self.costs.informed:  # some of what was expected is measured by now
@@ -423,19 +426,13 @@ class _Attempt:
         give_back()
         return self.valued is None
 
-    def _search(
-        self, rules: tuple[Rule, ...], *, frugal: bool = False, looking: Callable[[], bool] = lambda: True
-    ) -> SearchResult:
-        """A search, within what memory allows. ``looking``, called once, may make it start from another graph."""
-        looks = [looking]
-        freely = partial(self._search_freely, frugal=frugal, looks=looks)
+    def _search(self, rules: tuple[Rule, ...], *, frugal: bool = False) -> SearchResult:
+        freely = partial(self._search_freely, frugal=frugal)
         if self.bound is None:
             return freely(rules)
         return self.bound.kept(self.graph, rules, self.options.sizes, freely, self.remarks)
 
-    def _search_freely(
-        self, rules: tuple[Rule, ...], *, frugal: bool, looks: list[Callable[[], bool]]
-    ) -> SearchResult:  # fmt: skip
+    def _search_freely(self, rules: tuple[Rule, ...], *, frugal: bool) -> SearchResult:
         limit = self.options.memory_limit
         limits = SearchOptions(
             memory_limit=None if limit is None else resident() + max(limit, SEARCHING),
@@ -454,8 +451,8 @@ class _Attempt:
 
         def once(graph: Graph, chosen: tuple[Rule, ...]) -> SearchResult:
             left = self.budget.for_search(writes)
-            look = looks.pop() if looks else lambda: True
-            found = searched(graph, chosen, self.costs, replace(limits, time_limit=left), self.progress, look)
+            beside, self.beside = self.beside, lambda: True
+            found = searched(graph, chosen, self.costs, replace(limits, time_limit=left), self.progress, beside)
             if found is None:
                 raise _AnotherGraph
             give_back()  # a tenth of what the process holds; what follows runs models

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import numpy as np
 
 from superopt.runtime._algebra import Algebra, Array
 
-_PIECE = 1 << 25  # bytes of a factor that are packed at once: the windows of an image are many times its size
-
 __all__ = ["Named", "aligned", "broadcast", "folded", "product_sum"]
+
+_PIECE = 1 << 25  # bytes of a factor that are packed at once: the windows of an image are many times its size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,17 +146,13 @@ def _piecewise(
     axis: str, count: int,
 ) -> Named:  # fmt: skip
     """:func:`_contracted`, for so many pieces of an axis that is not summed over."""
-    size = extents[axis]
-    made = Named(np.empty(0), ())
-    for piece in range(count):
-        part = slice(size * piece // count, size * (piece + 1) // count)
-        left, right = (_part(v, axis, part) for v in (a, b))
-        found = _contracted(algebra, left, right, inner, {**extents, axis: part.stop - part.start}, rank)
-        place = found.axes.index(axis)
-        if not piece:
-            made = Named(np.empty([extents[v] for v in found.axes], found.array.dtype), found.axes)
-        made.array[(slice(None),) * place + (part,)] = found.array
-    return made
+    ends = [extents[axis] * piece // count for piece in range(count + 1)]
+    parts: list[Named] = []
+    for start, end in pairwise(ends):
+        left, right = (_part(v, axis, slice(start, end)) for v in (a, b))
+        parts.append(_contracted(algebra, left, right, inner, {**extents, axis: end - start}, rank))
+    axes = parts[0].axes
+    return Named(np.concatenate([p.array for p in parts], axes.index(axis)), axes)
 
 
 def _part(value: Named, axis: str, part: slice) -> Named:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
 
+from superopt.frontend import GraphBuilder
 from superopt.ir.errors import Unsupported, UsageError
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
-from superopt.runtime import reference
+from superopt.runtime import _named, reference
 from superopt.runtime.reference import evaluate_application, run
 
 F = DType.FLOAT32
@@ -103,3 +106,41 @@ def test_a_constant_operand_stays_a_constant_of_the_one_node_model():
     node = Node("k", "TopK", ("x", "k"), ("v", "i"), {})
     graph = Graph("g", (Value("x", kind),), (Value("v", None),), (constant("k", np.int64([2])),), (node,), {"": 18})
     assert run(graph, {"x": np.float32([1, 3, 2])})["v"].tolist() == [3, 2]
+
+
+@pytest.mark.parametrize("piece", [1, 64])
+@pytest.mark.parametrize(
+    ("op", "shapes", "attributes"),
+    [
+        ("Conv", ((2, 3, 9, 8), (4, 3, 3, 3)), {"pads": (1, 1, 1, 1), "strides": (2, 1)}),
+        ("Conv", ((1, 4, 7), (4, 1, 3)), {"group": 4}),
+        ("MatMul", ((3, 5, 6), (6, 4)), {}),
+        ("MatMul", ((2, 3, 5, 6), (2, 3, 6, 4)), {}),
+    ],
+)
+def test_a_factor_that_is_packed_in_pieces_gives_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+    op: str,
+    shapes: tuple[tuple[int, ...], ...],
+    attributes: dict[str, Any],
+    piece: int,
+) -> None:
+    builder = GraphBuilder("pieces")
+    inputs = [builder.input(f"x{i}", "float32", list(shape)) for i, shape in enumerate(shapes)]
+    builder.output(builder.op(op, *inputs, **attributes), "y")
+    graph = builder.build()
+    rng = np.random.default_rng(3)
+    feeds = {f"x{i}": rng.integers(-4, 5, shape).astype(np.float32) for i, shape in enumerate(shapes)}
+    whole = run(graph, feeds)["y"]
+    pieces: list[int] = []
+    usual = _named._piecewise
+
+    def counted(*args: Any) -> Any:
+        pieces.append(args[-1])
+        return usual(*args)
+
+    monkeypatch.setattr(_named, "_piecewise", counted)
+    monkeypatch.setattr(_named, "_PIECE", piece)
+    assert np.array_equal(run(graph, feeds)["y"], whole)  # of whole numbers, whose sums do not round
+    assert pieces
+    assert min(pieces) > 1
