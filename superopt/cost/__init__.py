@@ -8,7 +8,15 @@ from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU, OPENVINO_CPU, Backe
 from superopt.cost.measured import MeasuredCpu
 from superopt.cost.model import CostModel, Racing
 from superopt.cost.peaks import Peaks, peaks_of_header
-from superopt.cost.profile import Profile, Store, load_profile, profile_names, read_profile, write_profile
+from superopt.cost.profile import (
+    Profile,
+    Store,
+    load_profile,
+    profile_names,
+    read_profile,
+    shipped_header,
+    write_profile,
+)
 from superopt.cost.record import Estimate, Key, Record
 from superopt.cost.recorded import RecordedProfile
 from superopt.cost.roofline import ceilings, operator_rows, roofline_data
@@ -19,6 +27,6 @@ __all__ = [
     "BACKENDS", "ONNX_RUNTIME_CPU", "OPENVINO_CPU", "Backend", "CostModel", "Demand", "Estimate", "Fusion", "GraphCost",
     "Key", "MeasuredCpu", "QUESTIONS", "Peaks", "Racing", "Profile", "Record", "RecordedProfile", "Store", "Work",
     "ceilings", "device_of", "for_target", "graph_cost", "graph_work", "known_calibrations", "load_profile",
-    "node_work", "operator_rows", "peaks_of_header", "profile_names", "read_profile",
+    "node_work", "operator_rows", "peaks_of_header", "profile_names", "read_profile", "shipped_header",
     "roofline_data", "timeline", "work", "write_profile",
 ]  # fmt: skip

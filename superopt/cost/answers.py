@@ -31,11 +31,11 @@ _CANNOT_RUN = 1e3  # a form that a device refuses is costed at this many times i
 
 @dataclass(frozen=True)
 class Learnt:
-    """What one process found out: new records, and what of the budget and of the questions is left."""
+    """What one process found out: new records, the measurements it made for them, and the seconds they took."""
 
     records: tuple[Record, ...]
     measured: int
-    left: float
+    seconds: float
     failed: AbstractSet[str]
     alone: AbstractSet[str]
 
@@ -66,10 +66,12 @@ class Answers:
         self.store = store
         self.measured = 0
         self.most = most
-        self._ceilings, self._progress, self._left = ceilings, progress, time_limit
+        self._ceilings, self._progress, self._limit = ceilings, progress, time_limit
+        self._seconds = 0.0  # that measuring took
         self._failed: set[str] = set()
         self._alone: set[str] = set()  # what cannot be timed by itself
         self._fitted: tuple[int, Predictor] | None = None
+        self._begun = (0, 0, 0.0)  # records, measurements and seconds when this process began
 
     def get(self, key: Key, time_it: Callable[[], Timing], work: tuple[int, int]) -> Record | None:
         """The record of a key, measured now if need be; ``None`` when it cannot be measured or time is up.
@@ -95,7 +97,7 @@ class Answers:
             self._failed.add(key.text)
             return None
         finally:
-            self._left -= time.monotonic() - start
+            self._seconds += time.monotonic() - start
             self.measured += 1
         self.store.add(record)
         return record
@@ -108,7 +110,7 @@ class Answers:
     @property
     def late(self) -> bool:
         """Whether nothing more is measured because the time for it is over: the clock decides what is predicted."""
-        return self._left <= 0
+        return self._seconds >= self._limit
 
     @property
     def digest(self) -> str:
@@ -122,15 +124,24 @@ class Answers:
         """Call this before each measurement from here on."""
         self._progress = progress
 
-    def learnt(self, known: int) -> Learnt:
-        """What another process with the same answers, as many as ``known``, lacks."""
-        return Learnt(self.store.records[known:], self.measured, self._left, self._failed, self._alone)
+    def begin(self) -> None:
+        """This is a copy of a process: what it knows so far, that one knows, too."""
+        self._begun = (len(self.store), self.measured, self._seconds)
+
+    def learnt(self) -> Learnt:
+        """What this process found out since it began."""
+        records, measured, seconds = self._begun
+        return Learnt(
+            self.store.records[records:], self.measured - measured, self._seconds - seconds, self._failed, self._alone
+        )
 
     def take(self, learnt: Learnt) -> None:
-        """Know what a copy of this process found out; the store's file has it already."""
+        """Know what a copy of this process found out, too; the store's file has it already."""
         self.store.know(learnt.records)
-        self.measured, self._left = learnt.measured, learnt.left
-        self._failed, self._alone = set(learnt.failed), set(learnt.alone)
+        self.measured += learnt.measured
+        self._seconds += learnt.seconds
+        self._failed |= learnt.failed
+        self._alone |= learnt.alone
 
     def failed(self, key: Key) -> bool:
         """Whether the device refused what the key names."""

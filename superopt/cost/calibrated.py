@@ -134,7 +134,7 @@ def nearest_profile(device: CpuDevice) -> tuple[str, Profile, Calibration] | Non
 def known_calibrations() -> dict[str, Calibration]:
     """By shipped profile, what is known of this machine against it: one thread, ONNX Runtime. Nothing is measured."""
     device = CpuDevice()
-    found = {name: calibration_at_hand(name, load_profile(name), device) for name in profile_names()}
+    found = {name: calibration_at_hand(name, shipped_header(name), device) for name in profile_names()}
     return {name: calibration for name, calibration in found.items() if calibration is not None}
 
 

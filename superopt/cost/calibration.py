@@ -94,22 +94,22 @@ def calibrated(name: str, profile: Profile, device: Device) -> Calibration:
         profile: its records.
         device: this machine.
     """
-    known = calibration_at_hand(name, profile, device)
+    known = calibration_at_hand(name, profile.header, device)
     if known is not None:
         return known
     found = calibration_of(name, profile, device)
-    keep(_FOLDER, _place(name, profile, device), asdict(found), _MOST)
+    keep(_FOLDER, _place(name, profile.header, device), asdict(found), _MOST)
     return found
 
 
-def calibration_at_hand(name: str, profile: Profile, device: Device) -> Calibration | None:
-    """What an earlier run found of this machine against a profile; ``None`` if there was none."""
-    known = kept(_FOLDER, _place(name, profile, device), ())
+def calibration_at_hand(name: str, header: Mapping[str, Any], device: Device) -> Calibration | None:
+    """What an earlier run found of this machine against the profile of this header; ``None`` if there was none."""
+    known = kept(_FOLDER, _place(name, header, device), ())
     return Calibration(**known) if isinstance(known, dict) else None
 
 
-def _place(name: str, profile: Profile, device: Device) -> str:
-    asked = [name, str(profile.header.get("sha256")), device.name, __doc__, _SAMPLES, _STEP, _OWN_STEP]
+def _place(name: str, header: Mapping[str, Any], device: Device) -> str:
+    asked = [name, str(header.get("sha256")), device.name, __doc__, _SAMPLES, _STEP, _OWN_STEP]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
@@ -130,13 +130,17 @@ def profile_names() -> tuple[str, ...]:
     return tuple(sorted(f.name.removesuffix(".jsonl.gz") for f in folder.iterdir() if f.name.endswith(".jsonl.gz")))
 
 
+def _shipped(name: str) -> AbstractContextManager[Path]:
+    return resources.as_file(resources.files("superopt.cost").joinpath("profiles", f"{name}.jsonl.gz"))
+
+
 def shipped_header(name: str) -> Mapping[str, Any]:
     """What a shipped profile says of itself, without its records: a tenth of the time that reading it takes.
 
     Raises:
         InvalidModel: the file is damaged.
     """
-    with resources.as_file(resources.files("superopt.cost").joinpath("profiles", f"{name}.jsonl.gz")) as path:
+    with _shipped(name) as path:
         try:
             with gzip.open(path, "rt", encoding="utf-8") as file:
                 header = json.loads(file.readline())
@@ -154,7 +158,7 @@ def load_profile(name: str) -> Profile:
         UsageError: there is none of that name. InvalidModel: the file is damaged.
     """
     if name in profile_names():
-        with resources.as_file(resources.files("superopt.cost").joinpath("profiles", f"{name}.jsonl.gz")) as path:
+        with _shipped(name) as path:
             return read_profile(path)
     if os.sep in name or name.endswith(".gz"):
         return read_profile(Path(name))

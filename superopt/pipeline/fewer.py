@@ -234,10 +234,10 @@ def _pricing(prices: CostModel) -> CostModel | None:
     many threads that had; ``None`` where there is none."""
     if prices.recorded is not None:
         return prices.recorded
-    profiles = (costs.load_profile(name) for name in costs.profile_names())
-    alike = (p for p in profiles if costs.BACKENDS.get(str(p.header.get("backend"))) is prices.backend)
+    headers = {name: costs.shipped_header(name) for name in costs.profile_names()}
+    alike = (n for n, header in headers.items() if costs.BACKENDS.get(str(header.get("backend"))) is prices.backend)
     found = next(alike, None)
-    return None if found is None else costs.RecordedProfile(found, prices.sizes)
+    return None if found is None else costs.RecordedProfile(costs.load_profile(found), prices.sizes)
 
 
 def _tried(

@@ -233,8 +233,8 @@ def _answer(
             far.send_bytes(pickle.dumps(("progress", (done, total, what))))
 
     answers = prices.answers
-    known = 0 if answers is None else len(answers.store)
     if answers is not None:
+        answers.begin()
         answers.tell(tell)
     try:
         try:
@@ -247,7 +247,7 @@ def _answer(
             found = SearchResult(graph, stopped="interrupted")
         for number in _ENDS:
             signal.signal(number, signal.SIG_IGN)
-        learnt = None if answers is None else answers.learnt(known)
+        learnt = None if answers is None else answers.learnt()
         return "found", _packed((found, learnt), graph, scratch)
     except SuperoptError as error:
         return "raised", error

@@ -27,7 +27,7 @@ def profile_rows() -> list[dict[str, Any]]:
     ``runtime_here``)."""
     known = costs.known_calibrations()
     here = released(ONNX_RUNTIME)
-    headers = {name: costs.load_profile(name).header for name in costs.profile_names()}
+    headers = {name: costs.shipped_header(name) for name in costs.profile_names()}
     return [
         {
             "name": name, "target": f"profile:{name}", **header,

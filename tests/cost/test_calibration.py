@@ -104,13 +104,13 @@ def test_what_a_runtime_refuses_is_left_out() -> None:
 def test_a_machine_is_measured_once() -> None:
     profile = load_profile(NAME)
     machine = Machine(profile, 2.0)
-    assert calibration_at_hand(NAME, profile, machine) is None
+    assert calibration_at_hand(NAME, profile.header, machine) is None
     first = calibrated(NAME, profile, machine)
     asked = machine.asked
-    assert calibrated(NAME, profile, machine) == first == calibration_at_hand(NAME, profile, machine)
+    assert calibrated(NAME, profile, machine) == first == calibration_at_hand(NAME, profile.header, machine)
     assert machine.asked == asked == 21
     machine.name = "another machine"
-    assert calibration_at_hand(NAME, profile, machine) is None
+    assert calibration_at_hand(NAME, profile.header, machine) is None
 
 
 def test_prices_follow_the_factors() -> None:

@@ -175,23 +175,31 @@ def test_something_else_is_done_meanwhile(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_was_measured_is_known_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    record = next(iter(costs.load_profile("cpu-epyc-2core").records.values()))
+    before, record, beside = list(costs.load_profile("cpu-epyc-2core").records.values())[:3]
     answers = Answers(Store("test", {}, tmp_path), most=5)
+    answers.store.add(before)
+    answers.measured = 1
 
     def asks(graph: Graph, rules: object, prices: costs.CostModel, *args: object, **named: object) -> SearchResult:
         assert prices.answers is not None
         prices.answers.store.add(record)
-        prices.answers.measured = 3
+        prices.answers.measured += 2
         return SearchResult(graph)
+
+    def measures() -> bool:
+        answers.store.add(beside)
+        answers.measured += 1
+        return True
 
     stubbed(monkeypatch, asks)
     graph = folding()
     with costs.for_target("profile:cpu-epyc-2core") as prices:
         prices.answers = answers
-        forked.searched(graph, (), prices, SearchOptions(), quiet)
-    assert answers.measured == 3
-    assert answers.store.get(record.key.text) == record
-    assert Store("test", {}, tmp_path).get(record.key.text) == record
+        forked.searched(graph, (), prices, SearchOptions(), quiet, measures)
+    assert answers.measured == 4, "one before, two there, one here meanwhile"
+    for known in (before, record, beside):
+        assert answers.store.get(known.key.text) == known
+        assert Store("test", {}, tmp_path).get(known.key.text) == known
 
 
 def test_progress_is_told_and_may_interrupt() -> None:
