@@ -21,7 +21,7 @@ from superopt.cost.trial import sizes_fed
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline.judge import CHEAP, LOOKS, SITTING, SURELY, Belief, Judgement, regret
+from superopt.pipeline.judge import CHEAP, LOOKS, SITTING, Belief, Judgement, regret
 from superopt.pipeline.memory import needed
 from superopt.pipeline.racing import LARGE, clock_of, measured_of, refuse_fatal
 from superopt.pipeline.trials import tried_alone
@@ -30,6 +30,7 @@ from superopt.runtime import reference
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.protocol import Runtime
 from superopt.runtime.race import RaceResult, race_bound
+from superopt.runtime.spread import SURELY
 from superopt.search.bilinear.choosing import (
     GROWTH,
     LEAST_GAIN,

@@ -24,7 +24,6 @@ __all__ = [
     "DOUBT",
     "LOOKS",
     "SITTING",
-    "SURELY",
     "Belief",
     "Comparison",
     "Judgement",
@@ -43,7 +42,6 @@ SITTING = 0.01
 # Share of the model's time that a wrong answer may be expected to lose and still not be asked for: a fifth of what two
 # loadings of one model differ by. Of trials it holds for all operators alike, of prices for as many as may be asked.
 CHEAP = SITTING / 5.0
-SURELY = 2.0  # standard deviations beyond which a belief is acted on: it is wrong once in forty
 _TAIL = 5.0  # standard deviations on each side that an expectation takes in
 _STEPS = 64  # places that it is summed at
 _WRONG = DOUBT / len(LOOKS)  # how often one look may be wrong

@@ -9,8 +9,9 @@ import math
 from functools import lru_cache
 from statistics import NormalDist
 
-__all__ = ["IQR_OF_NORMAL", "median_beyond", "median_error"]
+__all__ = ["IQR_OF_NORMAL", "SURELY", "median_beyond", "median_error"]
 
+SURELY = 2.0  # standard deviations beyond which a belief is acted on: it is wrong once in forty
 IQR_OF_NORMAL = 2 * NormalDist().inv_cdf(0.75)  # interquartile range of a normal distribution, in standard deviations
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 
 from superopt.ops.record import Operator
+from superopt.runtime.spread import SURELY
 from superopt.search.costing import Pricer
 from superopt.search.egraph import EGraph, ENode
 from superopt.search.extract import Candidate, Choice, Frame, Problem, cost_of, improve, problem_of, used_classes
@@ -26,7 +27,6 @@ _NONE = Moves()
 _SETTLING = 6  # extractions, each measuring what the last one wanted
 _OWN_CAP = 0.25  # of a prediction's error, what it does not share with other predictions for its operator, at most
 _TINY_US = 1.0  # below, the error of a measurement is mostly that of timing, which no other operator shares
-_SURELY = 2.0  # standard deviations of the answers that a change because of them has to gain
 _SIGMA_CAP = 0.05  # predictions' errors are shared by both sides of a comparison; more than this is not noise
 
 
@@ -116,7 +116,7 @@ def _surest(
             return candidate
         estimate = pricer.node(lowered.graph, candidate.node, kept=True, ask=False)
         known = estimate.source in ("measured", "free")
-        doubt = min(estimate.sigma, _SIGMA_CAP) if known else 2 * estimate.sigma
+        doubt = min(estimate.sigma, _SIGMA_CAP) if known else SURELY * estimate.sigma
         return replace(candidate, us=candidate.us * (1 + doubt))
 
     doubted = replace(problem, candidates=tuple(dear(i, c) for i, c in enumerate(problem.candidates)))
@@ -232,7 +232,7 @@ def _worth(graph: EGraph, problem: Problem, before: Choice, after: Choice, price
     """Microseconds that a choice has to gain over the one before answers: what a question is worth, and more than these
     answers are off by, so that it is the same on other runs."""
     error = pricer.answers_error(graph, _apart(problem, before, after))
-    return max(pricer.questions.cheap_us, _SURELY * error)
+    return max(pricer.questions.cheap_us, SURELY * error)
 
 
 def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> tuple[Choice, float]:
@@ -269,7 +269,7 @@ def _kept_in_place(lowered: Lowered, problem: Problem, incumbent: Choice, choice
         if mine is other or mine.operands != other.operands:
             continue
         kept = {**best, owner: incumbent[owner]}
-        off = _SURELY * sqrt(sum(_own_error(lowered, c.node, pricer) ** 2 for c in (mine, other)))
+        off = SURELY * sqrt(sum(_own_error(lowered, c.node, pricer) ** 2 for c in (mine, other)))
         us = cost_of(problem, kept)
         if us - after < off:
             best, after = kept, us
@@ -355,4 +355,4 @@ def _noise(lowered: Lowered, problem: Problem, before: Choice, after: Choice, pr
         )
     if not guessed:
         return sqrt(total)
-    return 2 * sqrt(total + sum((more * sigma) ** 2 for more, sigma in change.values() if more > 0))
+    return SURELY * sqrt(total + sum((more * sigma) ** 2 for more, sigma in change.values() if more > 0))
