@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+import superopt.runtime  # noqa: F401  # before a test imports ONNX Runtime itself, which would tell its maker of it
+
 settings.register_profile("superopt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("superopt")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -164,10 +165,11 @@ def optimize(
         raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
     thrifty_heap()
     forked.allow("rich.live")  # which only draws
-    with Input(model) as path, Progress() as progress, TemporaryDirectory() as own:
+    with Input(model) as path, Progress() as progress, ExitStack() as held:
         if learn is not None:
             from superopt.pipeline.learning import learn_from
 
+            own = held.enter_context(TemporaryDirectory(prefix="superopt-"))
             progress(0, None, "learning from the model")
             source = context.get_parameter_source("time_limit")
             limited = source is not None and source.name != "DEFAULT"

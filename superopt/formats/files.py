@@ -75,15 +75,18 @@ def read_plain(path: Path, limit: int) -> bytes:
     """
     with os.fdopen(open_plain(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if size > limit:
-            raise InvalidModel(
-                f"is {size} bytes long; the limit for this kind of file is {limit}",
-                hint="keep the weights of a large model in a file beside it (ONNX external data, or safetensors)",
-            )
         try:
-            return file.read(limit + 1)
+            content = b"" if size > limit else file.read(size + 1)  # room for what is asked for is taken at once
+            while size < len(content) <= limit and (more := file.read(CHUNK)):  # it grows, or its length is not told
+                content += more
         except OSError as error:
             raise InvalidModel(f"cannot be read: {_reason(error)}") from error
+        if max(size, len(content)) > limit:
+            raise InvalidModel(
+                f"is {max(size, len(content))} bytes long; the limit for this kind of file is {limit}",
+                hint="keep the weights of a large model in a file beside it (ONNX external data, or safetensors)",
+            )
+        return content
 
 
 def open_inside(directory: Path, location: str) -> MappedFile:

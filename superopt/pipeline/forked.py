@@ -109,7 +109,7 @@ def _searched_there(
                 raise KeyboardInterrupt  # there is no best yet of what is to be searched
             return None
         found: SearchResult
-        found, learnt = _unpacked(_received(near, relay, progress), graph, scratch)
+        found, learnt = _unpacked(_received(near, child, relay, progress), graph, scratch)
     if prices.answers is not None:
         prices.answers.take(learnt)
     return found
@@ -177,16 +177,14 @@ class _Relay:
         self.interrupt()
 
 
-def _received(near: Connection, relay: _Relay, progress: Progress) -> bytes:
+def _received(near: Connection, child: int, relay: _Relay, progress: Progress) -> bytes:
     """What the copy sends in the end; on the way, its progress is told."""
     interrupted = False
     while True:
         try:
             kind, said = pickle.loads(near.recv_bytes())
-        except EOFError:
-            raise ResourceLimit(
-                "the process of the search was ended from outside", hint="systems do so that run out of memory"
-            ) from None
+        except (EOFError, ConnectionError):
+            raise KeyboardInterrupt if relay.seen else _why_gone(child) from None
         if kind == "raised":
             raise said
         if kind == "found":
@@ -198,6 +196,24 @@ def _received(near: Connection, relay: _Relay, progress: Progress) -> bytes:
                 raise
             interrupted = True
             relay.interrupt()
+
+
+def _why_gone(child: int) -> BaseException:
+    """What there is to say of a copy that ended without an answer."""
+    try:
+        ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it stays, so that its number is nobody else's
+    except ChildProcessError:  # whoever started this process has it ignore how others end
+        ended = None
+    if ended is None or (ended.si_code, ended.si_status) == (os.CLD_KILLED, signal.SIGKILL):
+        hint = "systems do so that run out of memory: try --memory-limit, or a machine with more"
+        return ResourceLimit("the process of the search was ended from outside", hint=hint)
+    if ended.si_code == os.CLD_EXITED:
+        return RuntimeError("the process of the search ended without an answer")
+    if ended.si_status in _ENDS:
+        return KeyboardInterrupt()
+    if ended.si_status == signal.SIGXCPU:
+        return ResourceLimit("the search took more processor time than processes may take here", hint="see ulimit -t")
+    return RuntimeError(f"the process of the search ended: {signal.strsignal(ended.si_status)}")
 
 
 # -- the copy --------------------------------------------------------------------------------------------------------
@@ -212,7 +228,7 @@ def _serve(
         if ends_with(parent):
             sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")  # others' locks may be held by threads that are gone
             scratch.owned()
-            far.send_bytes(pickle.dumps(_answer(far, relay, graph, rules, prices, options, scratch)))
+            far.send_bytes(_sendable(_answer(far, relay, graph, rules, prices, options, scratch)))
     finally:
         os._exit(0)  # no destructors, and no file flushed twice
 
@@ -254,6 +270,22 @@ def _answer(
     except BaseException as error:
         error.add_note(f"in a copy of the process:\n{traceback.format_exc()}")
         return "raised", error
+
+
+def _sendable(answer: tuple[str, Any]) -> bytes:
+    """An answer as bytes; by its name an error that cannot be read again (some are made of more than what they say)."""
+    kind, said = answer
+    if kind == "found":
+        return pickle.dumps(answer)
+    try:
+        data = pickle.dumps(answer)
+        pickle.loads(data)
+    except Exception:
+        named = RuntimeError(f"{type(said).__name__}: {said}")
+        for note in getattr(said, "__notes__", ()):
+            named.add_note(note)
+        return pickle.dumps((kind, named))
+    return data
 
 
 # -- what goes from one to the other ---------------------------------------------------------------------------------

@@ -307,3 +307,13 @@ def test_learning_is_within_the_time_limit_that_is_given(
     monkeypatch.setattr("superopt.pipeline.learning.learn_from", learn_from)
     assert run("optimize", "m.onnx", "--discover", "60", *limit)[0] == 0
     assert asked == [learns]
+
+
+def test_no_folder_is_made_for_what_is_not_learnt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever kills the command would find it left."""
+
+    def refuses(**how: object) -> None:
+        raise OSError("there is no room")
+
+    monkeypatch.setattr("superopt.cli.models.TemporaryDirectory", refuses)
+    assert run("optimize", "m.onnx")[0] == 0

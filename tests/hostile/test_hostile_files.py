@@ -17,7 +17,8 @@ import pytest
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
 from superopt.formats import from_bytes, load, read_json, save, to_json, to_onnx_bytes
-from superopt.ir.errors import SuperoptError
+from superopt.formats.files import read_plain
+from superopt.ir.errors import InvalidModel, SuperoptError
 
 Maker = Callable[[Path], None]
 
@@ -336,3 +337,18 @@ def test_damaged_files_are_an_error_or_a_graph_that_can_be_saved(seed: int) -> N
         except SuperoptError as error:
             outcomes.add(error.exit_code)
     assert {0, 3} <= outcomes <= {0, 3, 7}
+
+
+def test_what_grows_or_does_not_tell_its_length_is_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "long"
+    path.write_bytes(bytes(range(256)) * 40)
+    assert read_plain(path, 10240) == path.read_bytes()
+    with pytest.raises(InvalidModel, match="is 10240 bytes long; the limit for this kind of file is 10239"):
+        read_plain(path, 10239)
+    told = Path("/proc/self/status")  # 0 bytes long, it says
+    assert read_plain(told, 1 << 20).startswith(b"Name:")
+    monkeypatch.setattr("superopt.formats.files.CHUNK", 100)
+    with pytest.raises(InvalidModel, match="the limit for this kind of file is 200"):
+        read_plain(told, 200)

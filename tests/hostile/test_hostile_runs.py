@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from superopt.formats import from_onnx, save, to_onnx_bytes
+from superopt.formats import from_onnx, load, save, to_onnx_bytes
 from superopt.ir.errors import ResourceLimit
 from superopt.ops.infer import infer
 from superopt.runtime import limits
@@ -110,6 +110,16 @@ def test_allocations_beyond_the_memory_fail_instead_of_killing() -> None:
     with limits.bounded_memory(0.0), pytest.raises(MemoryError):
         np.ones(1 << 28)
     assert np.ones(1 << 20).nbytes == 8 << 20
+
+
+def test_a_small_model_asks_for_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is limited (``ulimit -v``) or never promised beyond what there is, what is asked for counts."""
+    path = tmp_path / "m.onnx"
+    save(from_onnx(model([make("Relu", ["x"], ["y"])])), path)
+    load(path)  # imports what it needs
+    monkeypatch.setattr(limits, "available", lambda: 64 << 20)
+    with limits.bounded_memory(1.0):
+        assert len(load(path).nodes) == 1
 
 
 def test_ordinary_models_pass() -> None:

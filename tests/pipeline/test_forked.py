@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -251,12 +252,76 @@ def test_what_is_raised_there_is_raised_here(monkeypatch: pytest.MonkeyPatch) ->
     assert "in breaks" in "".join(broken.value.__notes__), "the copy's own traceback is kept"
 
 
-def test_a_copy_that_is_ended_is_an_error_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+class _Made(Exception):
+    """Made of more than what it says, so that it cannot be read again."""
+
+    def __init__(self, what: str, more: Callable[[], None]) -> None:
+        super().__init__(what)
+        self.more = more
+
+
+@pytest.mark.parametrize("more", [dict, lambda: None], ids=["not read", "not written"])
+def test_an_error_that_cannot_be_sent_is_named(more: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*args: object, **named: object) -> SearchResult:
+        raise _Made("a fault of ours", more)
+
+    stubbed(monkeypatch, breaks)
+    with pytest.raises(RuntimeError, match="_Made: a fault of ours") as broken:
+        searched(folding())
+    assert "in breaks" in "".join(broken.value.__notes__)
+
+
+ENDS: dict[signal.Signals | None, tuple[type[BaseException], str]] = {
+    signal.SIGKILL: (ResourceLimit, "ended from outside.*--memory-limit"),
+    signal.SIGXCPU: (ResourceLimit, "processor time.*ulimit -t"),
+    signal.SIGSEGV: (RuntimeError, "ended: Segmentation fault"),
+    signal.SIGTERM: (KeyboardInterrupt, "^$"),
+    None: (RuntimeError, "without an answer"),
+}
+
+
+@pytest.mark.parametrize("by", ENDS)
+@pytest.mark.parametrize("waits", [signal.SIG_DFL, signal.SIG_IGN], ids=["told", "not told"])
+def test_a_copy_that_is_ended_is_an_error_and_leaves_no_process(
+    by: signal.Signals | None, waits: signal.Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def dies(*args: object, **named: object) -> SearchResult:
-        os.kill(os.getpid(), signal.SIGKILL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if by is None:
+            os._exit(1)
+        if by is not signal.SIGKILL:
+            signal.signal(by, signal.SIG_DFL)
+        os.kill(os.getpid(), by)
         raise AssertionError
 
     stubbed(monkeypatch, dies)
-    with pytest.raises(ResourceLimit, match="ended from outside"):
-        searched(folding())
-    assert nothing_left()
+    kind, said = ENDS[by] if waits is signal.SIG_DFL else ENDS[signal.SIGKILL]
+    usual = signal.signal(signal.SIGCHLD, waits)
+    try:
+        with pytest.raises(kind, match=said):
+            searched(folding())
+        assert nothing_left()
+    finally:
+        signal.signal(signal.SIGCHLD, usual)
+
+
+def test_a_copy_that_is_gone_after_a_signal_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever interrupts a group of processes may end the copy before it says how it ends."""
+
+    def dies(*args: object, **named: object) -> SearchResult:
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(60)
+        raise AssertionError
+
+    def killed(relay: Any) -> None:
+        if relay._child:
+            os.kill(relay._child, signal.SIGKILL)
+
+    stubbed(monkeypatch, dies)
+    monkeypatch.setattr("superopt.pipeline.forked._Relay.interrupt", killed)
+    usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            searched(folding())
+    finally:
+        signal.signal(signal.SIGTERM, usual)
