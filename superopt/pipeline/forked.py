@@ -5,8 +5,9 @@ between; what comes after a search (forms, races, the check) needs memory for mo
 rules, prices and options, so that it does not matter which process it runs in. The copy costs what is written in it.
 
 Only for whoever owns the process, who says so (:func:`allow`): of several threads one survives a fork, and what the
-others hold is held for good. OpenBLAS stops and starts its threads around one, ONNX Runtime's waits for work, and the
-one that ends runs (:mod:`superopt.runtime.watch`) is started anew.
+others hold is held for good. OpenBLAS stops and starts its threads around one, ONNX Runtime's own, which would tell
+its maker of what runs, is not there (:mod:`superopt.runtime`), and the one that ends runs
+(:mod:`superopt.runtime.watch`) is started anew.
 """
 
 from __future__ import annotations
