@@ -18,7 +18,7 @@ from superopt import cost as costs
 from superopt import report
 from superopt.cost import CostModel, GraphCost
 from superopt.cost.trial import sizes_fed
-from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
+from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.pipeline.judge import CHEAP, LOOKS, SITTING, Belief, Judgement, regret
@@ -66,8 +66,8 @@ class Accuracy:
     inputs: int
 
     def within(self, mode: str, share: float = 1.0) -> bool:
-        """Whether a mode's budget, or a share of it, allows it."""
-        return self.after <= share * min(MOST_ERROR[mode], GROWTH[mode] * self.before)
+        """Whether a mode's budget, or a share of it, allows it; what errs no more than the model does is allowed."""
+        return self.after <= max(self.before, share * min(MOST_ERROR[mode], GROWTH[mode] * self.before))
 
 
 Check = Callable[[Graph, Bench, Slack], CheckResult]  # of a result, whose weights may have been written already
@@ -263,10 +263,11 @@ def _tried(
         errors = _errors(original, made, setting, bench)
     except (InvalidModel, Unsupported, ResourceLimit) as error:
         return _Outcome(None, f"the model could not be run with them: {error}")
-    if not errors.within(setting.mode, _SPENT):
-        why = f"errors grow from {errors.before:.1e} to {errors.after:.1e}, which {setting.mode!r} does not allow"
-        bench.drop(made)
-        return _Outcome(None, why)
+    for found in errors:
+        if not found.within(setting.mode, _SPENT):
+            why = f"errors grow from {found.before:.1e} to {found.after:.1e}, which {setting.mode!r} does not allow"
+            bench.drop(made)
+            return _Outcome(None, why)
     checked: CheckResult | None = None
     if check is not None:
         progress(0, None, "checking")
@@ -275,7 +276,7 @@ def _tried(
         if checked.verdict != "passed":
             bench.drop(made)
             return _Outcome(None, f"the check {checked.verdict}: {checked.reason}")
-    return _Outcome(Formed(made, tuple(chosen), checked, errors, cost, MOST_ERROR[setting.mode], measured))
+    return _Outcome(Formed(made, tuple(chosen), checked, _largest(errors), cost, MOST_ERROR[setting.mode], measured))
 
 
 def _believed(chosen: Sequence[Choice], before: float) -> Belief:
@@ -389,42 +390,84 @@ def accuracy(
     Raises:
         InvalidModel, Unsupported, ResourceLimit: one of them cannot be run.
     """
+    fed = [make_inputs(before, number, "normal", sizes=sizes) for number in range(seed, seed + inputs)]
     with Bench() as bench:
-        return _errors_on(before, after, bench, runtime, 1, sizes, range(seed, seed + inputs))
+        found = _errors_on(before, after, bench, runtime, 1, sizes, fed)
+    return _largest([f for f in found if f is not None])
 
 
-def _errors(original: Graph, made: Graph, setting: Setting, bench: Bench) -> Accuracy:
+def _errors(original: Graph, made: Graph, setting: Setting, bench: Bench) -> list[Accuracy]:
+    """Errors on standard normal inputs, as many as that is worth, and on one of large, small and repeated elements, as
+    far as the model takes them: where an exponential follows, what is large is where errors grow."""
     done = costs.work(original, infer(original, setting.sizes), setting.sizes)
     count = setting.inputs or max(1, min(_INPUTS, int(_WORK / max(done.flops, 1))))
     seeds = range(setting.seed, setting.seed + count)
-    return _errors_on(original, made, bench, setting.runtime, setting.threads, setting.sizes, seeds)
+    kinds = [*(("normal", seed) for seed in seeds), ("edge", setting.seed)]
+    fed = [make_inputs(original, seed, kind, sizes=setting.sizes) for kind, seed in kinds]
+    found = _errors_on(original, made, bench, setting.runtime, setting.threads, setting.sizes, fed)
+    taken = [[f for f in some if f is not None] for some in (found[:count], found[count:])]
+    return [_largest(some) for some in taken if some]
+
+
+def _largest(found: Sequence[Accuracy]) -> Accuracy:
+    """Of all inputs together."""
+    return Accuracy(max(f.before for f in found), max(f.after for f in found), sum(f.inputs for f in found))
 
 
 def _errors_on(
     before: Graph, after: Graph, bench: Bench, runtime: Runtime, threads: int, sizes: Mapping[str, int],
-    seeds: Sequence[int],
-) -> Accuracy:  # fmt: skip
-    """Errors on inputs of these seeds. One after the other is in memory: each graph's session, then the reference."""
+    fed: Sequence[Mapping[str, np.ndarray]],
+) -> list[Accuracy | None]:  # fmt: skip
+    """Errors on each of these inputs; ``None`` for one that the first graph refuses. One after the other is in memory:
+    each graph's session, then the reference.
+
+    Raises:
+        InvalidModel: it refuses all of them, or the second graph refuses another.
+    """
     names = [v.name for v in before.outputs]
-    fed = [make_inputs(before, seed, "normal", sizes=sizes) for seed in seeds]
-    made: list[list[dict[str, np.ndarray]]] = []
-    for graph in (before, after):
+    made: list[list[dict[str, np.ndarray] | None]] = []
+    refused: set[int] = set()
+    why: SuperoptError | None = None
+    for side, graph in enumerate((before, after)):
         session = bench.loaded(graph, runtime, threads=threads)
-        made.append([session.run(feeds, names) for feeds in fed])
+        runs: list[dict[str, np.ndarray] | None] = []
+        for number, feeds in enumerate(fed):
+            try:
+                runs.append(None if number in refused else session.run(feeds, names))
+            except (InvalidModel, UsageError) as error:
+                if side:
+                    raise InvalidModel(f"what the model takes is refused: {error.what}") from error
+                refused.add(number)
+                why = error
+                runs.append(None)
+        made.append(runs)
         del session
         bench.drop(graph)
-    worst = [0.0, 0.0]
-    for number, feeds in enumerate(fed):
+        if why is not None and len(refused) == len(fed):
+            raise InvalidModel(why.what) from why
+    found: list[Accuracy | None] = []
+    for feeds, old, new in zip(fed, *made, strict=True):
+        if old is None or new is None:
+            found.append(None)
+            continue
         exact = reference.run(before, feeds, sizes=sizes)
-        for side in (0, 1):
-            worst[side] = max(worst[side], *(_error(made[side][number][n], exact[n]) for n in names))
-    return Accuracy(worst[0], worst[1], len(fed))
+        errors = [_errors_of(old[n], new[n], exact[n]) for n in names]
+        found.append(Accuracy(max(e[0] for e in errors), max(e[1] for e in errors), 1))
+    return found
 
 
-def _error(made: np.ndarray, exact: np.ndarray) -> float:
-    if exact.dtype.kind != "f" or not exact.size:
-        return 0.0
-    return float(np.abs(made.astype(np.float64) - exact).max() / (np.abs(exact).max() or 1.0))
+def _errors_of(old: np.ndarray, new: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
+    """Largest errors relative to the largest element, over those that are finite exactly and as the model computes
+    them."""
+    if exact.dtype.kind != "f":
+        return 0.0, 0.0
+    usable = np.isfinite(exact) & np.isfinite(old)
+    if not usable.any():
+        return 0.0, 0.0
+    exact = exact[usable]
+    off = [np.abs(made[usable].astype(np.float64) - exact).max() for made in (old, new)]
+    before, after = (float(e / (np.abs(exact).max() or 1.0)) for e in off)
+    return before, after if np.isfinite(after) else np.inf
 
 
 def _reported(choice: Choice) -> report.Algorithm:

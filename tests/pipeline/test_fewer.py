@@ -12,6 +12,7 @@ import superopt
 from superopt import formats
 from superopt.cost import for_target
 from superopt.frontend import GraphBuilder
+from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.pipeline import fewer, judge, optimise, trials
@@ -133,6 +134,71 @@ def test_more_accurate_ones_are_tried_where_the_budget_is_smaller(monkeypatch: p
     result, none = optimised(graph)
     assert none.algorithms == ()
     assert [n.op for n in result.nodes] == ["Conv", "Relu"] * 2
+
+
+def steep() -> Graph:
+    """Two convolutions and a Softmax, which makes more of an error where what it reads is larger."""
+    b = GraphBuilder("m")
+    x = b.input("image", "float32", (1, 192, 14, 14))
+    for number in range(2):
+        with b.scope(f"conv{number}"):
+            w = b.weight("w", (192, 192, 3, 3), scale=(9 * 192) ** -0.5)
+            x = b.op("Conv", x, w, pads=[1, 1, 1, 1])
+            x = x if number else x.relu()
+    b.output(b.op("Softmax", x, axis=1), "y")
+    return b.build()
+
+
+def test_errors_are_within_the_budget_on_large_inputs_too() -> None:
+    result, report = optimised(steep())
+    assert {n.op for n in result.nodes} >= {"Conv", "Softmax"}
+    assert report.algorithms == ()
+    assert any("errors grow from" in note for note in report.notes)
+
+
+def setting() -> fewer.Setting:
+    return fewer.Setting("standard", {}, 0, 1, ONNX_RUNTIME, races=False, seconds=1.0, left=lambda: 1.0, inputs=2)
+
+
+def test_errors_are_measured_on_inputs_of_each_kind() -> None:
+    graph = steep()
+    with Bench() as bench:
+        normal, edge = fewer._errors(graph, graph, setting(), bench)
+    assert (normal.inputs, edge.inputs) == (2, 1)
+    assert normal.before == normal.after < 1e-6 < edge.before == edge.after
+
+
+def test_inputs_that_the_model_refuses_tell_nothing_of_errors() -> None:
+    b = GraphBuilder("m")
+    rows = b.input("rows", "int64", (3,))
+    b.output(b.op("Gather", b.weight("table", (2, 4)), rows, axis=0), "y")
+    graph = b.build()
+    fed = [{"rows": np.array(r)} for r in ([0, 1, 0], [0, 7, 0])]
+    with Bench() as bench:
+        assert fewer._errors_on(graph, graph, bench, ONNX_RUNTIME, 1, {}, fed) == [fewer.Accuracy(0.0, 0.0, 1), None]
+        with pytest.raises(InvalidModel, match="indices element out of"):
+            fewer._errors_on(graph, graph, bench, ONNX_RUNTIME, 1, {}, fed[1:])
+
+
+@pytest.mark.parametrize(
+    ("made", "errors"),
+    [
+        ([1.0, 2.0, 3.0], (0.25, 0.0)),
+        ([1.0, 2.0, np.nan], (0.25, 0.0)),  # where the model's own is not finite
+        ([np.inf, 2.0, 3.0], (0.25, np.inf)),
+        ([1.0, np.nan, 3.0], (0.25, np.inf)),
+        ([1.0, 2.5, 3.0], (0.25, 0.25)),
+    ],
+)
+def test_what_is_not_finite_any_more_is_an_error_without_bound(made: list[float], errors: tuple[float, float]) -> None:
+    old, exact = np.array([1.5, 2.0, np.inf], np.float32), np.array([1.0, 2.0, 3.0])
+    assert fewer._errors_of(old, np.array(made, np.float32), exact) == errors
+
+
+def test_what_errs_as_the_model_does_is_within_every_budget() -> None:
+    assert fewer.Accuracy(3e-5, 3e-5, 1).within("standard", 0.5)
+    assert not fewer.Accuracy(3e-5, 3.1e-5, 1).within("standard", 0.5)
+    assert fewer.Accuracy(1e-6, 5e-6, 1).within("standard", 0.5)
 
 
 def raced(*times: float, rounds: int = 15) -> Callable[..., RaceResult]:
