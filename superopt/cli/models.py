@@ -14,7 +14,7 @@ import typer
 
 from superopt import TIME_LIMIT
 from superopt.cli.many import optimize_many
-from superopt.cli.outputs import claim, distinct
+from superopt.cli.outputs import claim, distinct, refuse_own_files
 from superopt.cli.shell import (
     MOST_WORKERS,
     Cluster,
@@ -44,6 +44,7 @@ from superopt.ir.errors import NotEquivalent, SuperoptError, UsageError, printab
 
 __all__ = ["COMMANDS"]
 
+MOST_BESIDE = 99  # files with graphs that trade time for memory, which are claimed: no front has as many
 MOST_TRIALS = 1_000_000  # of verify: more would be waited for in vain
 
 
@@ -156,7 +157,11 @@ def optimize(
         )
         raise typer.Exit(code)
     model = models[0]
-    claim({"-o": output, "--json": report_json, "--html": report_html}, [model], force=force)
+    destinations = {"-o": output, "--json": report_json, "--html": report_html}
+    claim(destinations, [model], force=force)
+    if objective == "pareto" and output is not None:
+        besides = {f"OUT-{i + 1}": name for i, name in enumerate(_beside(output, MOST_BESIDE))}
+        claim(destinations | besides, [model], force=force)
     if certificates is not None and certificates.exists():
         raise UsageError(f"{printable(str(certificates))} exists", hint="--certificates makes a folder of its own")
     if no_check and check == "full":
@@ -184,8 +189,10 @@ def optimize(
             options = replace(options, rules=Path(own) if learnt.rules else None)
         result = pipeline.optimize(path, options=options, progress=progress)
         if output is not None:
-            save(result.graph, output, force)
             beside = _beside(output, len(result.pareto))
+            for file in (output, *beside):  # all of them before the first is written
+                refuse_own_files(result.original, file)
+            save(result.graph, output, force)
             for point, file in zip(result.pareto, beside, strict=False):  # none of them on standard output
                 save(point.graph, file, force)
         if certificates is not None and result.by_values:

@@ -81,7 +81,7 @@ def _streams(given: Mapping[str, str]) -> None:
 
 def _files(option: str, path: Path) -> tuple[Path, ...]:
     """The file, and the one that a model's large weights are written to beside it."""
-    if option not in ("-o", "OUT"):
+    if option != "-o" and not option.startswith("OUT"):
         return (path,)
     return path, path.with_suffix(".safetensors") if path.suffix == ".json" else Path(f"{path}.data")
 

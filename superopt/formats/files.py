@@ -192,8 +192,19 @@ class MappedFile:
         self._identity = state["_identity"]  # type: ignore[assignment]
         self._descriptor = open_plain(path)
         self.size = os.fstat(self._descriptor).st_size
+        self.refuse_changed()
+
+    def refuse_changed(self) -> None:
+        """Pass a file that is as it was when it was opened.
+
+        Raises:
+            InvalidModel: somebody wrote into it, or it was opened again and is another.
+        """
         if _identity(self._descriptor) != self._identity:
-            raise InvalidModel("the file changed since the model was loaded", where=printable(str(path)))
+            hint = "run it again when nobody writes there"
+            raise InvalidModel(
+                "the file changed since the model was loaded", where=printable(str(self.path)), hint=hint
+            )
 
     def __del__(self) -> None:
         descriptor = self.__dict__.get("_descriptor")

@@ -15,6 +15,7 @@ import os
 import pickle
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -135,6 +136,9 @@ def keep(folder: str, name: str, value: object, most: int) -> bool:
         _tidy(place, most)
     except OSError:
         return False
+    finally:
+        with suppress(OSError):
+            partial.unlink()  # there only where it could not be written, or an interrupt came
     return True
 
 

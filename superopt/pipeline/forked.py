@@ -33,7 +33,7 @@ from superopt.cost.model import CostModel
 from superopt.fleet.child import ends_with
 from superopt.formats.scratch import Handed, Scratch
 from superopt.formats.tensors import AsideData
-from superopt.ir.errors import ResourceLimit, SuperoptError
+from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError
 from superopt.ir.graph import Graph
 from superopt.rules import Rule
 from superopt.runtime.watch import watching
@@ -212,6 +212,8 @@ def _why_gone(child: int) -> BaseException:
         return RuntimeError("the process of the search ended without an answer")
     if ended.si_status in _ENDS:
         return KeyboardInterrupt()
+    if ended.si_status == signal.SIGBUS:  # what is mapped is not there any more
+        return InvalidModel("a file of the model's weights became shorter while it was read", hint="run it again")
     if ended.si_status == signal.SIGXCPU:
         return ResourceLimit("the search took more processor time than processes may take here", hint="see ulimit -t")
     return RuntimeError(f"the process of the search ended: {signal.strsignal(ended.si_status)}")

@@ -223,7 +223,10 @@ class _Attempt:
 
     def run(self) -> Result:
         with Bench() as bench:
-            return self._run(bench)
+            result = self._run(bench)
+        for file in {id(f): f for w in self.graph.weights if (f := getattr(w.data, "file", None)) is not None}.values():
+            file.refuse_changed()  # some of the result would be of the one, some of the other
+        return result
 
     def _run(self, bench: Bench) -> Result:
         notes: list[str] = []

@@ -183,6 +183,25 @@ def test_is_refused_in_a_line_and_nothing_is_lost(command: str, folder: Path, ru
     assert sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name != "cache") == ["old"]
 
 
+BESIDE: dict[str, str] = {  # where graphs that trade time for memory go, too
+    "m-2.onnx -o m.onnx -f": "OUT-2 m-2.onnx: is m-2.onnx, which is read",
+    "m.onnx -o old.onnx": "old-3.onnx: exists already",
+    "m.onnx -o new.onnx --json new-4.onnx": "OUT-4 new-4.onnx: is the same file as --json",
+    "m.onnx -o .": "-o .: is a folder, not a file",
+}
+
+
+@pytest.mark.parametrize("command", BESIDE)
+def test_files_beside_the_result_are_claimed_before_any_work(command: str, folder: Path, run: Run) -> None:
+    for name in ("m-2.onnx", "old-3.onnx"):
+        (folder / name).write_bytes((folder / "m.onnx").read_bytes())
+    before = kept(folder)
+    code, _, err = run("optimize", *words(command), "--objective", "pareto")
+    assert (code, err.count("\n")) == (2, 1)
+    assert BESIDE[command] in err
+    assert kept(folder) == before
+
+
 @pytest.mark.parametrize(
     ("file", "text", "code", "said"),
     [

@@ -20,7 +20,7 @@ from superopt.cost.answers import Answers
 from superopt.cost.profile import Store
 from superopt.formats.tensors import AsideData, set_aside
 from superopt.frontend import GraphBuilder
-from superopt.ir.errors import ResourceLimit, Unsupported
+from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.pipeline import forked
 from superopt.rules import load_library
@@ -275,6 +275,7 @@ ENDS: dict[signal.Signals | None, tuple[type[BaseException], str]] = {
     signal.SIGKILL: (ResourceLimit, "ended from outside.*--memory-limit"),
     signal.SIGXCPU: (ResourceLimit, "processor time.*ulimit -t"),
     signal.SIGSEGV: (RuntimeError, "ended: Segmentation fault"),
+    signal.SIGBUS: (InvalidModel, "became shorter"),
     signal.SIGTERM: (KeyboardInterrupt, "^$"),
     None: (RuntimeError, "without an answer"),
 }

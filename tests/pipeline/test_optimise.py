@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import superopt
 from superopt import formats
 from superopt.frontend import GraphBuilder
-from superopt.ir.errors import Unsupported, UsageError
+from superopt.ir.errors import InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.pipeline import checking, forked, optimise
 from superopt.pipeline.racing import measure
@@ -279,3 +280,21 @@ def test_open_sizes_that_have_to_agree_are_timed_as_they_are_costed() -> None:
     graph = b.build()
     found = measure(graph, graph, sizes={}, rounds=3)
     assert found.runs == 3
+
+
+def test_weights_that_change_during_the_run_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result would be made of both: of products by the one, of what is copied by the other."""
+    builder = GraphBuilder("stored beside")
+    builder.output(builder.op("MatMul", builder.input("x", "float32", [2, 128]), builder.weight("w", (128, 128))), "y")
+    path = tmp_path / "m.onnx"
+    formats.save(builder.build(), path, external_above=0)
+    data = tmp_path / "m.onnx.data"
+    assert superopt.optimize(path, target="profile:cpu-epyc-2core").graph.weights
+    os.utime(data, ns=(0, 0))
+
+    def writes(done: int, total: int | None, what: str) -> None:
+        if what != "loading":
+            data.write_bytes(bytes(data.stat().st_size))
+
+    with pytest.raises(InvalidModel, match=r"m\.onnx\.data: the file changed"):
+        superopt.optimize(path, target="profile:cpu-epyc-2core", progress=writes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import pickle
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,17 @@ def test_what_is_kept_comes_back(cache):
     keep("terms", "one", [TERM], 2)
     assert kept("terms", "one", (App, Var)) == [TERM]
     assert kept("terms", "two", (App, Var)) is None
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_nothing_half_written_stays(cache, monkeypatch, error):
+    def full(*arguments):
+        raise error
+
+    monkeypatch.setattr(Path, "replace", full)
+    with suppress(KeyboardInterrupt):
+        assert not keep("folder", "name", (1, 2), 10)
+    assert [p.name for p in cache.rglob("*") if p.is_file()] == []
 
 
 def test_what_is_equal_is_held_once_and_what_can_change_stays_apart(cache):
