@@ -47,10 +47,10 @@ def kernels_of(program: Program, pricer: Pricer) -> tuple[Kernel, ...]:
 
 
 def groups_of(program: Program, pricer: Pricer) -> tuple[Group, ...]:
-    """What the backend runs as one kernel of the program as it stands, no barrier in it; nodes are known by what they
-    make."""
+    """What the backend runs as one kernel of the program as it stands, no barrier in it and nothing that is evaluated
+    before it runs; nodes are known by what they make."""
     found = groups(_as_it_stands(program), pricer.costs.backend.patterns, program.types)
-    steps = {s.outputs[0] for s in program.steps if s.op}
+    steps = {s.outputs[0] for s in program.steps if s.op} - program.constant
     return tuple(g for g in found if all(node.outputs[0] in steps for node in g.nodes))
 
 

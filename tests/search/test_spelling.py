@@ -16,7 +16,7 @@ from superopt.ops.infer import infer
 from superopt.rules import load_library
 from superopt.search import SearchOptions, search
 from superopt.search.costing import Pricer
-from superopt.search.kernels import kernels_of
+from superopt.search.kernels import groups_of, kernels_of
 from superopt.search.moves import prepare
 from superopt.search.program import Program, program_of
 from superopt.search.spelling import spelled
@@ -195,3 +195,23 @@ def test_a_kernel_with_an_operator_that_is_carried_through_stays(prices: cost.Co
     library = load_library()
     options = SearchOptions(cache=False, floats=library.floats("standard"))
     assert search(graph, library.admitted, prices, options).graph is graph
+
+
+def normalised_weights() -> Graph:
+    """A normalised sum that weights alone decide, beside a product that runs."""
+    b = GraphBuilder("queries", opset=17)
+    shape = (20, 1, 64)
+    both = b.weight("queries", shape) + b.weight("attended", shape)
+    made = b.op("LayerNormalization", both, b.weight("scale", (64,)), b.weight("bias", (64,)), axis=-1)
+    b.output(b.input("x", "float32", shape) * made, "out")
+    return b.build()
+
+
+def test_what_weights_alone_decide_is_no_kernel(prices: cost.CostModel) -> None:
+    """The first layer of a DETR decoder, whose queries are a weight and look at each other."""
+    graph, library = normalised_weights(), load_library()
+    assert [len(nodes) for nodes in kernels_in(graph)] == [2]
+    program, pricer = read(graph, prices)
+    assert groups_of(program, pricer) == ()
+    options = SearchOptions(cache=False, floats=library.floats("standard"))
+    assert_equivalent(graph, search(graph, library.admitted, prices, options).graph)
