@@ -21,7 +21,7 @@ from superopt.runtime.binding import bind
 from superopt.runtime.fatal import risk_of
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.ort import element_type, make_session
+from superopt.runtime.ort import element_type, make_session, run
 from superopt.runtime.protocol import Runtime
 
 __all__ = ["Typed", "block_size", "distinct", "known_types", "lowered", "typed", "without_reorders"]
@@ -157,11 +157,16 @@ def typed(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph | None 
                 return Typed(types, beforehand)
         if given is not None and (risk := risk_of(given)) is not None and risk.fed(feeds):
             raise Unsupported("running it for the types of its values may end the process")
-        bound = bind(session, feeds, longest=_LONGEST_RUN)
-    for output, value in zip(session.get_outputs(), bound.outputs(), strict=True):
-        dtype = element_type(value.data_type()) if value.is_tensor() else None
+        made = bind(session, feeds, longest=_LONGEST_RUN).outputs()
+        arrays = {} if made else run(session, feeds, time_limit=_LONGEST_RUN)  # strings and sequences are not bound
+    for place, output in enumerate(session.get_outputs()):
+        if made:
+            dtype = element_type(made[place].data_type()) if made[place].is_tensor() else None
+            sizes = made[place].shape() if made[place].is_tensor() else ()
+        else:
+            dtype, sizes = element_type(output.type), arrays[output.name].shape
         if dtype is not None:
-            types[output.name] = TensorType(dtype, tuple(map(int, value.shape())))
+            types[output.name] = TensorType(dtype, tuple(map(int, sizes)))
     return Typed(types, beforehand)
 
 
