@@ -121,7 +121,7 @@ def measured_plan(name: str, graph: Graph, share: float, seconds: float, folder:
         formats.save(least.graph, folder / "after.onnx")
     else:
         timed = measure(graph, least.graph, sizes={}, rounds=_RACED, burst=1, time_limit=_RACE)
-        ratio, doubt = timed.ratio, doubt_of(timed.runs, timed.deviation)
+        ratio, doubt = timed.ratio, doubt_of(timed)
     held = footprint(graph).plan
     arena = asked_of(graph, {})
     return StepRow(

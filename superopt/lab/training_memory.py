@@ -151,7 +151,7 @@ def raced(folder: Path, *, rounds: int, seconds: float) -> Raced:
     del ours, theirs
     bound = [bind(s, feeds, longest=_LONGEST_RUN) for s in sessions]
     found = measured_of(race_bound(bound, rounds=rounds, burst=1, threads=1, clock="cpu", time_limit=seconds))
-    return Raced(found.ratio, doubt_of(found.runs, found.deviation), found.runs, len(names), same, error)
+    return Raced(found.ratio, doubt_of(found), found.runs, len(names), same, error)
 
 
 def _fed(graph: Graph) -> Graph:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import erfc, hypot, inf, prod, sqrt
+from math import erfc, hypot, inf, isinf, prod, sqrt
 from statistics import NormalDist, median, quantiles
 
 from superopt import report
 from superopt.cost import Demand, GraphCost
-from superopt.runtime.spread import median_beyond, median_error
+from superopt.runtime.spread import beyond_quartiles, median_beyond, median_error
 
 __all__ = [
     "CHEAP",
@@ -132,8 +132,7 @@ class Comparison:
     @property
     def doubt(self) -> float:
         """How far the measured ratio may be off beyond what a look allows; 0 where nothing was measured."""
-        found = self.measured
-        return 0.0 if found is None else doubt_of(found.runs, found.deviation)
+        return 0.0 if self.measured is None else doubt_of(self.measured)
 
     @property
     def hopeless(self) -> bool:
@@ -184,9 +183,14 @@ class Comparison:
         return f"{self.measured.ratio:.3f} ± {self._margin:.3f}"
 
 
-def doubt_of(rounds: int, deviation: float) -> float:
-    """How far the median of so many rounds' ratios may be off beyond what a look allows, by their deviation."""
-    return inf if rounds < LOOKS[0] else median_beyond(rounds, _WRONG) * deviation
+def doubt_of(found: report.Measured) -> float:
+    """How far the median of a race's ratios may be off beyond what a look allows: by their standard deviation, or by
+    their quartiles, which a few rounds that something else disturbed leave where they are."""
+    if found.runs < LOOKS[0]:
+        return inf
+    doubt = median_beyond(found.runs, _WRONG) * found.deviation
+    factor = beyond_quartiles(found.runs, _WRONG)
+    return doubt if isinf(factor) else min(doubt, factor * found.spread)
 
 
 def demand_of(cost: GraphCost) -> Demand:

@@ -66,7 +66,7 @@ class Point:
         raced = self.measured
         return report.Tradeoff(
             self.bytes, self.us / fastest.us if fastest.us else 1.0, None if raced is None else raced.ratio,
-            None if raced is None or raced.runs < LOOKS[0] else doubt_of(raced.runs, raced.deviation), self.how,
+            None if raced is None or raced.runs < LOOKS[0] else doubt_of(raced), self.how,
             structural_hash(self.graph),
         )  # fmt: skip
 
@@ -286,7 +286,7 @@ def _wanted(found: Sequence[Point], limit: int | None, objective: str) -> int:
 def _too_slow(point: Point) -> bool:
     """Whether it was measured to take too long beyond doubt."""
     raced = point.measured
-    return raced is not None and raced.ratio - doubt_of(raced.runs, raced.deviation) > _SLOWER
+    return raced is not None and raced.ratio - doubt_of(raced) > _SLOWER
 
 
 def _raced(graph: Graph, point: Point, options: Options) -> Point:

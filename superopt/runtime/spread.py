@@ -9,9 +9,11 @@ import math
 from functools import lru_cache
 from statistics import NormalDist
 
-__all__ = ["IQR_OF_NORMAL", "SURELY", "median_beyond", "median_error"]
+__all__ = ["IQR_OF_NORMAL", "SURELY", "beyond_quartiles", "median_beyond", "median_error"]
 
 SURELY = 2.0  # standard deviations beyond which a belief is acted on: it is wrong once in forty
+_OF_QUARTILES = 0.4  # degrees of freedom that the interquartile range of normal draws has of those of their deviation
+_FEWEST = 15  # draws of which quartiles say how far they scatter
 IQR_OF_NORMAL = 2 * NormalDist().inv_cdf(0.75)  # interquartile range of a normal distribution, in standard deviations
 
 
@@ -30,13 +32,27 @@ def median_beyond(count: int, probability: float) -> float:
     that of one draw fewer. Infinite for fewer than three.
     """
     freedom = (count - 1) // 2 * 2
-    if freedom < 2:
+    return math.inf if freedom < 2 else _student(freedom, probability) * math.sqrt(math.pi / 2 / count)
+
+
+@lru_cache(maxsize=256)
+def beyond_quartiles(count: int, probability: float) -> float:
+    """The same in interquartile ranges of the draws, which single draws far off do not widen; infinite for fewer than
+    fifteen. Where either of the two bounds is passed, 0.1 to 0.9 of the probability was found for 15 and 31 draws
+    (normal, Student's with three degrees, 15 % of them eight times as wide, differences of waiting times; 10^6 each).
+    """
+    if count < _FEWEST:
         return math.inf
+    return _student(int(_OF_QUARTILES * count) // 2 * 2, probability) * median_error(count)
+
+
+def _student(freedom: int, probability: float) -> float:
+    """What Student's law with an even number of degrees of freedom passes with this probability."""
     low, high = 0.0, 1e9
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if _beyond(middle, freedom) > probability else (low, middle)
-    return high * math.sqrt(math.pi / 2 / count)
+    return high
 
 
 def _beyond(t: float, freedom: int) -> float:

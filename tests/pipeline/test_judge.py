@@ -76,6 +76,21 @@ def test_what_matters_is_seen() -> None:
     assert sum(faster) > 0.9 * len(faster)
 
 
+@pytest.mark.parametrize("rounds", [15, 31])
+def test_rounds_that_something_else_disturbed_do_not_hide_a_slower_result(rounds: int) -> None:
+    """Two in ten of a race's rounds took three times as long, or a third."""
+    rng = random.Random(9)
+    lost = 0
+    for _ in range(300):
+        ratios = [
+            rng.lognormvariate(0.077, 0.01) * (1.0 if n % 5 else 3.0 ** rng.choice((-1, 1))) for n in range(rounds)
+        ]
+        low, _, high = quantiles(ratios, n=4)
+        found = Measured(1.0, 1.0, median(ratios), rounds, high - low, deviation=stdev(ratios))
+        lost += not Comparison(INPUT, LESS, 0.9, found, True).judged().taken
+    assert lost > 0.9 * 300
+
+
 def test_a_race_goes_on_while_it_could_change_something() -> None:
     assert Comparison(INPUT, LESS, 0.9, raced(0.99, spread=0.3)).settled  # taken whatever comes
     assert not Comparison(INPUT, LESS, 0.9, raced(1.02, spread=0.3)).settled
