@@ -29,6 +29,7 @@ __all__ = ["Clock", "RaceResult", "circumstances", "cpu_name", "race", "race_bou
 Clock = Literal["wall", "cpu"]
 _SHORTEST_BURST = 500_000  # ns: a burst of very short runs is lengthened to this, so that a minimum means something
 _LONGEST_BURST = 64  # runs
+_COLD = 8  # times as long as others that a model's first run takes at most: memory is asked for and nothing is cached
 _APART, _FAR_APART = 200_000, 4_000_000  # bytes between what one loading and the next occupy
 
 
@@ -114,8 +115,9 @@ def race_bound(
     clock: Clock = "wall",
     seed: int = 0,
     looks: Mapping[int, Enough] = MappingProxyType({}),
+    shortest: int = _SHORTEST_BURST,
 ) -> RaceResult:
-    """:func:`race` for models that are already bound.
+    """:func:`race` for models that are already bound; a burst of short runs takes ``shortest`` nanoseconds.
 
     Raises:
         UsageError: there is nothing to time, or the CPU clock was asked for with several threads.
@@ -126,7 +128,7 @@ def race_bound(
         raise UsageError("the thread's CPU time counts one thread only", hint="set threads=1, or use the wall clock")
     now = time.thread_time_ns if clock == "cpu" else time.perf_counter_ns
     deadline = time.monotonic() + time_limit
-    lengths = [_burst_length(b.step, burst) for b in bound]
+    lengths = [_burst_length(b.step, burst, shortest, now) for b in bound]
     order = list(range(len(bound)))
     shuffle = random.Random(seed).shuffle
     samples: list[tuple[float, ...]] = []
@@ -193,11 +195,12 @@ def race_sittings(
     return result_of(samples, runs, circumstances(threads, clock, runtime))
 
 
-def _burst_length(step: Callable[[], object], burst: int) -> int:
-    start = time.perf_counter_ns()
-    step()
-    once = max(time.perf_counter_ns() - start, 1)
-    return max(burst, min(_LONGEST_BURST, _SHORTEST_BURST // once), 1)
+def _burst_length(step: Callable[[], object], burst: int, shortest: int, now: Callable[[], int]) -> int:
+    """Runs of a burst, by what one takes that is not the first."""
+    once = _least(step, 1, now)
+    if once < _COLD * shortest:
+        once = _least(step, 2, now)
+    return max(burst, min(_LONGEST_BURST, shortest // once), 1)
 
 
 def _least(step: Callable[[], object], count: int, now: Callable[[], int]) -> int:
