@@ -71,6 +71,11 @@ class TimeBudget:
         return None if self.deadline == float("inf") else self.left
 
     @property
+    def racing(self) -> float:
+        """Seconds that a race has to leave: its models are loaded first, and the check comes after."""
+        return self.reserve + self.loads
+
+    @property
     def measuring(self) -> float:
         """Seconds that measuring operators may take."""
         return float("inf") if self.limit is None else _MEASURING * self.limit

@@ -29,7 +29,7 @@ from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import reference
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.protocol import Runtime
-from superopt.runtime.race import RaceResult, race_bound
+from superopt.runtime.race import SETTLED, RaceResult, race_bound
 from superopt.runtime.spread import SURELY
 from superopt.search.bilinear.choosing import (
     GROWTH,
@@ -378,6 +378,7 @@ def _race(plain: Graph, made: Graph, modelled: Belief, setting: Setting, bench: 
             LOOKS[0] + 1: lambda r: _Raced(r, modelled).unanimous,
             **dict.fromkeys(LOOKS[1:], lambda r: _Raced(r, modelled).settled),
         },
+        shortest=SETTLED,
     )  # fmt: skip
     return _Raced(result, modelled)
 

@@ -2,8 +2,9 @@
 
 What a graph does (FLOPs, bytes, kernels) is a fact; what it takes is measured with an error. A result that does no
 more of any of the three, and less of one, is taken unless it was *measured slower beyond doubt*, by more than what two
-copies of one model differ by from sitting to sitting. One that trades one
-for another is taken only if it was measured faster beyond doubt or, where nothing was measured, if the model says so.
+copies of one model differ by from sitting to sitting; where that is what decides, both are loaded again and again, and
+the median of so many sittings differs by less. One that trades one for another is taken only if it was measured faster
+beyond doubt or, where nothing was measured, if the model says so.
 Beyond doubt means that a race is wrong once in a thousand (:data:`DOUBT`), however often it was looked at
 (:data:`LOOKS`; Bonferroni) and however few rounds it had (Student); ties go to the simpler graph.
 """
@@ -24,6 +25,7 @@ __all__ = [
     "DOUBT",
     "LOOKS",
     "SITTING",
+    "SITTINGS",
     "Belief",
     "Comparison",
     "Judgement",
@@ -42,10 +44,11 @@ SITTING = 0.01
 # Share of the model's time that a wrong answer may be expected to lose and still not be asked for: a fifth of what two
 # loadings of one model differ by. Of trials it holds for all operators alike, of prices for as many as may be asked.
 CHEAP = SITTING / 5.0
+SITTINGS = 16  # loadings of models of which one says that the result is slower: their median is off by a quarter of it
 _TAIL = 5.0  # standard deviations on each side that an expectation takes in
 _STEPS = 64  # places that it is summed at
 _WRONG = DOUBT / len(LOOKS)  # how often one look may be wrong
-_FARTHEST = NormalDist().inv_cdf(1 - _WRONG) * SITTING  # what two copies of one model may seem to differ by
+_FARTHEST = NormalDist().inv_cdf(1 - _WRONG) * SITTING  # what two copies may seem to differ by, loaded once
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,14 @@ class Comparison:
         return not self.dominates and 0.0 <= 1.0 - self.modelled < SITTING
 
     @property
+    def loaded_so(self) -> bool:
+        """Whether it was measured slower, by what may be for how both were loaded that once: more loadings tell."""
+        found = self.measured
+        if found is None or found.sittings > 1 or not self.dominates:
+            return False
+        return found.ratio > 1.0 + SITTING and self.judged().taken
+
+    @property
     def settled(self) -> bool:
         """Whether more rounds of the race would change nothing: it is clear, or it decides nothing."""
         if self.measured is None:
@@ -147,8 +158,10 @@ class Comparison:
         ratio = self.measured.ratio
         if ratio - self._margin > 1.0:
             return True
-        if self.dominates:
-            return ratio <= 1.0 or ratio + self.doubt <= 1.0 + _FARTHEST
+        if self.dominates and self.measured.sittings > 1:
+            return ratio + self._margin <= 1.0 + SITTING
+        if self.dominates:  # with a gain as large as that, what is not slower so far will not be beyond doubt
+            return (ratio <= 1.0 and self.modelled < 1.0 - _FARTHEST) or ratio + self.doubt <= 1.0 + _FARTHEST
         return ratio + self.doubt < 1.0 or (ratio >= 1.0 and self.measured.runs >= _FUTILE)
 
     def judged(self) -> Judgement:
@@ -173,7 +186,9 @@ class Comparison:
     @property
     def _margin(self) -> float:
         """By how much a slower result has to be: what does less is not refused for how it happened to lie."""
-        return hypot(self.doubt, _FARTHEST) if self.dominates else self.doubt
+        if not self.dominates or self.measured is None:
+            return self.doubt
+        return hypot(self.doubt, _FARTHEST / sqrt(self.measured.sittings))
 
     @property
     def _ratio(self) -> str:

@@ -22,7 +22,7 @@ from superopt.ops.infer import Barrier, Typing, infer
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.checking import UNCHANGED, check_result, skipped
 from superopt.pipeline.forked import searched
-from superopt.pipeline.judge import CHEAP, LOOKS, Comparison, Judgement, demand_of
+from superopt.pipeline.judge import CHEAP, LOOKS, SITTINGS, Comparison, Judgement, demand_of
 from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
 from superopt.pipeline.own import own_rules, search_own_first
@@ -401,7 +401,16 @@ class _Attempt:
                 False, f"the rewritten graph does more of some work for less of other, and is modelled at "
                 f"{compared.modelled:.3f} of the input's cost: two loadings of one model differ by as much"
             ), None  # fmt: skip
-        found = self._race(after, notes, lambda measured: replace(compared, measured=measured).settled, bench)
+
+        def settled(measured: report.Measured) -> bool:
+            return replace(compared, measured=measured).settled
+
+        found = self._race(after, notes, settled, bench)
+        if self.costs.racing is None and self._race_fits and replace(compared, measured=found).loaded_so:
+            for graph in (self.graph, after):
+                bench.drop(graph)
+            again = self._race(after, notes, settled, bench, sittings=SITTINGS)
+            found = found if again is None or again.sittings == 1 else again
         return replace(compared, measured=found).judged(), found
 
     def _certified(self, after: Graph, slack: float) -> report.Verification:
@@ -526,7 +535,7 @@ class _Attempt:
 
     def _race(
         self, after: Graph, notes: list[str], settled: Callable[[report.Measured], bool] | None = None,
-        bench: Bench | None = None,
+        bench: Bench | None = None, *, sittings: int = 1,
     ) -> report.Measured | None:  # fmt: skip
         """The whole models side by side, if the target is this machine and they are not too large, or on request.
 
@@ -535,23 +544,24 @@ class _Attempt:
             notes: what hindered it is added.
             settled: whether what was measured so far is enough; by default, after the usual rounds.
             bench: where the models' weights are written, for the check that follows.
+            sittings: how many times the models are loaded, each for a few rounds.
         """
         options, wanted = self.options, self.options.measure
         if not self._races:
             return None
-        left = self.budget.left - self.budget.reserve  # the check comes after
-        if left <= self.budget.loads and not wanted:
+        if not self._race_fits:
             notes.append("there was no time left to time the models whole: their modelled costs decide")
             return None
         self.progress(0, None, "measuring")
         try:
-            limit = _SHOWN_RACE if wanted else min(left - self.budget.loads, _RACE_SECONDS)
+            limit = _SHOWN_RACE if wanted else min(self.budget.left - self.budget.racing, _RACE_SECONDS)
+            settled, rounds = settled or (lambda measured: True), LOOKS[-1] if sittings == 1 else LOOKS[0]
             looks = [n for n in LOOKS if n >= _ROUNDS or not wanted]
             return measure(
-                self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads,
-                rounds=LOOKS[-1] if settled is not None else _ROUNDS, burst=3 if wanted else 1, time_limit=limit,
-                device=self.costs.racing, runtime=runtime_named(options.runtime),
-                looks={} if settled is None else dict.fromkeys(looks, settled), bench=bench,
+                self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads, rounds=rounds,
+                burst=3 if wanted else 1, time_limit=limit, device=self.costs.racing,
+                runtime=runtime_named(options.runtime), looks=dict.fromkeys(looks, settled), sittings=sittings,
+                enough=settled, bench=bench,
             )  # fmt: skip
         except (Unsupported, InvalidModel, ResourceLimit) as error:
             notes.append(f"the models could not be timed whole: {error}")
@@ -561,6 +571,10 @@ class _Attempt:
             self.interrupted = True
             self.budget.hurry()
             return None
+
+    @property
+    def _race_fits(self) -> bool:
+        return self.options.measure or self.budget.left > self.budget.racing
 
     @property
     def _races(self) -> bool:

@@ -19,17 +19,14 @@ from superopt.ir.graph import Graph
 from superopt.runtime.fatal import risk_of
 from superopt.runtime.limits import LARGE, give_back, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.protocol import Runtime
-from superopt.runtime.race import Clock, Enough, RaceResult, race_bound
+from superopt.runtime.protocol import Bound, Runtime
+from superopt.runtime.race import SETTLED, Clock, Enough, RaceResult, race_sittings
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.running import Bench
 
 __all__ = ["LARGE", "clock_of", "measure", "measured_of", "refuse_fatal", "runnable"]
 
 _ROUNDS = 15
-# Nanoseconds of a sample: of a result that takes 1.07 of its input's 130 µs, 6 of 14 races of three rounds said that it
-# is no slower where a sample was a run or two, and none of 28 with this, on a busy machine.
-_SAMPLE = 1_000_000
 _LONGEST = 30.0  # seconds of a run that shows whether a process survives it
 
 
@@ -46,6 +43,8 @@ def measure(
     device: Racing | None = None,
     runtime: Runtime = ONNX_RUNTIME,
     looks: Mapping[int, Callable[[report.Measured], bool]] = MappingProxyType({}),
+    sittings: int = 1,
+    enough: Callable[[report.Measured], bool] = lambda measured: False,
     bench: Bench | None = None,
 ) -> report.Measured:
     """Time two graphs side by side in a runtime with all its own optimisations, or on another device.
@@ -63,7 +62,9 @@ def measure(
         threads: inside an operator.
         device: another device than this machine's processor.
         runtime: what runs them.
-        looks: after so many rounds, whether that is enough; another device runs them all.
+        looks: after so many rounds of a loading, whether that is enough; another device runs them all.
+        sittings: how many times the models are loaded, each time for so many rounds; another device loads them once.
+        enough: whether what two or more of these say is enough.
         bench: where weights are written, and sessions are kept for whoever checks the result.
 
     Raises:
@@ -78,12 +79,16 @@ def measure(
         return measured_of(device.race((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
     with Bench() if bench is None else nullcontext(bench) as given:
         refuse_fatal((before, after), feeds, given)
-        bound = [m.bound(feeds) for m in given.loaded_all((before, after), runtime, threads=threads, keep=True)]
-        result = race_bound(
-            bound, runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock, time_limit=time_limit,
-            looks={n: _asked(enough) for n, enough in looks.items()}, shortest=_SAMPLE,
+
+        def loaded() -> list[Bound]:
+            made = given.loaded_all((before, after), runtime, threads=threads, keep=sittings == 1)
+            return [m.bound(feeds) for m in made]
+
+        result = race_sittings(
+            loaded, sittings=sittings, runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock,
+            time_limit=time_limit, enough=_asked(enough), looks={n: _asked(look) for n, look in looks.items()},
+            shortest=SETTLED,
         )  # fmt: skip
-        del bound
         give_back()
     return measured_of(result)
 
@@ -110,7 +115,7 @@ def measured_of(result: RaceResult, place: int = 1) -> report.Measured:
     ratios = [row[place] / row[0] for row in result.samples]
     return report.Measured(
         result.ms[0], result.ms[place], result.ratios[place], result.rounds, result.spread[place],
-        dict(result.circumstances), stdev(ratios) if len(ratios) > 1 else 0.0,
+        dict(result.circumstances), stdev(ratios) if len(ratios) > 1 else 0.0, result.sittings,
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ class Measured:
     """Whole-model times, interleaved in one run; ``ratio`` is the median of after ÷ before over the rounds.
 
     ``runs``: rounds; ``spread``: the interquartile range of their ratios; ``deviation``: the standard deviation of
-    these.
+    these; ``sittings``: how many times the models were loaded for them.
     """
 
     before_ms: float
@@ -47,6 +47,7 @@ class Measured:
     spread: float = 0.0
     circumstances: Mapping[str, Any] = field(default_factory=dict)
     deviation: float = 0.0
+    sittings: int = 1
 
     @property
     def outcome(self) -> str:

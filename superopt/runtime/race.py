@@ -6,12 +6,13 @@ short burst drops preemptions, and the ratio is taken inside a round before the 
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -24,10 +25,25 @@ from superopt.runtime.limits import give_back
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Bound, Runtime, released
 
-__all__ = ["Clock", "RaceResult", "circumstances", "cpu_name", "race", "race_bound", "race_sittings", "result_of"]
+__all__ = [
+    "SETTLED",
+    "Clock",
+    "RaceResult",
+    "circumstances",
+    "cpu_name",
+    "race",
+    "race_bound",
+    "race_sittings",
+    "result_of",
+]
 
 Clock = Literal["wall", "cpu"]
 _SHORTEST_BURST = 500_000  # ns: a burst of very short runs is lengthened to this, so that a minimum means something
+# Nanoseconds after which a model finds its weights where its run before left them, not where the other's did. A
+# MobileViT that takes 1.023 of its input's 1.2 ms (10 processes, 1.018 to 1.032) was said to take 1.005 ± 0.013 by
+# samples of 1 ms and 1.022 ± 0.003 by samples of 10 ms, in 15 and 7 rounds; longer ones say no more. Models of 10 ms
+# and more scatter by 0.003 to 0.02, however long a sample is.
+SETTLED = 10_000_000
 _LONGEST_BURST = 64  # runs
 _COLD = 8  # times as long as others that a model's first run takes at most: memory is asked for and nothing is cached
 _APART, _FAR_APART = 200_000, 4_000_000  # bytes between what one loading and the next occupy
@@ -44,6 +60,7 @@ class RaceResult:
         spread: per model, the interquartile range of those per-round ratios.
         samples: per round, the burst's minimum of each model, in milliseconds.
         runs: timed runs of each model.
+        sittings: how many times the models were loaded for it.
         circumstances: device, versions, threads, clock, load, date.
     """
 
@@ -54,6 +71,7 @@ class RaceResult:
     samples: tuple[tuple[float, ...], ...]
     runs: int
     circumstances: Mapping[str, str | int | float] = field(default_factory=dict)
+    sittings: int = 1
 
     @property
     def rounds(self) -> int:
@@ -83,7 +101,7 @@ def race(
         feeds: inputs of all models, or one mapping per model.
         runtime: what runs them.
         rounds: rounds wanted; fewer run when the time limit comes first, never fewer than one.
-        burst: consecutive runs whose minimum is a sample (more when one run is very short).
+        burst: consecutive runs whose minimum is a sample; more where they would be over before caches have settled.
         threads: threads inside an operator (``None``: every core).
         time_limit: seconds, sessions included.
         clock: ``"cpu"`` is the calling thread's CPU time, immune to preemption; it needs ``threads=1``.
@@ -100,7 +118,7 @@ def race(
     left = time_limit - (time.monotonic() - start)
     return race_bound(
         bound, runtime=runtime, rounds=rounds, burst=burst, threads=threads, time_limit=left, clock=clock, seed=seed,
-        looks=looks,
+        looks=looks, shortest=SETTLED,
     )  # fmt: skip
 
 
@@ -154,6 +172,8 @@ def race_sittings(
     clock: Clock = "wall",
     seed: int = 0,
     enough: Enough = lambda result: False,
+    looks: Mapping[int, Enough] = MappingProxyType({}),
+    shortest: int = _SHORTEST_BURST,
 ) -> RaceResult:
     """Several races of the same models, loaded anew for each: where a model lies in memory changes what it takes.
 
@@ -171,28 +191,34 @@ def race_sittings(
         threads: inside an operator.
         clock: as for :func:`race`.
         seed: of the order inside each round.
-        time_limit: seconds, loading included.
+        time_limit: seconds, all loading but the first included.
         enough: whether what two or more sittings say is enough.
+        looks: as for :func:`race`, of each sitting.
+        shortest: as for :func:`race_bound`.
 
     Raises:
         UsageError: as :func:`race_bound`. What ``load`` raises.
     """
-    deadline = time.monotonic() + time_limit
+    deadline = math.inf
     held: list[np.ndarray] = []
     samples: list[tuple[float, ...]] = []
-    runs = 0
+    runs = made = 0
     for number in range(sittings):
+        bound = load()
+        deadline = min(deadline, time.monotonic() + time_limit)
         raced = race_bound(
-            load(), runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock, seed=seed + number,
-            time_limit=deadline - time.monotonic(),
+            bound, runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock, seed=seed + number,
+            time_limit=deadline - time.monotonic(), looks=looks, shortest=shortest,
         )  # fmt: skip
+        del bound
         samples += raced.samples
         runs += raced.runs
-        if (number and enough(result_of(samples, runs, {}))) or time.monotonic() >= deadline:
+        made += 1
+        if (number and enough(replace(result_of(samples, runs, {}), sittings=made))) or time.monotonic() >= deadline:
             break
         give_back()
         held.append(np.ones(random.Random(seed + number).randrange(_APART, _FAR_APART), np.uint8))
-    return result_of(samples, runs, circumstances(threads, clock, runtime))
+    return replace(result_of(samples, runs, circumstances(threads, clock, runtime)), sittings=made)
 
 
 def _burst_length(step: Callable[[], object], burst: int, shortest: int, now: Callable[[], int]) -> int:

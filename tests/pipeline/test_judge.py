@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from superopt.cost import Demand
-from superopt.pipeline.judge import DOUBT, Belief, Comparison, regret
+from superopt.pipeline.judge import DOUBT, LOOKS, SITTING, SITTINGS, Belief, Comparison, regret
 from superopt.report import Measured
 from superopt.runtime.spread import IQR_OF_NORMAL
 
@@ -67,6 +67,30 @@ def test_noise_seldom_decides(noise: float, rounds: int) -> None:
     assert taken <= most
 
 
+def sat(rng: random.Random, truth: float, noise: float) -> bool:
+    """Whether a result that does less is taken, after a sitting and, where that is what decides, more of them."""
+    compared = Comparison(INPUT, LESS, 0.9, race(rng, truth * rng.lognormvariate(0.0, SITTING), noise, 31), True)
+    if not compared.loaded_so:
+        return compared.judged().taken
+    ratios: list[float] = []
+    for number in range(1, SITTINGS + 1):
+        here = truth * rng.lognormvariate(0.0, SITTING)
+        ratios += [here * rng.lognormvariate(0.0, noise) for _ in range(LOOKS[0])]
+        low, _, high = quantiles(ratios, n=4)
+        found = Measured(1.0, 1.0, median(ratios), len(ratios), high - low, {}, stdev(ratios), number)
+        compared = Comparison(INPUT, LESS, 0.9, found, True)
+        if number > 1 and compared.settled:
+            break
+    return compared.judged().taken
+
+
+@pytest.mark.parametrize("noise", [0.002, 0.02])
+def test_how_models_were_loaded_seldom_decides_and_hides_little(noise: float) -> None:
+    rng = random.Random(10)
+    assert sum(not sat(rng, 1.0, noise) for _ in range(4000)) <= 2 * DOUBT * 4000
+    assert sum(sat(rng, 1.03, noise) for _ in range(400)) < 0.2 * 400  # one sitting takes most of them
+
+
 def test_what_matters_is_seen() -> None:
     """A model that is a tenth slower or faster is told from noise of a twentieth."""
     rng = random.Random(8)
@@ -93,6 +117,7 @@ def test_rounds_that_something_else_disturbed_do_not_hide_a_slower_result(rounds
 
 def test_a_race_goes_on_while_it_could_change_something() -> None:
     assert Comparison(INPUT, LESS, 0.9, raced(0.99, spread=0.3)).settled  # taken whatever comes
+    assert not Comparison(INPUT, LESS, 0.99, raced(0.99, spread=0.3)).settled  # as likely a little slower
     assert not Comparison(INPUT, LESS, 0.9, raced(1.02, spread=0.3)).settled
     assert not Comparison(INPUT, TRADED, 0.9, raced(0.99, spread=0.3)).settled
     assert Comparison(INPUT, TRADED, 0.9, raced(0.5)).settled

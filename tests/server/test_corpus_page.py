@@ -47,9 +47,26 @@ def test_the_gallery_of_an_installation_has_every_model_and_what_was_measured() 
     assert {path.stem for path in gallery.glob("*.json")} == models
     assert (gallery / "manifest.toml").read_text() == (corpus / "manifest.toml").read_text()
     recorded = Recorded(gallery)
-    assert set(recorded.measured) == models
+    assert set(recorded.measured) | set(recorded.failed) == models
     assert {"onnxsim", "onnxslim"} <= set(recorded.tools)
     assert recorded.runs
+
+
+def test_a_result_that_was_judged_wrong_is_shown_as_such(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    (corpus / "bench").mkdir(parents=True)
+    (corpus / "manifest.toml").write_text(
+        "".join(f'[[model]]\nname = "{n}"\nfamily = "f"\nparameters = 5\nnodes = 2\nwhy = "w"\n' for n in ("a", "b"))
+    )
+    ours = {"status": "ok", "ratio": 0.5, "spread": 0.01, "ms": 1.0}
+    rows = [{"model": "corpus/a.json", "before_ms": 2.0, "tools": {"superopt": ours}},
+            {"model": "corpus/b.json", "before_ms": 2.0, "tools": {"superopt": {"status": "wrong"}}}]  # fmt: skip
+    machine = {"device": "d", "threads": 1, "runtime": "r"}
+    made = {"format": "superopt.bench", "machine": machine, "date": "2026-11-27", "tools": {}, "rows": rows}
+    (corpus / "bench" / "run.json").write_text(json.dumps(made))
+    with TestClient(create_app(Settings(data=tmp_path / "data", corpus=corpus)), base_url="http://localhost") as client:
+        page = client.get("/corpus").text
+    assert page.count('<td class="n worse">wrong</td>') == 1
 
 
 def test_other_tools_stand_beside_with_their_noise(tmp_path: Path) -> None:

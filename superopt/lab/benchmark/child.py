@@ -29,7 +29,7 @@ from superopt.runtime.choice import runtime_named
 from superopt.runtime.ort import make_session
 from superopt.runtime.ort import run as run_session
 from superopt.runtime.protocol import Bound
-from superopt.runtime.race import circumstances, race_bound
+from superopt.runtime.race import SETTLED, circumstances, race_bound
 from superopt.verifier._feeds import LEVELS
 from superopt.verifier._judgement import Comparison, agrees_with_reals, compare
 from superopt.verifier.differential import make_inputs
@@ -206,7 +206,8 @@ def _race(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sitting(bound: Sequence[Bound], spec: Mapping[str, Any]) -> dict[str, Any]:
     """What is bound, raced; with rounds enough to say anything, if they take no more than patience allows."""
-    run = partial(race_bound, bound, burst=1 if _once(bound[0].step) > _SLOW else 3, threads=1, clock="cpu")
+    burst = 1 if _once(bound[0].step) > _SLOW else 3
+    run = partial(race_bound, bound, burst=burst, threads=1, clock="cpu", shortest=SETTLED)
     found = run(rounds=spec["rounds"], time_limit=spec["time_limit"], seed=spec["seed"])
     samples, runs = found.samples, found.runs
     if len(samples) < _FEWEST:
