@@ -148,6 +148,15 @@ class Recorded:
         return found
 
     @cached_property
+    def failed(self) -> dict[str, str]:
+        """Why a model's result was not timed: what a benchmark says of it in a word (``wrong``, ``timeout``, …)."""
+        return {
+            Path(row["model"]).stem: str(ours.get("status", "failed"))
+            for data in self.benchmarks for row in data["rows"]
+            if (ours := row["tools"].get(_OURS)) is not None and ours.get("ratio") is None
+        }  # fmt: skip
+
+    @cached_property
     def tools(self) -> dict[str, str]:
         """The other optimisers of the benchmarks, with their versions, and what they are where that needs saying."""
         return {

@@ -166,7 +166,7 @@ def _models(service: Service) -> list[dict[str, Any]]:
         rules: dict[str, int] = next((r["rules"] for r in rows if r and r["rules"]), {})
         common = sorted(rules.items(), key=lambda item: -item[1])[:_RULES]
         made.append({**model, "runs": rows, "rules": common, "measured": recorded.measured.get(name),
-                     "beside": recorded.beside.get(name, {})})  # fmt: skip
+                     "failed": recorded.failed.get(name), "beside": recorded.beside.get(name, {})})  # fmt: skip
     return made
 
 
