@@ -117,7 +117,8 @@ def _weight(graph: Graph, weight: Weight, kind: str, rng: np.random.Generator) -
         else:
             for part in pieces(flat.size):
                 flat[part] = (flat[part].astype(np.float64) * _SCALE).astype(array.dtype)
-    if np.array_equal(array, weight.data.numpy(), equal_nan=weight.type.dtype.is_float):
+    was, real = weight.data.numpy().reshape(-1), weight.type.dtype.is_float
+    if all(np.array_equal(flat[part], was[part], equal_nan=real) for part in pieces(flat.size)):
         return None  # rounding took the change away
     changed = replace(weight, data=set_aside(array))
     weights = tuple(changed if w.name == weight.name else w for w in graph.weights)
