@@ -49,8 +49,8 @@ def apply(
     console = err() if output == "-" else out()
     if found is not None:
         console.print(
-            f"check {found.verdict}: {found.trials} trials, max abs error {found.max_abs_error:.2e}, "
-            f"max rel error {found.max_rel_error:.2e} {found.reason}".rstrip(),
+            f"check {found.verdict}: {found.trials} trials, max rel error {found.max_rel_error:.2e}, "
+            f"max abs error {found.max_abs_error:.2e} {found.reason}".rstrip(),
             markup=False,
         )
     if output != "-":

@@ -96,7 +96,7 @@ class Check:
         """In words: the verdict, the errors where something ran, and the reason."""
         errors = (
             f": {self.trials} trials against {_REFERENCES.get(self.reference, self.reference)}, "
-            f"max abs error {self.max_abs_error:.2e}, max rel error {self.max_rel_error:.2e}"
+            f"max rel error {self.max_rel_error:.2e}, max abs error {self.max_abs_error:.2e}"
         )
         if self.power is not None and self.power.mutants:
             errors += f", {self.power.caught} of {self.power.mutants} mutants caught"

@@ -145,7 +145,7 @@ def show_verdict(console: Console, a: str, b: str, data: Mapping[str, Any], limi
     )
     console.print(
         f"run side by side: {check['verdict']}, {check['trials']} trials, judged by the {check['reference']}, "
-        f"max abs error {far}, max rel error {relative}"
+        f"max rel error {relative}, max abs error {far}"
     )
     if data["power"] is not None and data["verdict"] == "tested":
         power = data["power"]
