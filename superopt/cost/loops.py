@@ -27,6 +27,7 @@ _ATTRIBUTE, _RANK, _FIXED, _SIZE = 0.5, 0.5, 0.5, 0.15  # how far apart unlike r
 _PATTERN, _EXTENT = 1.0, 0.25  # the same, of what moves or is summed
 _GROUPED = re.compile(r'"group": ?(?![01]\b)')  # in a key's attributes; asked of each record of a profile
 _BLOCK = 16  # channels that ONNX Runtime keeps together (MLAS, AVX-512; on AVX2 it is 8)
+_PADDED = 4  # channels by whose multiples it fills the last block of a depthwise convolution; others run one by one
 _PLACES = ("perm", "axes", "axis")
 
 
@@ -40,7 +41,8 @@ class Traits:
     sizes: tuple[float, ...]  # ln of the innermost size of each argument, and of the second axis of the first
     narrow: bool = False  # the second argument has a second axis of 1: of a convolution's weights, a group is a channel
     blocks: bool = False  # see ``_in_blocks``
-    spans: int = 0  # of a broadcast, beyond the first; of a Gather the pieces that it copies
+    padded: bool = False  # the same, of the quarters of blocks that are padded to whole ones
+    spans: int = 0  # of a broadcast, beyond the first; of a Gather and others the pieces that it copies
     moved: int | None = None  # bytes, where those of all arguments and outputs are not what is moved
     pattern: str = ""  # of what moves or is summed, where axes that are alike are one
     extents: tuple[float, ...] = ()  # ln of what lies within the axis, or of the innermost that stays together
@@ -72,7 +74,7 @@ def kernel_of(op: str, key: Key | None) -> str:
         return op
     known = traits_of(key)
     name = f"{op}, {'each channel by itself' if known.narrow else 'in groups'}"
-    return name if known.blocks or not known.narrow else f"{name}, of odd channels"
+    return name if known.blocks or not known.narrow else f"{name}, of {'padded' if known.padded else 'odd'} channels"
 
 
 @lru_cache(maxsize=1 << 14)
@@ -89,13 +91,13 @@ def traits_of(key: Key) -> Traits:
     attributes = attributes if isinstance(attributes, dict) else {}
     pattern, extents = "", tuple[float, ...]()
     pieces, copied = 0, None
-    with suppress(TypeError, ValueError, IndexError):  # a profile of somebody else's: attributes of any shape
+    with suppress(TypeError, ValueError, IndexError, KeyError):  # a profile of somebody else's: attributes of any shape
         pattern, extents = _pattern(attributes, shapes[0] if shapes else [])
         pieces, copied = _copied(key.op, attributes, shapes, DType(key.dtype).numpy.itemsize)
     return Traits(
         {k: v for k, v in attributes.items() if k not in _PLACES} if pattern else attributes, tuple(map(len, shapes)),
         tuple(s.startswith("!") for s in key.shapes), tuple(sizes), len(shapes) > 1 and shapes[1][1:2] == [1],
-        _in_blocks(key.op, shapes),
+        _in_blocks(key.op, shapes, _BLOCK), _in_blocks(key.op, shapes, _PADDED),
         _spans([d for d, s in zip(shapes, key.shapes, strict=True) if s]) if key.op in BROADCASTING else pieces,
         copied, pattern, extents,
     )  # fmt: skip
@@ -104,9 +106,11 @@ def traits_of(key: Key) -> Traits:
 def _copied(
     op: str, attributes: Mapping[str, Any], shapes: Sequence[Sequence[int]], size: int
 ) -> tuple[int, int | None]:  # fmt: skip
-    """Pieces that a Gather, Slice, Concat, Split or Pad copies, and for the first two the bytes that are read and
-    written, elements of that size: what they leave of a table costs nothing."""
+    """Pieces that a Gather, Slice, Concat, Split, Pad or Expand copies, and for the first two the bytes that are read
+    and written, elements of that size: what they leave of a table costs nothing."""
     data, axis = shapes[0] if shapes else [], attributes.get("axis")
+    if op == "Expand":
+        return _expanded(data, attributes["shape"]), None
     if op == "Slice":
         return _sliced(attributes, data, size)
     if op == "Pad":
@@ -125,6 +129,13 @@ def _copied(
     return outer * parts, None
 
 
+def _expanded(data: Sequence[int], shape: Sequence[int]) -> int:
+    """Pieces of its data that an Expand copies one by one, because copies of another lie between them."""
+    sizes = [1] * (len(shape) - len(data)) + list(data)
+    repeated = [i for i, (a, b) in enumerate(zip(sizes, shape, strict=True)) if a == 1 != b]
+    return math.prod(sizes[: repeated[-1]]) if repeated else 0
+
+
 def _sliced(attributes: Mapping[str, Any], data: Sequence[int], size: int) -> tuple[int, int | None]:
     """See :func:`_copied`."""
     given = [attributes.get(k, []) for k in ("axes", "starts", "ends", "steps")]
@@ -137,11 +148,11 @@ def _sliced(attributes: Mapping[str, Any], data: Sequence[int], size: int) -> tu
     return math.prod(left[:last]) if last > 0 else 0, 2 * size * math.prod(left)
 
 
-def _in_blocks(op: str, shapes: Sequence[Sequence[int]]) -> bool:
+def _in_blocks(op: str, shapes: Sequence[Sequence[int]], block: int) -> bool:
     """Whether the channels of images, and those that a kernel makes, fill the blocks that a processor's loops take."""
     if not ("Conv" in op or op.endswith("Pool")) or len(shapes[0]) != 4:
         return False
-    return all(n % _BLOCK == 0 for n in (shapes[0][1], *(s[0] for s in shapes[1:2] if s)))
+    return all(n % block == 0 for n in (shapes[0][1], *(s[0] for s in shapes[1:2] if s)))
 
 
 def _pattern(attributes: Mapping[str, Any], shape: Sequence[int]) -> tuple[str, tuple[float, ...]]:
