@@ -28,6 +28,10 @@ _PATTERN, _EXTENT = 1.0, 0.25  # the same, of what moves or is summed
 _GROUPED = re.compile(r'"group": ?(?![01]\b)')  # in a key's attributes; asked of each record of a profile
 _BLOCK = 16  # channels that ONNX Runtime keeps together (MLAS, AVX-512; on AVX2 it is 8)
 _PADDED = 4  # channels by whose multiples it fills the last block of a depthwise convolution; others run one by one
+_ROWS = {  # that go along an axis (or from it on) row by row
+    "LogSoftmax": True, "Softmax": True, "LayerNormalization": False, "RMSNormalization": False,
+    "SimplifiedLayerNormalization": False,
+}  # fmt: skip
 _PLACES = ("perm", "axes", "axis")
 
 
@@ -35,6 +39,7 @@ _PLACES = ("perm", "axes", "axis")
 class Traits:
     """What of a key decides its time beside the amount of work: attributes, ranks, weights, innermost sizes."""
 
+    dtype: str
     attributes: Mapping[str, Any]
     ranks: tuple[int, ...]
     fixed: tuple[bool, ...]
@@ -42,7 +47,7 @@ class Traits:
     narrow: bool = False  # the second argument has a second axis of 1: of a convolution's weights, a group is a channel
     blocks: bool = False  # see ``_in_blocks``
     padded: bool = False  # the same, of the quarters of blocks that are padded to whole ones
-    spans: int = 0  # of a broadcast, beyond the first; of a Gather and others the pieces that it copies
+    spans: int = 0  # of a broadcast, beyond the first; of a Gather and others the pieces that it copies, or the rows
     moved: int | None = None  # bytes, where those of all arguments and outputs are not what is moved
     pattern: str = ""  # of what moves or is summed, where axes that are alike are one
     extents: tuple[float, ...] = ()  # ln of what lies within the axis, or of the innermost that stays together
@@ -50,6 +55,7 @@ class Traits:
     def unlike(self, other: Traits) -> float:
         """A distance to another record of the same operator, in the units of e-folds of work."""
         total = _RANK * (self.ranks != other.ranks) + _FIXED * (self.fixed != other.fixed)
+        total += _ATTRIBUTE * (self.dtype != other.dtype)
         for name in self.attributes.keys() | other.attributes.keys():
             total += _ATTRIBUTE * _differ(self.attributes.get(name), other.attributes.get(name))
         total += _PATTERN * (self.pattern != other.pattern)
@@ -63,11 +69,13 @@ class Traits:
 def kernel_of(op: str, key: Key | None) -> str:
     """What runs an operator: a convolution of as many groups as channels has a kernel of its own that is ten times as
     fast as that of one with groups of two channels; so has a pool of channels that fill a processor's registers, and a
-    power of a number (mostly 2: a product)."""
+    power of a number (mostly 2: a product). A Softmax of an axis that is not the last is transposed, twice."""
     if key is None:
         return op
     if op.endswith("Pool"):
         return op if traits_of(key).blocks else f"{op}, of odd channels"
+    if _ROWS.get(op):
+        return f"{op}, of an inner axis" if traits_of(key).pattern == "within" else op
     if op == "Pow":
         return f"{op}, of a number" if re.search(r"\[[1, ]*\]$", key.shapes[-1]) else op
     if _GROUPED.search(key.attrs) is None:
@@ -95,8 +103,9 @@ def traits_of(key: Key) -> Traits:
         pattern, extents = _pattern(attributes, shapes[0] if shapes else [])
         pieces, copied = _copied(key.op, attributes, shapes, DType(key.dtype).numpy.itemsize)
     return Traits(
-        {k: v for k, v in attributes.items() if k not in _PLACES} if pattern else attributes, tuple(map(len, shapes)),
-        tuple(s.startswith("!") for s in key.shapes), tuple(sizes), len(shapes) > 1 and shapes[1][1:2] == [1],
+        key.dtype, {k: v for k, v in attributes.items() if k not in _PLACES} if pattern else attributes,
+        tuple(map(len, shapes)), tuple(s.startswith("!") for s in key.shapes), tuple(sizes),
+        len(shapes) > 1 and shapes[1][1:2] == [1],
         _in_blocks(key.op, shapes, _BLOCK), _in_blocks(key.op, shapes, _PADDED),
         _spans([d for d, s in zip(shapes, key.shapes, strict=True) if s]) if key.op in BROADCASTING else pieces,
         copied, pattern, extents,
@@ -111,6 +120,9 @@ def _copied(
     data, axis = shapes[0] if shapes else [], attributes.get("axis")
     if op == "Expand":
         return _expanded(data, attributes["shape"]), None
+    if op in _ROWS and isinstance(axis, int) and -len(data) <= axis < len(data):
+        last = axis % len(data) + 1 if _ROWS[op] else len(data)
+        return math.prod(data) // max(math.prod(data[axis % len(data) : last]), 1), None
     if op == "Slice":
         return _sliced(attributes, data, size)
     if op == "Pad":
@@ -169,13 +181,14 @@ def _pattern(attributes: Mapping[str, Any], shape: Sequence[int]) -> tuple[str, 
     if isinstance(axes, list) and "starts" not in attributes and all(-rank <= int(a) < rank for a in axes):
         summed = {a % rank for a in axes} if axes else set(range(rank))
         pieces: list[tuple[str, int]] = []
-        for a, size in enumerate(shape):
+        for a, size in ((a, size) for a, size in enumerate(shape) if size != 1):
             kind = "R" if a in summed else "K"
             if pieces and pieces[-1][0] == kind:
                 pieces[-1] = kind, pieces[-1][1] * size
             else:
                 pieces.append((kind, size))
-        return "".join(k for k, _ in pieces) or "K", (math.log(max(pieces[-1][1], 1) if pieces else 1),)
+        together = math.log(max(math.prod(shape[a] for a in summed), 1))
+        return "".join(k for k, _ in pieces) or "K", (math.log(max(pieces[-1][1], 1) if pieces else 1), together)
     if isinstance(axis, int) and -rank <= axis < rank:
         within = math.prod(shape[axis % rank + 1 :])
         return "last" if within == 1 else "within", (math.log(max(within, 1)), math.log(max(shape[axis % rank], 1)))
