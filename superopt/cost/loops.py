@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from superopt.cost.record import Key
@@ -32,6 +33,7 @@ _ROWS = {  # that go along an axis (or from it on) row by row
     "LogSoftmax": True, "Softmax": True, "LayerNormalization": False, "RMSNormalization": False,
     "SimplifiedLayerNormalization": False,
 }  # fmt: skip
+_SEVERAL = "several"  # the pattern of a Transpose that moves more than one axis
 _PLACES = ("perm", "axes", "axis")
 
 
@@ -69,11 +71,14 @@ class Traits:
 def kernel_of(op: str, key: Key | None) -> str:
     """What runs an operator: a convolution of as many groups as channels has a kernel of its own that is ten times as
     fast as that of one with groups of two channels; so has a pool of channels that fill a processor's registers, and a
-    power of a number (mostly 2: a product). A Softmax of an axis that is not the last is transposed, twice."""
+    power of a number (mostly 2: a product). A Softmax of an axis that is not the last is transposed, twice; a Transpose
+    that moves several axes goes piece by piece."""
     if key is None:
         return op
     if op.endswith("Pool"):
         return op if traits_of(key).blocks else f"{op}, of odd channels"
+    if op == "Transpose":
+        return f"{op}, of several axes" if traits_of(key).pattern == _SEVERAL else op
     if _ROWS.get(op):
         return f"{op}, of an inner axis" if traits_of(key).pattern == "within" else op
     if op == "Pow":
@@ -115,11 +120,15 @@ def traits_of(key: Key) -> Traits:
 def _copied(
     op: str, attributes: Mapping[str, Any], shapes: Sequence[Sequence[int]], size: int
 ) -> tuple[int, int | None]:  # fmt: skip
-    """Pieces that a Gather, Slice, Concat, Split, Pad or Expand copies, and for the first two the bytes that are read
-    and written, elements of that size: what they leave of a table costs nothing."""
+    """Pieces that a Gather, Slice, Concat, Split, Pad, Expand or a Transpose of several axes copies, or the rows that
+    an operator goes along; for the first two the bytes that are read and written, elements of that size: what they
+    leave of a table costs nothing."""
     data, axis = shapes[0] if shapes else [], attributes.get("axis")
     if op == "Expand":
         return _expanded(data, attributes["shape"]), None
+    if op == "Transpose":
+        pattern, (within,) = _transposed(attributes["perm"], data)
+        return math.prod(data) // round(math.exp(within)) if pattern == _SEVERAL else 0, None
     if op in _ROWS and isinstance(axis, int) and -len(data) <= axis < len(data):
         last = axis % len(data) + 1 if _ROWS[op] else len(data)
         return math.prod(data) // max(math.prod(data[axis % len(data) : last]), 1), None
@@ -171,9 +180,9 @@ def _pattern(attributes: Mapping[str, Any], shape: Sequence[int]) -> tuple[str, 
     """Which axes an operator moves, sums or goes along, whatever rank that is written at: neighbours that are treated
     alike are one. With it, what says how long the pieces are.
 
-    ``perm`` gives ``"021"``, the last two of three change places, and whether it moves one axis alone, for which a
-    runtime has a faster loop (also past an axis of 1); ``axes`` ``"KR"``, the last are summed and others kept; ``axis``
-    whether anything lies within it.
+    ``perm`` gives ``"021"``, the last two of three change places, where it moves one axis alone (also past an axis of
+    1) or turns all of them, for which a runtime has faster loops, and else that it moves several; ``axes`` ``"KR"``,
+    the last are summed and others kept; ``axis`` whether anything lies within it.
     """
     rank, perm, axes, axis = len(shape), *(attributes.get(k) for k in _PLACES)
     if isinstance(perm, list) and sorted(perm) == list(range(rank)):
@@ -206,7 +215,8 @@ def _transposed(perm: Sequence[int], shape: Sequence[int]) -> tuple[str, tuple[f
     order = sorted(merged)
     stays = merged and merged[-1] == order[-1]
     single = any([*perm[:i], *perm[i + 1 :]] == sorted([*perm[:i], *perm[i + 1 :]]) for i in range(len(perm)))
-    name = "".join(str(order.index(m)) for m in merged) + ("" if single else ", several")
+    turned = all(b == (a + 1) % len(perm) for a, b in pairwise(perm))
+    name = "".join(str(order.index(m)) for m in merged) if single or turned else _SEVERAL
     return name, (math.log(math.prod(shape[a] for a in merged[-1]) if stays else 1),)
 
 

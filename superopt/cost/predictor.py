@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ _CANDIDATES = 32  # nearest by work, among which attributes and shapes decide
 _LEAST_SIGMA, _SIGMA_PER_STEP = 0.08, 0.25
 _FITTED_SIGMA = 0.5  # of a roofline fitted to the operator: a far neighbour does not make it worse
 _MANY_SPANS = 64  # from which they are most of what a record takes beyond its work
+_SPANS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.0)  # of what a span takes a broadcast: what it may take another kernel
 _CLAMP = math.log(4.0)  # 2 left tiny operators, far from the roofline, 1 % worse on records held out
 
 
@@ -117,8 +118,10 @@ class Predictor:
         """What is known of an operator, fitted when it is first asked for: a model has few of them."""
         if name not in self._families and name in self._records:
             found = self._records[name]
-            slow = _each(lambda t: math.exp(median(t)), *(_residual(r, self.ceilings, _ONE) for r in found))
-            self._families[name] = _Family(found, self.ceilings, slow)
+            spans = any(traits_of(r.key).spans for r in found)
+            fitted = [_fitted(found, replace(self.ceilings, span_ns=times * self.ceilings.span_ns))
+                      for times in (_SPANS if spans else _SPANS[:1])]  # fmt: skip
+            self._families[name] = min(fitted, key=_scatter)
         return self._families.get(name)
 
     @cached_property
@@ -139,8 +142,8 @@ class Predictor:
         """
         family = self._family(kernel_of(op, key)) or self._family(op)
         moved = moved_by(key, moved)
-        slow = self._any if family is None else family.slow
-        roof = _blend(_roofs(self.ceilings, flops, moved, slow, 0 if key is None else traits_of(key).spans), cold)
+        slow, ceilings = (self._any, self.ceilings) if family is None else (family.slow, family.ceilings)
+        roof = _blend(_roofs(ceilings, flops, moved, slow, 0 if key is None else traits_of(key).spans), cold)
         near = _near(family, math.log1p(flops), math.log1p(moved), key, cold)
         if not near:
             return Estimate(roof / 1e3, "roofline", 1.0 if family is None else _FITTED_SIGMA)
@@ -150,6 +153,18 @@ class Predictor:
         variance = sum(w * (r - shift) ** 2 for w, (_, r) in zip(weights, near, strict=True)) / total
         sigma = min(_FITTED_SIGMA, math.sqrt(variance + (_LEAST_SIGMA + _SIGMA_PER_STEP * near[0][0]) ** 2))
         return Estimate(roof * math.exp(min(max(shift, -_CLAMP), _CLAMP)) / 1e3, "interpolated", sigma)
+
+
+def _fitted(records: Sequence[Record], ceilings: Ceilings) -> _Family:
+    slow = _each(lambda t: math.exp(median(t)), *(_residual(r, ceilings, _ONE) for r in records))
+    return _Family(records, ceilings, slow)
+
+
+def _scatter(family: _Family) -> float:
+    """How far its records are from what its efficiency says, on average."""
+    cold = [pair[0] for pair in family.residuals]
+    middle = median(cold)
+    return fmean(abs(c - middle) for c in cold)
 
 
 def _near(

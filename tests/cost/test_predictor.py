@@ -160,7 +160,9 @@ def test_where_nothing_tells_spans_apart_they_cost_nothing() -> None:
     ("attributes", "shape", "pattern"),
     [
         ({"perm": [0, 2, 1]}, (8, 16, 4), "021"), ({"perm": [0, 1, 3, 2]}, (2, 4, 16, 4), "021"),
-        ({"perm": [0, 2, 1, 3]}, (1, 16, 4, 8), "102"), ({"perm": [1, 3, 0, 2]}, (1, 6, 16, 8), "021, several"),
+        ({"perm": [0, 2, 1, 3]}, (1, 16, 4, 8), "102"), ({"perm": [1, 3, 0, 2]}, (1, 6, 16, 8), "several"),
+        ({"perm": [2, 0, 3, 4, 1]}, (1, 196, 1, 4, 32), "several"), ({"perm": [2, 3, 0, 1]}, (1, 64, 4, 8), "10"),
+        ({"axes": [1, 2]}, (1, 8, 4), "R"),
         ({"axes": [1], "keepdims": 1}, (8, 4), "KR"), ({"axes": [0], "keepdims": 1}, (8, 4), "RK"),
         ({"axes": [2, 3], "keepdims": 1}, (1, 8, 4, 4), "KR"), ({"axes": [0, 1]}, (8, 4), "R"),
         ({"axis": 1}, (8, 4), "last"), ({"axis": -2}, (8, 4), "within"), ({}, (8, 4), ""),
@@ -203,6 +205,9 @@ def test_pools_of_channels_that_fill_no_block_are_another_kernel() -> None:
         ("Expand", {"shape": [16, 8]}, ((8,),), 1, None), ("Expand", {"shape": [4, 8]}, ((4, 8),), 0, None),
         ("Softmax", {"axis": -1}, ((2, 3, 5),), 6, None), ("Softmax", {"axis": 1}, ((2, 3, 5),), 10, None),
         ("LayerNormalization", {"axis": 1}, ((2, 3, 5), (3, 5)), 2, None),
+        ("Transpose", {"perm": [1, 3, 0, 2]}, ((2, 6, 16, 8),), 2 * 6 * 16 * 8, None),
+        ("Transpose", {"perm": [2, 1, 0, 3]}, ((2, 6, 16, 8),), 2 * 6 * 16, None),
+        ("Transpose", {"perm": [0, 2, 1, 3]}, ((2, 6, 16, 8),), 0, None),
     ],
 )  # fmt: skip
 def test_what_is_copied_counts_and_in_how_many_pieces(
@@ -241,7 +246,8 @@ def test_channels_that_fill_no_part_of_a_block_have_a_kernel_of_their_own(data: 
     [
         ("Conv, each channel by itself, of odd channels", 1.3, 2.0),
         ("Conv, each channel by itself, of padded channels", 1.4, 2.0),
-        ("Expand", 1.5, 3.0), ("Softmax", 1.15, 1.5), ("LayerNormalization", 1.1, 1.4), ("RMSNormalization", 1.3, 1.6),
+        ("Transpose, of several axes", 1.2, 1.4), ("Transpose", 1.2, 2.0),
+        ("Expand", 1.3, 2.0), ("Softmax", 1.15, 1.5), ("LayerNormalization", 1.1, 1.4), ("RMSNormalization", 1.3, 1.6),
     ],
 )  # fmt: skip
 def test_a_record_is_predicted_from_the_others_of_its_kernel(kernel: str, usually: float, mostly: float) -> None:
@@ -256,3 +262,20 @@ def test_a_record_is_predicted_from_the_others_of_its_kernel(kernel: str, usuall
         factors.append(math.exp(abs(math.log(found.us * 1e3 / record.ns_cold))))
     assert median(factors) < usually
     assert sorted(factors)[int(0.9 * len(factors))] < mostly
+
+
+@pytest.mark.parametrize("each", [0.0, 3.0, 12.0])
+def test_a_kernel_may_take_its_pieces_faster_than_a_broadcast_its_spans(each: float) -> None:
+    """Slices of one amount of work in more and more pieces."""
+
+    def sliced(pieces: int) -> Record:
+        length = (1 << 20) // pieces
+        attributes = json.dumps({"axes": [1], "starts": [0], "ends": [length // 2], "steps": [1]})
+        key = Key("Slice", attributes, "float32", (f"float32[{pieces}, {length}]",))
+        ns = 1e6 + each * pieces
+        return Record(key, ns, ns, 0.0, 0, 0, 8 << 20)
+
+    model = Predictor(replace(CEILINGS, span_ns=12.0), {"Slice": [sliced(1 << n) for n in range(4, 20)]})
+    family = model._family("Slice")
+    assert family is not None
+    assert family.ceilings.span_ns == pytest.approx(each)
