@@ -98,10 +98,10 @@ def traits_of(key: Key) -> Traits:
     except ValueError:
         attributes = {}
     shapes = [[int(d) for d in re.findall(r"\d+", s.partition("[")[2].partition("]")[0])] for s in key.shapes]
+    attributes, shapes = _packed(key, attributes if isinstance(attributes, dict) else {}, shapes)
     sizes = [math.log1p(s[-1]) if s else 0.0 for s in shapes]
     if shapes and len(shapes[0]) > 1:
         sizes.append(math.log1p(shapes[0][1]))
-    attributes = attributes if isinstance(attributes, dict) else {}
     pattern, extents = "", tuple[float, ...]()
     pieces, copied = 0, None
     with suppress(TypeError, ValueError, IndexError, KeyError):  # a profile of somebody else's: attributes of any shape
@@ -115,6 +115,16 @@ def traits_of(key: Key) -> Traits:
         _spans([d for d, s in zip(shapes, key.shapes, strict=True) if s]) if key.op in BROADCASTING else pieces,
         copied, pattern, extents,
     )  # fmt: skip
+
+
+def _packed(
+    key: Key, attributes: Mapping[str, Any], shapes: list[list[int]]
+) -> tuple[Mapping[str, Any], list[list[int]]]:  # fmt: skip
+    """A Gemm's weights as if they were stored as ``[k, n]``: a constant one is packed when the session starts, and what
+    is run afterwards is the same whichever way it was stored."""
+    if key.op == "Gemm" and attributes.get("transB") == 1 and len(shapes) > 1 and key.shapes[1].startswith("!"):
+        return {**attributes, "transB": 0}, [shapes[0], shapes[1][::-1], *shapes[2:]]
+    return attributes, shapes
 
 
 def _copied(
