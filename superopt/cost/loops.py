@@ -21,7 +21,7 @@ from superopt.cost.record import Key
 from superopt.ir.types import DType
 from superopt.ops import REGISTRY
 
-__all__ = ["BROADCASTING", "Traits", "kernel_of", "moved_by", "traits_of"]
+__all__ = ["BROADCASTING", "Traits", "done_by", "kernel_of", "moved_by", "traits_of"]
 
 BROADCASTING = frozenset(n for n, o in REGISTRY.items() if o.family in ("elementwise", "activation"))
 _ATTRIBUTE, _RANK, _FIXED, _SIZE = 0.5, 0.5, 0.5, 0.15  # how far apart unlike records are, in e-folds of work
@@ -34,6 +34,7 @@ _ROWS = {  # that go along an axis (or from it on) row by row
     "SimplifiedLayerNormalization": False,
 }  # fmt: skip
 _SEVERAL = "several"  # the pattern of a Transpose that moves more than one axis
+_PRODUCTS = frozenset({"MatMul", "Gemm"})
 _PLACES = ("perm", "axes", "axis")
 
 
@@ -49,6 +50,7 @@ class Traits:
     narrow: bool = False  # the second argument has a second axis of 1: of a convolution's weights, a group is a channel
     blocks: bool = False  # see ``_in_blocks``
     padded: bool = False  # the same, of the quarters of blocks that are padded to whole ones
+    columns: int = 0  # of a product of matrices
     spans: int = 0  # of a broadcast, beyond the first; of a Gather and others the pieces that it copies, or the rows
     moved: int | None = None  # bytes, where those of all arguments and outputs are not what is moved
     pattern: str = ""  # of what moves or is summed, where axes that are alike are one
@@ -70,9 +72,9 @@ class Traits:
 
 def kernel_of(op: str, key: Key | None) -> str:
     """What runs an operator: a convolution of as many groups as channels has a kernel of its own that is ten times as
-    fast as that of one with groups of two channels; so has a pool of channels that fill a processor's registers, and a
-    power of a number (mostly 2: a product). A Softmax of an axis that is not the last is transposed, twice; a Transpose
-    that moves several axes goes piece by piece."""
+    fast as that of one with groups of two channels; so has a pool of channels that fill a processor's registers, a
+    power of a number (mostly 2: a product), and a product with a constant second factor. A Softmax of an axis that is
+    not the last is transposed, twice; a Transpose that moves several axes goes piece by piece."""
     if key is None:
         return op
     if op.endswith("Pool"):
@@ -83,6 +85,8 @@ def kernel_of(op: str, key: Key | None) -> str:
         return f"{op}, of an inner axis" if traits_of(key).pattern == "within" else op
     if op == "Pow":
         return f"{op}, of a number" if re.search(r"\[[1, ]*\]$", key.shapes[-1]) else op
+    if op in _PRODUCTS:  # a constant second factor is packed when the session starts, any other at each run
+        return f"{op}, packed" if len(key.shapes) > 1 and key.shapes[1].startswith("!") else op
     if _GROUPED.search(key.attrs) is None:
         return op
     known = traits_of(key)
@@ -112,6 +116,7 @@ def traits_of(key: Key) -> Traits:
         tuple(map(len, shapes)), tuple(s.startswith("!") for s in key.shapes), tuple(sizes),
         len(shapes) > 1 and shapes[1][1:2] == [1],
         _in_blocks(key.op, shapes, _BLOCK), _in_blocks(key.op, shapes, _PADDED),
+        _columns(key.op, attributes, shapes),
         _spans([d for d, s in zip(shapes, key.shapes, strict=True) if s]) if key.op in BROADCASTING else pieces,
         copied, pattern, extents,
     )  # fmt: skip
@@ -125,6 +130,13 @@ def _packed(
     if key.op == "Gemm" and attributes.get("transB") == 1 and len(shapes) > 1 and key.shapes[1].startswith("!"):
         return {**attributes, "transB": 0}, [shapes[0], shapes[1][::-1], *shapes[2:]]
     return attributes, shapes
+
+
+def _columns(op: str, attributes: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> int:
+    """Of the second factor of a product of matrices, as they are multiplied; else none."""
+    if op not in _PRODUCTS or len(shapes) < 2 or not shapes[1]:
+        return 0
+    return shapes[1][0 if attributes.get("transB") == 1 else -1]
 
 
 def _copied(
@@ -259,6 +271,13 @@ def _differ(a: Any, b: Any) -> float:
     if isinstance(a, int | float) and isinstance(b, int | float):
         return min(1.0, abs(math.log((1 + abs(a)) / (1 + abs(b))))) if math.isfinite(a) and math.isfinite(b) else 1.0
     return 1.0
+
+
+def done_by(key: Key | None, flops: float) -> float:
+    """The operations that a processor does for an application: a product's columns in whole blocks, of which the last
+    may be half empty. One column alone is a kernel of its own."""
+    columns = 0 if key is None else traits_of(key).columns
+    return flops * (-(-columns // _BLOCK) * _BLOCK / columns) if columns > 1 else flops
 
 
 def moved_by(key: Key | None, moved: float) -> float:

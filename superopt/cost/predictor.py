@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from superopt.cost.loops import BROADCASTING, Traits, kernel_of, moved_by, traits_of
+from superopt.cost.loops import BROADCASTING, Traits, done_by, kernel_of, moved_by, traits_of
 from superopt.cost.profile import factor_of
 from superopt.cost.record import APART, Estimate, Key, Record
 
@@ -82,7 +82,7 @@ class _Family:
     @cached_property
     def work(self) -> np.ndarray:
         """On logarithmic axes: (records, 2), ln FLOPs and ln bytes."""
-        return np.array([(math.log1p(r.flops), math.log1p(moved_by(r.key, r.bytes))) for r in self.records])
+        return np.array([(math.log1p(done_by(r.key, r.flops)), math.log1p(moved_by(r.key, r.bytes))) for r in self.records])
 
     @cached_property
     def residuals(self) -> tuple[_Pair, ...]:
@@ -141,7 +141,7 @@ class Predictor:
             cold: share of its weights that comes from memory.
         """
         family = self._family(kernel_of(op, key)) or self._family(op)
-        moved = moved_by(key, moved)
+        flops, moved = done_by(key, flops), moved_by(key, moved)
         slow, ceilings = (self._any, self.ceilings) if family is None else (family.slow, family.ceilings)
         roof = _blend(_roofs(ceilings, flops, moved, slow, 0 if key is None else traits_of(key).spans), cold)
         near = _near(family, math.log1p(flops), math.log1p(moved), key, cold)
@@ -214,7 +214,7 @@ def _span_ns(families: Iterable[Sequence[Record]], ceilings: Ceilings) -> float:
 def _residual(record: Record, ceilings: Ceilings, slow: _Pair) -> _Pair:
     """ln(ns / roof) of a record."""
     moved = moved_by(record.key, record.bytes)
-    cold, warm = _roofs(ceilings, record.flops, moved, slow, traits_of(record.key).spans)
+    cold, warm = _roofs(ceilings, done_by(record.key, record.flops), moved, slow, traits_of(record.key).spans)
     return math.log(record.ns_cold / cold), math.log((record.ns or record.ns_cold) / warm)
 
 
