@@ -25,6 +25,7 @@ __all__ = ["BROADCASTING", "Traits", "done_by", "kernel_of", "moved_by", "traits
 
 BROADCASTING = frozenset(n for n, o in REGISTRY.items() if o.family in ("elementwise", "activation"))
 _ATTRIBUTE, _RANK, _FIXED, _SIZE = 0.5, 0.5, 0.5, 0.15  # how far apart unlike records are, in e-folds of work
+_PACKED = 0.5  # the same, of products, one of which packs its second factor at each run
 _PATTERN, _EXTENT = 1.0, 0.25  # the same, of what moves or is summed
 _GROUPED = re.compile(r'"group": ?(?![01]\b)')  # in a key's attributes; asked of each record of a profile
 _BLOCK = 16  # channels that ONNX Runtime keeps together (MLAS, AVX-512; on AVX2 it is 8)
@@ -51,6 +52,7 @@ class Traits:
     blocks: bool = False  # see ``_in_blocks``
     padded: bool = False  # the same, of the quarters of blocks that are padded to whole ones
     columns: int = 0  # of a product of matrices
+    packed: bool = False  # its second factor, when the session starts: it is constant
     spans: int = 0  # of a broadcast, beyond the first; of a Gather and others the pieces that it copies, or the rows
     moved: int | None = None  # bytes, where those of all arguments and outputs are not what is moved
     pattern: str = ""  # of what moves or is summed, where axes that are alike are one
@@ -60,6 +62,7 @@ class Traits:
         """A distance to another record of the same operator, in the units of e-folds of work."""
         total = _RANK * (self.ranks != other.ranks) + _FIXED * (self.fixed != other.fixed)
         total += _ATTRIBUTE * (self.dtype != other.dtype)
+        total += _PACKED * (self.packed != other.packed)
         for name in self.attributes.keys() | other.attributes.keys():
             total += _ATTRIBUTE * _differ(self.attributes.get(name), other.attributes.get(name))
         total += _PATTERN * (self.pattern != other.pattern)
@@ -86,7 +89,7 @@ def kernel_of(op: str, key: Key | None) -> str:
     if op == "Pow":
         return f"{op}, of a number" if re.search(r"\[[1, ]*\]$", key.shapes[-1]) else op
     if op in _PRODUCTS:  # a constant second factor is packed when the session starts, any other at each run
-        return f"{op}, packed" if len(key.shapes) > 1 and key.shapes[1].startswith("!") else op
+        return f"{op}, packed" if traits_of(key).packed else op
     if _GROUPED.search(key.attrs) is None:
         return op
     known = traits_of(key)
@@ -117,6 +120,7 @@ def traits_of(key: Key) -> Traits:
         len(shapes) > 1 and shapes[1][1:2] == [1],
         _in_blocks(key.op, shapes, _BLOCK), _in_blocks(key.op, shapes, _PADDED),
         _columns(key.op, attributes, shapes),
+        key.op in _PRODUCTS and key.shapes[1:2] != () and key.shapes[1].startswith("!"),
         _spans([d for d, s in zip(shapes, key.shapes, strict=True) if s]) if key.op in BROADCASTING else pieces,
         copied, pattern, extents,
     )  # fmt: skip

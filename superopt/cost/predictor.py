@@ -82,7 +82,9 @@ class _Family:
     @cached_property
     def work(self) -> np.ndarray:
         """On logarithmic axes: (records, 2), ln FLOPs and ln bytes."""
-        return np.array([(math.log1p(done_by(r.key, r.flops)), math.log1p(moved_by(r.key, r.bytes))) for r in self.records])
+        return np.array(
+            [(math.log1p(done_by(r.key, r.flops)), math.log1p(moved_by(r.key, r.bytes))) for r in self.records]
+        )
 
     @cached_property
     def residuals(self) -> tuple[_Pair, ...]:
@@ -110,7 +112,10 @@ class Predictor:
         grouped: dict[str, list[Record]] = defaultdict(list)
         for record in sorted(records, key=lambda r: r.key.text):
             if record.ns_cold > 0 and record.key.op not in APART:
-                grouped[kernel_of(record.key.op, record.key)].append(record)
+                kernel = kernel_of(record.key.op, record.key)
+                grouped[kernel].append(record)
+                if traits_of(record.key).packed:  # is alike enough where the second factor is not
+                    grouped[record.key.op].append(record)
         ceiling = replace(ceiling, span_ns=_span_ns((g for op, g in grouped.items() if op in BROADCASTING), ceiling))
         return Predictor(ceiling, grouped)
 
