@@ -56,9 +56,12 @@ def _gelu() -> Iterator[Pattern]:
     yield _of("Mul", _of("Mul", "x", 0.5), inner)
 
 
-def _tanh_gelu() -> Pattern:
+def _tanh_gelu() -> Iterator[Pattern]:
     cubic = _of("Add", "x", _of("Mul", _of("Pow", "x", 3.0), 0.044715))
-    return _of("Mul", _of("Mul", "x", 0.5), _of("Add", _of("Tanh", _of("Mul", cubic, (2 / pi) ** 0.5)), 1.0))
+    factored = _of("Add", _of("Mul", _of("Mul", "x", 0.044715), "x"), 1.0)
+    root = (2 / pi) ** 0.5
+    for inner in (_of("Mul", cubic, root), _of("Mul", _of("Mul", "x", root), factored)):
+        yield _of("Mul", _of("Mul", "x", 0.5), _of("Add", _of("Tanh", inner), 1.0))
 
 
 def _mean_square(of: Pattern | str) -> Pattern:
@@ -90,7 +93,7 @@ _SLOW_NS = 4.4
 ONNX_RUNTIME_PATTERNS: tuple[Pattern, ...] = (
     _layer_normalisation(),
     *_gelu(),
-    _tanh_gelu(),
+    *_tanh_gelu(),
     _of("Mul", _of("Div", "x", _mean_square("x")), "constant scale"),
     _of("Mul", _of("Mul", "x", _of("Div", 1.0, _mean_square("x"))), "constant scale"),
     _of("Mul", "x", _of("Sigmoid", "x")),
