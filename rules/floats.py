@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from superopt.formats.files import replace_file
 from superopt.ir.kept import code_digest, keep, kept
 from superopt.ir.types import DType
 from superopt.rules.canonical import rule_text
@@ -281,9 +281,7 @@ def write_floats(path: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
     ordered = sorted(rows.items(), key=lambda item: (str(item[1].get("id", "")), item[0]))
     lines = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in ordered)
     head = f'{{"format": "superopt.floats", "version": 1, "seal": "{_seal(dict(rows))}", "rules": {{\n'
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(head + lines + "\n}}\n", encoding="utf-8")
-    partial.replace(path)
+    replace_file(path, f"{head}{lines}\n}}}}\n".encode(), force=True)
 
 
 def _seal(rows: Mapping[str, object]) -> str:

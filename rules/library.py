@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from superopt.formats.files import replace_file
 from superopt.ir.collecting import rarely_collected
 from superopt.ir.errors import UsageError, printable
 from superopt.rules.floats import FLOATS, Directions, Floats, float_key, read_floats
@@ -279,7 +279,7 @@ def write_verdicts(path: Path, store: Mapping[str, Mapping[str, object]]) -> Non
     rows = sorted(store.items(), key=lambda item: (str(item[1].get("id", "")), item[0]))
     lines = ",\n".join(f"  {json.dumps(d)}: {json.dumps(v, sort_keys=True)}" for d, v in rows)
     head = f'{{"format": "superopt.proofs", "version": 1, "seal": "{_seal(dict(store))}", "verdicts": {{\n'
-    _replace(path, head + lines + "\n}}\n")
+    replace_file(path, f"{head}{lines}\n}}}}\n".encode(), force=True)
 
 
 def _seal(verdicts: Mapping[str, object]) -> str:
@@ -292,10 +292,4 @@ def write_rules(path: Path, rules: Iterable[Rule], *, heading: str = "") -> None
     :func:`parse_file` gives the same rules back, sorted by id."""
     rows = "\n".join(toml_rows(rules))
     head = "".join(f"# {line}\n" for line in heading.splitlines())
-    _replace(path, f"{head}\n{rows}" if head else rows)
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    replace_file(path, (f"{head}\n{rows}" if head else rows).encode(), force=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from superopt.fleet import Fleet, Task
+from superopt.formats.files import replace_file
 from superopt.ir.errors import SuperoptError
 from superopt.rules import Rule, load_library
 from superopt.rules.library import BUILT_IN
@@ -122,9 +123,8 @@ def _write(path: Path, around: Row, rows: Mapping[str, Row], failed: Mapping[str
             "revision": _revision(), **_summary(around, rows, failed)}  # fmt: skip
     lines = ",\n".join(f"  {json.dumps(d)}: {json.dumps(r)}" for d, r in sorted(rows.items(), key=lambda i: i[1]["id"]))
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(head, indent=1)[:-2] + ',\n "rules": {\n' + lines + "\n }\n}\n", encoding="utf-8")
-    partial.replace(path)
+    text = json.dumps(head, indent=1)[:-2] + ',\n "rules": {\n' + lines + "\n }\n}\n"
+    replace_file(path, text.encode(), force=True)
 
 
 def _revision() -> str:

@@ -19,6 +19,7 @@ from superopt.cli.shell import (
     Cluster,
     Dims,
     Force,
+    Input,
     Json,
     Progress,
     Seed,
@@ -467,6 +468,8 @@ def discover(
     from superopt.fleet import Fleet
 
     if models:
+        if models.count("-") > 1:
+            raise UsageError("- is named twice, but standard input can be read only once", hint="name a file for one")
         if config or profile or themes or operators or max_operators:
             raise UsageError("--from looks at models, not at a configuration", hint="leave out one of the two")
         _learn(models, destination, target, time_limit or LEARNING_SECONDS, parse_dims(dim or []))
@@ -490,9 +493,10 @@ def _learn(models: list[str], out_dir: Path, target: str, seconds: float, sizes:
     """``discover --from``."""
     from superopt.pipeline.learning import learn_from
 
-    with going_on(out_dir):
+    with going_on(out_dir), ExitStack() as held:
+        paths = [held.enter_context(Input(model)) for model in models]
         found = learn_from(
-            models, out=out_dir, target=target, time_limit=seconds, sizes=sizes,
+            paths, out=out_dir, target=target, time_limit=seconds, sizes=sizes,
             say=lambda line: err().print(line, markup=False, soft_wrap=True),
         )  # fmt: skip
     for rule in found.rules:

@@ -31,6 +31,8 @@ from superopt.discovery.sharded import Traffic, enumerate_sharded
 from superopt.discovery.solved import SOLVED
 from superopt.discovery.store import Bounds, Chunks, OutOfBounds, code_digest, digest_of
 from superopt.fleet import Fleet, Journal, Lost, Outcome, Task
+from superopt.formats.files import replace_file
+from superopt.ir.errors import UsageError, printable
 from superopt.rules.canonical import rule_text, text_digest
 from superopt.rules.grammar import format_rule, parse_rule
 from superopt.rules.library import ADMISSIBLE, Library, load_library, write_rules, write_verdicts
@@ -39,7 +41,7 @@ from superopt.verifier.admission import check
 from superopt.verifier.prover import prove
 from superopt.verifier.verdict import verdict_to_json
 
-__all__ = ["DiscoveryResult", "discover", "finished", "merge", "write_library"]
+__all__ = ["DiscoveryResult", "claimed", "discover", "finished", "merge", "write_library"]
 
 Progress = Callable[[str], None]
 _HELD = 256 << 20  # bytes of candidates that the client holds for workers
@@ -84,20 +86,40 @@ def discover(
         progress: called with lines of text.
 
     Raises:
-        UsageError: another run writes the folder. BackendUnavailable: the fleet's cluster is gone.
+        UsageError: another run writes the folder, or it holds other things. BackendUnavailable: the fleet's cluster is
+            gone.
         OSError: the folder cannot be written.
     """
     folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
     say, fleet = progress or _silent, fleet or Fleet()
     bounds = Bounds(None if time_limit is None else time.time() + time_limit, memory_limit)
-    with _asked(folder) as asked:
+    with claimed(folder) as asked:
         return _discovered(config, folder, asked, fleet, bounds, shards, say)
 
 
-def _asked(folder: Path) -> Journal:
-    """Answers of minimising; open for all of a run, so that another one of the folder is refused before its work."""
+def claimed(folder: Path) -> Journal:
+    """The folder of a run, made where there is none, and the answers of minimising in it; open for all of the run.
+
+    Raises:
+        UsageError: another run has it open, or it holds what discovery did not write, which a library would be written
+            over. OSError: it cannot be made.
+    """
+    if folder.is_dir() and any(folder.iterdir()):
+        rules = sorted(folder.glob("*.toml"))
+        foreign = next((file for file in rules if not _written(file)), None)
+        if foreign is not None or not (rules or (folder / ".chunks").is_dir()):
+            what = "is not empty" if foreign is None else f"holds {printable(foreign.name)}"
+            raise UsageError(
+                f"{what}, and superopt discover did not write that", where=printable(str(folder)),
+                hint="name a folder of its own",
+            )  # fmt: skip
     return Journal(folder / ".chunks" / "minimising.jsonl")
+
+
+def _written(file: Path) -> bool:
+    """Whether discovery wrote a file of rules: what it writes begins alike."""
+    with file.open("rb") as content:
+        return content.read(len(_HEADING)) == _HEADING.encode()
 
 
 def _discovered(
@@ -127,7 +149,7 @@ def _discovered(
 
 
 def finished(
-    proved: Sequence[Rule], paying: Container[int], config: Config, chunks: Path, fleet: Fleet,
+    proved: Sequence[Rule], paying: Container[int], config: Config, chunks: Path, asked: Journal, fleet: Fleet,
     say: Progress, sources: Mapping[str, str] | None = None,
 ) -> tuple[tuple[Rule, ...], dict[str, Mapping[str, object]]]:  # fmt: skip
     """Proved rules minimised together, with ids of their own, and verdicts of a fresh check of exactly these.
@@ -137,12 +159,12 @@ def finished(
         paying: which of them (by position) are worth more than a small library.
         config: seed and effort; it names the rules' origin.
         chunks: folder of finished work.
+        asked: answers of minimising.
         fleet: what does the work.
         say: called with lines of text.
         sources: by the digest of a rule's text, where it is from (``Theme.source``), which its origin then says.
     """
-    with _asked(chunks.parent) as asked:
-        kept = _minimised(proved, paying, chunks, asked, fleet, say)
+    kept = _minimised(proved, paying, chunks, asked, fleet, say)
     return _proved_again(_identified(kept, config, sources or {}), config, chunks, fleet, say)
 
 
@@ -166,17 +188,17 @@ def merge(
 
     Raises:
         RuleError: a folder is not there or has no rules, or they do not parse.
+        UsageError: another run writes ``out``, or it holds other things.
     """
     found: dict[str, Rule] = {}
     for folder in folders:
         for rule in load_library(folder, built_in=False).values():  # of one rule under several names, the first name
             digest = text_digest(rule)
             found[digest] = min(rule, found.get(digest, rule), key=lambda r: r.id)
-    out.mkdir(parents=True, exist_ok=True)
     given = [found[digest] for digest in sorted(found)]
     paying = frozenset(n for n, rule in enumerate(given) if SHORTCUT in rule.origin)
     say, chunks, fleet = progress or _silent, out / ".chunks", fleet or Fleet()
-    with _asked(out) as asked:
+    with claimed(out) as asked:
         kept = {text_digest(rule) for rule in _minimised(given, paying, chunks, asked, fleet, say)}
     named = sorted((rule for digest, rule in found.items() if digest in kept), key=lambda rule: rule.id)
     proved, verdicts = _proved_again(named, config, chunks, fleet, say)
@@ -389,6 +411,7 @@ def _identified(rules: Sequence[Rule], config: Config, sources: Mapping[str, str
 
 
 _NOTHING = "nothing"  # the file of a run that found no rule
+_HEADING = "# Discovered and proved for all sizes; "  # of the files of rules that are written
 
 
 def write_library(
@@ -403,10 +426,10 @@ def write_library(
     for rule in rules:
         families.setdefault(rule.family, []).append(rule)
     for stale in folder.glob("*.toml"):
-        if stale.stem not in families:
+        if stale.stem not in families and _written(stale):
             stale.unlink()
+    heading = f"{_HEADING.removeprefix('# ')}configuration {config.digest[:12]}, seed {config.seed}."
     for family, members in families.items():
-        heading = f"Discovered and proved for all sizes; configuration {config.digest[:12]}, seed {config.seed}."
         write_rules(folder / f"{family}.toml", members, heading=heading)
     write_verdicts(folder / "proofs.json", Library({r.id: r for r in rules}).with_verdicts(verdicts).store)
     _replace(folder / "near_misses.json", [m for e in explored for m in e.near_misses])
@@ -473,6 +496,4 @@ def _log(
 
 
 def _replace(path: Path, data: object) -> None:
-    written = path.with_name(f".{path.name}.{os.getpid()}")
-    written.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    written.replace(path)
+    replace_file(path, (json.dumps(data, indent=1, sort_keys=True) + "\n").encode(), force=True)

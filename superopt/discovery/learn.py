@@ -31,7 +31,8 @@ from superopt.discovery.mining import Target, mined
 from superopt.discovery.solved import Solved, solve_one
 from superopt.discovery.solving import Solver
 from superopt.discovery.store import UNBOUNDED, Bounds, Chunks, OutOfBounds, code_digest, digest_of
-from superopt.fleet import Fleet
+from superopt.fleet import Fleet, Journal
+from superopt.formats.files import replace_file
 from superopt.ir.graph import Graph
 from superopt.ir.poly import substitute
 from superopt.ir.terms import App, postorder, variables
@@ -134,8 +135,8 @@ class Learned:
 
 
 def learn(
-    models: Mapping[str, Graph], library: Library, prices: CostModel, *, out: Path, target: str, seconds: float,
-    left: Mapping[str, Graph] | None = None, sizes: Mapping[str, int] | None = None, seed: int = 0,
+    models: Mapping[str, Graph], library: Library, prices: CostModel, *, out: Path, asked: Journal, target: str,
+    seconds: float, left: Mapping[str, Graph] | None = None, sizes: Mapping[str, int] | None = None, seed: int = 0,
     say: Say = lambda _: None,
 ) -> Learned:  # fmt: skip
     """Find rules for parts of models that the library does not derive, and write them to a folder.
@@ -145,6 +146,7 @@ def learn(
         library: what is known.
         prices: of the device.
         out: the folder; finished work is kept in its ``.chunks``.
+        asked: what claiming the folder gave.
         target: the name of the prices: other prices, other chunks.
         seconds: for everything.
         left: what the library's search makes of the models, by name.
@@ -156,7 +158,6 @@ def learn(
         OSError: the folder cannot be written.
     """
     cpu, end = time.process_time(), time.time() + seconds
-    out.mkdir(parents=True, exist_ok=True)
     config = _config(models, target, seed)
     found = Learned()
     agenda = Agenda(_targets(models, left or {}, prices, sizes or {}, found), _LEAST_SHARE)
@@ -182,7 +183,7 @@ def learn(
             lessons.append(_Taught(entry.source, entry.part, lesson, saving))
             say(f"{entry.source[0]}: {lesson.rules[0].lhs[0]} = {lesson.rules[0].rhs[0]}")
     found.inside = agenda.inside
-    _finish(found, lessons, config, out, say)
+    _finish(found, lessons, config, out, asked, say)
     found.seconds = time.process_time() - cpu
     _log(found, out)
     return found
@@ -378,10 +379,13 @@ class _School:
         return bool(found.verdict(rule, backward=False, dtype=DType.FLOAT32).ways_in("standard"))
 
 
-def _finish(found: Learned, lessons: Sequence[_Taught], config: Config, out: Path, say: Say) -> None:
+def _finish(
+    found: Learned, lessons: Sequence[_Taught], config: Config, out: Path, asked: Journal, say: Say
+) -> None:  # fmt: skip
     """Rules minimised, checked afresh, and written."""
     proved = [r for taught in lessons for r in taught.lesson.rules]
-    rules, verdicts = finished(proved, frozenset(range(len(proved))), config, out / ".chunks", Fleet(), say)
+    every = frozenset(range(len(proved)))
+    rules, verdicts = finished(proved, every, config, out / ".chunks", asked, Fleet(), say)
     origin = f"discovered (weights solved for, from {', '.join(sorted({t.source[0] for t in lessons}))})"
     found.rules = tuple(replace(r, origin=origin) for r in rules)
     found.solved = len(lessons)
@@ -416,4 +420,4 @@ def _log(found: Learned, out: Path) -> None:
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     data = {k: v for k, v in vars(found).items() if k != "rules"}
     text = json.dumps({**data, "rules": [r.id for r in found.rules], "peak_mb": round(usage, 1)}, indent=1)
-    (out / "run.json").write_text(text + "\n", encoding="utf-8")
+    replace_file(out / "run.json", f"{text}\n".encode(), force=True)

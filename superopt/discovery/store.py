@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import resource
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from math import inf
 from pathlib import Path
 
 from superopt.fleet.stamp import libraries
+from superopt.formats.files import replace_file
 
 __all__ = ["UNBOUNDED", "Bounds", "Chunks", "OutOfBounds", "code_digest", "digest_of"]
 
@@ -99,6 +99,4 @@ class Chunks:
             return
         place = self.folder / key[:2]
         place.mkdir(parents=True, exist_ok=True)
-        partial = place / f".{key}.{os.getpid()}"
-        partial.write_text(json.dumps(data), encoding="utf-8")
-        partial.replace(place / f"{key}.json")
+        replace_file(place / f"{key}.json", json.dumps(data).encode(), force=True)

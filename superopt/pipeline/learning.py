@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from superopt import cost as costs
+from superopt.discovery.discover import claimed
 from superopt.discovery.learn import Learned, learn
 from superopt.pipeline.optimise import load
 from superopt.rules import load_library
@@ -36,11 +37,12 @@ def learn_from(
         say: told what happens.
 
     Raises:
-        InvalidModel, UsageError: a model cannot be read, or there is no such target. OSError: ``out`` is not writable.
+        InvalidModel, UsageError: a model cannot be read, there is no such target, another run writes ``out``, or it
+            holds other things. OSError: ``out`` is not writable.
     """
-    graphs = {Path(m).stem: load(m) for m in models}
+    graphs = {_name(m, models): load(m) for m in models}
     library = load_library(rules)
-    with costs.for_target(target, sizes=sizes, questions=0, runtime=runtime) as prices:
+    with claimed(out) as asked, costs.for_target(target, sizes=sizes, questions=0, runtime=runtime) as prices:
         started = time.monotonic()
         limits = SearchOptions(
             time_limit=_SEARCHING * time_limit / len(graphs),
@@ -50,6 +52,12 @@ def learn_from(
         )
         left = {n: search(g, library.admitted, prices, limits).graph for n, g in graphs.items()}
         return learn(
-            graphs, library, prices, out=out, target=f"{target} {runtime}", left=left, sizes=sizes, seed=seed, say=say,
-            seconds=time_limit - (time.monotonic() - started),
+            graphs, library, prices, out=out, asked=asked, target=f"{target} {runtime}", left=left, sizes=sizes,
+            seed=seed, say=say, seconds=time_limit - (time.monotonic() - started),
         )  # fmt: skip
+
+
+def _name(model: str | Path, models: Sequence[str | Path]) -> str:
+    """What a model is called: as its file, and by its path where files of two folders are called alike."""
+    alike = {str(m) for m in models if Path(m).stem == Path(model).stem}
+    return Path(model).stem if len(alike) == 1 else str(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -13,7 +14,9 @@ import pytest
 from superopt.discovery import Config, DiscoveryResult, derive, discover, load_config
 from superopt.discovery.derive import derived, moves_of
 from superopt.discovery.explore import explore
+from superopt.discovery.store import Chunks
 from superopt.fleet import Fleet
+from superopt.ir.errors import ResourceLimit, UsageError
 from superopt.ir.terms import App, postorder
 from superopt.ops import REGISTRY
 from superopt.ops.elementwise import pointwise
@@ -158,6 +161,30 @@ def test_goes_on_after_a_kill(run: Run, tiny: Config, tiny_file: Path, tmp_path:
     discover(tiny, out=partial, progress=lines.append)
     assert not any(line.startswith("products: size") for line in lines)  # that theme was finished
     assert outputs(partial) == outputs(run.folder)
+
+
+def test_what_others_wrote_stays(tiny: Config, tmp_path: Path) -> None:
+    """A library is written over what is in its folder, and families that it has no more go; others' files do not."""
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    with pytest.raises(UsageError, match=r"holds pyproject\.toml, and superopt discover did not write that"):
+        discover(tiny, out=tmp_path, time_limit=0.0)
+    assert [p.name for p in tmp_path.iterdir()] == ["pyproject.toml"]
+    out = tmp_path / "out"
+    discover(tiny, out=out, time_limit=0.0)
+    (out / "clipping.toml").write_bytes((out / "nothing.toml").read_bytes())  # of an earlier run
+    discover(tiny, out=out, time_limit=0.0)
+    assert [p.name for p in out.glob("*.toml")] == ["nothing.toml"]
+
+
+def test_a_full_disk_leaves_no_part_of_a_chunk(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(ResourceLimit, match=r"abc\.json: cannot be written"):
+            Chunks(tmp_path).put("abc", {"rules": "x" * 5000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list((tmp_path / "ab").iterdir())
 
 
 def test_a_time_limit_leaves_themes_for_later(tiny: Config, tmp_path: Path) -> None:

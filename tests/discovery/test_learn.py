@@ -12,6 +12,7 @@ import pytest
 from superopt import cost as costs
 from superopt.discovery.config import Config
 from superopt.discovery.derive import QUICK_ROUNDS, derived, moves_of, reached
+from superopt.discovery.discover import claimed
 from superopt.discovery.judge import Judge
 from superopt.discovery.learn import Learned, applies, learn
 from superopt.discovery.lifting import lifted
@@ -19,6 +20,7 @@ from superopt.discovery.mining import mined
 from superopt.discovery.solving import Solver, theme_of
 from superopt.discovery.store import Bounds, Chunks, OutOfBounds
 from superopt.frontend import GraphBuilder
+from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph
 from superopt.ir.terms import App, Term, Var
 from superopt.ir.types import DType, TensorType
@@ -49,8 +51,8 @@ def normalised_layer(times: int = 2) -> Graph:
 
 
 def learnt(models: Mapping[str, Graph], library: Library, out: Path, seconds: float = 300.0) -> Learned:
-    with costs.for_target(PRICES) as prices:
-        return learn(models, library, prices, out=out, target=PRICES, seconds=seconds)
+    with claimed(out) as asked, costs.for_target(PRICES) as prices:
+        return learn(models, library, prices, out=out, asked=asked, target=PRICES, seconds=seconds)
 
 
 def test_parts_of_a_model_by_frequency_and_cost() -> None:
@@ -104,6 +106,33 @@ def test_learns_the_same_again_and_goes_on_where_it_was(lesson: tuple[Learned, P
     assert set(load_library(tmp_path)) == set(load_library())  # a folder that --rules takes
     learnt({"layers": normalised_layer()}, Library({}), tmp_path)
     assert (tmp_path / "learned.toml").read_bytes() == text
+
+
+def test_models_of_one_name_are_both_looked_at(tmp_path: Path) -> None:
+    from superopt.formats import save
+
+    paths = [tmp_path / folder / "m.onnx" for folder in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir()
+        save(normalised_layer(), path)
+    found = learn_from([*paths, paths[0]], out=tmp_path / "rules", target=PRICES, time_limit=1e-3)
+    assert set(found.model_us) == {str(path) for path in paths}
+
+
+def test_a_folder_of_other_things_is_not_learnt_into(tmp_path: Path) -> None:
+    from superopt.formats import save
+
+    save(normalised_layer(), tmp_path / "m.onnx")
+    with pytest.raises(UsageError, match=r"is not empty, and superopt discover did not write that"):
+        learn_from([tmp_path / "m.onnx"], out=tmp_path, target=PRICES, time_limit=1e-3)
+    out = tmp_path / "rules"
+    learn_from([tmp_path / "m.onnx"], out=out, target=PRICES, time_limit=1e-3)
+    with claimed(out), pytest.raises(UsageError, match="another run"):  # which would write the same files
+        learn_from([tmp_path / "m.onnx"], out=out, target=PRICES, time_limit=1e-3)
+    (out / "own.toml").write_text("[tool]\n")
+    with pytest.raises(UsageError, match=r"holds own\.toml"):
+        learn_from([tmp_path / "m.onnx"], out=out, target=PRICES, time_limit=1e-3)
+    assert (out / "own.toml").read_text() == "[tool]\n"
 
 
 def test_what_the_library_derives_is_not_learnt(lesson: tuple[Learned, Path], tmp_path: Path) -> None:
