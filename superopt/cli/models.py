@@ -44,7 +44,6 @@ from superopt.ir.errors import NotEquivalent, SuperoptError, UsageError, printab
 
 __all__ = ["COMMANDS"]
 
-MOST_BESIDE = 99  # files with graphs that trade time for memory, which are claimed: no front has as many
 MOST_TRIALS = 1_000_000  # of verify: more would be waited for in vain
 
 
@@ -135,6 +134,7 @@ def optimize(
     with rarely_collected():  # hundreds of modules
         from superopt import pipeline
         from superopt.pipeline import forked
+        from superopt.pipeline.options import MOST_BESIDE
         from superopt.report.terminal import show_explanation, show_report
         from superopt.runtime.limits import thrifty_heap
 
@@ -227,8 +227,9 @@ def optimize(
 
 def _beside(output: str, count: int) -> list[str]:
     """Names of files for the graphs that trade time for memory, by rising time; none on standard output."""
-    path = Path(output)
-    return [] if output == "-" else [str(path.with_name(f"{path.stem}-{i + 1}{path.suffix}")) for i in range(count)]
+    from superopt.pipeline.options import beside
+
+    return [] if output == "-" else [str(path) for path in beside(Path(output), count)]
 
 
 def explain(

@@ -13,7 +13,7 @@ from superopt.fleet import Fleet, Journal, Lost
 from superopt.fleet.stamp import here, of_files
 from superopt.ir.errors import ResourceLimit, SuperoptError, UsageError, printable
 from superopt.pipeline.optimise import optimize
-from superopt.pipeline.options import Options, Progress, quiet
+from superopt.pipeline.options import MOST_BESIDE, Options, Progress, beside, quiet
 
 __all__ = ["JOURNAL", "Demand", "demand_of", "optimize_all"]
 
@@ -56,7 +56,7 @@ def demand_of(path: Path, options: Options) -> Demand:
 def optimize_all(
     models: Sequence[Path], out: Path, *, options: Options, fleet: Fleet | None = None, progress: Progress = quiet
 ) -> Iterator[dict[str, Any]]:
-    """Optimise models and write each result to a folder under the model's own name.
+    """Optimise models and write each result to a folder under the model's own name; what ``pareto`` asks for beside it.
 
     What is finished is noted in the folder: the same call goes on where a killed one was, with any fleet. Workers
     elsewhere read models and write results under the same paths.
@@ -73,11 +73,19 @@ def optimize_all(
         ``error`` and ``exit_code`` for one that could not be optimised.
 
     Raises:
-        UsageError: two models have one name, or another run writes the folder. OSError: it cannot be written.
+        UsageError: two results have one name, or another run writes the folder. OSError: it cannot be written.
     """
     targets = {path: out / path.name for path in models}
     if len(set(targets.values())) < len(models):
         raise UsageError("two models have the same file name", hint="their results would be one file: use two calls")
+    if options.objective == "pareto":
+        taken = {file: path for path, target in targets.items() for file in beside(target, MOST_BESIDE)}
+        for path, target in targets.items():
+            if target in taken:
+                raise UsageError(
+                    f"what trades time for memory of {printable(taken[target].name)} may have the name of "
+                    f"{printable(path.name)}", hint="use two calls",
+                )  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     fleet, done = fleet or Fleet(), 0
 
@@ -113,12 +121,15 @@ def _one(path: Path, target: Path, options: Options, content: Mapping[str, str])
             raise UsageError(
                 f"{printable(changed[0])} changed meanwhile", where=printable(str(path)), hint="run it again"
             )
+        points = dict(zip(beside(target, len(result.pareto)), result.pareto, strict=True))
         formats.save(result.graph, target, force=True)
+        for file, point in points.items():
+            formats.save(point.graph, file, force=True)
     except SuperoptError as error:
         return _failed(path, error)
     except MemoryError:
         return _failed(path, ResourceLimit("out of memory"))
-    files = of_files(p for p in (target, *_beside(target)) if p.is_file())
+    files = of_files(p for made in (target, *points) for p in (made, *_weights(made)) if p.is_file())
     return {"model": str(path), "output": str(target), "files": files, "report": result.report.json()}
 
 
@@ -126,7 +137,7 @@ def _failed(path: Path, error: SuperoptError) -> dict[str, Any]:
     return {"model": str(path), "error": str(error), "exit_code": error.exit_code}
 
 
-def _beside(target: Path) -> tuple[Path, ...]:
+def _weights(target: Path) -> tuple[Path, ...]:
     """Where the large weights of a result may be."""
     return target.with_suffix(".safetensors"), Path(f"{target}.data")
 

@@ -13,11 +13,14 @@ from superopt.ir.errors import UsageError, printable
 from superopt.memory import ROWS
 from superopt.rules.floats import MODES
 
-__all__ = ["ALGORITHMS", "EFFORTS", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress", "quiet"]
+__all__ = [
+    "ALGORITHMS", "EFFORTS", "MOST_BESIDE", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress", "beside", "quiet",
+]  # fmt: skip
 
 ALGORITHMS = "algorithms"  # what ``disable`` calls those with fewer multiplications
 VALUES = "values"  # and rewrites by the elements of weights
 OBJECTIVES = ("time", "memory", "pareto")
+MOST_BESIDE = 99  # graphs that trade time for memory, whose files are claimed: no front has as many
 Progress = Callable[[int, int | None, str], None]
 
 
@@ -109,3 +112,8 @@ class Options:
 
 def quiet(done: int, total: int | None, what: str) -> None:
     """The progress callback that shows nothing."""
+
+
+def beside(output: Path, count: int) -> tuple[Path, ...]:
+    """Where graphs that trade time for memory are written, by rising time."""
+    return tuple(output.with_name(f"{output.stem}-{i + 1}{output.suffix}") for i in range(count))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from onnx import helper, numpy_helper
 
 from superopt.cli import app
 from superopt.formats import load_with_files
+from superopt.ir.errors import UsageError
 from superopt.lab.kept import Kept, model_digest
 from superopt.pipeline import Options, many
 from superopt.pipeline.many import JOURNAL, demand_of, optimize_all
+from superopt.pipeline.recomputing import Point
 
 TARGET = Options(target="profile:cpu-epyc-2core")
 
@@ -89,6 +92,28 @@ def test_a_measurement_of_a_model_that_changed_meanwhile_is_not_kept(tmp_path: P
     assert kept.get(path) is None
     kept.put(path, {"us": 1}, before)
     assert kept.get(path) is None
+
+
+def test_graphs_that_trade_time_for_memory_are_written_beside_each_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = many.optimize
+
+    def with_a_front(path: Path, **given: Any) -> Any:
+        made = real(path, **given)
+        return replace(made, pareto=(Point(made.original, 2, 1.0, "order"), Point(made.graph, 1, 2.0, "recomputation")))
+
+    monkeypatch.setattr(many, "optimize", with_a_front)
+    paths = [model(tmp_path / f"{name}.onnx", 1.0) for name in ("a", "b")]
+    both = replace(TARGET, objective="pareto")
+    rows = list(optimize_all(paths, tmp_path / "out", options=both))
+    for row, name in zip(rows, "ab", strict=True):
+        assert {Path(f).name for f in row["files"]} == {f"{name}.onnx", f"{name}-1.onnx", f"{name}-2.onnx"}
+        assert all(len(onnx.load(f).graph.output) == 1 for f in row["files"])
+    monkeypatch.setattr(many, "optimize", lambda *_, **__: pytest.fail("it is kept"))
+    assert list(optimize_all(paths, tmp_path / "out", options=both)) == rows
+    with pytest.raises(UsageError, match=r"of a\.onnx may have the name of a-2\.onnx"):
+        list(optimize_all([paths[0], model(tmp_path / "a-2.onnx", 1.0)], tmp_path / "other", options=both))
 
 
 def test_names_are_printed_on_one_line(
