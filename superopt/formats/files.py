@@ -25,6 +25,7 @@ __all__ = [
 ]  # fmt: skip
 
 CHUNK = 4 << 20
+_SMALL = 1 << 20  # bytes that are read as fast as they are mapped, or faster
 _HOLE = bytes(CHUNK)
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -148,10 +149,18 @@ class MappedFile:
         self._identity = _identity(descriptor)
 
     def window(self, offset: int, length: int) -> memoryview:
-        """A part of the file by its own mapping, which goes with the last array that reads from it.
+        """A part of the file: a small one is read, a large one has its own mapping, which goes with its last array.
 
-        The mapping of the whole file would keep every page it was ever read from in the process's memory.
+        The mapping of the whole file would keep every page it was ever read from in the process's memory. Who makes the
+        file shorter *while* a large part is mapped ends the process (SIGBUS): reading it takes five times as long.
+
+        Raises:
+            InvalidModel: the file became shorter since it was opened.
         """
+        if length <= _SMALL:
+            return memoryview(b"".join(self.chunks(offset, length)))
+        if os.fstat(self._descriptor).st_size < offset + length:
+            raise self._shorter()
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
         mapped = mmap.mmap(self._descriptor, offset + length - start, access=mmap.ACCESS_READ, offset=start)
         return memoryview(mapped)[offset - start :]
@@ -170,9 +179,12 @@ class MappedFile:
             else:
                 piece = os.pread(self._descriptor, min(CHUNK, end - offset), offset)
             if not piece:
-                raise InvalidModel("the file was truncated while it was being read", where=printable(str(self.path)))
+                raise self._shorter()
             yield piece
             offset += len(piece)
+
+    def _shorter(self) -> InvalidModel:
+        return InvalidModel("the file was truncated while it was being read", where=printable(str(self.path)))
 
     def _hole(self, offset: int) -> int:
         """Where the hole at ``offset`` ends, ``offset`` itself where there is none."""

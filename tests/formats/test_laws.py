@@ -30,7 +30,7 @@ from onnx import (
 from superopt.formats import from_bytes, from_onnx, load, read_json, save, schema, to_json, to_onnx, to_onnx_bytes
 from superopt.formats.onnx_tensors import ELEMENT_TYPES
 from superopt.formats.tensors import PackedData, RandomData, expected_bytes, pack, unpack
-from superopt.ir.errors import UsageError
+from superopt.ir.errors import InvalidModel, UsageError
 from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Value, Weight, constant, structural_hash
 from superopt.ir.poly import sym
 from superopt.ir.text import format_graph, parse_graph
@@ -290,6 +290,18 @@ def test_large_weights_stay_on_disk_and_unread(tmp_path: Path) -> None:
     found = load(tmp_path / "out.onnx").weight["w"].data
     assert found is not None
     assert found.numpy()[-1] == 2.5
+
+
+@pytest.mark.parametrize("elements", [1000, 1_000_000])
+def test_weights_that_became_shorter_are_an_error(tmp_path: Path, elements: int) -> None:
+    graph = replace(from_onnx(_model()), weights=(constant("w", np.arange(elements, dtype=np.float32)),))
+    save(graph, tmp_path / "m.onnx", external_above=0)
+    found = load(tmp_path / "m.onnx").weight["w"].data
+    assert found is not None
+    assert found.numpy()[-1] == elements - 1
+    os.truncate(tmp_path / "m.onnx.data", 512)
+    with pytest.raises(InvalidModel, match=r"m\.onnx\.data: the file was truncated"):
+        found.numpy()
 
 
 def test_saving_over_the_file_one_reads_from(tmp_path: Path) -> None:
