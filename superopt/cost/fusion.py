@@ -45,6 +45,7 @@ class Backend:
     images kept in blocks of channels: a convolution puts them there, the others where their operands are.
     ``tidies``: as it loads a graph, it makes one of equal operators and constants of what depends on sizes alone.
     ``processor``: it runs on the machine's processor, so that profiles of its kind can be scaled to each other.
+    ``forks``: it goes on in a copy of a process that used it; one whose threads are the process's waits for them there.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Backend:
     blocked: frozenset[str] = frozenset()
     tidies: bool = False
     processor: bool = True
+    forks: bool = True
 
     def copy_of(self, weight: str, kernel: str) -> str:
         """Names what a kernel reads of a weight: the weight itself, or its packed copy."""
@@ -155,6 +157,7 @@ OPENVINO_CPU = Backend(
     patterns=OPENVINO_PATTERNS,
     tidies=True,
     packing=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
+    forks=False,
 )
 
 _POINTWISE = " ".join(sorted(n for n, o in REGISTRY.items() if o.family in ("elementwise", "activation")))
@@ -189,6 +192,7 @@ SUPEROPT_CUDA = Backend(
     absorbed={"Conv": 2},
     streamed=2e6,
     processor=False,
+    forks=False,
 )
 BACKENDS: Mapping[str, Backend] = {b.name: b for b in (ONNX_RUNTIME_CPU, OPENVINO_CPU, SUPEROPT_CUDA)}
 

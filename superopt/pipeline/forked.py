@@ -7,7 +7,7 @@ rules, prices and options, so that it does not matter which process it runs in. 
 Only for whoever owns the process, who says so (:func:`allow`): of several threads one survives a fork, and what the
 others hold is held for good. OpenBLAS stops and starts its threads around one, ONNX Runtime's own, which would tell
 its maker of what runs, is not there (:mod:`superopt.runtime`), and the one that ends runs
-(:mod:`superopt.runtime.watch`) is started anew.
+(:mod:`superopt.runtime.watch`) is started anew. OpenVINO's belong to no model, so there is no copy beside it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def searched(
     known = (threading.main_thread(), watching())
     others = [t for t in threading.enumerate() if t not in known and type(t).__module__ not in _harmless]
     alone = threading.current_thread() is threading.main_thread() and not others
-    if _allowed and alone and sys.platform == "linux" and prices.backend.processor:
+    if _allowed and alone and sys.platform == "linux" and prices.backend.forks:
         with suppress(_NoCopyError):
             return _searched_there(graph, rules, prices, options, progress, meanwhile)
     began = time.monotonic()

@@ -49,6 +49,14 @@ def kernels(graph: Graph) -> int:
     return sum(not kernel.layout for kernel in traced)
 
 
+def test_a_search_that_measures_with_several_threads_ends(tmp_path):
+    """What calibrates has started them; in a copy of that process nobody would answer."""
+    formats.save(chain("MatMul", "Add", "Relu"), tmp_path / "m.onnx")
+    command = [sys.executable, "-m", "superopt", "optimize", "m.onnx", "--runtime", "openvino", "--threads", "2"]
+    environment = {**os.environ, "SUPEROPT_CACHE": str(tmp_path / "cache")}  # so that there is something to measure
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=100)
+
+
 @pytest.mark.parametrize("producer", [p for p in PRODUCERS if p not in POINTWISE or p in FEW])
 def test_what_the_table_fuses_adds_no_kernel(producer):
     alone = kernels(chain(producer))
