@@ -56,6 +56,7 @@ Model = "str | Path | bytes | onnx.ModelProto | Graph"
 _ROUNDS = 15  # of a race whose figures were asked for, at least
 _RACE_SECONDS, _SHOWN_RACE = 4.0, 30.0  # for the final race, and where its figures were asked for: what is then still
 # in doubt is decided by what the graphs do and what they are modelled at
+_PROVING = 60.0  # seconds for all proofs of a result, at most
 _SUSPECTS = 4  # rules that are left out in turn after a failed check; each costs a search
 _FORMS_RACE = (
     6.0  # seconds for the race of results with fewer multiplications; prices have their say in what is then open
@@ -255,7 +256,6 @@ class _Attempt:
         slack = 0.0 if best.forms is None else best.forms.slack
         if self.valued is not None:
             slack = max(slack, self.valued.slack(after, self.options.floats).share)
-        verification = self._certified(after, slack) if self.options.certify and not self.interrupted else None
         checked = best.checked
         choices: tuple[Point, ...] = ()
         if not self.interrupted:
@@ -265,6 +265,11 @@ class _Attempt:
             if taken is not None:
                 after, checked = taken
                 found = replace(found, graph=after)
+        verification = self._certified(after, slack) if self.options.certify and not self.interrupted else None
+        if verification is not None and verification.verdict == "refuted" and after is not self.graph:
+            notes.append(f"the result is refuted ({verification.reason}), so the input is returned")
+            found, after, measured = replace(found, graph=self.graph, applied=()), self.graph, _of_input(measured)
+            choices, verification = (), self._certified(self.graph, 0.0)
         made = report_of(
             found, checked, measured, before, best.cost if after is not self.graph else before, best.forms,
             graph=self.graph, typing=self.typing, options=self.options, library=self.library, model=self.costs,
@@ -414,11 +419,12 @@ class _Attempt:
         return replace(compared, measured=found).judged(), found
 
     def _certified(self, after: Graph, slack: float) -> report.Verification:
-        """What can be proved of the result; the check has run already, so a proof that fails takes nothing away."""
+        """What can be proved of a graph in the time that is left; what is not proved, the check has run."""
         from superopt.verifier.graphs import certify_result
 
         self.progress(0, None, "proving")
-        found = certify_result(self.graph, after, seed=self.options.seed, slack=slack)
+        seconds = min(_PROVING, max(0.0, self.budget.left))
+        found = certify_result(self.graph, after, seed=self.options.seed, total=seconds, slack=slack)
         return report.Verification(
             found.words, found.same, found.proved, found.tested, found.proved_share, found.reason
         )

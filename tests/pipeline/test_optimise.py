@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,11 +18,14 @@ from superopt.ir.errors import InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.pipeline import checking, forked, optimise
 from superopt.pipeline.racing import measure
+from superopt.pipeline.recomputing import Point
 from superopt.report import Measured
 from superopt.rules import Library, parse_rule
 from superopt.runtime import ort
 from superopt.runtime.reference import run
 from superopt.search import SearchResult
+from superopt.verifier import graphs as certifying
+from superopt.verifier.graphs import GraphVerdict
 
 
 def branches(operator: str = "Add", domain: str = "") -> Graph:
@@ -65,6 +70,43 @@ def test_a_wrong_rule_is_found_and_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     assert any("rule planted failed the check here" in note for note in result.report.notes)
     assert [f.left_out for f in result.report.check_failures] == ["planted"]
     assert result.report.status == "unchanged"
+
+
+def test_what_is_refuted_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check may pass what a proof of the result, region by region, finds to be another function."""
+    real = certifying.certify_result
+
+    def refuting(before: Graph, after: Graph, **given: Any) -> GraphVerdict:
+        found = real(before, after, **given)
+        return found if after is before else replace(found, verdict="refuted", reason="over the reals they differ")
+
+    monkeypatch.setattr(certifying, "certify_result", refuting)
+    graph = branches()
+    result = superopt.optimize(graph, target="profile:cpu-epyc-2core", certify=True)
+    assert result.graph is result.original
+    assert result.report.status == "unchanged"
+    assert result.report.verification is not None
+    assert result.report.verification.verdict == "proved"
+    assert any("refuted (over the reals they differ)" in note for note in result.report.notes)
+
+
+def test_what_is_certified_is_what_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a graph that is written for memory takes the place of the fastest."""
+    certified: list[Graph] = []
+    real = certifying.certify_result
+
+    def noted(before: Graph, after: Graph, **given: Any) -> GraphVerdict:
+        certified.append(after)
+        return real(before, after, **given)
+
+    monkeypatch.setattr(certifying, "certify_result", noted)
+    graph = branches()
+    written = replace(graph, name="written").checked()
+    point = Point(written, 1, 1.0, "order", chosen=True)
+    monkeypatch.setattr(optimise, "for_memory", lambda *_: (point,))
+    result = superopt.optimize(graph, target="profile:cpu-epyc-2core", certify=True, objective="memory")
+    assert result.graph is written
+    assert certified == [written]
 
 
 def test_what_cannot_be_checked_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
