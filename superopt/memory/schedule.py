@@ -24,6 +24,7 @@ WORK = 300_000  # nodes that are tried as the next, over all sets that are looke
 _LARGE = 1000  # nodes beyond which sets are not looked at: there are too many, and each takes longer
 _HUGE = 5000  # nodes beyond which the order given stands
 _BEAM = 8  # sets that are kept at a time beyond that
+_BEAM_WORK = 3 * WORK  # nodes that a beam tries: many that could all be next (a split's parts) take the square of them
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,23 @@ class _Walk:
             state = self._settled(self._after(state, low.bit_length() - 1))
         return state
 
+    def _deep(self, state: _State) -> _State:
+        """What the last node made ready first, else the order given: one part after another."""
+        fresh = 0
+        while state.done != self.full:
+            choice = state.ready & fresh or state.ready
+            before = state.ready
+            state = self._settled(self._after(state, (choice & -choice).bit_length() - 1))
+            fresh = state.ready & ~before
+        return state
+
     def _beam(self, first: _State) -> _State:
-        level, whole = {first.done: first}, None
+        level, whole, most = {first.done: first}, None, self.tried + _BEAM_WORK
         while level:
+            if self.tried > most:
+                best = min(level.values(), key=lambda s: (s.peak, s.alive, s.done))
+                ways = [self._eager(best), self._deep(best), *([] if whole is None else [whole])]
+                return min(ways, key=lambda s: s.peak)
             found: dict[int, _State] = {}
             for state in level.values():
                 for node in _bits(state.ready):
@@ -169,8 +184,8 @@ class _Walk:
                         whole = other if whole is None or other.peak < whole.peak else whole
                     elif other.done not in found or other.peak < found[other.done].peak:
                         found[other.done] = other
-            best = sorted(found.values(), key=lambda s: (s.peak, s.alive, s.done))[:_BEAM]
-            level = {s.done: s for s in best if whole is None or s.peak < whole.peak}
+            few = sorted(found.values(), key=lambda s: (s.peak, s.alive, s.done))[:_BEAM]
+            level = {s.done: s for s in few if whole is None or s.peak < whole.peak}
         assert whole is not None  # the nodes are in a valid order, so that every state leads to all of them
         return whole
 

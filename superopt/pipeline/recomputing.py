@@ -150,6 +150,8 @@ class Writing:
         from superopt.pipeline.splitting import fissions  # here, because it loads the prover
 
         for made in fissions(self.planned.ordered, deadline=time.monotonic() + self.planning * self.left()):
+            if self.left() <= 0.0:
+                return
             planned = task_of(made.graph, self.model.recorded or self.model, sizes=self.sizes)
             yield Plan(planned, as_given(planned.task), self.price(made, planned), "fission")
 
