@@ -269,7 +269,7 @@ class _Attempt:
         if verification is not None and verification.verdict == "refuted" and after is not self.graph:
             notes.append(f"the result is refuted ({verification.reason}), so the input is returned")
             found, after, measured = replace(found, graph=self.graph, applied=()), self.graph, _of_input(measured)
-            choices, verification = (), self._certified(self.graph, 0.0)
+            checked, choices, verification = UNCHANGED, (), self._certified(self.graph, 0.0)
         made = report_of(
             found, checked, measured, before, best.cost if after is not self.graph else before, best.forms,
             graph=self.graph, typing=self.typing, options=self.options, library=self.library, model=self.costs,
