@@ -22,10 +22,11 @@ from typing import TypeVar
 import numpy as np
 
 from superopt.ir.errors import NotEquivalent, SuperoptError
-from superopt.ir.graph import Graph, Node
+from superopt.ir.graph import Graph, Node, Weight
 from superopt.ir.poly import substitute, symbols
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
+from superopt.ops.generators import weight_of
 from superopt.ops.infer import Applied, infer
 from superopt.ops.meaning import IllTyped
 from superopt.rules.values import Certificate, Equal, Kept, Uniform
@@ -69,10 +70,16 @@ def check_values(before: Graph, after: Graph, certificate: Certificate, *, seed:
         NotEquivalent: a claim or a place does not hold, or could not be looked at; the message says which.
     """
     for name, digest in certificate.weights:
-        weight = before.constants.get(name)
+        weight = _weight(before, name)
         if weight is None or weight.data is None or weight.data.digest != digest:
             raise NotEquivalent(f"weight {name!r} is not the one that the certificate is about")
     return _Check(before, after, certificate, seed).run()
+
+
+def _weight(graph: Graph, name: str) -> Weight | None:
+    """A weight that the caller cannot override, or the tensor of a Constant."""
+    node = graph.producer.get(name)
+    return graph.constants.get(name) if node is None else weight_of(node)
 
 
 @dataclass(frozen=True)
@@ -111,9 +118,9 @@ class _Side:
         return kind
 
     def weight(self, name: str) -> np.ndarray | None:
-        """Elements of a weight that the caller cannot override."""
+        """Elements of a weight that the caller cannot override, or of a Constant."""
         if name not in self.arrays:
-            found = self.graph.constants.get(name)
+            found = _weight(self.graph, name)
             if found is None or found.data is None:
                 return None
             self.arrays[name] = found.data.numpy()

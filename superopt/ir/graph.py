@@ -161,8 +161,9 @@ class Graph:
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Of all weights together; those of unknown size count nothing."""
-        return sum(w.type.nbytes or 0 for w in self.weights)
+        """Of all weights together, and of tensors that Constants hold; those of unknown size count nothing."""
+        held = (a for n in self.nodes for a in n.attributes.values() if isinstance(a, Weight))
+        return sum(w.type.nbytes or 0 for w in (*self.weights, *held))
 
     @cached_property
     def constants(self) -> Mapping[str, Weight]:

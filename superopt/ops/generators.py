@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from superopt.ir.graph import ArrayData, Attribute, Node, Weight
+from superopt.ir.graph import ArrayData, Attribute, Node, Weight, constant
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
@@ -38,7 +39,7 @@ from superopt.ops.meaning import (
 from superopt.ops.record import ANY, NUMERIC, Canonical, NodeForm, NodeView, NotCovered, Operator
 from superopt.ops.shape import sizes_of
 
-__all__ = ["OPERATORS", "SMALL", "attribute_array", "constant_array", "given_of"]
+__all__ = ["OPERATORS", "SMALL", "attribute_array", "constant_array", "given_of", "weight_of"]
 
 SMALL = 64  # elements of a Constant that become part of a meaning
 LARGEST_LITERAL = 2**20  # elements of an array that writing may create
@@ -214,6 +215,18 @@ def given_of(node: Node) -> tuple[str, Attribute] | None:
     if node.op != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attributes) != 1:
         return None
     return next(iter(node.attributes.items()))
+
+
+def weight_of(node: Node) -> Weight | None:
+    """The tensor that a Constant makes, as a weight of the name that it gives it; ``None`` for any other node, and
+    where it is not numeric."""
+    said = given_of(node)
+    if said is None or len(node.outputs) != 1:
+        return None
+    if isinstance(said[1], Weight):
+        return replace(said[1], name=node.outputs[0]) if said[0] == "value" and said[1].type.dtype in ANY else None
+    array = attribute_array(*said)
+    return None if array is None else constant(node.outputs[0], array)
 
 
 def attribute_array(name: str, given: Attribute) -> np.ndarray | None:

@@ -16,6 +16,7 @@ import numpy as np
 from superopt.ir.beside import side_by_side
 from superopt.ir.graph import ArrayData, Graph, Node, Weight, WeightData, topological_order
 from superopt.ir.types import TensorType
+from superopt.ops.generators import weight_of
 from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
 from superopt.search.known import ANYTHING, OPAQUE, Known, known_of, known_of_array
@@ -220,8 +221,10 @@ def program_of(graph: Graph, typing: Typing) -> Program:
 
     A node whose types are not all known, or do not fit its record, is a barrier. So is one that reads what was
     dequantised, and an activation between it and a quantisation: the runtime makes one integer kernel of them all,
-    which a rewrite would undo.
+    which a rewrite would undo. Tensors of Constants that are kept as data are weights of the program's graph, as a
+    runtime makes them.
     """
+    graph, typing = _lifted(graph, typing)
     types = {n: t for n, t in typing.types.items() if t is not None and t.shape is not None}
     constant = set(graph.constants)
     own: list[Step] = []
@@ -248,6 +251,23 @@ def program_of(graph: Graph, typing: Typing) -> Program:
     settled = Settled(graph, own, types)
     same, facts = _look_at_weights(graph, _computed(steps, settled))
     return Program(graph, tuple(steps), types, frozenset(constant), facts, same, settled)
+
+
+def _lifted(graph: Graph, typing: Typing) -> tuple[Graph, Typing]:
+    """A graph whose constants are weights, not nodes, but for those that the graph gives out or that are read as what
+    they say; and its types."""
+    outputs = {v.name for v in graph.outputs}
+    held: dict[str, Weight] = {}
+    for node, found in zip(graph.nodes, typing.nodes, strict=True):
+        weight = None if isinstance(found, Applied) else weight_of(node)
+        if weight is not None and weight.name not in outputs:
+            held[weight.name] = weight
+    if not held:
+        return graph, typing
+    left = [(n, f) for n, f in zip(graph.nodes, typing.nodes, strict=True) if not held.keys() & {*n.outputs}]
+    nodes = tuple(n for n, _ in left)
+    lifted = replace(graph, nodes=nodes, weights=(*graph.weights, *held.values()))
+    return lifted, replace(typing, nodes=tuple(f for _, f in left))
 
 
 def _computed(steps: Sequence[Step], settled: Settled) -> Iterator[Weight]:

@@ -21,6 +21,7 @@ from superopt.search.values import by_values
 from superopt.verifier.graphs import verify
 from superopt.verifier.value_files import MANIFEST, check_folder, write_folder
 from superopt.verifier.values import check_values
+from tests.search.test_held import held
 from tests.search.value_models import MODELS, Drawn
 
 PROFILE = "profile:cpu-epyc-2core"
@@ -63,6 +64,14 @@ def test_dead_neurons_are_left_out_checked_and_reported() -> None:
         ort.run(ort.make_session(formats.to_onnx_bytes(g), threads=1), {"x": x})["y"] for g in (wide(200), graph)
     )
     np.testing.assert_allclose(new, old, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_constants_hold_are_looked_at_like_others() -> None:
+    """As some exporters write all of them."""
+    _, report = optimised(held(wide(200)))
+    assert report.check.verdict == "passed"
+    assert report.values is not None
+    assert report.values.removed == 400
 
 
 def test_strict_does_not_take_zeros_times_what_runs_for_zeros_but_knows_that_they_are_equal() -> None:
