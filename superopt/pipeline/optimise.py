@@ -561,13 +561,13 @@ class _Attempt:
         self.progress(0, None, "measuring")
         try:
             limit = _SHOWN_RACE if wanted else min(self.budget.left - self.budget.racing, _RACE_SECONDS)
-            settled, rounds = settled or (lambda measured: True), LOOKS[-1] if sittings == 1 else LOOKS[0]
+            rounds = _ROUNDS if settled is None else LOOKS[-1] if sittings == 1 else LOOKS[0]
             looks = [n for n in LOOKS if n >= _ROUNDS or not wanted]
             return measure(
                 self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads, rounds=rounds,
                 burst=3 if wanted else 1, time_limit=limit, device=self.costs.racing,
-                runtime=runtime_named(options.runtime), looks=dict.fromkeys(looks, settled), sittings=sittings,
-                enough=settled, bench=bench,
+                runtime=runtime_named(options.runtime), looks={} if settled is None else dict.fromkeys(looks, settled),
+                sittings=sittings, enough=settled or (lambda measured: False), bench=bench,
             )  # fmt: skip
         except (Unsupported, InvalidModel, ResourceLimit) as error:
             notes.append(f"the models could not be timed whole: {error}")
