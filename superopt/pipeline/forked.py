@@ -43,6 +43,8 @@ from superopt.search.result import Progress
 __all__ = ["allow", "searched"]
 
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LOOK = 0.2  # seconds after which who waits looks whether a signal came: one that another thread took, or that came
+# just before the wait began, does not end it
 _allowed = False
 _harmless: frozenset[str] = frozenset()
 
@@ -183,6 +185,8 @@ def _received(near: Connection, child: int, relay: _Relay, progress: Progress) -
     interrupted = False
     while True:
         try:
+            while not near.poll(_LOOK):
+                pass
             kind, said = pickle.loads(near.recv_bytes())
         except (EOFError, ConnectionError):
             raise KeyboardInterrupt if relay.seen else _why_gone(child) from None

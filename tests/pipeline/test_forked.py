@@ -217,21 +217,32 @@ def test_progress_is_told_and_may_interrupt() -> None:
     assert {v.name for v in found.graph.outputs} == {"y"}
 
 
-def test_a_signal_ends_it_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("taken", [False, True], ids=["by the thread that waits", "by another thread"])
+def test_a_signal_ends_it_with_the_best_so_far(taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def waits(graph: Graph, *args: object, **named: object) -> SearchResult:
-        os.kill(os.getppid(), signal.SIGINT)
         try:
-            time.sleep(60)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+            os.kill(os.getppid(), signal.SIGINT)
+            for _ in range(200):  # a signal just before a sleep is seen after it
+                time.sleep(0.1)
         except KeyboardInterrupt:
             return SearchResult(graph, stopped="interrupted")
         return SearchResult(graph)
 
     stubbed(monkeypatch, waits)
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    over, held = threading.Event(), threading.enumerate()
+    other = threading.Thread(target=over.wait)
+    other.start()  # the system gives it what the thread that waits blocks: then that thread's wait goes on
+    monkeypatch.setattr(threading, "enumerate", lambda: held)
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK if taken else signal.SIG_UNBLOCK, [signal.SIGINT])
         assert searched(folding()).stopped == "interrupted"
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        over.set()
+        other.join()
         signal.signal(signal.SIGINT, usual)
 
 
