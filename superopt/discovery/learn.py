@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -232,13 +232,19 @@ def applies(rule: Rule, candidate: Rule, sizes: Mapping[str, int]) -> bool:
     return reached(here, moves, rounds=QUICK_ROUNDS, weights=weights)
 
 
-def _lighter(rule: Rule, weights: frozenset[str], left: float, right: float) -> bool:
-    """Whether the right side runs fewer operators, or as many that cost a good deal less: prices have errors."""
+def _lighter(
+    rule: Rule, weights: frozenset[str], left: float, right: float, views: Collection[str] = ()
+) -> bool:  # fmt: skip
+    """Whether the right side runs fewer operators, or as many that cost a good deal less: prices have errors. Operators
+    that only rename memory, ``views``, come last."""
     before, after = (
-        sum(isinstance(t, App) and not set(variables(t)) <= weights for t in postorder(*side))
-        for side in (rule.lhs, rule.rhs)
+        (sum(op not in views for op in running), len(running))
+        for running in (
+            [t.op for t in postorder(*side) if isinstance(t, App) and not set(variables(t)) <= weights]
+            for side in (rule.lhs, rule.rhs)
+        )
     )
-    return after < before or (after == before and right < _ALIKE * left)
+    return after < before or (after[0] == before[0] and right < _ALIKE * left)
 
 
 @dataclass(frozen=True)
@@ -341,7 +347,7 @@ class _School:
         if found is None:
             return None
         left, right = min(found[0], us), found[1]
-        return (left, right) if _lighter(rule, weights, left, right) else None
+        return (left, right) if _lighter(rule, weights, left, right, self.prices.backend.views) else None
 
     def _finds(self, rule: Rule) -> bool:
         """Whether the library leads a search from a candidate's left side to its right, in as few rounds as it has.

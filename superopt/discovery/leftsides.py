@@ -2,14 +2,15 @@
 
 Which operands an operator takes, of which rank, and which attributes, is read off its record and its meaning: one
 has the smallest rank at which the result has the data's, its sizes are symbols of their own until the operator demands
-otherwise, and an attribute is a symbol, does nothing, or is what the same operator has elsewhere in the expression.
+otherwise, and an attribute is a symbol, does nothing, or is what the same operator has elsewhere in the expression;
+axes are moved in every way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement, product
+from itertools import combinations_with_replacement, islice, permutations, product
 
 from superopt.discovery.config import WEIGHTS
 from superopt.discovery.lifting import Problem, fresh_shape, settled, with_symbols
@@ -56,7 +57,13 @@ def _kind(problem: Problem) -> TensorType:
 
 
 def left_sides(
-    operators: Sequence[str], most: int, ranks: Sequence[int] = (4, 2), *, broadcast: bool = True, biased: bool = False
+    operators: Sequence[str],
+    most: int,
+    ranks: Sequence[int] = (4, 2),
+    *,
+    broadcast: bool = True,
+    biased: bool = False,
+    single: bool = False,
 ) -> Iterator[Problem]:
     """Expressions of up to so many of the operators over data ``x``, small ones first; none with a dead part.
 
@@ -66,10 +73,11 @@ def left_sides(
         ranks: of the data: an image, a matrix.
         broadcast: whether weights of elementwise operators have other shapes than none at all.
         biased: whether an operator also has the first of the operands that it may lack.
+        single: whether the data are one example, an axis of one element in front.
     """
     seen: set[str] = set()
     for rank in ranks:
-        shape = fresh_shape([None] * rank, False, set())
+        shape = fresh_shape([1 if single and axis == 0 else None for axis in range(rank)], False, set())
         states = [_State({DATA: TensorScheme("f", shape)}, (), (Var(DATA),))]
         for _ in range(most):
             states = [after for state in states for op in operators for after in _steps(state, op, broadcast, biased)]
@@ -104,6 +112,10 @@ def _steps(state: _State, op: str, broadcast: bool, biased: bool) -> Iterator[_S
         if problem is None:
             continue
         kind = _kind(problem)
+        if "perm" in record.attributes:
+            for perm in islice(permutations(range(len(kind.shape or ()))), 1, None):  # the first moves nothing
+                yield from _applied(state, App(op, (operand,), (("perm", perm),)), kind=kind)
+            continue
         windows = "ints" in record.attributes.values()
         free = [n for n in WEIGHTS if n not in state.weights]
         optional = biased and record.inputs[count:][:1] != () and record.inputs[count].endswith("?")
@@ -171,13 +183,15 @@ def _applied(
 
 
 def _complete(state: _State, app: App, kind: TensorType | None) -> App | None:
-    """The application with every attribute that it has a default for, and windows of two where it has none."""
+    """The application with each attribute that it lacks and has a default for, and windows of two where it has none."""
     record = operator_of(app)
     if not record.attributes or kind is None:
         return app if not record.attributes else None
     rank = len(kind.shape or ())
     forall: dict[str, TypeScheme] = {**state.forall, "data": TensorScheme("f", kind.shape or ())}
-    given: Attributes = (("kernel_shape", (2,) * (rank - 2)),) if "kernel_shape" in record.attributes else ()
+    given: Attributes = app.attributes
+    if "kernel_shape" in record.attributes:
+        given = (("kernel_shape", (2,) * (rank - 2)), *given)
     if "count_include_pad" in record.attributes:
         given = (("count_include_pad", 1), *given)
     if "axis" in record.attributes:

@@ -23,7 +23,7 @@ from superopt.rules.rule import CLASSES, AttributeScheme, Rule, TensorScheme, Ty
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import complete, operator_of
 
-__all__ = ["Problem", "fresh_shape", "lifted", "settled", "with_symbols"]
+__all__ = ["Problem", "fresh_shape", "lifted", "orders", "settled", "with_symbols"]
 
 _MOST_EQUATIONS = 40
 _LETTERS: Mapping[tuple[bool, int], str] = {
@@ -349,7 +349,8 @@ def lifted(
     """The expression with symbols for sizes and attributes, the most general first, and what each symbol was.
 
     Where several windows are padded, there are also the forms in which one's padding is another's and so much more:
-    what holds for windows inside each other does not hold for any.
+    what holds for windows inside each other does not hold for any. Where elements are only put in another order, there
+    is also the form for one example: an axis of one element may be anywhere.
 
     Args:
         term: with known sizes and attributes.
@@ -360,13 +361,23 @@ def lifted(
     seen = set()
     apps = [t for t in postorder(term) if isinstance(t, App)]
     windowed = any("dilations" in dict(t.attributes) for t in apps) and any(t.op in _PLACING for t in apps)
+    ordering = orders(term)
     for neutral, moving in ((False, False), (True, True), (True, False))[:: 1 if windowed else 2]:
-        made = _lifted(term, kinds, weights, classes, neutral=neutral, moving=moving, batch=True)
-        made = made or _lifted(term, kinds, weights, classes, neutral=neutral, moving=moving, batch=False)
-        for form in (made, None if made is None else _nested(*made)):
-            if form is not None and str(form[0].term) not in seen:
-                seen.add(str(form[0].term))
+        first = _lifted(term, kinds, weights, classes, neutral=neutral, moving=moving, batch=True)
+        single = None
+        if first is None or ordering:
+            single = _lifted(term, kinds, weights, classes, neutral=neutral, moving=moving, batch=False)
+        first = first or single
+        for form in (first, None if first is None else _nested(*first), single):
+            text = "" if form is None else f"{form[0].term} {sorted(map(str, form[0].kinds.values()))}"
+            if form is not None and text not in seen:
+                seen.add(text)
                 yield form
+
+
+def orders(term: Term) -> bool:
+    """Whether an expression does nothing but put elements in order, or repeat them."""
+    return all(operator_of(t).family == "shape" for t in postorder(term) if isinstance(t, App))
 
 
 def _nested(problem: Problem, values: Mapping[str, float]) -> tuple[Problem, Mapping[str, float]] | None:

@@ -4,7 +4,8 @@ A part has one result, is computed from values outside it, and nothing else read
 its place. Parts that are the same up to the names of their leaves are one *target*, as often as it occurs. Besides all
 parts of a few operators, there is the widest part with each result in which every operator is affine in its data: such
 a part may be one product, however long it is; and each operator by itself that sums without a weight, for the same
-reason: a mean over channels takes a kernel for reductions three times as long as a convolution with the same result.
+reason: a mean over channels takes a kernel for reductions three times as long as a convolution with the same result;
+and each that does nothing but give elements of its data, whose time is a matter of the axes that it is told.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def mined(program: Program, model: CostModel) -> list[Target]:
     found: dict[str, Target] = {}
     for root in prices:
         wide = _widest(program, root, straight)
-        alone = (frozenset({root}),) if root in straight and _adds_up(program, root) else ()
+        alone = (frozenset({root}),) if root in straight and _says_it_all(program, root) else ()
         for part in (*alone, *_parts(program, root, prices.keys()), *((wide,) if len(wide) > _MOST else ())):
             own = [prices[p] for p in part]
             target = _target(program, root, part, sum(own), max(own) if len(own) > 1 else 0.0)
@@ -126,11 +127,14 @@ def _body(program: Program, position: int) -> Scalar | None:
         return None
 
 
-def _adds_up(program: Program, position: int) -> bool:
-    """Whether a step sums elements of its data, and has no weights."""
+def _says_it_all(program: Program, position: int) -> bool:
+    """Whether a step by itself may have an equal: it sums elements of its data or merely gives them, and has no
+    weights."""
     body = _body(program, position)
     fixed = any(a in program.constant for a in program.steps[position].args)
-    return not fixed and body is not None and any(isinstance(s, Reduce) for s in subexpressions(body))
+    return not fixed and body is not None and (
+        isinstance(body, Read) or any(isinstance(s, Reduce) for s in subexpressions(body))
+    )  # fmt: skip
 
 
 def _is_affine(program: Program, position: int) -> bool:

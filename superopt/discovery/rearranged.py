@@ -1,4 +1,4 @@
-"""A weight that has another's elements in another order: axes taken apart into digits, moved, and put together.
+"""A tensor that has another's elements in another order: axes taken apart into digits, moved, and put together.
 
 Which digits an axis has is read off the shapes: sizes of ``f[o, 4*c, u, v]`` and ``f[o, c, 2*u, 2*v]`` have the same
 factors. Nothing is claimed: every order is compared with the weight that is asked for, like any other expression.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice, permutations, product
+from math import prod
+from typing import cast
 
 from superopt.ir.poly import Dim, Poly, sym
 from superopt.ir.terms import App, Term
@@ -18,22 +20,28 @@ _MOST = 96  # orders that are compared
 Digits = tuple[Dim, ...]
 
 
-def rearranged(source: Term, shape: Sequence[Dim], wanted: Sequence[Dim]) -> Iterator[Term]:
+def rearranged(
+    source: Term, shape: Sequence[Dim], wanted: Sequence[Dim], *, joined: bool = False
+) -> Iterator[Term]:  # fmt: skip
     """Terms of a shape with all elements of one of another, in the orders in which axes can be taken apart.
 
     Args:
-        source: a weight.
+        source: a tensor.
         shape: its sizes.
         wanted: the sizes of what is looked for.
+        joined: digits that stay beside each other are one axis, so that what is moved has as few as it can, and
+            shapes that are equal are told apart by the order of their elements alone. Else there are none of equal
+            shapes.
     """
     old, new = [_factors(d) for d in shape], [_factors(d) for d in wanted]
-    if None in old or None in new or tuple(shape) == tuple(wanted):
+    if None in old or None in new or (tuple(shape) == tuple(wanted) and not joined):
         return
     parts, others = [f for f in old if f is not None], [f for f in new if f is not None]
     if sorted(str(d) for f in parts for d in f) != sorted(str(d) for f in others for d in f):
         return
+    move = _joined if joined else _moved
     made = (
-        _moved(source, [d for f in before for d in f], perm, wanted)
+        move(source, [d for f in before for d in f], perm, wanted)
         for before in product(*map(_orders, parts))
         for after in product(*map(_orders, others))
         for perm in _assignments([d for f in before for d in f], [d for f in after for d in f])
@@ -79,3 +87,17 @@ def _moved(source: Term, digits: Sequence[Dim], perm: tuple[int, ...], wanted: S
     apart = App("Reshape", (source,), (("shape", tuple(digits)),))
     moved = apart if perm == tuple(range(len(perm))) else App("Transpose", (apart,), (("perm", perm),))
     return App("Reshape", (moved,), (("shape", tuple(wanted)),))
+
+
+def _joined(source: Term, digits: Sequence[Dim], perm: tuple[int, ...], wanted: Sequence[Dim]) -> Term:
+    runs: list[list[int]] = []
+    for place in perm:
+        if runs and place == runs[-1][-1] + 1:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    order = sorted(runs)
+    if runs == order:
+        return App("Reshape", (source,), (("shape", tuple(wanted)),))
+    axes = [prod((digits[place] for place in run), start=cast("Dim", 1)) for run in order]
+    return _moved(source, axes, tuple(order.index(run) for run in runs), wanted)

@@ -13,7 +13,8 @@ from functools import lru_cache
 from itertools import combinations, product
 from math import inf
 
-from superopt.discovery.lifting import Problem
+from superopt.discovery.lifting import Problem, orders
+from superopt.discovery.rearranged import rearranged as _orders_of
 from superopt.discovery.synthesis import extents
 from superopt.discovery.windows import looks_through
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols, value_at
@@ -92,6 +93,7 @@ def skeletons(
     every = rearranged if rearranged_only else {t: types[t][0] for t in _data(problem)} | _neutral(problem) | rearranged
     bases = {b: k for b, k in every.items() if _below(price(Skeleton(b, {})), limit)}
     read = {b: frozenset(variables(b)) - problem.weights for b in bases}
+    yield from _in_order(problem, target)
     yield from _renewed(problem, rearranged, needed, price, limit)
     pairs = [
         (a, b) for a in bases for b in bases
@@ -278,6 +280,16 @@ def _replaced(root: Term, old: Term, new: Term) -> Term:
     for term in postorder(root):
         made[term] = new if term == old else remade(term, made)
     return made[root]
+
+
+def _in_order(problem: Problem, target: TensorType) -> Iterator[Skeleton]:
+    """The elements of the only tensor that the problem has, in each order in which its shape can be taken apart: axes
+    that stay beside each other, or have one element, are moved as one."""
+    names = list(variables(problem.term))
+    if len(names) == 1 and names[0] not in problem.weights and orders(problem.term):
+        shape = problem.kinds[names[0]].shape or ()
+        for term in _orders_of(Var(names[0]), shape, target.shape or (), joined=True):
+            yield Skeleton(term, {})
 
 
 def _renewed(

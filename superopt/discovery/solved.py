@@ -7,14 +7,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from superopt.cost import RecordedProfile, load_profile
 from superopt.discovery.candidates import operator_count, restricted, sized_by_data
 from superopt.discovery.config import WEIGHTS, Config, Theme
 from superopt.discovery.enumerate import Level
+from superopt.discovery.gain import priced
 from superopt.discovery.instances import is_instance
 from superopt.discovery.judge import Judge, Tally
 from superopt.discovery.leftsides import DATA, left_sides
 from superopt.discovery.lifting import Problem, settled
-from superopt.discovery.solving import Solver, theme_of
+from superopt.discovery.solving import Cost, Solver, theme_of
 from superopt.discovery.store import Bounds, Chunks
 from superopt.ir.terms import App, Term, Var, postorder, variables
 from superopt.rules.rule import Rule, attribute_symbols
@@ -154,7 +156,10 @@ def solve_all(
     solved: Counter[int] = Counter()
     known: list[Problem] = []
     seen: set[str] = set()
-    sides = left_sides(theme.solve, theme.operators, theme.data, broadcast=theme.broadcast, biased=theme.biased)
+    sides = left_sides(
+        theme.solve, theme.operators, theme.data, broadcast=theme.broadcast, biased=theme.biased, single=theme.single
+    )
+    cost = _by_profile(theme.profile) if theme.profile else None
     for given in sides:
         used = {t.op for t in postorder(given.term) if isinstance(t, App)}
         if theme.about and theme.about.isdisjoint(used):
@@ -172,7 +177,12 @@ def solve_all(
             by_size[size] += 1
             before, derived = len(found.rules), found.derived
             solver = Solver(
-                _named(problem), most=theme.slack, seed=config.seed, bounds=bounds, alternatives=theme.alternatives
+                _named(problem),
+                cost,
+                most=theme.slack,
+                seed=config.seed,
+                bounds=bounds,
+                alternatives=theme.alternatives,
             )
             some = solve_one(
                 solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found,
@@ -191,6 +201,17 @@ def solve_all(
         found.levels.append(Level(size, sum(by_size[s] for s in upto), sum(by_size[s] for s in upto),
                                   sum(solved[s] for s in upto)))  # fmt: skip
     return found
+
+
+def _by_profile(name: str) -> Cost:
+    """Microseconds of a rule's two sides at nominal sizes, by a recorded profile."""
+    model = RecordedProfile(load_profile(name))
+
+    def cost(rule: Rule) -> tuple[float, float] | None:
+        found = priced(rule, frozenset(n for n in rule.tensors if n in WEIGHTS or n.startswith("?")), model)
+        return None if found is None else found[:2]
+
+    return cost
 
 
 def _branches(problem: Problem) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,16 @@ def test_a_view_is_less_than_a_move() -> None:
     back = row("turn-2", "Reshape(x, shape=[n, 1])", "Transpose(x, perm=[1, 0])", x="f[1, n]")
     assert names([], [turned]) == ["turn-1"]
     assert names([], [back]) == []
+
+
+def test_as_much_in_half_the_time_joins() -> None:
+    """Of one example, four axes of which two are turned: the device has a fast loop for three, of which two are."""
+    three = "Reshape(Transpose(Reshape(x, shape=[c, h, w]), perm=[0, 2, 1]), shape=[c, 1, w, h])"
+    turned = row("turn-1", "Transpose(x, perm=[1, 0, 3, 2])", three, x="f[1, c, h, w]")
+    four = "Reshape(Transpose(Reshape(x, shape=[1, b, c, h]), perm=[0, 1, 3, 2]), shape=[b, h, c])"
+    as_fast = row("turn-2", "Transpose(x, perm=[0, 2, 1])", four, x="f[b, c, h]")
+    assert names([], [turned, as_fast]) == ["turn-1"]
+    assert names([turned], [replace(turned, id="turn-3")]) == []
 
 
 def test_at_size_one_it_is_not_needed() -> None:

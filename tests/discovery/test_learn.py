@@ -22,7 +22,7 @@ from superopt.discovery.store import Bounds, Chunks, OutOfBounds
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph
-from superopt.ir.terms import App, Term, Var
+from superopt.ir.terms import App, Term, Var, postorder
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
 from superopt.pipeline import optimize
@@ -248,3 +248,36 @@ def test_a_part_that_reads_more_than_there_are_names_for_is_none() -> None:
     graph = b.build()
     with costs.for_target(PRICES) as prices:
         assert mined(program_of(graph, infer(graph)), prices) == []
+
+
+def images_turned() -> Graph:
+    """What attention over channels does to one example: queries, keys and values of it, turned."""
+    b = GraphBuilder("turned")
+    x = b.input("x", "float32", (1, 196, 384))
+    apart = b.op("Reshape", x, b.constant(np.array([1, 196, 3, 4, 32])))
+    b.output(b.op("Transpose", apart, perm=[2, 0, 3, 4, 1]).relu(), "y")
+    return b.build()
+
+
+def test_elements_are_put_in_order_by_what_the_device_does_fast(tmp_path: Path) -> None:
+    found = learnt({"turned": images_turned()}, Library({}), tmp_path)
+    assert found.saved_us["turned"] > 0.5 * found.model_us["turned"]
+    (rule,) = [r for r in found.rules if "Reshape" not in {t.op for t in r.lhs if isinstance(t, App)}]
+    (moved,) = [t for t in postorder(*rule.rhs) if isinstance(t, App) and t.op == "Transpose"]
+    assert len(dict(moved.attributes)["perm"]) == 2, (
+        "the axis of one element is gone, and those that stay together are one"
+    )
+    for seed in (31, 32, 33):
+        assert isinstance(exact.test(rule, seed=seed), verdict.Tested)
+
+
+def test_one_example_has_fewer_axes_to_move_than_a_batch() -> None:
+    term = App("Transpose", (Var("xa"),), (("perm", (2, 0, 3, 4, 1)),))
+    kinds = {"xa": TensorType(DType.FLOAT32, (1, 196, 3, 4, 32))}
+    moved = []
+    for problem, _ in lifted(term, kinds, frozenset(), {"xa": "f"}):
+        (found,) = Solver(problem, cost=lambda _: (1.0, 0.5)).solutions()
+        assert isinstance(exact.test(found, seed=5), verdict.Tested)
+        applied = [t for t in postorder(*found.rhs) if isinstance(t, App) and t.op == "Transpose"]
+        moved += [dict(t.attributes)["perm"] for t in applied]
+    assert moved == [(2, 0, 3, 1), (1, 0)]

@@ -319,3 +319,17 @@ def test_no_weights_as_large_as_an_image_are_solved_for() -> None:
                 "strides=[1, 1])"],
     })  # fmt: skip
     assert not sized_by_data(kernel, data_beside_weights(kernel))
+
+
+def test_axes_are_moved_in_every_way_and_by_a_profile_some_pay(tmp_path: Path) -> None:
+    asked = {p.term for p in left_sides(["Transpose"], 1, [3], single=True)}
+    assert len(asked) == 5  # of six, one moves nothing
+    config = load_config(ROOT / "docs" / "later.toml").select(themes=("transposed-single",))
+    (theme,) = config.themes
+    known: list[str] = []
+    small = replace(theme, data=(4,))
+    found = solve_all(small, config, Chunks(tmp_path), known.append, UNBOUNDED, lambda *_: False)
+    sides = {str(r.lhs[0]): str(r.rhs[0]) for r in found.rules}
+    assert len(sides) == 10
+    assert "Transpose(x, perm=[0, 2, 1, 3])" not in sides  # which is as fast as anything
+    assert sides["Transpose(x, perm=[1, 0, 2, 3])"] == "Reshape(x, shape=[c, 1, h, w])"
