@@ -437,10 +437,13 @@ class _Attempt:
             notes.append("there was no time to look at the elements of the weights")
             return True
         self.progress(0, None, "looking at the weights' elements")
-        self.valued = with_values(
-            self.graph, self.costs, self.options.floats, self.options.sizes, runtime_named(self.options.runtime),
-            notes, seed=self.options.seed,
-        )  # fmt: skip
+        try:
+            self.valued = with_values(
+                self.graph, self.costs, self.options.floats, self.options.sizes, runtime_named(self.options.runtime),
+                notes, seed=self.options.seed,
+            )  # fmt: skip
+        except InvalidModel as error:  # the input was read as valid: what was made of it is not, and is not used
+            notes.append(f"what the weights' elements allow could not be written, a fault of superopt's: {error}")
         give_back()
         return self.valued is None
 

@@ -56,6 +56,29 @@ def pruned_cnn(d: Drawn) -> Made:
     return Made(b.build(), {"BatchNormalization": 11}, {"x": (2, 3, 10, 10)})
 
 
+def read_in_part(d: Drawn) -> Graph:
+    """Columns that a Slice does not read, beside rows that are 0: without them it would have to count others."""
+    b = GraphBuilder("parts")
+    x = b.input("x", "float32", ("N", 12))
+    w = d.normal(12, 20)
+    w[d.some(12, 2)] = 0
+    y = b.op("Relu", b.op("MatMul", x, b.constant(w)))
+    y = b.op("Slice", y, *(b.constant(np.array([n], np.int64)) for n in (3, 17, 1)))
+    b.output(b.op("MatMul", y, b.constant(d.normal(14, 3))), "y")
+    return b.build()
+
+
+def cut_off(d: Drawn) -> Graph:
+    """The same, of what a Pad cuts off."""
+    b = GraphBuilder("cut")
+    x = b.input("x", "float32", ("N", 12))
+    w = d.normal(12, 20)
+    w[d.some(12, 2)] = 0
+    y = b.op("Tanh", b.op("MatMul", x, b.constant(w)))
+    b.output(b.op("Pad", y, b.constant(np.array([0, -3, 0, -2], np.int64))), "y")
+    return b.build()
+
+
 def twins(d: Drawn) -> Made:
     """Neurons of a dense layer that repeat others, and some that are constant and not 0."""
     b = GraphBuilder("mlp")
@@ -225,5 +248,5 @@ MODELS: Mapping[str, Callable[[Drawn], Made]] = {
     f.__name__: f for f in (pruned_cnn, twins, transformer, deconvolution, groups, residual, joined, constants)
 }
 STILL: Mapping[str, Callable[[Drawn], Graph]] = {
-    f.__name__: f for f in (nearly, masked, outputs_of_the_model, normalised, padded)
+    f.__name__: f for f in (nearly, masked, outputs_of_the_model, normalised, padded, read_in_part, cut_off)
 }

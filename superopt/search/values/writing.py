@@ -65,7 +65,8 @@ def write(values: Values, removal: Removal) -> Written:
     for position, step in enumerate(program.steps):
         place = removal.places.get(position)
         free = removal.variables.get(position, {})
-        if place is None or not any(gone.any() for gone in free.values()):
+        reads_less = any(removal.gone(a) for a in step.reads if a not in program.constant)
+        if place is None or not (reads_less or any(gone.any() for gone in free.values())):
             made.steps.append(step)
             continue
         try:
