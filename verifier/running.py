@@ -28,7 +28,7 @@ from superopt.ir.errors import (
 from superopt.ir.graph import ArrayData, Graph, Weight, WeightData
 from superopt.ir.types import DType, TensorType
 from superopt.runtime import apart
-from superopt.runtime.fatal import Elsewhere, risk_of
+from superopt.runtime.fatal import Elsewhere, refuse_fatal_loading, risk_of
 from superopt.runtime.limits import give_back, resident
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME, Session
 from superopt.runtime.ort import InferenceSession, OrtValue, is_native, make_session
@@ -96,6 +96,7 @@ class Bench:
         risk = risk_of(graph)
         if risk is not None:
             source = self._source(graph)
+            refuse_fatal_loading(risk, source)
             made = make_session(source, threads=1, optimise=optimise, kind=Elsewhere)
             assert isinstance(made, Elsewhere)
             made.guard(risk, source, optimise, self._elsewhere)
@@ -170,6 +171,8 @@ class Bench:
         keys = [_key(graph, runtime, threads) for graph in graphs]
         missing = {key: graph for key, graph in zip(keys, graphs, strict=True) if key not in self._kept}
         sources = [self._source(graph) for graph in missing.values()]
+        for graph, source in zip(missing.values(), sources, strict=True):
+            refuse_fatal_loading(risk_of(graph), source)
         load = partial(runtime.load, threads=threads)
         if any(map(self.is_large, missing.values())):
             give_back()  # what weights were computed with

@@ -4,7 +4,7 @@ What a graph does (FLOPs, bytes, kernels) is a fact; what it takes is measured w
 more of any of the three, and less of one, is taken unless it was *measured slower beyond doubt*, by more than what two
 copies of one model differ by from sitting to sitting; where that is what decides, both are loaded again and again, and
 the median of so many sittings differs by less. One that trades one for another is taken only if it was measured faster
-beyond doubt or, where nothing was measured, if the model says so.
+beyond doubt or, where nothing was to be measured, if the model says so.
 Beyond doubt means that a race is wrong once in a thousand (:data:`DOUBT`), however often it was looked at
 (:data:`LOOKS`; Bonferroni) and however few rounds it had (Student); ties go to the simpler graph.
 """
@@ -118,6 +118,7 @@ class Comparison:
         measured: a race of both, if there was one.
         simpler: the result has fewer nodes.
         believed: that it is faster is known from elsewhere, so it needs no more evidence than what does less.
+        refused: there would have been a race, and the runtime runs none of both: no price is evidence enough.
     """
 
     before: Demand
@@ -126,6 +127,7 @@ class Comparison:
     measured: report.Measured | None = None
     simpler: bool = False
     believed: bool = False
+    refused: bool = False
 
     @property
     def dominates(self) -> bool:
@@ -170,6 +172,10 @@ class Comparison:
             return Judgement(False, f"the rewritten graph was measured to take {self._ratio} of the input's time")
         if self.dominates:
             return Judgement(True)
+        if self.measured is None and self.refused:
+            return Judgement(
+                False, "the rewritten graph does more of some work for less of other, and the two could not be timed"
+            )  # fmt: skip
         if self.measured is None:
             if self.modelled < 1.0 or (self.modelled == 1.0 and self.simpler):
                 return Judgement(True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from superopt import cost as costs
 from superopt import formats, report
 from superopt.cost import CostModel, GraphCost
+from superopt.cost.trial import sizes_fed
 from superopt.ir.collecting import rarely_collected
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError, printable
 from superopt.ir.graph import TRAINING, Graph
@@ -23,6 +24,7 @@ from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.checking import UNCHANGED, check_result, skipped
 from superopt.pipeline.forked import searched
 from superopt.pipeline.judge import CHEAP, LOOKS, SITTINGS, Comparison, Judgement, demand_of
+from superopt.pipeline.likely import for_one, likely_sizes, said
 from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
 from superopt.pipeline.own import own_rules, search_own_first
@@ -135,18 +137,19 @@ def optimize(
     if options.strict:
         _refuse_opaque(graph, typing)
     library = select_rules(options)
+    sizes = likely_sizes(graph, options.sizes)
     began = time.monotonic()
     with costs.for_target(
         options.target,
         progress=progress,
-        sizes=options.sizes,
+        sizes=sizes,
         threads=options.threads,
         time_limit=budget.measuring,
         questions=EFFORTS[options.effort].questions,
         runtime=options.runtime,
     ) as model_costs:
         budget.extend(time.monotonic() - began)
-        return _Attempt(graph, typing, library, model_costs, options, progress, budget).run()
+        return _Attempt(graph, typing, library, model_costs, options, progress, budget, sizes).run()
 
 
 def select_rules(options: Options) -> Library:
@@ -192,11 +195,11 @@ class _Candidate:
 class _Attempt:
     """One optimisation in progress: ``run`` goes straight through.
 
-    ``valued`` is the graph that the search starts from where the weights' elements allow another than the model,
-    ``failures`` are checks that failed on the way, ``remarks`` what the report has to say about memory and sizes,
-    ``tried_for`` the seconds that judging and checking the last candidate took, ``interrupted`` whether its race was,
-    ``cheap_us`` what a price may be expected to lose and still not be asked for, ``beside`` what is done during the
-    next search, and may make it start from another graph.
+    ``sizes`` are what symbolic dimensions are costed and timed at, ``valued`` is the graph that the search starts from
+    where the weights' elements allow another than the model, ``failures`` are checks that failed on the way,
+    ``remarks`` what the report has to say about memory and sizes, ``tried_for`` the seconds that judging and checking
+    the last candidate took, ``interrupted`` whether its race was, ``cheap_us`` what a price may be expected to lose and
+    still not be asked for, ``beside`` what is done during the next search, and may make it start from another graph.
     """
 
     graph: Graph
@@ -206,6 +209,7 @@ class _Attempt:
     options: Options
     progress: Progress
     budget: TimeBudget
+    sizes: Mapping[str, int]
     failures: list[report.CheckFailure] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     tried_for: float = 0.0
@@ -218,7 +222,7 @@ class _Attempt:
     def __post_init__(self) -> None:
         self.budget.expect(self.graph, self.typing, self.options.sizes)
         if self.options.memory_limit is not None:
-            self.bound = memory_bound(self.graph, self.typing, self.options.memory_limit, self.options.sizes)
+            self.bound = memory_bound(self.graph, self.typing, self.options.memory_limit, self.sizes)
             self.remarks += [self.bound.note] if self.bound.note else []
         self.remarks += _unknown_sizes(self.graph, self.options.sizes)
 
@@ -231,14 +235,14 @@ class _Attempt:
 
     def _run(self, bench: Bench) -> Result:
         notes: list[str] = []
-        before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
+        before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.sizes)
         self.cheap_us = CHEAP * before.us / costs.QUESTIONS
         self.beside = partial(self._look, notes)
         found = self._search(self.library.admitted)
         if found.stopped == "interrupted":
             self.budget.hurry()
         if self.costs.informed:  # some of what was expected is measured by now
-            before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.options.sizes)
+            before = costs.graph_cost(self.graph, self.costs, self.typing, sizes=self.sizes)
         best = self._with_forms(found, before, notes, bench)
         if best is None:
             best = self._without_forms(found, before, notes, bench)
@@ -259,7 +263,8 @@ class _Attempt:
         checked = best.checked
         choices: tuple[Point, ...] = ()
         if not self.interrupted:
-            choices = for_memory(after, self.options, self.costs, notes, self.budget.left, self._races, self.progress)
+            costed = replace(self.options, sizes=self.sizes)
+            choices = for_memory(after, costed, self.costs, notes, self.budget.left, self._races, self.progress)
             checks = bench if self.options.check else None
             choices, taken = self._sound(after, choices, checked, checks, notes, best.forms)
             if taken is not None:
@@ -336,12 +341,13 @@ class _Attempt:
     def _with_forms(self, found: SearchResult, before: GraphCost, notes: list[str], bench: Bench) -> _Candidate | None:
         """A search's result with fewer multiplications, where that is checked, accurate enough, and faster."""
         options = self.options
-        if found.stopped == "interrupted" or options.enable or ALGORITHMS in options.disable:
+        wanted = not options.enable and ALGORITHMS not in options.disable and options.objective != "memory"
+        if found.stopped == "interrupted" or not wanted:  # forms hold larger weights, and more values at once
             return None
         from superopt.pipeline.fewer import Setting, with_forms  # here, because most models have no place for it
 
         setting = Setting(
-            options.floats, options.sizes, options.seed, options.threads, runtime_named(options.runtime),
+            options.floats, self.sizes, options.seed, options.threads, runtime_named(options.runtime),
             races=options.target == "cpu" or options.measure,
             seconds=_SHOWN_RACE if options.measure else min(_FORMS_RACE, self.budget.left / _FORMS),
             left=lambda: self.budget.left,
@@ -375,7 +381,7 @@ class _Attempt:
         """A search's result, judged beside the input and, if it is to be returned, checked."""
         start, checked = time.monotonic(), UNCHANGED
         while found.graph is not self.graph:
-            cost = costs.graph_cost(found.graph, self.costs, sizes=self.options.sizes)
+            cost = costs.graph_cost(found.graph, self.costs, sizes=self.sizes)
             judged, measured = self._judged(found.graph, before, cost, notes, bench)
             candidate = _Candidate(found, checked, cost, judged, measured, changed=True)
             if not judged.taken or checked.verdict == "passed":
@@ -407,16 +413,33 @@ class _Attempt:
                 f"{compared.modelled:.3f} of the input's cost: two loadings of one model differ by as much"
             ), None  # fmt: skip
 
+        found = self._raced(compared, after, notes, bench, self.sizes)
+        refused = found is None and self._races and self._race_fits and not self.interrupted
+        judged = replace(compared, measured=found, refused=refused).judged()
+        one = for_one(self.graph, self.sizes, self.options.sizes)
+        if judged.taken and found is not None and one is not None and not compared.after.no_more_than(compared.before):
+            unsaid: list[str] = []  # that it is refused there: no model has to accept one example
+            single = self._raced(replace(compared, believed=True), after, unsaid, bench, one)
+            alone = replace(compared, believed=True, measured=single).judged()
+            if not alone.taken:
+                judged = Judgement(False, f"{alone.reason} for one example")
+        return judged, found
+
+    def _raced(
+        self, compared: Comparison, after: Graph, notes: list[str], bench: Bench, sizes: Mapping[str, int]
+    ) -> report.Measured | None:  # fmt: skip
+        """The race of a comparison, for as long as it could still change it, and again where loadings decide."""
+
         def settled(measured: report.Measured) -> bool:
             return replace(compared, measured=measured).settled
 
-        found = self._race(after, notes, settled, bench)
+        found = self._race(after, notes, settled, bench, sizes=sizes)
         if self.costs.racing is None and self._race_fits and replace(compared, measured=found).loaded_so:
             for graph in (self.graph, after):
                 bench.drop(graph)
-            again = self._race(after, notes, settled, bench, sittings=SITTINGS)
+            again = self._race(after, notes, settled, bench, sittings=SITTINGS, sizes=sizes)
             found = found if again is None or again.sittings == 1 else again
-        return replace(compared, measured=found).judged(), found
+        return found
 
     def _certified(self, after: Graph, slack: float) -> report.Verification:
         """What can be proved of a graph in the time that is left; what is not proved, the check has run."""
@@ -439,7 +462,7 @@ class _Attempt:
         self.progress(0, None, "looking at the weights' elements")
         try:
             self.valued = with_values(
-                self.graph, self.costs, self.options.floats, self.options.sizes, runtime_named(self.options.runtime),
+                self.graph, self.costs, self.options.floats, self.sizes, runtime_named(self.options.runtime),
                 notes, seed=self.options.seed,
             )  # fmt: skip
         except InvalidModel as error:  # the input was read as valid: what was made of it is not, and is not used
@@ -451,7 +474,7 @@ class _Attempt:
         freely = partial(self._search_freely, frugal=frugal)
         if self.bound is None:
             return freely(rules)
-        return self.bound.kept(self.graph, rules, self.options.sizes, freely, self.remarks)
+        return self.bound.kept(self.graph, rules, self.sizes, freely, self.remarks)
 
     def _search_freely(self, rules: tuple[Rule, ...], *, frugal: bool) -> SearchResult:
         limit = self.options.memory_limit
@@ -459,7 +482,7 @@ class _Attempt:
             memory_limit=None if limit is None else resident() + max(limit, SEARCHING),
             fold_budget_bytes=None if self.bound is None else self.bound.growth,
             seed=self.options.seed,
-            sizes=self.options.sizes,
+            sizes=self.sizes,
             floats=self.library.floats(self.options.floats),
             most_nodes=EFFORTS[self.options.effort].nodes,
             finite=TRAINING in self.graph.metadata,  # of what is not finite nothing is learnt
@@ -544,7 +567,7 @@ class _Attempt:
 
     def _race(
         self, after: Graph, notes: list[str], settled: Callable[[report.Measured], bool] | None = None,
-        bench: Bench | None = None, *, sittings: int = 1,
+        bench: Bench | None = None, *, sittings: int = 1, sizes: Mapping[str, int] | None = None,
     ) -> report.Measured | None:  # fmt: skip
         """The whole models side by side, if the target is this machine and they are not too large, or on request.
 
@@ -554,6 +577,7 @@ class _Attempt:
             settled: whether what was measured so far is enough; by default, after the usual rounds.
             bench: where the models' weights are written, for the check that follows.
             sittings: how many times the models are loaded, each for a few rounds.
+            sizes: of symbolic dimensions, if not those that they are costed at.
         """
         options, wanted = self.options, self.options.measure
         if not self._races:
@@ -562,16 +586,19 @@ class _Attempt:
             notes.append("there was no time left to time the models whole: their modelled costs decide")
             return None
         self.progress(0, None, "measuring")
+        fed = self.sizes if sizes is None else sizes
         try:
             limit = _SHOWN_RACE if wanted else min(self.budget.left - self.budget.racing, _RACE_SECONDS)
             rounds = _ROUNDS if settled is None else LOOKS[-1] if sittings == 1 else LOOKS[0]
             looks = [n for n in LOOKS if n >= _ROUNDS or not wanted]
-            return measure(
-                self.graph, after, sizes=options.sizes, seed=options.seed, threads=options.threads, rounds=rounds,
+            found = measure(
+                self.graph, after, sizes=fed, seed=options.seed, threads=options.threads, rounds=rounds,
                 burst=3 if wanted else 1, time_limit=limit, device=self.costs.racing,
                 runtime=runtime_named(options.runtime), looks={} if settled is None else dict.fromkeys(looks, settled),
                 sittings=sittings, enough=settled or (lambda measured: False), bench=bench,
             )  # fmt: skip
+            at = said(self.graph, sizes_fed(self.graph, fed))
+            return replace(found, circumstances={**found.circumstances, "sizes": at}) if at else found
         except (Unsupported, InvalidModel, ResourceLimit) as error:
             notes.append(f"the models could not be timed whole: {error}")
             return None

@@ -28,9 +28,9 @@ def table(*headers: str, rows: Iterable[tuple[str, ...]], numeric: tuple[int, ..
 
 
 def _where(report: Report) -> str:
-    """The target, and the runtime and its version where the race says it."""
-    raced = report.measured.circumstances.get("runtime") if report.measured is not None else None
-    return report.target if raced is None else f"{report.target}, {raced}"
+    """The target, and the runtime, its version and the sizes of open dimensions where the race says them."""
+    raced = report.measured.circumstances if report.measured is not None else {}
+    return ", ".join([report.target, *(str(raced[key]) for key in ("runtime", "sizes") if raced.get(key))])
 
 
 def _measured(report: Report, m: Measured) -> str:

@@ -3,7 +3,8 @@
 ONNX Runtime's kernels of some operators divide by a size, or worse, where a size is 0, and no error says so: the
 process ends. Of ONNX's operators, tried on its own node tests with sizes of 0, those are in :data:`FATAL`; of other
 domains, some are known (GroupQueryAttention, QAttention). Whether an operand is empty need not show in the inputs: what
-``NonZero``, ``Compress`` or a ``Slice`` to a computed end gives may be.
+``NonZero``, ``Compress`` or a ``Slice`` to a computed end gives may be. Some models with recurrent operators on 16-bit
+numbers end it when they are loaded.
 """
 
 from __future__ import annotations
@@ -21,24 +22,27 @@ from superopt.fleet.child import Crew, Lost, packed, unpacked
 from superopt.ir.errors import BackendUnavailable, InvalidModel
 from superopt.ir.graph import Graph, Node, OpaqueAttribute
 from superopt.ir.poly import Dim, symbols, value_at
+from superopt.ir.types import DType
 from superopt.ops.infer import Typing, infer, known_shapes, sizes_fed_to
 from superopt.runtime import apart
 from superopt.runtime.ort import InferenceSession, to_array, to_value
 
-__all__ = ["FATAL", "Elsewhere", "Risk", "risk_of"]
+__all__ = ["FATAL", "Elsewhere", "Risk", "refuse_fatal_loading", "risk_of"]
 
 FATAL = frozenset({"Einsum", "GRU", "LSTM", "RNN"})
+_RECURRENT = FATAL - {"Einsum"}
 _DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml"})
 _LONGEST = 60.0  # seconds of a run in another process
 
 
 @dataclass(frozen=True)
 class Risk:
-    """When a model may end the process: always, or where one of these shapes has a size of 0."""
+    """When a model may end the process: always, where one of these shapes has a size of 0, or when it is loaded."""
 
     graph: Graph
     always: bool
     shapes: tuple[tuple[Dim, ...], ...] = ()
+    loading: bool = False
 
     def at(self, sizes: Mapping[str, int]) -> bool:
         """Whether it may at these sizes; where one is not told, it may."""
@@ -59,6 +63,8 @@ def risk_of(graph: Graph, typing: Typing | None = None) -> Risk | None:
     if any(_has_within(n) for n in fatal):
         return Risk(graph, always=True)
     typing = typing or infer(graph)
+    if any(_is_halved(n, typing) for n in fatal):
+        return Risk(graph, always=True, loading=True)
     sure = known_shapes(graph, typing, graph.weight, barriers=True)
     shapes = [sure.get(name) for name in dict.fromkeys(r for n in fatal for r in n.reads)]
     told = tuple(s for s in shapes if s is not None)
@@ -66,6 +72,27 @@ def risk_of(graph: Graph, typing: Typing | None = None) -> Risk | None:
         return Risk(graph, always=True)
     open_or_empty = tuple(s for s in told if any(not isinstance(d, int) or d == 0 for d in s))
     return Risk(graph, False, open_or_empty) if open_or_empty else None
+
+
+def refuse_fatal_loading(risk: Risk | None, source: bytes | Path) -> None:
+    """Load a model that may end the process by that in another one first.
+
+    Raises:
+        InvalidModel: that process ended.
+    """
+    if risk is None or not risk.loading:
+        return
+    call = packed(apart.attempt, (source, {}), files=None, seconds=_LONGEST, last=True)
+    try:
+        unpacked(Crew().run(call))
+    except (Lost, BackendUnavailable) as error:
+        raise InvalidModel(f"loading it ends the process ({error.what})") from error
+
+
+def _is_halved(node: Node, typing: Typing) -> bool:
+    """Whether a recurrent node may have numbers of 16 bits."""
+    kinds = [typing.types.get(name) for name in node.inputs[:1]]
+    return node.op in _RECURRENT and any(k is None or k.dtype in (DType.FLOAT16, DType.BFLOAT16) for k in kinds)
 
 
 def _is_fatal(node: Node) -> bool:

@@ -216,4 +216,7 @@ def _written(graph: Graph, nodes: Sequence[Node], known: Mapping[str, np.ndarray
     read = {n for node in nodes for n in node.reads}
     weights: list[Weight] = [constant(name, array) for name, array in known.items() if name in read]
     values = tuple(v for v in graph.values if v.name in made)
-    return replace(graph, nodes=tuple(nodes), weights=(*graph.weights, *weights), values=values).checked()
+    signature = {v.name for v in (*graph.inputs, *graph.outputs)}
+    before = {n for node in graph.nodes for n in node.reads} - read - signature  # and now nothing reads it
+    kept = tuple(w for w in graph.weights if w.name not in before)
+    return replace(graph, nodes=tuple(nodes), weights=(*kept, *weights), values=values).checked()

@@ -261,6 +261,16 @@ def test_forms_that_surely_gain_are_raced_beside_the_input_alone(monkeypatch: py
     assert report.measured.ratio == 0.4
 
 
+def test_where_memory_is_what_counts_there_are_no_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold larger weights than what they stand for."""
+    monkeypatch.setattr(trials, "race_sittings", alone(5.0))
+    monkeypatch.setattr(optimise, "measure", beside(0.9, 0.4))
+    for objective, some in (("time", True), ("memory", False)):
+        _, report = optimised(model(), target="cpu", time_limit=60.0, objective=objective)
+        assert bool(report.algorithms) is some
+        assert (report.work.weight_bytes_after > report.work.weight_bytes_before) is some
+
+
 def test_forms_that_lose_beside_the_input_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fewer, "race_bound", raced(10.0, 6.0))
     monkeypatch.setattr(trials, "race_sittings", alone(6.0))

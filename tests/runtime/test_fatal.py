@@ -7,10 +7,13 @@ import onnx.parser
 import pytest
 
 from superopt import formats
+from superopt.fleet.child import Lost
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph
 from superopt.pipeline import optimize
-from superopt.runtime.fatal import risk_of
+from superopt.runtime import fatal
+from superopt.runtime.fatal import refuse_fatal_loading, risk_of
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import run
 from superopt.verifier.running import Bench
 
@@ -76,3 +79,28 @@ def test_a_model_that_ends_its_process_is_optimised_and_checked() -> None:
     result = optimize(AS_DATA, measure=True)
     assert result.report.check.verdict == "passed"
     assert len(result.graph.nodes) < len(AS_DATA.nodes)
+
+
+HALF = WEIGHTS.replace("float", "float16")
+
+
+def test_recurrent_operators_on_16_bit_numbers_are_loaded_elsewhere_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime 1.32 ends the process that loads some of them."""
+    graph = model(f"float16[5, 2, 3] x, {HALF}", "float16[a, b, c, d] y", "y, h = GRU <hidden_size = 4> (x, w, r)")
+    risk = risk_of(graph)
+    assert risk is not None
+    assert (risk.always, risk.loading) == (True, True)
+    usual = model(f"float[5, 2, 3] x, {WEIGHTS}", "float[a, b, c, d] y", "y, h = GRU <hidden_size = 4> (x, w, r)")
+    assert risk_of(usual) is None
+    refuse_fatal_loading(risk, formats.to_onnx_bytes(graph))
+
+    class Dies:
+        def run(self, call: bytes) -> bytes:
+            raise Lost("its process ended with -11")
+
+    monkeypatch.setattr(fatal, "Crew", Dies)
+    with pytest.raises(InvalidModel, match="loading it ends the process"):
+        refuse_fatal_loading(risk, formats.to_onnx_bytes(graph))
+    with Bench() as bench, pytest.raises(InvalidModel, match="loading it ends the process"):
+        bench.loaded(graph, ONNX_RUNTIME)
+    assert optimize(graph).report.status == "unchanged"

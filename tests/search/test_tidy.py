@@ -11,7 +11,7 @@ from roofline import Roofline
 
 from superopt import formats
 from superopt.frontend import GraphBuilder
-from superopt.ir.graph import Graph
+from superopt.ir.graph import Graph, constant
 from superopt.ir.types import DType
 from superopt.ops.infer import infer
 from superopt.ops.small import Small
@@ -187,3 +187,18 @@ def test_integers_that_wrap_are_no_known_ones() -> None:
     held, wraps = (Small(DType.INT32, (1,), (n,)) for n in (2**31 - 1, 2**31))
     assert held.array is not None
     assert wraps.array is None
+
+
+def test_weights_that_only_what_is_gone_read_are_gone() -> None:
+    """What nobody read before stays; ONNX Runtime warns of each such initializer whenever the model is loaded."""
+    b = GraphBuilder("sizes")
+    x = b.input("x", "float32", (2, 6))
+    rows = b.op("Gather", b.op("Shape", x), b.constant(np.array(0, np.int64)), axis=0)
+    shape = b.op("Concat", b.op("Unsqueeze", rows, b.constant(np.array([0]))), b.constant(np.array([3, 2])), axis=0)
+    b.output(b.op("Reshape", x, shape), "y")
+    graph = b.build()
+    graph = replace(graph, weights=(*graph.weights, constant("unread", np.ones(3, np.float32))))
+    found = tidied(graph, infer(graph)).graph
+    assert ops(found) == ["Reshape"]
+    read = {n for node in found.nodes for n in node.reads}
+    assert {w.name for w in found.weights} - read == {"unread"}

@@ -1,0 +1,123 @@
+"""Open sizes: images are images, and what trades one kind of work for another has to pay for one example, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from superopt.frontend import GraphBuilder
+from superopt.ir.errors import InvalidModel
+from superopt.ir.graph import Graph
+from superopt.pipeline import forked, optimise, optimize
+from superopt.pipeline.likely import for_one, likely_sizes, said
+from superopt.report import Measured
+from superopt.search import SearchResult
+
+
+def images(shape: Sequence[int | str], *, rows: int | None = None, first: bool = True) -> Graph:
+    """A convolution of images; with ``rows``, one that only images of so many rows pass."""
+    b = GraphBuilder("images")
+    x = b.input("x", "float32", list(shape))
+    if not first:
+        x = b.op("Transpose", x, perm=[0, 3, 1, 2])
+    spatial = len(shape) - 2
+    y = b.op(
+        "Conv",
+        x,
+        b.weight("w", (4, 3, *(1,) * (spatial - 2), 3, 3)),
+        pads=[0] * (spatial - 2) + [1, 1] + [0] * (spatial - 2) + [1, 1],
+    )
+    if rows is not None:
+        y = b.op("Add", y, b.weight("rows", (1, 1, rows, 1)))
+    b.output(y, "y")
+    return b.build()
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "first", "expected"),
+    [
+        (["n", 3, "h", "w"], None, True, {"n": 1, "h": 224, "w": 224}),
+        (["n", 3, "s", "s"], None, True, {"n": 1, "s": 224}),
+        (["n", "h", "w", 3], None, False, {"n": 1, "h": 224, "w": 224}),
+        ([2, 3, 48, "w"], None, True, {"w": 224}),  # lines of text
+        (["n", 3, 1, "h", "w"], None, True, {"n": 1, "h": 224, "w": 224}),  # a film of one image
+        (["n", 3, "h", "w"], 48, True, {"n": 1, "h": 48, "w": 224}),
+        (["n", 3, "h", "w"], 9, True, {}),  # it accepts nothing that is tried
+        (["n", 3, 32, 32], None, True, {}),
+    ],
+)
+def test_images_are_of_a_size_that_the_model_accepts(
+    shape: list[int | str], rows: int | None, first: bool, expected: Mapping[str, int]
+) -> None:
+    assert likely_sizes(images(shape, rows=rows, first=first), {}) == expected
+
+
+def test_what_its_user_says_stands() -> None:
+    graph = images(["n", 3, "h", "w"])
+    assert likely_sizes(graph, {"h": 64, "n": 4}) == {"n": 4, "h": 64, "w": 224}
+    assert likely_sizes(graph, {"h": 64, "w": 32}) == {"h": 64, "w": 32}
+    assert for_one(graph, {"n": 8}, {"n": 8}) is None
+    assert for_one(graph, {"h": 64}, {"h": 64}) == {"h": 64, "n": 1}
+    assert for_one(graph, {"n": 1}, {}) is None
+    assert said(graph, {"w": 3, "n": 1, "other": 5}) == "n=1, w=3"
+
+
+def chain(length: int) -> Graph:
+    b = GraphBuilder("chain")
+    value = b.input("x", "float32", ["rows", 64])
+    for _ in range(length):
+        value = b.op("Relu", value)
+    b.output(value, "y")
+    return b.build()
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, ratios: Mapping[int, float], found: Graph) -> list[Mapping[str, int]]:
+    """A search that finds a graph, and a race in which it takes so much for so many rows; what was raced at."""
+    asked: list[Mapping[str, int]] = []
+
+    def measure(*_: object, sizes: Mapping[str, int], **__: object) -> Measured:
+        asked.append(dict(sizes))
+        ratio = ratios[sizes.get("rows", 8)]
+        if np.isnan(ratio):
+            raise InvalidModel("it is refused")
+        return Measured(1.0, ratio, ratio, 31, 0.001, deviation=0.001)
+
+    def search(given: Graph, *_: Any, **__: Any) -> SearchResult:
+        return SearchResult(found)
+
+    monkeypatch.setattr(optimise, "measure", measure)
+    monkeypatch.setattr(forked, "search", search)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("ratios", "taken", "said"),
+    [
+        ({8: 0.9, 1: 0.95}, True, ""),
+        ({8: 0.9, 1: 1.2}, False, "for one example"),
+        ({8: 1.2, 1: 0.5}, False, "was measured to take"),
+        ({8: 0.9, 1: np.nan}, True, ""),  # no model has to accept one example
+        ({8: np.nan, 1: 0.5}, False, "could not be timed"),
+    ],
+)
+def test_what_trades_has_to_be_faster_and_not_slower_for_one(
+    ratios: Mapping[int, float], taken: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, longer = chain(1), chain(3)
+    timed(monkeypatch, ratios, longer)
+    result = optimize(graph, target="cpu", disable=("algorithms", "values"))
+    assert (result.graph is longer) is taken
+    assert not said or any(said in n for n in result.report.notes)
+
+
+def test_what_does_less_is_raced_once_and_a_report_says_at_which_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, shorter = chain(3), chain(1)
+    asked = timed(monkeypatch, {8: 0.9}, shorter)
+    result = optimize(graph, target="cpu", disable=("algorithms", "values"))
+    assert result.graph is shorter
+    assert asked == [{}]
+    assert result.report.measured is not None
+    assert result.report.measured.circumstances["sizes"] == "rows=8"
