@@ -119,7 +119,7 @@ def make_inputs(
             array = rng.uniform(0.5, 1.5, shape) if _is_variance(graph, name) else rng.standard_normal(shape) * 0.1
             feeds[name] = array.astype(type_.dtype.numpy)
         else:
-            feeds[name] = _values(graph, name, type_.dtype, shape, kind, rng)
+            feeds[name] = _values(graph, name, type_.dtype, shape, kind, rng, bound)
     return feeds
 
 
@@ -128,17 +128,21 @@ def _size(dim: Dim, bound: Mapping[str, int]) -> int:
 
 
 def _values(
-    graph: Graph, name: str, dtype: DType, shape: tuple[int, ...], kind: str, rng: np.random.Generator
-) -> np.ndarray:
+    graph: Graph, name: str, dtype: DType, shape: tuple[int, ...], kind: str, rng: np.random.Generator,
+    sizes: Mapping[str, int],
+) -> np.ndarray:  # fmt: skip
     if dtype is DType.BOOL:
         return np.asarray(rng.random(shape) < 0.5)
     if dtype.is_integer:
-        stop = index_bound(graph, name)
+        stop = index_bound(graph, name, sizes)
         stop = min(2 if stop is None else stop, 2 ** (dtype.bits - 1))
         drawn: np.ndarray = rng.integers(0, max(stop, 1), shape)
         if kind == "edge" and drawn.size:  # both ends of the range for certain
             drawn.reshape(-1)[0], drawn.reshape(-1)[-1] = 0, max(stop, 1) - 1
         return accepted(graph, name, drawn.astype(dtype.numpy))
+    stop = index_bound(graph, name, sizes, real=True)
+    if stop is not None:
+        return np.asarray(rng.integers(0, max(stop, 1), shape)).astype(dtype.numpy)
     if kind == "edge":
         return rng.choice(_EDGES, shape).astype(dtype.numpy)
     real: np.ndarray = rng.random(shape) if kind == "uniform" else rng.standard_normal(shape)
@@ -159,8 +163,9 @@ def _not_zero(graph: Graph, name: str) -> bool:
     )
 
 
-def _readers(graph: Graph, name: str) -> Iterator[tuple[Node, str]]:
-    """What reads an input, and under which name, also behind operators that only move elements about."""
+def _readers(graph: Graph, name: str, *, sums: bool = False) -> Iterator[tuple[Node, str]]:
+    """What reads an input, and under which name, also behind operators that only move elements about; with ``sums``
+    behind those that may: older forms of ``Where`` multiply by what is 1 in one place and 0 in another, and add up."""
     seen: set[str] = set()
     waiting = [name]
     while waiting:
@@ -170,13 +175,30 @@ def _readers(graph: Graph, name: str) -> Iterator[tuple[Node, str]]:
         seen.add(current)
         for node in graph.consumers.get(current, ()):
             yield node, current
-            if node.op in _SAME_VALUES and node.inputs[0] == current:
+            if current in _handed_on(graph, node, sums):
                 waiting.extend(o for o in node.outputs if o)
 
 
-def index_bound(graph: Graph, name: str) -> int | None:
-    """How many positions an integer input may name where it is used as an index; ``None`` when it is no index."""
-    found = (_bound(graph, node, current) for node, current in _readers(graph, name))
+def _handed_on(graph: Graph, node: Node, sums: bool) -> tuple[str, ...]:
+    """The operands of a node whose elements are its result's."""
+    if node.op == "Where":
+        return node.inputs[1:]
+    if sums and node.op in ("Mul", "Add"):
+        return node.inputs if graph.constants.keys().isdisjoint(node.inputs) else ()
+    return node.inputs[:1] if node.op in _SAME_VALUES else ()
+
+
+def index_bound(graph: Graph, name: str, sizes: Mapping[str, int] | None = None, *, real: bool = False) -> int | None:
+    """How many positions an input may name where it, or what it is cast to, is used as an index; ``None`` when it is
+    none.
+
+    Args:
+        graph: the model.
+        name: of the input.
+        sizes: of symbolic dimensions; what is as long as one that is not named may be of any length.
+        real: it is of reals, which some exporters feed for positions.
+    """
+    found = (_bound(graph, node, current, sizes or {}) for node, current in _readers(graph, name, sums=real))
     return min((b for b in found if b is not None), default=None)
 
 
@@ -210,10 +232,10 @@ def domain_of(graph: Graph, name: str) -> Domain:
     return Domain()
 
 
-def _bound(graph: Graph, node: Node, name: str) -> int | None:
+def _bound(graph: Graph, node: Node, name: str, given: Mapping[str, int]) -> int | None:
     place = _INDEX_INPUT.get(node.op)
     if place is not None and len(node.inputs) > place and node.inputs[place] == name:
-        sizes = _known_sizes(graph, node.inputs[0])
+        sizes = _known_sizes(graph, node.inputs[0], given)
         axis = node.attributes.get("axis", 0)
         if not sizes or not isinstance(axis, int):
             return None
@@ -226,16 +248,16 @@ def _bound(graph: Graph, node: Node, name: str) -> int | None:
     if node.domain == "com.microsoft" and node.op == "EmbedLayerNormalization":
         tables = {0: 2, 1: 4, 7: 3}
         found = [tables[p] for p, n in enumerate(node.inputs) if n == name and p in tables]
-        sizes = _known_sizes(graph, node.inputs[found[0]]) if found else None
+        sizes = _known_sizes(graph, node.inputs[found[0]], given) if found else None
         return sizes[0] if sizes else None
     return None
 
 
-def _known_sizes(graph: Graph, name: str) -> list[int | None] | None:
+def _known_sizes(graph: Graph, name: str, given: Mapping[str, int]) -> list[int | None] | None:
     kind = graph.declared.get(name)
     if not isinstance(kind, TensorType) or kind.shape is None:
         return None
-    return [d if isinstance(d, int) else None for d in kind.shape]
+    return [value_at(d, given) if symbols(d) <= given.keys() else None for d in kind.shape]
 
 
 def _is_variance(graph: Graph, name: str) -> bool:
