@@ -30,6 +30,7 @@ _PATTERN, _EXTENT = 1.0, 0.25  # the same, of what moves or is summed
 _GROUPED = re.compile(r'"group": ?(?![01]\b)')  # in a key's attributes; asked of each record of a profile
 _BLOCK = 16  # channels that ONNX Runtime keeps together (MLAS, AVX-512; on AVX2 it is 8)
 _PADDED = 4  # channels by whose multiples it fills the last block of a depthwise convolution; others run one by one
+_VOLUME = 5  # axes of data whose convolutions no loops in blocks are for, even where one of them has one element
 _ROWS = {  # that go along an axis (or from it on) row by row
     "LogSoftmax": True, "Softmax": True, "LayerNormalization": False, "RMSNormalization": False,
     "SimplifiedLayerNormalization": False,
@@ -75,9 +76,10 @@ class Traits:
 
 def kernel_of(op: str, key: Key | None) -> str:
     """What runs an operator: a convolution of as many groups as channels has a kernel of its own that is ten times as
-    fast as that of one with groups of two channels; so has a pool of channels that fill a processor's registers, a
-    power of a number (mostly 2: a product), and a product with a constant second factor. A Softmax of an axis that is
-    not the last is transposed, twice; a Transpose that moves several axes goes piece by piece."""
+    fast as that of one with groups of two channels, and volumes have none, however deep they are; so has a pool of
+    channels that fill a processor's registers, a power of a number (mostly 2: a product), and a product with a constant
+    second factor. A Softmax of an axis that is not the last is transposed, twice; a Transpose that moves several axes
+    goes piece by piece."""
     if key is None:
         return op
     if op.endswith("Pool"):
@@ -90,11 +92,15 @@ def kernel_of(op: str, key: Key | None) -> str:
         return f"{op}, of a number" if re.search(r"\[[1, ]*\]$", key.shapes[-1]) else op
     if op in _PRODUCTS:  # a constant second factor is packed when the session starts, any other at each run
         return f"{op}, packed" if traits_of(key).packed else op
+    volumes = op.startswith("Conv") and "".join(key.shapes[:1]).count(",") == _VOLUME - 1
+    kernel = f"{op}, of volumes" if volumes else op
     if _GROUPED.search(key.attrs) is None:
-        return op
+        return kernel
     known = traits_of(key)
-    name = f"{op}, {'each channel by itself' if known.narrow else 'in groups'}"
-    return name if known.blocks or not known.narrow else f"{name}, of {'padded' if known.padded else 'odd'} channels"
+    kernel += f", {'each channel by itself' if known.narrow else 'in groups'}"
+    if volumes or known.blocks or not known.narrow:
+        return kernel
+    return f"{kernel}, of {'padded' if known.padded else 'odd'} channels"
 
 
 @lru_cache(maxsize=1 << 14)

@@ -9,7 +9,7 @@ attributes of any value that its record accepts. Nothing is drawn from a model. 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import exp, inf, isfinite, log, prod
 from pathlib import Path
 from random import Random
@@ -35,6 +35,7 @@ Case = tuple[Sequence[TensorType | None], Sequence[bool], Values]
 
 _CHANNELS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
 _SIDES = (7, 8, 10, 14, 16, 20, 28, 32, 40, 56, 64, 112)
+_DEPTHS = (1, 1, 2, 4, 8, 16)
 _TOKENS = (8, 16, 49, 64, 77, 128, 196, 197, 256, 384, 512, 577, 784, 1024, 3136)
 _HEADS, _HEAD_SIZES = (1, 2, 3, 4, 6, 8, 12, 16), (8, 16, 24, 32, 48, 64, 96, 128)
 _LEAST, _MOST = 1 << 10, 1 << 21  # elements of the first operand: below, an operator takes what any takes
@@ -45,17 +46,17 @@ _EQUATIONS = (
     "bchw,co->bohw", "bihd,bjhd->bhij", "bhij,bjhd->bihd",
 )  # fmt: skip
 # What takes no time (it is computed from shapes alone, or only renames memory), and what ``make profile-forms`` draws,
-# whose prices forms with fewer multiplications are fitted to.
+# whose prices forms with fewer multiplications are fitted to: a Conv is drawn here of volumes alone.
 _NOT_DRAWN = frozenset({
     "CastLike", "Constant", "ConstantOfShape", "Dropout", "EyeLike", "Flatten", "Identity", "Range", "Reshape", "Shape",
-    "Size", "Squeeze", "Unsqueeze", "Conv", "Gemm", "MatMul",
+    "Size", "Squeeze", "Unsqueeze", "Gemm", "MatMul",
 })  # fmt: skip
 
 
-def drawn(seed: int, each: int) -> Iterator[Question]:
-    """So many applications of each operator, as far as its record accepts that many different ones."""
+def drawn(seed: int, each: int, only: Collection[str] = ()) -> Iterator[Question]:
+    """So many applications of each operator, or of some only, as far as its record accepts that many different ones."""
     for name, record in sorted(REGISTRY.items()):
-        if name in _NOT_DRAWN:
+        if name in _NOT_DRAWN or (only and name not in only):
             continue
         rng = Random(f"{seed} {name}")
         made: dict[tuple[object, ...], Question] = {}
@@ -68,10 +69,10 @@ def drawn(seed: int, each: int) -> Iterator[Question]:
         yield from made.values()
 
 
-def plan(folder: Path, seed: int, each: int) -> int:
+def plan(folder: Path, seed: int, each: int, only: Collection[str] = ()) -> int:
     """Write what is drawn as models of one operator: what ``superopt profile`` can ask a device for. How many."""
     folder.mkdir(parents=True, exist_ok=True)
-    questions = list(drawn(seed, each))
+    questions = list(drawn(seed, each, only))
     for number, question in enumerate(questions):
         formats.save(application_graph(question), folder / f"{number:04d}.json", force=True)
     return len(questions)
@@ -241,6 +242,22 @@ def _convolved(record: Operator, rng: Random) -> Case:
     return [_real(*shape), _real(shape[1], out // group, kernel, kernel), _real(out)], [False, True, True], given
 
 
+def _filtered(record: Operator, rng: Random) -> Case:
+    """Of volumes, frames of a video or one alone: a kernel over space, over time or over both."""
+    channels, depth, side = rng.choice((3, *_CHANNELS)), rng.choice(_DEPTHS), rng.choice(_SIDES)
+    n = rng.choice((3, 3, 5, 7, 11))
+    kernel = rng.choice(((1, n, n), (1, n, n), (n, n, n), (n, 1, 1), (1, 1, 1)))
+    stride = rng.choice(((1, 1, 1), (1, 1, 1), (1, 2, 2)))
+    group = rng.choice((1, 1, channels))
+    out = channels if group > 1 else rng.choice(_CHANNELS)
+    values: dict[str, AttributeValue] = {
+        "strides": stride, "pads": tuple(k // 2 for k in kernel) * 2, "dilations": (1, 1, 1), "group": group
+    }  # fmt: skip
+    given = {k: values[k] for k in record.attributes}
+    args = [_real(1, channels, depth, side, side), _real(out, channels // group, *kernel), _real(out)]
+    return args, [False, True, True], given
+
+
 def _attended(record: Operator, rng: Random) -> Case:
     _, heads, rows, _ = _heads(rng)
     one = _real(1, heads, rows, rng.choice(_HEAD_SIZES))
@@ -321,9 +338,9 @@ _FAMILIES: Mapping[str, Draw] = {
     "attention": _attended, "reduce": _one, "shape": _one, "slicing": _sliced,
 }  # fmt: skip
 _SPECIAL: Mapping[str, Draw] = {
-    "Concat": _concatenated, "CumSum": _one, "Einsum": _summed, "Expand": _spread, "Gather": _gathered,
-    "GatherElements": _gathered, "Pad": _padded, "ScatterND": _gathered, "Split": _split, "Tile": _spread,
-    "Trilu": _one,
+    "Concat": _concatenated, "Conv": _filtered, "CumSum": _one, "Einsum": _summed, "Expand": _spread,
+    "Gather": _gathered, "GatherElements": _gathered, "Pad": _padded, "ScatterND": _gathered, "Split": _split,
+    "Tile": _spread, "Trilu": _one,
 }  # fmt: skip
 
 
@@ -333,12 +350,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", help="where the models are written")
     parser.add_argument("--each", type=int, default=10, help="applications of an operator")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--only", nargs="*", default=(), metavar="OPERATOR", help="of these operators alone")
     parser.add_argument(
         "--off", nargs=2, metavar="PROFILE", help="how far the first one's predictions are from what the second holds"
     )
     chosen = parser.parse_args()
     if chosen.folder is not None:
-        print(f"{plan(chosen.folder, chosen.seed, chosen.each)} models in {chosen.folder}")
+        print(f"{plan(chosen.folder, chosen.seed, chosen.each, chosen.only)} models in {chosen.folder}")
     if chosen.off is not None:
         found = off(*map(load_profile, chosen.off))
         for op, logs in sorted(found.items(), key=lambda item: -_usual(item[1])):

@@ -16,9 +16,16 @@ EACH = 3
 def test_every_operator_that_takes_time_is_drawn_as_often() -> None:
     counts = Counter(question.op for question in drawn(7, EACH))
     assert {n for n in REGISTRY if counts[n] < EACH} == {
-        "CastLike", "Constant", "ConstantOfShape", "Conv", "Dropout", "EyeLike", "Flatten", "Gemm", "Identity",
+        "CastLike", "Constant", "ConstantOfShape", "Dropout", "EyeLike", "Flatten", "Gemm", "Identity",
         "MatMul", "Range", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze", "Upsample",
     }  # fmt: skip
+
+
+def test_a_convolution_is_drawn_of_volumes_and_images_are_left_to_the_forms() -> None:
+    found = list(drawn(7, 9, ["Conv"]))
+    assert len(found) == 9
+    assert {question.op for question in found} == {"Conv"}
+    assert {question.args[0].rank for question in found if question.args[0] is not None} == {5}
 
 
 def test_what_is_drawn_can_be_asked_of_any_device_and_is_the_same_every_time() -> None:
