@@ -17,12 +17,17 @@ from superopt.ir.poly import Poly
 
 __all__ = [
     "App", "AttributeValue", "Project", "Term", "Var", "children", "computed", "format_term", "format_value",
-    "postorder", "rebuilt", "remade", "variables",
+    "is_open", "postorder", "rebuilt", "remade", "variables",
 ]  # fmt: skip
 
 _Value = TypeVar("_Value")
 
 AttributeValue = int | float | str | Poly | tuple["AttributeValue", ...]
+
+
+def is_open(value: AttributeValue) -> bool:
+    """Whether an attribute is, or holds, a size that is known when the model runs, not before."""
+    return any(map(is_open, value)) if isinstance(value, tuple) else isinstance(value, Poly)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 
 from superopt.ir.poly import Poly
-from superopt.ir.terms import AttributeValue
+from superopt.ir.terms import AttributeValue, is_open
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import Condition, IllTyped
 from superopt.ops.record import Operator
@@ -52,6 +53,11 @@ class Head:
     number: int = -1
     index: int = -1
     commutative: bool = False
+
+    @cached_property
+    def open(self) -> bool:
+        """Whether an attribute is a size that is known when the model runs, not before."""
+        return any(is_open(value) for _, value in self.attributes)
 
 
 @dataclass(eq=False)
@@ -300,7 +306,7 @@ class EGraph:
                     return False, False
                 exact = exact and group.exact
         head = self.heads[node[0]]
-        if head.op == LEAF or not _static(kind):
+        if head.op == LEAF or head.open or not _static(kind):
             return False, False
         if head.operator is None:
             return True, exact

@@ -15,6 +15,7 @@ import numpy as np
 
 from superopt.ir.beside import side_by_side
 from superopt.ir.graph import ArrayData, Graph, Node, Weight, WeightData, topological_order
+from superopt.ir.terms import is_open
 from superopt.ir.types import TensorType
 from superopt.ops.generators import weight_of
 from superopt.ops.infer import Applied, Typing
@@ -245,7 +246,8 @@ def program_of(graph: Graph, typing: Typing) -> Program:
             steps.append(Step("", (), (), node.outputs, node, node.name or name))
             continue
         steps.append(step)
-        if all(a is None or a in constant for a in step.args) and all(types[o].is_static for o in step.outputs if o):
+        known = not any(is_open(v) for _, v in step.attributes) and all(types[o].is_static for o in step.outputs if o)
+        if known and all(a is None or a in constant for a in step.args):
             constant.update(o for o in step.outputs if o)
             own.append(step)
     settled = Settled(graph, own, types)

@@ -12,6 +12,8 @@ from graphs import f32, feeds_of, graph, op, weight
 from roofline import Roofline
 
 from superopt.ir.graph import ArrayData, Weight, constant
+from superopt.ir.poly import sym
+from superopt.ir.terms import is_open
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
@@ -226,6 +228,17 @@ def test_what_is_found_to_be_exact_later_is_evaluated() -> None:
     made.union(product, c, "")
     made.rebuild()
     assert made.constant(floor)
+
+
+def test_what_only_a_run_tells_is_not_evaluated_ahead() -> None:
+    """One over the pixels of an image of open size is a number of one type at all sizes, and another at each."""
+    made = EGraph(REGISTRY)
+    for value, ahead in ((sym("h") * sym("w"), False), (49.0, True)):
+        full = made.add("ConstantOfShape", (("dtype", "float32"), ("shape", ()), ("value", value)), ())
+        assert made.constant(full) is ahead
+        assert made.constant(made.add("Reciprocal", (), (full,))) is ahead
+    assert not is_open((1, (2, "a"), 3.0))
+    assert is_open((1, (2, sym("n"))))
 
 
 def test_what_was_rounded_in_an_earlier_phase_is_not_exact() -> None:
