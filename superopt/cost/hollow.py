@@ -23,7 +23,7 @@ from superopt.formats.onnx_writer import save_beside
 from superopt.formats.tensors import SparseData, expected_bytes
 from superopt.ir.graph import Graph, OpaqueAttribute, Weight
 from superopt.ir.types import DType
-from superopt.runtime.fatal import refuse_fatal_loading, risk_of
+from superopt.runtime.fatal import refuse_fatal_loading
 from superopt.runtime.limits import bounded_memory, give_back
 from superopt.runtime.ort import InferenceSession, make_session
 
@@ -42,7 +42,7 @@ def hollow_lowered(graph: Graph) -> Graph:
         InvalidModel, Unsupported: it refuses the graph. ResourceLimit: there is not memory enough for it.
     """
     with hollow_file(graph) as model, bounded_memory():
-        refuse_fatal_loading(risk_of(graph), model)
+        refuse_fatal_loading(graph, model)
         made = model.with_name("lowered.onnx")
         make_session(model, threads=1, save_optimised=made, shared={}, discard=discarded(graph))
         give_back()
@@ -56,7 +56,7 @@ def hollow_session(graph: Graph) -> InferenceSession:
         InvalidModel, Unsupported, ResourceLimit: as :func:`hollow_lowered`.
     """
     with hollow_file(graph) as model, bounded_memory():
-        refuse_fatal_loading(risk_of(graph), model)
+        refuse_fatal_loading(graph, model)
         return make_session(model, threads=1, optimise=False, shared={})
 
 

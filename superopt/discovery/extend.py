@@ -14,11 +14,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from superopt.cost import CostModel, RecordedProfile, load_profile
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.discovery.candidates import operator_count, sized_by_data, work
 from superopt.discovery.derive import (
@@ -30,7 +28,7 @@ from superopt.discovery.derive import (
     moves_of,
     reached,
 )
-from superopt.discovery.gain import PROFILE, priced
+from superopt.discovery.gain import priced, recorded
 from superopt.discovery.generalise import with_sizes
 from superopt.discovery.minimise import near_to, rank, special
 from superopt.discovery.solved import SOLVED, data_beside_weights
@@ -103,13 +101,8 @@ def _joins(rule: Rule, others: Sequence[Rule]) -> bool:
 def _halves(rule: Rule, data: AbstractSet[str]) -> bool:
     """Whether the right side takes at most half of the left side's time by the recorded profile, at nominal sizes: nine
     of ten prices are less than a factor of two off."""
-    found = priced(rule, frozenset(rule.tensors) - data, _recorded())
+    found = priced(rule, frozenset(rule.tensors) - data, recorded())
     return found is not None and found[1] <= found[0] / 2
-
-
-@cache
-def _recorded() -> CostModel:
-    return RecordedProfile(load_profile(PROFILE))
 
 
 def _beyond_one(rule: Rule, others: Sequence[Rule]) -> Rule:

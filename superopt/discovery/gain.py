@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import complete, instances, operator_of, types_of
 
-__all__ = ["PROFILE", "expected", "gains", "oriented", "priced", "priced_at", "write_gains"]
+__all__ = ["PROFILE", "expected", "gains", "oriented", "priced", "priced_at", "recorded", "write_gains"]
 
 OVERHEAD_US = 2.0  # of starting one operator
 FLOPS_PER_US = 20_000.0  # two CPU cores, float32
@@ -51,6 +52,12 @@ def expected(rule: Rule, weights: frozenset[str]) -> tuple[float, float] | None:
         return None
     plain, types, nominal = found
     return _sides(plain, weights, lambda term, _, __: _application(term, types, nominal))
+
+
+@cache
+def recorded(name: str = PROFILE) -> CostModel:
+    """A shipped profile as prices, read once."""
+    return RecordedProfile(load_profile(name))
 
 
 def priced(rule: Rule, weights: frozenset[str], model: CostModel) -> tuple[float, float, str] | None:
@@ -161,7 +168,7 @@ def oriented(rule: Rule, theme: Theme) -> Rule:
 def gains(rules: Sequence[Rule], config: Config) -> dict[str, dict[str, object]]:
     """Both sides of each rule by the recorded profile, as JSON data by id: what ``gains.json`` holds."""
     themes = tuple({t.name: t for t in config.themes}.values())
-    model = RecordedProfile(load_profile(PROFILE))
+    model = recorded()
     made: dict[str, dict[str, object]] = {}
     for rule in rules:
         own = [t for t in themes if t.family == rule.family]

@@ -1,7 +1,7 @@
 """A tensor that has another's elements in another order: axes taken apart into digits, moved, and put together.
 
 Which digits an axis has is read off the shapes: sizes of ``f[o, 4*c, u, v]`` and ``f[o, c, 2*u, 2*v]`` have the same
-factors. Nothing is claimed: every order is compared with the weight that is asked for, like any other expression.
+factors. Nothing is claimed: every order is compared with what is asked for, like any other expression.
 """
 
 from __future__ import annotations

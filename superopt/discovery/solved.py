@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from superopt.cost import RecordedProfile, load_profile
 from superopt.discovery.candidates import operator_count, restricted, sized_by_data
 from superopt.discovery.config import WEIGHTS, Config, Theme
 from superopt.discovery.enumerate import Level
-from superopt.discovery.gain import priced
+from superopt.discovery.gain import priced, recorded
 from superopt.discovery.instances import is_instance
 from superopt.discovery.judge import Judge, Tally
 from superopt.discovery.leftsides import DATA, left_sides
@@ -205,7 +204,7 @@ def solve_all(
 
 def _by_profile(name: str) -> Cost:
     """Microseconds of a rule's two sides at nominal sizes, by a recorded profile."""
-    model = RecordedProfile(load_profile(name))
+    model = recorded(name)
 
     def cost(rule: Rule) -> tuple[float, float] | None:
         found = priced(rule, frozenset(n for n in rule.tensors if n in WEIGHTS or n.startswith("?")), model)

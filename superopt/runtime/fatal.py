@@ -74,12 +74,13 @@ def risk_of(graph: Graph, typing: Typing | None = None) -> Risk | None:
     return Risk(graph, False, open_or_empty) if open_or_empty else None
 
 
-def refuse_fatal_loading(risk: Risk | None, source: bytes | Path) -> None:
-    """Load a model that may end the process by that in another one first.
+def refuse_fatal_loading(graph: Graph, source: bytes | Path) -> None:
+    """Load a model that may end the process by that in another one first; ``source`` is what it is loaded from.
 
     Raises:
         InvalidModel: that process ended.
     """
+    risk = risk_of(graph) if any(n.op in _RECURRENT for n in graph.nodes) else None  # types are inferred for few
     if risk is None or not risk.loading:
         return
     call = packed(apart.attempt, (source, {}), files=None, seconds=_LONGEST, last=True)

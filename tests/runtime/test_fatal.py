@@ -92,7 +92,7 @@ def test_recurrent_operators_on_16_bit_numbers_are_loaded_elsewhere_first(monkey
     assert (risk.always, risk.loading) == (True, True)
     usual = model(f"float[5, 2, 3] x, {WEIGHTS}", "float[a, b, c, d] y", "y, h = GRU <hidden_size = 4> (x, w, r)")
     assert risk_of(usual) is None
-    refuse_fatal_loading(risk, formats.to_onnx_bytes(graph))
+    refuse_fatal_loading(graph, formats.to_onnx_bytes(graph))
 
     class Dies:
         def run(self, call: bytes) -> bytes:
@@ -100,7 +100,7 @@ def test_recurrent_operators_on_16_bit_numbers_are_loaded_elsewhere_first(monkey
 
     monkeypatch.setattr(fatal, "Crew", Dies)
     with pytest.raises(InvalidModel, match="loading it ends the process"):
-        refuse_fatal_loading(risk, formats.to_onnx_bytes(graph))
+        refuse_fatal_loading(graph, formats.to_onnx_bytes(graph))
     with Bench() as bench, pytest.raises(InvalidModel, match="loading it ends the process"):
         bench.loaded(graph, ONNX_RUNTIME)
     assert optimize(graph).report.status == "unchanged"

@@ -56,13 +56,17 @@ def pruned_cnn(d: Drawn) -> Made:
     return Made(b.build(), {"BatchNormalization": 11}, {"x": (2, 3, 10, 10)})
 
 
+def beside_zeros(b: GraphBuilder, d: Drawn) -> Tensor:
+    """A product with a weight of 20 columns, some of whose rows are 0."""
+    w = d.normal(12, 20)
+    w[d.some(12, 2)] = 0
+    return b.op("MatMul", b.input("x", "float32", ("N", 12)), b.constant(w))
+
+
 def read_in_part(d: Drawn) -> Graph:
     """Columns that a Slice does not read, beside rows that are 0: without them it would have to count others."""
     b = GraphBuilder("parts")
-    x = b.input("x", "float32", ("N", 12))
-    w = d.normal(12, 20)
-    w[d.some(12, 2)] = 0
-    y = b.op("Relu", b.op("MatMul", x, b.constant(w)))
+    y = b.op("Relu", beside_zeros(b, d))
     y = b.op("Slice", y, *(b.constant(np.array([n], np.int64)) for n in (3, 17, 1)))
     b.output(b.op("MatMul", y, b.constant(d.normal(14, 3))), "y")
     return b.build()
@@ -71,11 +75,7 @@ def read_in_part(d: Drawn) -> Graph:
 def cut_off(d: Drawn) -> Graph:
     """The same, of what a Pad cuts off."""
     b = GraphBuilder("cut")
-    x = b.input("x", "float32", ("N", 12))
-    w = d.normal(12, 20)
-    w[d.some(12, 2)] = 0
-    y = b.op("Tanh", b.op("MatMul", x, b.constant(w)))
-    b.output(b.op("Pad", y, b.constant(np.array([0, -3, 0, -2], np.int64))), "y")
+    b.output(b.op("Pad", b.op("Tanh", beside_zeros(b, d)), b.constant(np.array([0, -3, 0, -2], np.int64))), "y")
     return b.build()
 
 
