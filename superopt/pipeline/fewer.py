@@ -89,6 +89,8 @@ class Setting:
         needs: seconds that have to be left before anything is tried.
         memory: bytes that weights and activations may take together; ``None`` without a limit.
         inputs: on which errors are measured; ``None``: as many as that is worth.
+        trials: whether, with races, operators are timed alone first, and the result beside the one without forms;
+            otherwise prices choose, and the only race is beside the input.
     """
 
     mode: str
@@ -102,6 +104,12 @@ class Setting:
     needs: float = 0.0
     memory: int | None = None
     inputs: int | None = None
+    trials: bool = True
+
+    @property
+    def tries(self) -> bool:
+        """Whether forms that prices leave in doubt are timed."""
+        return self.races and self.trials
 
 
 @dataclass(frozen=True)
@@ -177,15 +185,18 @@ def with_forms(
     typing = infer(plain)
     before = costs.graph_cost(plain, pricing, sizes=setting.sizes).us
     tried: list[list[Choice]] = []
-    least = -NEAR if setting.races else LEAST_GAIN
+    least = -NEAR if setting.tries else LEAST_GAIN
+    worth = _hoped if setting.tries else _gain
+    enough, too_large = _LEAST * before, False
     for growth in (GROWTH[setting.mode], *(less for less in _LESS if less < GROWTH[setting.mode])):
         chosen = choose(plain, pricing, growth=growth, typing=typing, sizes=setting.sizes, gain=least)
-        if sum(max(0.0, c.before - c.after + c.error) for c in chosen) < _LEAST * before:
-            return None  # fewer forms gain no more
+        if worth(chosen) < enough:
+            break  # fewer forms gain no more
         if chosen in tried:
             continue
         tried.append(chosen)
-        if setting.races:
+        chosen = _fitting(plain, chosen, setting)
+        if setting.tries and worth(chosen) >= enough:
             progress(0, None, "measuring operators with fewer multiplications")
             chosen, asked, gained = tried_alone(
                 plain, typing, chosen, before, _LEAST, bench, runtime=setting.runtime, threads=setting.threads,
@@ -196,10 +207,11 @@ def with_forms(
             if gained < asked:
                 notes.append(f"of {asked} kinds of operators that might gain by fewer multiplications, each timed "
                              f"beside its forms, {gained} took one")  # fmt: skip
-            if _gain(chosen) < _LEAST * before:
-                return None
-        chosen = _fitting(plain, chosen, setting)
-        if _gain(chosen) < _LEAST * before:
+            if _gain(chosen) < enough:
+                break
+            chosen = _fitting(plain, chosen, setting)  # rivals have other weights
+        if _gain(chosen) < enough:
+            too_large = True
             continue
         found = _tried(original, plain, before, chosen, prices, setting, bench, check, beside, progress)
         if found.formed is not None:
@@ -207,12 +219,21 @@ def with_forms(
         notes.append(f"{len(chosen)} operators with fewer multiplications were left out: {found.why}")
         if found.final or setting.left() <= 0.0:
             break
+    if too_large:
+        most = LARGE if setting.memory is None else min(LARGE, setting.memory)
+        notes.append(f"fewer multiplications were left out: the model with their weights would take more than "
+                     f"{most >> 20} MiB")  # fmt: skip
     return None
 
 
 def _gain(chosen: Sequence[Choice]) -> float:
     """Microseconds."""
     return sum(c.before - c.after for c in chosen)
+
+
+def _hoped(chosen: Sequence[Choice]) -> float:
+    """Microseconds that choices gain at most, as far as prices can be off."""
+    return sum(max(0.0, c.before - c.after + c.error) for c in chosen)
 
 
 @dataclass(frozen=True)
@@ -248,7 +269,7 @@ def _tried(
     """The result with some choices, raced, measured against float64, and checked."""
     made = rewritten(plain, chosen, reserved=original.names)
     cost = costs.graph_cost(made, prices.recorded or prices, sizes=setting.sizes)  # a race says more than questions
-    if not setting.races and cost.us > (1.0 - _LEAST) * before:
+    if not setting.tries and cost.us > (1.0 - _LEAST) * before:
         why = f"they are modelled at {cost.us / before:.3f} of the result without them"
         return _Outcome(None, why, final=True)
     measured: report.Measured | None = None
@@ -293,7 +314,8 @@ def _beside_both(
     Beside the result without forms it is not raced where little could be lost by that: where it is known to be faster.
     """
     measured: report.Measured | None = None
-    if plain is original or regret([Belief(1.0 - _LEAST, 0.0), modelled]) > CHEAP:
+    doubted = setting.trials and regret([Belief(1.0 - _LEAST, 0.0), modelled]) > CHEAP
+    if plain is original or doubted:
         raced = _race(plain, made, modelled, setting, bench)
         if not raced.won:
             return f"beside the result without them, they take {raced.text} of its time", None

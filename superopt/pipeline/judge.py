@@ -53,10 +53,12 @@ _FARTHEST = NormalDist().inv_cdf(1 - _WRONG) * SITTING  # what two copies may se
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether the result is to be returned, and why not (or why, where it needs saying)."""
+    """Whether the result is to be returned, and why not (or why, where it needs saying); ``hopeless``: no race was run,
+    since none could show it faster."""
 
     taken: bool
     reason: str = ""
+    hopeless: bool = False
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from superopt.pipeline.forked import searched
 from superopt.pipeline.judge import CHEAP, LOOKS, SITTINGS, Comparison, Judgement, demand_of
 from superopt.pipeline.likely import for_one, likely_sizes, said
 from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
-from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
+from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Effort, Options, Progress, quiet
 from superopt.pipeline.own import own_rules, search_own_first
 from superopt.pipeline.racing import LARGE, measure
 from superopt.pipeline.recomputing import Point, for_memory
@@ -56,8 +56,7 @@ __all__ = [
 Model = "str | Path | bytes | onnx.ModelProto | Graph"
 
 _ROUNDS = 15  # of a race whose figures were asked for, at least
-_RACE_SECONDS, _SHOWN_RACE = 4.0, 30.0  # for the final race, and where its figures were asked for: what is then still
-# in doubt is decided by what the graphs do and what they are modelled at
+_SHOWN_RACE = 30.0  # seconds for the final race where its figures were asked for
 _PROVING = 60.0  # seconds for all proofs of a result, at most
 _SUSPECTS = 4  # rules that are left out in turn after a failed check; each costs a search
 _FORMS_RACE = (
@@ -226,6 +225,10 @@ class _Attempt:
             self.remarks += [self.bound.note] if self.bound.note else []
         self.remarks += _unknown_sizes(self.graph, self.options.sizes)
 
+    @property
+    def effort(self) -> Effort:
+        return EFFORTS[self.options.effort]
+
     def run(self) -> Result:
         with Bench() as bench:
             result = self._run(bench)
@@ -328,13 +331,18 @@ class _Attempt:
         return tuple(kept), taken
 
     def _without_forms(self, found: SearchResult, before: GraphCost, notes: list[str], bench: Bench) -> _Candidate:
-        """A search's result or, where it is refused, what a search finds that asks for less of everything."""
+        """A search's result or, where it is refused, what a search finds that asks for less of everything.
+
+        Where the first was modelled to gain less than could be measured, so would the second with all rules: only what
+        leaves less to run is looked for then.
+        """
         best = self._tried(found, before, notes, bench)
         if not best.judged.taken and best.changed and self._worth_another(best, before):
             notes.append(f"{best.judged.reason}, so only what asks for less of everything is tried")
             bench.drop(found.graph)
             raced = best.measured
-            best = self._tried(self._search(self.library.admitted, frugal=True), before, notes, bench)
+            again = self._search(self.library.admitted, frugal=True, directed=best.judged.hopeless)
+            best = self._tried(again, before, notes, bench)
             best = replace(best, measured=best.measured or _of_input(raced))
         return best
 
@@ -349,6 +357,7 @@ class _Attempt:
         setting = Setting(
             options.floats, self.sizes, options.seed, options.threads, runtime_named(options.runtime),
             races=options.target == "cpu" or options.measure,
+            trials=self.effort.trials,
             seconds=_SHOWN_RACE if options.measure else min(_FORMS_RACE, self.budget.left / _FORMS),
             left=lambda: self.budget.left,
             needs=_FORMS * self.budget.reserve,
@@ -375,7 +384,7 @@ class _Attempt:
         """Whether there is time for another candidate, and enough to gain: what the best is modelled at, or nodes."""
         most = 1.0 - (best.cost.us / before.us if before.us else 1.0)
         enough = most > SearchOptions().least_gain or len(best.found.graph.nodes) < len(self.graph.nodes)
-        return not self.interrupted and self.budget.left > 2 * self.tried_for and enough
+        return self.effort.again and not self.interrupted and self.budget.left > 2 * self.tried_for and enough
 
     def _tried(self, found: SearchResult, before: GraphCost, notes: list[str], bench: Bench) -> _Candidate:
         """A search's result, judged beside the input and, if it is to be returned, checked."""
@@ -410,7 +419,8 @@ class _Attempt:
         if compared.hopeless and self._races and not self.options.measure:
             return Judgement(
                 False, f"the rewritten graph does more of some work for less of other, and is modelled at "
-                f"{compared.modelled:.3f} of the input's cost: two loadings of one model differ by as much"
+                f"{compared.modelled:.3f} of the input's cost: two loadings of one model differ by as much",
+                hopeless=True,
             ), None  # fmt: skip
 
         found = self._raced(compared, after, notes, bench, self.sizes)
@@ -470,13 +480,13 @@ class _Attempt:
         give_back()
         return self.valued is None
 
-    def _search(self, rules: tuple[Rule, ...], *, frugal: bool = False) -> SearchResult:
-        freely = partial(self._search_freely, frugal=frugal)
+    def _search(self, rules: tuple[Rule, ...], *, frugal: bool = False, directed: bool = False) -> SearchResult:
+        freely = partial(self._search_freely, frugal=frugal, directed=directed)
         if self.bound is None:
             return freely(rules)
         return self.bound.kept(self.graph, rules, self.sizes, freely, self.remarks)
 
-    def _search_freely(self, rules: tuple[Rule, ...], *, frugal: bool) -> SearchResult:
+    def _search_freely(self, rules: tuple[Rule, ...], *, frugal: bool, directed: bool) -> SearchResult:
         limit = self.options.memory_limit
         limits = SearchOptions(
             memory_limit=None if limit is None else resident() + max(limit, SEARCHING),
@@ -484,9 +494,10 @@ class _Attempt:
             seed=self.options.seed,
             sizes=self.sizes,
             floats=self.library.floats(self.options.floats),
-            most_nodes=EFFORTS[self.options.effort].nodes,
+            most_nodes=self.effort.nodes,
             finite=TRAINING in self.graph.metadata,  # of what is not finite nothing is learnt
             frugal=frugal,
+            directed=directed,
             cheap_us=self.cheap_us,
             reserved=self.graph.names,
         )
@@ -588,7 +599,7 @@ class _Attempt:
         self.progress(0, None, "measuring")
         fed = self.sizes if sizes is None else sizes
         try:
-            limit = _SHOWN_RACE if wanted else min(self.budget.left - self.budget.racing, _RACE_SECONDS)
+            limit = _SHOWN_RACE if wanted else min(self.budget.left - self.budget.racing, self.effort.race)
             rounds = _ROUNDS if settled is None else LOOKS[-1] if sittings == 1 else LOOKS[0]
             looks = [n for n in LOOKS if n >= _ROUNDS or not wanted]
             found = measure(

@@ -26,16 +26,30 @@ Progress = Callable[[int, int | None, str], None]
 
 @dataclass(frozen=True)
 class Effort:
-    """Budgets that count work: e-nodes of all regions, prices that may be measured (``None``: as many as matter), rows
-    of the linear programs that decide what is computed again."""
+    """Budgets that count work, but for the race's.
+
+    Attributes:
+        nodes: e-nodes of all regions.
+        questions: prices that may be measured; ``None``: as many as matter.
+        rows: of the linear programs that decide what is computed again.
+        again: whether a result that is refused is followed by a search for one that asks for less of everything.
+        trials: whether operators with fewer multiplications are timed alone, and beside the result without them, before
+            they are raced beside the input; prices choose them otherwise.
+        race: seconds for the last race, after which what is still in doubt is decided by what the graphs do and what
+            they are modelled at.
+    """
 
     nodes: int
     questions: int | None
     rows: int
+    again: bool = True
+    trials: bool = True
+    race: float = 4.0
 
 
 EFFORTS: Mapping[str, Effort] = {
-    "quick": Effort(20_000, 0, ROWS // 3),  # one order of merging on most models, by known and predicted prices alone
+    # one order of merging on most models, by known and predicted prices alone, and one race
+    "quick": Effort(20_000, 0, ROWS // 3, again=False, trials=False, race=1.5),
     "default": Effort(200_000, QUESTIONS, ROWS),
     "thorough": Effort(2_000_000, None, 10 * ROWS),
 }

@@ -175,7 +175,7 @@ class _Run:
         self._merge()
         self.merged = self._differs
         self._closer()
-        for way in (partial(self._closer, merging=True), self._gates_first) if self.merged else ():
+        for way in (partial(self._closer, merging=True), self._gates_first) if self._tries_orders else ():
             if not self._over():
                 self._another(way)
 
@@ -209,6 +209,10 @@ class _Run:
         return bool(offers.taken)
 
     @property
+    def _tries_orders(self) -> bool:
+        return self.merged and not self.options.directed
+
+    @property
     def _differs(self) -> bool:
         """Whether something was done since the first stage."""
         return self.program.steps is not self.stages[0][0].steps
@@ -226,6 +230,9 @@ class _Run:
             self._merge()
             self._prepare()
         self._keep()
+        if self.options.directed:
+            self.totals.before = self._cost() + self.totals.gain
+            return
         if not self.merged:
             self._windows("searching")
         else:

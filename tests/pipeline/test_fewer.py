@@ -271,6 +271,40 @@ def test_where_memory_is_what_counts_there_are_no_forms(monkeypatch: pytest.Monk
         assert (report.work.weight_bytes_after > report.work.weight_bytes_before) is some
 
 
+def test_in_a_hurry_prices_choose_and_there_is_one_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(*args: object, **kwargs: object) -> object:
+        raise AssertionError("no operator is timed, and no result beside the one without forms")
+
+    for name in ("tried_alone", "race_bound"):
+        monkeypatch.setattr(fewer, name, timed)
+    monkeypatch.setattr(optimise, "measure", beside(1.0, 0.4))
+    _, report = optimised(model(), target="cpu", time_limit=60.0, effort="quick")
+    assert report.measured is not None
+    assert report.measured.ratio == 0.4
+    chosen, by_prices = ([(a.where, a.algorithm) for a in r.algorithms] for r in (report, optimised(model())[1]))
+    assert chosen == by_prices
+    assert chosen
+
+
+def test_what_does_not_fit_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[int] = []
+
+    def tried(plain: Graph, typing: object, chosen: list[Choice], *rest: object, **more: object) -> object:
+        timed.append(len(chosen))
+        return chosen, 0, 0
+
+    monkeypatch.setattr(fewer, "tried_alone", tried)
+    monkeypatch.setattr(fewer, "race_bound", raced(10.0, 6.0))
+    monkeypatch.setattr(optimise, "measure", beside(0.9, 0.4))
+    most = model().weight_bytes
+    for large, fitting in ((64 * most, 2), (most, 0)):
+        monkeypatch.setattr(fewer, "LARGE", large)
+        _, report = optimised(model(), target="cpu", time_limit=60.0)
+        assert len(report.algorithms) == fitting
+        assert timed == [2]
+        assert any("would take more than" in note for note in report.notes) is not bool(fitting)
+
+
 def test_forms_that_lose_beside_the_input_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fewer, "race_bound", raced(10.0, 6.0))
     monkeypatch.setattr(trials, "race_sittings", alone(6.0))

@@ -17,6 +17,7 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.pipeline import checking, forked, optimise
+from superopt.pipeline.judge import Comparison
 from superopt.pipeline.racing import measure
 from superopt.pipeline.recomputing import Point
 from superopt.report import Measured
@@ -149,6 +150,30 @@ def test_where_the_best_modelled_is_slower_what_asks_for_less_of_everything_is_t
     assert result.report.measured is not None
     assert result.report.measured.ratio == 0.9
     assert any("only what asks for less of everything is tried" in note for note in result.report.notes)
+
+
+@pytest.mark.parametrize(("hopeless", "effort", "searches"), [
+    (True, "default", [(False, False), (True, True)]), (False, "default", [(False, False), (True, False)]),
+    (False, "quick", [(False, False)]),
+])  # fmt: skip
+def test_how_a_second_search_is_made(
+    hopeless: bool, effort: str, searches: list[tuple[bool, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few rules where the first was modelled to gain too little to be measured; in a hurry there is none."""
+    hopes = iter([hopeless, False])
+    monkeypatch.setattr(Comparison, "hopeless", property(lambda self: next(hopes)))
+    raced = iter([*([] if hopeless else [Measured(1.0, 1.1, 1.1, 7)]), Measured(1.0, 0.9, 0.9, 7)])
+    monkeypatch.setattr(optimise, "measure", lambda *args, **kwargs: next(raced))
+    asked: list[tuple[bool, bool]] = []
+
+    def noted(*args: object, **kwargs: object) -> SearchResult:
+        asked.append((args[3].frugal, args[3].directed))  # type: ignore[attr-defined]
+        return found(*args, **kwargs)  # type: ignore[arg-type]
+
+    found = forked.search
+    monkeypatch.setattr(forked, "search", noted)
+    superopt.optimize(branches(), time_limit=None, effort=effort)
+    assert asked == searches
 
 
 def test_an_unknown_operator_is_kept_and_the_rest_is_checked_in_pieces() -> None:

@@ -14,7 +14,7 @@ from superopt.cost.question import Question
 from superopt.cost.record import Estimate
 from superopt.ir.graph import Graph, constant
 from superopt.rules import load_library
-from superopt.search import SearchOptions, search
+from superopt.search import SearchOptions, engine, search
 
 
 def sums() -> Graph:
@@ -73,3 +73,20 @@ def test_what_asks_for_less_of_everything_rests_on_no_price(model, taken):
     found = search(before, load_library().admitted, Unsure(), SearchOptions(**AS_SHIPPED))
     assert (found.graph is not before) == taken
     assert bool(found.near_misses) != taken
+
+
+@pytest.mark.parametrize("model", [sums, some_rows])
+def test_a_directed_search_has_no_windows_with_all_rules(model, monkeypatch):
+    """And finds what leaves less to run all the same, for the same cost of the input."""
+    before, rules = model(), load_library().admitted
+    options = SearchOptions(frugal=True, **AS_SHIPPED)
+    with_all = search(before, rules, Roofline(), options)
+
+    def windows(*_: object, **__: object) -> None:
+        raise AssertionError("all rules have their turn")
+
+    monkeypatch.setattr(engine._Run, "_windows", windows)
+    found = search(before, rules, Roofline(), replace(options, directed=True))
+    assert [n.op for n in found.graph.nodes] == [n.op for n in with_all.graph.nodes]
+    assert found.before_us == pytest.approx(with_all.before_us)
+    assert found.after_us == pytest.approx(with_all.after_us)
