@@ -11,13 +11,12 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 from onnxruntime.capi.onnxruntime_inference_collection import OrtValue
 
 from superopt.ir.errors import Unsupported, UsageError
-from superopt.runtime.ort import RAISED, InferenceSession, lent, run, to_value, translated
+from superopt.runtime.ort import RAISED, InferenceSession, give_back_after, lent, run, to_value, translated
 from superopt.runtime.protocol import Bound
 from superopt.runtime.watch import stopped_after
 
 __all__ = ["bind"]
 
-_GIVEN_BACK = ("memory.enable_memory_arena_shrinkage", "cpu:0")  # by a run, at its end: what its values lay in
 _LONGEST_RUN = 10.0  # seconds: a model that runs longer once is not timed
 
 
@@ -50,7 +49,7 @@ def bind(
         values = {i.name: to_value(feeds[i.name], i.type) for i in session.get_inputs()}
     except Unsupported:  # strings and sequences cannot be bound, but they can be run
         run(session, feeds, time_limit=longest)
-        return Bound(lambda: run(session, feeds), list, (session, feeds))
+        return Bound(lambda: run(session, feeds, keep=True), list, (session, feeds))
     steps = _Steps(session, values, like.outputs() if like is not None else [], over)
     with translated("", running=True):
         steps.prepare(longest)
@@ -78,8 +77,7 @@ class _Steps:
         them: so it gives its memory back (SegFormer, 2 MiB of weights: 445 MiB as bound, and 234 so).
         """
         options = state.RunOptions()
-        if self._session.get_session_options().enable_cpu_mem_arena:
-            options.add_run_config_entry(*_GIVEN_BACK)
+        give_back_after(options, self._session)
         with stopped_after(options, longest):
             self._run_fresh(options)
         if not all(v.is_tensor() and v.data_type() != "tensor(string)" for v in self.made):

@@ -63,7 +63,7 @@ class _OnnxRuntime:
         with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
             session = make_session(model, threads=1, trace=Path(folder) / "trace")
             for _ in range(1 + max(runs, 1)):
-                run(session, feeds)
+                run(session, feeds, keep=True)
             ended: Any = session  # whose end of profiling is left untyped
             events = json.loads(Path(ended.end_profiling()).read_text())
         found: dict[str, Traced] = {}

@@ -12,7 +12,7 @@ from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.binding import bind
 from superopt.runtime.limits import give_back, resident
-from superopt.runtime.ort import make_session
+from superopt.runtime.ort import make_session, run
 
 _SIDE = 2896  # of a square of 32 MiB
 
@@ -39,6 +39,20 @@ def test_the_first_run_s_memory_is_not_held_beside_that_of_later_ones() -> None:
     assert float(bound.outputs()[0].numpy()) == pytest.approx(np.exp(-1.0))
     square = 4 * _SIDE * _SIDE
     assert resident() - before < 3.6 * square  # what the arena took first, and two; another where the run keeps its own
+
+
+@pytest.mark.skipif(not resident(), reason="the system does not say what a process occupies")
+def test_a_session_that_stands_idle_holds_no_values() -> None:
+    session = make_session(formats.to_onnx_bytes(widening()), threads=1, optimise=False)
+    gc.collect()
+    give_back()
+    before, square = resident(), 4 * _SIDE * _SIDE
+    feeds = {"x": np.zeros((1, _SIDE), np.float32)}
+    for _ in range(2):
+        run(session, feeds)
+    assert resident() - before < square // 2
+    run(session, feeds, keep=True)
+    assert resident() - before > square
 
 
 def test_a_session_without_an_arena_can_be_bound() -> None:
