@@ -9,8 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from superopt.ir.graph import Graph, Node, Weight, constant, unused_name
+from superopt.ir.poly import Dim
 from superopt.ir.provenance import PRECOMPUTED, RULES
+from superopt.ir.types import TensorType
 from superopt.ops.record import Operator
+from superopt.ops.shape import sizes_of, symbolic_shape
 from superopt.search.fold import FoldedData, data_of, folded, weights_behind
 from superopt.search.program import Program, Step
 from superopt.search.replay import Names
@@ -162,8 +165,9 @@ def _needed(program: Program, made: set[str]) -> list[Step]:
 def _node(
     program: Program, step: Step, operators: Mapping[str, Operator], literals: _Literals, taken: set[str]
 ) -> Node:
-    record = operators[step.op]
     types = [None if a is None else program.types[a] for a in step.args]
+    step = _without_inference(step, types, operators)
+    record = operators[step.op]
     form = record.write(dict(step.attributes), types, program.graph.opset.get(record.domain, 1))
     name = unused_name(f"{step.name}_{step.op}", taken)
     made = {p: literals.name(a, f"{name}_{'shape' if a.ndim else 'value'}") for p, a in form.literals.items()}
@@ -172,3 +176,34 @@ def _node(
     if program.is_constant(step):
         metadata[PRECOMPUTED] = "true"
     return Node(name, record.name, inputs, step.outputs, dict(form.attributes), record.domain, metadata=metadata)
+
+
+def _without_inference(step: Step, types: Sequence[TensorType | None], operators: Mapping[str, Operator]) -> Step:
+    """A Reshape that copies open sizes and would infer another, as an Unsqueeze or Squeeze where it is one.
+
+    Beside a size that turns out to be 0 none can be inferred.
+    """
+    shape = None if types[0] is None else types[0].shape
+    if step.op != "Reshape" or shape is None:
+        return step
+    wanted = sizes_of(dict(step.attributes)["shape"], "shape")
+    if all(isinstance(w, int) for w in wanted) or not {0, -1} <= set(symbolic_shape(wanted, shape)):
+        return step
+    for op, few, many in (("Unsqueeze", shape, wanted), ("Squeeze", wanted, shape)):
+        axes = _added(few, many)
+        if axes and op in operators:
+            return replace(step, op=op, attributes=(("axes", axes),))
+    return step
+
+
+def _added(few: Sequence[Dim], many: Sequence[Dim]) -> tuple[int, ...]:
+    """Which axes of size 1 the one shape has besides those of the other; none where that is not all they differ by."""
+    left, axes = list(few), []
+    for axis, size in enumerate(many):
+        if left and left[0] == size:
+            left.pop(0)
+        elif size == 1:
+            axes.append(axis)
+        else:
+            return ()
+    return () if left else tuple(axes)

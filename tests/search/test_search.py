@@ -121,6 +121,22 @@ def test_symbolic_sizes_stay():
     assert_equivalent(model, result.graph, size=5)
 
 
+def test_a_reshape_of_two_open_sizes_that_adds_axes_of_one_infers_neither():
+    """Where one of them is 0, a Reshape could not infer the other."""
+    n, m = sym("N"), sym("M")
+    row = {"id": "views", "forall": {"x": "f[a, b]"}, "lhs": ["Relu(Relu(Unsqueeze(x, axes=[1])))"],
+           "rhs": ["Relu(Reshape(x, shape=[a, 1, b]))"]}  # fmt: skip
+    back = {"id": "back", "forall": {"x": "f[a, 1, b]"}, "lhs": ["Neg(Neg(Squeeze(x, axes=[1])))"],
+            "rhs": ["Reshape(x, shape=[a, b])"]}  # fmt: skip
+    axes = constant("axes", np.array([1], dtype=np.int64))
+    nodes = [op("Unsqueeze", "u", "x", "axes"), op("Relu", "r", "u"), op("Relu", "s", "r"),
+             op("Squeeze", "v", "s", "axes"), op("Neg", "w", "v"), op("Neg", "y", "w")]  # fmt: skip
+    model = graph({"x": f32(n, m)}, ["y"], [axes], nodes)
+    result = search(model, [parse_rule(row), parse_rule(back)], Roofline())
+    assert ops(result.graph) == ["Unsqueeze", "Relu", "Squeeze"]
+    assert_equivalent(model, result.graph, size=0)
+
+
 def test_a_barrier_is_untouched_and_its_captures_keep_their_names():
     opaque = Node(
         "odd", "Mystery", ("t",), ("m",), {"body": OpaqueAttribute(b"\x01", captures=("u",))}, domain="custom"
