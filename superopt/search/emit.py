@@ -61,12 +61,12 @@ def emit(
     """
     graph = program.graph
     names = Names(program, reserved)
-    weights, grown = _fold(program, budget)
-    made = {w.name for w in weights}
+    weights, grown, handed = _fold(program, budget)
+    made = {w.name for w in weights} | handed.keys()
     weights, alike, saved = _shared(weights, program)
     grown -= saved
     weights, renamed = _apart(program, weights, names)
-    alike = {**renamed, **{n: renamed.get(w, w) for n, w in alike.items()}}
+    alike = {**renamed, **{n: renamed.get(w, w) for n, w in alike.items()}, **handed}
     literals = _Literals(names)
     node_names = {s.node.name for s in program.steps if s.node is not None}
     nodes: list[Node] = []
@@ -89,8 +89,10 @@ def emit(
     return Emitted(result.checked(), len(weights), grown)
 
 
-def _fold(program: Program, budget: int) -> tuple[list[Weight], int]:
-    """Constants that running steps read and that rewrites made outputs of, smallest growth first, within the budget."""
+def _fold(program: Program, budget: int) -> tuple[list[Weight], int, dict[str, str]]:
+    """Constants that running steps read and that rewrites made outputs of, smallest growth first, within the budget;
+    and those that need no weight of their own, because they are one of the model's, which some exporters hand on.
+    """
     wanted: dict[str, None] = {}
     captured: set[str] = set()
     for position in program.running:
@@ -102,15 +104,15 @@ def _fold(program: Program, budget: int) -> tuple[list[Weight], int]:
     chosen = {n for n in wanted if n not in program.pinned} | {n for n in outputs if n not in captured}
     weights: list[Weight] = []
     constants = program.graph.constants
-    running = {n for p in program.running for n in program.steps[p].reads} | program.outputs
+    computed = {n: data for n in chosen if (data := data_of(program, n)) is not None}
+    handed = {n: whole for n, data in computed.items() if (whole := _handed_on(data)) in constants}
+    running = {n for p in program.running for n in program.steps[p].reads} | program.outputs | set(handed.values())
     grown, most = 0, sum(w.type.nbytes or 0 for w in constants.values() if w.data is not None)
     released: set[str] = set()
-    for name in sorted(chosen, key=lambda n: (program.types[n].nbytes or 0, n)):
+    for name in sorted(computed.keys() - handed.keys(), key=lambda n: (program.types[n].nbytes or 0, n)):
         if grown + (program.types[name].nbytes or 0) - most > budget:
             continue  # whatever it is made of
-        data = data_of(program, name)
-        if data is None:
-            continue
+        data = computed[name]
         sources = (weights_behind(data) & constants.keys()) - running - released  # others went in an earlier search
         size = (program.types[name].nbytes or 0) - sum(constants[a].type.nbytes or 0 for a in sources)
         if grown + size > budget:
@@ -118,7 +120,18 @@ def _fold(program: Program, budget: int) -> tuple[list[Weight], int]:
         grown += size
         released |= sources
         weights.append(folded(program, name, data))
-    return weights, grown
+    return weights, grown, handed
+
+
+def _handed_on(data: FoldedData | SettledData) -> str:
+    """The value whose elements these are, unchanged; nothing where an operator makes others of them."""
+    name = data.output
+    for step in reversed(data.steps):
+        if name in step.outputs:
+            if step.op != "Identity" or step.args[0] is None:
+                return ""
+            name = step.args[0]
+    return name
 
 
 def _apart(program: Program, weights: Sequence[Weight], names: Names) -> tuple[list[Weight], dict[str, str]]:
@@ -183,8 +196,8 @@ def _without_inference(step: Step, types: Sequence[TensorType | None], operators
 
     Beside a size that turns out to be 0 none can be inferred.
     """
-    shape = None if types[0] is None else types[0].shape
-    if step.op != "Reshape" or shape is None:
+    shape = types[0].shape if step.op == "Reshape" and types[0] is not None else None
+    if shape is None:
         return step
     wanted = sizes_of(dict(step.attributes)["shape"], "shape")
     if all(isinstance(w, int) for w in wanted) or not {0, -1} <= set(symbolic_shape(wanted, shape)):
