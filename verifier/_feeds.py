@@ -31,6 +31,7 @@ KINDS = ("normal", "edge", "uniform")
 LEVELS = 7  # ways to choose symbolic sizes, tried in order until the model accepts one
 EMPTY, NO_BATCH = LEVELS, LEVELS + 1  # two more, asked for by name: all are 0, or first dimensions alone
 _WIDE = 3  # copies of the inputs that are alive while they are drawn
+_MOST = 1 << 26  # elements of inputs of sizes that nobody asked for: what one size makes of another may be enormous
 _EDGES = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.0, 1e-8, -1e-4, 1e-3, 16.0, -16.0, 64.0, -64.0])
 _SAME_VALUES = frozenset({
     "Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice", "Flatten", "Expand", "Tile", "Concat",
@@ -103,17 +104,23 @@ def make_inputs(
         level: how the others are chosen (see ``choose_sizes``).
 
     Raises:
-        Unsupported: an input is not a tensor of numbers. ResourceLimit: the inputs would not fit in memory.
+        Unsupported: an input is not a tensor of numbers. ResourceLimit: the inputs would not fit in memory, or are
+            far larger than any that is asked for, at sizes that were chosen here.
     """
     rng = np.random.default_rng((seed, KINDS.index(kind)))
     bound = choose_sizes(graph, seed, level, sizes or {})
     feeds: dict[str, np.ndarray] = {}
     left = available() // 8 // _WIDE  # elements; random numbers are drawn in float64 first
+    chosen = _MOST
     for name, type_ in fed_types(graph).items():
         shape = (2,) * level if type_.shape is None else tuple(_size(d, bound) for d in type_.shape)
         left -= prod(shape)
         if left < 0:
             raise ResourceLimit(f"input {printable(name)!r} of shape {list(shape)} does not fit in memory")
+        if not {n for d in type_.shape or () for n in symbols(d)} <= (sizes or {}).keys():
+            chosen -= prod(shape)
+        if chosen < 0:
+            raise ResourceLimit(f"input {printable(name)!r} of shape {list(shape)} is too large for a check")
         weight = graph.weight.get(name)
         if weight is not None and type_.dtype.is_float:
             array = rng.uniform(0.5, 1.5, shape) if _is_variance(graph, name) else rng.standard_normal(shape) * 0.1

@@ -96,7 +96,7 @@ class Bench:
         risk = risk_of(graph)
         if risk is not None:
             source = self._source(graph)
-            refuse_fatal_loading(graph, source)
+            refuse_fatal_loading(graph, source, self._elsewhere)
             made = make_session(source, threads=1, optimise=optimise, kind=Elsewhere)
             assert isinstance(made, Elsewhere)
             made.guard(risk, source, optimise, self._elsewhere)
@@ -172,7 +172,7 @@ class Bench:
         missing = {key: graph for key, graph in zip(keys, graphs, strict=True) if key not in self._kept}
         sources = [self._source(graph) for graph in missing.values()]
         for graph, source in zip(missing.values(), sources, strict=True):
-            refuse_fatal_loading(graph, source)
+            refuse_fatal_loading(graph, source, self._elsewhere)
         load = partial(runtime.load, threads=threads)
         if any(map(self.is_large, missing.values())):
             give_back()  # what weights were computed with

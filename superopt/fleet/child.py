@@ -100,16 +100,16 @@ def unpacked(answer: bytes) -> tuple[Any, Took]:
 
 
 class Crew:
-    """Child processes, one for each thread that asks for one."""
+    """Child processes, as many as calls run at once; what ran last runs next."""
 
     def __init__(self) -> None:
-        self._own = threading.local()
+        self._idle: list[_Child] = []
         self._all: list[_Child] = []
         self._lock = threading.Lock()
         self._closed = False
 
     def run(self, call: bytes) -> bytes:
-        """Run a call in this thread's child.
+        """Run a call in a child.
 
         Raises:
             Lost: the child died, or took longer than it may.
@@ -117,23 +117,32 @@ class Crew:
         """
         size = int.from_bytes(call[:4], "big")
         head = json.loads(call[4 : 4 + size])
-        child = self._child()
+        child = self._taken()
+        kept = False
         try:
-            return child.ask(call, head["seconds"])
+            answer = child.ask(call, head["seconds"])
+            kept = not head["last"]
+            return answer
         finally:
-            if head["last"]:
+            if not kept:  # also where the wait was interrupted: what it would still say answers no other call
                 child.end()
+            with self._lock:
+                if child.alive():
+                    self._idle.append(child)
+                else:
+                    self._all.remove(child)
 
-    def _child(self) -> _Child:
-        known: _Child | None = getattr(self._own, "child", None)
-        if known is not None and known.alive():
-            return known
+    def _taken(self) -> _Child:
+        """A child that has nothing to do, or a new one."""
         with self._lock:
             if self._closed:
                 raise Lost("the fleet was closed")
-            self._all = [c for c in self._all if c is not known]
+            while self._idle:
+                if (known := self._idle.pop()).alive():
+                    return known
+                self._all.remove(known)
             try:
-                self._own.child = made = _Child()
+                made = _Child()
             except OSError as error:
                 raise BackendUnavailable(
                     f"no process for a worker can be started ({error.strerror or error}); {len(self._all)} run",

@@ -13,6 +13,7 @@ from superopt.ir.graph import Attribute, Node, OpaqueAttribute, Weight
 __all__ = ["attribute_from_payload", "attribute_proto", "captures", "nested_tensors", "node", "node_proto", "subgraphs"]
 
 MAX_INTERNALISED = 256 << 20  # bytes of external data inside subgraphs and functions, which are carried as bytes
+_LONG = 1 << 16  # elements of a list from which it is carried as bytes: a number by itself takes ten times as much
 _P = AttributeProto
 _GUESS = (
     ("g", _P.GRAPH), ("t", _P.TENSOR), ("s", _P.STRING), ("floats", _P.FLOATS), ("ints", _P.INTS),
@@ -31,7 +32,7 @@ def node(proto: NodeProto, files: ExternalFiles) -> Node:
         if item.name in attributes:
             raise InvalidModel(f"attribute {printable(item.name)!r} is given twice", where=_label(proto))
         try:
-            attributes[item.name] = attribute(item, files)
+            attributes[item.name] = attribute(item, files, read=proto.op_type == "Constant")
         except InvalidModel as error:
             raise error.within(f"{_label(proto)}, attribute {printable(item.name)!r}") from error
     if not proto.op_type:
@@ -49,10 +50,14 @@ def _label(proto: NodeProto) -> str:
     return f'node "{printable(name)}" ({printable(proto.op_type)})'
 
 
-def attribute(proto: AttributeProto, files: ExternalFiles) -> Attribute:
-    """The attribute's value; references, graphs, sparse tensors, types, lists of tensors and empty lists are opaque."""
+def attribute(proto: AttributeProto, files: ExternalFiles, *, read: bool = False) -> Attribute:
+    """The attribute's value; references, graphs, sparse tensors, types, lists of tensors and empty lists are opaque.
+
+    So are lists as long as those of ensembles of trees and of vocabularies, unless something may ``read`` them.
+    """
     kind = proto.type or _guess(proto)
-    if not proto.ref_attr_name:
+    long = not read and max(len(proto.ints), len(proto.floats), len(proto.strings)) > _LONG
+    if not proto.ref_attr_name and not long:
         match kind:
             case _P.INT:
                 return proto.i
@@ -68,6 +73,8 @@ def attribute(proto: AttributeProto, files: ExternalFiles) -> Attribute:
                 return tuple(proto.floats)
             case _P.STRINGS if proto.strings:
                 return tuple(proto.strings)
+    if long:
+        return OpaqueAttribute(proto.SerializeToString(deterministic=True))
     carried = AttributeProto()
     carried.CopyFrom(proto)
     moved = 0

@@ -3,18 +3,22 @@
 A symbolic dimension counts as 8. That is no image: a network for images of 8×8 does other work than the same one for
 224×224 (a result that took 1.15 of a text recogniser's time was measured at 0.57), and many refuse it. So height and
 width of images are 224, the size that most are trained at, or the nearest that the model accepts, and images come one
-at a time. Which of two graphs is faster may also depend on how many examples come at once: what trades one kind of work
-for another has to be faster for 8, and not slower for one.
+at a time. 8 samples are no sound, either: a network with windows over an open axis that refuses them is costed at the
+first length that it accepts. Which of two graphs is faster may also depend on how many examples come at once: what
+trades one kind of work for another has to be faster for 8, and not slower for one. Where 8 are much work (images of a
+stated size, say), the model is costed at one: a kernel that one example keeps busy takes 8 times as long for 8.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from superopt.cost.trial import UNSPECIFIED
+from superopt.cost.whole import work
 from superopt.ir.graph import Graph
 from superopt.ir.poly import Dim, Poly, symbols
 from superopt.ir.types import TensorType
-from superopt.ops.infer import is_symbol
+from superopt.ops.infer import infer, is_symbol
 from superopt.runtime.limits import refuse_unbounded
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.running import REFUSALS, Bench, attempt
@@ -24,24 +28,50 @@ __all__ = ["for_one", "likely_sizes", "said"]
 _COLOURS = 4  # channels of an image, at most: grey, RGB, and one that says what is seen through
 # Heights and widths: those of ImageNet; lines of text, as recognisers take them; what is refused above is small.
 _IMAGES = ((224, 224), (48, 224), (32, 224), (64, 64), (32, 32))
+_LENGTHS = (64, 512, 4096, 16384)  # of sound, windows of which are up to 2,048 samples
+_WINDOWS = frozenset({"AveragePool", "Conv", "ConvTranspose", "DFT", "MaxPool", "STFT"})
 _LONGEST = 10.0  # seconds of a run that says whether a model accepts a size
+_MUCH = 1.6e10  # operations of a run: a quarter of a second of a core
 
 
 def likely_sizes(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
-    """The given sizes, and those of images that are open: the first which the model accepts; else none of its own.
+    """The given sizes, and those of images and sounds that are open: the first which the model accepts; else none of
+    its own. Besides, one example where several are much work.
 
     Args:
         graph: a checked graph.
         given: sizes that its user says.
     """
+    sizes = _accepted(graph, given)
+    one = for_one(graph, sizes, given)
+    if one is not None and work(graph, infer(graph, sizes), sizes).flops > _MUCH:
+        return one
+    return sizes
+
+
+def _accepted(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
     tall, wide, first = (names - given.keys() for names in _images(graph))
     if not tall | wide:
-        return dict(given)
+        return _long_enough(graph, given)
     with Bench() as bench:
         for height, width in _IMAGES if tall else _IMAGES[:1]:
             sizes = {**dict.fromkeys(first, 1), **dict.fromkeys(tall, height), **dict.fromkeys(wide, width), **given}
             if _accepts(graph, sizes, bench):
                 return sizes
+    return dict(given)
+
+
+def _long_enough(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
+    """The given sizes, and those of axes that windows may go along: none if the model accepts what counts as usual."""
+    behind = [d for t in _kinds(graph) if t.dtype.is_float for d in (t.shape or ())[1:] if is_symbol(d)]
+    long = {n for d in behind for n in symbols(d)} - given.keys()
+    if not long or not any(node.op in _WINDOWS for node in graph.nodes):
+        return dict(given)
+    usual = dict.fromkeys({n for t in _kinds(graph) for n in _names(t)}, UNSPECIFIED)
+    with Bench() as bench:
+        for own in ({}, *(dict.fromkeys(long, length) for length in _LENGTHS)):
+            if _accepts(graph, {**usual, **own, **given}, bench):
+                return {**own, **given}
     return dict(given)
 
 

@@ -74,8 +74,13 @@ def risk_of(graph: Graph, typing: Typing | None = None) -> Risk | None:
     return Risk(graph, False, open_or_empty) if open_or_empty else None
 
 
-def refuse_fatal_loading(graph: Graph, source: bytes | Path) -> None:
-    """Load a model that may end the process by that in another one first; ``source`` is what it is loaded from.
+def refuse_fatal_loading(graph: Graph, source: bytes | Path, crew: Crew | None = None) -> None:
+    """Load a model that may end the process by that in another one first.
+
+    Args:
+        graph: the model.
+        source: what it is loaded from.
+        crew: whose process loads it; one that is started for it, where there is none.
 
     Raises:
         InvalidModel: that process ended.
@@ -83,9 +88,9 @@ def refuse_fatal_loading(graph: Graph, source: bytes | Path) -> None:
     risk = risk_of(graph) if any(n.op in _RECURRENT for n in graph.nodes) else None  # types are inferred for few
     if risk is None or not risk.loading:
         return
-    call = packed(apart.attempt, (source, {}), files=None, seconds=_LONGEST, last=True)
+    call = packed(apart.attempt, (source, {}), files=None, seconds=_LONGEST, last=crew is None)
     try:
-        unpacked(Crew().run(call))
+        unpacked((crew or Crew()).run(call))
     except (Lost, BackendUnavailable) as error:
         raise InvalidModel(f"loading it ends the process ({error.what})") from error
 

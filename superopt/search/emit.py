@@ -9,8 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from superopt.ir.graph import Graph, Node, Weight, constant, unused_name
+from superopt.ir.poly import Dim
 from superopt.ir.provenance import PRECOMPUTED, RULES
+from superopt.ir.types import TensorType
 from superopt.ops.record import Operator
+from superopt.ops.shape import sizes_of, symbolic_shape
 from superopt.search.fold import FoldedData, data_of, folded, weights_behind
 from superopt.search.program import Program, Step
 from superopt.search.replay import Names
@@ -58,12 +61,12 @@ def emit(
     """
     graph = program.graph
     names = Names(program, reserved)
-    weights, grown = _fold(program, budget)
-    made = {w.name for w in weights}
+    weights, grown, handed = _fold(program, budget)
+    made = {w.name for w in weights} | handed.keys()
     weights, alike, saved = _shared(weights, program)
     grown -= saved
     weights, renamed = _apart(program, weights, names)
-    alike = {**renamed, **{n: renamed.get(w, w) for n, w in alike.items()}}
+    alike = {**renamed, **{n: renamed.get(w, w) for n, w in alike.items()}, **handed}
     literals = _Literals(names)
     node_names = {s.node.name for s in program.steps if s.node is not None}
     nodes: list[Node] = []
@@ -86,8 +89,10 @@ def emit(
     return Emitted(result.checked(), len(weights), grown)
 
 
-def _fold(program: Program, budget: int) -> tuple[list[Weight], int]:
-    """Constants that running steps read and that rewrites made outputs of, smallest growth first, within the budget."""
+def _fold(program: Program, budget: int) -> tuple[list[Weight], int, dict[str, str]]:
+    """Constants that running steps read and that rewrites made outputs of, smallest growth first, within the budget;
+    and those that need no weight of their own, because they are one of the model's, which some exporters hand on.
+    """
     wanted: dict[str, None] = {}
     captured: set[str] = set()
     for position in program.running:
@@ -99,15 +104,15 @@ def _fold(program: Program, budget: int) -> tuple[list[Weight], int]:
     chosen = {n for n in wanted if n not in program.pinned} | {n for n in outputs if n not in captured}
     weights: list[Weight] = []
     constants = program.graph.constants
-    running = {n for p in program.running for n in program.steps[p].reads} | program.outputs
+    computed = {n: data for n in chosen if (data := data_of(program, n)) is not None}
+    handed = {n: whole for n, data in computed.items() if (whole := _handed_on(data)) in constants}
+    running = {n for p in program.running for n in program.steps[p].reads} | program.outputs | set(handed.values())
     grown, most = 0, sum(w.type.nbytes or 0 for w in constants.values() if w.data is not None)
     released: set[str] = set()
-    for name in sorted(chosen, key=lambda n: (program.types[n].nbytes or 0, n)):
+    for name in sorted(computed.keys() - handed.keys(), key=lambda n: (program.types[n].nbytes or 0, n)):
         if grown + (program.types[name].nbytes or 0) - most > budget:
             continue  # whatever it is made of
-        data = data_of(program, name)
-        if data is None:
-            continue
+        data = computed[name]
         sources = (weights_behind(data) & constants.keys()) - running - released  # others went in an earlier search
         size = (program.types[name].nbytes or 0) - sum(constants[a].type.nbytes or 0 for a in sources)
         if grown + size > budget:
@@ -115,7 +120,18 @@ def _fold(program: Program, budget: int) -> tuple[list[Weight], int]:
         grown += size
         released |= sources
         weights.append(folded(program, name, data))
-    return weights, grown
+    return weights, grown, handed
+
+
+def _handed_on(data: FoldedData | SettledData) -> str:
+    """The value whose elements these are, unchanged; nothing where an operator makes others of them."""
+    name = data.output
+    for step in reversed(data.steps):
+        if name in step.outputs:
+            if step.op != "Identity" or step.args[0] is None:
+                return ""
+            name = step.args[0]
+    return name
 
 
 def _apart(program: Program, weights: Sequence[Weight], names: Names) -> tuple[list[Weight], dict[str, str]]:
@@ -162,8 +178,9 @@ def _needed(program: Program, made: set[str]) -> list[Step]:
 def _node(
     program: Program, step: Step, operators: Mapping[str, Operator], literals: _Literals, taken: set[str]
 ) -> Node:
-    record = operators[step.op]
     types = [None if a is None else program.types[a] for a in step.args]
+    step = _without_inference(step, types, operators)
+    record = operators[step.op]
     form = record.write(dict(step.attributes), types, program.graph.opset.get(record.domain, 1))
     name = unused_name(f"{step.name}_{step.op}", taken)
     made = {p: literals.name(a, f"{name}_{'shape' if a.ndim else 'value'}") for p, a in form.literals.items()}
@@ -172,3 +189,34 @@ def _node(
     if program.is_constant(step):
         metadata[PRECOMPUTED] = "true"
     return Node(name, record.name, inputs, step.outputs, dict(form.attributes), record.domain, metadata=metadata)
+
+
+def _without_inference(step: Step, types: Sequence[TensorType | None], operators: Mapping[str, Operator]) -> Step:
+    """A Reshape that copies open sizes and would infer another, as an Unsqueeze or Squeeze where it is one.
+
+    Beside a size that turns out to be 0 none can be inferred.
+    """
+    shape = types[0].shape if step.op == "Reshape" and types[0] is not None else None
+    if shape is None:
+        return step
+    wanted = sizes_of(dict(step.attributes)["shape"], "shape")
+    if all(isinstance(w, int) for w in wanted) or not {0, -1} <= set(symbolic_shape(wanted, shape)):
+        return step
+    for op, few, many in (("Unsqueeze", shape, wanted), ("Squeeze", wanted, shape)):
+        axes = _added(few, many)
+        if axes and op in operators:
+            return replace(step, op=op, attributes=(("axes", axes),))
+    return step
+
+
+def _added(few: Sequence[Dim], many: Sequence[Dim]) -> tuple[int, ...]:
+    """Which axes of size 1 the one shape has besides those of the other; none where that is not all they differ by."""
+    left, axes = list(few), []
+    for axis, size in enumerate(many):
+        if left and left[0] == size:
+            left.pop(0)
+        elif size == 1:
+            axes.append(axis)
+        else:
+            return ()
+    return () if left else tuple(axes)

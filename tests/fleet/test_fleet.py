@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 from superopt.discovery import discover, load_config
 from superopt.discovery import store as discovery_store
 from superopt.fleet import Fleet, Journal, Lost, Task, digest
+from superopt.fleet.child import Crew, packed, unpacked
 from superopt.fleet.fleet import memory
 from superopt.fleet.stamp import libraries
 from superopt.ir.errors import BackendUnavailable, UsageError
@@ -90,6 +92,23 @@ def test_a_process_serves_task_after_task_unless_told_otherwise() -> None:
     assert len(kept) <= 2
     assert len(fresh - kept) >= 2
     assert os.getpid() not in kept | fresh
+
+
+def test_a_thread_that_ends_leaves_its_process_to_the_next() -> None:
+    """A check starts a thread for each pair of disturbed runs: a hundred processes were alive at its end."""
+    crew = Crew()
+    call = packed(os.getpid, (), files=None, seconds=60.0, last=False)
+    found: list[int] = []
+    try:
+        for _ in range(3):
+            thread = threading.Thread(target=lambda: found.append(unpacked(crew.run(call))[0]))
+            thread.start()
+            thread.join()
+    finally:
+        crew.close()
+    assert len(found) == 3
+    assert len(set(found)) == 1
+    assert found[0] != os.getpid()
 
 
 def test_tasks_are_asked_for_when_there_is_a_worker(fleet: Fleet) -> None:

@@ -257,6 +257,24 @@ def test_everything_is_kept() -> None:
         assert again == model
 
 
+@pytest.mark.parametrize(
+    ("numbers", "kind"), [([*range(70000)], "nodes_ids"), ([0.5] * 70000, "nodes_values"), (["a"] * 70000, "names")]
+)
+def test_lists_as_long_as_those_of_trees_are_carried_as_bytes(numbers: list[int | float | str], kind: str) -> None:
+    """As numbers, 194 MB of trees took 4.3 GB."""
+    trees = helper.make_node("TreeEnsemble", ["x"], ["y"], domain="own", **{kind: numbers, "few": [1, 2]})
+    held = helper.make_node("Constant", [], ["x"], value_ints=[*range(70000)])
+    y = helper.make_tensor_value_info("y", TensorProto.INT64, None)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    model = helper.make_model(helper.make_graph([held, trees], "g", [], [y]), opset_imports=opsets)
+    graph = from_onnx(model)
+    assert isinstance(graph.nodes[1].attributes[kind], OpaqueAttribute)
+    assert graph.nodes[1].attributes["few"] == (1, 2)
+    assert not isinstance(graph.nodes[0].attributes["value_ints"], OpaqueAttribute)
+    for again in (to_onnx(graph), to_onnx(read_json(json.dumps(to_json(graph)).encode()))):
+        assert again.graph.node[1] == model.graph.node[1]
+
+
 def test_ir_version_3_lists_weights_as_inputs_and_they_are_constants_all_the_same() -> None:
     model = _model()
     model.ir_version = 3

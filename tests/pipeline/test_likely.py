@@ -121,3 +121,33 @@ def test_what_does_less_is_raced_once_and_a_report_says_at_which_sizes(monkeypat
     assert asked == [{}]
     assert result.report.measured is not None
     assert result.report.measured.circumstances["sizes"] == "rows=8"
+
+
+def windows(shape: Sequence[int | str], span: int) -> Graph:
+    """A convolution of sounds along their last axis, by windows of so many samples."""
+    b = GraphBuilder("windows")
+    b.output(b.op("Conv", b.input("x", "float32", list(shape)), b.weight("w", (2, 1, span)), strides=[span]), "y")
+    return b.build()
+
+
+@pytest.mark.parametrize(
+    ("shape", "span", "expected"),
+    [
+        (["n", 1, "samples"], 8, {}),
+        (["n", 1, "samples"], 400, {"samples": 512}),
+        (["n", 1, "samples"], 20000, {}),  # it accepts nothing that is tried
+        (["n", 1, 400], 400, {}),
+    ],
+)
+def test_sounds_are_as_long_as_the_model_needs(shape: list[int | str], span: int, expected: Mapping[str, int]) -> None:
+    assert likely_sizes(windows(shape, span), {}) == expected
+
+
+@pytest.mark.parametrize(("wide", "given", "expected"), [(64, {}, {}), (512, {}, {"n": 1}), (512, {"n": 8}, {"n": 8})])
+def test_one_example_stands_for_several_where_they_are_much_work(
+    wide: int, given: Mapping[str, int], expected: Mapping[str, int]
+) -> None:
+    b = GraphBuilder("large")
+    x = b.input("x", "float32", ["n", 64, wide, wide])
+    b.output(b.op("Conv", x, b.weight("w", (64, 64, 3, 3)), pads=[1] * 4), "y")
+    assert likely_sizes(b.build(), given) == expected

@@ -15,6 +15,7 @@ from superopt.runtime import fatal
 from superopt.runtime.fatal import refuse_fatal_loading, risk_of
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import run
+from superopt.verifier import running
 from superopt.verifier.running import Bench
 
 WEIGHTS = "float[1, 12, 3] w, float[1, 12, 4] r"
@@ -98,7 +99,11 @@ def test_recurrent_operators_on_16_bit_numbers_are_loaded_elsewhere_first(monkey
         def run(self, call: bytes) -> bytes:
             raise Lost("its process ended with -11")
 
+        def close(self) -> None:
+            pass
+
     monkeypatch.setattr(fatal, "Crew", Dies)
+    monkeypatch.setattr(running, "Crew", Dies)
     with pytest.raises(InvalidModel, match="loading it ends the process"):
         refuse_fatal_loading(graph, formats.to_onnx_bytes(graph))
     with Bench() as bench, pytest.raises(InvalidModel, match="loading it ends the process"):

@@ -121,6 +121,22 @@ def test_symbolic_sizes_stay():
     assert_equivalent(model, result.graph, size=5)
 
 
+def test_a_reshape_of_two_open_sizes_that_adds_axes_of_one_infers_neither():
+    """Where one of them is 0, a Reshape could not infer the other."""
+    n, m = sym("N"), sym("M")
+    row = {"id": "views", "forall": {"x": "f[a, b]"}, "lhs": ["Relu(Relu(Unsqueeze(x, axes=[1])))"],
+           "rhs": ["Relu(Reshape(x, shape=[a, 1, b]))"]}  # fmt: skip
+    back = {"id": "back", "forall": {"x": "f[a, 1, b]"}, "lhs": ["Neg(Neg(Squeeze(x, axes=[1])))"],
+            "rhs": ["Reshape(x, shape=[a, b])"]}  # fmt: skip
+    axes = constant("axes", np.array([1], dtype=np.int64))
+    nodes = [op("Unsqueeze", "u", "x", "axes"), op("Relu", "r", "u"), op("Relu", "s", "r"),
+             op("Squeeze", "v", "s", "axes"), op("Neg", "w", "v"), op("Neg", "y", "w")]  # fmt: skip
+    model = graph({"x": f32(n, m)}, ["y"], [axes], nodes)
+    result = search(model, [parse_rule(row), parse_rule(back)], Roofline())
+    assert ops(result.graph) == ["Unsqueeze", "Relu", "Squeeze"]
+    assert_equivalent(model, result.graph, size=0)
+
+
 def test_a_barrier_is_untouched_and_its_captures_keep_their_names():
     opaque = Node(
         "odd", "Mystery", ("t",), ("m",), {"body": OpaqueAttribute(b"\x01", captures=("u",))}, domain="custom"
@@ -176,6 +192,19 @@ def test_the_fold_budget_holds():
     assert tight.graph is model
     assert any("grow too much" in m for m in tight.near_misses)
     assert ops(search(model, rules("assoc"), Roofline()).graph) == ["MatMul"]
+
+
+def test_a_weight_that_is_handed_on_is_not_copied():
+    """PyTorch's older exporter writes what layers share as Identity of it: 85 MB of a transformer became 156 MB."""
+    model = graph(
+        {"x": f32(4, 16)}, ["y", "z", "v"], [weight("w", 16, 16)],
+        [op("Identity", "v", "w"), op("Identity", "u", "w"), op("Relu", "a", "x"), op("Relu", "b", "a"),
+         op("MatMul", "y", "b", "w"), op("MatMul", "z", "y", "u")],
+    )  # fmt: skip
+    result = search(model, rules("relu-relu"), Roofline())
+    assert [w.name for w in result.graph.weights] == ["w"]
+    assert ops(result.graph) == ["Identity", "Relu", "MatMul", "MatMul"]
+    assert_equivalent(model, result.graph)
 
 
 def test_shape_only_weights_become_nodes_over_weights():

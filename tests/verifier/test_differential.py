@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from superopt.ir.diff import changed_regions, grown
+from superopt.ir.errors import ResourceLimit
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
+from superopt.verifier import _feeds
 from superopt.verifier.differential import Slack, check, check_regions, make_inputs
 from superopt.verifier.graphs import verify
 
@@ -146,6 +148,19 @@ def test_integers_stay_within_the_table_that_they_index():
     sizes = {make_inputs(model, seed)["x"].shape[0] for seed in range(12)}
     assert len(sizes) > 1
     assert make_inputs(model, 0, sizes={"n": 9})["x"].shape == (9, 50)
+
+
+def test_inputs_of_sizes_that_nobody_asked_for_are_no_larger_than_a_check_needs(monkeypatch):
+    """What one open size makes of another: 240 of everything are 14 GB here."""
+    model = graph(
+        [Node("r", "Relu", ("x",), ("y",), {})], {}, TensorType(F, (sym("n"), 16, 4 * sym("m"), 4 * sym("m")))
+    )
+    with pytest.raises(ResourceLimit, match=r"too large for a check|does not fit"):
+        make_inputs(model, 0, level=6)
+    monkeypatch.setattr(_feeds, "_MOST", 1 << 16)
+    with pytest.raises(ResourceLimit, match="too large for a check"):
+        make_inputs(model, 0, level=3)
+    assert make_inputs(model, 0, sizes={"n": 1, "m": 32})["x"].size > 1 << 16  # its user asks for that
 
 
 def test_sizes_grow_until_the_model_accepts_them():
