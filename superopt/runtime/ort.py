@@ -191,7 +191,8 @@ def run(
 ) -> dict[str, np.ndarray]:
     """Run once. Arrays of ``bfloat16``, float8 and 4- or 2-bit types (``ml_dtypes``) go in and come out.
 
-    The memory that values lay in is given back at the end: a session that stands idle then holds its weights alone.
+    The memory that values lay in is given back at the end, but for the piece that was taken first: a session that
+    stands idle then holds its weights and little else.
 
     Args:
         session: made by :func:`make_session`.

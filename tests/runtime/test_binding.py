@@ -42,7 +42,7 @@ def test_the_first_run_s_memory_is_not_held_beside_that_of_later_ones() -> None:
 
 
 @pytest.mark.skipif(not resident(), reason="the system does not say what a process occupies")
-def test_a_session_that_stands_idle_holds_no_values() -> None:
+def test_a_session_that_stands_idle_holds_what_its_arena_had_first_and_no_more() -> None:
     session = make_session(formats.to_onnx_bytes(widening()), threads=1, optimise=False)
     gc.collect()
     give_back()
@@ -50,9 +50,9 @@ def test_a_session_that_stands_idle_holds_no_values() -> None:
     feeds = {"x": np.zeros((1, _SIDE), np.float32)}
     for _ in range(2):
         run(session, feeds)
-    assert resident() - before < square // 2
+    assert resident() - before < 1.5 * square
     run(session, feeds, keep=True)
-    assert resident() - before > square
+    assert resident() - before > 2.5 * square
 
 
 def test_a_session_without_an_arena_can_be_bound() -> None:
