@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
+from superopt.discovery.along import along
 from superopt.discovery.sliced import cropped, has_steps, phase, short_of
 from superopt.ir.poly import Dim, Poly, Quotient, atoms, substitute, sym, symbols, value_at
 from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, rebuilt
@@ -357,8 +358,8 @@ def lifted(
     """The expression with symbols for sizes and attributes, the most general first, and what each symbol was.
 
     Where several windows are padded, there are also the forms in which one's padding is another's and so much more:
-    what holds for windows inside each other does not hold for any. Where elements are only put in another order, there
-    is also the form for one example: an axis of one element may be anywhere.
+    what holds for windows inside each other does not hold for any. Where elements are only put in another order, or one
+    operator works along some axes, there is also the form for one example: an axis of one element may be anywhere.
 
     Args:
         term: with known sizes and attributes.
@@ -369,7 +370,7 @@ def lifted(
     seen = set()
     apps = [t for t in postorder(term) if isinstance(t, App)]
     windowed = any("dilations" in dict(t.attributes) for t in apps) and any(t.op in _PLACING for t in apps)
-    ordering = orders(term)
+    ordering = orders(term) or bool(along(term))
     for neutral, moving in ((False, False), (True, True), (True, False))[:: 1 if windowed else 2]:
         first = _lifted(term, kinds, weights, classes, neutral=neutral, moving=moving, batch=True)
         single = None

@@ -6,7 +6,7 @@ parts of a few operators, there is the widest part with each result in which eve
 a part may be one product, however long it is; and each operator by itself that sums without a weight, for the same
 reason: a mean over channels takes a kernel for reductions three times as long as a convolution with the same result;
 each that does nothing but give elements of its data, whose time is a matter of the axes that it is told; and each that
-sums products of two tensors, and may be a product of matrices.
+sums products of two tensors, or works along an axis of one, and may do so with matrices.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from math import inf
 
 from superopt.cost import CostModel
 from superopt.cost.patterns import groups
+from superopt.discovery.along import along
 from superopt.discovery.config import WEIGHTS
 from superopt.discovery.contractions import contracts
 from superopt.discovery.skeletons import OPERATORS
@@ -74,7 +75,7 @@ def mined(program: Program, model: CostModel) -> list[Target]:
     found: dict[str, Target] = {}
     for root in prices:
         wide = _widest(program, root, straight)
-        single = (root in straight and _says_it_all(program, root)) or _contracts(program, root)
+        single = (root in straight and _says_it_all(program, root)) or _is_for_matrices(program, root)
         alone = (frozenset({root}),) if single else ()
         for part in (*alone, *_parts(program, root, prices.keys()), *((wide,) if len(wide) > _MOST else ())):
             own = [prices[p] for p in part]
@@ -137,10 +138,15 @@ def _body(program: Program, position: int) -> Scalar | None:
     return None if meaning is None else meaning.body
 
 
-def _contracts(program: Program, position: int) -> bool:
-    """Whether a step sums products of two tensors, and is none of the operators that equals are made of."""
-    if program.steps[position].op in OPERATORS:
+def _is_for_matrices(program: Program, position: int) -> bool:
+    """Whether a step sums products of two tensors, and is none of the operators that equals are made of, or works along
+    axes of one tensor: it may be one of matrices."""
+    step = program.steps[position]
+    if step.op in OPERATORS:
         return False
+    data = [a for a in step.args if a is not None]
+    if len(data) == 1 and along(App(step.op, (Var("x"),), tuple(step.attributes))):
+        return True
     meaning = _meaning(program, position)
     return meaning is not None and contracts(meaning)
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import combinations, product
 from math import inf, prod
 
+from superopt.discovery.along import along_matrices
 from superopt.discovery.contractions import as_products
 from superopt.discovery.lifting import Problem, orders
 from superopt.discovery.rearranged import rearranged as _orders_of
@@ -96,6 +97,7 @@ def skeletons(
     read = {b: frozenset(variables(b)) - problem.weights for b in bases}
     yield from _in_order(problem, target)
     yield from _contracted(problem)
+    yield from _along(problem, target)
     yield from _renewed(problem, rearranged, needed, price, limit)
     pairs = [
         (a, b) for a in bases for b in bases
@@ -315,6 +317,15 @@ def _contracted(problem: Problem) -> Iterator[Skeleton]:
     if isinstance(problem.term, App) and problem.term.op not in OPERATORS:
         meaning = type_terms([problem.term], problem.kinds)[1][problem.term]
         for term in as_products(problem.term, meaning.outputs[0]):
+            yield Skeleton(term, {})
+
+
+def _along(problem: Problem, target: TensorType) -> Iterator[Skeleton]:
+    """An operator that works along axes of its only operand, along those of matrices."""
+    names = list(variables(problem.term))
+    if len(names) == 1 and names[0] not in problem.weights and isinstance(problem.term, App):
+        shape = problem.kinds[names[0]].shape or ()
+        for term in along_matrices(problem.term, shape, target.shape or ()):
             yield Skeleton(term, {})
 
 
