@@ -78,8 +78,8 @@ def kernel_of(op: str, key: Key | None) -> str:
     """What runs an operator: a convolution of as many groups as channels has a kernel of its own that is ten times as
     fast as that of one with groups of two channels, and volumes have none, however deep they are; so has a pool of
     channels that fill a processor's registers, a power of a number (mostly 2: a product), and a product with a constant
-    second factor. A Softmax of an axis that is not the last is transposed, twice; a Transpose that moves several axes
-    goes piece by piece."""
+    second factor. A Softmax of an axis that is not the last is transposed, twice: fast where no other lies between. A
+    Transpose that moves several axes goes piece by piece."""
     if key is None:
         return op
     if op.endswith("Pool"):
@@ -87,7 +87,9 @@ def kernel_of(op: str, key: Key | None) -> str:
     if op == "Transpose":
         return f"{op}, of several axes" if traits_of(key).pattern == _SEVERAL else op
     if _ROWS.get(op):
-        return f"{op}, of an inner axis" if traits_of(key).pattern == "within" else op
+        if traits_of(key).pattern != "within":
+            return op
+        return f"{op}, of {'an outer axis' if _far_from_last(key) else 'the last axis but one'}"
     if op == "Pow":
         return f"{op}, of a number" if re.search(r"\[[1, ]*\]$", key.shapes[-1]) else op
     if op in _PRODUCTS:  # a constant second factor is packed when the session starts, any other at each run
@@ -101,6 +103,13 @@ def kernel_of(op: str, key: Key | None) -> str:
     if volumes or known.blocks or not known.narrow:
         return kernel
     return f"{kernel}, of {'padded' if known.padded else 'odd'} channels"
+
+
+def _far_from_last(key: Key) -> bool:
+    """Whether an axis with more than one element lies between the one that an operator goes along and the last."""
+    shape = [int(d) for d in re.findall(r"\d+", key.shapes[0].partition("[")[2])]
+    axis = json.loads(key.attrs)["axis"] % len(shape)
+    return math.prod(shape[axis + 1 : -1]) > 1
 
 
 @lru_cache(maxsize=1 << 14)

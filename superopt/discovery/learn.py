@@ -45,7 +45,7 @@ from superopt.rules.grammar import format_rule, parse_rule
 from superopt.rules.library import Library
 from superopt.rules.rule import Rule, TensorScheme
 from superopt.rules.scanner import RuleError
-from superopt.rules.typing import types_of
+from superopt.rules.typing import operator_of, types_of
 from superopt.search.program import program_of
 from superopt.verifier.admission import borne
 
@@ -236,15 +236,17 @@ def _lighter(
     rule: Rule, weights: frozenset[str], left: float, right: float, views: Collection[str] = ()
 ) -> bool:  # fmt: skip
     """Whether the right side runs fewer operators, or as many that cost a good deal less: prices have errors. Operators
-    that only rename memory, ``views``, come last."""
+    that only rename memory, ``views``, come last; those that only put elements in order count where the price does not
+    say that they are worth it."""
     before, after = (
-        (sum(op not in views for op in running), len(running))
+        (sum(t.op not in views for t in running), len(running), sum(operator_of(t).family != "shape" for t in running))
         for running in (
-            [t.op for t in postorder(*side) if isinstance(t, App) and not set(variables(t)) <= weights]
+            [t for t in postorder(*side) if isinstance(t, App) and not set(variables(t)) <= weights]
             for side in (rule.lhs, rule.rhs)
         )
     )
-    return after < before or (after[0] == before[0] and right < _ALIKE * left)
+    as_many = after[0] == before[0] or 0 < after[2] <= before[2]
+    return after[:2] < before[:2] or (as_many and right < _ALIKE * left)
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,10 @@ def _steps(state: _State, op: str, broadcast: bool, biased: bool) -> Iterator[_S
             for perm in islice(permutations(range(len(kind.shape or ()))), 1, None):  # the first moves nothing
                 yield from _applied(state, App(op, (operand,), (("perm", perm),)), kind=kind)
             continue
+        if count == len(record.inputs) == 1 and "axis" in record.attributes:
+            for axis in range(len(kind.shape or ())):
+                yield from _applied(state, App(op, (operand,), (("axis", axis),)), kind=kind)
+            continue
         windows = "ints" in record.attributes.values()
         free = [n for n in WEIGHTS if n not in state.weights]
         optional = biased and record.inputs[count:][:1] != () and record.inputs[count].endswith("?")
@@ -194,7 +198,7 @@ def _complete(state: _State, app: App, kind: TensorType | None) -> App | None:
         given = (("kernel_shape", (2,) * (rank - 2)), *given)
     if "count_include_pad" in record.attributes:
         given = (("count_include_pad", 1), *given)
-    if "axis" in record.attributes:
+    if "axis" in record.attributes and "axis" not in dict(given):
         given = (*given, ("axis", rank - 1))
     operands = (Var("data"), *app.args[1:])
     try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
+from superopt.discovery.along import along
 from superopt.discovery.sliced import cropped, has_steps, phase, short_of
 from superopt.ir.poly import Dim, Poly, Quotient, atoms, substitute, sym, symbols, value_at
 from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, rebuilt
@@ -196,6 +197,14 @@ def _equation(problem: Problem, values: Mapping[str, int] | None) -> Dim | None:
             run = next(_regrouped(kinds[0].shape or (), dict(term.attributes)["shape"], values), None)
             if run is not None:
                 return run
+        if term.op == "Expand" and kinds[0] is not None:
+            asked = dict(term.attributes)["shape"]
+            wanted = asked if isinstance(asked, tuple) else ()
+            wide = replace(kinds[0], shape=tuple(d for d in wanted if isinstance(d, int | Poly)))
+            differing = _aligned([kinds[0], wide])
+            found = next((d for d in differing if _may_be_zero(d, values)), None)
+            if found is not None:
+                return found
         if term.op == "Slice" and kinds[0] is not None and has_steps(term):
             beyond = short_of(kinds[0].shape or (), dict(term.attributes))
             if beyond is not None:
@@ -349,8 +358,8 @@ def lifted(
     """The expression with symbols for sizes and attributes, the most general first, and what each symbol was.
 
     Where several windows are padded, there are also the forms in which one's padding is another's and so much more:
-    what holds for windows inside each other does not hold for any. Where elements are only put in another order, there
-    is also the form for one example: an axis of one element may be anywhere.
+    what holds for windows inside each other does not hold for any. Where elements are only put in another order, or one
+    operator works along some axes, there is also the form for one example: an axis of one element may be anywhere.
 
     Args:
         term: with known sizes and attributes.
@@ -361,7 +370,7 @@ def lifted(
     seen = set()
     apps = [t for t in postorder(term) if isinstance(t, App)]
     windowed = any("dilations" in dict(t.attributes) for t in apps) and any(t.op in _PLACING for t in apps)
-    ordering = orders(term)
+    ordering = orders(term) or bool(along(term))
     for neutral, moving in ((False, False), (True, True), (True, False))[:: 1 if windowed else 2]:
         first = _lifted(term, kinds, weights, classes, neutral=neutral, moving=moving, batch=True)
         single = None
@@ -436,6 +445,10 @@ def _lifted(
                 if part.op == "Reshape":
                     made[part] = _reshaping(part, operands, batch, taken, values)
                     continue
+                if part.op == "Expand":
+                    made[part], schemes = _repeating(part, operands, taken, values)
+                    forall |= schemes
+                    continue
                 if part.op == "Slice" and moving:
                     made[part] = cropped(part, forall, kinds)
                 if part.op == "Slice":
@@ -477,6 +490,26 @@ def _reshaping(
         if not one:
             values[str(shape[-1])] = float(size)
     return App("Reshape", app.args, (("shape", tuple(shape)),))
+
+
+def _repeating(
+    app: App, operands: Sequence[TensorType | None], taken: set[str], values: dict[str, float]
+) -> tuple[App, dict[str, TypeScheme]]:  # fmt: skip
+    """An Expand to sizes that are symbols of their own where it repeats nothing, and whole numbers where it does."""
+    given = dict(app.attributes)["shape"]
+    wanted = given if isinstance(given, tuple) else ()
+    before = (None if operands[0] is None else operands[0].shape) or ()
+    before = (*(1 for _ in range(len(wanted) - len(before))), *before)
+    shape: list[Dim] = []
+    schemes: dict[str, TypeScheme] = {}
+    for own, size in zip(before, wanted, strict=True):
+        assert isinstance(size, int)
+        shape.append(1 if size == 1 else sym(fresh_name("t", taken)))
+        if size != 1:
+            values[str(shape[-1])] = float(size)
+            if own == 1:
+                schemes[str(shape[-1])] = AttributeScheme("int", None, ">=", 1)
+    return App("Expand", app.args, (("shape", tuple(shape)),)), schemes
 
 
 def _does_nothing(value: AttributeValue) -> bool:

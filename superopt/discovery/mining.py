@@ -5,7 +5,8 @@ its place. Parts that are the same up to the names of their leaves are one *targ
 parts of a few operators, there is the widest part with each result in which every operator is affine in its data: such
 a part may be one product, however long it is; and each operator by itself that sums without a weight, for the same
 reason: a mean over channels takes a kernel for reductions three times as long as a convolution with the same result;
-and each that does nothing but give elements of its data, whose time is a matter of the axes that it is told.
+each that does nothing but give elements of its data, whose time is a matter of the axes that it is told; and each that
+sums products of two tensors, or works along an axis of one, and may do so with matrices.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from math import inf
 
 from superopt.cost import CostModel
 from superopt.cost.patterns import groups
+from superopt.discovery.along import along
 from superopt.discovery.config import WEIGHTS
+from superopt.discovery.contractions import contracts
+from superopt.discovery.skeletons import OPERATORS
 from superopt.ir.terms import App, Term, Var
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import Call, IllTyped, Read, Reduce, Scalar, Where, parts, subexpressions
+from superopt.ops.meaning import Call, Comprehension, IllTyped, Read, Reduce, Scalar, Where, parts, subexpressions
 from superopt.ops.record import FLOATS
 from superopt.search.program import Program
 
@@ -71,7 +75,8 @@ def mined(program: Program, model: CostModel) -> list[Target]:
     found: dict[str, Target] = {}
     for root in prices:
         wide = _widest(program, root, straight)
-        alone = (frozenset({root}),) if root in straight and _says_it_all(program, root) else ()
+        single = (root in straight and _says_it_all(program, root)) or _is_for_matrices(program, root)
+        alone = (frozenset({root}),) if single else ()
         for part in (*alone, *_parts(program, root, prices.keys()), *((wide,) if len(wide) > _MOST else ())):
             own = [prices[p] for p in part]
             target = _target(program, root, part, sum(own), max(own) if len(own) > 1 else 0.0)
@@ -117,14 +122,33 @@ def _price(program: Program, position: int, model: CostModel) -> float:
     ).us  # fmt: skip
 
 
-def _body(program: Program, position: int) -> Scalar | None:
-    """What an element of a step's result is; ``None`` where that is not said."""
+def _meaning(program: Program, position: int) -> Comprehension | None:
+    """What a step's result is; ``None`` where that is not said."""
     step = program.steps[position]
     kinds = [None if a is None else program.types[a] for a in step.args]
     try:
-        return REGISTRY[step.op].apply(kinds, dict(step.attributes))[0].outputs[0].body
+        return REGISTRY[step.op].apply(kinds, dict(step.attributes))[0].outputs[0]
     except IllTyped:
         return None
+
+
+def _body(program: Program, position: int) -> Scalar | None:
+    """What an element of a step's result is; ``None`` where that is not said."""
+    meaning = _meaning(program, position)
+    return None if meaning is None else meaning.body
+
+
+def _is_for_matrices(program: Program, position: int) -> bool:
+    """Whether a step sums products of two tensors, and is none of the operators that equals are made of, or works along
+    axes of one tensor: it may be one of matrices."""
+    step = program.steps[position]
+    if step.op in OPERATORS:
+        return False
+    data = [a for a in step.args if a is not None]
+    if len(data) == 1 and along(App(step.op, (Var("x"),), tuple(step.attributes))):
+        return True
+    meaning = _meaning(program, position)
+    return meaning is not None and contracts(meaning)
 
 
 def _says_it_all(program: Program, position: int) -> bool:

@@ -14,7 +14,7 @@ from typing import cast
 from superopt.ir.poly import Dim, Poly, sym
 from superopt.ir.terms import App, Term
 
-__all__ = ["rearranged"]
+__all__ = ["in_order", "rearranged"]
 
 _MOST = 96  # orders that are compared
 Digits = tuple[Dim, ...]
@@ -47,6 +47,19 @@ def rearranged(
         for perm in _assignments([d for f in before for d in f], [d for f in after for d in f])
     )
     yield from islice(made, _MOST)
+
+
+def in_order(source: Term, digits: Sequence[Dim], perm: Sequence[int], wanted: Sequence[Dim]) -> Term:
+    """A tensor taken apart into digits, which are moved and put together again; what stays beside each other is moved
+    as one.
+
+    Args:
+        source: a tensor.
+        digits: sizes whose product is its number of elements, in the order of its elements.
+        perm: the digit that each place of the result has.
+        wanted: the sizes of the result.
+    """
+    return _joined(source, digits, tuple(perm), wanted)
 
 
 def _factors(size: Dim) -> Digits | None:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
-from math import inf
+from math import inf, prod
 
+from superopt.discovery.along import along_matrices
+from superopt.discovery.contractions import as_products
 from superopt.discovery.lifting import Problem, orders
 from superopt.discovery.rearranged import rearranged as _orders_of
 from superopt.discovery.synthesis import extents
@@ -94,6 +96,8 @@ def skeletons(
     bases = {b: k for b, k in every.items() if _below(price(Skeleton(b, {})), limit)}
     read = {b: frozenset(variables(b)) - problem.weights for b in bases}
     yield from _in_order(problem, target)
+    yield from _contracted(problem)
+    yield from _along(problem, target)
     yield from _renewed(problem, rearranged, needed, price, limit)
     pairs = [
         (a, b) for a in bases for b in bases
@@ -284,11 +288,44 @@ def _replaced(root: Term, old: Term, new: Term) -> Term:
 
 def _in_order(problem: Problem, target: TensorType) -> Iterator[Skeleton]:
     """The elements of the only tensor that the problem has, in each order in which its shape can be taken apart: axes
-    that stay beside each other, or have one element, are moved as one."""
+    that stay beside each other, or have one element, are moved as one; what is repeated is repeated last."""
     names = list(variables(problem.term))
     if len(names) == 1 and names[0] not in problem.weights and orders(problem.term):
+        shape, wanted = problem.kinds[names[0]].shape or (), target.shape or ()
+        for term in _orders_of(Var(names[0]), shape, wanted, joined=True):
+            yield Skeleton(term, {})
+        for once in _once(wanted) if _elements(shape) != _elements(wanted) else ():
+            for term in _orders_of(Var(names[0]), shape, once, joined=True):
+                yield Skeleton(App("Expand", (term,), (("shape", wanted),)), {})
+
+
+def _once(shape: Sequence[Dim]) -> Iterator[tuple[Dim, ...]]:
+    """A shape with some of its axes of one element."""
+    for keep in product((False, True), repeat=len(shape)):
+        made = tuple(d if k else 1 for k, d in zip(keep, shape, strict=True))
+        if made != tuple(shape) and sum(d == 1 for d in made) == keep.count(False):
+            yield made
+
+
+def _elements(shape: Sequence[Dim]) -> Dim:
+    one: Dim = 1
+    return prod(shape, start=one)
+
+
+def _contracted(problem: Problem) -> Iterator[Skeleton]:
+    """A sum of products of two tensors that is no product of matrices, as one."""
+    if isinstance(problem.term, App) and problem.term.op not in OPERATORS:
+        meaning = type_terms([problem.term], problem.kinds)[1][problem.term]
+        for term in as_products(problem.term, meaning.outputs[0]):
+            yield Skeleton(term, {})
+
+
+def _along(problem: Problem, target: TensorType) -> Iterator[Skeleton]:
+    """An operator that works along axes of its only operand, along those of matrices."""
+    names = list(variables(problem.term))
+    if len(names) == 1 and names[0] not in problem.weights and isinstance(problem.term, App):
         shape = problem.kinds[names[0]].shape or ()
-        for term in _orders_of(Var(names[0]), shape, target.shape or (), joined=True):
+        for term in along_matrices(problem.term, shape, target.shape or ()):
             yield Skeleton(term, {})
 
 
