@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from starlette.responses import HTMLResponse, Response
 
 from superopt.ir.errors import printable
-from superopt.report import outcome
+from superopt.report import certainty, outcome
 from superopt.report.quantities import bytes_text, count_text, counted, time_text
 
 __all__ = ["VERDICTS", "built", "page"]
@@ -43,7 +43,13 @@ def _scientific(value: float | None) -> str:
 
 def _verdict(measured: Mapping[str, Any]) -> str:
     """The class of a measured ratio: ``good`` or ``worse``, or nothing where it shows no difference."""
-    return {"faster": "good", "slower": "worse"}.get(outcome(float(measured["ratio"]), float(measured["spread"])), "")
+    rounds = {"rounds": int(measured["runs"])} if "runs" in measured else {}  # benchmarks have enough
+    found = outcome(float(measured["ratio"]), float(measured["spread"]), **rounds)
+    return {"faster": "good", "slower": "worse"}.get(found, "")
+
+
+def _certainty(measured: Mapping[str, Any]) -> str:
+    return certainty(float(measured["spread"]), int(measured["runs"]))
 
 
 @lru_cache(maxsize=1)
@@ -52,7 +58,8 @@ def _templates() -> Environment:
                        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     made.filters |= {
         "us": time_text, "count": count_text, "size": bytes_text, "printable": printable, "zip": zip,
-        "decimal": _decimal, "scientific": _scientific, "verdict": _verdict, "operators": counted,
+        "decimal": _decimal, "scientific": _scientific, "verdict": _verdict, "certainty": _certainty,
+        "operators": counted,
     }  # fmt: skip
     made.globals |= {"version": version("superopt"), "verdict_words": VERDICTS, "proof_words": _PROOF, "wide": False}
     return made

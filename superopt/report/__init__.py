@@ -21,6 +21,7 @@ from superopt.report.model import (
     Values,
     Verification,
     Work,
+    certainty,
     operator_counts,
     outcome,
 )
@@ -28,5 +29,5 @@ from superopt.report.model import (
 __all__ = [
     "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "Measured", "Nodes", "Opaque",
     "Outcome", "Questions", "Report", "Search", "Tradeoff", "Values", "Verification", "Work",
-    "operator_counts", "outcome",
+    "certainty", "operator_counts", "outcome",
 ]  # fmt: skip

@@ -69,7 +69,7 @@ def _headline(report: Report) -> str:
         return f"Unchanged: {report.unchanged}."
     if report.measured is not None:
         m = report.measured
-        said = f"Measured at {m.ratio:.3f} of the input's time (±{m.spread:.3f}, {m.runs} interleaved rounds)"
+        said = f"Measured at {m.ratio:.3f} of the input's time ({m.certainty})"
         return f"{said}: no difference." if m.outcome == "no difference" else f"{said}."
     return f"Modelled at {report.cost.after_us / max(report.cost.before_us, 1e-9):.3f} of the input's cost."
 

@@ -24,12 +24,22 @@ class Cost:
     measured_share: float
 
 
-def outcome(ratio: float, spread: float) -> str:
+_SCATTERING = 3  # rounds, at least, of which an interquartile range says how they scatter
+
+
+def outcome(ratio: float, spread: float, rounds: int = _SCATTERING) -> str:
     """What a measured ratio of after ÷ before says: "faster", "slower", or "no difference" where 1 is within what is
-    written behind ±."""
-    if abs(ratio - 1.0) <= spread:
+    written behind ±, or where so few rounds do not scatter."""
+    if abs(ratio - 1.0) <= spread or rounds < _SCATTERING:
         return "no difference"
     return "faster" if ratio < 1.0 else "slower"
+
+
+def certainty(spread: float, rounds: int) -> str:
+    """How far a measured ratio may be off, in words."""
+    if rounds >= _SCATTERING:
+        return f"±{spread:.3f}, {rounds} interleaved rounds"
+    return f"{rounds} interleaved round{'s' * (rounds != 1)}, too few to say how far it may be off"
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,12 @@ class Measured:
     @property
     def outcome(self) -> str:
         """See :func:`outcome`."""
-        return outcome(self.ratio, self.spread)
+        return outcome(self.ratio, self.spread, self.runs)
+
+    @property
+    def certainty(self) -> str:
+        """See :func:`certainty`."""
+        return certainty(self.spread, self.runs)
 
     @property
     def after_paired_ms(self) -> float:

@@ -37,7 +37,7 @@ def _measured(report: Report, m: Measured) -> str:
     """What times beside each other say; beside itself, where the input is returned, a model says nothing."""
     if report.status != "improved":
         return f"what is returned is the input ({_where(report)})"
-    said = f"x{m.ratio:.3f} (±{m.spread:.3f}, {m.runs} interleaved rounds, {_where(report)})"
+    said = f"x{m.ratio:.3f} ({m.certainty}, {_where(report)})"
     return f"{said}, no difference" if m.outcome == "no difference" else said
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from rich.console import Console
 
 import superopt
 from superopt import formats
@@ -21,6 +23,8 @@ from superopt.pipeline.judge import Comparison
 from superopt.pipeline.racing import measure
 from superopt.pipeline.recomputing import Point
 from superopt.report import Measured
+from superopt.report.html import render
+from superopt.report.terminal import show_report
 from superopt.rules import Library, parse_rule
 from superopt.runtime import ort
 from superopt.runtime.reference import run
@@ -128,6 +132,23 @@ def test_a_result_that_measures_slower_is_not_returned(monkeypatch: pytest.Monke
     assert result.report.measured is not None
     assert result.report.measured.ratio == 1.0
     assert any("so the input is returned" in note for note in result.report.notes)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "said", "unsaid"), [(1, "1 interleaved round, too few", "±"), (7, "±0.050, 7 ", "few")]
+)
+def test_rounds_that_are_too_few_say_so(rounds: int, said: str, unsaid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        optimise, "measure", lambda *args, **kwargs: Measured(1.0, 0.9, 0.9, rounds, 0.05 * (rounds > 1))
+    )
+    made = superopt.optimize(branches(), time_limit=None).report
+    with Console(record=True, width=300, file=io.StringIO()) as console:
+        show_report(console, "m", made)
+    for text in (console.export_text(), render("m", made)):
+        line = next(row for row in text.splitlines() if "0.900" in row and "round" in row)
+        assert said in line
+        assert ("no difference" in line) == (rounds < 3)
+        assert unsaid not in line.partition("(")[2].partition(")")[0]
 
 
 def test_where_the_best_modelled_is_slower_what_asks_for_less_of_everything_is_tried(
