@@ -107,9 +107,14 @@ def kernel_of(op: str, key: Key | None) -> str:
 
 def _far_from_last(key: Key) -> bool:
     """Whether an axis with more than one element lies between the one that an operator goes along and the last."""
-    shape = [int(d) for d in re.findall(r"\d+", key.shapes[0].partition("[")[2])]
+    shape = _sizes(key.shapes[0])
     axis = json.loads(key.attrs)["axis"] % len(shape)
     return math.prod(shape[axis + 1 : -1]) > 1
+
+
+def _sizes(shape: str) -> list[int]:
+    """Of a tensor, as a key writes it."""
+    return [int(d) for d in re.findall(r"\d+", shape.partition("[")[2].partition("]")[0])]
 
 
 @lru_cache(maxsize=1 << 14)
@@ -119,7 +124,7 @@ def traits_of(key: Key) -> Traits:
         attributes = json.loads(key.attrs)
     except ValueError:
         attributes = {}
-    shapes = [[int(d) for d in re.findall(r"\d+", s.partition("[")[2].partition("]")[0])] for s in key.shapes]
+    shapes = list(map(_sizes, key.shapes))
     attributes, shapes = _packed(key, attributes if isinstance(attributes, dict) else {}, shapes)
     sizes = [math.log1p(s[-1]) if s else 0.0 for s in shapes]
     if shapes and len(shapes[0]) > 1:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import prod
 
 from superopt.discovery.rearranged import in_order
 from superopt.ir.poly import Dim
 from superopt.ir.terms import App, AttributeValue, Term, Var
+from superopt.ops.forms import product as elements_of
 
 __all__ = ["along", "along_matrices"]
 
@@ -51,7 +51,7 @@ def along_matrices(term: Term, shape: Sequence[Dim], target: Sequence[Dim]) -> I
         order = [a for g in kept for a in g if shape[a] != 1]
         if not kept or (len(kept) == len(shape) and order == sorted(order)):
             continue  # no such matrices, or as it was
-        sizes = [_size(g, shape) for g in kept]
+        sizes = [elements_of([shape[a] for a in g]) for g in kept]
         digits = [d for d in shape if d != 1]
         places = {a: n for n, a in enumerate(a for a in range(len(shape)) if shape[a] != 1)}
         moved = in_order(term.args[0], digits, [places[a] for a in order], sizes)
@@ -64,11 +64,6 @@ def along_matrices(term: Term, shape: Sequence[Dim], target: Sequence[Dim]) -> I
         if made not in seen:
             seen.add(made)
             yield made
-
-
-def _size(axes: Sequence[int], shape: Sequence[Dim]) -> Dim:
-    one: Dim = 1
-    return prod((shape[a] for a in axes), start=one)
 
 
 def _applied(term: App, operand: Term, axis: int) -> Term:

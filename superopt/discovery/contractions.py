@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from math import prod
 
 from superopt.discovery.rearranged import in_order
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import App, Term, Var
+from superopt.ops.forms import product as elements_of
 from superopt.ops.meaning import Call, Comprehension, Read, Reduce, Scalar
 
 __all__ = ["as_products", "contracts"]
@@ -91,15 +91,9 @@ def _orders(some: Sequence[str], places: Sequence[Letters]) -> list[Letters]:
     return list(dict.fromkeys(tuple(c for c in p if c in some) for p in places if set(some) <= set(p)))
 
 
-def _size(names: Letters, sizes: dict[str, Dim]) -> Dim:
-    one: Dim = 1
-    return prod((sizes[n] for n in names), start=one)
-
-
 def _matrices(leaf: Term, own: Letters, kinds: tuple[Letters, Letters, Letters], sizes: dict[str, Dim]) -> Term:
     """A leaf as matrices, one for each position along the axes that both operands and the result have."""
-    batch, *two = kinds
-    shape = [*([_size(batch, sizes)] if batch else []), *(_size(some, sizes) for some in two)]
+    shape = [elements_of([sizes[n] for n in some]) for some in (kinds if kinds[0] else kinds[1:])]
     perm = tuple(own.index(n) for some in kinds for n in some)
     return in_order(leaf, [sizes[n] for n in own], perm, shape)
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice, permutations, product
-from math import prod
-from typing import cast
 
 from superopt.ir.poly import Dim, Poly, sym
 from superopt.ir.terms import App, Term
+from superopt.ops.forms import product as elements_of
 
 __all__ = ["in_order", "rearranged"]
 
@@ -39,7 +38,7 @@ def rearranged(
     parts, others = [f for f in old if f is not None], [f for f in new if f is not None]
     if sorted(str(d) for f in parts for d in f) != sorted(str(d) for f in others for d in f):
         return
-    move = _joined if joined else _moved
+    move = in_order if joined else _moved
     made = (
         move(source, [d for f in before for d in f], perm, wanted)
         for before in product(*map(_orders, parts))
@@ -59,7 +58,17 @@ def in_order(source: Term, digits: Sequence[Dim], perm: Sequence[int], wanted: S
         perm: the digit that each place of the result has.
         wanted: the sizes of the result.
     """
-    return _joined(source, digits, tuple(perm), wanted)
+    runs: list[list[int]] = []
+    for place in perm:
+        if runs and place == runs[-1][-1] + 1:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    order = sorted(runs)
+    if runs == order:
+        return App("Reshape", (source,), (("shape", tuple(wanted)),))
+    axes = [elements_of([digits[place] for place in run]) for run in order]
+    return _moved(source, axes, tuple(order.index(run) for run in runs), wanted)
 
 
 def _factors(size: Dim) -> Digits | None:
@@ -100,17 +109,3 @@ def _moved(source: Term, digits: Sequence[Dim], perm: tuple[int, ...], wanted: S
     apart = App("Reshape", (source,), (("shape", tuple(digits)),))
     moved = apart if perm == tuple(range(len(perm))) else App("Transpose", (apart,), (("perm", perm),))
     return App("Reshape", (moved,), (("shape", tuple(wanted)),))
-
-
-def _joined(source: Term, digits: Sequence[Dim], perm: tuple[int, ...], wanted: Sequence[Dim]) -> Term:
-    runs: list[list[int]] = []
-    for place in perm:
-        if runs and place == runs[-1][-1] + 1:
-            runs[-1].append(place)
-        else:
-            runs.append([place])
-    order = sorted(runs)
-    if runs == order:
-        return App("Reshape", (source,), (("shape", tuple(wanted)),))
-    axes = [prod((digits[place] for place in run), start=cast("Dim", 1)) for run in order]
-    return _moved(source, axes, tuple(order.index(run) for run in runs), wanted)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
-from math import inf, prod
+from math import inf
 
 from superopt.discovery.along import along_matrices
 from superopt.discovery.contractions import as_products
@@ -23,6 +23,7 @@ from superopt.ir.poly import Dim, Poly, substitute, sym, symbols, value_at
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, remade, variables
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
+from superopt.ops.forms import product as elements_of
 from superopt.ops.meaning import Condition, IllTyped
 from superopt.rules.defaults import filled_in
 from superopt.rules.rule import Rule, TensorScheme
@@ -294,7 +295,7 @@ def _in_order(problem: Problem, target: TensorType) -> Iterator[Skeleton]:
         shape, wanted = problem.kinds[names[0]].shape or (), target.shape or ()
         for term in _orders_of(Var(names[0]), shape, wanted, joined=True):
             yield Skeleton(term, {})
-        for once in _once(wanted) if _elements(shape) != _elements(wanted) else ():
+        for once in _once(wanted) if elements_of(shape) != elements_of(wanted) else ():
             for term in _orders_of(Var(names[0]), shape, once, joined=True):
                 yield Skeleton(App("Expand", (term,), (("shape", wanted),)), {})
 
@@ -305,11 +306,6 @@ def _once(shape: Sequence[Dim]) -> Iterator[tuple[Dim, ...]]:
         made = tuple(d if k else 1 for k, d in zip(keep, shape, strict=True))
         if made != tuple(shape) and sum(d == 1 for d in made) == keep.count(False):
             yield made
-
-
-def _elements(shape: Sequence[Dim]) -> Dim:
-    one: Dim = 1
-    return prod(shape, start=one)
 
 
 def _contracted(problem: Problem) -> Iterator[Skeleton]:

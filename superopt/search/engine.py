@@ -175,7 +175,8 @@ class _Run:
         self._merge()
         self.merged = self._differs
         self._closer()
-        for way in (partial(self._closer, merging=True), self._gates_first) if self._tries_orders else ():
+        orders = (partial(self._closer, merging=True), self._gates_first)
+        for way in orders if self.merged and not self.options.directed else ():
             if not self._over():
                 self._another(way)
 
@@ -207,10 +208,6 @@ class _Run:
             offers.add([(region, plan)])
         self._replace(offers)
         return bool(offers.taken)
-
-    @property
-    def _tries_orders(self) -> bool:
-        return self.merged and not self.options.directed
 
     @property
     def _differs(self) -> bool:
