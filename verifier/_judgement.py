@@ -161,7 +161,7 @@ def compare(
     base = float(np.max(moved, where=np.isfinite(moved), initial=0.0)) / scale
     if not over.any():
         return Comparison(worst, worst / scale, base, True)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         place = _first(np.where(over, distance / np.maximum(free, FACTOR * noise), 0.0))
         far = float(np.max(distance / np.maximum(free, FACTOR * moved.max(initial=0.0)), where=over, initial=0.0))
     said = (
