@@ -393,7 +393,7 @@ class Judge:
 
     def _power(self, tried: Sequence[Trial], names: Sequence[str]) -> Power | None:
         """What the inputs that were tried can tell apart."""
-        if not self.plan.power.mutants:
+        if not self.plan.power.work:
             return None
 
         def fails(number: int, made: Arrays) -> bool | None:

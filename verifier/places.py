@@ -101,13 +101,16 @@ class _Places:
         places = list({p.itself: p for p in sorted(found, key=lambda p: -p.cost) if p.pair[0].outputs}.values())[::-1]
         first = {p.kind: p for p in reversed(places)}
         powers: list[Power] = []
-        checked = 0
+        checked = leading = 0
         for place in sorted(places, key=lambda p: first[p.kind] is not p):  # stable: by cost, the first of a kind first
-            leads = first[place.kind] is place
+            share = NONE
+            if first[place.kind] is place:
+                share = Effort(_nth_share(_MUTANTS, len(first), leading), _WORK / 2 / len(first))
+                leading += 1
             if place.alone > self.left or self.plan.late():
                 continue
             checked += 1
-            disagreement, power = self._checked(place, len(first) if leads else 0)
+            disagreement, power = self._checked(place, share)
             self.bench.tidy()
             powers += [] if power is None else [power]
             if disagreement:
@@ -121,29 +124,28 @@ class _Places:
         names = ", ".join(self.together[:_NAMED]) + (f" and {more} more" if more > 0 else "")
         return f"equal only together with what makes their inputs: {names}"
 
-    def _checked(self, place: _Place, kinds: int) -> tuple[str, Power | None]:
-        """What disagrees at a place, if anything, and its power if it has a share (one of ``kinds``) for that."""
-        said, power = self._judged(place, kinds)
+    def _checked(self, place: _Place, share: Effort) -> tuple[str, Power | None]:
+        """What disagrees at a place, if anything, and its power if it has a share of the effort for that."""
+        said, power = self._judged(place, share)
         name = printable(place.pair[0].outputs[0].name)
         for _ in range(_GROWN if said else 0):
             larger = _place(grown(self.before, self.after, place.pair, self.typing.types), self.plan.sizes)
             if larger.pair[0].nodes == place.pair[0].nodes or larger.alone > self.left:
                 return said, power
             place = larger
-            again, power = self._judged(place, kinds)
+            again, power = self._judged(place, share)
             if not again:
                 self.together.append(name)
                 return "", power
         return said, power
 
-    def _judged(self, place: _Place, kinds: int) -> tuple[str, Power | None]:
+    def _judged(self, place: _Place, share: Effort) -> tuple[str, Power | None]:
         """What disagrees at a place as it stands."""
-        share = _WORK / 2 / kinds if kinds else 0.0
-        effort = Thoroughness(work=share, reference=_REFERENCE, both=_REFERENCE if kinds else 0.0)
-        power = Effort(max(1, _MUTANTS // kinds), share) if kinds else NONE
-        trials = self.plan.trials if kinds else 1
+        leads = share is not NONE
+        effort = Thoroughness(work=share.work, reference=_REFERENCE, both=_REFERENCE if leads else 0.0)
         plan = replace(
-            self.plan, seed=self.plan.seed + self.trials, trials=trials, power=power, effort=effort,
+            self.plan, seed=self.plan.seed + self.trials, trials=self.plan.trials if leads else 1, power=share,
+            effort=effort,
             runtime=ONNX_RUNTIME,
         )  # fmt: skip
         outputs = ", ".join(v.name for v in place.pair[0].outputs[:2])
@@ -159,6 +161,11 @@ class _Places:
         if found.verdict != "passed":
             return f"what makes {outputs} differs by itself ({found.reason})", None
         return "", found.power
+
+
+def _nth_share(whole: int, parts: int, number: int) -> int:
+    """What the part of that number has where so many units are shared as evenly as whole numbers allow."""
+    return whole * (number + 1) // parts - whole * number // parts
 
 
 def _place(pair: tuple[Graph, Graph], sizes: Mapping[str, int]) -> _Place:

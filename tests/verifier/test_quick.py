@@ -17,6 +17,7 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier import differential, places
 from superopt.verifier import judge as judging
 from superopt.verifier.differential import CheckResult, check_rewrite
+from superopt.verifier.running import Bench
 
 F32, I64 = DType.FLOAT32, DType.INT64
 single = np.float32
@@ -233,3 +234,27 @@ def test_what_a_check_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, large: 
             assert held() is None
         finally:
             gc.enable()
+
+
+def kinds_of_places(count: int, *, first: bool) -> Graph:
+    """So many activations, all different in an attribute, each of a product by two, made first or last."""
+    kind = TensorType(F32, (4, 8))
+    nodes: list[Node] = []
+    for i in range(count):
+        read, inner, made = f"x{i}", f"{'g' if first else 'h'}{i}", f"y{i}"
+        product = Node(f"m{i}", "Mul", (read if first else inner, "two"), (inner if first else made,))
+        reads, makes = (inner, made) if first else (read, inner)
+        activation = Node(f"r{i}", "LeakyRelu", (reads,), (makes,), {"alpha": 0.01 * (i + 1)})
+        nodes += [product, activation] if first else [activation, product]
+    given, results = (tuple(Value(f"{letter}{i}", kind) for i in range(count)) for letter in "xy")
+    return Graph("kinds", given, results, (constant("two", np.asarray(single(2.0))),), tuple(nodes), {"": 20}).checked()
+
+
+def test_mutants_are_shared_by_the_kinds_of_places() -> None:
+    before, after = kinds_of_places(20, first=False), kinds_of_places(20, first=True)
+    plan = differential._plan(0, 6, None, 60.0, {}, places.NONE, differential.QUICK)
+    with Bench() as bench:
+        found = places.check_places(before, after, infer(before, {}), plan, bench)
+    assert found.checked == found.places > 1
+    assert found.power is not None
+    assert 0 < found.power.mutants <= 8
