@@ -70,7 +70,7 @@ class Accuracy:
         return self.after <= max(self.before, share * min(MOST_ERROR[mode], GROWTH[mode] * self.before))
 
 
-Check = Callable[[Graph, Bench, Slack], CheckResult]  # of a result, whose weights may have been written already
+Check = Callable[[Graph, Slack], CheckResult]  # of a result
 Beside = Callable[[Graph, GraphCost], tuple[Judgement, report.Measured | None]]  # of a result, beside the input
 
 
@@ -293,7 +293,7 @@ def _tried(
     if check is not None:
         progress(0, None, "checking")
         new = frozenset(n.name for n in made.nodes) - {n.name for n in plain.nodes}
-        checked = check(made, bench, Slack(MOST_ERROR[setting.mode], new))
+        checked = check(made, Slack(MOST_ERROR[setting.mode], new))
         if checked.verdict != "passed":
             bench.drop(made)
             return _Outcome(None, f"the check {checked.verdict}: {checked.reason}")

@@ -15,7 +15,7 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline import fewer, judge, optimise, trials
+from superopt.pipeline import contest, fewer, judge, trials
 from superopt.pipeline.fewer import GROWTH
 from superopt.pipeline.judge import Belief, regret
 from superopt.report import Measured, Report
@@ -242,7 +242,7 @@ def test_a_lost_race_leaves_out_forms_and_nothing_else(
     monkeypatch.setattr(fewer, "CHEAP", -1.0)  # raced however clear it is
     monkeypatch.setattr(fewer, "race_bound", raced(*times, rounds=rounds))
     monkeypatch.setattr(trials, "race_sittings", alone(6.0))
-    monkeypatch.setattr(optimise, "measure", beside(0.9, 0.6))
+    monkeypatch.setattr(contest, "measure", beside(0.9, 0.6))
     result, report = optimised(model(), target="cpu", time_limit=60.0)
     assert bool(report.algorithms) is used
     assert ("MatMul" in {n.op for n in result.nodes}) is used
@@ -254,7 +254,7 @@ def test_a_lost_race_leaves_out_forms_and_nothing_else(
 def test_forms_that_surely_gain_are_raced_beside_the_input_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fewer, "race_bound", lambda *_, **__: pytest.fail("raced"))
     monkeypatch.setattr(trials, "race_sittings", alone(5.0))
-    monkeypatch.setattr(optimise, "measure", beside(0.9, 0.4))
+    monkeypatch.setattr(contest, "measure", beside(0.9, 0.4))
     _, report = optimised(model(), target="cpu", time_limit=60.0)
     assert report.algorithms
     assert report.measured is not None
@@ -264,7 +264,7 @@ def test_forms_that_surely_gain_are_raced_beside_the_input_alone(monkeypatch: py
 def test_where_memory_is_what_counts_there_are_no_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """They hold larger weights than what they stand for."""
     monkeypatch.setattr(trials, "race_sittings", alone(5.0))
-    monkeypatch.setattr(optimise, "measure", beside(0.9, 0.4))
+    monkeypatch.setattr(contest, "measure", beside(0.9, 0.4))
     for objective, some in (("time", True), ("memory", False)):
         _, report = optimised(model(), target="cpu", time_limit=60.0, objective=objective)
         assert bool(report.algorithms) is some
@@ -277,7 +277,7 @@ def test_in_a_hurry_prices_choose_and_there_is_one_race(monkeypatch: pytest.Monk
 
     for name in ("tried_alone", "race_bound"):
         monkeypatch.setattr(fewer, name, timed)
-    monkeypatch.setattr(optimise, "measure", beside(1.0, 0.4))
+    monkeypatch.setattr(contest, "measure", beside(1.0, 0.4))
     _, report = optimised(model(), target="cpu", time_limit=60.0, effort="quick")
     assert report.measured is not None
     assert report.measured.ratio == 0.4
@@ -295,7 +295,7 @@ def test_what_does_not_fit_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(fewer, "tried_alone", tried)
     monkeypatch.setattr(fewer, "race_bound", raced(10.0, 6.0))
-    monkeypatch.setattr(optimise, "measure", beside(0.9, 0.4))
+    monkeypatch.setattr(contest, "measure", beside(0.9, 0.4))
     most = model().weight_bytes
     for large, fitting in ((64 * most, 2), (most, 0)):
         monkeypatch.setattr(fewer, "LARGE", large)
@@ -308,7 +308,7 @@ def test_what_does_not_fit_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_forms_that_lose_beside_the_input_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fewer, "race_bound", raced(10.0, 6.0))
     monkeypatch.setattr(trials, "race_sittings", alone(6.0))
-    monkeypatch.setattr(optimise, "measure", beside(0.8, 1.2))
+    monkeypatch.setattr(contest, "measure", beside(0.8, 1.2))
     result, report = optimised(model(), target="cpu", time_limit=60.0)
     assert report.algorithms == ()
     assert [n.op for n in result.nodes] == ["Conv", "Relu"] * 2
@@ -425,7 +425,7 @@ def test_a_form_in_doubt_is_kept_where_it_gains_alone(time: float, kept: bool, m
 
     monkeypatch.setattr(trials, "race_sittings", race)
     monkeypatch.setattr(fewer, "race_bound", raced(10.0, 6.0))
-    monkeypatch.setattr(optimise, "measure", beside(0.9, 0.6))
+    monkeypatch.setattr(contest, "measure", beside(0.9, 0.6))
     _, report = optimised(model(), target="cpu", time_limit=60.0)
     assert bool(report.algorithms) is kept
     if kept:

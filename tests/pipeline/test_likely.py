@@ -11,7 +11,7 @@ import pytest
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph
-from superopt.pipeline import forked, optimise, optimize
+from superopt.pipeline import contest, forked, optimize
 from superopt.pipeline.likely import for_one, likely_sizes, said
 from superopt.report import Measured
 from superopt.search import SearchResult
@@ -88,7 +88,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, ratios: Mapping[int, float], found: G
     def search(given: Graph, *_: Any, **__: Any) -> SearchResult:
         return SearchResult(found)
 
-    monkeypatch.setattr(optimise, "measure", measure)
+    monkeypatch.setattr(contest, "measure", measure)
     monkeypatch.setattr(forked, "search", search)
     return asked
 

@@ -18,8 +18,9 @@ from superopt import formats
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph
-from superopt.pipeline import checking, forked, optimise
+from superopt.pipeline import attempt, checking, contest, forked, task
 from superopt.pipeline.judge import Comparison
+from superopt.pipeline.options import EFFORTS
 from superopt.pipeline.racing import measure
 from superopt.pipeline.recomputing import Point
 from superopt.report import Measured
@@ -30,6 +31,7 @@ from superopt.runtime import ort
 from superopt.runtime.reference import run
 from superopt.search import SearchResult
 from superopt.verifier import graphs as certifying
+from superopt.verifier.differential import CheckResult
 from superopt.verifier.graphs import GraphVerdict
 
 
@@ -108,14 +110,14 @@ def test_what_is_certified_is_what_is_returned(monkeypatch: pytest.MonkeyPatch) 
     graph = branches()
     written = replace(graph, name="written").checked()
     point = Point(written, 1, 1.0, "order", chosen=True)
-    monkeypatch.setattr(optimise, "for_memory", lambda *_: (point,))
+    monkeypatch.setattr(attempt, "for_memory", lambda *_: (point,))
     result = superopt.optimize(graph, target="profile:cpu-epyc-2core", certify=True, objective="memory")
     assert result.graph is written
     assert certified == [written]
 
 
 def test_what_cannot_be_checked_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    skipped = optimise.CheckResult("skipped", reason="no way to run it")
+    skipped = CheckResult("skipped", reason="no way to run it")
     monkeypatch.setattr(checking, "check_rewrite", lambda *args, **kwargs: skipped)
     monkeypatch.setattr(checking, "check_regions", lambda *args, **kwargs: skipped)
     graph = branches()
@@ -125,7 +127,7 @@ def test_what_cannot_be_checked_is_not_returned(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_result_that_measures_slower_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimise, "measure", lambda *args, **kwargs: Measured(1.0, 1.1, 1.1, 7))
+    monkeypatch.setattr(contest, "measure", lambda *args, **kwargs: Measured(1.0, 1.1, 1.1, 7))
     graph = branches()
     result = superopt.optimize(graph, time_limit=None)
     assert result.graph is graph
@@ -139,7 +141,7 @@ def test_a_result_that_measures_slower_is_not_returned(monkeypatch: pytest.Monke
 )
 def test_rounds_that_are_too_few_say_so(rounds: int, said: str, unsaid: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        optimise, "measure", lambda *args, **kwargs: Measured(1.0, 0.9, 0.9, rounds, 0.05 * (rounds > 1))
+        contest, "measure", lambda *args, **kwargs: Measured(1.0, 0.9, 0.9, rounds, 0.05 * (rounds > 1))
     )
     made = superopt.optimize(branches(), time_limit=None).report
     with Console(record=True, width=300, file=io.StringIO()) as console:
@@ -156,7 +158,7 @@ def test_where_the_best_modelled_is_slower_what_asks_for_less_of_everything_is_t
 ) -> None:
     """The first race says slower, the second one faster: the frugal plan is returned, and the report says why."""
     raced = iter([Measured(1.0, 1.1, 1.1, 7), Measured(1.0, 0.9, 0.9, 7)])
-    monkeypatch.setattr(optimise, "measure", lambda *args, **kwargs: next(raced))
+    monkeypatch.setattr(contest, "measure", lambda *args, **kwargs: next(raced))
     asked: list[bool] = []
 
     def noted(*args: object, **kwargs: object) -> SearchResult:
@@ -184,7 +186,7 @@ def test_how_a_second_search_is_made(
     hopes = iter([hopeless, False])
     monkeypatch.setattr(Comparison, "hopeless", property(lambda self: next(hopes)))
     raced = iter([*([] if hopeless else [Measured(1.0, 1.1, 1.1, 7)]), Measured(1.0, 0.9, 0.9, 7)])
-    monkeypatch.setattr(optimise, "measure", lambda *args, **kwargs: next(raced))
+    monkeypatch.setattr(contest, "measure", lambda *args, **kwargs: next(raced))
     asked: list[tuple[bool, bool]] = []
 
     def noted(*args: object, **kwargs: object) -> SearchResult:
@@ -207,7 +209,7 @@ def test_an_unknown_operator_is_kept_and_the_rest_is_checked_in_pieces() -> None
 
 
 def test_a_large_model_is_checked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimise, "LARGE", 1000)
+    monkeypatch.setattr(task, "LARGE", 1000)
     monkeypatch.setattr(checking, "LARGE", 1000)
     result = superopt.optimize(branches(), time_limit=None)
     assert result.report.status == "improved"
@@ -247,7 +249,7 @@ def test_a_result_that_was_checked_survives_an_interrupt(monkeypatch: pytest.Mon
     def interrupted(*args: object, **kwargs: object) -> Measured:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(optimise, "measure", interrupted)
+    monkeypatch.setattr(contest, "measure", interrupted)
     result = superopt.optimize(branches(), time_limit=None)
     assert result.report.check.verdict == "passed"
     assert (result.report.status, result.report.search.stopped) == ("improved", "interrupted")
@@ -257,11 +259,10 @@ def test_a_result_that_was_checked_survives_an_interrupt(monkeypatch: pytest.Mon
 def test_after_an_interrupt_little_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     left = []
 
-    class Attempt(optimise._Attempt):
-        def _race(self, *args: object, **settings: object) -> None:
-            left.append(self.budget.left)
+    def race(self: contest.Contest, *args: object, **settings: object) -> None:
+        left.append(self.task.budget.left)
 
-    monkeypatch.setattr(optimise, "_Attempt", Attempt)
+    monkeypatch.setattr(contest.Contest, "race", race)
     monkeypatch.setattr(forked, "search", lambda given, *args, **kwargs: SearchResult(given, stopped="interrupted"))
     superopt.optimize(branches(), time_limit=None, measure=True)
     superopt.optimize(branches(), time_limit=0.5, measure=True)
@@ -306,7 +307,7 @@ def test_the_result_is_the_same_function() -> None:
     assert (graph.inputs, graph.outputs) == (result.graph.inputs, result.graph.outputs)
 
 
-@pytest.mark.parametrize("effort", sorted(optimise.EFFORTS))
+@pytest.mark.parametrize("effort", sorted(EFFORTS))
 def test_the_same_prices_give_the_same_graph(effort: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = []
     for run_ in ("a", "b"):

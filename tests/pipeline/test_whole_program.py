@@ -10,7 +10,7 @@ import pytest
 from superopt import optimize
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
-from superopt.pipeline import forked, optimise
+from superopt.pipeline import contest, forked
 from superopt.report import Measured
 from superopt.runtime.spread import IQR_OF_NORMAL
 from superopt.search import SearchResult
@@ -67,7 +67,7 @@ def test_what_is_modelled_slower_needs_a_race_without_doubt(
 
     graph, longer = chain(1), chain(3)
     found_by_search(monkeypatch, longer)
-    monkeypatch.setattr(optimise, "measure", measure)
+    monkeypatch.setattr(contest, "measure", measure)
     result = optimize(graph, target="cpu")
     assert result.graph is (longer if taken else graph)
     assert looked == ([3, 7, 15] if taken else [3, 7, 15, 31])  # a race that leaves doubt goes on

@@ -1,0 +1,259 @@
+"""One optimisation from search to report: search → race → check → report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from superopt import cost as costs
+from superopt import report
+from superopt.cost import GraphCost
+from superopt.ir.errors import printable
+from superopt.ir.graph import Graph
+from superopt.ir.poly import symbols
+from superopt.ir.types import TensorType
+from superopt.pipeline.checking import UNCHANGED, skipped
+from superopt.pipeline.contest import SHOWN_RACE, Contest
+from superopt.pipeline.judge import CHEAP, Judgement
+from superopt.pipeline.options import ALGORITHMS
+from superopt.pipeline.recomputing import Point, for_memory
+from superopt.pipeline.reporting import report_of
+from superopt.pipeline.result import Result
+from superopt.pipeline.searching import Searches
+from superopt.pipeline.settling import Checks
+from superopt.pipeline.task import Task
+from superopt.runtime.choice import runtime_named
+from superopt.search import SearchOptions, SearchResult
+from superopt.verifier.differential import CheckResult
+from superopt.verifier.running import Bench
+
+if TYPE_CHECKING:
+    from superopt.pipeline.fewer import Formed
+
+__all__ = ["attempt"]
+
+# Seconds for the race of results with fewer multiplications; prices have their say in what is then open.
+_FORMS_RACE = 6.0
+_FORMS = 4.0  # times what a check needs that have to be left before fewer multiplications are looked for
+
+
+def attempt(task: Task) -> Result:
+    """Optimise: the input is returned where nothing better is found and checked.
+
+    Raises:
+        InvalidModel: a file of the model changed meanwhile.
+    """
+    task.budget.expect(task.graph, task.typing, task.options.sizes)
+    with Bench() as bench:
+        result = _Attempt(task, bench).run()
+    for file in {id(f): f for w in task.graph.weights if (f := getattr(w.data, "file", None)) is not None}.values():
+        file.refuse_changed()  # some of the result would be of the one, some of the other
+    return result
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """What a search came back with: checked, costed, and judged beside the input; ``changed``: it is not the input,
+    ``forms``: what of it has fewer multiplications."""
+
+    found: SearchResult
+    checked: CheckResult
+    cost: GraphCost
+    judged: Judgement
+    measured: report.Measured | None = None
+    changed: bool = False
+    forms: Formed | None = None
+
+
+class _Attempt:
+    """An optimisation in progress: ``run`` goes straight through.
+
+    Args:
+        task: what is optimised, and how.
+        bench: where graphs are run.
+    """
+
+    def __init__(self, task: Task, bench: Bench) -> None:
+        self.task, self.bench = task, bench
+        self.notes: list[str] = []
+        self.remarks: list[str] = []  # what the report has to say about memory and sizes
+        self.before = costs.graph_cost(task.graph, task.costs, task.typing, sizes=task.sizes)
+        self.searches = Searches(task, self.notes, self.remarks, CHEAP * self.before.us / costs.QUESTIONS)
+        self.contest = Contest(task, bench, self.notes)
+        self.checks = Checks(task, self.searches, bench, self.notes)
+        self.tried_for = 0.0  # seconds that judging and checking the last candidate took
+
+    def run(self) -> Result:
+        """Search, judge and check."""
+        task, given = self.task, self.task.graph
+        self.remarks += _unknown_sizes(given, task.options.sizes)
+        found = self.searches.search(task.library.admitted)
+        if found.stopped == "interrupted":
+            task.budget.hurry()
+        if task.costs.informed:  # some of what was expected is measured by now
+            self.before = costs.graph_cost(given, task.costs, task.typing, sizes=task.sizes)
+        best = self._with_forms(found)
+        if best is None:
+            best = self._without_forms(found)
+            kept = best.found.graph if best.judged.taken else given
+            if self.checks.failures and kept is not found.graph:  # what failed with forms failed for something else
+                best = self._with_forms(replace(best.found, graph=kept)) or best
+        if not best.judged.taken:
+            self.notes.append(f"{best.judged.reason}, so the input is returned")
+            best = self._of_input(best)
+        elif not best.changed and task.options.measure:
+            best = replace(best, measured=self.contest.race(given, sizes=task.sizes))
+        if self.contest.interrupted:
+            best = replace(best, found=replace(best.found, stopped="interrupted"))
+        best, choices = self._written_for_memory(best)
+        best, choices, verification = self._certified(best, choices)
+        return self._result(best, choices, verification)
+
+    def _result(
+        self, best: _Candidate, choices: tuple[Point, ...], verification: report.Verification | None
+    ) -> Result:  # fmt: skip
+        task, valued, after = self.task, self.searches.valued, best.found.graph
+        made = report_of(
+            best.found, best.checked, best.measured, self.before, best.cost if after is not task.graph else self.before,
+            best.forms, graph=task.graph, typing=task.typing, options=task.options, library=task.library,
+            model=task.costs, notes=(*self.remarks, *self.notes), failures=self.checks.failures, valued=valued,
+            left=task.budget.left,
+        )  # fmt: skip
+        stages = valued.stages if valued is not None and made.values is not None else ()
+        claimed = tuple((s.after, s.certificate) for s in stages)
+        told = tuple(c.reported(choices[0]) for c in choices) if task.options.objective == "pareto" else ()
+        made = replace(made, verification=verification, pareto=told)
+        return Result(after, task.graph, made, claimed, choices if told else ())
+
+    def _of_input(self, best: _Candidate) -> _Candidate:
+        """The input in a candidate's place, with what was said and measured on the way."""
+        found = replace(best.found, graph=self.task.graph, applied=())
+        return replace(best, found=found, measured=_against_itself(best.measured))
+
+    def _written_for_memory(self, best: _Candidate) -> tuple[_Candidate, tuple[Point, ...]]:
+        """The result as it takes least memory, or within a bound, where that is asked for; and the choices."""
+        task, after = self.task, best.found.graph
+        if self.contest.interrupted:
+            return best, ()
+        costed = replace(task.options, sizes=task.sizes)
+        choices = for_memory(after, costed, task.costs, self.notes, task.budget.left, task.races, task.progress)
+        slack = None if best.forms is None else best.forms.slack
+        choices, taken = self.checks.sound(after, choices, best.checked, slack)
+        if taken is not None:
+            best = replace(best, found=replace(best.found, graph=taken[0]), checked=taken[1])
+        return best, choices
+
+    def _certified(
+        self, best: _Candidate, choices: tuple[Point, ...]
+    ) -> tuple[_Candidate, tuple[Point, ...], report.Verification | None]:  # fmt: skip
+        """With what is proved of the result, where that is asked for; the input in its place where it is refuted."""
+        task, after, valued = self.task, best.found.graph, self.searches.valued
+        if not task.options.certify or self.contest.interrupted:
+            return best, choices, None
+        slack = 0.0 if best.forms is None else best.forms.slack
+        if valued is not None:
+            slack = max(slack, valued.slack(after, task.options.floats).share)
+        verification = self.checks.certified(after, slack)
+        if verification.verdict != "refuted" or after is task.graph:
+            return best, choices, verification
+        self.notes.append(f"the result is refuted ({verification.reason}), so the input is returned")
+        best = replace(self._of_input(best), checked=UNCHANGED)
+        return best, (), self.checks.certified(task.graph, 0.0)
+
+    # -- candidates ----------------------------------------------------------------------------------------------
+
+    def _without_forms(self, found: SearchResult) -> _Candidate:
+        """A search's result or, where it is refused, what a search finds that asks for less of everything.
+
+        Where the first was modelled to gain less than could be measured, so would the second with all rules: only what
+        leaves less to run is looked for then.
+        """
+        best = self._tried(found)
+        if not best.judged.taken and best.changed and self._worth_another(best):
+            self.notes.append(f"{best.judged.reason}, so only what asks for less of everything is tried")
+            self.bench.drop(found.graph)
+            raced = best.measured
+            rules, hopeless = self.task.library.admitted, best.judged.hopeless
+            best = self._tried(self.searches.search(rules, frugal=True, directed=hopeless))
+            best = replace(best, measured=best.measured or _against_itself(raced))
+        return best
+
+    def _with_forms(self, found: SearchResult) -> _Candidate | None:
+        """A search's result with fewer multiplications, where that is checked, accurate enough, and faster."""
+        task, options, budget, bound = self.task, self.task.options, self.task.budget, self.searches.bound
+        wanted = not options.enable and ALGORITHMS not in options.disable and options.objective != "memory"
+        if found.stopped == "interrupted" or not wanted:  # forms hold larger weights, and more values at once
+            return None
+        from superopt.pipeline.fewer import Setting, with_forms  # here, because most models have no place for it
+
+        setting = Setting(
+            options.floats, task.sizes, options.seed, options.threads, runtime_named(options.runtime),
+            races=options.target == "cpu" or options.measure,
+            trials=task.effort.trials,
+            seconds=SHOWN_RACE if options.measure else min(_FORMS_RACE, budget.left / _FORMS),
+            left=lambda: budget.left,
+            needs=_FORMS * budget.reserve,
+            memory=None if bound is None else bound.most,
+        )  # fmt: skip
+
+        def judged(made: Graph, cost: GraphCost) -> tuple[Judgement, report.Measured | None]:
+            return self.contest.judged(made, self.before, cost, believed=True)
+
+        check = self.checks.check if options.check else None
+        try:
+            forms = with_forms(
+                task.graph, found.graph, task.costs, setting, self.bench, check, judged, self.notes, task.progress
+            )
+        except KeyboardInterrupt:
+            self.contest.interrupted = True
+            budget.hurry()
+            return None
+        if forms is None:
+            return None
+        found = replace(found, graph=forms.graph)
+        checked = forms.checked or skipped("switched off")
+        return _Candidate(found, checked, forms.cost, Judgement(True), forms.measured, changed=True, forms=forms)
+
+    def _worth_another(self, best: _Candidate) -> bool:
+        """Whether there is time for another candidate, and enough to gain: what the best is modelled at, or nodes."""
+        task = self.task
+        most = 1.0 - (best.cost.us / self.before.us if self.before.us else 1.0)
+        enough = most > SearchOptions().least_gain or len(best.found.graph.nodes) < len(task.graph.nodes)
+        leisure = not self.contest.interrupted and task.budget.left > 2 * self.tried_for
+        return task.effort.again and leisure and enough
+
+    def _tried(self, found: SearchResult) -> _Candidate:
+        """A search's result, judged beside the input and, if it is to be returned, checked."""
+        start, checked, task = time.monotonic(), UNCHANGED, self.task
+        while found.graph is not task.graph:
+            cost = costs.graph_cost(found.graph, task.costs, sizes=task.sizes)
+            judged, measured = self.contest.judged(found.graph, self.before, cost)
+            candidate = _Candidate(found, checked, cost, judged, measured, changed=True)
+            if not judged.taken or checked.verdict == "passed":
+                break
+            settled, checked = self.checks.settle(found)
+            candidate = replace(candidate, checked=checked)
+            if settled.graph is found.graph:
+                break
+            found = settled  # what is left without the rule at fault: checked, and to be judged
+        else:
+            candidate = _Candidate(found, checked, self.before, Judgement(True))
+        self.tried_for = time.monotonic() - start
+        return candidate
+
+
+def _unknown_sizes(graph: Graph, sizes: Mapping[str, int]) -> list[str]:
+    """What has to be said of sizes that are given for dimensions which no value of the model has."""
+    kinds = [t for t in graph.declared.values() if isinstance(t, TensorType)]
+    known = dict.fromkeys(n for t in kinds for d in t.shape or () for n in sorted(symbols(d)))
+    has = f"its symbolic ones are {printable(', '.join(known), 200)}" if known else "all of its sizes are fixed"
+    return [
+        f"the model has no dimension {printable(n)!r} to cost at {sizes[n]}: {has}" for n in sizes if n not in known
+    ]
+
+
+def _against_itself(measured: report.Measured | None) -> report.Measured | None:
+    """A race in which the input was timed, as one of the input against itself."""
+    return None if measured is None else replace(measured, after_ms=measured.before_ms, ratio=1.0)

@@ -1,0 +1,139 @@
+"""A rewritten model beside its input: whether it is returned, by what it does, what it is modelled at, and a race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from superopt import report
+from superopt.cost import GraphCost
+from superopt.cost.trial import sizes_fed
+from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
+from superopt.ir.graph import Graph
+from superopt.pipeline.judge import LOOKS, SITTINGS, Comparison, Judgement, demand_of
+from superopt.pipeline.likely import for_one, said
+from superopt.pipeline.racing import measure
+from superopt.pipeline.task import Task
+from superopt.runtime.choice import runtime_named
+from superopt.verifier.running import Bench
+
+__all__ = ["SHOWN_RACE", "Contest"]
+
+_ROUNDS = 15  # of a race whose figures were asked for, at least
+SHOWN_RACE = 30.0  # seconds for the final race where its figures were asked for
+
+
+@dataclass
+class Contest:
+    """Judges candidates of a task.
+
+    Attributes:
+        task: the input is its graph.
+        bench: where the models' weights are written, for the check that follows.
+        notes: what hindered a race is added.
+        interrupted: whether a race was.
+    """
+
+    task: Task
+    bench: Bench
+    notes: list[str]
+    interrupted: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is time for a race, and for the check after it."""
+        budget = self.task.budget
+        return self.task.options.measure or budget.left > budget.racing
+
+    def judged(
+        self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, *, believed: bool = False
+    ) -> tuple[Judgement, report.Measured | None]:  # fmt: skip
+        """Whether a result is returned: by what it does, what it is modelled at or believed to take, and a race that
+        goes on while it could still change that.
+
+        Args:
+            after: the result.
+            before_cost: the input's cost.
+            after_cost: the result's.
+            believed: trials have said how long its parts take, not prices alone.
+        """
+        task, races = self.task, self.task.races
+        compared = Comparison(
+            demand_of(before_cost), demand_of(after_cost),
+            after_cost.us / before_cost.us if before_cost.us else 1.0,
+            simpler=len(after.nodes) < len(task.graph.nodes), believed=believed,
+        )  # fmt: skip
+        if compared.hopeless and races and not task.options.measure:
+            return Judgement(
+                False, f"the rewritten graph does more of some work for less of other, and is modelled at "
+                f"{compared.modelled:.3f} of the input's cost: two loadings of one model differ by as much",
+                hopeless=True,
+            ), None  # fmt: skip
+
+        found = self._raced(compared, after, task.sizes)
+        refused = found is None and races and self.fits and not self.interrupted
+        judged = replace(compared, measured=found, refused=refused).judged()
+        one = for_one(task.graph, task.sizes, task.options.sizes)
+        if judged.taken and found is not None and one is not None and not compared.after.no_more_than(compared.before):
+            silent = replace(self, notes=[])  # that it is refused there: no model has to accept one example
+            single = silent._raced(replace(compared, believed=True), after, one)
+            self.interrupted = self.interrupted or silent.interrupted
+            alone = replace(compared, believed=True, measured=single).judged()
+            if not alone.taken:
+                judged = Judgement(False, f"{alone.reason} for one example")
+        return judged, found
+
+    def _raced(self, compared: Comparison, after: Graph, sizes: Mapping[str, int]) -> report.Measured | None:
+        """The race of a comparison, for as long as it could still change it, and again where loadings decide."""
+
+        def settled(measured: report.Measured) -> bool:
+            return replace(compared, measured=measured).settled
+
+        found = self.race(after, settled, sizes=sizes)
+        if self.task.costs.racing is None and self.fits and replace(compared, measured=found).loaded_so:
+            for graph in (self.task.graph, after):
+                self.bench.drop(graph)
+            again = self.race(after, settled, sittings=SITTINGS, sizes=sizes)
+            found = found if again is None or again.sittings == 1 else again
+        return found
+
+    def race(
+        self, after: Graph, settled: Callable[[report.Measured], bool] | None = None, *, sizes: Mapping[str, int],
+        sittings: int = 1,
+    ) -> report.Measured | None:  # fmt: skip
+        """The whole models side by side, if the target is this machine and they are not too large, or on request.
+
+        Args:
+            after: beside the input.
+            settled: whether what was measured so far is enough; by default, after the usual rounds.
+            sizes: of symbolic dimensions.
+            sittings: how many times the models are loaded, each for a few rounds.
+        """
+        task, wanted = self.task, self.task.options.measure
+        if not task.races:
+            return None
+        if not self.fits:
+            self.notes.append("there was no time left to time the models whole: their modelled costs decide")
+            return None
+        task.progress(0, None, "measuring")
+        try:
+            limit = SHOWN_RACE if wanted else min(task.budget.left - task.budget.racing, task.effort.race)
+            rounds = _ROUNDS if settled is None else LOOKS[-1] if sittings == 1 else LOOKS[0]
+            looks = [n for n in LOOKS if n >= _ROUNDS or not wanted]
+            found = measure(
+                task.graph, after, sizes=sizes, seed=task.options.seed, threads=task.options.threads, rounds=rounds,
+                burst=3 if wanted else 1, time_limit=limit, device=task.costs.racing,
+                runtime=runtime_named(task.options.runtime),
+                looks={} if settled is None else dict.fromkeys(looks, settled),
+                sittings=sittings, enough=settled or (lambda measured: False), bench=self.bench,
+            )  # fmt: skip
+            at = said(task.graph, sizes_fed(task.graph, sizes))
+            return replace(found, circumstances={**found.circumstances, "sizes": at}) if at else found
+        except (Unsupported, InvalidModel, ResourceLimit) as error:
+            self.notes.append(f"the models could not be timed whole: {error}")
+            return None
+        except KeyboardInterrupt:  # the result is found, and has to be checked
+            self.notes.append("timing the models whole was interrupted: their modelled costs decide")
+            self.interrupted = True
+            task.budget.hurry()
+            return None
