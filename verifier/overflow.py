@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import ml_dtypes
 import numpy as np
 
-from superopt.ir.graph import Graph, Node, Value
-from superopt.ir.types import TensorType
+from superopt.ir.graph import Graph, Node, Value, unused_name
+from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Typing
 from superopt.runtime.ort import InferenceSession
 from superopt.verifier.noise import live_values
-from superopt.verifier.noisy_model import ELEMENTARY, is_exact
+from superopt.verifier.noisy_model import ELEMENTARY, REALS, is_exact
 from superopt.verifier.running import REFUSALS, Bench, attempt
 
 __all__ = ["NEAR", "Overflow"]
@@ -42,12 +43,22 @@ class Overflow:
         reals = (v for n in self._rounding for v in (*n.inputs, *n.outputs) if v and self._real(v) and v not in fed)
         self._names = list(dict.fromkeys(reals))
         watched = {**{n: Value(n, types[n]) for n in self._names}, **{v.name: v for v in part.outputs}}
-        outputs = tuple(v for n, v in watched.items() if n not in fed)
-        self._session: InferenceSession | None
+        self._part = replace(part, outputs=tuple(v for n, v in watched.items() if n not in fed), values=())
+        self._bench = bench
+        self._limits = {n: float(ml_dtypes.finfo(types[n].dtype.numpy).max) / NEAR for n in self._names}  # type: ignore[union-attr,no-untyped-call]
+        measured = [v for v in self._part.outputs if self._real(v.name)]
+        self._norms = self._made(_with_norms(self._part, measured))
+
+    @cached_property
+    def _session(self) -> InferenceSession | None:
+        """Gives every value inside, which together may be far more than a run holds at once."""
+        return self._made(self._part)
+
+    def _made(self, graph: Graph) -> InferenceSession | None:
         try:
-            self._session = bench.session(replace(part, outputs=outputs, values=()), optimise=False)
+            return self._bench.session(graph, optimise=False)
         except REFUSALS:
-            self._session = None
+            return None
 
     def near(self, feeds: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
         """A mask for the output, of this shape: elements at which an operator that leads to it overflows, or nearly.
@@ -56,15 +67,17 @@ class Overflow:
         same element where the shapes are equal; where no operator's result has the output's shape, any element of
         any. And it is every element, if an operator with sums inside reads a number that large.
         """
-        try:
-            ran = None if self._session is None else attempt(self._session, feeds)
-        except REFUSALS:
-            ran = None
+        least = min(self._limits.values(), default=0.0)
+        small = all(_is_small(a, least) for n, a in feeds.items() if self._real(n))
+        norms = _ran(self._norms, feeds) if small else None
+        if norms is not None and all(float(a) < least for a in norms.values()):  # no element is larger than its norm
+            return np.zeros(shape, bool)
+        ran = _ran(self._session, feeds)
         if ran is None or sum(a.size for a in ran.values()) > _WATCHED:
             return np.zeros(shape, bool)
         values = {n: a for n, a in (*feeds.items(), *ran.items()) if self._real(n)}
-        limits = {n: float(ml_dtypes.finfo(ran[n].dtype).max) / NEAR for n in self._names}  # type: ignore[no-untyped-call]
-        if all(_is_small(a, min(limits.values(), default=0.0)) for a in values.values()):
+        limits = self._limits
+        if all(_is_small(a, least) for a in values.values()):
             return np.zeros(shape, bool)
         near: list[np.ndarray] = []
         for node in self._rounding:
@@ -79,6 +92,32 @@ class Overflow:
 
     def _real(self, name: str) -> bool:
         return name in self._live and isinstance(t := self._types.get(name), TensorType) and t.dtype.is_float
+
+
+def _ran(session: InferenceSession | None, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+    try:
+        return None if session is None else attempt(session, feeds)
+    except REFUSALS:
+        return None
+
+
+def _with_norms(graph: Graph, values: Sequence[Value]) -> Graph:
+    """The graph with the Euclidean norms of values, in float32, for outputs: one number for each.
+
+    A norm stands right behind what makes its value, which is gone before the next is made.
+    """
+    taken, nodes, outputs = set(graph.names), list[Node](), list[Value]()
+    wanted = {v.name: v for v in values}
+    for node in graph.nodes:
+        nodes.append(node)
+        for value in (wanted[o] for o in node.outputs if o in wanted):
+            read, single, norm = value.name, *(unused_name(f"{value.name}/{w}", taken) for w in ("single", "norm"))
+            if isinstance(value.type, TensorType) and value.type.dtype is not DType.FLOAT32:
+                nodes.append(Node("", "Cast", (read,), (single,), {"to": REALS[DType.FLOAT32]}))
+                read = single
+            nodes.append(Node("", "ReduceL2", (read,), (norm,), {"keepdims": 0}))
+            outputs.append(Value(norm, TensorType(DType.FLOAT32, ())))
+    return replace(graph, nodes=tuple(nodes), outputs=tuple(outputs))
 
 
 def _is_small(array: np.ndarray, limit: float) -> bool:

@@ -24,6 +24,7 @@ _GENERIC = 16  # elements of a constant that is a target by itself
 _OFFSET, _SPREAD = 1000.0, 1e-4  # of data that lie close together, away from 0
 _SWEEPS = 16  # runs in which the rows of one table are visited
 _STREAMS = 500  # more than there are feeds of one check
+_PART = 1 << 16  # elements that are made at once: each takes up to a hundred bytes meanwhile
 _FILLED = 8  # targets that fill a whole input
 
 
@@ -134,7 +135,7 @@ class _Aim:
         rng = np.random.default_rng([seed, 7])
         for n, array in arrays.items():
             if n not in self.weights and array.size:
-                filled = np.asarray(fill(n, self.types[n].dtype, array, rng)).astype(array.dtype)
+                filled = np.asarray(fill(n, self.types[n].dtype, array, rng)).astype(array.dtype, copy=False)
                 arrays[n] = accepted(self.before, n, filled.reshape(array.shape))
         return Feed(name, arrays, mixed, tiny, scaled)
 
@@ -145,20 +146,7 @@ class _Aim:
             return _integers(self.before, name, dtype, array, targets, rng)
         if not dtype.is_float or not targets:
             return array
-        chosen = rng.choice(np.asarray(targets), array.shape)
-        kind = rng.integers(0, 8, array.shape)
-        with np.errstate(over="ignore", invalid="ignore"):
-            exact = chosen.astype(dtype.numpy)
-            up, down = (_next(exact, dtype, way) for way in (1, -1))
-            wide = chosen + rng.standard_normal(array.shape)
-            near = chosen * (1 + 1e-3 * rng.standard_normal(array.shape))
-            made = np.select(
-                [kind == 0, kind == 1, kind == 2, kind == 3, kind == 4],
-                [exact.astype(float), up.astype(float), down.astype(float), wide, near],
-                np.where(kind == 5, 2 * chosen, array.astype(float)),
-            )
-            out = made.astype(dtype.numpy)
-        return np.asarray(np.where(np.isfinite(out.astype(float)), out, array))
+        return _in_parts(array, lambda part: _around(targets, dtype, part, rng))
 
     def _any(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Integers of any magnitude, where they are no positions, sizes or counts: sums and products wrap."""
@@ -233,9 +221,13 @@ class _Aim:
             if not dtype.is_float:
                 return array
             low, high = _exponents(dtype)
-            powers = np.floor(rng.uniform(share * low, share * high, array.shape))
-            sign = rng.choice([-1.0, 1.0], array.shape)
-            return np.asarray(np.ldexp(sign * rng.uniform(1, 2, array.shape), powers.astype(int)))
+
+            def any_magnitude(part: np.ndarray) -> np.ndarray:
+                powers = np.floor(rng.uniform(share * low, share * high, part.shape))
+                sign = rng.choice([-1.0, 1.0], part.shape)
+                return np.asarray(np.ldexp(sign * rng.uniform(1, 2, part.shape), powers.astype(int)))
+
+            return _in_parts(array, any_magnitude)
 
         return fill
 
@@ -289,6 +281,33 @@ def _targets(before: Graph, after: Graph, inputs: Sequence[str]) -> dict[str, li
     return {n: list(dict.fromkeys([*second.get(n, ()), *first.get(n, ()), *list(generic)[:16]])) for n in inputs}
 
 
+def _in_parts(array: np.ndarray, make: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """An array like one whose elements are made independently of each other, a part of it at a time."""
+    flat = array.reshape(-1)
+    made = np.empty_like(flat)
+    for start in range(0, flat.size, _PART):
+        made[start : start + _PART] = make(flat[start : start + _PART]).astype(array.dtype)
+    return made.reshape(array.shape)
+
+
+def _around(targets: Sequence[float], dtype: DType, ordinary: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Reals at, beside and around the targets, among ordinary ones."""
+    chosen = rng.choice(np.asarray(targets), ordinary.shape)
+    kind = rng.integers(0, 8, ordinary.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = chosen.astype(dtype.numpy)
+        up, down = (_next(exact, dtype, way) for way in (1, -1))
+        wide = chosen + rng.standard_normal(ordinary.shape)
+        near = chosen * (1 + 1e-3 * rng.standard_normal(ordinary.shape))
+        made = np.select(
+            [kind == 0, kind == 1, kind == 2, kind == 3, kind == 4],
+            [exact.astype(float), up.astype(float), down.astype(float), wide, near],
+            np.where(kind == 5, 2 * chosen, ordinary.astype(float)),
+        )
+        out = made.astype(dtype.numpy)
+    return np.asarray(np.where(np.isfinite(out.astype(float)), out, ordinary))
+
+
 def _integers(
     graph: Graph, name: str, dtype: DType, array: np.ndarray, targets: Sequence[float], rng: np.random.Generator
 ) -> np.ndarray:
@@ -335,8 +354,12 @@ def _scale(plan: Mapping[str, int], zero: str = "") -> Fill:
             return array
         if name == zero:
             return np.zeros_like(array)
-        sign = rng.choice([-1.0, 1.0], array.shape)
-        return np.asarray(np.ldexp(sign * rng.uniform(1, 1.99, array.shape), plan[name]))
+
+        def one_magnitude(part: np.ndarray) -> np.ndarray:
+            sign = rng.choice([-1.0, 1.0], part.shape)
+            return np.asarray(np.ldexp(sign * rng.uniform(1, 1.99, part.shape), plan[name]))
+
+        return _in_parts(array, one_magnitude)
 
     return fill
 

@@ -16,15 +16,18 @@ from superopt import formats
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
+from superopt.ops.infer import infer
 from superopt.pipeline import optimize
 from superopt.runtime.binding import bind
 from superopt.runtime.ort import OrtValue, lent, make_session, run
+from superopt.verifier import steering
 from superopt.verifier._judgement import compare, scales
 from superopt.verifier.differential import check
 from superopt.verifier.explaining import Explanations, Trial
 from superopt.verifier.locate import suspects
 from superopt.verifier.mutation import mutants
 from superopt.verifier.noise import Disturbed
+from superopt.verifier.overflow import Overflow
 from superopt.verifier.running import Arrays, Bench
 from superopt.verifier.steering import Feed, steered
 from superopt.verifier.targets import input_targets
@@ -587,3 +590,29 @@ def test_sizes_that_a_model_wants_divisible_are_found():
     found = check(rows(("Relu", "r", "h"), ("Relu", "h", "y")), rows(("Relu", "r", "y")))
     assert found.verdict == "passed", found
     assert found.trials > 1
+
+
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+def test_values_inside_are_held_only_where_one_is_not_small(dtype: DType) -> None:
+    plane = kind(4, 8, dtype=dtype)
+    steps = [("Exp", "x", "e"), ("Sub", "e e", "d"), ("Add", "d x", "y")]
+    given = model(steps, {}, {"x": plane}, {"y": plane})
+    feed = rng.standard_normal((4, 8)).astype(dtype.numpy)
+    with Bench() as bench:
+        overflow = Overflow(given, infer(given), "y", bench)
+        assert not overflow.near({"x": feed}, (4, 8)).any()
+        assert "_session" not in vars(overflow)
+        feed[1, 2] = np.log(np.finfo(dtype.numpy).max) - 0.1  # near
+        feed[2, 3] = 100.0  # beyond: its difference is no number
+        found = overflow.near({"x": feed}, (4, 8))
+        assert "_session" in vars(overflow)
+    assert {tuple(map(int, place)) for place in np.argwhere(found)} == {(1, 2), (2, 3)}
+
+
+def test_inputs_near_constants_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steering, "_PART", 5)
+    clipped = model([("Clip", "x low high", "y")], {"low": single(-1), "high": single(1)}, X, Y)
+    feeds = {f.name: f.arrays["x"] for f in steered(clipped, clipped, 0, {}, 0, 48)}
+    near = feeds["near the constants 1"]
+    assert near.shape == (4, 8)
+    assert {-1.0, 1.0} <= set(near.reshape(-1).tolist())
