@@ -82,7 +82,7 @@ def _fresh() -> bool:
 
 def _prepared() -> bool:
     """Whether what was prepared is newer than all that it was prepared from."""
-    made = [p.stat().st_mtime for p in _PREPARED.glob("*/*.xz")]
+    made = [p.stat().st_mtime for p in _PREPARED.glob("*/*.zlib")]
     folders = [_ROOT / "superopt" / name for name in _PREPARED_FROM]
     sources = (p for f in folders for end in ("py", "toml", "json") for p in f.rglob(f"*.{end}"))
     return bool(made) and all(p.stat().st_mtime <= min(made) for p in sources)

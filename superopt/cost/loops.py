@@ -21,7 +21,7 @@ from superopt.cost.record import Key
 from superopt.ir.types import DType
 from superopt.ops import REGISTRY
 
-__all__ = ["BROADCASTING", "Traits", "done_by", "kernel_of", "moved_by", "traits_of"]
+__all__ = ["BROADCASTING", "Traits", "done_by", "is_packed", "kernel_of", "moved_by", "traits_of"]
 
 BROADCASTING = frozenset(n for n, o in REGISTRY.items() if o.family in ("elementwise", "activation"))
 _ATTRIBUTE, _RANK, _FIXED, _SIZE = 0.5, 0.5, 0.5, 0.15  # how far apart unlike records are, in e-folds of work
@@ -93,7 +93,7 @@ def kernel_of(op: str, key: Key | None) -> str:
     if op == "Pow":
         return f"{op}, of a number" if re.search(r"\[[1, ]*\]$", key.shapes[-1]) else op
     if op in _PRODUCTS:  # a constant second factor is packed when the session starts, any other at each run
-        return f"{op}, packed" if traits_of(key).packed else op
+        return f"{op}, packed" if is_packed(key) else op
     volumes = op.startswith("Conv") and "".join(key.shapes[:1]).count(",") == _VOLUME - 1
     kernel = f"{op}, of volumes" if volumes else op
     if _GROUPED.search(key.attrs) is None:
@@ -103,6 +103,11 @@ def kernel_of(op: str, key: Key | None) -> str:
     if volumes or known.blocks or not known.narrow:
         return kernel
     return f"{kernel}, of {'padded' if known.padded else 'odd'} channels"
+
+
+def is_packed(key: Key) -> bool:
+    """Whether it is a product of matrices whose second factor is packed when the session starts: it is constant."""
+    return key.op in _PRODUCTS and key.shapes[1:2] != () and key.shapes[1].startswith("!")
 
 
 def _far_from_last(key: Key) -> bool:
@@ -140,7 +145,7 @@ def traits_of(key: Key) -> Traits:
         len(shapes) > 1 and shapes[1][1:2] == [1],
         _in_blocks(key.op, shapes, _BLOCK), _in_blocks(key.op, shapes, _PADDED),
         _columns(key.op, attributes, shapes),
-        key.op in _PRODUCTS and key.shapes[1:2] != () and key.shapes[1].startswith("!"),
+        is_packed(key),
         _spans([d for d, s in zip(shapes, key.shapes, strict=True) if s]) if key.op in BROADCASTING else pieces,
         copied, pattern, extents,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from superopt.cost.loops import BROADCASTING, Traits, done_by, kernel_of, moved_by, traits_of
+from superopt.cost.loops import BROADCASTING, Traits, done_by, is_packed, kernel_of, moved_by, traits_of
 from superopt.cost.profile import factor_of
 from superopt.cost.record import APART, Estimate, Key, Record
 
@@ -114,7 +114,7 @@ class Predictor:
             if record.ns_cold > 0 and record.key.op not in APART:
                 kernel = kernel_of(record.key.op, record.key)
                 grouped[kernel].append(record)
-                if traits_of(record.key).packed:  # is alike enough where the second factor is not
+                if is_packed(record.key):  # is alike enough where the second factor is not
                     grouped[record.key.op].append(record)
         ceiling = replace(ceiling, span_ns=_span_ns((g for op, g in grouped.items() if op in BROADCASTING), ceiling))
         return Predictor(ceiling, grouped)

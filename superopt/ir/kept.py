@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import lzma
 import os
 import pickle
 import stat
+import zlib
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -29,7 +29,7 @@ __all__ = ["SHIPPED", "cache_directory", "code_digest", "keep", "kept"]
 _FORMAT = b"superopt.kept/1 "
 _LARGEST = 256 << 20  # bytes of a file that is read
 _DAMAGED = (
-    OSError, lzma.LZMAError, pickle.UnpicklingError, ValueError, TypeError, AttributeError, EOFError, IndexError,
+    OSError, zlib.error, pickle.UnpicklingError, ValueError, TypeError, AttributeError, EOFError, IndexError,
     KeyError,
 )  # fmt: skip
 SHIPPED = Path(__file__).resolve().parents[1] / "compiled"  # what ships with the wheel; a checkout makes its own
@@ -83,10 +83,10 @@ def kept(folder: str, name: str, classes: Iterable[type]) -> object | None:
         name: a digest of what the contents follow from.
         classes: of the values that may be in it.
     """
-    shipped, path = SHIPPED / folder / f"{name}.xz", cache_directory() / folder / name
+    shipped, path = SHIPPED / folder / f"{name}.zlib", cache_directory() / folder / name
     try:
         if shipped.is_file():
-            return _read(lzma.decompress(shipped.read_bytes()), classes)
+            return _read(zlib.decompress(shipped.read_bytes()), classes)
         for place in (path.parent, path):
             facts = place.stat()
             if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or (hasattr(os, "getuid") and facts.st_uid != os.getuid()):

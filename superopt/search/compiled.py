@@ -6,11 +6,11 @@ and ``make`` makes it for a checkout. Where the code has changed since, a run pr
 
 from __future__ import annotations
 
-import lzma
 import os
 import shutil
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 __all__ = ["compile_library"]
@@ -37,9 +37,9 @@ def compile_library(destination: Path) -> list[Path]:
                 os.environ["SUPEROPT_CACHE"] = before
         written: list[Path] = []
         for source in sorted(p for name in _FOLDERS for p in (Path(folder) / name).glob("*")):
-            path = destination / source.parent.name / f"{source.name}.xz"
+            path = destination / source.parent.name / f"{source.name}.zlib"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(lzma.compress(source.read_bytes()))
+            path.write_bytes(zlib.compress(source.read_bytes(), 9))
             written.append(path)
     return written
 

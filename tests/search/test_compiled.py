@@ -43,7 +43,7 @@ def test_what_is_damaged_is_made_again(compiled, tmp_path, monkeypatch):
     source = next((compiled / "moves").iterdir())
     path = tmp_path / "shipped" / "moves" / source.name
     path.parent.mkdir(parents=True)
-    name = source.name.removesuffix(".xz")
+    name = source.name.removesuffix(".zlib")
     path.write_bytes(source.read_bytes())
     assert kept.kept("moves", name, moves._CLASSES) is not None
     assert kept.kept("moves", name, ()) is None  # of other classes
