@@ -136,7 +136,10 @@ def pieces(a: Graph, b: Graph) -> tuple[tuple[tuple[Node, ...], tuple[Node, ...]
 def grown(
     a: Graph, b: Graph, pair: tuple[Graph, Graph], types: Mapping[str, ValueType | None]
 ) -> tuple[Graph, Graph]:  # fmt: skip
-    """A rewritten place with the nodes, of either graph, that make what it reads: fewer of its inputs are free.
+    """A rewritten place with nodes that make what it reads: fewer of its inputs are free.
+
+    First those that both graphs have and that make one of its inputs of others, as which of two equal values is read
+    may be the whole change; where there are none, all that make its inputs, of either graph.
 
     Args:
         a: the graph before.
@@ -144,12 +147,26 @@ def grown(
         pair: one of their :func:`changed_regions`, or this function's result.
         types: types of the values of ``a``.
     """
-    reads = [v.name for v in pair[0].inputs]
+    reads = _of_each_other(a, b, pair) or [v.name for v in pair[0].inputs]
     parts = []
     for graph, inner in ((a, pair[0]), (b, pair[1])):
         taken = {id(n) for n in inner.nodes} | {id(graph.producer[r]) for r in reads if r in graph.producer}
         parts.append([n for n in graph.nodes if id(n) in taken])
     return _pair(a, b, parts[0], parts[1], [v.name for v in pair[0].outputs], types)
+
+
+def _of_each_other(a: Graph, b: Graph, pair: tuple[Graph, Graph]) -> list[str]:
+    """Inputs of a place that the same node makes in both graphs of its other inputs."""
+    given = {v.name for v in pair[0].inputs}
+    apart = _other_constants(a, b)
+    found: list[str] = []
+    for name in sorted(given & a.producer.keys() & b.producer.keys()):
+        node, twin = a.producer[name], b.producer[name]
+        running = set(node.reads) - a.constants.keys()
+        same = apart.isdisjoint(node.reads) and _verbatim(node) == _verbatim(twin)
+        if same and running and running <= given:
+            found.append(name)
+    return found
 
 
 def _pair(

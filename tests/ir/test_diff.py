@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from superopt.ir.diff import changed_regions, compare
+from superopt.ir.diff import changed_regions, compare, grown
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.verifier.differential import check_regions
@@ -70,3 +70,20 @@ def test_a_piece_takes_its_weights_along() -> None:
 def test_equal_graphs_have_no_changed_regions() -> None:
     a = chain(("MatMul", ("x", "w"), "h"), ("Relu", ("h",), "y"))
     assert changed_regions(a, a, {}) == ()
+
+
+def test_a_place_grows_by_what_makes_one_of_its_inputs_of_another_first() -> None:
+    """Which of two equal values is read is the whole change; what makes the other input would say nothing of it."""
+    before = chain(("Exp", ("x",), "h"), ("Relu", ("h",), "r"), ("Relu", ("h",), "s"), ("Mul", ("r", "h"), "p"),
+                   ("Add", ("p", "s"), "y"))  # fmt: skip
+    after = replace(before, nodes=(*before.nodes[:2], before.nodes[3], Node("n4", "Add", ("p", "r"), ("y",))))
+    types = dict.fromkeys("xhrspy", KIND)
+    ((left, right),) = changed_regions(before, after, types)
+    assert {v.name for v in left.inputs} == {"h", "p", "r"}
+    assert check_regions([(left, right)]).verdict == "failed"
+    larger = grown(before, after, (left, right), types)
+    assert [[n.op for n in side.nodes] for side in larger] == [["Relu", "Relu", "Mul", "Add"], ["Relu", "Mul", "Add"]]
+    assert {v.name for v in larger[0].inputs} == {"h"}
+    assert check_regions([larger]).verdict == "passed"
+    largest = grown(before, after, larger, types)
+    assert {v.name for v in largest[0].inputs} == {"x"}
