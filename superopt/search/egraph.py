@@ -505,8 +505,8 @@ class EGraph:
         self.classes[self.find(identity)].parents.extend((*fresh.items(), *apart))
 
     def _are_apart(self, a: int, b: int) -> bool:
-        """Whether two e-nodes are the same and their classes stay two: each has a value of the input, one e-node was made
-        by a move, and where that is, some may stand for that value and not the other way round."""
+        """Whether two e-nodes are the same and their classes stay two: each has a value of the input, one e-node was
+        made by a move, and where that is, some may stand for that value and not the other way round."""
         first, second = self.classes[self.find(a)], self.classes[self.find(b)]
         made = [c for i, c in ((a, first), (b, second)) if self.made_by[i]]
         return first.original and second.original and any(c.partial and not c.constant for c in made)
