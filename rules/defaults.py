@@ -115,8 +115,8 @@ def _unsaid(app: App, where: str) -> dict[str, AttributeValue]:
 
 def _complete(app: App) -> bool:
     return app.op not in REGISTRY or (
-        app.op not in _SAID and
-        {k for k, _ in app.attributes} | {"dtype"} >= set(REGISTRY[app.op].attributes)
+        app.op not in _SAID
+        and {k for k, _ in app.attributes} | {"dtype"} >= set(REGISTRY[app.op].attributes)
         and not may_be_onnx(app)
         and _indices(app.op, app.args) == app.args
     )
