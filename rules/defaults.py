@@ -20,7 +20,7 @@ from superopt.rules.rule import CLASSES, Rule, scalar_value
 from superopt.rules.scanner import RuleError
 from superopt.rules.spelling import POSITIONAL, from_front, may_be_onnx, neutral, respelled
 
-__all__ = ["as_scalar", "default_of", "filled_in", "positional"]
+__all__ = ["as_scalar", "default_of", "filled_in", "positional", "said"]
 
 _REDUCTIONS = tuple(
     f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")
@@ -50,6 +50,8 @@ _PLAIN: Mapping[str, Mapping[str, AttributeValue]] = {
     "DepthToSpace": {"mode": "DCR"}, "Mod": {"fmod": 0}, "MeanVarianceNormalization": {"axes": (0, 2, 3)},
     "LRN": {"alpha": _f32(1e-4), "beta": 0.75, "bias": 1.0},
 }  # fmt: skip
+# What operators are here alone, and in ONNX only where it is said: a text has to say it.
+_SAID: Mapping[str, Mapping[str, AttributeValue]] = {"ScatterND": {"reduction": "add"}}
 _WINDOWS = frozenset({"Conv", "ConvTranspose", "AveragePool", "MaxPool"})
 
 
@@ -87,9 +89,34 @@ def filled_in(rule: Rule, where: str) -> Rule:
     return replace(rule, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
 
 
+def said(term: Term) -> Term:
+    """The term with what ONNX does not mean by default, as it is written."""
+    made: dict[Term, Term] = {}
+    for each in postorder(term):
+        new = remade(each, made)
+        if isinstance(new, App) and new.op in _SAID:
+            new = App(new.op, new.args, tuple(sorted({**dict(new.attributes), **_SAID[new.op]}.items())))
+        made[each] = new
+    return made[term]
+
+
+def _unsaid(app: App, where: str) -> dict[str, AttributeValue]:
+    """Attributes without what has to be said.
+
+    Raises:
+        RuleError: it is not said.
+    """
+    values = dict(app.attributes)
+    for name, value in _SAID.get(app.op, {}).items():
+        if values.pop(name, None) != value:
+            raise RuleError(f"{app.op} is only known with {name}={value!r}", where=where, hint="say it")
+    return values
+
+
 def _complete(app: App) -> bool:
     return app.op not in REGISTRY or (
-        {k for k, _ in app.attributes} | {"dtype"} >= set(REGISTRY[app.op].attributes)
+        app.op not in _SAID
+        and {k for k, _ in app.attributes} | {"dtype"} >= set(REGISTRY[app.op].attributes)
         and not may_be_onnx(app)
         and _indices(app.op, app.args) == app.args
     )
@@ -109,7 +136,7 @@ def _filled(app: App, shapes: list[tuple[Dim, ...] | None], where: str) -> dict[
     values = dict(app.attributes)
     if app.op not in REGISTRY:
         return values
-    values = neutral(app, values)
+    values = neutral(app, _unsaid(app, where))
     names = REGISTRY[app.op].attributes
     first = shapes[0] if shapes else None
     for name, default in _PLAIN.get(app.op, {}).items():

@@ -29,7 +29,7 @@ from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
 from superopt.ir.terms import format_term as term_text
 from superopt.ir.terms import format_value as value_text
 from superopt.ops import REGISTRY
-from superopt.rules.defaults import as_scalar, filled_in, positional
+from superopt.rules.defaults import as_scalar, filled_in, positional, said
 from superopt.rules.rule import (
     CLASSES,
     AttributeScheme,
@@ -513,7 +513,7 @@ def format_term(term: Term, forall: Mapping[str, TypeScheme] | None = None) -> s
         value = scalar_value(app)
         return None if value is None or (forall is None and isinstance(value, Poly)) else format_value(value, vectors)
 
-    return term_text(term, lambda value: format_value(value, vectors), number)
+    return term_text(said(term), lambda value: format_value(value, vectors), number)
 
 
 def format_rule(rule: Rule) -> dict[str, object]:

@@ -305,7 +305,7 @@ def _discrete(old: np.ndarray, new: np.ndarray, moves: Moves | None) -> Comparis
         return Comparison()
     if new.dtype == object or old.dtype.kind not in "biu":
         return Comparison(np.inf, np.inf, differs=True, problem="its elements differ from the original's")
-    distance = np.abs(new.astype(np.float64) - old.astype(np.float64))
+    distance = np.maximum(np.abs(new.astype(np.float64) - old.astype(np.float64)), new != old)  # float64 holds 2^53
     moved = np.zeros(old.shape) if moves is None else moves.largest()
     over = distance > FACTOR * moved
     scale = float(np.abs(old.astype(np.float64)).max(initial=0.0)) or 1.0

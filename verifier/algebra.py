@@ -19,7 +19,9 @@ from superopt.runtime.evaluate import Array
 
 __all__ = ["MODULUS", "ORDERED", "NeedsOrder", "PrimeField", "Rationals", "Unlucky"]
 
-MODULUS = 67108187  # the largest safe prime below 2^26; p % 4 = 3
+# The largest safe prime below 2^26 of which -1 is no square and every number up to 30 is one: so √(a²x) is |a|·√x for
+# all quotients of such numbers, as it is of reals, and a rule that is wrong by the sign of a root is told.
+MODULUS = 67058879
 _HALF = MODULUS // 2  # q, prime
 _BITS = 26
 _NO_Q = 1 << 25  # > q: "this element has no q-part"

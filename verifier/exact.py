@@ -42,9 +42,13 @@ _WIDE = 2  # what other sizes are drawn up to in trials where images are wide
 # Draws of awkward elements, where order or equality matters, besides the uniform ones; every second is from a few
 # numbers that all tensors share. (With 3 in all and none shared, rules that differ at ties alone passed 8 trials.)
 _ODD_DRAWS = 4
+_CONSTANT_DRAWS = 8  # and so many more from a few numbers, where the rule has constants that turns have not
 _INTEGER = 9  # integers without a bound are drawn up to this, of either sign
+_SMALL, _LARGE = 1 << 10, 1 << 40  # constants up to these are such numbers: with powers, and without
+_MOST_NAMED = 5  # of which products and quotients are, too
 _FEW = 5  # numbers that tensors share in such a draw: two elements are equal in a fifth of the places, opposite in more
 _TURNS = tuple(Fraction(n, 2) for n in (0, 0, 1, -1, 2, -2, 3, -3, 5, -5))  # where functions that round or compare turn
+_COMMON = frozenset(_TURNS) | {v * h for v in _TURNS for h in (Fraction(1, 2), 2)}  # constants that most rules have
 _MORE, _MOST_MORE = 4, 24  # further trials for each further way in which slices are clamped, and at most
 _UNLUCKY = 5  # draws of a trial that may meet an inverse of zero
 _MOST = 60_000  # elements of one tensor; a larger point is drawn again
@@ -165,19 +169,23 @@ def elements(trial: Trial, algebra: Exact, rng: np.random.Generator, *, shared: 
 
 
 def _few(trial: Trial, rng: np.random.Generator) -> list[Fraction]:
-    """A few numbers: where functions turn, the rule's own constants, what is beside them, and the opposite of some."""
-    named = sorted(
-        {
-            s.value
-            for meaning in trial.meanings.values()
-            for output in meaning.outputs
-            for s in subexpressions(output.body)
-            if isinstance(s, Number) and isinstance(s.value, Fraction) and abs(s.value) <= 1024
-        }
-    )
-    known = [*_TURNS, *named, *(v + d for v in named for d in (Fraction(1, 8), Fraction(-1, 8)))]
-    picked = [known[k] for k in rng.integers(0, len(known), size=_FEW - 2)]
+    """A few numbers: where functions turn, where the rule's own constants turn something, and opposites."""
+    named = _turning(trial)
+    places = [*named, *(v + d for v in named for d in (Fraction(1, 8), Fraction(-1, 8)))]
+    places += [v * h for v in named for h in (Fraction(1, 2), Fraction(-1, 2)) if v]  # closer to 0 than a constant is
+    known = [*_TURNS, *places]
+    picked = [(some := places if places and n % 2 == 0 else known)[rng.integers(0, len(some))] for n in range(_FEW - 2)]
     return [*picked, -picked[0], Fraction(int(rng.integers(-4096, 4097)), 1 << int(rng.choice([3, 12])))]
+
+
+def _turning(trial: Trial) -> list[Fraction]:
+    """The rule's constants, and products and quotients of two: at 5000 is what ``Clip(x * 0.001, -5, 5)`` cuts."""
+    scalars = [s for m in trial.meanings.values() for output in m.outputs for s in subexpressions(output.body)]
+    powers = any(isinstance(s, Call) and s.function == "pow" for s in scalars)  # of what is large none is taken
+    named = sorted({s.value for s in scalars if isinstance(s, Number) and isinstance(s.value, Fraction)})
+    factors = [Fraction(1), *(v for v in named if v)][: _MOST_NAMED + 1]
+    found = {*named, *(f for a in factors for b in factors for f in (a * b, a / b))}
+    return sorted(v for v in found if abs(v) <= (_SMALL if powers else _LARGE)) if named else []
 
 
 def values_of(roots: Sequence[Term], trial: Trial, given: Mapping[str, Array], algebra: Algebra) -> dict[Term, Array]:
@@ -242,10 +250,12 @@ def fails(
     if trial.ill_typed:
         return trial, {}, None
     agreed = 0
-    wanted = 1 + (_ODD_DRAWS if _functions(trial.meanings) & (ORDERED | {"equal", "inv"}) else 0)
+    wanted = usual = 1 + (_ODD_DRAWS if _functions(trial.meanings) & (ORDERED | {"equal", "inv"}) else 0)
+    if _functions(trial.meanings) & ORDERED and not frozenset(_turning(trial)) <= _COMMON:
+        wanted += _CONSTANT_DRAWS
     for _ in range(wanted + _UNLUCKY):
         algebra = algebra_for(trial, 0, odd=agreed > 0)
-        values = elements(trial, algebra, rng, shared=agreed % 2 == 1)
+        values = elements(trial, algebra, rng, shared=agreed % 2 == 1 or agreed >= usual)
         try:
             difference = compare(trial, values, algebra)
         except Unlucky:

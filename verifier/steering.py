@@ -333,11 +333,24 @@ def _ends(dtype: DType) -> tuple[int, int]:
 
 
 def _tied(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Numbers among which ties are likely: which of equal ones is chosen shows. Some rows are negative throughout."""
+    """Numbers among which ties are likely: which of equal ones is chosen shows. Some rows are negative throughout.
+
+    Along each axis the greatest or the least of a line, in turn, is at both of its ends.
+    """
     if not dtype.is_float:
         return array
     lowered = 2 * rng.integers(0, 2, (*array.shape[:-1], 1)[: array.ndim])
-    return np.asarray(rng.integers(-1, 2, array.shape) - lowered)
+    tied = np.asarray(rng.integers(-1, 2, array.shape) - lowered)
+    for axis in range(tied.ndim if tied.size else 0):
+        moved = np.moveaxis(tied, axis, -1)
+        lines = moved.reshape(-1, moved.shape[-1]).copy()
+        lines[::2, [0, -1]] = lines[::2].max(axis=1, keepdims=True)
+        if len(lines) > 1:
+            lines[1::2, [0, -1]] = lines[1::2].min(axis=1, keepdims=True)
+        elif lines.size > 3:
+            lines[:, [1, -2]] = lines.min(axis=1, keepdims=True)
+        tied = np.moveaxis(lines.reshape(moved.shape), -1, axis)
+    return tied
 
 
 def _as_drawn(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:

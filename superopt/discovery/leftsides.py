@@ -19,7 +19,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import Operator
-from superopt.rules.defaults import filled_in
+from superopt.rules.defaults import filled_in, said
 from superopt.rules.rule import Rule, TensorScheme, TypeScheme
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import operator_of, type_terms
@@ -202,7 +202,8 @@ def _complete(state: _State, app: App, kind: TensorType | None) -> App | None:
         given = (*given, ("axis", rank - 1))
     operands = (Var("data"), *app.args[1:])
     try:
-        whole = filled_in(Rule("", forall, (), (App(app.op, operands, tuple(sorted(given))),), (Var("data"),)), app.op)
+        side = said(App(app.op, operands, tuple(sorted(given))))
+        whole = filled_in(Rule("", forall, (), (side,), (Var("data"),)), app.op)
     except (RuleError, IllTyped):
         return None
     found = whole.lhs[0]

@@ -25,7 +25,7 @@ from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.forms import product as elements_of
 from superopt.ops.meaning import Condition, IllTyped
-from superopt.rules.defaults import filled_in
+from superopt.rules.defaults import filled_in, said
 from superopt.rules.rule import Rule, TensorScheme
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import complete, operator_of, type_terms
@@ -437,7 +437,7 @@ def _attributes(
         forall = {_DATA.name: TensorScheme("f", kind.shape or ())}
         forall |= {f"{prefix}{n}": TensorScheme("f", (1,) * rank) for n in places}
         operands = tuple(_DATA if a == base else a for a in args)
-        app = App(op, operands, tuple(sorted(overlay.items())))
+        app = said(App(op, operands, tuple(sorted(overlay.items()))))
         try:
             whole = filled_in(Rule("", forall, (), (app,), (app,)), op).lhs[0]
         except RuleError:

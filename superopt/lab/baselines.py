@@ -148,7 +148,7 @@ class _State:
         choice = incumbent_of(region, lowered, problem)
         for owner, options in problem.of.items():
             choice.setdefault(owner, options[0]) if options else None
-        choice.update((c, problem.index[n]) for c, n in chosen.items() if n in problem.index)
+        choice.update((c, problem.index[c, n]) for c, n in chosen.items() if (c, n) in problem.index)
         if used_classes(problem, choice) is None:
             return None
         return plan_of(region, lowered, problem, choice, 0.0, -cost_of(problem, choice))

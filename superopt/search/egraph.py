@@ -10,7 +10,7 @@ Operators with several outputs make one e-node of a *tuple class*; projections `
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -71,6 +71,8 @@ class EClass:
         kind: number of the type.
         known: facts of the numbers, by which conditions of verdicts in floating point are decided.
         detour: how many moves in a row that make more work lead from the input to here, at least.
+        original: some value of the input is here.
+        partial: some e-node may stand for the input's value that is here, and that value not for it.
     """
 
     id: int
@@ -84,6 +86,8 @@ class EClass:
     parents: list[tuple[ENode, int]] = field(default_factory=list)
     by_op: dict[str, list[ENode]] | None = None
     loops: dict[str, list[ENode]] = field(default_factory=dict)  # e-nodes that read this class; as old as by_op
+    original: bool = False
+    partial: bool = False
 
     @property
     def facts(self) -> tuple[bool, bool, int, Known]:
@@ -375,6 +379,29 @@ class EGraph:
         self.version += 1
         return identity
 
+    def may_meet(self, a: int, b: int, operands: Iterable[int], turns: Callable[[], bool]) -> bool:
+        """Whether a move from ``a`` to ``b`` may make them equal where a direction is not as good in floating point.
+
+        All of a class may stand for each value of the input in it. So where a value of the input is among what a move
+        makes, and what the move takes away may not stand for it, the two stay apart; and where some of either may not
+        stand for all of it already. What a move takes away is never taken for its own operand, which it reads.
+
+        Args:
+            a: what the move takes away.
+            b: what it makes.
+            operands: what both are made of.
+            turns: whether the opposite move is as good.
+        """
+        first, second = self.classes[self.find(a)], self.classes[self.find(b)]
+        if first is second:
+            return True
+        if second.original and not second.constant and second.id not in {self.find(o) for o in operands}:
+            if (first.original and (first.partial or second.partial)) or not turns():
+                return False
+        elif not (second.original or first.partial or turns()):
+            first.partial = first.original
+        return True
+
     def union(self, a: int, b: int, why: str) -> bool:
         """Make two classes equal because of ``why`` (a rule id); :meth:`rebuild` must follow. False if they were.
 
@@ -398,6 +425,7 @@ class EGraph:
         facts = keep.facts, drop.facts
         keep.constant, keep.exact = keep.constant or drop.constant, keep.exact or drop.exact
         keep.detour = min(keep.detour, drop.detour)
+        keep.original, keep.partial = keep.original or drop.original, keep.partial or drop.partial
         was_rounded = keep.known.rounded or drop.known.rounded
         keep.known = merged(keep.known, drop.known)
         if any(side.id < self.began and known != keep.facts for side, known in zip((keep, drop), facts, strict=True)):
@@ -459,16 +487,29 @@ class EGraph:
         group = self.classes[identity]
         parents, group.parents = group.parents, []
         fresh: dict[ENode, int] = {}
+        apart: list[tuple[ENode, int]] = []
         for node, parent in parents:
             self._table.pop(node, None)
             canonical = self.canonical(node)
             twin = fresh.get(canonical)
             other = self._table.get(canonical) if twin is None else twin
-            if other is not None and self.find(other) != self.find(parent):
-                self.union(other, parent, "")
-            self._table[canonical] = fresh[canonical] = parent
             self._dirty.add(self.find(parent))
-        self.classes[self.find(identity)].parents.extend(fresh.items())
+            if other is not None and self.find(other) != self.find(parent):
+                if self._are_apart(other, parent):
+                    other, parent = (parent, other) if not self.made_by[parent] else (other, parent)
+                    apart.append((canonical, parent))
+                    parent = other
+                else:
+                    self.union(other, parent, "")
+            self._table[canonical] = fresh[canonical] = parent
+        self.classes[self.find(identity)].parents.extend((*fresh.items(), *apart))
+
+    def _are_apart(self, a: int, b: int) -> bool:
+        """Whether two e-nodes are the same and their classes stay two: each has a value of the input, one e-node was
+        made by a move, and where that is, some may stand for that value and not the other way round."""
+        first, second = self.classes[self.find(a)], self.classes[self.find(b)]
+        made = [c for i, c in ((a, first), (b, second)) if self.made_by[i]]
+        return first.original and second.original and any(c.partial and not c.constant for c in made)
 
     # -- explaining ----------------------------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ class Problem:
     of: Mapping[int, tuple[int, ...]]
     readers: Mapping[int, tuple[int, ...]]
     roots: tuple[int, ...]
-    index: Mapping[ENode, int] = field(default_factory=dict)  # every e-node → the candidate that stands for it
+    index: Mapping[tuple[int, ENode], int] = field(default_factory=dict)  # class, e-node → the candidate in its place
     savings: tuple[Saving, ...] = ()
     pairs: Mapping[int, tuple[Saving, ...]] = field(default_factory=dict)  # by consumer
 
@@ -139,7 +139,7 @@ def _indexed(
 ) -> Problem:
     """Of e-nodes that need the same the cheapest, and each that the input has: what is in its place has to gain."""
     candidates: list[Candidate] = []
-    index: dict[ENode, int] = {}
+    index: dict[tuple[int, ENode], int] = {}
     of: dict[int, tuple[int, ...]] = {}
     readers: dict[int, list[int]] = {}
     for owner, found in kept.items():
@@ -150,7 +150,7 @@ def _indexed(
                 best[key] = candidate
         start = len(candidates)
         position = {key: start + i for i, key in enumerate(best)}
-        index.update((c.node, position[key]) for key, c in zip(keys, found, strict=True))
+        index.update(((owner, c.node), position[key]) for key, c in zip(keys, found, strict=True))
         candidates.extend(best.values())
         of[owner] = tuple(range(start, len(candidates)))
         for number in of[owner]:

@@ -184,6 +184,8 @@ def lower(region: Region, operators: Mapping[str, Operator]) -> Lowered:
                 classes[output] = graph.project(made, index) if is_multi(operators[step.op]) else made
                 _add_facts(graph, number=-1, leaf=made, kind=region.types[output], known=_said(step))
     graph.given = {classes[n]: known for n, known in below.items()}
+    for known in classes.values():
+        graph.classes[graph.find(known)].original = True
     return Lowered(graph, tuple(classes[n] for n in region.values), origin)
 
 

@@ -62,6 +62,7 @@ class Pattern:
         heavier: the other side does surely more arithmetic with as many operators of the same kinds.
         floats: by element type, the conditions of which one must hold for the other side to be as good in floating
             point; ``None``: whatever the reals allow.
+        opposite: the same for this side in the place of the other one.
     """
 
     rule: Rule
@@ -78,6 +79,7 @@ class Pattern:
     first_round: bool = False
     width: int = 1  # slots
     floats: Mapping[str, tuple[Way, ...]] | None = None
+    opposite: Mapping[str, tuple[Way, ...]] | None = None
     heavier: bool = False
     bounded: bool = False  # some variable holds positions, whose range is asked of the graph
     _runtime: dict[tuple[bool, ...], tuple[int, int, int]] = field(default_factory=dict)
@@ -108,7 +110,10 @@ class Pattern:
         below = [(s, str(put(b))) for n, s in self.tensor_slots.items() if (b := tensors[n].below) is not None]
         checks = [(str(put(w)), r) for w, r in self.checks]
         makes = [format_term(t) for t in targets]
-        floats = None if self.floats is None else sorted((t, self._conditions(w)) for t, w in self.floats.items())
+        floats = [
+            None if ways is None else sorted((t, self._conditions(w)) for t, w in ways.items())
+            for ways in (self.floats, self.opposite)
+        ]
         text = repr((self.steps, self.roots, makes, guards, ranges, below, checks, self.first_round, floats))
         return hashlib.sha256(text.encode()).digest()
 
@@ -158,6 +163,11 @@ class Pattern:
     def anyway(self) -> frozenset[str]:
         """Element types for which the other side is as good in floating point, whatever the operands."""
         return frozenset(t for t, ways in (self.floats or {}).items() if Way() in ways)
+
+    @cached_property
+    def turned_anyway(self) -> frozenset[str]:
+        """Element types for which this side is as good as the other one, whatever the operands."""
+        return frozenset(t for t, ways in (self.opposite or {}).items() if Way() in ways)
 
     @cached_property
     def saves(self) -> bool:
@@ -300,7 +310,7 @@ class _Compiler:
 
 def compile_side(
     rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...], *, first_round: bool = False,
-    floats: Mapping[str, tuple[Way, ...]] | None = None,
+    floats: Mapping[str, tuple[Way, ...]] | None = None, opposite: Mapping[str, tuple[Way, ...]] | None = None,
 ) -> Pattern:  # fmt: skip
     """Prepare a side of a plain rule (no ``...``) for matching.
 
@@ -313,7 +323,7 @@ def compile_side(
     return Pattern(
         rule, source, target, tuple(made.steps), tuple(made.slot_of[r] for r in source), tensors, made.names,
         tuple(made.checks), frozenset(t.op for t in before), _depth(source), len(after) - len(before), first_round,
-        len(made.slot_of), floats,
+        len(made.slot_of), floats, opposite,
     )  # fmt: skip
 
 
@@ -381,7 +391,8 @@ def match_of(graph: EGraph, pattern: Pattern, slots: Sequence[int], values: tupl
     tensors = dict(zip(pattern.tensor_slots, [slots[s] for s in pattern.slots], strict=True))
     if pattern.bounded and not _in_bounds(graph, pattern.rule, tensors, sizes):
         return None
-    if pattern.floats is not None and not _as_good(graph, pattern, tensors, sizes):
+    ways = pattern.floats
+    if ways is not None and not _as_good(graph, ways, pattern.anyway, tensors, sizes):
         return None
     return Match(tuple([slots[r] for r in pattern.roots]), tensors, sizes)
 
@@ -462,13 +473,22 @@ def _in_bounds(graph: EGraph, rule: Rule, tensors: Mapping[str, int], sizes: Siz
     return True
 
 
-def _as_good(graph: EGraph, pattern: Pattern, tensors: Mapping[str, int], sizes: Sizes) -> bool:
-    """Whether a condition is met under which the other side is as good in floating point."""
-    assert pattern.floats is not None
+def turns(graph: EGraph, pattern: Pattern, match: Match) -> bool:
+    """Whether the side that was found is as good in floating point as what is made of it: whether either may stand for
+    the other."""
+    ways = pattern.opposite
+    return ways is None or _as_good(graph, ways, pattern.turned_anyway, match.tensors, match.sizes)
+
+
+def _as_good(
+    graph: EGraph, by_type: Mapping[str, tuple[Way, ...]], anyway: frozenset[str], tensors: Mapping[str, int],
+    sizes: Sizes,
+) -> bool:  # fmt: skip
+    """Whether a condition is met under which a direction is as good in floating point."""
     dtype = sizes.get(_ELEMENT, _FLOAT32)
-    if dtype in pattern.anyway:
+    if dtype in anyway:
         return True
-    ways = pattern.floats.get(str(dtype), ())
+    ways = by_type.get(str(dtype), ())
     if not ways:
         return False
     groups = {n: graph.classes[graph.find(c)] for n, c in tensors.items()}

@@ -259,7 +259,7 @@ def _piece(rule: Rule, ways: tuple[_Ways, _Ways]) -> _Piece:
     for backward, wanted in enumerate(ways):
         if wanted is None or any(wanted.values()):
             for instance in plain:
-                _add(instance, bool(backward), wanted, sides, groups)
+                _add(instance, bool(backward), wanted, ways[not backward], sides, groups)
     return _Piece(ways, tuple(sides), tuple(groups), frozenset(_adjacent(rule)))
 
 
@@ -300,8 +300,8 @@ def _side_of_parts(side: _Side, count: int) -> _Side | None:
     lifted = lift(rule, count, backward=side.backward) if rule.operators & _PARTS else None
     if lifted is None or _orders(lifted.lhs) > _MOST_ORDERS:
         return None
-    ways = _lifted_ways(side, lifted)
-    return _side(lifted, lifted.lhs, lifted.rhs, side.backward, side.pattern.first_round, ways)
+    ways, opposite = _lifted_ways(side, lifted)
+    return _side(lifted, lifted.lhs, lifted.rhs, side.backward, side.pattern.first_round, ways, opposite)
 
 
 def _orders(roots: tuple[Term, ...]) -> int:
@@ -310,13 +310,15 @@ def _orders(roots: tuple[Term, ...]) -> int:
     return 1 << sum(REGISTRY[t.op].commutative for t in applied)
 
 
-def _lifted_ways(side: _Side, lifted: Rule) -> _Ways:
+def _lifted_ways(side: _Side, lifted: Rule) -> tuple[_Ways, _Ways]:
+    """What the side, and the other one, must meet."""
     rule = side.pattern.rule
     try:
         names = correspondence(rule, rule.rhs if side.backward else rule.lhs)
     except NotLiftableError:  # it was lifted, so it is made of copies
         names = {}
-    return of_copies(side.pattern.floats, names, {*lifted.tensors, *lifted.attribute_atoms})
+    own = {*lifted.tensors, *lifted.attribute_atoms}
+    return of_copies(side.pattern.floats, names, own), of_copies(side.pattern.opposite, names, own)
 
 
 def _ways(rule: Rule, backward: bool, floats: Floats | None) -> _Ways:
@@ -327,9 +329,10 @@ def _ways(rule: Rule, backward: bool, floats: Floats | None) -> _Ways:
 
 
 def _side(
-    rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...], backward: bool, apart: bool, floats: _Ways
-) -> _Side:
-    pattern = compile_side(rule, source, target, first_round=apart, floats=floats)
+    rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...], backward: bool, apart: bool, floats: _Ways,
+    opposite: _Ways,
+) -> _Side:  # fmt: skip
+    pattern = compile_side(rule, source, target, first_round=apart, floats=floats, opposite=opposite)
     _ = pattern.identity, pattern.loops, pattern.demands  # kept with the pattern
     pattern.heavier = _is_heavier(pattern)
     return _Side(pattern, backward, shortens(pattern), pattern.saves)
@@ -435,7 +438,9 @@ def _usable(rule: Rule, backward: bool) -> bool:
     return binds and not any(isinstance(t, Var) for t in source)
 
 
-def _add(rule: Rule, backward: bool, floats: _Ways, sides: list[_Side], groups: list[GroupMove]) -> None:
+def _add(
+    rule: Rule, backward: bool, floats: _Ways, opposite: _Ways, sides: list[_Side], groups: list[GroupMove]
+) -> None:
     if not _usable(rule, backward):
         return
     source, target = (rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)
@@ -444,7 +449,7 @@ def _add(rule: Rule, backward: bool, floats: _Ways, sides: list[_Side], groups: 
         groups.append(group)
         return
     apart = len(source) > 1 and _is_split(source) and not _is_split(target)
-    sides.append(_side(rule, source, target, backward, apart, floats))
+    sides.append(_side(rule, source, target, backward, apart, floats, opposite))
 
 
 def _is_split(roots: Sequence[Term]) -> bool:

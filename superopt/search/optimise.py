@@ -147,9 +147,9 @@ def incumbent_of(region: Region, lowered: Lowered, problem: Problem) -> Choice:
     choice: Choice = {}
     for owner in problem.of:
         births = [(birth, node) for node, birth in graph.classes[owner].nodes.items()]
-        given = [(b, n) for b, n in births if not graph.made_by[b] and n in problem.index]
+        given = [(b, n) for b, n in births if not graph.made_by[b] and (owner, n) in problem.index]
         if given:
-            choice[owner] = problem.index[min(given)[1]]
+            choice[owner] = problem.index[owner, min(given)[1]]
     if used_classes(problem, choice) is None:
         return _original(region, lowered, problem)
     return choice
@@ -160,7 +160,7 @@ def _original(region: Region, lowered: Lowered, problem: Problem) -> Choice:
     graph = lowered.graph
     choice: Choice = {}
     owners = sorted(
-        (min(b for n, b in graph.classes[o].nodes.items() if n in problem.index), o)
+        (min(b for n, b in graph.classes[o].nodes.items() if (o, n) in problem.index), o)
         for o in problem.of
         if problem.of[o]
     )
@@ -170,7 +170,10 @@ def _original(region: Region, lowered: Lowered, problem: Problem) -> Choice:
         for _, owner in owners:
             if owner in ready:
                 continue
-            options = sorted((b, problem.index[n]) for n, b in graph.classes[owner].nodes.items() if n in problem.index)
+            options = sorted(
+                (b, problem.index[owner, n]) for n, b in graph.classes[owner].nodes.items()
+                if (owner, n) in problem.index
+            )  # fmt: skip
             for _, index in options:
                 if all(n in ready for n in problem.candidates[index].needs):
                     choice[owner] = index
@@ -206,7 +209,7 @@ def _extract(
         if not pricer.settle(graph, _apart(problem, incumbent, choice)):  # what both run decides nothing
             break
         problem, wanted = problem_of(graph, frame, pricer), set(chosen.values())
-        choice = {c: problem.index[n] for c, n in chosen.items() if n in problem.index}
+        choice = {c: problem.index[c, n] for c, n in chosen.items() if (c, n) in problem.index}
         if time.monotonic() > deadline:
             break
     incumbent = incumbent_of(region, lowered, problem)

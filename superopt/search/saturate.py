@@ -10,14 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from superopt.ir.terms import AttributeValue
 from superopt.ops.meaning import IllTyped
 from superopt.search.egraph import EGraph, TypeClashError
-from superopt.search.match import Match, Pattern, match_of
+from superopt.search.match import Match, Pattern, match_of, turns
 from superopt.search.recipe import Recipe, instantiate, recipe_of
 from superopt.search.siblings import GroupMove, independent, siblings
 from superopt.search.trie import News, Trie
@@ -78,9 +78,9 @@ class Outcome:
 
 
 class Occurrence(NamedTuple):
-    """What a round found: the rule, what it makes, of what, and how many moves in a row then made more work."""
+    """What a round found: a side, what is made, of what, and how many moves in a row then made more work."""
 
-    rule: str
+    pattern: Pattern
     makes: Recipe
     match: Match
     detour: int
@@ -276,7 +276,7 @@ class _Search:
                 state.seen.add(key)  # the numbers say no, and always will
             return
         state.seen.add(key)
-        found = Occurrence(pattern.rule.id, state.recipe, match, detour + worse)
+        found = Occurrence(pattern, state.recipe, match, detour + worse)
         self.found.append((pattern.growth, state.number, found))
         state.found += 1
         if state.found >= state.limit << state.bans:
@@ -305,14 +305,14 @@ def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
         except _OutOfTimeError:
             outcome.stopped = "time"
             return outcome
-        for rule, makes, match, detour in found:
+        for pattern, makes, match, detour in found:
             if _out_of(graph, limits, outcome):
                 graph.detour = 0
                 graph.rebuild()
                 return outcome
-            if rule not in outcome.quarantined:
+            if pattern.rule.id not in outcome.quarantined:
                 graph.detour = detour
-                _apply(graph, rule, match.roots, makes, match, outcome)
+                _apply(graph, pattern.rule.id, match.roots, makes, match, outcome, pattern)
         graph.detour = 0
         graph.rebuild()
         if search.left < 0:
@@ -367,7 +367,14 @@ def _out_of(graph: EGraph, limits: Limits, outcome: Outcome) -> bool:
     return True
 
 
-def _apply(graph: EGraph, why: str, roots: Sequence[int], makes: Recipe, match: Match, outcome: Outcome) -> None:
+def _always() -> bool:
+    return True
+
+
+def _apply(
+    graph: EGraph, why: str, roots: Sequence[int], makes: Recipe, match: Match, outcome: Outcome,
+    pattern: Pattern | None = None,
+) -> None:  # fmt: skip
     graph.cause = why
     try:
         made = instantiate(graph, makes, match)
@@ -375,6 +382,8 @@ def _apply(graph: EGraph, why: str, roots: Sequence[int], makes: Recipe, match: 
         return  # e.g. an axis that is 1 here broadcasts differently: the rule does not speak about these types
     try:
         for root, new in zip(roots, made, strict=True):
-            graph.union(root, new, why)
+            either = partial(turns, graph, pattern, match) if pattern is not None else _always
+            if graph.may_meet(root, new, match.tensors.values(), either):
+                graph.union(root, new, why)
     except TypeClashError as clash:
         outcome.quarantined[why] = str(clash)

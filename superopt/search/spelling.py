@@ -103,7 +103,7 @@ def _plan_apart(region: Region, names: list[str], group: Group, moves: Moves, pr
     best: tuple[float, Problem, Choice] | None = None
     for owner, candidate in zip(owners, own, strict=True):
         for node in sorted(graph.classes[owner].nodes, key=lambda n: graph.classes[owner].nodes[n]):
-            place = problem.index.get(node)
+            place = problem.index.get((owner, node))
             if place is None or graph.heads[node[0]].op == graph.heads[candidate.node[0]].op:
                 continue
             # a dearer form has the place of a cheaper one that needs the same
@@ -177,7 +177,7 @@ def _plan(region: Region, name: str, patterns: tuple[Pattern, ...], moves: Moves
 
 def _chosen(problem: Problem, incumbent: Choice, members: Mapping[int, ENode]) -> tuple[Problem, Choice] | None:
     """The problem in which a group costs what its dearest e-node does, and the incumbent with the group in it."""
-    places = {owner: problem.index.get(node) for owner, node in members.items()}
+    places = {owner: problem.index.get((owner, node)) for owner, node in members.items()}
     if any(place is None for place in places.values()):
         return None
     candidates, choice = list(problem.candidates), dict(incumbent)

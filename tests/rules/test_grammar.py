@@ -9,6 +9,8 @@ from superopt.ir.terms import App, Project, Var
 from superopt.rules import RuleError, format_rule, load_library, parse_rule, parse_term
 from superopt.rules.canonical import canonical, equivalent, rule_text
 from superopt.rules.grammar import format_dim, format_scheme, format_term, parse_guard, parse_scheme
+from superopt.verifier.prover import prove
+from superopt.verifier.verdict import ProvedAllSizes
 
 LIBRARY = load_library()
 FORALL = {"x": parse_scheme("f[..., m, n]"), "y": parse_scheme("f[m, n]"), "s": parse_scheme("ints[2]>=1")}
@@ -171,3 +173,23 @@ def test_guards() -> None:
     assert guard.holds({"m": 3})
     assert not guard.holds({"m": 4})
     assert parse_guard("m < n").condition.size == sym("n") - sym("m") - 1
+
+
+SCATTER = {"x": "f[n, k]", "u": "f[s, k]", "i": "i[s, 1]<n"}
+
+
+@pytest.mark.parametrize("spelled", ["", ', reduction="none"', ', reduction="max"'])
+def test_what_onnx_does_not_mean_by_default_has_to_be_said(spelled: str) -> None:
+    """ScatterND is the sum here, and in ONNX what is written last: of that the sum's rules are false."""
+    with pytest.raises(RuleError, match="ScatterND is only known with reduction='add'"):
+        parse_rule({"id": "it", "forall": SCATTER, "lhs": [f"ScatterND(x, i, u{spelled})"], "rhs": ["x"]})
+
+
+def test_what_has_to_be_said_is_written() -> None:
+    known = parse_rule({
+        "id": "it", "forall": SCATTER, "lhs": ['ScatterND(x, i, u, reduction="add")'],
+        "rhs": ['Add(x, ScatterND(ConstantOfShape(shape=[n, k], value=0.0), i, u, reduction="add"))'],
+    })  # fmt: skip
+    assert parse_rule(format_rule(known)) == known
+    assert 'reduction="add"' in format_rule(known)["lhs"][0]
+    assert isinstance(prove(known), ProvedAllSizes)

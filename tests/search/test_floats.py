@@ -177,3 +177,49 @@ def test_a_value_that_is_an_input_is_exact_whatever_else_computes_it() -> None:
     result = search(model, rules, Dear("Sub"), SearchOptions(cache=False, floats=floats))
     assert sum(n.op == "Sub" for n in result.graph.nodes) == 1
     assert any(n.op == "Add" and set(n.inputs) == {"x", "y"} for n in result.graph.nodes)
+
+
+DIFFERENCE = "Sub(Mul(x, y), Mul(x, z)) = Mul(x, Sub(y, z))"
+
+
+def both_forms(first: str) -> Graph:
+    """``x·(y − z)`` and ``x·y − x·z`` side by side, and both products besides."""
+    forms = {
+        "together": [op("Sub", "d", "y", "z"), op("Mul", "s", "x", "d")],
+        "apart": [op("Mul", "p", "x", "y"), op("Mul", "q", "x", "z"), op("Sub", "t", "p", "q")],
+    }
+    nodes = [*forms.pop(first), *next(iter(forms.values()))]
+    return graph({n: f32(4, 16) for n in "xyz"}, ["s", "t", "p", "q"], [], nodes)
+
+
+@pytest.mark.parametrize("first", ["together", "apart"])
+def test_a_value_does_not_get_the_form_that_may_only_be_left(first: str) -> None:
+    """What is taken from left to right makes two values of the input one class, in which the products are at hand: the
+    difference that was exact would be computed as one that cancels."""
+    after = found(both_forms(first), DIFFERENCE, "standard")
+    assert after.count("Sub") == 2
+    assert found(both_forms(first), DIFFERENCE, "fast").count("Sub") == 1  # which takes both directions
+
+
+def test_nor_by_way_of_a_form_between() -> None:
+    """``x·(y − z)`` is found for ``x·y − x·z`` before it is found for ``x·(y + (−z))``, which may be either."""
+    rules = [replace(rule(t), id=f"it{i}") for i, t in enumerate((DIFFERENCE, "Add(y, Neg(z)) = Sub(y, z)"))]
+    model = graph(
+        {n: f32(4, 16) for n in "xyz"}, ["s", "t", "p", "q"], [],
+        [op("Mul", "p", "x", "y"), op("Mul", "q", "x", "z"), op("Sub", "t", "p", "q"),
+         op("Neg", "n", "z"), op("Add", "d", "y", "n"), op("Mul", "s", "x", "d")],
+    )  # fmt: skip
+    floats = Floats({float_key(r): examine(r, points=1024) for r in rules}, "standard")
+    result = search(model, rules, Dear("Neg", "Add"), SearchOptions(cache=False, floats=floats))
+    (made,) = (n for n in result.graph.nodes if "s" in n.outputs)
+    assert made.op == "Mul"
+
+
+def test_what_is_simplified_to_its_own_operand_still_is() -> None:
+    """No other form of ``x`` reads ``x``, so that nothing is taken the wrong way."""
+    text = "Div(Mul(x, y), y) = x"
+    model = graph(
+        {"v": f32(4, 16), "y": f32(4, 16)}, ["o"], [],
+        [op("Sigmoid", "x", "v"), op("Mul", "p", "x", "y"), op("Div", "w", "p", "y"), op("Neg", "o", "w")],
+    )  # fmt: skip
+    assert found(model, text, "standard") == ["Sigmoid", "Neg"]

@@ -155,3 +155,41 @@ class TestPrimeField:
         for algebra in (self.field, Rationals()):
             with pytest.raises(Unlucky):
                 algebra.function("inv", algebra.integers(np.zeros(2, dtype=np.int64)))
+
+
+def _stated(forall: dict[str, str], lhs: str, rhs: str) -> Rule:
+    return parse_rule({"id": "it", "forall": forall, "lhs": [lhs], "rhs": [rhs]})
+
+
+VECTOR, PAIR = {"x": "f[m]"}, {"x": "f[m]", "y": "f[m]"}
+
+
+@pytest.mark.parametrize(
+    ("forall", "lhs", "rhs"),
+    [
+        ({"x": "f[m, n]"}, "ReduceL2(Mul(x, -2.0), axes=[1])", "Mul(ReduceL2(x, axes=[1]), -2.0)"),
+        (VECTOR, "Sqrt(Mul(x, 9.0))", "Mul(Sqrt(x), -3.0)"),
+        ({**VECTOR, "a": "real"}, "Sqrt(Mul(x, a * a))", "Mul(Sqrt(x), a)"),
+        (VECTOR, "Div(1.0, Sqrt(Mul(x, 4.0)))", "Div(-0.5, Sqrt(x))"),
+    ],
+)
+def test_the_sign_of_a_root_is_told(forall: dict[str, str], lhs: str, rhs: str) -> None:
+    assert isinstance(exact(_stated(forall, lhs, rhs)), Refuted)
+    if "a" not in forall:
+        assert isinstance(exact(_stated(forall, lhs, rhs.replace("-", ""))), Tested)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("forall", "lhs", "rhs"),
+    [
+        (PAIR, "GreaterOrEqual(x, y)", "Greater(Add(x, 0.001), y)"),  # differs between two constants
+        (VECTOR, "Clip(x, -1000000.0, 1000000.0)", "x"),  # beyond a large one
+        (VECTOR, "Clip(Mul(x, 0.001), -5.0, 5.0)", "Mul(x, 0.001)"),  # beyond a quotient
+        (VECTOR, "Sign(x)", "Clip(Mul(x, 100000.0), -1.0, 1.0)"),  # below a reciprocal
+        (VECTOR, "Shrink(x, lambd=0.0001, bias=0.0)", "x"),
+        (VECTOR, "Floor(x)", "Floor(Add(x, 0.0001))"),
+    ],
+)
+def test_what_a_constant_turns_is_looked_at_there(forall: dict[str, str], lhs: str, rhs: str, seed: int) -> None:
+    assert isinstance(exact(_stated(forall, lhs, rhs), seed=seed), Refuted)

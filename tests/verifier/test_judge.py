@@ -616,3 +616,29 @@ def test_inputs_near_constants_are_made_in_parts(monkeypatch: pytest.MonkeyPatch
     near = feeds["near the constants 1"]
     assert near.shape == (4, 8)
     assert {-1.0, 1.0} <= set(near.reshape(-1).tolist())
+
+
+@pytest.mark.parametrize("largest", [2**53 + 1, -(2**60) - 1])
+def test_integers_that_float64_does_not_tell_apart_differ(largest: int) -> None:
+    old = np.array([3, largest], np.int64)
+    found = compare(old, old - np.array([0, 1]), None)
+    assert found.problem is not None
+    assert found.absolute >= 1
+
+
+def test_positions_lost_in_a_cast_and_back_are_refused() -> None:
+    x, y = {"x": kind(4, 4, dtype=I64)}, {"y": kind(4, 4, dtype=I64)}
+    before = model([("Identity", "x", "y")], {}, x, y)
+    after = model([("Cast", "x", "a", {"to": 11}), ("Cast", "a", "y", {"to": 7})], {}, x, y)
+    assert check(before, after).verdict == "failed"
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (5,), (2, 3), (3, 1, 6)])
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+def test_which_of_equal_numbers_is_chosen_shows(op: str, shape: tuple[int, ...]) -> None:
+    x, y = {"x": kind(*shape)}, {"y": kind(*shape[:-1], dtype=I64)}
+    first, last = (
+        model([(op, "x", "y", {"axis": -1, "keepdims": 0, "select_last_index": last})], {}, x, y) for last in (0, 1)
+    )
+    for seed in range(4):
+        assert check(first, last, seed=seed).verdict == "failed"
