@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from superopt.ir.errors import InvalidModel
 
-__all__ = ["Certificate", "Equal", "Factored", "Kept", "Same", "Uniform"]
+__all__ = ["Certificate", "Equal", "Factored", "Kept", "Moved", "Same", "Uniform"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,17 @@ class Factored:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """A value whose elements an operator reads from, or writes to, known positions: the result makes it of the same
+    elements otherwise, and computes nothing."""
+
+    value: str
+
+    def __str__(self) -> str:
+        return f"every position that {self.value!r} is read from is known"
+
+
+@dataclass(frozen=True)
 class Certificate:
     """A rewrite by the elements of weights, as claims that can be checked without its finder.
 
@@ -91,6 +102,7 @@ class Certificate:
         uniform, equal, same: claims about values of the model.
         kept: values of the result, by what they hold of values of the model.
         factored: products with weights of lower rank.
+        moved: values that other movements of elements make.
         finite: whether a claim takes running values to be finite (0·x is 0).
     """
 
@@ -101,6 +113,7 @@ class Certificate:
     kept: tuple[Kept, ...] = ()
     factored: tuple[Factored, ...] = ()
     finite: bool = False
+    moved: tuple[Moved, ...] = ()
 
     @property
     def exact(self) -> bool:
@@ -146,6 +159,7 @@ class Certificate:
                     for r in map(_row, _rows(row["factored"]))
                 ),
                 _flag(row["finite"]),
+                tuple(Moved(_text(r["value"])) for r in map(_row, _rows(row.get("moved", ())))),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidModel(f"not a certificate of values: {error!r}") from error

@@ -242,6 +242,7 @@ class _Check:
             known = self.claims.get(e.value, _Claims())
             self.claims[e.value] = _Claims(known.uniform, (*known.equal, e))
         self.same = {s.value: s.other for s in certificate.same}
+        self.moved = frozenset(m.value for m in certificate.moved)
         self.holds: dict[str, _Place] = {k.becomes: _Place(k.becomes, k.value, k) for k in certificate.kept}
         for name in [*self.after.nodes, *(v.name for v in after.inputs)]:
             if name not in self.holds and (name in self.before.nodes or name in {v.name for v in before.inputs}):
@@ -253,6 +254,7 @@ class _Check:
         for name, other in self.same.items():
             self.sameness(name, other)
         places = exact = 0
+        moved = set(self.moved)
         for output in [v.name for v in self.after.graph.outputs]:
             if output in self.after.nodes and output not in self.holds:
                 raise NotEquivalent(f"output {output!r} is none of the model's")
@@ -260,8 +262,13 @@ class _Check:
             for name in node.outputs:
                 if name in self.holds and not self.untouched(name):
                     places += 1
-                    exact += self.place(self.holds[name])
-        return Held(len(self.claims) + len(self.same), places, exact)
+                    holds = self.place(self.holds[name])
+                    exact += holds
+                    if holds:
+                        moved.discard(name)
+        for name in sorted(moved):
+            raise NotEquivalent(f"{name!r} is not shown to be exactly what other movements of elements make")
+        return Held(len(self.claims) + len(self.same) + len(self.certificate.moved), places, exact)
 
     # ---- claims -----------------------------------------------------------------------------------------------------
     def claim(self, name: str, claims: _Claims) -> None:
@@ -387,6 +394,9 @@ class _Check:
                 if not self.rounded(place, drawn):
                     raise NotEquivalent(f"{place.after!r} does not hold what it keeps of {place.before!r}")
                 continue
+            plain = place.before in self.moved and self.claims.keys().isdisjoint(drawn)
+            if plain and np.array_equal(made, wanted):
+                return True  # of what is drawn no two elements are equal, so each comes from its own place
             if not _close(made, wanted, self.rounded(place, drawn) or _EXACT_ENOUGH):
                 raise NotEquivalent(f"{place.after!r} does not hold what it keeps of {place.before!r}")
         return False

@@ -81,7 +81,7 @@ def response(
     moved = (
         term
         for name, kind in problem.kinds.items() if name in problem.weights
-        for term in rearranged(Var(name), kind.shape or (), shape)
+        for term in rearranged(Var(name), kind.shape or (), shape, joined=kind.shape == shape)
     )  # fmt: skip
     for made in chain(moved, _responses(problem, skeleton, hole)):
         values = [_value(made, problem, place) for place in places]

@@ -17,6 +17,7 @@ from superopt.discovery.along import along_matrices
 from superopt.discovery.contractions import as_products
 from superopt.discovery.lifting import Problem, orders
 from superopt.discovery.rearranged import rearranged as _orders_of
+from superopt.discovery.reordered import reordered
 from superopt.discovery.synthesis import extents
 from superopt.discovery.windows import looks_through
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols, value_at
@@ -100,6 +101,7 @@ def skeletons(
     yield from _contracted(problem)
     yield from _along(problem, target)
     yield from _renewed(problem, rearranged, needed, price, limit)
+    yield from _renewed(problem, () if rearranged_only else reordered(problem), needed, price, limit)
     pairs = [
         (a, b) for a in bases for b in bases
         if _completes(a, b, read, needed) and (rearranged_only or _worth_it(problem, (a, b), affine))

@@ -19,7 +19,7 @@ from superopt.ir.graph import Graph
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime.protocol import Runtime
 from superopt.search import SearchResult
-from superopt.search.values import Stage, by_values
+from superopt.search.values import Stage, by_positions, by_values
 from superopt.verifier.differential import EXACT, Slack
 from superopt.verifier.values import Held, check_values
 
@@ -76,7 +76,9 @@ class Valued:
     def reported(self) -> report.Values:
         """What a report says."""
         certificates = [s.certificate for s in self.stages]
-        claims = list(dict.fromkeys(str(c) for f in certificates for c in (*f.factored, *f.same, *f.equal, *f.uniform)))
+        claims = list(
+            dict.fromkeys(str(c) for f in certificates for c in (*f.factored, *f.same, *f.equal, *f.uniform, *f.moved))
+        )
         held = Held(*(sum(n) for n in zip(*((h.claims, h.places, h.exact) for h in self.held), strict=True)))
         return report.Values(
             tuple(claims[:_SHOWN]), len(claims), sum(k.removed for f in certificates for k in f.kept),
@@ -101,19 +103,22 @@ def with_values(
         seed: of the check's draws.
     """
     finite, most = mode != "strict", MOST_ERROR[mode]
+    before = costs.graph_cost(graph, prices, sizes=sizes).us
     for budget in (_SPENT * most, 0.0) if most else (0.0,):
         ways = [by_values(graph, finite=finite, budget=budget)]
         ways += [by_values(graph, finite=finite, budget=budget, sums=False)] if ways[0] else []
         priced = [(costs.graph_cost(s[-1].after, prices, sizes=sizes).us, s) for s in ways if s]
-        if not priced:
-            return None
-        before = costs.graph_cost(graph, prices, sizes=sizes).us
-        after, stages = min(priced, key=lambda one: one[0])
-        if after >= before:
+        after, stages = min(priced, key=lambda one: one[0], default=(before, ()))
+        if stages and after >= before:
             notes.append(
                 f"without what the elements of the weights make superfluous, the model is modelled at "
                 f"{after / (before or 1.0):.3f} of its cost, so it is kept"
             )
+            after, stages = before, ()
+        worth = _Worth(prices, sizes, after)
+        elsewhere = by_positions(stages[-1].after if stages else graph, worth)
+        stages = (*stages, *([] if elsewhere is None else [elsewhere]))
+        if not stages:
             return None
         try:
             held = tuple(check_values(s.before, s.after, s.certificate, seed=seed) for s in stages)
@@ -137,6 +142,22 @@ def with_values(
             f"{mode!r} does not allow"
         )
     return None
+
+
+@dataclass
+class _Worth:
+    """Whether a graph is cheaper than the last one that was; asked of one graph after the other."""
+
+    prices: CostModel
+    sizes: Mapping[str, int]
+    least_us: float
+
+    def __call__(self, graph: Graph) -> bool:
+        us = costs.graph_cost(graph, self.prices, sizes=self.sizes).us
+        if us >= self.least_us:
+            return False
+        self.least_us = us
+        return True
 
 
 def _elements(graph: Graph) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import superopt
 from superopt import cost as costs
 from superopt.discovery.along import along, along_matrices
 from superopt.discovery.contractions import as_products, contracts
@@ -120,6 +121,22 @@ def test_axes_beside_each_other_are_one_where_that_is_fast(tmp_path: Path) -> No
 def test_the_library_has_what_detectors_and_separators_need(left: str, right: str) -> None:
     library = load_library()
     assert any((str(library[i].lhs[0]), str(library[i].rhs[0])) == (left, right) for i in library)
+
+
+@pytest.mark.parametrize(
+    ("data", "slope"), [((1, 64, 56, 56), (64, 1, 1)), ((8, 64, 500), (64, 1)), ((2048, 64), (64,))]
+)
+def test_slopes_of_each_channel_are_written_in_operators_that_are_fast(
+    data: tuple[int, ...], slope: tuple[int, ...]
+) -> None:  # fmt: skip
+    """Recognisers of faces have such a PRelu behind each convolution."""
+    b = GraphBuilder("net")
+    x = b.op("Tanh", b.input("x", "float32", data))
+    b.output(b.op("Neg", b.op("PRelu", x, b.weight("s", slope))), "y")
+    found = superopt.optimize(b.build(), options=superopt.Options(target=PRICES, time_limit=None))
+    assert found.report.check.verdict == "passed"
+    assert "PRelu" not in [n.op for n in found.graph.nodes]
+    assert found.report.cost.after_us < 0.6 * found.report.cost.before_us
 
 
 def learnt(graph: Graph, library: Library, out: Path) -> Learned:

@@ -7,7 +7,7 @@ has it. What is claimed is read off the operators' meanings with the weights put
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from superopt.ir.graph import Graph, Weight
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
-from superopt.rules.values import Certificate, Equal, Kept, Same, Uniform
+from superopt.rules.values import Certificate, Equal, Kept, Moved, Same, Uniform
 from superopt.search.emit import emit
 from superopt.search.program import Program, program_of
 from superopt.search.replay import Names
@@ -23,11 +23,12 @@ from superopt.search.step import Step
 from superopt.search.tricks import kept_verbatim
 from superopt.search.values.abstract import Slices, Values
 from superopt.search.values.constants import constants_of, others_of
+from superopt.search.values.positions import Elsewhere, moved_of
 from superopt.search.values.rank import factored_of
 from superopt.search.values.removal import Removal, removal_of
 from superopt.search.values.writing import Written, with_operands, write
 
-__all__ = ["Stage", "by_values"]
+__all__ = ["Stage", "by_positions", "by_values"]
 
 _FOLD_NOTHING = -(1 << 62)  # bytes by which folding has to make the weights smaller: the search folds
 _ROUNDS = 8  # times that what one rewrite made is looked at again
@@ -58,6 +59,40 @@ def by_values(graph: Graph, *, finite: bool = True, sums: bool = True, budget: f
         before, values = found.after, _values(found.after, finite)
     thinner = _factored(before, values, budget) if budget else None
     return (*stages, *([thinner] if thinner is not None else []))
+
+
+def by_positions(graph: Graph, worth: Callable[[Graph], bool]) -> Stage | None:
+    """What reads or writes known positions, in forms of whole axes; ``None`` where none is worth it.
+
+    Args:
+        graph: a checked graph.
+        worth: whether a graph is to be preferred to the one before it, which it differs from in operators that are
+            alike; asked for one kind of operators after the other, with what was preferred before.
+    """
+    values = _values(graph, finite=False)
+    alike: dict[object, list[Elsewhere]] = {}
+    for found in moved_of(values):
+        alike.setdefault(found.kind, []).append(found)
+    taken: list[Elsewhere] = []
+    after = graph
+    for group in alike.values():
+        trial = _elsewhere(values.program, [*taken, *group])
+        if worth(trial):
+            taken += group
+            after = trial
+    if not taken:
+        return None
+    moved = tuple(Moved(m.steps[-1].outputs[0]) for m in taken)
+    read = sorted({a for m in taken for a in values.program.steps[m.position].reads} & graph.constants.keys())
+    digests = tuple((n, d.digest) for n in read if (d := graph.constants[n].data) is not None)
+    return Stage(graph, after, Certificate(digests, moved=moved))
+
+
+def _elsewhere(program: Program, taken: Iterable[Elsewhere]) -> Graph:
+    put = {m.position: m for m in taken}
+    steps = [new for at, s in enumerate(program.steps) for new in (put[at].steps if at in put else (s,))]
+    types = {n: t for m in put.values() for n, t in m.types.items()}
+    return _graph(program, steps, (), types)
 
 
 def _values(graph: Graph, finite: bool) -> Values:

@@ -1,0 +1,146 @@
+"""Elements at known positions as slices, joined, folded and turned: what runtimes copy by rows and not one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import superopt
+from superopt import formats
+from superopt.frontend import GraphBuilder
+from superopt.ir.errors import NotEquivalent
+from superopt.ir.graph import ArrayData, Graph
+from superopt.pipeline import optimize
+from superopt.rules.values import Certificate, Moved
+from superopt.runtime import ort
+from superopt.search.values import Stage, by_positions
+from superopt.verifier.values import check_values
+
+PROFILE = "profile:cpu-epyc-2core"
+ANY: Callable[[Graph], bool] = lambda _: True  # noqa: E731
+WINDOWS = np.arange(9)[:, None] + np.arange(64)
+
+CASES: dict[str, tuple[tuple[int | str, ...], int, np.ndarray, list[str]]] = {
+    "a range": ((1, 4, 16, 31), 3, np.arange(5, 21), ["Slice"]),
+    "every third": ((2, 20, 3), 1, np.arange(1, 20, 3), ["Slice"]),
+    "backwards": ((2, 20), 1, np.arange(19, -1, -1), ["Slice"]),
+    "backwards from the end, as negative positions": ((2, 20), -1, np.array([-1, -2, -3]), ["Slice"]),
+    "one": ((2, 20, 3), 1, np.array(7), ["Slice", "Reshape"]),
+    "the only one": ((2, 5, 1), 2, np.array([[0]]), ["Reshape"]),
+    "an open batch": (("N", 20, 3), 1, np.arange(4, 12), ["Slice"]),
+    "windows of a signal": ((1, 6, 72), 2, WINDOWS, ["Slice"] * 9 + ["Concat", "Reshape"]),
+    "windows, the place in each last": ((1, 6, 72), 2, WINDOWS.T, ["Slice"] * 9 + ["Concat", "Reshape", "Transpose"]),
+    "two halves exchanged": ((3, 8, 2), 1, np.array([4, 5, 6, 7, 0, 1, 2, 3]), ["Slice", "Slice", "Concat"]),
+    "channels shuffled": ((1, 12, 4), 1, np.arange(12).reshape(2, 6).T.ravel(), ["Slice"] * 6 + ["Concat"]),
+}
+
+
+def gathered(shape: tuple[int | str, ...], axis: int, at: np.ndarray, op: str = "Gather") -> Graph:
+    b = GraphBuilder("net")
+    x = b.op("Relu", b.input("x", "float32", shape))
+    y = b.op(op, x, b.constant(at.astype(np.int64)), axis=axis)
+    b.output(b.op("Neg", y), "y")
+    return b.build()
+
+
+def moved(graph: Graph) -> Stage:
+    found = by_positions(graph, ANY)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_known_positions_are_forms_of_whole_axes(name: str) -> None:
+    shape, axis, at, wanted = CASES[name]
+    graph = gathered(shape, axis, at)
+    stage = moved(graph)
+    operators = [n.op for n in stage.after.nodes if n.op not in ("Relu", "Neg", "Constant")]
+    assert sorted(operators) == sorted(wanted), operators
+    x = np.random.default_rng(0).standard_normal([3 if d == "N" else d for d in shape]).astype(np.float32)
+    expected = -np.take(np.maximum(x, 0), at, axis)
+    made = ort.run(ort.make_session(formats.to_onnx_bytes(stage.after), threads=1), {"x": x})["y"]
+    np.testing.assert_array_equal(made, expected)
+    held = check_values(stage.before, stage.after, stage.certificate)
+    assert held.claims == held.places == held.exact == 1
+
+
+def test_positions_of_every_element_that_are_the_same_in_each_row_are_a_slice() -> None:
+    stage = moved(gathered((3, 8), 1, np.tile(np.arange(2, 6), (3, 1)), "GatherElements"))
+    assert "Slice" in [n.op for n in stage.after.nodes]
+    assert check_values(stage.before, stage.after, stage.certificate).exact == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_positions_without_order_stay(seed: int) -> None:
+    at = np.random.default_rng(seed).permutation(200)
+    assert by_positions(gathered((2, 200), 1, at), ANY) is None
+
+
+def test_positions_that_are_not_known_and_integers_stay() -> None:
+    b = GraphBuilder("net")
+    x, at = b.input("x", "float32", (4, 8)), b.input("at", "int64", (3,))
+    whole = b.input("whole", "int64", (4, 8))
+    b.output(b.op("Gather", x, at, axis=1), "y")
+    b.output(b.op("Gather", whole, b.constant(np.arange(3)), axis=1), "z")
+    assert by_positions(b.build(), ANY) is None
+
+
+def test_what_is_not_worth_it_stays() -> None:
+    asked: list[Graph] = []
+    assert by_positions(gathered((2, 20), 1, np.arange(9)), lambda g: bool(asked.append(g))) is None
+    assert len(asked) == 1
+
+
+# ---- certificates that lie
+def test_a_slice_that_begins_elsewhere_is_refused() -> None:
+    stage = moved(gathered((2, 20, 3), 1, np.arange(4, 12)))
+    (name,) = {n for node in stage.after.nodes if node.op == "Slice" for n in node.inputs[1:2]}
+    weights = tuple(
+        replace(w, data=ArrayData(w.data.numpy() + 1)) if w.name == name and w.data is not None else w
+        for w in stage.after.weights
+    )
+    ends = {n for node in stage.after.nodes if node.op == "Slice" for n in node.inputs[2:3]}
+    weights = tuple(
+        replace(w, data=ArrayData(w.data.numpy() + 1)) if w.name in ends and w.data is not None else w for w in weights
+    )
+    with pytest.raises(NotEquivalent, match="does not hold"):
+        check_values(stage.before, replace(stage.after, weights=weights), stage.certificate)
+
+
+def test_other_positions_than_the_certificate_is_about_are_refused() -> None:
+    stage = moved(gathered((2, 20, 3), 1, np.arange(4, 12)))
+    weights = tuple(
+        replace(w, data=ArrayData(w.data.numpy()[::-1].copy())) if w.data is not None else w
+        for w in stage.before.weights
+    )
+    with pytest.raises(NotEquivalent, match="not the one that the certificate is about"):
+        check_values(replace(stage.before, weights=weights), stage.after, stage.certificate)
+
+
+def test_what_is_said_to_be_moved_and_is_no_place_of_the_result_is_refused() -> None:
+    stage = moved(gathered((2, 20), 1, np.arange(9)))
+    lie = replace(stage.certificate, moved=(*stage.certificate.moved, Moved("Relu")))
+    with pytest.raises(NotEquivalent, match="not shown to be exactly"):
+        check_values(stage.before, stage.after, lie)
+
+
+def test_a_certificate_survives_its_file() -> None:
+    certificate = moved(gathered((2, 20), 1, np.arange(9))).certificate
+    assert Certificate.from_json(certificate.as_json()) == certificate
+    old = {k: v for k, v in certificate.as_json().items() if k != "moved"}
+    assert Certificate.from_json(old).moved == ()
+
+
+# ---- in an optimisation
+def test_windows_are_joined_of_slices_in_an_optimisation_where_that_is_cheaper() -> None:
+    """ConvBERT unfolds a signal so."""
+    graph = gathered((1, 96, 72, 1), 2, WINDOWS)
+    found = optimize(graph, options=superopt.Options(target=PROFILE, time_limit=None))
+    assert found.report.values is not None
+    assert any("known" in c for c in found.report.values.claims)
+    assert found.report.check.verdict == "passed"
+    assert "Gather" not in [n.op for n in found.graph.nodes]
+    assert found.report.cost.after_us < 0.8 * found.report.cost.before_us
