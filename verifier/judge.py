@@ -54,6 +54,8 @@ class CheckResult:
         reason: in words.
         power: what the inputs can tell apart, if that was measured.
         feeds: the inputs on which a failed check saw the models differ.
+        where: values of the original that are made at the place which differs, where it was run by itself.
+        alike: whether those inputs were alike by design (:class:`superopt.verifier.steering.Feed`).
     """
 
     verdict: str
@@ -66,6 +68,8 @@ class CheckResult:
     reason: str = ""
     power: Power | None = None
     feeds: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    where: tuple[str, ...] = ()
+    alike: bool = False
 
 
 @dataclass(frozen=True)
@@ -209,7 +213,7 @@ class Judge:
             tried.append(trial)
             total = replace(total, trials=len(tried))
             if total.verdict == "failed":
-                return replace(total, feeds=trial.feed.arrays)
+                return replace(total, feeds=trial.feed.arrays, alike=trial.feed.alike)
         if self.erratic:
             self.notes.append(f"random outputs not compared: {', '.join(sorted(self.erratic))}")
         return replace(total, reason="; ".join(self.notes), power=self._power(tried, names))

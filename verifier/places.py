@@ -3,7 +3,9 @@
 Of places that are alike up to sizes and the elements of their weights, the cheapest gets steered inputs and mutants,
 and every other one a random input, as far as the work goes. A place's inputs are free here, in the model they may not
 be: a variance is never negative, and two inputs may be parts of one value. So a place that differs is looked at again
-together with what makes its inputs, and only then counts as one that disagrees.
+together with what makes its inputs, and only then counts as one that disagrees. Where it does so on ordinary inputs,
+ordinary inputs of the whole tell whether it matters; where on steered ones alone, nothing does. What makes its inputs
+says nothing where it differs because they are alike, which inputs further up are not steered to make them.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ class PlacesChecked:
         checked, places: how many were run by themselves, of how many.
         power: what those inputs can tell apart; ``None`` where none was steered.
         disagreement: the first place that differs or cannot be run, in words; "" where there is none.
+        hidden: values that this place makes, if it is the same on ordinary inputs: those of the whole say nothing then.
         note: names places that differ by themselves, but not together with what makes their inputs.
     """
 
@@ -53,7 +56,19 @@ class PlacesChecked:
     places: int = 0
     power: Power | None = None
     disagreement: str = ""
+    hidden: tuple[str, ...] = ()
     note: str = ""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What was found at one place: what disagrees, in words, whether on ordinary inputs or on some that are alike by
+    design, and the inputs' power."""
+
+    disagreement: str = ""
+    ordinary: bool = True
+    alike: bool = False
+    power: Power | None = None
 
 
 @dataclass(frozen=True)
@@ -110,11 +125,15 @@ class _Places:
             if place.alone > self.left or self.plan.late():
                 continue
             checked += 1
-            disagreement, power = self._checked(place, share)
+            found_here = self._checked(place, share)
             self.bench.tidy()
-            powers += [] if power is None else [power]
-            if disagreement:
-                return PlacesChecked(self.trials, checked, len(places), joined(powers), disagreement)
+            powers += [] if found_here.power is None else [found_here.power]
+            if found_here.disagreement:
+                made = tuple(o for n in place.pair[0].nodes for o in n.outputs if o)
+                return PlacesChecked(
+                    self.trials, checked, len(places), joined(powers), found_here.disagreement,
+                    () if found_here.ordinary else made,
+                )  # fmt: skip
         return PlacesChecked(self.trials, checked, len(places), joined(powers), note=self._note())
 
     def _note(self) -> str:
@@ -124,22 +143,25 @@ class _Places:
         names = ", ".join(self.together[:_NAMED]) + (f" and {more} more" if more > 0 else "")
         return f"equal only together with what makes their inputs: {names}"
 
-    def _checked(self, place: _Place, share: Effort) -> tuple[str, Power | None]:
+    def _checked(self, place: _Place, share: Effort) -> _Found:
         """What disagrees at a place, if anything, and its power if it has a share of the effort for that."""
-        said, power = self._judged(place, share)
+        found = self._judged(place, share)
         name = printable(place.pair[0].outputs[0].name)
-        for _ in range(_GROWN if said else 0):
+        for _ in range(_GROWN if found.disagreement and not found.alike else 0):
             larger = _place(grown(self.before, self.after, place.pair, self.typing.types), self.plan.sizes)
             if larger.pair[0].nodes == place.pair[0].nodes or larger.alone > self.left:
-                return said, power
+                return found
             place = larger
-            again, power = self._judged(place, share)
-            if not again:
+            again = self._judged(place, share)
+            if not again.disagreement:
                 self.together.append(name)
-                return "", power
-        return said, power
+                return again
+            found = replace(found, ordinary=again.ordinary, power=again.power)
+            if again.alike:
+                break
+        return found
 
-    def _judged(self, place: _Place, share: Effort) -> tuple[str, Power | None]:
+    def _judged(self, place: _Place, share: Effort) -> _Found:
         """What disagrees at a place as it stands."""
         leads = share is not NONE
         effort = Thoroughness(work=share.work, reference=_REFERENCE, both=_REFERENCE if leads else 0.0)
@@ -154,13 +176,14 @@ class _Places:
         except OutOfTime:
             raise
         except (Unsupported, ResourceLimit) as error:
-            return f"what makes {outputs} cannot be run by itself ({error.what})", None
+            return _Found(f"what makes {outputs} cannot be run by itself ({error.what})")
         self.trials += found.trials
         ran = found.trials + (2 * found.power.mutants if found.power is not None else 0)
         self.left -= _ALONE * place.cost * ran + place.sessions * (1 + (ran - found.trials) / 2)
         if found.verdict != "passed":
-            return f"what makes {outputs} differs by itself ({found.reason})", None
-        return "", found.power
+            said = f"what makes {outputs} differs by itself ({found.reason})"
+            return _Found(said, found.trials <= 1, found.alike)
+        return _Found(power=found.power)
 
 
 def _nth_share(whole: int, parts: int, number: int) -> int:

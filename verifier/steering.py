@@ -39,6 +39,7 @@ class Feed:
         tiny: values are near the smallest numbers.
         scaled: values are far from 1 by design, where sums overflow or vanish; how far two results are apart there is
             no measure of either.
+        alike: values are equal or nearly so by design, as no other inputs make them.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Feed:
     mixed: bool = False
     tiny: bool = False
     scaled: bool = False
+    alike: bool = False
 
 
 Fill = Callable[[str, DType, np.ndarray, np.random.Generator], np.ndarray]
@@ -101,11 +103,11 @@ class _Aim:
             for turn in range(2):
                 yield self._made(f"near the constants {turn + 1}", self._near, mixed=True)
         if len(reals) > 1:
-            yield self._made("all nearly equal", self._alike)
+            yield self._made("all nearly equal", self._alike, alike=True)
         elif reals:
-            yield self._made("close together", self._alike)
+            yield self._made("close together", self._alike, alike=True)
         if reals:
-            yield self._made("few numbers, so that many are equal", _tied, own=2)
+            yield self._made("few numbers, so that many are equal", _tied, own=2, alike=True)
         if len(whole) > 0:
             yield self._made("integers over their domain", self._near, mixed=True)
             yield self._made("integers over their type", self._any, mixed=True, own=3)
@@ -126,7 +128,7 @@ class _Aim:
 
     def _made(
         self, name: str, fill: Fill, *, mixed: bool = False, tiny: bool = False, scaled: bool = False,
-        level: int | None = None, own: int = 0,
+        alike: bool = False, level: int | None = None, own: int = 0,
     ) -> Feed:  # fmt: skip
         """A feed; one with a number of its ``own`` leaves the draws of those after it as they are without it."""
         self.count += not own
@@ -137,7 +139,7 @@ class _Aim:
             if n not in self.weights and array.size:
                 filled = np.asarray(fill(n, self.types[n].dtype, array, rng)).astype(array.dtype, copy=False)
                 arrays[n] = accepted(self.before, n, filled.reshape(array.shape))
-        return Feed(name, arrays, mixed, tiny, scaled)
+        return Feed(name, arrays, mixed, tiny, scaled, alike)
 
     def _near(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Elements at, beside and around the targets, among ordinary ones."""

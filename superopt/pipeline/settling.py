@@ -87,9 +87,10 @@ class Checks:
         return replace(found, graph=given, applied=()), replace(checked, verdict="failed", reason=why)
 
     def _suspected(self, found: SearchResult, checked: CheckResult) -> list[AppliedRule]:
-        """The rules that were applied; first those used where the result strays furthest on the inputs that failed."""
-        places: dict[str, int] = {}
-        if checked.feeds:
+        """The rules that were applied; first those used where the result strays furthest on the inputs that failed, or
+        at the place that differs."""
+        places = dict.fromkeys(checked.where, 0)
+        if checked.feeds and not places:
             from superopt.verifier.locate import suspects  # here, because few checks fail
 
             for rank, outputs in enumerate(suspects(self.task.graph, found.graph, checked.feeds)):

@@ -258,3 +258,29 @@ def test_mutants_are_shared_by_the_kinds_of_places() -> None:
     assert found.checked == found.places > 1
     assert found.power is not None
     assert 0 < found.power.mutants <= 8
+
+
+def difference(*, of_products: bool) -> Graph:
+    """What a block makes minus its input, scaled by the input; or scaled first, and subtracted then."""
+    graph = residual(folded=False)
+    if of_products:
+        made = [Node("l", "Mul", ("s1", "s0"), ("l",)), Node("k", "Mul", ("s0", "s0"), ("k",)),
+                Node("m", "Sub", ("l", "k"), ("scaled",))]  # fmt: skip
+    else:
+        made = [Node("m", "Sub", ("s1", "s0"), ("less",)), Node("l", "Mul", ("less", "s0"), ("scaled",))]
+    nodes: list[Node] = []
+    for n in graph.nodes:
+        nodes.append(replace(n, inputs=tuple("scaled" if i == "s1" else i for i in n.inputs)))
+        nodes += made if n.outputs == ("s1",) else []
+    return replace(graph, nodes=tuple(nodes)).checked()
+
+
+def test_what_shows_on_steered_inputs_of_a_place_alone_is_refused() -> None:
+    """A difference of products loses what a product of a difference keeps where both are alike, which no input of the
+    whole makes them: one of the whole would not tell."""
+    before, after = difference(of_products=False), difference(of_products=True)
+    assert differential.check(before, after).verdict == "passed"
+    found = judge(before, after)
+    assert found.verdict == "failed"
+    assert "on inputs that none of the whole was steered to" in found.reason
+    assert "scaled" in found.where
