@@ -120,8 +120,8 @@ def check_rewrite(
 
     A small model gets what :func:`check` does. In a larger one every rewritten place is checked by itself
     (:mod:`.places`), with steered inputs and mutants, and the whole model by a random input, and by more as far as a
-    second's work goes. Where a place differs by itself on ordinary inputs, :func:`check` decides, since they may be out
-    of reach; where it differs on steered inputs alone, the check has failed, since the whole is not steered there.
+    second's work goes. Where a place differs by itself, :func:`check` decides, since its inputs may be out of reach;
+    but where it differs because they are alike, the check has failed: the whole is not steered to make them so.
 
     Args:
         before: the original.
@@ -148,7 +148,7 @@ def check_rewrite(
         if places.disagreement:
             found = Judge(before, after, replace(plan, effort=WHOLE), bench, typing).run()
             if places.hidden and found.verdict == "passed":
-                why = f"{places.disagreement}, on inputs that none of the whole was steered to"
+                why = f"{places.disagreement}, on inputs that are alike as none of the whole makes them"
                 return replace(found, verdict="failed", reason=why, where=places.hidden)
             said = f"checked as a whole: {places.disagreement}"
             return replace(found, reason="; ".join(r for r in (found.reason, said) if r))

@@ -3,9 +3,8 @@
 Of places that are alike up to sizes and the elements of their weights, the cheapest gets steered inputs and mutants,
 and every other one a random input, as far as the work goes. A place's inputs are free here, in the model they may not
 be: a variance is never negative, and two inputs may be parts of one value. So a place that differs is looked at again
-together with what makes its inputs, and only then counts as one that disagrees. Where it does so on ordinary inputs,
-ordinary inputs of the whole tell whether it matters; where on steered ones alone, nothing does. What makes its inputs
-says nothing where it differs because they are alike, which inputs further up are not steered to make them.
+together with what makes its inputs, and only then counts as one that disagrees, and the whole is asked. Where it
+differs because its inputs are alike, neither what makes them nor the whole is steered to make them so: none is asked.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class PlacesChecked:
         checked, places: how many were run by themselves, of how many.
         power: what those inputs can tell apart; ``None`` where none was steered.
         disagreement: the first place that differs or cannot be run, in words; "" where there is none.
-        hidden: values that this place makes, if it is the same on ordinary inputs: those of the whole say nothing then.
+        hidden: values that this place makes, if it differs where its inputs are alike: the whole says nothing then.
         note: names places that differ by themselves, but not together with what makes their inputs.
     """
 
@@ -62,11 +61,9 @@ class PlacesChecked:
 
 @dataclass(frozen=True)
 class _Found:
-    """What was found at one place: what disagrees, in words, whether on ordinary inputs or on some that are alike by
-    design, and the inputs' power."""
+    """What was found at one place: what disagrees, in words, whether on inputs that are alike, and their power."""
 
     disagreement: str = ""
-    ordinary: bool = True
     alike: bool = False
     power: Power | None = None
 
@@ -132,7 +129,7 @@ class _Places:
                 made = tuple(o for n in place.pair[0].nodes for o in n.outputs if o)
                 return PlacesChecked(
                     self.trials, checked, len(places), joined(powers), found_here.disagreement,
-                    () if found_here.ordinary else made,
+                    made if found_here.alike else (),
                 )  # fmt: skip
         return PlacesChecked(self.trials, checked, len(places), joined(powers), note=self._note())
 
@@ -156,9 +153,8 @@ class _Places:
             if not again.disagreement:
                 self.together.append(name)
                 return again
-            found = replace(found, ordinary=again.ordinary, power=again.power)
             if again.alike:
-                break
+                return again
         return found
 
     def _judged(self, place: _Place, share: Effort) -> _Found:
@@ -181,8 +177,7 @@ class _Places:
         ran = found.trials + (2 * found.power.mutants if found.power is not None else 0)
         self.left -= _ALONE * place.cost * ran + place.sessions * (1 + (ran - found.trials) / 2)
         if found.verdict != "passed":
-            said = f"what makes {outputs} differs by itself ({found.reason})"
-            return _Found(said, found.trials <= 1, found.alike)
+            return _Found(f"what makes {outputs} differs by itself ({found.reason})", found.alike)
         return _Found(power=found.power)
 
 

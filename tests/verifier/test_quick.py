@@ -275,12 +275,12 @@ def difference(*, of_products: bool) -> Graph:
     return replace(graph, nodes=tuple(nodes)).checked()
 
 
-def test_what_shows_on_steered_inputs_of_a_place_alone_is_refused() -> None:
+def test_what_shows_only_where_the_inputs_of_a_place_are_alike_is_refused() -> None:
     """A difference of products loses what a product of a difference keeps where both are alike, which no input of the
     whole makes them: one of the whole would not tell."""
     before, after = difference(of_products=False), difference(of_products=True)
     assert differential.check(before, after).verdict == "passed"
     found = judge(before, after)
     assert found.verdict == "failed"
-    assert "on inputs that none of the whole was steered to" in found.reason
+    assert "on inputs that are alike as none of the whole makes them" in found.reason
     assert "scaled" in found.where
