@@ -6,6 +6,7 @@ import io
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from superopt import formats
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph
-from superopt.pipeline import attempt, checking, contest, forked, task
+from superopt.pipeline import attempt, checking, contest, forked, settling, task
+from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.judge import Comparison
-from superopt.pipeline.options import EFFORTS
+from superopt.pipeline.options import EFFORTS, Options, quiet
 from superopt.pipeline.racing import measure
 from superopt.pipeline.recomputing import Point
 from superopt.report import Measured
@@ -29,10 +31,11 @@ from superopt.report.terminal import show_report
 from superopt.rules import Library, parse_rule
 from superopt.runtime import ort
 from superopt.runtime.reference import run
-from superopt.search import SearchResult
+from superopt.search import AppliedRule, SearchResult
 from superopt.verifier import graphs as certifying
 from superopt.verifier.differential import CheckResult
 from superopt.verifier.graphs import GraphVerdict
+from superopt.verifier.running import Bench
 
 
 def branches(operator: str = "Add", domain: str = "") -> Graph:
@@ -387,3 +390,27 @@ def test_weights_that_change_during_the_run_are_an_error(tmp_path: Path, monkeyp
 
     with pytest.raises(InvalidModel, match=r"m\.onnx\.data: the file changed"):
         superopt.optimize(path, target="profile:cpu-epyc-2core", progress=writes)
+
+
+def test_the_rules_used_at_the_place_that_differs_are_left_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no input of the whole shows it, the place does."""
+    graph, other = branches(), branches(operator="Sub")
+    verdicts = iter([CheckResult("failed", reason="differs", where=("y",)), CheckResult("passed")])
+    monkeypatch.setattr(settling, "check_result", lambda *_: next(verdicts))
+    rules = tuple(SimpleNamespace(id=name) for name in ("often", "there"))
+    tried: list[tuple[str, ...]] = []
+
+    def search(some: tuple[SimpleNamespace, ...]) -> SearchResult:
+        tried.append(tuple(r.id for r in some))
+        return SearchResult(other)
+
+    given: Any = SimpleNamespace(graph=graph, typing=None, options=Options(), budget=None, progress=quiet,
+                                 library=SimpleNamespace(admitted=rules))  # fmt: skip
+    given.budget = TimeBudget.of(None)
+    applied = (AppliedRule("often", 9, ("h",), 5.0), AppliedRule("there", 1, ("y", "z"), 1.0))
+    searches: Any = SimpleNamespace(valued=None, search=search)
+    with Bench() as bench:
+        checks = settling.Checks(given, searches, bench, [])
+        found, checked = checks.settle(SearchResult(other, applied))
+    assert (found.graph, checked.verdict, tried) == (other, "passed", [("often",)])
+    assert [f.left_out for f in checks.failures] == ["there"]
