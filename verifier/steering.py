@@ -241,7 +241,8 @@ class _Aim:
             def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator, t: float = t) -> np.ndarray:
                 if not dtype.is_float:
                     return array
-                exact = np.full(array.shape, t).astype(dtype.numpy)
+                with np.errstate(over="ignore"):  # beyond the type's largest number it is infinity
+                    exact = np.full(array.shape, t).astype(dtype.numpy)
                 way = rng.integers(-1, 2, array.shape)
                 return np.where(way == 0, exact, np.where(way > 0, _next(exact, dtype, 1), _next(exact, dtype, -1)))
 

@@ -187,6 +187,9 @@ class _Shared:
 def _tidy(place: Path, most: int) -> None:
     if len(os.listdir(place)) <= most:
         return
-    used = {path: path.stat().st_mtime_ns for path in place.iterdir()}
+    used: dict[Path, int] = {}
+    for path in place.iterdir():
+        with suppress(FileNotFoundError):  # another process tidies, too
+            used[path] = path.stat().st_mtime_ns
     for path in sorted(used, key=lambda p: used[p], reverse=True)[most - most // 4 :]:
         path.unlink(missing_ok=True)

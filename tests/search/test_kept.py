@@ -68,6 +68,20 @@ def test_the_least_used_files_go(cache):
     assert len(list((cache / "terms").iterdir())) == 2
 
 
+def test_what_another_process_took_away_meanwhile_is_no_fault(cache, monkeypatch):
+    for name in "abc":
+        keep("terms", name, [], 9)
+    listed = Path.iterdir
+
+    def with_one_that_goes(self):
+        yield from listed(self)
+        yield self / "gone"
+
+    monkeypatch.setattr(Path, "iterdir", with_one_that_goes)
+    assert keep("terms", "d", [TERM], 2)
+    assert kept("terms", "d", (App, Var)) == [TERM]
+
+
 @pytest.mark.parametrize("spoil", ["cut", "flip", "open to others"])
 def test_a_file_that_is_damaged_or_open_to_others_is_not_read(cache, spoil):
     keep("terms", "one", [TERM], 2)
