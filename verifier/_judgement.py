@@ -20,6 +20,7 @@ __all__ = [
     "compare",
     "equal",
     "excess",
+    "pieces",
     "scales",
 ]
 
@@ -35,7 +36,7 @@ _NARROW = 4.0  # free distance of types that are not listed (float8), in epsilon
 _SUBNORMALS = 4.0  # free distance in steps of the smallest subnormal
 _NEAR = 16.0  # an element's noise is that of its row or channel where that is at most this many times its own
 _JUMP = 2.0**6  # a move of more free distances is a jump (Floor, quantising, a branch): the reals say nothing there
-_PART = 1 << 16  # elements that are compared at once
+_PIECE = 1 << 16  # elements
 
 
 @dataclass(frozen=True)
@@ -182,8 +183,8 @@ def _plainly_near(old: np.ndarray, new: np.ndarray, dtype: DType) -> tuple[float
     apart than their own size allows, which is the least that is free; a part at a time."""
     first, made = old.reshape(-1), new.reshape(-1)
     worst = scale = 0.0
-    for start in range(0, first.size, _PART):
-        a, b = (x[start : start + _PART].astype(np.float64) for x in (first, made))
+    for part in pieces(first.size):
+        a, b = (x[part].astype(np.float64) for x in (first, made))
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             return None
         distance, size = np.abs(b - a), np.abs(a)
@@ -191,6 +192,11 @@ def _plainly_near(old: np.ndarray, new: np.ndarray, dtype: DType) -> tuple[float
             return None
         worst, scale = max(worst, float(distance.max())), max(scale, float(size.max()))
     return worst, scale or 1.0
+
+
+def pieces(size: int) -> list[slice]:
+    """Parts of a long array that a core's cache holds."""
+    return [slice(start, start + _PIECE) for start in range(0, size, _PIECE)]
 
 
 def element_type(array: np.ndarray) -> DType | None:

@@ -10,7 +10,7 @@ import numpy as np
 from superopt.formats.tensors import set_aside
 from superopt.ir.graph import Graph, Node, Weight, label
 from superopt.ops import REGISTRY
-from superopt.verifier.noise import pieces
+from superopt.verifier._judgement import pieces
 
 __all__ = ["Mutant", "mutants"]
 

@@ -31,15 +31,15 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Typing, infer, sizes_fed_to
 from superopt.runtime.ort import InferenceSession
 from superopt.verifier._feeds import fed_types
+from superopt.verifier._judgement import pieces
 from superopt.verifier.noisy_model import REALS, STEPS, Builder, Place, noise
 from superopt.verifier.running import REFUSALS, Arrays, Bench, attempt
 
-__all__ = ["Disturbed", "constants_read", "live_values", "pieces"]
+__all__ = ["Disturbed", "constants_read", "live_values"]
 
 _SMALL = 1 << 16  # elements of a weight that is moved
 # Real operands that shapes depend on.
 _SHAPING = frozenset({"NonMaxSuppression", "Range", "Resize", "Upsample"})
-_PIECE = 1 << 16  # elements
 _BITS = {DType.FLOAT64: 20, DType.FLOAT32: 8, DType.FLOAT16: 3, DType.BFLOAT16: 2}  # last bits: 0 in a round number
 
 
@@ -245,11 +245,6 @@ class _Shifted:
                 made[name] = moved[start : start + array.size].view(array.dtype).reshape(array.shape)
                 start += array.size
         return made
-
-
-def pieces(size: int) -> list[slice]:
-    """Parts of a long array that a core's cache holds."""
-    return [slice(start, start + _PIECE) for start in range(0, size, _PIECE)]
 
 
 def _mixed(bits: np.ndarray, dtype: DType) -> tuple[np.ndarray, np.ndarray]:

@@ -163,8 +163,7 @@ class _Places:
         effort = Thoroughness(work=share.work, reference=_REFERENCE, both=_REFERENCE if leads else 0.0)
         plan = replace(
             self.plan, seed=self.plan.seed + self.trials, trials=self.plan.trials if leads else 1, power=share,
-            effort=effort,
-            runtime=ONNX_RUNTIME,
+            effort=effort, runtime=ONNX_RUNTIME,
         )  # fmt: skip
         outputs = ", ".join(v.name for v in place.pair[0].outputs[:2])
         try:

@@ -16,6 +16,7 @@ import numpy as np
 from superopt.ir.graph import Graph, Weight
 from superopt.ir.types import DType
 from superopt.verifier._feeds import EMPTY, KINDS, NO_BATCH, accepted, domain_of, fed_types, make_inputs
+from superopt.verifier._judgement import pieces
 from superopt.verifier.targets import input_targets, literals
 
 __all__ = ["Feed", "changed_rows", "steered"]
@@ -24,7 +25,6 @@ _GENERIC = 16  # elements of a constant that is a target by itself
 _OFFSET, _SPREAD = 1000.0, 1e-4  # of data that lie close together, away from 0
 _SWEEPS = 16  # runs in which the rows of one table are visited
 _STREAMS = 500  # more than there are feeds of one check
-_PART = 1 << 16  # elements that are made at once: each takes up to a hundred bytes meanwhile
 _FILLED = 8  # targets that fill a whole input
 
 
@@ -288,8 +288,8 @@ def _in_parts(array: np.ndarray, make: Callable[[np.ndarray], np.ndarray]) -> np
     """An array like one whose elements are made independently of each other, a part of it at a time."""
     flat = array.reshape(-1)
     made = np.empty_like(flat)
-    for start in range(0, flat.size, _PART):
-        made[start : start + _PART] = make(flat[start : start + _PART]).astype(array.dtype)
+    for part in pieces(flat.size):
+        made[part] = make(flat[part]).astype(array.dtype)
     return made.reshape(array.shape)
 
 

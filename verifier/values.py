@@ -266,8 +266,8 @@ class _Check:
                     exact += holds
                     if holds:
                         moved.discard(name)
-        for name in sorted(moved):
-            raise NotEquivalent(f"{name!r} is not shown to be exactly what other movements of elements make")
+        if moved:
+            raise NotEquivalent(f"{min(moved)!r} is not shown to be exactly what other movements of elements make")
         return Held(len(self.claims) + len(self.same) + len(self.certificate.moved), places, exact)
 
     # ---- claims -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from superopt.discovery.lifting import Problem
 from superopt.discovery.rearranged import rearranged
-from superopt.ir.terms import App, Term, Var, postorder, remade, variables
+from superopt.ir.terms import App, Term, Var, replaced, variables
 from superopt.rules.typing import operator_of, type_terms
 
 __all__ = ["reordered"]
@@ -35,11 +35,11 @@ def reordered(problem: Problem) -> Iterator[Term]:
     types = type_terms([problem.term], problem.kinds)[0]
     if isinstance(leaf, Var) and leaf != inner:
         for term in rearranged(leaf, types[leaf][0].shape or (), types[inner][0].shape or (), joined=True):
-            yield _put(problem.term, inner, term)
+            yield replaced(problem.term, inner, term)
     if outer:
         shape, wanted = types[core][0].shape or (), types[problem.term][0].shape or ()
         for term in rearranged(_CORE, shape, wanted, joined=True):
-            yield _put(term, _CORE, core)
+            yield replaced(term, _CORE, core)
 
 
 def _moved(problem: Problem, term: Term) -> tuple[bool, Term]:
@@ -54,10 +54,3 @@ def _data(problem: Problem, app: App) -> Term | None:
     """The operand that depends on data, if there is one alone."""
     found = [a for a in app.args if a is not None and not set(variables(a)) <= problem.weights]
     return found[0] if len(found) == 1 else None
-
-
-def _put(root: Term, old: Term, new: Term) -> Term:
-    made: dict[Term, Term] = {}
-    for term in postorder(root):
-        made[term] = new if term == old else remade(term, made)
-    return made[root]

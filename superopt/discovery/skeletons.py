@@ -21,7 +21,7 @@ from superopt.discovery.reordered import reordered
 from superopt.discovery.synthesis import extents
 from superopt.discovery.windows import looks_through
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols, value_at
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, remade, variables
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, remade, replaced, variables
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.forms import product as elements_of
@@ -269,24 +269,16 @@ def _neighbours(root: Term, weights: Set[str]) -> Iterator[Term]:
             continue
         data = [a for a in outer.args if a is not None and not set(variables(a)) <= weights]
         for operand in data:
-            yield _replaced(root, outer, operand)
+            yield replaced(root, outer, operand)
         if len(data) == 1 and isinstance(inner := data[0], App):
             below = [a for a in inner.args if a is not None and not set(variables(a)) <= weights]
             if len(below) == 1:
-                yield _replaced(root, outer, _on(inner, below[0], _on(outer, inner, below[0])))
+                yield replaced(root, outer, _on(inner, below[0], _on(outer, inner, below[0])))
 
 
 def _on(app: App, operand: Term, other: Term) -> App:
     """An application with another operand in the place of one."""
     return replace(app, args=tuple(other if a == operand else a for a in app.args))
-
-
-def _replaced(root: Term, old: Term, new: Term) -> Term:
-    """A term with another in the place of one inside it."""
-    made: dict[Term, Term] = {}
-    for term in postorder(root):
-        made[term] = new if term == old else remade(term, made)
-    return made[root]
 
 
 def _in_order(problem: Problem, target: TensorType) -> Iterator[Skeleton]:

@@ -17,7 +17,7 @@ from superopt.ir.poly import Poly
 
 __all__ = [
     "App", "AttributeValue", "Project", "Term", "Var", "children", "computed", "format_term", "format_value",
-    "is_open", "postorder", "rebuilt", "remade", "variables",
+    "is_open", "postorder", "rebuilt", "remade", "replaced", "variables",
 ]  # fmt: skip
 
 _Value = TypeVar("_Value")
@@ -190,6 +190,14 @@ def remade(
         return Project(inner, term.index)
     args = tuple(None if a is None else made[a] for a in term.args)
     return App(term.op, args, term.attributes if attributes is None else attributes)
+
+
+def replaced(root: Term, old: Term, new: Term) -> Term:
+    """A term with another in the place of one inside it."""
+    made: dict[Term, Term] = {}
+    for term in postorder(root):
+        made[term] = new if term == old else remade(term, made)
+    return made[root]
 
 
 def variables(*roots: Term) -> tuple[str, ...]:

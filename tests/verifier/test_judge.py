@@ -20,7 +20,7 @@ from superopt.ops.infer import infer
 from superopt.pipeline import optimize
 from superopt.runtime.binding import bind
 from superopt.runtime.ort import OrtValue, lent, make_session, run
-from superopt.verifier import steering
+from superopt.verifier import _judgement
 from superopt.verifier._judgement import compare, scales
 from superopt.verifier.differential import check
 from superopt.verifier.explaining import Explanations, Trial
@@ -610,7 +610,7 @@ def test_values_inside_are_held_only_where_one_is_not_small(dtype: DType) -> Non
 
 
 def test_inputs_near_constants_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steering, "_PART", 5)
+    monkeypatch.setattr(_judgement, "_PIECE", 5)
     clipped = model([("Clip", "x low high", "y")], {"low": single(-1), "high": single(1)}, X, Y)
     feeds = {f.name: f.arrays["x"] for f in steered(clipped, clipped, 0, {}, 0, 48)}
     near = feeds["near the constants 1"]
