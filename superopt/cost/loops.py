@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -38,6 +37,7 @@ _ROWS = {  # that go along an axis (or from it on) row by row
 _SEVERAL = "several"  # the pattern of a Transpose that moves more than one axis
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 _PLACES = ("perm", "axes", "axis")
+_TRAITS = "traits"  # where a key holds them
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,15 @@ def _sizes(shape: str) -> list[int]:
     return [int(d) for d in re.findall(r"\d+", shape.partition("[")[2].partition("]")[0])]
 
 
-@lru_cache(maxsize=1 << 14)
 def traits_of(key: Key) -> Traits:
     """What a key says; of what it says in words that nobody knows, nothing."""
+    found: Traits | None = key.__dict__.get(_TRAITS)
+    if found is None:
+        found = key.__dict__[_TRAITS] = _traits(key)
+    return found
+
+
+def _traits(key: Key) -> Traits:
     try:
         attributes = json.loads(key.attrs)
     except ValueError:

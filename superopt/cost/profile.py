@@ -26,9 +26,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
-from superopt.cost.record import Record
+from superopt.cost.loops import Traits, traits_of
+from superopt.cost.record import Key, Record
 from superopt.ir.errors import InvalidModel, UsageError, printable
-from superopt.ir.kept import cache_directory
+from superopt.ir.kept import cache_directory, code_digest, keep, kept
 
 __all__ = [
     "Profile",
@@ -49,6 +50,8 @@ except ImportError:  # Windows
     fcntl = None
 
 SCHEMA = "superopt.profile/1"
+_FOLDER, _MOST = "profiles", 8
+_Parsed = tuple[str, str, tuple[Record, ...]]
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,21 @@ def read_profile(path: Path) -> Profile:
 
 
 @lru_cache(maxsize=2)
-def _parsed(content: bytes) -> tuple[str, str, tuple[Record, ...]]:
-    """The header of a file as text, the digest of its records, and them: a process asks again for each model."""
+def _parsed(content: bytes) -> _Parsed:
+    """The header of a file as text, the digest of its records, and them: a process asks again for each model, and the
+    next process finds them read."""
+    name = hashlib.sha256(content + code_digest("cost", "ops", "ir").encode()).hexdigest()
+    found = kept(_FOLDER, name, (Key, Record, Traits))
+    if isinstance(found, tuple):
+        return found
+    read = _read(content)
+    for record in read[2]:  # what a predictor looks at, kept with the key
+        _ = record.key.text, traits_of(record.key)
+    keep(_FOLDER, name, read, _MOST)
+    return read
+
+
+def _read(content: bytes) -> _Parsed:
     head, _, payload = gzip.decompress(content).decode().partition("\n")
     json.loads(head)  # what it says is looked at first
     lines = [line for line in payload.splitlines() if line]  # a profile without a record is one too

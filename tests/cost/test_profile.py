@@ -9,7 +9,8 @@ import warnings
 import pytest
 
 from superopt.cost import Key, Record, Store, load_profile, read_profile, write_profile
-from superopt.cost.profile import cache_directory
+from superopt.cost.loops import traits_of
+from superopt.cost.profile import _parsed, cache_directory
 from superopt.ir.errors import InvalidModel, UsageError
 
 HEADER = {"device": "test", "threads": 1}
@@ -31,6 +32,23 @@ def test_a_profile_is_what_was_written_and_the_same_bytes_each_time(tmp_path):
     assert set(profile.records.values()) == set(rows)
     assert profile.header["device"] == "test"
     assert load_profile(str(tmp_path / "a.jsonl.gz")).records == profile.records
+
+
+def test_a_profile_that_was_read_is_kept_for_the_next_process_and_a_damaged_copy_is_not_believed(tmp_path, monkeypatch):
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "cache"))
+    write_profile(tmp_path / "p.jsonl.gz", HEADER, records(5))
+    _parsed.cache_clear()
+    written = read_profile(tmp_path / "p.jsonl.gz")
+    (kept,) = (tmp_path / "cache" / "profiles").iterdir()
+    whole = kept.read_bytes()
+    for content in (whole, whole[:-9], whole.replace(b"float32[3]", b"float32[4]"), b""):
+        kept.write_bytes(content)
+        _parsed.cache_clear()
+        again = read_profile(tmp_path / "p.jsonl.gz")
+        assert again == written
+        assert [traits_of(r.key) for r in again.records.values()] == [
+            traits_of(r.key) for r in written.records.values()
+        ]
 
 
 @pytest.mark.parametrize(

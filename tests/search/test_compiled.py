@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from superopt.cost import load_profile, profile, profile_names
 from superopt.ir import kept
 from superopt.rules import load_library
 from superopt.search import moves
@@ -20,6 +21,7 @@ def compiled(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept, "SHIPPED", folder / "nothing")
         moves._alive.clear()
+        profile._parsed.cache_clear()
         compile_library(folder / "made")
     return folder / "made"
 
@@ -35,6 +37,8 @@ def test_a_first_run_makes_nothing(compiled, tmp_path, monkeypatch):
     lifted = moves._lifted(prepared, 3, float("inf"), floats)
     assert prepared.sides
     assert lifted
+    profile._parsed.cache_clear()
+    assert all(load_profile(name).records for name in profile_names())
     assert not list(tmp_path.rglob("*"))  # nothing was made, so nothing was kept
 
 
