@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache
 from math import isfinite, isqrt
 from typing import Any
 from zlib import crc32
@@ -27,6 +28,8 @@ _BITS = 26
 _NO_Q = 1 << 25  # > q: "this element has no q-part"
 _GENERATOR = 4  # a square, hence of order q
 _BLOCK = 1024  # products below 2^52 that an int64 can sum without overflow
+_PART = 1 << 15  # elements of which all that is made of them stays in the second cache
+_LEAST_POWER, _MOST_POWER = -1074 - 53, 1024  # of two, that the parts of a float64 are multiples of
 
 
 class Unlucky(Exception):
@@ -76,6 +79,11 @@ def _modular(value: Fraction, modulus: int) -> int:
     return value.numerator * pow(value.denominator, -1, modulus) % modulus
 
 
+@lru_cache(maxsize=2)
+def _powers_of_two(modulus: int) -> Array:
+    return np.array([pow(2, power, modulus) for power in range(_LEAST_POWER, _MOST_POWER + 1)])
+
+
 class PrimeField:
     """The algebra of packed residue pairs. ``key`` seeds the functions that are hashes.
 
@@ -104,6 +112,27 @@ class PrimeField:
     def integers(self, values: Array) -> Array:
         wide = np.asarray(values).astype(np.int64)
         return _pack(wide % MODULUS, wide % _HALF)
+
+    def floats(self, values: Array) -> Array:
+        """Finite floats as what they are exactly, m · 2ᵉ: part by part, as large weights would be copied ten times."""
+        flat, found = np.ascontiguousarray(values).ravel(), np.empty(np.shape(values), np.int64)
+        for start in range(0, flat.size, _PART):
+            part = slice(start, start + _PART)
+            found.reshape(-1)[part] = self._floats(flat[part].astype(np.float64), flat.itemsize > 4)
+        return found
+
+    @staticmethod
+    def _floats(values: Array, long: bool) -> Array:
+        fraction, exponent = np.frexp(values)
+        wide = np.ldexp(fraction, 24)  # whole, but for those with more digits than float32 has
+        high, at = wide.astype(np.int64), exponent - 24 - _LEAST_POWER
+        low = np.ldexp(wide - high, 29).astype(np.int64) if long else None
+        parts = []
+        for modulus in (MODULUS, _HALF):
+            powers = _powers_of_two(modulus)
+            made = high * powers.take(at)  # below 2^50, and what low makes below 2^55
+            parts.append((made if low is None else made + low * powers.take(at - 29)) % modulus)
+        return _pack(*parts)
 
     def positions(self, values: Array) -> Array:
         return signed(values)
@@ -142,20 +171,18 @@ class PrimeField:
         return result
 
     def matmul(self, a: Array, b: Array) -> Array:
-        p = self._blocks(_p(a), _p(b), MODULUS)
-        aq, bq = _q(a), _q(b)
-        missing = (aq == _NO_Q).any(axis=-1)[..., :, None] | (bq == _NO_Q).any(axis=-2)[..., None, :]
-        q = self._blocks(aq % _NO_Q, bq % _NO_Q, _HALF)
+        missing = self._lacking(a, -1)[..., :, None] | self._lacking(b, -2)[..., None, :]
+        p = q = np.zeros(missing.shape, np.int64)
+        for start in range(0, a.shape[-1], _BLOCK):
+            left, right = a[..., start : start + _BLOCK], b[..., start : start + _BLOCK, :]
+            p = (p + np.matmul(_p(left), _p(right))) % MODULUS
+            q = (q + np.matmul(_q(left) % _NO_Q, _q(right) % _NO_Q)) % _HALF
         return _pack(p, np.where(missing, _NO_Q, q))
 
     @staticmethod
-    def _blocks(a: Array, b: Array, modulus: int) -> Array:
-        length = a.shape[-1]
-        result = np.matmul(a[..., :_BLOCK], b[..., :_BLOCK, :]) % modulus
-        for start in range(_BLOCK, length, _BLOCK):
-            stop = start + _BLOCK
-            result = (result + np.matmul(a[..., start:stop], b[..., start:stop, :])) % modulus
-        return np.asarray(result)
+    def _lacking(x: Array, axis: int) -> Array:
+        """Where a row has an element without a q-part."""
+        return np.asarray(x.max(axis=axis, initial=0) >= _NO_Q << _BITS)
 
     # ---- functions, by their names in the meaning language --------------------------------------------------------
     def _add(self, a: Array, b: Array) -> Array:

@@ -13,15 +13,15 @@ Nothing of the finder (:mod:`superopt.search.values`) is used: this evaluates, a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from math import prod
 from typing import TypeVar
 
 import numpy as np
 
-from superopt.ir.errors import NotEquivalent, SuperoptError
+from superopt.ir.errors import NotEquivalent, OutOfTime, SuperoptError
 from superopt.ir.graph import Graph, Node, Weight
 from superopt.ir.poly import substitute, symbols
 from superopt.ir.terms import AttributeValue
@@ -57,7 +57,9 @@ class Held:
         return f"{self.claims} claims and {self.places} places checked, {self.exact} exactly"
 
 
-def check_values(before: Graph, after: Graph, certificate: Certificate, *, seed: int = 0) -> Held:
+def check_values(
+    before: Graph, after: Graph, certificate: Certificate, *, seed: int = 0, deadline: float = float("inf")
+) -> Held:  # fmt: skip
     """Check a certificate against a model and its result.
 
     Args:
@@ -65,15 +67,17 @@ def check_values(before: Graph, after: Graph, certificate: Certificate, *, seed:
         after: the rewritten model; values that keep their names are the same values.
         certificate: what is claimed.
         seed: of the draws.
+        deadline: ``time.monotonic`` value after which no more is looked at.
 
     Raises:
         NotEquivalent: a claim or a place does not hold, or could not be looked at; the message says which.
+        OutOfTime: the deadline passed.
     """
     for name, digest in certificate.weights:
         weight = _weight(before, name)
         if weight is None or weight.data is None or weight.data.digest != digest:
             raise NotEquivalent(f"weight {name!r} is not the one that the certificate is about")
-    return _Check(before, after, certificate, seed).run()
+    return _Check(before, after, certificate, seed, deadline).run()
 
 
 def _weight(graph: Graph, name: str) -> Weight | None:
@@ -165,8 +169,11 @@ class _Draws:
         if not kind.dtype.is_float:
             whole = value.astype(np.int64)
             return whole if self.algebra is None else self.algebra.integers(whole)
-        wide = value.astype(np.float64)
-        return wide if self.algebra is None else _residues(self.algebra, wide)
+        if self.algebra is None:
+            return value.astype(np.float64)
+        if not np.isfinite(value).all():
+            raise NeedsOrder("an infinite weight")
+        return self.algebra.floats(value)
 
     def value(self, name: str) -> Array:
         if name in self.held:
@@ -201,17 +208,6 @@ class _Draws:
         return array
 
 
-def _residues(algebra: PrimeField, values: np.ndarray) -> Array:
-    """Floats as what they are exactly: m · 2ᵉ."""
-    if not np.isfinite(values).all():
-        raise NeedsOrder("an infinite weight")
-    fraction, exponent = np.frexp(values)
-    whole = algebra.integers(np.ldexp(fraction, 53).astype(np.int64))
-    least, most = (int(exponent.min()), int(exponent.max())) if exponent.size else (0, 0)
-    scales = np.stack([algebra.constant(Fraction(2) ** (e - 53)) for e in range(least, most + 1)])
-    return algebra.function("mul", whole, scales[exponent - least])
-
-
 def _known(kind: TensorType) -> tuple[int, ...]:
     shape = tuple(d for d in kind.shape or () if isinstance(d, int))
     if len(shape) < len(kind.shape or ()):
@@ -229,11 +225,11 @@ class _Place:
 
 
 class _Check:
-    def __init__(self, before: Graph, after: Graph, certificate: Certificate, seed: int) -> None:
+    def __init__(self, before: Graph, after: Graph, certificate: Certificate, seed: int, deadline: float) -> None:
         names = sorted({s for g in (before, after) for v in g.inputs for s in _symbols(v.type)})
         sizes = {name: 2 + at % 3 for at, name in enumerate(names)}
         self.before, self.after = _Side(before, sizes), _Side(after, sizes)
-        self.certificate, self.seed = certificate, seed
+        self.certificate, self.seed, self.deadline = certificate, seed, deadline
         self.claims: dict[str, _Claims] = {}
         for u in certificate.uniform:
             known = self.claims.get(u.value, _Claims())
@@ -286,7 +282,13 @@ class _Check:
     def tried(
         self, wanted: Sequence[str], sources: Sequence[str], check: Callable[[Mapping[str, tuple[int, ...]]], _Found]
     ) -> _Found:
-        """A check at short axes; at the model's own, where that fails: a mean depends on how many there are."""
+        """A check at short axes; at the model's own, where that fails: a mean depends on how many there are.
+
+        Raises:
+            NotEquivalent: it does not hold. OutOfTime: the deadline has passed.
+        """
+        if time.monotonic() > self.deadline:
+            raise OutOfTime("there was no time left to check what elements of weights allow")
         short, own = self.small(wanted, sources), self.small(wanted, sources, lengths=())
         if short != own:
             try:
@@ -355,15 +357,25 @@ class _Check:
         old, new, place = self.before.node(name), self.after.node(name), self.holds[name]
         if old is None or new is None or place.kept is not None:
             return False
-        alike = (old.op, old.domain, old.overload, old.inputs, old.outputs, dict(old.attributes)) == (
-            new.op, new.domain, new.overload, new.inputs, new.outputs, dict(new.attributes)
+        alike = (old.op, old.domain, old.overload, old.outputs, dict(old.attributes), len(old.inputs)) == (
+            new.op, new.domain, new.overload, new.outputs, dict(new.attributes), len(new.inputs)
         )  # fmt: skip
-        return alike and all(self._alike(n) for n in old.reads)
+        if not alike or old.captures != new.captures:
+            return False
+        return all(self._alike(a, b) for a, b in zip(old.inputs, new.inputs, strict=True) if a or b) and all(
+            self._alike(name, name) for name in old.captures
+        )
 
-    def _alike(self, name: str) -> bool:
-        old, new = self.before.graph.weight.get(name), self.after.graph.weight.get(name)
+    def _alike(self, name: str, other: str) -> bool:
+        """Whether what a node of the model reads is what one of the result reads: where one is claimed to be the other,
+        that is looked at by itself, and here only that the other is not broadcast."""
+        if name != other and (
+            not other or self.same.get(name) != other or self.before.kind(name) != self.before.kind(other)
+        ):
+            return False
+        old, new = self.before.graph.weight.get(name), self.after.graph.weight.get(other)
         if old is None and new is None:
-            return name in self.holds and self.holds[name].kept is None
+            return other in self.holds and self.holds[other].kept is None
         return old is new or (
             old is not None and new is not None and old.type == new.type and old.data is not None
             and new.data is not None and old.data.digest == new.data.digest

@@ -106,6 +106,12 @@ class TimeBudget:
         """Whether looking at all elements of the weights leaves the search most of the time."""
         return self.looks <= _LOOKING * self.left
 
+    @property
+    def looking(self) -> float:
+        """When, on the monotonic clock, checking what elements of weights allow is given up: what follows needs half of
+        the time that is left, or what was found would not be used."""
+        return time.monotonic() + (self.left - self.reserve) / 2
+
     def hurry(self) -> None:
         """What there is gets little more time: somebody waits for it."""
         self.deadline = min(self.deadline, time.monotonic() + max(_IMPATIENT, self.reserve))

@@ -106,7 +106,7 @@ class Searches:
         try:
             self.valued = with_values(
                 task.graph, task.costs, options.floats, task.sizes, runtime_named(options.runtime), self.notes,
-                seed=options.seed,
+                seed=options.seed, deadline=task.budget.looking,
             )  # fmt: skip
         except InvalidModel as error:  # the input was read as valid: what was made of it is not, and is not used
             self.notes.append(f"what the weights' elements allow could not be written, a fault of superopt's: {error}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from superopt import cost as costs
 from superopt import report
 from superopt.cost import CostModel
-from superopt.ir.errors import InvalidModel, NotEquivalent, ResourceLimit, Unsupported
+from superopt.ir.errors import InvalidModel, NotEquivalent, OutOfTime, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime.protocol import Runtime
@@ -88,7 +88,7 @@ class Valued:
 
 def with_values(
     graph: Graph, prices: CostModel, mode: str, sizes: Mapping[str, int], runtime: Runtime, notes: list[str], *,
-    seed: int = 0,
+    seed: int = 0, deadline: float = float("inf"),
 ) -> Valued | None:  # fmt: skip
     """A model rewritten by the elements of its weights, where that is checked and modelled to pay; else ``None``.
 
@@ -101,6 +101,7 @@ def with_values(
         runtime: in which errors are measured where weights are only near to a lower rank.
         notes: why what was found is not used is added.
         seed: of the check's draws.
+        deadline: ``time.monotonic`` value at which the check is given up.
     """
     finite, most = mode != "strict", MOST_ERROR[mode]
     before = costs.graph_cost(graph, prices, sizes=sizes).us
@@ -121,7 +122,10 @@ def with_values(
         if not stages:
             return None
         try:
-            held = tuple(check_values(s.before, s.after, s.certificate, seed=seed) for s in stages)
+            held = tuple(check_values(s.before, s.after, s.certificate, seed=seed, deadline=deadline) for s in stages)
+        except OutOfTime as error:
+            notes.append(f"what the elements of the weights allow is not used: {error}")
+            return None
         except NotEquivalent as error:
             notes.append(f"a claim about the elements of the weights was refuted, so none is used: {error}")
             return None

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -150,6 +151,26 @@ class TestPrimeField:
         product = self.field.matmul(self.field.integers(a), self.field.integers(b))
         exact_product = (a[0].astype(object) @ b[0].astype(object)) % MODULUS
         assert (signed(product[0]) % MODULUS == exact_product.astype(np.int64)).all()
+
+    def test_sums_with_elements_without_a_q_part_have_none(self) -> None:
+        a, b = self.field.integers(np.arange(6).reshape(2, 3)), self.field.integers(np.arange(12).reshape(3, 4))
+        a[1, 2] = self.field.function("exp", a[1, 2])
+        product, rest = self.field.matmul(a, b), self.field.matmul(a[:1], b)
+        assert (product[:1] == rest).all()
+        assert self.field.equal(
+            product[1], self.field.reduce("sum", self.field.function("mul", a[1][:, None], b), (0,))
+        ).all()
+        assert (product[1] >> 26 == 1 << 25).all()
+
+    @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+    def test_floats_are_what_they_are_exactly(self, kind: type[np.floating]) -> None:
+        limits, rng = np.finfo(kind), np.random.default_rng(0)
+        edges = [0.0, 1.0, 1 / 3, limits.max, limits.tiny, limits.smallest_subnormal, 1 + limits.eps]
+        bits = rng.bytes(300 * limits.bits // 8)
+        values = np.concatenate([np.array([*edges, *(-e for e in edges)], kind), np.frombuffer(bits, kind)])
+        values = values[np.isfinite(values)].reshape(1, -1)
+        wanted = [self.field.constant(Fraction(float(v))) for v in values[0]]
+        assert (self.field.floats(values) == np.array(wanted)).all()
 
     def test_the_inverse_of_zero_asks_for_other_elements(self) -> None:
         for algebra in (self.field, Rationals()):
