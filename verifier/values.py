@@ -31,6 +31,7 @@ from superopt.ops.infer import Applied, infer
 from superopt.ops.meaning import IllTyped
 from superopt.rules.values import Certificate, Equal, Kept, Uniform
 from superopt.runtime.evaluate import FLOAT64, Array, evaluate
+from superopt.verifier._feeds import index_bound
 from superopt.verifier.algebra import NeedsOrder, PrimeField, Unlucky
 
 __all__ = ["Held", "check_values"]
@@ -190,7 +191,8 @@ class _Draws:
         if self.side.constant(name):
             raise NotEquivalent(f"{name!r} is computed of weights, and stands where it cannot be computed here")
         if not kind.dtype.is_float:
-            whole = self.rng.integers(0, 2, size=shape)
+            positions = index_bound(self.side.graph, name, self.side.sizes)  # a table of one row has no second
+            whole = self.rng.integers(0, 1 if positions == 1 else 2, size=shape)
             array: Array = whole if self.algebra is None else self.algebra.integers(whole)
         elif self.algebra is None:
             array = self.rng.standard_normal(shape)

@@ -10,6 +10,7 @@ from superopt.formats.files import read_plain
 from superopt.formats.json_reader import read_json
 from superopt.formats.json_writer import save_json
 from superopt.formats.onnx_reader import from_model_bytes
+from superopt.formats.onnx_scan import lean
 from superopt.formats.onnx_tensors import ExternalFiles
 from superopt.formats.onnx_writer import SINGLE_FILE, save_onnx
 from superopt.ir.errors import InvalidModel, SuperoptError, printable
@@ -55,7 +56,11 @@ def load_with_files(path: Path | str, *, external: bool = True) -> tuple[Graph, 
     path = Path(path)
     files = ExternalFiles(path.parent, external)
     try:
-        graph = _checked(_parse(read_plain(path, MAX_MESSAGE), files))
+        found = lean(path, MAX_MESSAGE)
+        graph = _checked(
+            _parse(read_plain(path, MAX_MESSAGE), files) if found is None
+            else from_model_bytes(found.message, files, found.weights)
+        )  # fmt: skip
     except SuperoptError as error:
         raise error.within(printable(str(path))) from error
     return graph, (path, *files.paths)

@@ -13,7 +13,7 @@ own bytes ride along in ``Graph.extras`` and are written again as long as they s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from google.protobuf.message import DecodeError, EncodeError
@@ -30,6 +30,7 @@ from superopt.formats.onnx_checks import (
     node_keys,
 )
 from superopt.formats.onnx_nodes import MAX_INTERNALISED, nested_tensors, node, node_proto
+from superopt.formats.onnx_scan import Inside
 from superopt.formats.onnx_tensors import ExternalFiles, internalise, sparse_weight, weight
 from superopt.formats.onnx_values import value, value_info
 from superopt.ir.errors import InvalidModel, ResourceLimit, printable
@@ -42,8 +43,13 @@ __all__ = ["SHAPE_ONLY", "default_ir_version", "from_model_bytes", "from_onnx", 
 SHAPE_ONLY = "superopt.shape_only"  # metadata key of an ONNX input that stands for a weight without values
 
 
-def from_model_bytes(data: bytes, files: ExternalFiles) -> Graph:
+def from_model_bytes(data: bytes, files: ExternalFiles, inside: Mapping[int, Inside] | None = None) -> Graph:
     """The graph of a serialised ModelProto.
+
+    Args:
+        data: the message.
+        files: where external data lies.
+        inside: of initializers by number, where elements lie that the message was read without.
 
     Raises:
         InvalidModel: the bytes are not a valid ONNX model.
@@ -53,7 +59,7 @@ def from_model_bytes(data: bytes, files: ExternalFiles) -> Graph:
         model = ModelProto.FromString(data)
     except DecodeError as error:
         raise InvalidModel("is not an ONNX model, or is truncated: its protobuf does not parse") from error
-    return _guarded(model, files)
+    return _guarded(model, files, inside or {})
 
 
 def from_onnx(model: ModelProto, *, base: Path | None = None, external: bool = True) -> Graph:
@@ -67,7 +73,7 @@ def from_onnx(model: ModelProto, *, base: Path | None = None, external: bool = T
     Raises:
         InvalidModel: the model is not valid, or holds a node whose operands exclude each other.
     """
-    graph = _guarded(model, ExternalFiles(base, external))
+    graph = _guarded(model, ExternalFiles(base, external), {})
     refuse_contradictions(graph)
     return graph
 
@@ -89,20 +95,20 @@ def shapes_alone(data: bytes) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def _guarded(model: ModelProto, files: ExternalFiles) -> Graph:
+def _guarded(model: ModelProto, files: ExternalFiles, inside: Mapping[int, Inside]) -> Graph:
     check_text(model)
     try:
-        return _read(model, files)
+        return _read(model, files, inside)
     except (DecodeError, EncodeError) as error:
         raise InvalidModel(f"is not an ONNX model: {printable(str(error))}") from error
 
 
-def _read(model: ModelProto, files: ExternalFiles) -> Graph:
+def _read(model: ModelProto, files: ExternalFiles, inside: Mapping[int, Inside]) -> Graph:
     check_model(model)
     proto = model.graph
     local = check_functions(model.functions, node_keys((), [proto]))
     opset = _opset(model)
-    weights = [weight(t, files) for t in proto.initializer] + [
+    weights = [weight(t, files, inside=inside.get(number)) for number, t in enumerate(proto.initializer)] + [
         sparse_weight(s, files) for s in proto.sparse_initializer
     ]
     extras: dict[str, bytes] = {}

@@ -12,6 +12,7 @@ import numpy as np
 from onnx import SparseTensorProto, TensorProto
 
 from superopt.formats.files import MappedFile, open_inside
+from superopt.formats.onnx_scan import Inside
 from superopt.formats.tensors import (
     FileData,
     PackedData,
@@ -115,8 +116,16 @@ class TypedData:
         return array.reshape(self.type.shape)  # type: ignore[arg-type]
 
 
-def weight(proto: TensorProto, files: ExternalFiles, name: str | None = None) -> Weight:
+def weight(
+    proto: TensorProto, files: ExternalFiles, name: str | None = None, inside: Inside | None = None
+) -> Weight:  # fmt: skip
     """A weight whose elements are left where they are until they are read.
+
+    Args:
+        proto: the tensor.
+        files: where external data lies.
+        name: instead of its own.
+        inside: where its raw data lies, if not in ``proto``.
 
     Raises:
         InvalidModel: type, dims and stored bytes do not fit together, or its external location is refused.
@@ -131,7 +140,7 @@ def weight(proto: TensorProto, files: ExternalFiles, name: str | None = None) ->
         raise InvalidModel("segmented tensors are not supported", where=where)
     kind = TensorType(dtype, checked_shape(tuple(proto.dims), where))
     try:
-        data = _data(proto, kind, files)
+        data = _data(proto, kind, files) if inside is None else _raw(kind, inside)
     except InvalidModel as error:
         raise error.within(where) from error
     return Weight(name, kind, data, proto.doc_string, {e.key: e.value for e in proto.metadata_props})
@@ -145,12 +154,7 @@ def _data(proto: TensorProto, kind: TensorType, files: ExternalFiles) -> PackedD
     if proto.external_data:
         raise InvalidModel("has external-data entries although its data is inside the model")
     if proto.HasField("raw_data") and (proto.raw_data or not any(len(getattr(proto, f)) for f in _TYPED)):
-        if kind.dtype is DType.STRING:
-            raise InvalidModel("strings cannot be raw data")
-        raw = proto.raw_data
-        if len(raw) != expected_bytes(kind):
-            raise InvalidModel(f"{kind} takes {expected_bytes(kind)} bytes, but {len(raw)} are there")
-        return PackedData(kind, raw)
+        return _raw(kind, proto.raw_data)
     name = _FIELD.get(kind.dtype, "int32_data")
     found, count = len(getattr(proto, name)), kind.elements
     assert isinstance(count, int)
@@ -165,6 +169,15 @@ def _data(proto: TensorProto, kind: TensorType, files: ExternalFiles) -> PackedD
     for key in ("name", "doc_string", "metadata_props"):
         bare.ClearField(key)
     return TypedData(kind, bare.SerializeToString())
+
+
+def _raw(kind: TensorType, found: bytes | Inside) -> PackedData | FileData:
+    if kind.dtype is DType.STRING:
+        raise InvalidModel("strings cannot be raw data")
+    length = len(found) if isinstance(found, bytes) else found.length
+    if length != expected_bytes(kind):
+        raise InvalidModel(f"{kind} takes {expected_bytes(kind)} bytes, but {length} are there")
+    return PackedData(kind, found) if isinstance(found, bytes) else FileData(kind, found.file, found.offset)
 
 
 def _external(proto: TensorProto, kind: TensorType, files: ExternalFiles) -> FileData:

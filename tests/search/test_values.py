@@ -280,3 +280,19 @@ def test_what_nobody_reads_of_an_operator_that_is_not_known_is_left_alone(dead: 
         }}""")
     graph = formats.from_onnx(model)
     assert len(optimize(graph, target="profile:cpu-epyc-2core").graph.nodes) <= 3
+
+
+def test_a_table_of_one_row_is_read_there_alone() -> None:
+    """Types of tokens of a model that knows one: positions are data, and there is but one."""
+    d, b = Drawn(0), GraphBuilder("roberta")
+    ids = b.input("ids", "int64", (1, 5))
+    words = b.op("Gather", b.constant(d.normal(9, 4)), ids)
+    kinds = b.op("Gather", b.constant(d.normal(1, 4)), b.op("Sub", ids, ids))
+    b.output(b.op("Add", words, kinds), "y")
+    found = by_values(b.build())
+    assert found
+    held = check_values(found[-1].before, found[-1].after, found[-1].certificate)
+    assert held.claims == 1
+    after = found[-1].after
+    feeds = {"ids": np.array([[0, 8, 3, 3, 1]])}
+    np.testing.assert_array_equal(*(next(iter(run(g, feeds).values())) for g in (found[0].before, after)))
