@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import ml_dtypes
 import numpy as np
@@ -54,7 +55,7 @@ Fill = Callable[[str, DType, np.ndarray, np.random.Generator], np.ndarray]
 
 
 def steered(
-    before: Graph, after: Graph, seed: int, sizes: Mapping[str, int], level: int, most: int
+    before: Graph, after: Graph, seed: int, sizes: Mapping[str, int], level: int, most: int, *, alike: bool = False
 ) -> Iterator[Feed]:  # fmt: skip
     """Up to so many feeds beyond plain random ones, and those without elements, which take no work.
 
@@ -65,13 +66,15 @@ def steered(
         sizes: symbolic dimensions that are fixed.
         level: how the others are chosen (:func:`superopt.verifier._feeds.choose_sizes`).
         most: feeds.
+        alike: whether one of numbers close together is among them, however few they are.
     """
     aim = _Aim(before, after, seed, dict(sizes), level)
     yield from aim.empty()
-    for number, made in enumerate(aim.feeds()):
-        if number >= most:
-            return
+    for made in islice(aim.feeds(), max(most, 0)):
+        alike = alike and not made.alike
         yield made
+    if alike:
+        yield from aim.close()
 
 
 class _Aim:
@@ -96,16 +99,13 @@ class _Aim:
 
     def feeds(self) -> Iterator[Feed]:
         inputs = {n: t.dtype for n, t in self.types.items() if n not in self.weights}
-        reals = [n for n, d in inputs.items() if d.is_float]
+        reals = self._reals()
         whole = [n for n, d in inputs.items() if d.is_integer]
         yield from self._rows()
         if any(self.targets.values()):
             for turn in range(2):
                 yield self._made(f"near the constants {turn + 1}", self._near, mixed=True)
-        if len(reals) > 1:
-            yield self._made("all nearly equal", self._alike, alike=True)
-        elif reals:
-            yield self._made("close together", self._alike, alike=True)
+        yield from self.close()
         if reals:
             yield self._made("few numbers, so that many are equal", _tied, own=2, alike=True)
         if len(whole) > 0:
@@ -125,6 +125,16 @@ class _Aim:
         if any(self.targets.values()):
             yield self._made("near the constants 3", self._near, mixed=True)
         yield from self._sized()
+
+    def close(self) -> Iterator[Feed]:
+        """Reals whose differences cancel."""
+        reals = self._reals()
+        if reals:
+            name = "all nearly equal" if len(reals) > 1 else "close together"
+            yield self._made(name, self._alike, alike=True)
+
+    def _reals(self) -> list[str]:
+        return [n for n, t in self.types.items() if n not in self.weights and t.dtype.is_float]
 
     def _made(
         self, name: str, fill: Fill, *, mixed: bool = False, tiny: bool = False, scaled: bool = False,

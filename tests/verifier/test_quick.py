@@ -222,7 +222,7 @@ def test_what_a_check_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, large: 
     monkeypatch.setattr(judging, "LARGE", 0 if large else 1 << 40)
     with places.Bench() as bench:
         bench.loaded(AFTER, ONNX_RUNTIME, keep=True)
-        plan = replace(_QUICK, effort=replace(differential.QUICK, work=1.0))
+        plan = replace(_QUICK, effort=replace(judging.QUICK, work=1.0))
         one = differential.Judge(BEFORE, AFTER, plan, bench)
         assert one.run().verdict == "passed"
         assert one.once is large
@@ -284,3 +284,34 @@ def test_what_shows_only_where_the_inputs_of_a_place_are_alike_is_refused() -> N
     assert found.verdict == "failed"
     assert "on inputs that are alike as none of the whole makes them" in found.reason
     assert "scaled" in found.where
+
+
+def products(size: int, *, apart: bool) -> Graph:
+    """Two products with one weight, and that of the difference, or the difference of the products."""
+    kind = TensorType(F32, (size, size))
+    weight = (np.random.default_rng(4).standard_normal((size, size)) / size**0.5).astype(single)
+    nodes = [Node("p", "MatMul", ("x", "w"), ("p",)), Node("q", "MatMul", ("y", "w"), ("q",))]
+    if apart:
+        nodes.append(Node("d", "Sub", ("p", "q"), ("out",)))
+    else:
+        nodes += [Node("d", "Sub", ("x", "y"), ("d",)), Node("m", "MatMul", ("d", "w"), ("out",))]
+    inputs, outputs = (tuple(Value(n, kind) for n in names) for names in (("x", "y"), ("p", "q", "out")))
+    return Graph("net", inputs, outputs, (constant("w", weight),), tuple(nodes), {"": 20}).checked()
+
+
+@pytest.mark.parametrize("size", [400, 1300])
+def test_numbers_close_together_are_tried_however_large_a_place_is(size: int) -> None:
+    """Where a place is too much work for any steered input, and for all that places may take."""
+    before, after = products(size, apart=False), products(size, apart=True)
+    found = judge(before, after)
+    assert found.verdict == "failed"
+    assert "all nearly equal" in found.reason
+    assert judge(after, after).verdict == "passed"
+
+
+def test_changed_rows_are_read_whatever_the_work() -> None:
+    plan = replace(_QUICK, effort=replace(judging.QUICK, work=1.0))
+    with Bench() as bench:
+        right = judging.Judge(ROWS_BEFORE, ROWS_AFTER, plan, bench).run()
+        wrong = judging.Judge(ROWS_BEFORE, embedded(fused=True, wrong_row=True), plan, bench).run()
+    assert (right.verdict, wrong.verdict) == ("passed", "failed")
