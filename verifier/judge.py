@@ -80,7 +80,7 @@ class Thoroughness:
         work: of all runs but those of the first input.
         reference: from which the float64 reference is only run when asked for.
         both: up to which the result is also run with the runtime's optimisations off.
-        alike: whether an input of numbers close together is tried, whatever it takes.
+        alike: whether inputs of numbers that nearly cancel are tried, whatever they take.
     """
 
     work: float

@@ -286,26 +286,33 @@ def test_what_shows_only_where_the_inputs_of_a_place_are_alike_is_refused() -> N
     assert "scaled" in found.where
 
 
-def products(size: int, *, apart: bool) -> Graph:
-    """Two products with one weight, and that of the difference, or the difference of the products."""
+def products(size: int, op: str, *, apart: bool) -> Graph:
+    """Two products with one weight, and that of the difference or sum, or the difference or sum of the products."""
     kind = TensorType(F32, (size, size))
     weight = (np.random.default_rng(4).standard_normal((size, size)) / size**0.5).astype(single)
     nodes = [Node("p", "MatMul", ("x", "w"), ("p",)), Node("q", "MatMul", ("y", "w"), ("q",))]
     if apart:
-        nodes.append(Node("d", "Sub", ("p", "q"), ("out",)))
+        nodes.append(Node("d", op, ("p", "q"), ("out",)))
     else:
-        nodes += [Node("d", "Sub", ("x", "y"), ("d",)), Node("m", "MatMul", ("d", "w"), ("out",))]
+        nodes += [Node("d", op, ("x", "y"), ("d",)), Node("m", "MatMul", ("d", "w"), ("out",))]
     inputs, outputs = (tuple(Value(n, kind) for n in names) for names in (("x", "y"), ("p", "q", "out")))
     return Graph("net", inputs, outputs, (constant("w", weight),), tuple(nodes), {"": 20}).checked()
 
 
-@pytest.mark.parametrize("size", [400, 1300])
-def test_numbers_close_together_are_tried_however_large_a_place_is(size: int) -> None:
+@pytest.mark.parametrize(("op", "aim"), [("Sub", "all nearly equal"), ("Add", "nearly opposite")])
+def test_sums_that_cancel_are_tried(op: str, aim: str) -> None:
+    found = differential.check(products(32, op, apart=False), products(32, op, apart=True))
+    assert found.verdict == "failed"
+    assert aim in found.reason
+
+
+@pytest.mark.parametrize(("size", "op", "aim"), [(400, "Add", "nearly opposite"), (1300, "Sub", "all nearly equal")])
+def test_sums_that_cancel_are_tried_however_large_a_place_is(size: int, op: str, aim: str) -> None:
     """Where a place is too much work for any steered input, and for all that places may take."""
-    before, after = products(size, apart=False), products(size, apart=True)
+    before, after = products(size, op, apart=False), products(size, op, apart=True)
     found = judge(before, after)
     assert found.verdict == "failed"
-    assert "all nearly equal" in found.reason
+    assert aim in found.reason
     assert judge(after, after).verdict == "passed"
 
 
