@@ -108,6 +108,7 @@ class _Places:
         self.left = _WORK
         self.beside = _WHOLE * _ALONE * _cost(before, typing, plan.sizes)
         self.trials = 0
+        self.late = 0  # places for which there was no time
         self.together: list[str] = []  # what places make that are equal only with what makes their inputs
 
     def run(self) -> PlacesChecked:
@@ -121,7 +122,10 @@ class _Places:
             if first[place.kind] is place:
                 share = Effort(_nth_share(_MUTANTS, len(first), leading), _WORK / 2 / len(first))
                 leading += 1
-            if place.alone > self._room(share) or self.plan.late():
+            if self.plan.late():
+                self.late += 1
+                continue
+            if place.alone > self._room(share):
                 continue
             checked += 1
             found_here = self._checked(place, share)
@@ -140,11 +144,13 @@ class _Places:
         return self.left if share is NONE else max(self.left, self.beside)
 
     def _note(self) -> str:
+        late = f"time ended the check before {self.late} rewritten places were run by themselves" if self.late else ""
         if not self.together:
-            return ""
+            return late
         more = len(self.together) - _NAMED
         names = ", ".join(self.together[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-        return f"equal only together with what makes their inputs: {names}"
+        together = f"equal only together with what makes their inputs: {names}"
+        return "; ".join(r for r in (together, late) if r)
 
     def _checked(self, place: _Place, share: Effort) -> _Found:
         """What disagrees at a place, if anything, and its power if it has a share of the effort for that."""

@@ -322,3 +322,9 @@ def test_changed_rows_are_read_whatever_the_work() -> None:
         right = judging.Judge(ROWS_BEFORE, ROWS_AFTER, plan, bench).run()
         wrong = judging.Judge(ROWS_BEFORE, embedded(fused=True, wrong_row=True), plan, bench).run()
     assert (right.verdict, wrong.verdict) == ("passed", "failed")
+
+
+def test_places_that_there_was_no_time_for_are_told() -> None:
+    found = check_rewrite(BEFORE, AFTER, time_limit=0.0)
+    assert found.verdict == "passed"
+    assert "time ended the check before" in found.reason
