@@ -80,15 +80,17 @@ class Thoroughness:
         work: of all runs but those of the first input.
         reference: from which the float64 reference is only run when asked for.
         both: up to which the result is also run with the runtime's optimisations off.
+        alike: whether inputs of numbers that nearly cancel are tried, whatever they take.
     """
 
     work: float
     reference: float
     both: float
+    alike: bool = False
 
 
 # Some ten seconds of one core, with the runtime's optimisations off; and one.
-WHOLE = Thoroughness(work=8e10, reference=2e9, both=1e9)
+WHOLE = Thoroughness(work=8e10, reference=2e9, both=1e9, alike=True)
 QUICK = Thoroughness(work=6e9, reference=1e8, both=1e8)
 
 
@@ -179,7 +181,7 @@ class Judge:
         """Whether the result is run on one input only, and what its session holds is worth giving back before more is
         made to explain what that gave."""
         single = _RUNS * self.run_work > self.plan.effort.work and not changed_rows(self.before, self.after)
-        return single and self.large
+        return single and self.large and not self.plan.effort.alike
 
     def run(self) -> CheckResult:
         fed_types(self.before)
@@ -242,7 +244,7 @@ class Judge:
         level = 0
         for number in range(plan.trials):
             if number and (plan.late() or number * _RUNS * self.run_work > plan.effort.work):
-                return
+                break
             kind = KINDS[number % len(KINDS)]
             while True:
                 feeds = make_inputs(self.before, plan.seed + number, kind, plan.sizes, level=level)
@@ -257,7 +259,7 @@ class Judge:
         most = min(_STEERED, int(plan.effort.work / (_RUNS * self.run_work)) - plan.trials)
         most = max(most, len(changed_rows(self.before, self.after)))  # what no other input may ever read
         started = time.monotonic()
-        for feed in steered(self.before, self.after, plan.seed, plan.sizes, level, most):
+        for feed in steered(self.before, self.after, plan.seed, plan.sizes, level, most, alike=plan.effort.alike):
             if plan.late() or time.monotonic() - started > _EMERGENCY:
                 self.notes.append("time ended the check before all steered inputs were tried")
                 return

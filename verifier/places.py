@@ -27,6 +27,7 @@ __all__ = ["PlacesChecked", "check_places"]
 
 _WORK = 6e9  # operations for all places: a second of one core
 _ALONE = 2.0  # runs that an input takes, most often: of both graphs
+_WHOLE = 4  # runs of the whole model that places may take besides, whose kind is not looked at elsewhere
 _SESSIONS = 5e7  # operations that making the sessions counts as, and per byte of weights:
 _WEIGHT = 4.0
 _BYTE = 2.0  # operations that a byte read or written counts as
@@ -105,7 +106,9 @@ class _Places:
     def __init__(self, before: Graph, after: Graph, typing: Typing, plan: Plan, bench: Bench) -> None:
         self.before, self.after, self.typing, self.plan, self.bench = before, after, typing, plan, bench
         self.left = _WORK
+        self.beside = _WHOLE * _ALONE * _cost(before, typing, plan.sizes)
         self.trials = 0
+        self.late = 0  # places for which there was no time
         self.together: list[str] = []  # what places make that are equal only with what makes their inputs
 
     def run(self) -> PlacesChecked:
@@ -119,7 +122,10 @@ class _Places:
             if first[place.kind] is place:
                 share = Effort(_nth_share(_MUTANTS, len(first), leading), _WORK / 2 / len(first))
                 leading += 1
-            if place.alone > self.left or self.plan.late():
+            if self.plan.late():
+                self.late += 1
+                continue
+            if place.alone > self._room(share):
                 continue
             checked += 1
             found_here = self._checked(place, share)
@@ -133,12 +139,18 @@ class _Places:
                 )  # fmt: skip
         return PlacesChecked(self.trials, checked, len(places), joined(powers), note=self._note())
 
+    def _room(self, share: Effort) -> float:
+        """Operations that are left for a place: the first of a kind is run however large it is, beside the whole."""
+        return self.left if share is NONE else max(self.left, self.beside)
+
     def _note(self) -> str:
+        late = f"time ended the check before {self.late} rewritten places were run by themselves" if self.late else ""
         if not self.together:
-            return ""
+            return late
         more = len(self.together) - _NAMED
         names = ", ".join(self.together[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-        return f"equal only together with what makes their inputs: {names}"
+        together = f"equal only together with what makes their inputs: {names}"
+        return "; ".join(r for r in (together, late) if r)
 
     def _checked(self, place: _Place, share: Effort) -> _Found:
         """What disagrees at a place, if anything, and its power if it has a share of the effort for that."""
@@ -146,7 +158,7 @@ class _Places:
         name = printable(place.pair[0].outputs[0].name)
         for _ in range(_GROWN if found.disagreement and not found.alike else 0):
             larger = _place(grown(self.before, self.after, place.pair, self.typing.types), self.plan.sizes)
-            if larger.pair[0].nodes == place.pair[0].nodes or larger.alone > self.left:
+            if larger.pair[0].nodes == place.pair[0].nodes or larger.alone > self._room(share):
                 return found
             place = larger
             again = self._judged(place, share)
@@ -158,12 +170,22 @@ class _Places:
         return found
 
     def _judged(self, place: _Place, share: Effort) -> _Found:
-        """What disagrees at a place as it stands."""
+        """What disagrees at a place as it stands. A large one gets numbers close together alone: the whole gets others.
+        If it differs there, others tell whether it does so everywhere, as its inputs are not free."""
         leads = share is not NONE
-        effort = Thoroughness(work=share.work, reference=_REFERENCE, both=_REFERENCE if leads else 0.0)
+        if place.alone > self.left:
+            found = self._run(place, share, 0)
+            if not found.alike:
+                return found
+        return self._run(place, share, self.plan.trials if leads else 1)
+
+    def _run(self, place: _Place, share: Effort, trials: int) -> _Found:
+        """What disagrees at a place on so many unsteered inputs, and steered ones."""
+        leads = share is not NONE
+        effort = Thoroughness(share.work, reference=_REFERENCE, both=_REFERENCE if leads else 0.0, alike=leads)
         plan = replace(
-            self.plan, seed=self.plan.seed + self.trials, trials=self.plan.trials if leads else 1, power=share,
-            effort=effort, runtime=ONNX_RUNTIME,
+            self.plan, seed=self.plan.seed + self.trials, trials=trials, power=share, effort=effort,
+            runtime=ONNX_RUNTIME,
         )  # fmt: skip
         outputs = ", ".join(v.name for v in place.pair[0].outputs[:2])
         try:
@@ -174,7 +196,11 @@ class _Places:
             return _Found(f"what makes {outputs} cannot be run by itself ({error.what})")
         self.trials += found.trials
         ran = found.trials + (2 * found.power.mutants if found.power is not None else 0)
-        self.left -= _ALONE * place.cost * ran + place.sessions * (1 + (ran - found.trials) / 2)
+        taken = _ALONE * place.cost * ran + place.sessions * (1 + (ran - found.trials) / 2)
+        if taken > self.left:
+            self.beside -= taken
+        else:
+            self.left -= taken
         if found.verdict != "passed":
             return _Found(f"what makes {outputs} differs by itself ({found.reason})", found.alike)
         return _Found(power=found.power)
@@ -187,7 +213,6 @@ def _nth_share(whole: int, parts: int, number: int) -> int:
 
 def _place(pair: tuple[Graph, Graph], sizes: Mapping[str, int]) -> _Place:
     typing = infer(pair[0], sizes)
-    done = work(pair[0], typing, sizes)
     kinds: list[tuple[object, ...]] = []
     itself: list[tuple[object, ...]] = []
     for graph in pair:
@@ -210,7 +235,13 @@ def _place(pair: tuple[Graph, Graph], sizes: Mapping[str, int]) -> _Place:
         kinds.append(tuple(alike))
         itself.append((tuple(alike), tuple(same)))
     sessions = _SESSIONS + _WEIGHT * sum(w.type.nbytes or 0 for g in pair for w in g.weights)
-    return _Place(pair, typing, done.flops + _BYTE * done.bytes, sessions, tuple(kinds), tuple(itself))
+    return _Place(pair, typing, _cost(pair[0], typing, sizes), sessions, tuple(kinds), tuple(itself))
+
+
+def _cost(graph: Graph, typing: Typing, sizes: Mapping[str, int]) -> float:
+    """Operations of one run."""
+    done = work(graph, typing, sizes)
+    return done.flops + _BYTE * done.bytes
 
 
 def _rank(kind: ValueType | None) -> object:

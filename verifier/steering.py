@@ -7,8 +7,9 @@ in the order in which they are worth their work, and are the same for the same g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import ml_dtypes
 import numpy as np
@@ -23,6 +24,8 @@ __all__ = ["Feed", "changed_rows", "steered"]
 
 _GENERIC = 16  # elements of a constant that is a target by itself
 _OFFSET, _SPREAD = 1000.0, 1e-4  # of data that lie close together, away from 0
+_CLOSE = 2  # feeds of numbers that nearly cancel which are tried whatever they take
+_OPPOSED = 3  # feeds in which inputs are opposite: any two of eight
 _SWEEPS = 16  # runs in which the rows of one table are visited
 _STREAMS = 500  # more than there are feeds of one check
 _FILLED = 8  # targets that fill a whole input
@@ -54,7 +57,7 @@ Fill = Callable[[str, DType, np.ndarray, np.random.Generator], np.ndarray]
 
 
 def steered(
-    before: Graph, after: Graph, seed: int, sizes: Mapping[str, int], level: int, most: int
+    before: Graph, after: Graph, seed: int, sizes: Mapping[str, int], level: int, most: int, *, alike: bool = False
 ) -> Iterator[Feed]:  # fmt: skip
     """Up to so many feeds beyond plain random ones, and those without elements, which take no work.
 
@@ -65,13 +68,16 @@ def steered(
         sizes: symbolic dimensions that are fixed.
         level: how the others are chosen (:func:`superopt.verifier._feeds.choose_sizes`).
         most: feeds.
+        alike: whether the first of numbers that nearly cancel are among them, however few they are.
     """
     aim = _Aim(before, after, seed, dict(sizes), level)
     yield from aim.empty()
-    for number, made in enumerate(aim.feeds()):
-        if number >= most:
-            return
+    tried: set[str] = set()
+    for made in islice(aim.feeds(), max(most, 0)):
+        tried.add(made.name)
         yield made
+    close = islice(aim.close(), _CLOSE if alike else 0)
+    yield from (made for made in close if made.name not in tried)
 
 
 class _Aim:
@@ -96,16 +102,13 @@ class _Aim:
 
     def feeds(self) -> Iterator[Feed]:
         inputs = {n: t.dtype for n, t in self.types.items() if n not in self.weights}
-        reals = [n for n, d in inputs.items() if d.is_float]
+        reals = self._reals()
         whole = [n for n, d in inputs.items() if d.is_integer]
         yield from self._rows()
         if any(self.targets.values()):
             for turn in range(2):
                 yield self._made(f"near the constants {turn + 1}", self._near, mixed=True)
-        if len(reals) > 1:
-            yield self._made("all nearly equal", self._alike, alike=True)
-        elif reals:
-            yield self._made("close together", self._alike, alike=True)
+        yield from self.close()
         if reals:
             yield self._made("few numbers, so that many are equal", _tied, own=2, alike=True)
         if len(whole) > 0:
@@ -125,6 +128,19 @@ class _Aim:
         if any(self.targets.values()):
             yield self._made("near the constants 3", self._near, mixed=True)
         yield from self._sized()
+
+    def close(self) -> Iterator[Feed]:
+        """Reals whose differences cancel, and, of any two inputs, their sum: one is nearly the other's opposite."""
+        reals = self._reals()
+        if reals:
+            name = "all nearly equal" if len(reals) > 1 else "close together"
+            yield self._made(name, self._alike, alike=True)
+        for turn in range(min((len(reals) - 1).bit_length(), _OPPOSED)):
+            turned = {n for i, n in enumerate(reals) if i >> turn & 1}
+            yield self._made(f"nearly opposite {turn + 1}", self._opposed(turned), own=6 + turn, alike=True)
+
+    def _reals(self) -> list[str]:
+        return [n for n, t in self.types.items() if n not in self.weights and t.dtype.is_float]
 
     def _made(
         self, name: str, fill: Fill, *, mixed: bool = False, tiny: bool = False, scaled: bool = False,
@@ -183,6 +199,15 @@ class _Aim:
         spread = max(_SPREAD, 4 * float(ml_dtypes.finfo(dtype.numpy).eps))  # type: ignore[no-untyped-call]
         made = offset * (1 + spread * rng.standard_normal(array.shape))
         return np.asarray(np.where(rng.random(array.shape) < 0.1, offset, made))
+
+    def _opposed(self, turned: Collection[str]) -> Fill:
+        """Numbers close together, far from 0, and of the other sign in some inputs."""
+
+        def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+            made = self._alike(name, dtype, array, rng)
+            return -made if dtype.is_float and name in turned else made
+
+        return fill
 
     def _scaled(self, reals: Sequence[str]) -> Iterator[Feed]:
         """Whole inputs of very different magnitudes, then elements of all magnitudes side by side."""

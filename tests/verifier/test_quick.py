@@ -222,7 +222,7 @@ def test_what_a_check_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, large: 
     monkeypatch.setattr(judging, "LARGE", 0 if large else 1 << 40)
     with places.Bench() as bench:
         bench.loaded(AFTER, ONNX_RUNTIME, keep=True)
-        plan = replace(_QUICK, effort=replace(differential.QUICK, work=1.0))
+        plan = replace(_QUICK, effort=replace(judging.QUICK, work=1.0))
         one = differential.Judge(BEFORE, AFTER, plan, bench)
         assert one.run().verdict == "passed"
         assert one.once is large
@@ -284,3 +284,47 @@ def test_what_shows_only_where_the_inputs_of_a_place_are_alike_is_refused() -> N
     assert found.verdict == "failed"
     assert "on inputs that are alike as none of the whole makes them" in found.reason
     assert "scaled" in found.where
+
+
+def products(size: int, op: str, *, apart: bool) -> Graph:
+    """Two products with one weight, and that of the difference or sum, or the difference or sum of the products."""
+    kind = TensorType(F32, (size, size))
+    weight = (np.random.default_rng(4).standard_normal((size, size)) / size**0.5).astype(single)
+    nodes = [Node("p", "MatMul", ("x", "w"), ("p",)), Node("q", "MatMul", ("y", "w"), ("q",))]
+    if apart:
+        nodes.append(Node("d", op, ("p", "q"), ("out",)))
+    else:
+        nodes += [Node("d", op, ("x", "y"), ("d",)), Node("m", "MatMul", ("d", "w"), ("out",))]
+    inputs, outputs = (tuple(Value(n, kind) for n in names) for names in (("x", "y"), ("p", "q", "out")))
+    return Graph("net", inputs, outputs, (constant("w", weight),), tuple(nodes), {"": 20}).checked()
+
+
+@pytest.mark.parametrize(("op", "aim"), [("Sub", "all nearly equal"), ("Add", "nearly opposite")])
+def test_sums_that_cancel_are_tried(op: str, aim: str) -> None:
+    found = differential.check(products(32, op, apart=False), products(32, op, apart=True))
+    assert found.verdict == "failed"
+    assert aim in found.reason
+
+
+@pytest.mark.parametrize(("size", "op", "aim"), [(400, "Add", "nearly opposite"), (1300, "Sub", "all nearly equal")])
+def test_sums_that_cancel_are_tried_however_large_a_place_is(size: int, op: str, aim: str) -> None:
+    """Where a place is too much work for any steered input, and for all that places may take."""
+    before, after = products(size, op, apart=False), products(size, op, apart=True)
+    found = judge(before, after)
+    assert found.verdict == "failed"
+    assert aim in found.reason
+    assert judge(after, after).verdict == "passed"
+
+
+def test_changed_rows_are_read_whatever_the_work() -> None:
+    plan = replace(_QUICK, effort=replace(judging.QUICK, work=1.0))
+    with Bench() as bench:
+        right = judging.Judge(ROWS_BEFORE, ROWS_AFTER, plan, bench).run()
+        wrong = judging.Judge(ROWS_BEFORE, embedded(fused=True, wrong_row=True), plan, bench).run()
+    assert (right.verdict, wrong.verdict) == ("passed", "failed")
+
+
+def test_places_that_there_was_no_time_for_are_told() -> None:
+    found = check_rewrite(BEFORE, AFTER, time_limit=0.0)
+    assert found.verdict == "passed"
+    assert "time ended the check before" in found.reason
