@@ -120,14 +120,16 @@ def check_rewrite(
 
     A small model gets what :func:`check` does. In a larger one every rewritten place is checked by itself
     (:mod:`.places`), with steered inputs and mutants, and the whole model by a random input, and by more as far as a
-    second's work goes. Where a place differs by itself, :func:`check` decides, since its inputs may be out of reach;
-    but where it differs because they are alike, the check has failed: the whole is not steered to make them so.
+    second's work goes; where there is no time for that, the model is not checked. Where a place differs by itself,
+    :func:`check` decides, since its inputs may be out of reach; but where it differs because they are alike, the check
+    has failed: the whole is not steered to make them so.
 
     Args:
         before: the original.
         after: the result.
         seed: of all random choices.
-        time_limit: seconds after which no further trial is begun (one of the whole is always made).
+        time_limit: seconds after which no further trial is begun, with the verdict "skipped" where a kind of rewritten
+            place was not looked at then.
         patience: seconds after which the check is given up, with the verdict "skipped".
         sizes: symbolic dimensions that are fixed.
         runtime: as in :func:`check`; places run in ONNX Runtime alone.
@@ -152,6 +154,9 @@ def check_rewrite(
                 return replace(found, verdict="failed", reason=why, where=places.hidden)
             said = f"checked as a whole: {places.disagreement}"
             return replace(found, reason="; ".join(r for r in (found.reason, said) if r))
+        if places.late:
+            why = f"time ended the check before {places.late} kinds of rewritten places were run by themselves"
+            return CheckResult("skipped", places.trials, reason=why)
         if places.power is not None:
             judge.plan = replace(plan, power=NONE)
         found = judge.run()

@@ -49,6 +49,7 @@ class PlacesChecked:
         disagreement: the first place that differs or cannot be run, in words; "" where there is none.
         hidden: values that this place makes, if it differs where its inputs are alike: the whole says nothing then.
         note: names places that differ by themselves, but not together with what makes their inputs.
+        late: places, each the first of its kind, for which there was no time.
     """
 
     trials: int = 0
@@ -58,6 +59,7 @@ class PlacesChecked:
     disagreement: str = ""
     hidden: tuple[str, ...] = ()
     note: str = ""
+    late: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class _Places:
         self.left = _WORK
         self.beside = _WHOLE * _ALONE * _cost(before, typing, plan.sizes)
         self.trials = 0
-        self.late = 0  # places for which there was no time
+        self.late = 0
         self.together: list[str] = []  # what places make that are equal only with what makes their inputs
 
     def run(self) -> PlacesChecked:
@@ -123,7 +125,7 @@ class _Places:
                 share = Effort(_nth_share(_MUTANTS, len(first), leading), _WORK / 2 / len(first))
                 leading += 1
             if self.plan.late():
-                self.late += 1
+                self.late += share is not NONE
                 continue
             if place.alone > self._room(share):
                 continue
@@ -137,20 +139,18 @@ class _Places:
                     self.trials, checked, len(places), joined(powers), found_here.disagreement,
                     made if found_here.alike else (),
                 )  # fmt: skip
-        return PlacesChecked(self.trials, checked, len(places), joined(powers), note=self._note())
+        return PlacesChecked(self.trials, checked, len(places), joined(powers), note=self._note(), late=self.late)
 
     def _room(self, share: Effort) -> float:
         """Operations that are left for a place: the first of a kind is run however large it is, beside the whole."""
         return self.left if share is NONE else max(self.left, self.beside)
 
     def _note(self) -> str:
-        late = f"time ended the check before {self.late} rewritten places were run by themselves" if self.late else ""
         if not self.together:
-            return late
+            return ""
         more = len(self.together) - _NAMED
         names = ", ".join(self.together[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-        together = f"equal only together with what makes their inputs: {names}"
-        return "; ".join(r for r in (together, late) if r)
+        return f"equal only together with what makes their inputs: {names}"
 
     def _checked(self, place: _Place, share: Effort) -> _Found:
         """What disagrees at a place, if anything, and its power if it has a share of the effort for that."""

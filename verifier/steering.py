@@ -197,8 +197,11 @@ class _Aim:
             return array
         offset = min(_OFFSET, float(ml_dtypes.finfo(dtype.numpy).max) ** 0.25)  # type: ignore[no-untyped-call]
         spread = max(_SPREAD, 4 * float(ml_dtypes.finfo(dtype.numpy).eps))  # type: ignore[no-untyped-call]
-        made = offset * (1 + spread * rng.standard_normal(array.shape))
-        return np.asarray(np.where(rng.random(array.shape) < 0.1, offset, made))
+        made: np.ndarray = np.array(array, np.float64 if dtype.bits > 32 else np.float32)  # of a standard normal
+        np.multiply(made, offset * spread, out=made)
+        np.add(made, offset, out=made)
+        made[rng.random(array.shape, dtype=np.float32) < 0.1] = offset
+        return made
 
     def _opposed(self, turned: Collection[str]) -> Fill:
         """Numbers close together, far from 0, and of the other sign in some inputs."""
