@@ -234,9 +234,19 @@ class Judge:
             sessions.append(self.bench.session(self.after, optimise=False))
         except (InvalidModel, Unsupported) as error:
             return [], refused or error.what
+        if refused is not None and self._is_loaded(self.before):
+            return [], refused
         if refused is not None:  # its optimiser stumbles over names that it gave itself, in a model it had optimised
             self.notes.append(f"the result was run with ONNX Runtime's optimisations off, since it refuses: {refused}")
         return sessions, None
+
+    def _is_loaded(self, graph: Graph) -> bool:
+        """Whether the runtime loads a graph as a user has it do, its optimisations on."""
+        try:
+            self.bench.session(graph, optimise=True)
+        except (InvalidModel, Unsupported):
+            return False
+        return True
 
     def _trials(self) -> Iterator[Trial]:
         """Unsteered and steered inputs that the original accepts, with what it gives for them."""

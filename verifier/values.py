@@ -38,10 +38,14 @@ __all__ = ["Held", "check_values"]
 
 _Found = TypeVar("_Found")
 
-_SMALL = (4, 9)  # sizes that axes without claims are tried at before their own: convolutions of images take too long
+# Sizes that axes without claims are tried at before their own, the first two that all operators take: convolutions of
+# images take too long. Two, because 3 is the last position of an axis of 4, and of no other.
+_SMALL = (4, 9, 13)
 _EXACT_ENOUGH, _NUMBER = 1e-10, 1e-5  # of the largest element: float64's own noise, and constants computed in float32
 _ROUNDING = {DType.FLOAT16: 2.0**-8, DType.BFLOAT16: 2.0**-5}  # of sums of weights, of the result's largest element
 _FACTORED = 4.0  # times the stated error of a factored weight, that its product's result may be off
+_LENGTHS = 2
+_HELD = 1 << 28  # bytes of weights as elements of a field that a side holds at once
 _DRAWS = 3  # that may meet an inverse of zero
 _FEW = 64  # nodes that one value of the result may be made by
 
@@ -104,13 +108,16 @@ class _Side:
 
     graph: Graph
     sizes: Mapping[str, int]
+    sized: bool = False  # integers that follow from sizes alone, whatever the open ones are, are known
     nodes: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.typing = infer(self.graph, self.sizes)
+        self.known = infer(self.graph).integers if self.sized else {}
         self.nodes = {o: i for i, n in enumerate(self.graph.nodes) for o in n.outputs if o}
         self.arrays: dict[str, np.ndarray] = {}
         self.fixed: dict[str, bool] = {}
+        self.residues: dict[str, Array] = {}
 
     def node(self, name: str) -> Node | None:
         position = self.nodes.get(name)
@@ -123,20 +130,35 @@ class _Side:
         return kind
 
     def weight(self, name: str) -> np.ndarray | None:
-        """Elements of a weight that the caller cannot override, or of a Constant."""
+        """Elements of a weight that the caller cannot override, of a Constant, or of what follows from sizes alone."""
         if name not in self.arrays:
             found = _weight(self.graph, name)
             if found is None or found.data is None:
-                return None
+                return self.known.get(name)
             self.arrays[name] = found.data.numpy()
         return self.arrays[name]
 
     def constant(self, name: str) -> bool:
-        """Whether a value depends on weights alone."""
+        """Whether a value is computed of weights alone, and of sizes that are known."""
         if name not in self.fixed:
             node = self.node(name)
-            self.fixed[name] = name in self.graph.constants if node is None else all(map(self.constant, node.reads))
+            self.fixed[name] = (
+                name in self.known
+                or _weight(self.graph, name) is not None
+                or (node is not None and self._understood(name) and all(map(self.constant, node.reads)))
+            )
         return self.fixed[name]
+
+    def _understood(self, name: str) -> bool:
+        return isinstance(self.typing.nodes[self.nodes[name]], Applied)
+
+    def overwrites(self, name: str) -> bool:
+        """Whether a value is another one in which some places are written over."""
+        node = self.node(name)
+        return (
+            node is not None and node.op in ("ScatterND", "ScatterElements") and node.domain in ("", "ai.onnx")
+            and not node.overload and node.attributes.get("reduction", b"none") in (b"none", "none")
+        )  # fmt: skip
 
     def applied(self, name: str) -> Applied:
         how = self.typing.nodes[self.nodes[name]]
@@ -230,7 +252,8 @@ class _Check:
     def __init__(self, before: Graph, after: Graph, certificate: Certificate, seed: int, deadline: float) -> None:
         names = sorted({s for g in (before, after) for v in g.inputs for s in _symbols(v.type)})
         sizes = {name: 2 + at % 3 for at, name in enumerate(names)}
-        self.before, self.after = _Side(before, sizes), _Side(after, sizes)
+        sized = bool(certificate.moved)
+        self.before, self.after = _Side(before, sizes, sized), _Side(after, sizes, sized)
         self.certificate, self.seed, self.deadline = certificate, seed, deadline
         self.claims: dict[str, _Claims] = {}
         for u in certificate.uniform:
@@ -284,20 +307,23 @@ class _Check:
     def tried(
         self, wanted: Sequence[str], sources: Sequence[str], check: Callable[[Mapping[str, tuple[int, ...]]], _Found]
     ) -> _Found:
-        """A check at short axes; at the model's own, where that fails: a mean depends on how many there are.
+        """A check at short axes of two lengths; at the model's own, where there are none or it fails: a mean depends on
+        how many there are.
 
         Raises:
             NotEquivalent: it does not hold. OutOfTime: the deadline has passed.
         """
         if time.monotonic() > self.deadline:
             raise OutOfTime("there was no time left to check what elements of weights allow")
-        short, own = self.small(wanted, sources), self.small(wanted, sources, lengths=())
-        if short != own:
+        for side in (self.before, self.after):
+            side.residues.clear()
+        short = [s for length in _SMALL if (s := self.small(wanted, sources, length)) is not None][:_LENGTHS]
+        if len(short) == _LENGTHS:
             try:
-                return check(short)
+                return min(map(check, short), key=bool)
             except NotEquivalent:
-                return check(own)
-        return check(own)
+                pass
+        return check(self.own(sources))
 
     def claimed(
         self, name: str, claims: _Claims, operands: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
@@ -378,6 +404,9 @@ class _Check:
         old, new = self.before.graph.weight.get(name), self.after.graph.weight.get(other)
         if old is None and new is None:
             return other in self.holds and self.holds[other].kept is None
+        if old is None and new is not None and name in self.before.known:
+            known, data = self.before.known[name], None if new.data is None else new.data.numpy()
+            return data is not None and data.dtype == known.dtype and np.array_equal(data, known)
         return old is new or (
             old is not None and new is not None and old.type == new.type and old.data is not None
             and new.data is not None and old.data.digest == new.data.digest
@@ -391,6 +420,9 @@ class _Check:
         """
         leaves = self.leaves(place.after)
         sources = [self.holds[n].before for n in leaves]
+        if place.before in self.moved:  # a position may be one of a short axis, and none of the model's
+            drawn = [*sources, *self.operands(place, leaves)]
+            return self.holding(place, leaves, self.own(drawn))
         drawn = [*sources, *self.known_on_the_way(place.before, set(sources))]
         return self.tried([place.before], drawn, lambda shapes: self.holding(place, leaves, shapes))
 
@@ -409,7 +441,8 @@ class _Check:
                     raise NotEquivalent(f"{place.after!r} does not hold what it keeps of {place.before!r}")
                 continue
             plain = place.before in self.moved and self.claims.keys().isdisjoint(drawn)
-            if plain and np.array_equal(made, wanted):
+            plain = plain and all(self.before.kind(n).dtype.is_float for n in drawn)
+            if plain and made.dtype == wanted.dtype and made.tobytes() == wanted.tobytes():
                 return True  # of what is drawn no two elements are equal, so each comes from its own place
             if not _close(made, wanted, self.rounded(place, drawn) or _EXACT_ENOUGH):
                 raise NotEquivalent(f"{place.after!r} does not hold what it keeps of {place.before!r}")
@@ -432,12 +465,53 @@ class _Check:
             draws = _Draws(self.before, self.claims, algebra, rng, shapes)
             try:
                 given = {n: _cut(draws.value(self.holds[n].before), self.holds[n].kept) for n in leaves}
+                if place.before in self.moved:
+                    for operand in self.operands(place, leaves):
+                        draws.value(operand)
                 wanted = self.evaluated(self.before, [place.before], draws.held, draws)[place.before]
                 made = self.evaluated(self.after, [place.after], given, draws)[place.after]
                 return made, _cut(wanted, place.kept), tuple(draws.held)
             except Unlucky:
                 continue
         raise NotEquivalent(f"no draw for {place.before!r} has an inverse where one is needed")
+
+    def operands(self, place: _Place, leaves: Sequence[str]) -> list[str]:
+        """What is drawn for a value that is moved, beside what the result makes it of: what its node reads; and where
+        it is written into what others are, of which the result takes something, what these read."""
+        used = self._used(place.after)
+        found: dict[str, None] = {}
+        stack, seen = [place.before], {place.before, *(self.holds[n].before for n in leaves)}
+        while stack:
+            node = self.before.node(stack.pop())
+            for read in node.reads if node is not None else ():
+                if read not in seen and not self.before.constant(read):
+                    seen.add(read)
+                    if self._written_of(read, used):
+                        stack.append(read)
+                    else:
+                        found[read] = None
+        return list(found)
+
+    def _used(self, name: str) -> set[str]:
+        """What the result makes a value of, values and weights, down to what is drawn."""
+        stack, found = [name], set[str]()
+        while stack:
+            node = self.after.node(stack.pop())
+            for read in node.reads if node is not None else ():
+                if read not in found:
+                    found.add(read)
+                    if read not in self.holds or self.after.constant(read):
+                        stack.append(read)
+        return found
+
+    def _written_of(self, name: str, used: set[str]) -> bool:
+        """Whether a value of the model, or what it is written over, is written there of something that is used."""
+        constant = name in used and self.after.constant(name)
+        while (node := self.before.node(name)) is not None and self.before.overwrites(name):
+            if constant or not used.isdisjoint(node.inputs):
+                return True
+            name = node.inputs[0]
+        return False
 
     def leaves(self, name: str) -> list[str]:
         """The values of the result, each one of the model's, that a value is made of."""
@@ -487,7 +561,7 @@ class _Check:
                 continue
             weight = side.weight(name)
             if weight is not None:
-                found[name] = draws.number(weight, side.kind(name))
+                found[name] = self.elements(side, name, weight, draws)
                 continue
             if side.node(name) is None or (side is self.before and name not in wanted and self.settled(name)):
                 found[name] = draws.value(name)
@@ -498,13 +572,25 @@ class _Check:
                 else:
                     stack.append(self.same[name])
                 continue
-            how = side.applied(name)
-            missing = [a for a in how.args if a is not None and a not in found]
+            node = side.node(name) if side.overwrites(name) else None
+            how = None if node is not None else side.applied(name)
+            read = node.inputs if node is not None else how.args if how is not None else ()
+            missing = [a for a in read if a is not None and a not in found]
             if missing:
                 stack += missing
-                continue
-            found.update(self.node(side, name, how, found, draws))
+            elif node is not None:
+                found[name] = _overwritten(node, [found[a] for a in read if a is not None], draws.algebra)
+            elif how is not None:
+                found.update(self.node(side, name, how, found, draws))
         return {n: found[n] for n in wanted}
+
+    def elements(self, side: _Side, name: str, weight: np.ndarray, draws: _Draws) -> Array:
+        """Elements of a weight as numbers of the algebra; those of a field are made once for all lengths of a place."""
+        if draws.algebra is None or 8 * weight.size > _HELD - sum(a.nbytes for a in side.residues.values()):
+            return draws.number(weight, side.kind(name))
+        if name not in side.residues:
+            side.residues[name] = draws.number(weight, side.kind(name))
+        return side.residues[name]
 
     def known_on_the_way(self, name: str, sources: set[str]) -> list[str]:
         """Values without anything open that stand between others and one that is made of them."""
@@ -544,28 +630,27 @@ class _Check:
             if o
         }
 
-    def small(
-        self, wanted: Sequence[str], sources: Iterable[str], lengths: Sequence[int] = _SMALL
-    ) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of drawn values with long axes made short where no claim is about them and the operators allow it."""
+    def own(self, sources: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """Shapes of drawn values."""
         drawn = [n for n in dict.fromkeys(sources) if not self.before.constant(n)]
-        own = {n: _known(self.before.kind(n)) for n in drawn}
+        return {n: _known(self.before.kind(n)) for n in drawn}
+
+    def small(self, wanted: Sequence[str], sources: Iterable[str], length: int) -> Mapping[str, tuple[int, ...]] | None:
+        """Shapes of drawn values with long axes made short where no claim is about them; ``None`` where the operators
+        do not allow it, or none is long."""
+        own = self.own(sources)
         fixed = {
-            int(d) for n in self._near(wanted, drawn) for d in self.before.kind(n).shape or () if isinstance(d, int)
+            int(d) for n in self._near(wanted, list(own)) for d in self.before.kind(n).shape or () if isinstance(d, int)
         }
-        claimed = {(n, a) for n in drawn for a in self._of(n).axes}
+        claimed = {(n, a) for n in own for a in self._of(n).axes}
         claimed |= {(k.value, a) for k in self.certificate.kept for a, _ in k.axes}
-        for length in lengths:
-            shapes = {
-                n: tuple(
-                    length if d > length and d not in fixed and (n, a) not in claimed else d
-                    for a, d in enumerate(shape)
-                )
-                for n, shape in own.items()
-            }
-            if shapes != own and self._fits(wanted, shapes):
-                return shapes
-        return own
+        shapes = {
+            n: tuple(
+                length if d > length and d not in fixed and (n, a) not in claimed else d for a, d in enumerate(shape)
+            )
+            for n, shape in own.items()
+        }
+        return shapes if shapes != own and self._fits(wanted, shapes) else None
 
     def _of(self, name: str) -> _Claims:
         return self.claims.get(name, _Claims())
@@ -611,6 +696,32 @@ class _Check:
             (types[n].shape or ())[a] == (self.before.kind(n).shape or ())[a]
             for n, a in kept if n in types
         )  # fmt: skip
+
+
+def _overwritten(node: Node, operands: Sequence[Array], algebra: PrimeField | None) -> Array:
+    """A tensor with what is written at its places, which have to be different: ONNX has no order of writes."""
+    if algebra is not None:
+        raise NeedsOrder("positions from the end")
+    data, indices, updates = operands
+    where = np.asarray(indices, dtype=np.int64)
+    if node.op == "ScatterND":
+        places = [where[..., axis] for axis in range(where.shape[-1])]
+        shape = (*where.shape[:-1], *data.shape[where.shape[-1] :])
+    else:
+        places, shape = list(np.indices(where.shape)), where.shape
+        axis = node.attributes.get("axis", 0)
+        places[axis if isinstance(axis, int) else data.ndim] = where
+    made, times = np.array(data, dtype=np.float64), np.zeros(data.shape[: len(places)], dtype=np.int64)
+    if shape != updates.shape or len(places) > data.ndim:
+        raise NotEquivalent(f"what is written into {node.outputs[0]!r} has another shape")
+    try:
+        np.add.at(times, tuple(places), 1)
+    except IndexError as error:
+        raise NotEquivalent(f"what {node.outputs[0]!r} is written to is not there: {error}") from None
+    if (times > 1).any():
+        raise NotEquivalent(f"a place of {node.outputs[0]!r} is written to twice")
+    made[tuple(places)] = updates
+    return made
 
 
 def _cut(array: Array, kept: Kept | None) -> Array:

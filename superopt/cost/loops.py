@@ -20,7 +20,7 @@ from superopt.cost.record import Key
 from superopt.ir.types import DType
 from superopt.ops import REGISTRY
 
-__all__ = ["BROADCASTING", "Traits", "done_by", "is_packed", "kernel_of", "moved_by", "traits_of"]
+__all__ = ["BROADCASTING", "Traits", "done_by", "is_packed", "kernel_of", "moved_by", "spans_of", "traits_of"]
 
 BROADCASTING = frozenset(n for n, o in REGISTRY.items() if o.family in ("elementwise", "activation"))
 _ATTRIBUTE, _RANK, _FIXED, _SIZE = 0.5, 0.5, 0.5, 0.15  # how far apart unlike records are, in e-folds of work
@@ -152,7 +152,7 @@ def _traits(key: Key) -> Traits:
         _in_blocks(key.op, shapes, _BLOCK), _in_blocks(key.op, shapes, _PADDED),
         _columns(key.op, attributes, shapes),
         is_packed(key),
-        _spans([d for d, s in zip(shapes, key.shapes, strict=True) if s]) if key.op in BROADCASTING else pieces,
+        spans_of([d for d, s in zip(shapes, key.shapes, strict=True) if s]) if key.op in BROADCASTING else pieces,
         copied, pattern, extents,
     )  # fmt: skip
 
@@ -277,7 +277,7 @@ def _transposed(perm: Sequence[int], shape: Sequence[int]) -> tuple[str, tuple[f
     return name, (math.log(math.prod(shape[a] for a in merged[-1]) if stays else 1),)
 
 
-def _spans(shapes: Sequence[Sequence[int]]) -> int:
+def spans_of(shapes: Sequence[Sequence[int]]) -> int:
     """How often operands of these shapes begin to vary or to stay anew while elements are taken in order.
 
     As ONNX Runtime counts (``BroadcastIterator``): an axis of 1 in front of what the shorter shape has ends a span, and

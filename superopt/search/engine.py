@@ -33,6 +33,7 @@ from superopt.search.optimise import Found, cost_as_it_is, optimise
 from superopt.search.orders import Order, computation
 from superopt.search.plan import Plan, named
 from superopt.search.program import Program, program_of
+from superopt.search.ranks import ranked
 from superopt.search.regions import cut, level_order
 from superopt.search.replay import Names, replay
 from superopt.search.result import AppliedRule, Progress, SearchOptions, SearchResult
@@ -93,6 +94,7 @@ def search(
         run.phases()
         run.close()
         run.apart()
+        run.rank()
     except KeyboardInterrupt:
         run.stopped = "interrupted"
     return run.result()
@@ -108,6 +110,7 @@ class _Totals:
     gain: float = 0.0
     gap: float = 0.0
     grown: int = 0
+    ranked: int = 0  # operators whose constants are written at another rank
     used: dict[str, list[float]] = field(default_factory=dict)  # rule → [count, gain]
     where: dict[str, dict[str, None]] = field(default_factory=dict)
     missed: dict[str, None] = field(default_factory=dict)
@@ -195,6 +198,14 @@ class _Run:
         if self.options.frugal or self._over():
             return
         self._take(apart(self.program, self.prepared.every, self.pricer))
+
+    def rank(self) -> None:
+        """Constants of one element get the rank of what they are combined with, where the backend is faster so."""
+        found = None if self.options.frugal or self._over() else ranked(self.program, self.pricer, self.names.fresh)
+        if found is not None:
+            self.program = found.program
+            self.totals.gain += found.gain_us
+            self.totals.ranked += found.count
 
     def _spell(self) -> None:
         """What the backend runs as one kernel in other words is put into its words, before a rule takes some away."""
@@ -465,8 +476,10 @@ class _Run:
         """What stands now, as a graph."""
         totals = self.totals
         before = totals.before
-        changed = self.program.steps is not self.steps and totals.used
+        changed = self.program.steps is not self.steps and (totals.used or totals.ranked)
         notes = self.tricks
+        if totals.ranked:
+            notes += (f"{totals.ranked} operators read constants at the rank of what they are combined with",)
         emitted = None
         graph = self.tidied.graph if totals.gain > 0 and not changed else self.graph
         try:

@@ -24,7 +24,7 @@ from superopt.ops.infer import Applied, Barrier, Typing
 from superopt.ops.record import NotCovered
 from superopt.ops.shape import sizes_of, symbolic_shape
 
-__all__ = ["Tidied", "tidied"]
+__all__ = ["Tidied", "of_known_sizes", "tidied"]
 
 
 # Bits of the significand, and least and greatest exponent of a number of full precision (IEEE 754; bfloat16).
@@ -102,6 +102,18 @@ def tidied(graph: Graph, typing: Typing) -> Tidied:
     left = [node for position, node in nodes.items() if position not in idle]
     of_open = tuple(p for p in idle if graph.nodes[p].op != "Cast" or _makes_integers(graph.nodes[p], typing))
     return Tidied(_written(graph, left, known), tuple(sorted({*gone, *idle})), of_open)
+
+
+def of_known_sizes(graph: Graph, typing: Typing) -> Graph:
+    """The graph with weights for integers that depend on sizes alone, which the model states; else as it is.
+
+    Args:
+        graph: a checked graph.
+        typing: of it.
+    """
+    known = _known(graph, typing, _kept(graph, typing))
+    left = [n for n in graph.nodes if not any(n.outputs) or not all(o in known for o in n.outputs if o)]
+    return _written(graph, left, known) if known else graph
 
 
 def _uncast(node: Node, casts: Mapping[str, str], typing: Typing) -> Node:

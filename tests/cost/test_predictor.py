@@ -132,7 +132,7 @@ def test_a_convolution_of_few_groups_is_not_taken_for_one_of_each_channel_by_its
 def test_spans_of_a_broadcast_are_counted_as_the_runtime_goes_over_them(
     shapes: tuple[tuple[int, ...], ...], spans: int
 ) -> None:
-    assert max(0, loops._spans(shapes)) + 1 == spans
+    assert max(0, loops.spans_of(shapes)) + 1 == spans
 
 
 def test_what_a_span_takes_is_read_off_the_records() -> None:

@@ -20,6 +20,7 @@ from superopt.search.emit import emit
 from superopt.search.program import Program, program_of
 from superopt.search.replay import Names
 from superopt.search.step import Step
+from superopt.search.tidy import of_known_sizes
 from superopt.search.tricks import kept_verbatim
 from superopt.search.values.abstract import Slices, Values
 from superopt.search.values.constants import constants_of, others_of
@@ -69,7 +70,8 @@ def by_positions(graph: Graph, worth: Callable[[Graph], bool]) -> Stage | None:
         worth: whether a graph is to be preferred to the one before it, which it differs from in operators that are
             alike; asked for one kind of operators after the other, with what was preferred before.
     """
-    values = _values(graph, finite=False)
+    values = _values(of_known_sizes(graph, infer(graph)), finite=False)
+    values = Values(values.program.with_steps(values.program.steps, {}, ()), finite=False)  # what is read is counted
     alike: dict[object, list[Elsewhere]] = {}
     for found in moved_of(values):
         alike.setdefault(found.kind, []).append(found)
@@ -82,15 +84,18 @@ def by_positions(graph: Graph, worth: Callable[[Graph], bool]) -> Stage | None:
             after = trial
     if not taken:
         return None
-    moved = tuple(Moved(m.steps[-1].outputs[0]) for m in taken)
-    read = sorted({a for m in taken for a in values.program.steps[m.position].reads} & graph.constants.keys())
+    moved = tuple(Moved(n) for m in taken if (n := m.steps[-1].outputs[0]) in after.producer)  # others need it no more
+    at = {p for m in taken for p in (m.position, *m.without)}
+    read = sorted({a for p in at for a in values.program.steps[p].reads} & graph.constants.keys())
     digests = tuple((n, d.digest) for n in read if (d := graph.constants[n].data) is not None)
     return Stage(graph, after, Certificate(digests, moved=moved))
 
 
 def _elsewhere(program: Program, taken: Iterable[Elsewhere]) -> Graph:
     put = {m.position: m for m in taken}
-    steps = [new for at, s in enumerate(program.steps) for new in (put[at].steps if at in put else (s,))]
+    gone = frozenset[int]().union(*(m.without for m in put.values()))
+    left = [(at, s) for at, s in enumerate(program.steps) if at not in gone]
+    steps = [new for at, s in left for new in (put[at].steps if at in put else (s,))]
     types = {n: t for m in put.values() for n, t in m.types.items()}
     return _graph(program, steps, (), types)
 

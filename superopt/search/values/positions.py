@@ -1,10 +1,13 @@
-"""Elements read from positions that are known: as what cuts, joins, folds and turns whole axes.
+"""Elements read from, or written to, positions that are known: as what cuts, joins, folds and turns whole axes.
 
 An operator that reads computed positions, all of which are known, is a table: which element stands where. The table is
 made by its own meaning, evaluated on the numbers of the elements (axes that pass through whole are left out of it, so
 that they may be of any size), and taken apart: elements at even steps are a slice, what is split or turned beside that
 a Reshape and a Transpose, and a table that is none of these falls into parts that are, one behind the other along an
 axis. Runtimes copy an element or a row at a time where positions could be any.
+
+Writes (:mod:`.written`) are tables of several tensors: what is written over, and what is written, one write after the
+other.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from superopt.search.replay import Names
 from superopt.search.step import Step
 from superopt.search.values.abstract import Values
 from superopt.search.values.writing import writable
+from superopt.search.values.written import Writes
 
 __all__ = ["Elsewhere", "moved_of"]
 
@@ -42,21 +46,24 @@ class Elsewhere:
         steps: the new ones, the last of which makes what it made.
         types: of the values between them.
         kind: equal for steps that are alike, but for which positions they are about.
+        without: positions of steps that nothing needs any more, barriers among them.
     """
 
     position: int
     steps: tuple[Step, ...]
     types: Mapping[str, TensorType]
     kind: object
+    without: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class _Form:
-    """An operator of whole axes, applied to others; without an operator, the tensor that is read."""
+    """An operator of whole axes, applied to others; without an operator, one of the tensors that are read."""
 
     op: str
     parts: tuple[_Form, ...] = ()
     attributes: tuple[tuple[str, AttributeValue], ...] = ()
+    source: int = 0
 
     @property
     def cost(self) -> int:
@@ -90,30 +97,54 @@ class _Source:
         shape: its sizes.
         passed: its axes that pass through, and the table's that they are.
         sizes: those of its axes as its elements are numbered; 1 on axes that pass through.
+        first: the number of its first element; those of one source are behind those of another.
     """
 
     name: str
     shape: tuple[Dim, ...]
     passed: Mapping[int, int]
     sizes: tuple[int, ...]
+    first: int = 0
 
 
 def moved_of(values: Values) -> Iterator[Elsewhere]:
-    """Steps that read known positions, each with what it is in forms of whole axes.
+    """Steps that read or write known positions, each with what it is in forms of whole axes.
+
+    Of writes one into the other, only the last is given: what it is needs none of the others.
 
     Args:
         values: of the program.
     """
-    names = Names(values.program)
-    for position in values.program.running:
-        found = _table(values, position)
+    names, writes = Names(values.program), Writes(values)
+    within: set[int] = set()
+    for position in reversed(values.program.running):
+        if position in within:
+            continue
+        found = _written_over(writes, position) or _table(values, position)
         form = None if found is None else _form(*found)
         made = None if found is None or form is None else _written(values, position, found[1], form, names)
         if made is not None:
-            yield made
+            within |= writes.behind(position)
+            yield replace(made, without=writes.behind(position))
 
 
-def _table(values: Values, position: int) -> tuple[_Table, _Source] | None:
+def _written_over(writes: Writes, position: int) -> tuple[_Table, tuple[_Source, ...]] | None:
+    """What a step writes, and what is left of what it writes into; ``None`` where it is no such step."""
+    made = writes.made(position)
+    if made is None:
+        return None
+    program = writes.values.program
+    shape = program.types[program.steps[position].outputs[0]].shape or ()
+    whole = {at: shape[at] for at in range(len(shape) - made.free, len(shape)) if shape[at] != 1}
+    sources: list[_Source] = []
+    for name, sizes, first in made.sources:
+        own = program.types[name].shape or ()
+        passed = {at - len(shape) + len(own): at for at in whole}  # the last axes of each
+        sources.append(_Source(name, own, passed, sizes, first))
+    return _Table(made.at, tuple(whole.get(at) for at in range(len(shape)))), tuple(sources)
+
+
+def _table(values: Values, position: int) -> tuple[_Table, tuple[_Source, ...]] | None:
     """What a step reads; ``None`` where it computes something, positions are not known, or it is too much."""
     program, step, meaning = values.program, values.program.steps[position], values.meaning(position)
     if meaning is None or len(meaning.outputs) != 1:
@@ -149,7 +180,7 @@ def _table(values: Values, position: int) -> tuple[_Table, _Source] | None:
         return None
     whole = {at: shape[axis] for axis, at in passed.items()}
     table = _Table(made.astype(np.int64), tuple(whole.get(at) for at in range(len(axes))))
-    return table, _Source(name, shape, passed, sizes)
+    return table, (_Source(name, shape, passed, sizes),)
 
 
 def _passed(output: Comprehension, read: Read, shape: Sequence[Dim]) -> Iterator[tuple[int, int]]:
@@ -167,26 +198,52 @@ def _symbols(index: Index) -> frozenset[str]:
     return frozenset(s for i in inner for s in _symbols(i))
 
 
-def _form(table: _Table, source: _Source, depth: int = 3) -> _Form | None:
+def _form(table: _Table, sources: Sequence[_Source], depth: int = 3) -> _Form | None:
     """A table as forms of whole axes, of few that are looked at the one with fewest operators."""
-    plain = _plain(table, source)
-    if plain is not None or not depth:
-        return plain
-    ways = [w for w in _ways(table, source, depth - 1) if w is not None and w.cost <= _PARTS + depth]
-    return min(ways, key=lambda w: w.cost, default=None)
+    behind = _behind(sources, table.at)
+    if (behind == behind.flat[0]).all():
+        number = int(behind.flat[0])
+        source = sources[number]
+        plain = _plain(replace(table, at=table.at - source.first), source, number)
+        if plain is not None or not depth:
+            return plain
+        ways = _ways(table, sources, depth - 1)
+    else:
+        ways = _apart(table, behind, sources, depth)
+    few = [w for w in ways if w is not None and w.cost <= _PARTS + depth]
+    return min(few, key=lambda w: w.cost, default=None)
 
 
-def _ways(table: _Table, source: _Source, depth: int) -> Iterator[_Form | None]:
+def _behind(sources: Sequence[_Source], at: np.ndarray) -> np.ndarray:
+    """Which source each element is of."""
+    return np.searchsorted([s.first for s in sources], at, side="right") - 1
+
+
+def _apart(table: _Table, behind: np.ndarray, sources: Sequence[_Source], depth: int) -> Iterator[_Form | None]:
+    """A table of several sources, cut along one axis wherever they change on it."""
+    for axis in range(behind.ndim):
+        rows = np.moveaxis(behind, axis, 0).reshape(behind.shape[axis], -1)
+        cuts = (0, *((rows[1:] != rows[:-1]).any(1).nonzero()[0] + 1).tolist(), len(rows))
+        if 2 < len(cuts) <= _PARTS + 1:
+            yield _joined(table, sources, axis, cuts, depth)
+
+
+def _joined(table: _Table, sources: Sequence[_Source], axis: int, cuts: Sequence[int], depth: int) -> _Form | None:
+    """Parts of a table one behind the other; ``None`` where one has no form."""
+    parts: list[_Form] = []
+    for a, b in pairwise(cuts):
+        part = _form(_Table(np.take(table.at, range(a, b), axis), table.whole), sources, depth)
+        if part is None:
+            return None
+        parts.append(part)
+    return _Form("Concat", tuple(parts), (("axis", axis),))
+
+
+def _ways(table: _Table, sources: Sequence[_Source], depth: int) -> Iterator[_Form | None]:
     rank = table.at.ndim
     for axis in range(rank):
         for cuts in _cuts(table, axis):
-            parts: list[_Form] = []
-            for a, b in pairwise(cuts):
-                part = _form(_Table(np.take(table.at, range(a, b), axis), table.whole), source, depth)
-                if part is None:
-                    break
-                parts.append(part)
-            yield _Form("Concat", tuple(parts), (("axis", axis),)) if len(parts) == len(cuts) - 1 else None
+            yield _joined(table, sources, axis, cuts, depth)
     if depth == 0:
         return
     open_axes = [a for a in range(rank) if table.whole[a] is None]
@@ -194,12 +251,12 @@ def _ways(table: _Table, source: _Source, depth: int) -> Iterator[_Form | None]:
         if following == axis + 1 and table.at.shape[axis] > 1 and table.at.shape[following] > 1:
             sizes = table.at.shape
             merged = table.at.reshape(*sizes[:axis], -1, *sizes[following + 1 :])
-            inner = _form(_Table(merged, (*table.whole[:axis], *table.whole[following:])), source, depth)
+            inner = _form(_Table(merged, (*table.whole[:axis], *table.whole[following:])), sources, depth)
             yield None if inner is None else _Form("Reshape", (inner,), (("shape", table.shape),))
             perm = tuple(following if a == axis else axis if a == following else a for a in range(rank))
             turned = _Table(table.at.transpose(perm), tuple(table.whole[a] for a in perm))
             flat = turned.at.reshape(*turned.at.shape[:axis], -1, *turned.at.shape[following + 1 :])
-            inner = _form(_Table(flat, (*table.whole[:axis], *table.whole[following:])), source, depth - 1)
+            inner = _form(_Table(flat, (*table.whole[:axis], *table.whole[following:])), sources, depth - 1)
             if inner is not None:
                 split = _Form("Reshape", (inner,), (("shape", turned.shape),))
                 yield _Form("Transpose", (split,), (("perm", perm),))
@@ -221,9 +278,9 @@ def _cuts(table: _Table, axis: int) -> Iterator[tuple[int, ...]]:
         yield tuple(range(len(rows) + 1))
 
 
-def _plain(table: _Table, source: _Source) -> _Form | None:
+def _plain(table: _Table, source: _Source, number: int) -> _Form | None:
     """A table that is what is read, cut at even steps, with axes split and turned; ``None`` if it is not."""
-    tensor = _Form("")
+    tensor = _Form("", source=number)
     if not source.passed and np.array_equal(table.at.ravel(), np.arange(prod(source.sizes))):
         return tensor if source.shape == table.shape else _Form("Reshape", (tensor,), (("shape", table.shape),))
     cut: list[tuple[int, int, int, int]] = []  # starts, ends, axes, steps
@@ -275,7 +332,7 @@ def _run(at: np.ndarray) -> tuple[int, int, list[int]] | None:
     return start, strides[axes[-1]] if axes else 1, axes
 
 
-def _written(values: Values, position: int, source: _Source, form: _Form, names: Names) -> Elsewhere | None:
+def _written(values: Values, position: int, sources: Sequence[_Source], form: _Form, names: Names) -> Elsewhere | None:
     """The steps of a form; ``None`` where the model's opset has them not."""
     program, step = values.program, values.program.steps[position]
     steps: list[Step] = []
@@ -283,7 +340,7 @@ def _written(values: Values, position: int, source: _Source, form: _Form, names:
 
     def made(one: _Form) -> str | None:
         if not one.op:
-            return source.name
+            return sources[one.source].name
         args = [made(p) for p in one.parts]
         given = [None if a is None else types.get(a) or program.types[a] for a in args]
         if any(g is None for g in given):
@@ -303,5 +360,5 @@ def _written(values: Values, position: int, source: _Source, form: _Form, names:
         return None
     steps[-1] = replace(steps[-1], outputs=step.outputs)
     del types[last]
-    kinds = tuple(program.types[a] for a in step.args if a is not None)
+    kinds = tuple(program.types.get(a) for a in step.reads)
     return Elsewhere(position, tuple(steps), types, (step.op, kinds, tuple(s.op for s in steps)))
