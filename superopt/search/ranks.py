@@ -22,9 +22,7 @@ from superopt.search.step import Step
 
 __all__ = ["Ranked", "ranked"]
 
-_SIGNED = frozenset(
-    {"Max", "Min", "PRelu", "Where"}
-)  # a 0 of theirs has the sign that the loop gives it, another one another
+_SIGNED = frozenset({"Max", "Min", "PRelu", "Where"})  # the sign of a 0 of theirs depends on the loop
 _LEAST = 0.1  # of an operator's time, which has to be saved: prices of shapes that are nearly alike differ by less
 
 
