@@ -314,7 +314,7 @@ class _Check:
             NotEquivalent: it does not hold. OutOfTime: the deadline has passed.
         """
         if time.monotonic() > self.deadline:
-            raise OutOfTime("there was no time left to check what elements of weights allow")
+            raise OutOfTime("there was no time left to check it")
         for side in (self.before, self.after):
             side.residues.clear()
         short = [s for length in _SMALL if (s := self.small(wanted, sources, length)) is not None][:_LENGTHS]

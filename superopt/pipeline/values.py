@@ -124,7 +124,7 @@ def with_values(
         try:
             held = tuple(check_values(s.before, s.after, s.certificate, seed=seed, deadline=deadline) for s in stages)
         except OutOfTime as error:
-            notes.append(f"what the elements of the weights allow is not used: {error}")
+            notes.append(f"what the elements of the weights allow is not used: {error}; a longer --time-limit has some")
             return None
         except NotEquivalent as error:
             notes.append(f"a claim about the elements of the weights was refuted, so none is used: {error}")
