@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 import ml_dtypes
 import numpy as np
@@ -37,6 +38,7 @@ _SUBNORMALS = 4.0  # free distance in steps of the smallest subnormal
 _NEAR = 16.0  # an element's noise is that of its row or channel where that is at most this many times its own
 _JUMP = 2.0**6  # a move of more free distances is a jump (Floor, quantising, a branch): the reals say nothing there
 _PIECE = 1 << 16  # elements
+_Part = tuple[slice, ...]  # of an array: the whole where it is empty
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,16 @@ class Moves:
 
     def __init__(self, old: np.ndarray, *, tiny: bool = False) -> None:
         self._old, self._tiny = old, tiny
+        narrow = old.dtype.itemsize <= 4 and element_type(old) is not None
+        self._kept = np.float32 if narrow else np.float64  # a move, to seven digits
         self._kinds: dict[str, np.ndarray] = {}
         self._optimised: np.ndarray | None = None
-        self._noise: dict[bool, np.ndarray] = {}
         self.inputs = self.inside = 0  # runs that were added
 
     @property
     def nbytes(self) -> int:
         """Bytes that are held."""
-        held = (*self._kinds.values(), *self._noise.values(), *(() if self._optimised is None else (self._optimised,)))
+        held = (*self._kinds.values(), *(() if self._optimised is None else (self._optimised,)))
         return sum(a.nbytes for a in held)
 
     @property
@@ -91,32 +94,32 @@ class Moves:
     def add(self, inputs: Sequence[np.ndarray], inside: Sequence[np.ndarray]) -> None:
         """More outputs: with inputs and small weights moved by a few units in the last place, and with every rounded
         intermediate moved so, if that can be run."""
-        self._noise.clear()
         self.inputs, self.inside = self.inputs + len(inputs), self.inside + len(inside)
         for kind, runs in (("inputs", inputs), ("inside", inside)):
             for run in runs:
                 same = run.shape == self._old.shape
-                moved = _distance(self._old, run) if same else np.full(self._old.shape, np.inf)
-                self._kinds[kind] = np.maximum(self._kinds[kind], moved) if kind in self._kinds else moved
+                moved = self._moved(run) if same else np.full(self._old.shape, np.inf, self._kept)
+                known = self._kinds.setdefault(kind, moved)
+                np.maximum(known, moved, out=known)
 
     def add_optimised(self, run: np.ndarray) -> None:
         """The output with the runtime's optimisations on."""
-        self._noise.clear()
         if run.shape == self._old.shape:
-            self._optimised = _distance(self._old, run)
+            self._optimised = self._moved(run)
+
+    def _moved(self, run: np.ndarray) -> np.ndarray:
+        found = np.empty(self._old.shape, self._kept)
+        with np.errstate(over="ignore"):  # what is beyond the largest number explains what no number can tell
+            for part in _parts(self._old.shape):
+                found[part] = _distance(self._old[part], run[part])
+        return found
 
     def largest(self) -> np.ndarray:
         """By element: the smaller of the two kinds' largest moves, or the optimiser's where that is larger."""
         inside = self._kinds.get("inside")
         kinds = [inside] if self._tiny and inside is not None else list(self._kinds.values())
-        moved: np.ndarray = np.minimum.reduce(kinds) if kinds else np.zeros(self._old.shape)
+        moved: np.ndarray = np.minimum.reduce(kinds) if kinds else np.zeros(self._old.shape, self._kept)
         return moved if self._optimised is None else np.maximum(moved, self._optimised)
-
-    def noise(self, mixed: bool) -> np.ndarray:
-        """The same, with an element's neighbours: see :func:`_smoothed`."""
-        if mixed not in self._noise:
-            self._noise[mixed] = _smoothed(self.largest(), mixed)
-        return self._noise[mixed]
 
 
 def compare(
@@ -144,38 +147,84 @@ def compare(
     near = _plainly_near(old, new, dtype)
     if near is not None:
         return Comparison(near[0], near[0] / near[1])
+    if all(np.isfinite(x[part]).all() for part in _parts(old.shape) for x in (old, new)):
+        return _Beside(old, new, dtype, mixed, slack).judged(moves, full)
     first, made = old.astype(np.float64, copy=False), new.astype(np.float64, copy=False)
-    usable: np.ndarray | bool = np.isfinite(first) & np.isfinite(made)
-    if np.all(usable):
-        usable = True  # a mask, even of nothing but ones, takes several times as long
-    else:
-        wrong = _not_finite(first, made, dtype, exact, full)
-        if wrong.any():
-            place = _first(wrong)
-            said = f"at {place} the original gives {first[place]} and the result {made[place]}"
-            return Comparison(np.inf, np.inf, differs=True, problem=said, place=place)
-    distance = np.abs(np.subtract(made, first, where=usable, out=np.zeros(first.shape)))
-    scale = float(np.max(np.abs(first), where=usable, initial=0.0)) or 1.0
-    worst = float(distance.max(initial=0.0))
-    free = np.maximum(_free(first, dtype, mixed), slack * scale)
-    beyond = distance > free
-    if not beyond.any():
-        return Comparison(worst, worst / scale)
-    moved = np.zeros(first.shape) if moves is None else moves.largest()
-    noise = moved if moves is None else moves.noise(mixed)
-    over = beyond & ~(distance <= FACTOR * noise)
-    over = over if full is None else over & ~full
-    base = float(np.max(moved, where=np.isfinite(moved), initial=0.0)) / scale
-    if not over.any():
-        return Comparison(worst, worst / scale, base, True)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        place = _first(np.where(over, distance / np.maximum(free, FACTOR * noise), 0.0))
-        far = float(np.max(distance / np.maximum(free, FACTOR * moved.max(initial=0.0)), where=over, initial=0.0))
-    said = (
-        f"at {place} the original gives {first[place]:.9g} and the result {made[place]:.9g}: an error of "
-        f"{distance[place]:.3g} where its own rounding explains {max(free[place], FACTOR * noise[place]):.3g}"
-    )
-    return Comparison(worst, worst / scale, base, True, said, place, far)
+    wrong = _not_finite(first, made, dtype, exact, full)
+    if wrong.any():
+        place = _first(wrong)
+        said = f"at {place} the original gives {first[place]} and the result {made[place]}"
+        return Comparison(np.inf, np.inf, differs=True, problem=said, place=place)
+    usable = np.isfinite(first) & np.isfinite(made)
+    return _Beside(np.where(usable, first, 0.0), np.where(usable, made, 0.0), dtype, mixed, slack).judged(moves, full)
+
+
+class _Beside:
+    """Two outputs of finite numbers, looked at part by part, as large ones would be copied ten times.
+
+    Args:
+        old, new: the original's, and the result's.
+        dtype: element type, by whose epsilon is measured.
+        mixed, slack: see :func:`compare`.
+    """
+
+    def __init__(self, old: np.ndarray, new: np.ndarray, dtype: DType, mixed: bool, slack: float) -> None:
+        self.old, self.new, self.dtype, self.mixed = old, new, dtype, mixed
+        self.parts = _parts(old.shape)
+        self.groups = None if mixed or old.ndim < 2 else _Groups(old, 1)
+        self.scale = max((float(np.abs(old[p].astype(np.float64)).max()) for p in self.parts), default=0.0) or 1.0
+        self.slack = slack * self.scale
+
+    def _of(self, part: _Part) -> tuple[np.ndarray, np.ndarray]:
+        """Distances, and those that are free."""
+        first = self.old[part].astype(np.float64)
+        distance: np.ndarray = np.abs(self.new[part].astype(np.float64) - first)
+        size = np.abs(first) if self.groups is None else np.maximum(np.abs(first), self.groups.least(part))
+        return distance, np.maximum(_allowed(size, self.dtype), self.slack)
+
+    def judged(self, moves: Moves | None, full: np.ndarray | None) -> Comparison:
+        worst, beyond = 0.0, False
+        for part in self.parts:
+            distance, free = self._of(part)
+            worst, beyond = max(worst, float(distance.max())), beyond or bool((distance > free).any())
+        if not beyond:
+            return Comparison(worst, worst / self.scale)
+        moved = None if moves is None else moves.largest()
+        base = 0.0 if moved is None else float(np.max(moved, where=np.isfinite(moved), initial=0.0))
+        near = None if moved is None or self.mixed else _Groups(moved, 2)
+        most = 0.0 if moved is None else float(moved.max())
+        over = [one for part in self.parts for one in self._over(part, moved, near, most, full)]
+        found = Comparison(worst, worst / self.scale, base / self.scale, True)
+        if not over:
+            return found
+        _, _, place, said = max(over, key=lambda one: one[0])
+        return replace(found, problem=said, place=place, excess=max(far for _, far, _, _ in over))
+
+    def _over(
+        self, part: _Part, moved: np.ndarray | None, near: _Groups | None, most: float, full: np.ndarray | None
+    ) -> list[tuple[float, float, tuple[int, ...], str]]:
+        """Of a part with elements that are too far: how much the worst is, and beside ``most``, where, and in words."""
+        distance, free = self._of(part)
+        noise = np.zeros(()) if moved is None else moved[part].astype(np.float64)
+        if near is not None:
+            noise = _smoothed(noise, near.least(part))
+        over = (distance > free) & ~(distance <= FACTOR * noise)
+        over = over if full is None else over & ~full[part]
+        if not over.any():
+            return []
+        allowed = np.maximum(free, FACTOR * noise)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            excess = np.where(over, distance / allowed, 0.0)
+            far = float(np.max(distance / np.maximum(free, FACTOR * most), where=over, initial=0.0))
+        at = _first(excess)
+        starts = [s.start or 0 for s in part] + [0] * (distance.ndim - len(part))
+        place = tuple(a + b for a, b in zip(at, starts, strict=True))
+        old, new = float(self.old[place]), float(self.new[place])
+        said = (
+            f"at {place} the original gives {old:.9g} and the result {new:.9g}: an error of {distance[at]:.3g} where "
+            f"its own rounding explains {allowed[at]:.3g}"
+        )
+        return [(float(excess[at]), far, place, said)]
 
 
 def _plainly_near(old: np.ndarray, new: np.ndarray, dtype: DType) -> tuple[float, float] | None:
@@ -261,38 +310,59 @@ def scales(values: np.ndarray, mixed: bool) -> np.ndarray:
     groups the one with the smallest root mean square counts, so that no element hides behind another's size. In a
     vector, and where magnitudes are ``mixed``, an element stands alone.
     """
-    size = np.abs(np.where(np.isfinite(values), values, 0.0))
-    return size if mixed or size.ndim < 2 else np.asarray(np.maximum(size, _profile(size, 1)))
+    size = _size(values)
+    return size if mixed or size.ndim < 2 else np.asarray(np.maximum(size, _Groups(values, 1).least(())))
 
 
-def _profile(size: np.ndarray, least_members: int) -> np.ndarray:
-    """The least root mean square of the groups of so many members or more that an element is in."""
-    if size.size < 2:
-        return size
-    top = float(size.max()) or 1.0
-    squares = (size / top) ** 2
-    groups = []
-    for axis in range(size.ndim):
-        if size.size // size.shape[axis] < least_members:
-            continue
-        others = tuple(a for a in range(size.ndim) if a != axis)
-        groups.append(np.sqrt(squares.mean(axis=others, keepdims=True)) * top)
-    least = groups[0] if groups else np.sqrt(squares.mean()) * top
-    for group in groups[1:]:
-        least = np.minimum(least, group)
-    whole: np.ndarray = np.asarray(np.broadcast_to(least, size.shape))
-    return whole
+class _Groups:
+    """The root mean squares of the groups of so many members or more that elements share an index with."""
+
+    def __init__(self, values: np.ndarray, least_members: int) -> None:
+        self.parts, self.shape = _parts(values.shape), values.shape
+        self.top = max((float(_size(values[p]).max()) for p in self.parts), default=0.0) or 1.0
+        axes = [a for a, n in enumerate(values.shape) if values.size and values.size // n >= least_members]
+        sums = [np.zeros([n if a == axis else 1 for a, n in enumerate(values.shape)]) for axis in axes]
+        if not axes:  # all are neighbours
+            axes, sums = [-1], [np.zeros((1,) * values.ndim)]
+        for part in self.parts:
+            squares = (_size(values[part]) / self.top) ** 2
+            for axis, total in zip(axes, sums, strict=True):
+                others = tuple(a for a in range(values.ndim) if a != axis)
+                total[self._within(part, total)] += squares.sum(axis=others, keepdims=True)
+        self.groups = [np.sqrt(total * (total.size / max(values.size, 1))) * self.top for total in sums]
+
+    def least(self, part: _Part) -> np.ndarray:
+        """Of each element of a part, the least of the groups that it is in; of the same rank."""
+        found = self.groups[0][self._within(part, self.groups[0])]
+        for group in self.groups[1:]:
+            found = np.minimum(found, group[self._within(part, group)])
+        return found
+
+    @staticmethod
+    def _within(part: _Part, group: np.ndarray) -> _Part:
+        return part if part and group.shape[len(part) - 1] > 1 else ()
 
 
-def _smoothed(moved: np.ndarray, mixed: bool) -> np.ndarray:
+def _size(values: np.ndarray) -> np.ndarray:
+    wide = values.astype(np.float64)
+    return np.abs(np.where(np.isfinite(wide), wide, 0.0))
+
+
+def _parts(shape: tuple[int, ...]) -> list[_Part]:
+    """Indices of parts of an array along its longest axis, each of about as many elements as a cache holds."""
+    if not shape or not prod(shape):
+        return [()] if not shape else []
+    axis = max(range(len(shape)), key=lambda a: shape[a])
+    step = max(_PIECE * shape[axis] // prod(shape), 1)
+    return [(slice(None),) * axis + (slice(at, at + step),) for at in range(0, shape[axis], step)]
+
+
+def _smoothed(moved: np.ndarray, near: np.ndarray) -> np.ndarray:
     """An element's noise, at least that of its neighbours where they are alike: a few samples may miss its own.
 
     In a vector, the neighbours are all of it.
     """
-    if mixed:
-        return moved
-    finite = np.where(np.isfinite(moved), moved, 0.0)
-    return np.asarray(np.maximum(moved, np.minimum(_profile(finite, 2), _NEAR * finite)))
+    return np.asarray(np.maximum(moved, np.minimum(near, _NEAR * _size(moved))))
 
 
 def _distance(old: np.ndarray, run: np.ndarray) -> np.ndarray:
