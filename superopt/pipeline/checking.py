@@ -12,11 +12,15 @@ from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.options import Options
 from superopt.report.quantities import bytes_text
 from superopt.runtime.choice import runtime_named
-from superopt.runtime.limits import LARGE
+from superopt.runtime.limits import LARGE, available
 from superopt.verifier.differential import CheckResult, Slack, check, check_regions, check_rewrite
 from superopt.verifier.running import Bench
 
 __all__ = ["UNCHANGED", "check_result", "skipped"]
+
+_HELD = (
+    8  # times its weights that memory must have left where a larger model is checked as a whole: it takes half of it
+)
 
 
 def skipped(reason: str) -> CheckResult:
@@ -60,4 +64,14 @@ def check_result(
         slack=slack, grow=lambda pair: grown(before, after, pair, types),
     )  # fmt: skip
     why = f"checked place by place, because {whole.reason}"
-    return replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)
+    pieces = replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)
+    beyond = before.weight_bytes > most and options.memory_limit is None
+    if pieces.verdict != "failed" or pieces.alike or not beyond or _HELD * before.weight_bytes > available():
+        return pieces
+    found = check(  # what a region reads may be out of reach: the whole decides, as where a place differs
+        before, after, seed=options.seed, sizes=options.sizes, time_limit=budget.left_or_none,
+        patience=budget.patience, runtime=runtime, slack=slack,
+    )  # fmt: skip
+    if found.verdict == "skipped":
+        return pieces
+    return replace(found, reason="; ".join(r for r in (found.reason, f"checked as a whole: {pieces.reason}") if r))

@@ -479,7 +479,7 @@ class _Run:
         changed = self.program.steps is not self.steps and (totals.used or totals.ranked)
         notes = self.tricks
         if totals.ranked:
-            notes += (f"{totals.ranked} operators read constants at the rank of what they are combined with",)
+            notes += (f"constants are written at the rank of what they are combined with, {totals.ranked} times",)
         emitted = None
         graph = self.tidied.graph if totals.gain > 0 and not changed else self.graph
         try:

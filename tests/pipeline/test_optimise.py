@@ -19,6 +19,7 @@ from superopt import formats
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph
+from superopt.ops.infer import infer
 from superopt.pipeline import attempt, checking, contest, forked, settling, task
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.judge import Comparison
@@ -32,8 +33,9 @@ from superopt.rules import Library, parse_rule
 from superopt.runtime import ort
 from superopt.runtime.reference import run
 from superopt.search import AppliedRule, SearchResult
+from superopt.verifier import differential
 from superopt.verifier import graphs as certifying
-from superopt.verifier.differential import CheckResult
+from superopt.verifier.differential import EXACT, CheckResult
 from superopt.verifier.graphs import GraphVerdict
 from superopt.verifier.running import Bench
 
@@ -217,6 +219,42 @@ def test_a_large_model_is_checked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
     result = superopt.optimize(branches(), time_limit=None)
     assert result.report.status == "improved"
     assert "place by place" in result.report.check.reason
+
+
+def attention(apart: bool) -> Graph:
+    """Scores of bounded queries and keys, scaled before the product or behind it: which only overflows at numbers that
+    no layer in front can make."""
+    builder = GraphBuilder("scores")
+    x = builder.op("Tanh", builder.input("x", "float32", [32, 64]))
+    for layer in range(3):
+        x = builder.op("MatMul", x, builder.weight(f"w{layer}", (64, 64), scale=0.1), name=f"layer{layer}")
+    q = builder.op("MatMul", x, builder.weight("q", (64, 64), scale=0.1))
+    k = builder.op("Transpose", builder.op("MatMul", x, builder.weight("k", (64, 64), scale=0.1)), perm=[1, 0])
+    scale, whole = (builder.constant(np.float32(v)) for v in (2.0**-20, 2.0**-40))
+    if apart:
+        made = builder.op("MatMul", builder.op("Mul", q, scale), builder.op("Mul", k, scale), name="s")
+    else:
+        made = builder.op("Mul", builder.op("MatMul", q, k, name="p"), whole, name="s")
+    builder.output(made, "y", shape=[32, 32])
+    return builder.build()
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_what_differs_at_a_place_of_a_large_model_is_decided_by_the_whole(
+    room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "LARGE", 1000)
+    monkeypatch.setattr(differential, "_GROWN", 0)  # as if what bounds its inputs were farther away
+    if not room:
+        monkeypatch.setattr(checking, "available", lambda: 1000)
+    before, after = attention(apart=True), attention(apart=False)
+    with Bench() as bench:
+        found = checking.check_result(
+            before, after, infer(before), Options(), TimeBudget.of(None), bench, EXACT
+        )  # fmt: skip
+    assert found.verdict == ("passed" if room else "failed")
+    assert "place by place" in found.reason
+    assert ("as a whole" in found.reason) is room
 
 
 def test_strict_refuses_what_is_not_understood() -> None:
