@@ -172,7 +172,7 @@ class _Beside:
         self.old, self.new, self.dtype, self.mixed = old, new, dtype, mixed
         self.parts = _parts(old.shape)
         self.groups = None if mixed or old.ndim < 2 else _Groups(old, 1)
-        self.scale = max((float(np.abs(old[p].astype(np.float64)).max()) for p in self.parts), default=0.0) or 1.0
+        self.scale = _top(old)
         self.slack = slack * self.scale
 
     def _of(self, part: _Part) -> tuple[np.ndarray, np.ndarray]:
@@ -318,18 +318,17 @@ class _Groups:
     """The root mean squares of the groups of so many members or more that elements share an index with."""
 
     def __init__(self, values: np.ndarray, least_members: int) -> None:
-        self.parts, self.shape = _parts(values.shape), values.shape
-        self.top = max((float(_size(values[p]).max()) for p in self.parts), default=0.0) or 1.0
+        parts, top = _parts(values.shape), _top(values)
         axes = [a for a, n in enumerate(values.shape) if values.size and values.size // n >= least_members]
         sums = [np.zeros([n if a == axis else 1 for a, n in enumerate(values.shape)]) for axis in axes]
         if not axes:  # all are neighbours
             axes, sums = [-1], [np.zeros((1,) * values.ndim)]
-        for part in self.parts:
-            squares = (_size(values[part]) / self.top) ** 2
+        for part in parts:
+            squares = (_size(values[part]) / top) ** 2
             for axis, total in zip(axes, sums, strict=True):
                 others = tuple(a for a in range(values.ndim) if a != axis)
                 total[self._within(part, total)] += squares.sum(axis=others, keepdims=True)
-        self.groups = [np.sqrt(total * (total.size / max(values.size, 1))) * self.top for total in sums]
+        self.groups = [np.sqrt(total * (total.size / max(values.size, 1))) * top for total in sums]
 
     def least(self, part: _Part) -> np.ndarray:
         """Of each element of a part, the least of the groups that it is in; of the same rank."""
@@ -346,6 +345,11 @@ class _Groups:
 def _size(values: np.ndarray) -> np.ndarray:
     wide = values.astype(np.float64)
     return np.abs(np.where(np.isfinite(wide), wide, 0.0))
+
+
+def _top(values: np.ndarray) -> float:
+    """The largest magnitude of an array's finite numbers; 1 if that is 0."""
+    return max((float(_size(values[part]).max()) for part in _parts(values.shape)), default=0.0) or 1.0
 
 
 def _parts(shape: tuple[int, ...]) -> list[_Part]:

@@ -17,6 +17,7 @@ from zlib import crc32
 import numpy as np
 
 from superopt.runtime.evaluate import Array
+from superopt.verifier._judgement import pieces
 
 __all__ = ["MODULUS", "ORDERED", "NeedsOrder", "PrimeField", "Rationals", "Unlucky"]
 
@@ -28,7 +29,6 @@ _BITS = 26
 _NO_Q = 1 << 25  # > q: "this element has no q-part"
 _GENERATOR = 4  # a square, hence of order q
 _BLOCK = 1024  # products below 2^52 that an int64 can sum without overflow
-_PART = 1 << 15  # elements of which all that is made of them stays in the second cache
 _LEAST_POWER, _MOST_POWER = -1074 - 53, 1024  # of two, that the parts of a float64 are multiples of
 
 
@@ -116,8 +116,7 @@ class PrimeField:
     def floats(self, values: Array) -> Array:
         """Finite floats as what they are exactly, m · 2ᵉ: part by part, as large weights would be copied ten times."""
         flat, found = np.ascontiguousarray(values).ravel(), np.empty(np.shape(values), np.int64)
-        for start in range(0, flat.size, _PART):
-            part = slice(start, start + _PART)
+        for part in pieces(flat.size):
             found.reshape(-1)[part] = self._floats(flat[part].astype(np.float64), flat.itemsize > 4)
         return found
 

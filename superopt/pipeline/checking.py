@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -18,9 +19,7 @@ from superopt.verifier.running import Bench
 
 __all__ = ["UNCHANGED", "check_result", "skipped"]
 
-_HELD = (
-    8  # times its weights that memory must have left where a larger model is checked as a whole: it takes half of it
-)
+_HELD = 8  # times its weights, of memory that is left, for which a larger model is checked as a whole
 
 
 def skipped(reason: str) -> CheckResult:
@@ -49,13 +48,17 @@ def check_result(
     """
     most = min(LARGE, options.memory_limit or LARGE)
     runtime = runtime_named(options.runtime)
-    whole = skipped(f"the model's weights are more than {bytes_text(most)}")
-    if before.weight_bytes <= most:
-        how = partial(check, full=True, power="quick") if options.full_check else partial(check_rewrite, bench=bench)
-        whole = how(
+    rewritten = partial(check_rewrite, bench=bench)
+
+    def checked(how: Callable[..., CheckResult]) -> CheckResult:
+        return how(
             before, after, seed=options.seed, sizes=options.sizes, time_limit=budget.left_or_none,
             patience=budget.patience, runtime=runtime, slack=slack,
         )  # fmt: skip
+
+    whole = skipped(f"the model's weights are more than {bytes_text(most)}")
+    if before.weight_bytes <= most:
+        whole = checked(partial(check, full=True, power="quick") if options.full_check else rewritten)
         if whole.verdict != "skipped" or budget.left <= 0.0:
             return whole
     types = infer(before).types if options.sizes else typing.types  # what sizes are costed at need not be run at
@@ -68,10 +71,7 @@ def check_result(
     beyond = before.weight_bytes > most and options.memory_limit is None
     if pieces.verdict != "failed" or pieces.alike or not beyond or _HELD * before.weight_bytes > available():
         return pieces
-    found = check(  # what a region reads may be out of reach: the whole decides, as where a place differs
-        before, after, seed=options.seed, sizes=options.sizes, time_limit=budget.left_or_none,
-        patience=budget.patience, runtime=runtime, slack=slack,
-    )  # fmt: skip
+    found = checked(check)  # what a region reads may be out of reach: the whole decides, as where a place differs
     if found.verdict == "skipped":
         return pieces
     return replace(found, reason="; ".join(r for r in (found.reason, f"checked as a whole: {pieces.reason}") if r))
