@@ -9,8 +9,9 @@ The log (``docs/gpu-YYYY-MM-DD.md``, with the revision) and the profile are to b
 limit; call it again until it says that it is complete.
 
 Where a GPU is lent by the minute, what needs none is done beforehand, on any machine, into ``build/gpu``: ``--ask``
-writes what optimising the corpus asks for and the profile lacks, and what drawn operators ask; ``--optimise``
-optimises the models under the recorded profile. What is found there is not made again.
+writes what optimising the corpus asks for and the profile lacks, and what drawn operators ask (``--like PROFILE``: what
+another device's profile holds); ``--optimise`` optimises the models under the recorded profile. What is found there is
+not made again.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from superopt.cost.record import Record  # noqa: E402
 from superopt.ir.graph import Graph, Weight  # noqa: E402
 from tests import gpu_peers  # noqa: E402
 
@@ -39,6 +41,7 @@ WHOLE = (
     "inception_v3", "efficientnet_b0",
 )  # fmt: skip
 _SEED, _EACH = 31, 8  # operators that are drawn beside what the corpus asks for, and how many of each
+_NETWORKS = 58  # the seed that draws networks which no profile was recorded for (`superopt.lab.networks`)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,6 +51,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--last", choices=("tests", "profile", "models", "peers"), default="peers", help="last step to take"
     )
+    parser.add_argument("--networks", type=int, default=0, help="networks of superopt.lab to validate, too")
+    parser.add_argument("--like", type=Path, help="--ask: what this profile of another device holds, and no more")
     parser.add_argument("--ask", action="store_true", help="write what is to be timed, without a GPU")
     parser.add_argument("--optimise", action="store_true", help="optimise the models under the profile, without a GPU")
     options = parser.parse_args(arguments)
@@ -55,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     STATE.mkdir(parents=True, exist_ok=True)
     profile = ROOT / "superopt" / "cost" / "profiles" / f"{options.name}.jsonl.gz"
     if options.ask or options.optimise:
-        return _ask(profile) if options.ask else _optimise(profile)
+        return _ask(profile, options.like) if options.ask else _optimise(profile, _named(options.networks))
     from superopt.runtime.cuda.probe import probe
 
     found = probe()
@@ -74,13 +79,29 @@ def main(arguments: Sequence[str]) -> int:
     if options.last == "tests":
         return 0
     complete = _profiled(profile, deadline)
-    rows = _whole(profile, deadline) if complete and options.last != "profile" else []
+    names = _named(options.networks)
+    rows = _whole(profile, names, deadline) if complete and options.last != "profile" else []
     if options.last == "peers":
         _peers(rows, deadline)
     _log(options.name, found.device, profile, rows)
-    finished = complete and len(rows) == len(WHOLE) and all(set(gpu_peers.PEERS) <= set(r["peers"]) for r in rows)
+    finished = complete and len(rows) == len(names) and all(set(gpu_peers.PEERS) <= set(r["peers"]) for r in rows)
     print("complete" if finished else "call it again: it goes on where it stopped")
     return 0
+
+
+def _named(networks: int) -> tuple[str, ...]:
+    """The models that are validated: of the corpus, and so many networks that the profile was not recorded for."""
+    from superopt.lab.networks import drawn
+
+    return WHOLE + drawn(_NETWORKS, networks)
+
+
+def _model(name: str) -> Graph:
+    """A model of the corpus, or a network of the laboratory."""
+    from superopt import formats
+    from superopt.lab.networks import NETWORKS
+
+    return formats.load(ROOT / "corpus" / f"{name}.json") if name in WHOLE else NETWORKS[name]()
 
 
 def _profiled(profile: Path, deadline: float) -> bool:
@@ -101,19 +122,22 @@ def _profiled(profile: Path, deadline: float) -> bool:
     return bool(found.complete)
 
 
-def _ask(profile: Path) -> int:
+def _ask(profile: Path, like: Path | None) -> int:
     """Write what optimising the corpus asks for and the profile lacks, and what is drawn. A device without a profile is
     known by its ceilings; once there is one, other plans look best: ask, record, and ask once more.
     """
-    from superopt.cost.profile import Profile, read_profile, write_profile
+    from superopt.cost.profile import Profile, read_profile
     from superopt.cost.question import Question
-    from superopt.cost.record import Record
     from superopt.fleet import Fleet, Task
     from superopt.lab import operators
     from superopt.lab.multiplications import H200_HEADER
     from superopt.lab.profiling import asked_by
 
     known = read_profile(profile) if profile.exists() else Profile(H200_HEADER, {})
+    if like:
+        held = {r.key.question for r in known.records.values()}
+        lacking = [Record(r.key, 0.0, 0.0) for r in read_profile(like).records.values() if r.key.question not in held]
+        return _written(lacking)
     asked: dict[tuple[object, ...], Question] = {}
     with Fleet.open(2) as fleet:
         tasks = (Task(asked_by, (p, known), p.stem) for p in sorted((ROOT / "corpus").glob("*.json")))
@@ -124,19 +148,27 @@ def _ask(profile: Path) -> int:
     for question in operators.drawn(_SEED, _EACH):
         if question.key.question not in held:
             asked.setdefault(question.key.question, question)
-    write_profile(STATE / "asked.jsonl.gz", H200_HEADER, [Record(q.key, 0.0, 0.0) for q in asked.values()])
+    return _written([Record(q.key, 0.0, 0.0) for q in asked.values()])
+
+
+def _written(asked: Sequence[Record]) -> int:
+    """Write what is to be timed."""
+    from superopt.cost.profile import write_profile
+    from superopt.lab.multiplications import H200_HEADER
+
+    write_profile(STATE / "asked.jsonl.gz", H200_HEADER, asked)
     print(f"{len(asked)} to time: {STATE / 'asked.jsonl.gz'}")
     return 0
 
 
-def _optimise(profile: Path) -> int:
+def _optimise(profile: Path, names: Sequence[str]) -> int:
     """Optimise the models under the profile, whose answer does not depend on the machine that asks."""
     import superopt
     from superopt import formats
 
     (STATE / "optimised").mkdir(exist_ok=True)
-    for name in WHOLE:
-        graph = formats.load(ROOT / "corpus" / f"{name}.json")
+    for name in names:
+        graph = _model(name)
         result = superopt.optimize(graph, target=f"profile:{profile}")
         light = [replace(w, data=None) if _only_timed(w) else w for w in result.graph.weights]
         formats.save(replace(result.graph, weights=tuple(light)), STATE / "optimised" / f"{name}.json", force=True)
@@ -149,20 +181,19 @@ def _only_timed(weight: Weight) -> bool:
     return weight.type.dtype.is_float and (weight.type.nbytes or 0) > 1 << 12
 
 
-def _optimised(graph: Graph, profile: Path) -> Graph:
+def _optimised(name: str, graph: Graph, profile: Path) -> Graph:
     """The model optimised under the profile: as :func:`_optimise` left it, else made here."""
     import superopt
     from superopt import formats
 
-    ready = STATE / "optimised" / f"{graph.name}.json"
+    ready = STATE / "optimised" / f"{name}.json"
     if ready.exists():
         return formats.load(ready)
     return superopt.optimize(graph, target=f"profile:{profile}", time_limit=20, check=False).graph
 
 
-def _whole(profile: Path, deadline: float) -> list[dict[str, Any]]:
+def _whole(profile: Path, names: Sequence[str], deadline: float) -> list[dict[str, Any]]:
     """Predicted and measured microseconds of whole models, before and after optimising under the profile."""
-    from superopt import formats
     from superopt.cost import RecordedProfile, graph_cost, read_profile
     from superopt.cost.cuda import CudaDevice
     from superopt.cost.trial import feeds_for
@@ -172,13 +203,13 @@ def _whole(profile: Path, deadline: float) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
     device = CudaDevice()
     costs = RecordedProfile(read_profile(profile))
-    for name in WHOLE:
+    for name in names:
         if time.monotonic() > deadline - 20 or any(r["model"] == name for r in rows):
             continue
         row: dict[str, Any] = {"model": name, "peers": {}}
         try:
-            graph = formats.load(ROOT / "corpus" / f"{name}.json")
-            after = _optimised(graph, profile)
+            graph = _model(name)
+            after = _optimised(name, graph, profile)
             for side, each in (("before", graph), ("after", after)):
                 row[f"{side}_predicted_us"] = graph_cost(each, costs).us
             raced = device.race((graph, after), feeds_for(graph, integer=0), time_limit=10.0)
@@ -194,7 +225,6 @@ def _whole(profile: Path, deadline: float) -> list[dict[str, Any]]:
 
 def _peers(rows: list[dict[str, Any]], deadline: float) -> None:
     """What the peers take for the same models; one that fails, or is not installed, is said so."""
-    from superopt import formats
     from superopt.cost.trial import feeds_for
 
     for peer in gpu_peers.PEERS:
@@ -204,7 +234,7 @@ def _peers(rows: list[dict[str, Any]], deadline: float) -> None:
             if lacking := gpu_peers.missing(peer):
                 row["peers"][peer] = {"failure": f"not installed: {lacking}"}
                 continue
-            graph = formats.load(ROOT / "corpus" / f"{row['model']}.json")
+            graph = _model(row["model"])
             try:
                 row["peers"][peer] = gpu_peers.time_peer(peer, graph, feeds_for(graph, integer=0))
             except Exception as error:  # whatever another tool raises is its result, and must not end the recording
