@@ -161,8 +161,8 @@ OPENVINO_CPU = Backend(
 )
 
 _POINTWISE = " ".join(sorted(n for n, o in REGISTRY.items() if o.family in ("elementwise", "activation")))
-# These read their operand more than once, so that long work or a reduction would be done more than once inside them.
-_TWICE = "Celu Elu Gelu HardSwish LeakyRelu Mish PRelu Selu Shrink Softsign Swish ThresholdedRelu"
+# Whose meaning reads the operand at two places; others share what they read twice.
+_TWICE = "PRelu Swish"
 _ONCE = " ".join(n for n in _POINTWISE.split() if n not in _TWICE.split())
 _MOVES = "DepthToSpace Slice SpaceToDepth Split Transpose Trilu"
 _GROWS = "Concat Expand Pad Tile"
@@ -174,7 +174,7 @@ _REDUCES = (
     "AveragePool CumSum GlobalAveragePool GlobalMaxPool MaxPool ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp "
     "ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare"
 )
-_ONE_TO_ONE = " ".join(n for n in f"{_POINTWISE} BatchNormalization {_MOVES} {_GROWS} Resize".split() if n != "Celu")
+_ONE_TO_ONE = f"{_POINTWISE} BatchNormalization {_MOVES} {_GROWS} Gather Resize"
 # What :mod:`superopt.runtime.cuda.plan` does (tests/cuda/test_fusions.py plans every pair): what is not a product or a
 # convolution is a generated kernel, and operators that work element by element or only move elements are computed in
 # the kernel that makes their operand. Two things are priced apart although they may become one kernel, so that a price
@@ -183,9 +183,7 @@ _ONE_TO_ONE = " ".join(n for n in f"{_POINTWISE} BatchNormalization {_MOVES} {_G
 SUPEROPT_CUDA = Backend(
     name="superopt-cuda",
     fusions=(
-        _fusion(f"{_ONE_TO_ONE} Gather", f"{_POINTWISE} BatchNormalization {_MOVES} Expand Pad Tile", "any"),
-        _fusion(_ONE_TO_ONE, "Concat", "any"),
-        _fusion("Celu", f"{_ONCE} BatchNormalization {_MOVES}", "any"),
+        _fusion(_ONE_TO_ONE, f"{_POINTWISE} BatchNormalization {_MOVES} {_GROWS}", "any"),
         _fusion(f"{_ROWS} {_REDUCES}", f"{_ONCE} BatchNormalization Trilu", "any"),
     ),
     views=frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}),

@@ -148,6 +148,27 @@ def test_a_chain_of_elementwise_operators_is_one_kernel() -> None:
     assert "Pack<float, 4>" in kernel.source
 
 
+def test_what_a_sum_of_many_reads_again_and_again_is_stored() -> None:
+    builder = GraphBuilder("upsampled")
+    x = builder.input("x", "float32", (1, 64, 8, 8))
+    weight = builder.shape_only("w", (64, 32, 2, 2))
+    builder.output(builder.op("ConvTranspose", builder.op("Relu", x), weight, strides=(2, 2)), "out")
+    assert len(plan(builder.build()).steps) == 2
+
+
+def test_what_a_row_is_normalised_by_is_read_once_a_row() -> None:
+    """A residual sum goes into the normalisation that reads it, and into the next sum: nothing of it is stored."""
+    builder = GraphBuilder("residual")
+    x, y, z = (builder.input(n, "float32", (4, 32, 64)) for n in "xyz")
+    total = x + y
+    scale = builder.shape_only("scale", (64,))
+    builder.output(builder.op("LayerNormalization", total, scale, axis=-1) + z, "out")
+    builder.output(total * z, "next")
+    found = plan(builder.build())
+    assert [k.form for k in found.kernels] == ["row", "flat"]
+    assert len(found.steps) == 2
+
+
 def test_softmax_of_large_numbers_does_not_overflow() -> None:
     builder = GraphBuilder("softmax")
     x = builder.input("x", "float32", (3, 64))

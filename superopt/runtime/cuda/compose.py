@@ -28,7 +28,7 @@ from superopt.ops.meaning import (
     subexpressions,
     where,
 )  # fmt: skip
-from superopt.runtime.cuda.emit import linear, terms
+from superopt.runtime.cuda.emit import LONG, free, linear, terms
 
 __all__ = ["Expression", "calls", "inlined", "reads", "reduces", "remapped", "settled", "touches"]
 
@@ -115,14 +115,26 @@ def remapped(names: Sequence[str | None], comprehension: Comprehension) -> Expre
 
 
 def touches(user: Expression, name: str) -> int:
-    """How often a computation of all elements reads an operand."""
+    """How often a computation of all elements reads an operand: a part that is shared is made once, a long reduction
+    once for all elements that differ in later axes than those it depends on (a row, which a block goes through).
+    """
+    elements = prod(user.shape, start=1)
+    names = [v for v, _ in user.digits]
     total = 0
-    waiting: list[tuple[Scalar, int]] = [(user.comprehension.body, prod(user.shape, start=1))]
+    seen: set[int] = set()
+    waiting: list[tuple[Scalar, int]] = [(user.comprehension.body, elements)]
     while waiting:
         node, times = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
         if isinstance(node, Read) and user.operands[node.operand] == name:
             total += times
         if isinstance(node, Reduce) and isinstance(node.extent, int):
+            needs = free(node)
+            if needs.issubset(names) and prod((e for _, e in terms(node)[0]), start=1) >= LONG:
+                last = max((names.index(v) for v in needs), default=-1)
+                times = prod((e for _, e in user.digits[: last + 1]), start=1)
             times *= node.extent
         waiting.extend((part, times) for part in parts(node))
     return total

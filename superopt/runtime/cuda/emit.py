@@ -11,7 +11,9 @@ from superopt.ir.poly import Dim, Poly, Quotient, symbols
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import Call, Condition, Number, Read, Reduce, Scalar, SizeValue, Where, subexpressions
 
-__all__ = ["Emitter", "free", "index_code", "mentioned", "terms"]
+__all__ = ["LONG", "Emitter", "free", "index_code", "mentioned", "terms"]
+
+LONG = 32  # terms of a reduction that a block shares
 
 _IDENTITY = {"sum": "0", "prod": "1", "max": "-INFINITE", "min": "INFINITE"}
 _JOIN = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "larger({0}, {1})", "min": "smaller({0}, {1})"}

@@ -18,13 +18,15 @@ from superopt.ops.infer import Applied, Barrier, Typing, infer
 from superopt.ops.meaning import Read, Scalar
 from superopt.runtime.cuda.arena import arena
 from superopt.runtime.cuda.compose import Expression, calls, inlined, reads, reduces, remapped, touches
-from superopt.runtime.cuda.emit import free
+from superopt.runtime.cuda.emit import LONG, free
 from superopt.runtime.cuda.library import Call, library_call
-from superopt.runtime.cuda.source import LONG, Kernel, kernel, position
+from superopt.runtime.cuda.source import Kernel, kernel, position
 
 __all__ = ["Launch", "Plan", "Step", "plan"]
 
 LONGEST = 400  # parts of a fused expression
+_AGAIN = 32  # calls an element, computed again by whoever reads it: half of what writing and reading 8 bytes takes
+_STREAMED = 4  # reads for each element written: a consumer of no more waits for memory, so that a call or two is free
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,7 @@ class _Planner:
         if work > LONGEST or (reducing and len(consumers) > 1):
             return False
         size = prod(expression.shape, start=1)
-        reuse = 0.0
+        reuse, streamed = 0.0, True
         for consumer in dict.fromkeys(consumers):
             user = self.raw[consumer]
             here = [r for r in reads(user.comprehension.body) if user.operands[r.operand] == name]
@@ -244,10 +246,12 @@ class _Planner:
                 return False
             if reducing and not all(self._keeps_rows(name, expression, user, r) for r in here):
                 return False
-            reuse += touches(user, name) / max(size, 1)
+            touched = touches(user, name)
+            reuse += touched / max(size, 1)
+            streamed = streamed and touched <= _STREAMED * prod(user.shape, start=1)
         if reducing:
             return True
-        return reuse <= 1 or work <= 2 or (work <= 8 and reuse <= 4)
+        return reuse <= 1 or work * reuse <= _AGAIN or (work <= 2 and streamed)
 
     def _keeps_rows(self, name: str, expression: Expression, user: Expression, read: Read) -> bool:
         """Whether a value with reductions is computed no more often inside a consumer.

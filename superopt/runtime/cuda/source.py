@@ -25,12 +25,11 @@ from superopt.ir.poly import Dim
 from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import Read, Reduce, Scalar, Where, parts, subexpressions
 from superopt.runtime.cuda.compose import Expression, reads, reduces
-from superopt.runtime.cuda.emit import Emitter, free, linear, mentioned, step, terms
+from superopt.runtime.cuda.emit import LONG, Emitter, free, linear, mentioned, step, terms
 
 __all__ = ["PRELUDE", "STORAGE", "Kernel", "kernel", "position"]
 
 THREADS = 256
-LONG = 32  # terms of a reduction that a block shares
 
 STORAGE: Mapping[DType, str] = {
     DType.FLOAT32: "float", DType.FLOAT64: "double", DType.FLOAT16: "f16", DType.BFLOAT16: "bf16", DType.BOOL: "bool8",
