@@ -27,12 +27,12 @@ __all__ = ["Explanations", "Trial"]
 
 # Disturbed runs of each kind: at first, where these do not explain it, and at most. Of a million elements one is five
 # standard deviations off, and the farthest of its twelve moves is less than one and a quarter for 7 in 100.
-_SAMPLES = (1, 4, 12, 36)
+_SAMPLES = (1, 2, 4, 12, 36)
 _KEPT = 1 << 26  # bytes of outputs that are kept for other comparisons on the same inputs
 # More runs are not made where, after so many, an element is further away than this many times what the farthest move of
 # any element allows, and nothing on the way jumps. That refuses, so it is safe; wrongly, if the moves so far were all
 # that much smaller than those to come: by normal law 1e-4 for one, less for four, and only if all elements move as one.
-_HOPELESS = {1: 2.0**10, 4: 2.0**4, 12: 1.0, 36: 1.0}
+_HOPELESS = {1: 2.0**10, 2: 2.0**7, 4: 2.0**4, 12: 1.0, 36: 1.0}
 
 
 @dataclass(frozen=True)

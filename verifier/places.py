@@ -17,7 +17,7 @@ from superopt.ir.diff import changed_regions, grown
 from superopt.ir.errors import OutOfTime, ResourceLimit, Unsupported, printable
 from superopt.ir.graph import Graph, attribute_key
 from superopt.ir.types import TensorType, ValueType
-from superopt.ops.infer import Typing, infer
+from superopt.ops.infer import Typing, infer, made_of_weights
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier.judge import Judge, Plan, Thoroughness
 from superopt.verifier.power import NONE, Effort, Power, joined
@@ -107,6 +107,7 @@ def check_places(before: Graph, after: Graph, typing: Typing, plan: Plan, bench:
 class _Places:
     def __init__(self, before: Graph, after: Graph, typing: Typing, plan: Plan, bench: Bench) -> None:
         self.before, self.after, self.typing, self.plan, self.bench = before, after, typing, plan, bench
+        self.fixed = made_of_weights(before, typing)
         self.left = _WORK
         self.beside = _WHOLE * _ALONE * _cost(before, typing, plan.sizes)
         self.trials = 0
@@ -114,7 +115,8 @@ class _Places:
         self.together: list[str] = []  # what places make that are equal only with what makes their inputs
 
     def run(self) -> PlacesChecked:
-        found = [_place(p, self.plan.sizes) for p in changed_regions(self.before, self.after, self.typing.types)]
+        regions = changed_regions(self.before, self.after, self.typing.types, self.fixed)
+        found = [_place(p, self.plan.sizes) for p in regions]
         places = list({p.itself: p for p in sorted(found, key=lambda p: -p.cost) if p.pair[0].outputs}.values())[::-1]
         first = {p.kind: p for p in reversed(places)}
         powers: list[Power] = []
@@ -157,7 +159,8 @@ class _Places:
         found = self._judged(place, share)
         name = printable(place.pair[0].outputs[0].name)
         for _ in range(_GROWN if found.disagreement and not found.alike else 0):
-            larger = _place(grown(self.before, self.after, place.pair, self.typing.types), self.plan.sizes)
+            more = grown(self.before, self.after, place.pair, self.typing.types, self.fixed)
+            larger = _place(more, self.plan.sizes)
             if larger.pair[0].nodes == place.pair[0].nodes or larger.alone > self._room(share):
                 return found
             place = larger

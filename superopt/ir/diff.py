@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from superopt.ir.graph import Graph, Node, Value, attribute_key
@@ -99,25 +99,28 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()
 
 
-def changed_regions(a: Graph, b: Graph, types: Mapping[str, ValueType | None]) -> tuple[tuple[Graph, Graph], ...]:
+def changed_regions(
+    a: Graph, b: Graph, types: Mapping[str, ValueType | None], fixed: Set[str] = frozenset()
+) -> tuple[tuple[Graph, Graph], ...]:  # fmt: skip
     """The places where ``b`` was rewritten from ``a``, each as a pair of small graphs with equal signatures.
 
     A node is unchanged when the other graph has the same node: outputs, operator, inputs and attributes, and the same
     elements of weights. The changed nodes fall into pieces, cut wherever both graphs have a value of one name: a piece
     reads such values as inputs, and those it makes that are read elsewhere are its outputs. If every pair is equal, so
     are the graphs (by induction along the order of the nodes); the pieces stay small, however much was changed.
-    Integers are taken along with what computes them, down to the tensors whose shapes they come from: as inputs of
-    their own they would be free of them.
+    Integers are taken along with what computes them, down to the tensors whose shapes they come from, and so is what
+    is made of weights alone: as inputs of their own they would be free of them.
 
     Args:
         a: the graph before.
         b: the graph after, with the same names for the values that both have.
         types: types of the values of ``a``.
+        fixed: those of them that are made of weights alone.
     """
     pairs: list[tuple[Graph, Graph]] = []
     for part_a, part_b in pieces(a, b):
         made = {o for n in part_a for o in n.outputs if o} & {o for n in part_b for o in n.outputs if o}
-        pairs.append(_pair(a, b, part_a, part_b, sorted(made), types))
+        pairs.append(_pair(a, b, part_a, part_b, sorted(made), types, fixed))
     return tuple(pairs)
 
 
@@ -134,7 +137,8 @@ def pieces(a: Graph, b: Graph) -> tuple[tuple[tuple[Node, ...], tuple[Node, ...]
 
 
 def grown(
-    a: Graph, b: Graph, pair: tuple[Graph, Graph], types: Mapping[str, ValueType | None]
+    a: Graph, b: Graph, pair: tuple[Graph, Graph], types: Mapping[str, ValueType | None],
+    fixed: Set[str] = frozenset(),
 ) -> tuple[Graph, Graph]:  # fmt: skip
     """A rewritten place with nodes that make what it reads: fewer of its inputs are free.
 
@@ -146,13 +150,14 @@ def grown(
         b: the graph after.
         pair: one of their :func:`changed_regions`, or this function's result.
         types: types of the values of ``a``.
+        fixed: those of them that are made of weights alone.
     """
     reads = _of_each_other(a, b, pair) or [v.name for v in pair[0].inputs]
     parts = []
     for graph, inner in ((a, pair[0]), (b, pair[1])):
         taken = {id(n) for n in inner.nodes} | {id(graph.producer[r]) for r in reads if r in graph.producer}
         parts.append([n for n in graph.nodes if id(n) in taken])
-    return _pair(a, b, parts[0], parts[1], [v.name for v in pair[0].outputs], types)
+    return _pair(a, b, parts[0], parts[1], [v.name for v in pair[0].outputs], types, fixed)
 
 
 def _of_each_other(a: Graph, b: Graph, pair: tuple[Graph, Graph]) -> list[str]:
@@ -171,11 +176,11 @@ def _of_each_other(a: Graph, b: Graph, pair: tuple[Graph, Graph]) -> list[str]:
 
 def _pair(
     a: Graph, b: Graph, part_a: Sequence[Node], part_b: Sequence[Node], outputs: Sequence[str],
-    types: Mapping[str, ValueType | None],
+    types: Mapping[str, ValueType | None], fixed: Set[str],
 ) -> tuple[Graph, Graph]:  # fmt: skip
-    """Nodes of both graphs, and what computes their sizes, as two graphs with equal inputs."""
+    """Nodes of both graphs, and what computes their sizes and constants, as two graphs with equal inputs."""
     inner_a, inner_b = (
-        excerpt(g, _with_sizes(g, part, other, types), outputs, types)
+        excerpt(g, _with_sizes(g, part, other, types, fixed), outputs, types)
         for g, part, other in ((a, part_a, b), (b, part_b, a))
     )
     names = {v.name: v for v in (*inner_a.inputs, *inner_b.inputs)}
@@ -223,9 +228,9 @@ def _pieces(changed_a: list[Node], changed_b: list[Node]) -> list[tuple[list[Nod
 
 
 def _with_sizes(
-    graph: Graph, part: Sequence[Node], other: Graph, types: Mapping[str, ValueType | None]
+    graph: Graph, part: Sequence[Node], other: Graph, types: Mapping[str, ValueType | None], fixed: Set[str]
 ) -> list[Node]:  # fmt: skip
-    """A piece with the nodes that compute the integers it reads, in the order of the graph."""
+    """A piece with the nodes that compute the integers and constants it reads, in the order of the graph."""
     taken = {id(n) for n in part}
     stack = [name for n in part for name in n.reads]
     while stack:
@@ -234,7 +239,8 @@ def _with_sizes(
         if node is None or id(node) in taken:
             continue
         kind = types.get(name)
-        if name not in other.producer or (isinstance(kind, TensorType) and kind.dtype.is_integer):
+        integers = isinstance(kind, TensorType) and kind.dtype.is_integer
+        if name not in other.producer or integers or name in fixed:
             taken.add(id(node))
             stack.extend(node.reads)
     return [n for n in graph.nodes if id(n) in taken]

@@ -27,7 +27,7 @@ from superopt.ops.record import Canonical, NodeView, NotCovered, Operator
 from superopt.ops.schemas import schema_types
 from superopt.ops.small import FLOATS, LIMIT, Small, evaluate_small, small_of_array
 
-__all__ = ["Applied", "Barrier", "Typing", "infer", "is_symbol", "known_shapes", "sizes_fed_to"]
+__all__ = ["Applied", "Barrier", "Typing", "infer", "is_symbol", "known_shapes", "made_of_weights", "sizes_fed_to"]
 
 LARGEST = 2**63 - 1  # bytes; ONNX counts in int64
 _TOO_LARGE = "an output is larger than 2⁶³ bytes, or its size is too long a formula"
@@ -79,6 +79,15 @@ class _Outcome:
     canonical: Canonical
     types: tuple[TensorType, ...]
     values: tuple[Small | None, ...]
+
+
+def made_of_weights(graph: Graph, typing: Typing) -> frozenset[str]:
+    """The values that operators with a meaning make of weights alone, so that they are the same on every input."""
+    known = set(graph.constants)
+    for node, how in zip(graph.nodes, typing.nodes, strict=True):
+        if isinstance(how, Applied) and node.reads and known.issuperset(node.reads):
+            known.update(o for o in node.outputs if o)
+    return frozenset(known - graph.constants.keys())
 
 
 def infer(graph: Graph, sizes: Mapping[str, int] | None = None) -> Typing:

@@ -8,7 +8,7 @@ from functools import partial
 
 from superopt.ir.diff import changed_regions, grown
 from superopt.ir.graph import Graph
-from superopt.ops.infer import Typing, infer
+from superopt.ops.infer import Typing, infer, made_of_weights
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.options import Options
 from superopt.report.quantities import bytes_text
@@ -62,9 +62,10 @@ def check_result(
         if whole.verdict != "skipped" or budget.left <= 0.0:
             return whole
     types = infer(before).types if options.sizes else typing.types  # what sizes are costed at need not be run at
+    fixed = made_of_weights(before, typing)
     pieces = check_regions(
-        changed_regions(before, after, types), seed=options.seed, time_limit=budget.patience, runtime=runtime,
-        slack=slack, grow=lambda pair: grown(before, after, pair, types),
+        changed_regions(before, after, types, fixed), seed=options.seed, time_limit=budget.patience, runtime=runtime,
+        slack=slack, grow=lambda pair: grown(before, after, pair, types, fixed),
     )  # fmt: skip
     why = f"checked place by place, because {whole.reason}"
     pieces = replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)

@@ -9,6 +9,7 @@ import numpy as np
 from superopt.ir.diff import changed_regions, compare, grown
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
+from superopt.ops.infer import infer, made_of_weights
 from superopt.verifier.differential import check_regions
 
 KIND = TensorType(DType.FLOAT32, (2, 2))
@@ -87,3 +88,16 @@ def test_a_place_grows_by_what_makes_one_of_its_inputs_of_another_first() -> Non
     assert check_regions([larger]).verdict == "passed"
     largest = grown(before, after, larger, types)
     assert {v.name for v in largest[0].inputs} == {"x"}
+
+
+def test_what_is_made_of_weights_alone_is_no_free_input() -> None:
+    """A place that reads a transposed weight has the weight, not any matrix."""
+    a = chain(("Transpose", ("w",), "t"), ("MatMul", ("x", "t"), "m"), ("Relu", ("m",), "y"))
+    b = chain(("Transpose", ("w",), "t"), ("MatMul", ("x", "t"), "n"), ("Relu", ("n",), "y"))
+    typing = infer(a)
+    fixed = made_of_weights(a, typing)
+    assert fixed == {"t"}
+    (known,) = changed_regions(a, b, typing.types, fixed)
+    (free,) = changed_regions(a, b, typing.types)
+    assert [[v.name for v in g.inputs] for g in known] == [["x"], ["x"]]
+    assert [[v.name for v in g.inputs] for g in free] == [["t", "x"], ["t", "x"]]
