@@ -75,4 +75,5 @@ def _pairs(operands: list[tuple[_Term, ...]]) -> Iterator[Pair]:
         for a in one:
             for b in other:
                 if a.path == b.path and a.source != b.source:
-                    yield Pair(*sorted((a.source, b.source)), a.negative == b.negative)
+                    first, second = sorted((a.source, b.source))
+                    yield Pair(first, second, a.negative == b.negative)

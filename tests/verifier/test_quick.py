@@ -346,7 +346,8 @@ def test_terms_of_a_sum_are_followed_to_the_inputs() -> None:
         Node("n", "Neg", ("x",), ("n",)), Node("a", "Abs", ("z",), ("a",)), Node("b", "Abs", ("w",), ("b",)),
         Node("s", "Sub", ("y", "n"), ("s",)), Node("t", "Sub", ("a", "b"), ("t",)), Node("o", "Add", ("s", "t"), ("o",)),
     )  # fmt: skip
-    graph = Graph("net", tuple(Value(n, kind) for n in "wxyz"), (Value("o", kind),), (), nodes, {"": 20}).checked()
+    inputs = tuple(Value(n, kind) for n in "wxyz")
+    graph = Graph("net", inputs, (Value("o", kind),), (), nodes, {"": 20}).checked()
     assert cancelling(graph, "wxyz") == (Pair("x", "y", True), Pair("w", "z", False))
     assert cancelling(graph, "wx") == ()
 
