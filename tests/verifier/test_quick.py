@@ -344,7 +344,8 @@ def test_terms_of_a_sum_are_followed_to_the_inputs() -> None:
     kind = TensorType(F32, (4,))
     nodes = (
         Node("n", "Neg", ("x",), ("n",)), Node("a", "Abs", ("z",), ("a",)), Node("b", "Abs", ("w",), ("b",)),
-        Node("s", "Sub", ("y", "n"), ("s",)), Node("t", "Sub", ("a", "b"), ("t",)), Node("o", "Add", ("s", "t"), ("o",)),
+        Node("s", "Sub", ("y", "n"), ("s",)), Node("t", "Sub", ("a", "b"), ("t",)),
+        Node("o", "Add", ("s", "t"), ("o",)),
     )  # fmt: skip
     inputs = tuple(Value(n, kind) for n in "wxyz")
     graph = Graph("net", inputs, (Value("o", kind),), (), nodes, {"": 20}).checked()
