@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -253,6 +254,7 @@ def test_a_signal_at_the_same_moment_says_nothing(
 
     def waits(graph: Graph, *args: object, **named: object) -> SearchResult:
         both = {signal.SIGINT, signal.SIGTERM}
+        sys.unraisablehook = lambda found: print(found.exc_value, file=sys.stderr, flush=True)
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, both)
             for number in both:
