@@ -7,6 +7,7 @@ in the order in which they are worth their work, and are the same for the same g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +19,7 @@ from superopt.ir.graph import Graph, Weight
 from superopt.ir.types import DType
 from superopt.verifier._feeds import EMPTY, KINDS, NO_BATCH, accepted, domain_of, fed_types, make_inputs
 from superopt.verifier._judgement import pieces
+from superopt.verifier.cancelling import sums
 from superopt.verifier.targets import input_targets, literals
 
 __all__ = ["Feed", "changed_rows", "steered"]
@@ -26,6 +28,7 @@ _GENERIC = 16  # elements of a constant that is a target by itself
 _OFFSET, _SPREAD = 1000.0, 1e-4  # of data that lie close together, away from 0
 _CLOSE = 2  # feeds of numbers that nearly cancel which are tried whatever they take
 _OPPOSED = 3  # feeds in which inputs are opposite: any two of eight
+_SUMS = 2  # feeds in which a sum of three or more cancels as a whole
 _SWEEPS = 16  # runs in which the rows of one table are visited
 _STREAMS = 500  # more than there are feeds of one check
 _FILLED = 8  # targets that fill a whole input
@@ -76,7 +79,7 @@ def steered(
     for made in islice(aim.feeds(), max(most, 0)):
         tried.add(made.name)
         yield made
-    close = islice(aim.close(), _CLOSE if alike else 0)
+    close = islice(aim.close(), _CLOSE + len(aim.sums) if alike else 0)
     yield from (made for made in close if made.name not in tried)
 
 
@@ -86,6 +89,7 @@ class _Aim:
         self.types = fed_types(before)
         self.weights = {n for n in self.types if n in before.weight}
         self.targets = _targets(before, after, [n for n in self.types if n not in self.weights])
+        self.sums = sums(before, self._reals())[:_SUMS]
         self.count = 0
 
     @property
@@ -130,11 +134,15 @@ class _Aim:
         yield from self._sized()
 
     def close(self) -> Iterator[Feed]:
-        """Reals whose differences cancel, and, of any two inputs, their sum: one is nearly the other's opposite."""
+        """Reals whose differences cancel, and, of any two inputs, their sum: one is nearly the other's opposite. A
+        sum of more, as the original has it, cancels as a whole."""
         reals = self._reals()
         if reals:
             name = "all nearly equal" if len(reals) > 1 else "close together"
             yield self._made(name, self._alike, alike=True)
+        for number, signs in enumerate(self.sums):
+            name = f"the sum of {', '.join(signs)} cancels"
+            yield self._made(name, self._balanced(signs), own=6 + _OPPOSED + number, alike=True)
         for turn in range(min((len(reals) - 1).bit_length(), _OPPOSED)):
             turned = {n for i, n in enumerate(reals) if i >> turn & 1}
             yield self._made(f"nearly opposite {turn + 1}", self._opposed(turned), own=6 + turn, alike=True)
@@ -195,8 +203,7 @@ class _Aim:
         """Numbers close together, far from 0: differences cancel. Some are equal."""
         if not dtype.is_float:
             return array
-        offset = min(_OFFSET, float(ml_dtypes.finfo(dtype.numpy).max) ** 0.25)  # type: ignore[no-untyped-call]
-        spread = max(_SPREAD, 4 * float(ml_dtypes.finfo(dtype.numpy).eps))  # type: ignore[no-untyped-call]
+        offset, spread = _closeness(dtype)
         made: np.ndarray = np.array(array, np.float64 if dtype.bits > 32 else np.float32)  # of a standard normal
         np.multiply(made, offset * spread, out=made)
         np.add(made, offset, out=made)
@@ -209,6 +216,22 @@ class _Aim:
         def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
             made = self._alike(name, dtype, array, rng)
             return -made if dtype.is_float and name in turned else made
+
+        return fill
+
+    def _balanced(self, signs: Mapping[str, bool]) -> Fill:
+        """Numbers close together, far from 0, in the terms of a sum, but for the last, which is nearly the opposite of
+        all others; numbers as small as what is left of that in what is no term."""
+        last = [*signs][-1]
+
+        def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+            if not dtype.is_float:
+                return array
+            if name not in signs:
+                return array * math.prod(_closeness(dtype))
+            made = self._alike(name, dtype, array, rng)
+            scaled = made * (len(signs) - 1) if name == last else made
+            return -scaled if signs[name] != (name == last) else scaled
 
         return fill
 
@@ -382,6 +405,12 @@ def _tied(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) 
             lines[:, [1, -2]] = lines.min(axis=1, keepdims=True)
         tied = np.moveaxis(lines.reshape(moved.shape), -1, axis)
     return tied
+
+
+def _closeness(dtype: DType) -> tuple[float, float]:
+    """How far from 0 numbers close together lie in a type, and their distances as a share of that."""
+    limits = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
+    return min(_OFFSET, float(limits.max) ** 0.25), max(_SPREAD, 4 * float(limits.eps))
 
 
 def _as_drawn(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -93,11 +94,24 @@ def write_data(data: bytes) -> None:
 
 
 def output_error(error: OSError) -> ResourceLimit | UsageError | None:
-    """What an error that names no file says of standard output; ``None`` where it is about something else."""
+    """What an error that names no file says of standard output, or of temporary files where that has room; ``None``
+    where it is about something else."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     if error.filename is not None or not (full or error.errno in (errno.EIO, errno.EBADF)):
         return None
+    if error.errno == errno.ENOSPC and not _may_be_full():
+        hint = "free some of its disk, or name another with TMPDIR"
+        return ResourceLimit(f"cannot be written: {error.strerror}", where="the folder of temporary files", hint=hint)
     return (ResourceLimit if full else UsageError)(f"cannot be written: {error.strerror}", where="standard output")
+
+
+def _may_be_full() -> bool:
+    """Whether standard output can have no space left: a device, or a file on a disk that has none."""
+    try:
+        mode = os.fstat(1).st_mode
+        return stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and not os.fstatvfs(1).f_bavail)
+    except OSError:
+        return False
 
 
 def copy_input(path: Path, limit: int) -> None:

@@ -274,9 +274,7 @@ class Replacement:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         try:
             if kind is None:
-                while self._pending:
-                    os.replace(*self._pending[0])
-                    del self._pending[0]
+                self._rename()
         except OSError as error:
             path = printable(str(self._pending[0][1]))
             raise _unwritable(error, path) from error
@@ -284,6 +282,25 @@ class Replacement:
             for temporary, _ in self._pending:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
+
+    def _rename(self) -> None:
+        """Give all files their names. Later ones speak of earlier ones: who ends the process in between leaves none of
+        the old ones beside what they do not speak of, and an interrupt waits until all have theirs."""
+        interrupt: KeyboardInterrupt | None = None
+        late = [path for _, path in self._pending[1:]]
+        while self._pending or late:
+            try:
+                while late:
+                    late[0].unlink(missing_ok=True)
+                    del late[0]
+                temporary, path = self._pending[0]
+                if os.path.lexists(temporary):  # it is not where an interrupt came when it had its name already
+                    os.replace(temporary, path)
+                del self._pending[0]
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
 
 def _unwritable(error: OSError | ValueError, where: str) -> SuperoptError:

@@ -12,7 +12,7 @@ from superopt.formats.json_reader import FORMAT, VERSION
 from superopt.formats.json_weights import INLINE, describe, encode, finite
 from superopt.formats.onnx_values import is_anonymous
 from superopt.formats.safetensors import stream
-from superopt.formats.tensors import RandomData, SparseData
+from superopt.formats.tensors import RandomData, SparseData, refuse_changed_files
 from superopt.ir.graph import Attribute, Graph, Node, OpaqueAttribute, Value, Weight
 from superopt.ir.types import DType, OpaqueType, ValueType
 
@@ -23,6 +23,7 @@ def save_json(graph: Graph, path: Path, *, force: bool = False) -> None:
     """Write ``path``, and beside it ``<stem>.safetensors`` when a weight is too long to read inline.
 
     Raises:
+        InvalidModel: a file that weights are in was written to since the graph was loaded.
         UsageError: a file exists already and ``force`` is false, or cannot be written.
     """
     sidecar = path.with_name(path.stem + ".safetensors")
@@ -32,6 +33,7 @@ def save_json(graph: Graph, path: Path, *, force: bool = False) -> None:
             files.add(sidecar, stream(large), force=force)
         text = format_document(to_json(graph, sidecar=sidecar.name if large else None))
         files.add(path, [text.encode()], force=force)
+        refuse_changed_files(graph)
 
 
 def save_together(graphs: Mapping[Path, Graph], sidecar: Path) -> None:

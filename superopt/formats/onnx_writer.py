@@ -18,7 +18,7 @@ from superopt.formats.onnx_nodes import node, node_proto
 from superopt.formats.onnx_reader import SHAPE_ONLY, default_ir_version
 from superopt.formats.onnx_tensors import ExternalFiles, TypedData, sparse_proto, tensor_header, tensor_proto
 from superopt.formats.onnx_values import value, value_info
-from superopt.formats.tensors import SparseData, expected_bytes, packed_chunks
+from superopt.formats.tensors import SparseData, expected_bytes, packed_chunks, refuse_changed_files
 from superopt.ir.errors import InvalidModel, ResourceLimit, printable
 from superopt.ir.graph import Graph, Node, Value, Weight, attribute_key
 from superopt.ir.types import DType
@@ -57,6 +57,7 @@ def save_onnx(graph: Graph, path: Path, *, force: bool = False, external_above: 
     """Write an ONNX file, and beside it ``<path>.data`` where the weights exceed ``external_above`` bytes.
 
     Raises:
+        InvalidModel: a file that weights are in was written to since the graph was loaded.
         UsageError: a file exists already and ``force`` is false, or cannot be written.
     """
     sidecar = path.with_name(path.name + ".data")
@@ -74,6 +75,7 @@ def save_onnx(graph: Graph, path: Path, *, force: bool = False, external_above: 
         if places:
             files.add(sidecar, _sidecar(graph, places), force=force)
         files.add(path, _stream(graph, places), force=force)
+        refuse_changed_files(graph)
 
 
 def save_beside(graph: Graph, path: Path, places: dict[str, tuple[str, int, int]]) -> None:

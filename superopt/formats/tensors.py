@@ -20,12 +20,12 @@ import numpy as np
 from superopt.formats.files import CHUNK, MappedFile
 from superopt.formats.scratch import Scratch, scratch
 from superopt.ir.errors import InvalidModel, ResourceLimit
-from superopt.ir.graph import ArrayData, WeightData
+from superopt.ir.graph import ArrayData, Graph, WeightData
 from superopt.ir.types import DType, TensorType
 
 __all__ = [
     "AsideData", "FileData", "PackedData", "RandomData", "SparseData", "expected_bytes", "pack", "packed_chunks",
-    "set_aside", "shape_of", "unpack",
+    "refuse_changed_files", "set_aside", "shape_of", "unpack",
 ]  # fmt: skip
 
 MAX_ELEMENTS = 2**62
@@ -280,6 +280,16 @@ class SparseData:
         )
         dense.reshape(-1)[flat] = self.values.numpy()
         return dense
+
+
+def refuse_changed_files(graph: Graph) -> None:
+    """Pass a graph whose weights are as they were when it was loaded: what is read of them is of one state.
+
+    Raises:
+        InvalidModel: somebody wrote into a file that they are in.
+    """
+    for file in {id(w.data.file): w.data.file for w in graph.weights if isinstance(w.data, FileData)}.values():
+        file.refuse_changed()
 
 
 def packed_chunks(data: WeightData, dtype: DType) -> Iterator[bytes | memoryview]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from superopt import cost as costs
 from superopt import report
 from superopt.cost import GraphCost
+from superopt.formats.tensors import refuse_changed_files
 from superopt.ir.errors import printable
 from superopt.ir.graph import Graph
 from superopt.ir.poly import symbols
@@ -48,8 +49,7 @@ def attempt(task: Task) -> Result:
     task.budget.expect(task.graph, task.typing, task.options.sizes)
     with Bench() as bench:
         result = _Attempt(task, bench).run()
-    for file in {id(f): f for w in task.graph.weights if (f := getattr(w.data, "file", None)) is not None}.values():
-        file.refuse_changed()  # some of the result would be of the one, some of the other
+    refuse_changed_files(task.graph)  # some of the result would be of the one, some of the other
     return result
 
 

@@ -242,9 +242,19 @@ def _serve(
 
 def _once(number: int, frame: FrameType | None) -> NoReturn:
     """The first interrupt ends the search with the best so far; later ones do not end that."""
-    for each in _ENDS:
-        signal.signal(each, signal.SIG_IGN)
+    _pass_over()
     raise KeyboardInterrupt
+
+
+def _pass_over() -> None:
+    """From here on nothing comes of a signal. With ``SIG_IGN``, Python would print of one that came just before, and
+    that it has not handled yet, that it was "ignored due to race condition", and a trace."""
+    for number in _ENDS:
+        signal.signal(number, _passed_over)
+
+
+def _passed_over(number: int, frame: FrameType | None) -> None:
+    return
 
 
 def _answer(
@@ -268,8 +278,7 @@ def _answer(
             found = search(graph, rules, prices, options, progress=tell)
         except KeyboardInterrupt:  # before it held a best, or when it had ended
             found = SearchResult(graph, stopped="interrupted")
-        for number in _ENDS:
-            signal.signal(number, signal.SIG_IGN)
+        _pass_over()
         learnt = None if answers is None else answers.learnt()
         return "found", _packed((found, learnt), graph, scratch)
     except SuperoptError as error:

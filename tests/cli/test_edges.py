@@ -5,6 +5,7 @@ Cases that need no process of their own run :func:`superopt.cli.main` here; stre
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from superopt.cli import main
+from superopt.cli import main, streams
 from superopt.cli.shell import parse_bytes
 from superopt.discovery.learn import Learned
 from superopt.ir.errors import UsageError
@@ -336,3 +337,10 @@ def test_no_folder_is_made_for_what_is_not_learnt(run: Run, monkeypatch: pytest.
 
     monkeypatch.setattr("superopt.cli.models.TemporaryDirectory", refuses)
     assert run("optimize", "m.onnx")[0] == 0
+
+
+def test_a_full_disk_that_is_not_the_outputs_is_that_of_temporary_files(capfd: pytest.CaptureFixture[str]) -> None:
+    said = streams.output_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    assert said is not None
+    assert str(said).startswith("the folder of temporary files: cannot be written: No space left on device")
+    assert "TMPDIR" in str(said)

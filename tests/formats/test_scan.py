@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from superopt.formats import load, onnx_scan, save, to_onnx_bytes
+from superopt.formats import load, onnx_scan, onnx_writer, save, to_onnx_bytes
 from superopt.formats.tensors import FileData, PackedData
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import structural_hash
@@ -149,3 +150,68 @@ def test_no_part_of_a_file_and_no_noise_is_read_otherwise(tmp_path: Path, monkey
 def test_a_longer_file_than_a_message_can_be_is_refused_as_before(tmp_path: Path) -> None:
     path = written(tmp_path, model(tensor("b", LONG)).SerializeToString())
     assert onnx_scan.lean(path, path.stat().st_size - 1) is None
+
+
+@pytest.mark.parametrize("name", ["out.onnx", "out.json"])
+def test_a_file_that_changed_since_it_was_loaded_is_not_written_as_another(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path, model(tensor("a", SHORT[:1]), tensor("b", LONG)).SerializeToString())
+    graph = load(path)
+    with path.open("r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(b"\1" * 8)
+    os.utime(path, (1, 1))
+    with pytest.raises(InvalidModel, match="changed since the model was loaded"):
+        save(graph, tmp_path / name)
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+class Interrupting:
+    """``os.replace`` that is interrupted, once, when it has renamed so many files."""
+
+    def __init__(self, after: int) -> None:
+        self.after, self.done, self.replace = after, 0, os.replace
+
+    def __call__(self, old: str, new: Path) -> None:
+        self.replace(old, new)
+        self.done += 1
+        if self.done == self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_an_interrupt_leaves_no_model_beside_weights_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    path = written(tmp_path, model(tensor("a", SHORT[:1]), tensor("b", LONG)).SerializeToString())
+    target = tmp_path / "out.onnx"
+    with monkeypatch.context() as patch:
+        patch.setattr(onnx_writer, "_INSIDE", 10)
+        save(load(path), target, external_above=1)
+        written(tmp_path, model(tensor("a", SHORT[1:2]), tensor("b", LONG * 2)).SerializeToString())
+        patch.setattr(os, "replace", Interrupting(after))
+        with pytest.raises(KeyboardInterrupt):
+            save(load(path), target, external_above=1, force=True)
+    small, large = (load(target).weight[n].data for n in "ab")
+    assert small is not None
+    assert large is not None
+    np.testing.assert_array_equal(small.numpy(), SHORT[1:2])
+    np.testing.assert_array_equal(large.numpy(), LONG * 2)
+    assert not [p for p in tmp_path.iterdir() if p.suffix == ".tmp"]
+
+
+def test_a_process_that_ends_between_two_names_leaves_no_old_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, model(tensor("a", SHORT[:1]), tensor("b", LONG)).SerializeToString())
+    target = tmp_path / "out.onnx"
+    seen: list[bool] = []
+
+    def looked(old: str, new: Path) -> None:
+        seen.append(target.exists())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(onnx_writer, "_INSIDE", 10)
+        save(load(path), target, external_above=1)
+        patch.setattr(os, "replace", looked)
+        save(load(path), target, external_above=1, force=True)
+    assert seen == [False, False]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -244,6 +245,29 @@ def test_a_signal_ends_it_with_the_best_so_far(taken: bool, monkeypatch: pytest.
         over.set()
         other.join()
         signal.signal(signal.SIGINT, usual)
+
+
+def test_a_signal_at_the_same_moment_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As where a terminal's Ctrl-C goes to both processes, and the first tells the second."""
+
+    def waits(graph: Graph, *args: object, **named: object) -> SearchResult:
+        both = {signal.SIGINT, signal.SIGTERM}
+        sys.unraisablehook = lambda found: print(found.exc_value, file=sys.stderr, flush=True)
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, both)
+            for number in both:
+                os.kill(os.getpid(), number)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+            time.sleep(20)
+        except KeyboardInterrupt:
+            return SearchResult(graph, stopped="interrupted")
+        return SearchResult(graph)
+
+    stubbed(monkeypatch, waits)
+    assert searched(folding()).stopped == "interrupted"
+    assert capfd.readouterr().err == ""
 
 
 def test_what_is_raised_there_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from superopt.ops.infer import infer
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier import differential, places
 from superopt.verifier import judge as judging
+from superopt.verifier.cancelling import sums
 from superopt.verifier.differential import CheckResult, check_rewrite
 from superopt.verifier.running import Bench
 
@@ -314,6 +315,39 @@ def test_sums_that_cancel_are_tried_however_large_a_place_is(size: int, op: str,
     assert found.verdict == "failed"
     assert aim in found.reason
     assert judge(after, after).verdict == "passed"
+
+
+def added(size: int, op: str, *, apart: bool) -> Graph:
+    """The sums of rows of a sum or difference of three, or the sum or difference of the three's sums."""
+    kind = TensorType(F32, (size, size))
+    terms = ("p", "q", "r") if apart else ("x", "y", "z")
+    nodes = [Node(p, "ReduceSum", (x, "axis"), (p,)) for x, p in zip("xyz", "pqr", strict=True) if apart]
+    nodes += [Node("d", "Add", terms[:2], ("d",)), Node("e", op, ("d", terms[2]), ("out" if apart else "e",))]
+    nodes += [] if apart else [Node("m", "ReduceSum", ("e", "axis"), ("out",))]
+    inputs = tuple(Value(n, kind) for n in "xyz")
+    outputs = (Value("out", TensorType(F32, (size, 1))),)
+    return Graph("net", inputs, outputs, (constant("axis", np.array([1])),), tuple(nodes), {"": 20}).checked()
+
+
+@pytest.mark.parametrize(("size", "op"), [(256, "Add"), (256, "Sub"), (1200, "Sub")])
+def test_a_sum_of_three_cancels(size: int, op: str) -> None:
+    before, after = added(size, op, apart=False), added(size, op, apart=True)
+    found = check_rewrite(before, after)
+    assert found.verdict == "failed"
+    assert "the sum of x, y, z cancels" in found.reason
+    assert check_rewrite(after, before).verdict == "passed"
+
+
+def test_terms_of_a_sum_are_followed_to_the_inputs() -> None:
+    kind = TensorType(F32, (4,))
+    nodes = (
+        Node("n", "Neg", ("x",), ("n",)), Node("s", "Sub", ("y", "n"), ("s",)), Node("t", "Sub", ("w", "s"), ("t",)),
+        Node("a", "Abs", ("z",), ("a",)), Node("u", "Sum", ("t", "a"), ("u",)),
+    )  # fmt: skip
+    inputs = tuple(Value(n, kind) for n in "wxyz")
+    graph = Graph("net", inputs, (Value("u", kind),), (), nodes, {"": 20}).checked()
+    assert sums(graph, "wxyz") == ({"w": False, "y": True, "x": True},)
+    assert sums(graph, "wx") == ()
 
 
 def test_changed_rows_are_read_whatever_the_work() -> None:
