@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 
 from superopt.cost.model import CostModel
 from superopt.ir.collecting import rarely_collected
@@ -370,7 +371,8 @@ class _Run:
         for region in regions:
             if region.outputs:
                 alike.setdefault(region.signature, []).append(region)
-        ordered = sorted(alike.items(), key=lambda item: -len(item[1]) * self._us(item[1][0]))  # few may be asked about
+        weight = self._us if self.costs.informed else attrgetter("running")  # the dearest first, as few may be asked about
+        ordered = sorted(alike.items(), key=lambda item: -len(item[1]) * weight(item[1][0]))
         offers = Offers(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
         self.totals.regions = max(self.totals.regions, len(regions))
         try:
