@@ -371,7 +371,9 @@ class _Run:
         for region in regions:
             if region.outputs:
                 alike.setdefault(region.signature, []).append(region)
-        weight = self._us if self.costs.informed else attrgetter("running")  # the dearest first, as few may be asked about
+        weight = (
+            self._us if self.costs.informed else attrgetter("running")
+        )  # the dearest first, as few may be asked about
         ordered = sorted(alike.items(), key=lambda item: -len(item[1]) * weight(item[1][0]))
         offers = Offers(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
         self.totals.regions = max(self.totals.regions, len(regions))
