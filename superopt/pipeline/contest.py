@@ -21,6 +21,10 @@ __all__ = ["SHOWN_RACE", "Contest"]
 
 _ROUNDS = 15  # of a race whose figures were asked for, at least
 SHOWN_RACE = 30.0  # seconds for the final race where its figures were asked for
+_LONGER = (
+    3.0  # times the usual seconds that a race of models may take of which fewer rounds than say anything fit these
+)
+_TOLD = LOOKS[1] + 2  # rounds of a race that tells a fifth from nothing, and those that warm up
 
 
 @dataclass
@@ -70,36 +74,40 @@ class Contest:
                 hopeless=True,
             ), None  # fmt: skip
 
-        found = self._raced(compared, after, task.sizes)
+        seconds = min(_TOLD * (before_cost.us + after_cost.us) / 1e6, _LONGER * task.effort.race)
+        found = self._raced(compared, after, task.sizes, seconds)
         refused = found is None and races and self.fits and not self.interrupted
         judged = replace(compared, measured=found, refused=refused).judged()
         one = for_one(task.graph, task.sizes, task.options.sizes)
         if judged.taken and found is not None and one is not None and not compared.after.no_more_than(compared.before):
             silent = replace(self, notes=[])  # that it is refused there: no model has to accept one example
-            single = silent._raced(replace(compared, believed=True), after, one)
+            single = silent._raced(replace(compared, believed=True), after, one, seconds)
             self.interrupted = self.interrupted or silent.interrupted
             alone = replace(compared, believed=True, measured=single).judged()
             if not alone.taken:
                 judged = Judgement(False, f"{alone.reason} for one example")
         return judged, found
 
-    def _raced(self, compared: Comparison, after: Graph, sizes: Mapping[str, int]) -> report.Measured | None:
-        """The race of a comparison, for as long as it could still change it, and again where loadings decide."""
+    def _raced(
+        self, compared: Comparison, after: Graph, sizes: Mapping[str, int], seconds: float
+    ) -> report.Measured | None:
+        """The race of a comparison, for as long as it could still change it, and again where loadings decide; of heavy
+        models for up to so many seconds."""
 
         def settled(measured: report.Measured) -> bool:
             return replace(compared, measured=measured).settled
 
-        found = self.race(after, settled, sizes=sizes)
+        found = self.race(after, settled, sizes=sizes, seconds=seconds)
         if self.task.costs.racing is None and self.fits and replace(compared, measured=found).loaded_so:
             for graph in (self.task.graph, after):
                 self.bench.drop(graph)
-            again = self.race(after, settled, sittings=SITTINGS, sizes=sizes)
+            again = self.race(after, settled, sittings=SITTINGS, sizes=sizes, seconds=seconds)
             found = found if again is None or again.sittings == 1 else again
         return found
 
     def race(
         self, after: Graph, settled: Callable[[report.Measured], bool] | None = None, *, sizes: Mapping[str, int],
-        sittings: int = 1,
+        sittings: int = 1, seconds: float = 0.0,
     ) -> report.Measured | None:  # fmt: skip
         """The whole models side by side, if the target is this machine and they are not too large, or on request.
 
@@ -108,6 +116,7 @@ class Contest:
             settled: whether what was measured so far is enough; by default, after the usual rounds.
             sizes: of symbolic dimensions.
             sittings: how many times the models are loaded, each for a few rounds.
+            seconds: that it may take, if those are more than usual.
         """
         task, wanted = self.task, self.task.options.measure
         if not task.races:
@@ -117,7 +126,7 @@ class Contest:
             return None
         task.progress(0, None, "measuring")
         try:
-            limit = SHOWN_RACE if wanted else min(task.budget.left - task.budget.racing, task.effort.race)
+            limit = SHOWN_RACE if wanted else min(task.budget.left - task.budget.racing, max(task.effort.race, seconds))
             rounds = _ROUNDS if settled is None else LOOKS[-1] if sittings == 1 else LOOKS[0]
             looks = [n for n in LOOKS if n >= _ROUNDS or not wanted]
             found = measure(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 
 from superopt.cost.model import CostModel
 from superopt.ir.collecting import rarely_collected
@@ -17,10 +18,10 @@ from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.rules.rule import Rule
 from superopt.runtime.limits import resident
-from superopt.search.borders import fusions
+from superopt.search.borders import applied, fusions
 from superopt.search.cache import RegionCache
 from superopt.search.cones import SELECTIONS, selection_regions, sibling_regions
-from superopt.search.costing import Pricer
+from superopt.search.costing import FORBIDDEN, Pricer
 from superopt.search.emit import emit
 from superopt.search.frugal import frugal
 from superopt.search.kernels import broken_us, kernels_of
@@ -158,11 +159,11 @@ class _Run:
         """Microseconds of what was left out as the graph was read, where the backend would have run it."""
         us, fixed = 0.0, graph.constants
         for position in self.tidied.of_open_sizes if self.costs.backend.tidies else self.tidied.gone:
-            applied = typing.nodes[position]
-            assert isinstance(applied, Applied), "a barrier goes nowhere"
-            types = tuple(None if a is None else typing.types[a] for a in applied.args)
-            attributes = tuple(sorted(applied.attributes.items()))
-            us += self.pricer.alone((applied.operator.name, attributes, types, tuple(a in fixed for a in applied.args)))
+            node = typing.nodes[position]
+            assert isinstance(node, Applied), "a barrier goes nowhere"
+            types = tuple(None if a is None else typing.types[a] for a in node.args)
+            attributes = tuple(sorted(node.attributes.items()))
+            us += self.pricer.alone((node.operator.name, attributes, types, tuple(a in fixed for a in node.args)))
         return us
 
     # -- phases --------------------------------------------------------------------------------------------------
@@ -370,7 +371,10 @@ class _Run:
         for region in regions:
             if region.outputs:
                 alike.setdefault(region.signature, []).append(region)
-        ordered = sorted(alike.items(), key=lambda item: -len(item[1]) * item[1][0].running)
+        weight = (
+            self._us if self.costs.informed else attrgetter("running")
+        )  # the dearest first, as few may be asked about
+        ordered = sorted(alike.items(), key=lambda item: -len(item[1]) * weight(item[1][0]))
         offers = Offers(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
         self.totals.regions = max(self.totals.regions, len(regions))
         try:
@@ -393,6 +397,11 @@ class _Run:
         finally:
             self._replace(offers)
         return bool(offers.taken)
+
+    def _us(self, region: Region) -> float:
+        """Microseconds of its steps, each by itself; those of which nobody knows what they cost count none."""
+        known = (self.pricer.alone(applied(self.program, self.program.steps[p])) for p in region.positions)
+        return sum(us for us in known if us < FORBIDDEN)
 
     def _tell(self, done: int, total: int | None, what: str) -> None:
         if self.progress is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.rules import load_library
 from superopt.rules.canonical import text_digest
-from superopt.search import SearchOptions, search
+from superopt.search import SearchOptions, engine, search
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANNELS = 32
@@ -28,15 +30,15 @@ def prices() -> cost.CostModel:
 
 
 def filtered(
-    shape: tuple[int | str, ...], kernel: tuple[int, int, int], stride: tuple[int, ...] = (1, 1, 1), bias: bool = True
+    shape: tuple[int | str, ...], kernel: tuple[int, ...], stride: tuple[int, ...] = (1, 1, 1), bias: bool = True
 ) -> Graph:
-    """A convolution of volumes, each channel by itself: where the prices leave no doubt."""
+    """A convolution of volumes or signals, each channel by itself: where the prices leave no doubt."""
     b, rng = GraphBuilder("volume", opset=18), np.random.default_rng(0)
     weights = [rng.standard_normal((CHANNELS, 1, *kernel), dtype=np.float32)]
     weights += [rng.standard_normal(CHANNELS, dtype=np.float32)] * bias
     pads = tuple(k // 2 for k in kernel) * 2
     x = b.input("x", "float32", shape)
-    b.output(b.op("Conv", x, *weights, dilations=(1, 1, 1), group=CHANNELS, pads=pads, strides=stride), "out")
+    b.output(b.op("Conv", x, *weights, dilations=(1,) * len(kernel), group=CHANNELS, pads=pads, strides=stride), "out")
     return b.build()
 
 
@@ -60,11 +62,27 @@ def ranks(graph: Graph, prices: cost.CostModel) -> list[int]:
         ((1, CHANNELS, 8, 28, 28), (3, 1, 1), (1, 1, 1), True),
         ((1, CHANNELS, 8, 28, 28), (3, 1, 1), (1, 1, 1), False),
         (("b", CHANNELS, 1, "h", "w"), (1, 3, 3), (1, 1, 1), True),
+        ((1, CHANNELS, 8, 28, 28), (3, 1, 1), (2, 1, 1), True),
+        ((2, CHANNELS, 9, 28, 28), (5, 1, 1), (3, 1, 1), False),
+        ((1, CHANNELS, 2048), (3,), (1,), True),
+        ((2, CHANNELS, 2049), (5,), (2,), False),
     ],
-    ids=["depth", "every second", "height", "width", "over time", "over time, no bias", "open"],
+    ids=[
+        "depth",
+        "every second",
+        "height",
+        "width",
+        "over time",
+        "over time, no bias",
+        "open",
+        "over time in steps",
+        "in steps, no bias",
+        "signal",
+        "signal in steps",
+    ],
 )
 def test_volumes_that_are_images(
-    shape: tuple[int | str, ...], kernel: tuple[int, int, int], stride: tuple[int, ...], bias: bool,
+    shape: tuple[int | str, ...], kernel: tuple[int, ...], stride: tuple[int, ...], bias: bool,
     prices: cost.CostModel,
 ) -> None:  # fmt: skip
     assert ranks(filtered(shape, kernel, stride, bias), prices) == [4]
@@ -85,10 +103,45 @@ def test_volumes_that_are_none_stay(
     assert ranks(filtered(shape, kernel), prices) == [5]
 
 
-def test_both_themes_find_the_rules_that_are_shipped(tmp_path: Path) -> None:
-    config = load_config(ROOT / "docs" / "later.toml").select(themes=("conv-of-flat-depth", "conv-over-time"))
-    shipped = {text_digest(rule) for rule in load_library().values()}
+class Informed(cost.RecordedProfile):
+    """Recorded prices of a device that is asked about a few operators."""
+
+    @property
+    def informed(self) -> bool:
+        return True
+
+
+def test_what_takes_most_is_looked_at_first_where_few_may_be_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    b, rng = GraphBuilder("volumes", opset=18), np.random.default_rng(0)
+    for size, many in ((8, 12), (48, 3)):
+        x = b.input(f"x{size}", "float32", (1, CHANNELS, 8, size, size))
+        for n in range(many):
+            kernel = rng.standard_normal((CHANNELS, 1, 3, 1, 1), dtype=np.float32)
+            pads, ones = (1, 0, 0, 1, 0, 0), (1, 1, 1)
+            x = b.op("Conv", x, kernel, dilations=ones, group=CHANNELS, pads=pads, strides=(2 - n % 2, 1, 1))
+            x = b.op("Relu", x)
+        b.output(x, f"out{size}")
+    seen: list[tuple[int, int]] = []  # how wide what a region reads is, and how many operators it has
+    looked = engine._Run._found
+
+    def found(self: Any, key: Any, region: Any, *more: Any) -> Any:
+        seen.append((max((region.types[n].shape or (0,))[-1] for n in region.leaves), region.running))
+        return looked(self, key, region, *more)
+
+    monkeypatch.setattr(engine._Run, "_found", found)
+    library = load_library()
+    options = SearchOptions(cache=False, floats=library.floats("standard"))
+    search(b.build(), library.admitted, Informed(cost.load_profile("cpu-epyc-2core")), options)
+    (wide, few), (narrow, many) = seen[1:3]  # the first is all of it, in which what is written otherwise is looked for
+    assert (wide, narrow) == (48, 8)
+    assert few < many
+
+
+def test_the_themes_find_the_rules_that_are_shipped(tmp_path: Path) -> None:
+    names = ("conv-of-flat-depth", "conv-over-time", "conv-over-time-in-steps", "conv-of-signal")
+    config = load_config(ROOT / "docs" / "later.toml").select(themes=names)
+    shipped = {text_digest(replace(rule, where=())) for rule in load_library().values()}  # "in steps" says w >= 2
     found = [rule for theme in config.themes for rule in explore(theme, config, str(tmp_path / theme.name)).rules]
-    assert len(found) == 4
+    assert len(found) == 8
     assert all(template.operators == 1 for theme in config.themes for template in theme.vocabulary)
     assert {text_digest(rule) for rule in found} <= shipped
