@@ -17,7 +17,7 @@ from superopt.ir.poly import symbols
 from superopt.ir.types import TensorType
 from superopt.pipeline.checking import UNCHANGED, skipped
 from superopt.pipeline.contest import SHOWN_RACE, Contest
-from superopt.pipeline.judge import CHEAP, Judgement
+from superopt.pipeline.judge import CHEAP, Judgement, demand_of
 from superopt.pipeline.options import ALGORITHMS
 from superopt.pipeline.recomputing import Point, for_memory
 from superopt.pipeline.reporting import report_of
@@ -168,16 +168,21 @@ class _Attempt:
         """A search's result or, where it is refused, what a search finds that asks for less of everything.
 
         Where the first was modelled to gain less than could be measured, so would the second with all rules: only what
-        leaves less to run is looked for then.
+        leaves less to run is looked for then, and also where the second trades after all: it is of places that are
+        each no worse, but what the runtime runs as one kernel with what lies around them was counted apart.
         """
         best = self._tried(found)
-        if not best.judged.taken and best.changed and self._worth_another(best):
+        directed = best.judged.hopeless
+        while not best.judged.taken and best.changed and self._worth_another(best):
             self.notes.append(f"{best.judged.reason}, so only what asks for less of everything is tried")
-            self.bench.drop(found.graph)
+            self.bench.drop(best.found.graph)
             raced = best.measured
-            rules, hopeless = self.task.library.admitted, best.judged.hopeless
-            best = self._tried(self.searches.search(rules, frugal=True, directed=hopeless))
+            again = self.searches.search(self.task.library.admitted, frugal=True, directed=directed)
+            best = self._tried(again)
             best = replace(best, measured=best.measured or _against_itself(raced))
+            if directed or demand_of(best.cost).no_more_than(demand_of(self.before)):
+                break
+            directed = True
         return best
 
     def _with_forms(self, found: SearchResult) -> _Candidate | None:

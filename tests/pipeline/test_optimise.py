@@ -16,6 +16,7 @@ from rich.console import Console
 
 import superopt
 from superopt import formats
+from superopt.cost import Demand
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph
@@ -202,6 +203,25 @@ def test_how_a_second_search_is_made(
     monkeypatch.setattr(forked, "search", noted)
     superopt.optimize(branches(), time_limit=None, effort=effort)
     assert asked == searches
+
+
+def test_where_what_asks_for_less_trades_after_all_the_third_search_leaves_less_to_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Places that are each no worse may part what runs as one kernel: counted whole, the second result trades."""
+    monkeypatch.setattr(attempt, "demand_of", lambda cost: Demand())
+    raced = iter([Measured(1.0, 1.1, 1.1, 7), Measured(1.0, 1.1, 1.1, 7), Measured(1.0, 0.9, 0.9, 7)])
+    monkeypatch.setattr(contest, "measure", lambda *args, **kwargs: next(raced))
+    asked: list[tuple[bool, bool]] = []
+
+    def noted(*args: object, **kwargs: object) -> SearchResult:
+        asked.append((args[3].frugal, args[3].directed))  # type: ignore[attr-defined]
+        return found(*args, **kwargs)  # type: ignore[arg-type]
+
+    found = forked.search
+    monkeypatch.setattr(forked, "search", noted)
+    assert superopt.optimize(branches(), time_limit=None).report.status == "improved"
+    assert asked == [(False, False), (True, False), (True, True)]
 
 
 def test_an_unknown_operator_is_kept_and_the_rest_is_checked_in_pieces() -> None:
