@@ -15,24 +15,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import TypeVar
 
 import numpy as np
 
-from superopt.ir.errors import NotEquivalent, OutOfTime, SuperoptError
-from superopt.ir.graph import Graph, Node, Weight
-from superopt.ir.poly import substitute, symbols
-from superopt.ir.terms import AttributeValue
+from superopt.ir.errors import NotEquivalent, OutOfTime
+from superopt.ir.graph import Graph
+from superopt.ir.poly import symbols
 from superopt.ir.types import DType, TensorType
-from superopt.ops.generators import weight_of
-from superopt.ops.infer import Applied, infer
-from superopt.ops.meaning import IllTyped
-from superopt.rules.values import Certificate, Equal, Kept, Uniform
-from superopt.runtime.evaluate import FLOAT64, Array, evaluate
-from superopt.verifier._feeds import index_bound
+from superopt.rules.values import Certificate, Kept, Uniform
+from superopt.runtime.evaluate import Array
 from superopt.verifier.algebra import NeedsOrder, PrimeField, Unlucky
+from superopt.verifier.value_draws import Claims, Draws, Side, weight_named
+from superopt.verifier.value_evaluation import Evaluation
+from superopt.verifier.value_shapes import Shapes
 
 __all__ = ["Held", "check_values"]
 
@@ -45,7 +43,6 @@ _EXACT_ENOUGH, _NUMBER = 1e-10, 1e-5  # of the largest element: float64's own no
 _ROUNDING = {DType.FLOAT16: 2.0**-8, DType.BFLOAT16: 2.0**-5}  # of sums of weights, of the result's largest element
 _FACTORED = 4.0  # times the stated error of a factored weight, that its product's result may be off
 _LENGTHS = 2
-_HELD = 1 << 28  # bytes of weights as elements of a field that a side holds at once
 _DRAWS = 3  # that may meet an inverse of zero
 _FEW = 64  # nodes that one value of the result may be made by
 
@@ -79,164 +76,10 @@ def check_values(
         OutOfTime: the deadline passed.
     """
     for name, digest in certificate.weights:
-        weight = _weight(before, name)
+        weight = weight_named(before, name)
         if weight is None or weight.data is None or weight.data.digest != digest:
             raise NotEquivalent(f"weight {name!r} is not the one that the certificate is about")
     return _Check(before, after, certificate, seed, deadline).run()
-
-
-def _weight(graph: Graph, name: str) -> Weight | None:
-    """A weight that the caller cannot override, or the tensor of a Constant."""
-    node = graph.producer.get(name)
-    return graph.constants.get(name) if node is None else weight_of(node)
-
-
-@dataclass(frozen=True)
-class _Claims:
-    uniform: tuple[Uniform, ...] = ()
-    equal: tuple[Equal, ...] = ()
-
-    @property
-    def axes(self) -> set[int]:
-        """The axes that something is said about."""
-        return {u.axis for u in self.uniform} | {e.axis for e in self.equal}
-
-
-@dataclass
-class _Side:
-    """A graph at known sizes, and what its nodes compute."""
-
-    graph: Graph
-    sizes: Mapping[str, int]
-    sized: bool = False  # integers that follow from sizes alone, whatever the open ones are, are known
-    nodes: dict[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.typing = infer(self.graph, self.sizes)
-        self.known = infer(self.graph).integers if self.sized else {}
-        self.nodes = {o: i for i, n in enumerate(self.graph.nodes) for o in n.outputs if o}
-        self.arrays: dict[str, np.ndarray] = {}
-        self.fixed: dict[str, bool] = {}
-        self.residues: dict[str, Array] = {}
-
-    def node(self, name: str) -> Node | None:
-        position = self.nodes.get(name)
-        return None if position is None else self.graph.nodes[position]
-
-    def kind(self, name: str) -> TensorType:
-        kind = self.typing.types.get(name)
-        if kind is None or kind.shape is None:
-            raise NotEquivalent(f"the type of {name!r} is not known")
-        return kind
-
-    def weight(self, name: str) -> np.ndarray | None:
-        """Elements of a weight that the caller cannot override, of a Constant, or of what follows from sizes alone."""
-        if name not in self.arrays:
-            found = _weight(self.graph, name)
-            if found is None or found.data is None:
-                return self.known.get(name)
-            self.arrays[name] = found.data.numpy()
-        return self.arrays[name]
-
-    def constant(self, name: str) -> bool:
-        """Whether a value is computed of weights alone, and of sizes that are known."""
-        if name not in self.fixed:
-            node = self.node(name)
-            self.fixed[name] = (
-                name in self.known
-                or _weight(self.graph, name) is not None
-                or (node is not None and self._understood(name) and all(map(self.constant, node.reads)))
-            )
-        return self.fixed[name]
-
-    def _understood(self, name: str) -> bool:
-        return isinstance(self.typing.nodes[self.nodes[name]], Applied)
-
-    def overwrites(self, name: str) -> bool:
-        """Whether a value is another one in which some places are written over."""
-        node = self.node(name)
-        return (
-            node is not None and node.op in ("ScatterND", "ScatterElements") and node.domain in ("", "ai.onnx")
-            and not node.overload and node.attributes.get("reduction", b"none") in (b"none", "none")
-        )  # fmt: skip
-
-    def applied(self, name: str) -> Applied:
-        how = self.typing.nodes[self.nodes[name]]
-        if not isinstance(how, Applied):
-            raise NotEquivalent(f"what makes {name!r} is not understood")
-        return how
-
-    def attributes(self, how: Applied) -> dict[str, AttributeValue]:
-        return {k: _at(v, self.sizes) for k, v in how.attributes.items()}
-
-
-def _at(value: AttributeValue, sizes: Mapping[str, int]) -> AttributeValue:
-    if isinstance(value, tuple):
-        return tuple(_at(v, sizes) for v in value)
-    return value if isinstance(value, int | float | str) else substitute(value, dict(sizes))
-
-
-@dataclass
-class _Draws:
-    """Values of the model at one point: drawn, given their claims, or computed from weights."""
-
-    side: _Side
-    claims: Mapping[str, _Claims]
-    algebra: PrimeField | None
-    rng: np.random.Generator
-    shapes: Mapping[str, tuple[int, ...]]
-    held: dict[str, Array] = field(default_factory=dict)
-
-    def number(self, value: np.ndarray, kind: TensorType) -> Array:
-        """Elements of a weight as numbers of the algebra."""
-        if not kind.dtype.is_float:
-            whole = value.astype(np.int64)
-            return whole if self.algebra is None else self.algebra.integers(whole)
-        if self.algebra is None:
-            return value.astype(np.float64)
-        if not np.isfinite(value).all():
-            raise NeedsOrder("an infinite weight")
-        return self.algebra.floats(value)
-
-    def value(self, name: str) -> Array:
-        if name in self.held:
-            return self.held[name]
-        weight = self.side.weight(name)
-        if weight is not None:
-            return self.number(weight, self.side.kind(name))
-        self.held[name] = self._drawn(name)
-        return self.held[name]
-
-    def _drawn(self, name: str) -> Array:
-        kind = self.side.kind(name)
-        shape = self.shapes.get(name) or _known(kind)
-        if self.side.constant(name):
-            raise NotEquivalent(f"{name!r} is computed of weights, and stands where it cannot be computed here")
-        if not kind.dtype.is_float:
-            positions = index_bound(self.side.graph, name, self.side.sizes)  # a table of one row has no second
-            whole = self.rng.integers(0, 1 if positions == 1 else 2, size=shape)
-            array: Array = whole if self.algebra is None else self.algebra.integers(whole)
-        elif self.algebra is None:
-            array = self.rng.standard_normal(shape)
-        else:
-            array = self.algebra.random(self.rng, shape)
-        claims = self.claims.get(name, _Claims())
-        for equal in claims.equal:
-            rows = np.moveaxis(array, equal.axis, 0)
-            for at, earlier in equal.pairs:
-                rows[at] = rows[earlier]
-        for uniform in claims.uniform:
-            rows = np.moveaxis(array, uniform.axis, 0)
-            numbers = self.number(np.asarray(uniform.numbers), kind)
-            rows[list(uniform.indices)] = numbers.reshape(-1, *[1] * (array.ndim - 1))
-        return array
-
-
-def _known(kind: TensorType) -> tuple[int, ...]:
-    shape = tuple(d for d in kind.shape or () if isinstance(d, int))
-    if len(shape) < len(kind.shape or ()):
-        raise NotEquivalent(f"a size of {kind} depends on data")
-    return shape
 
 
 @dataclass(frozen=True)
@@ -249,20 +92,24 @@ class _Place:
 
 
 class _Check:
+    """One certificate against its model and result; :meth:`run` looks at every claim, then at every place."""
+
     def __init__(self, before: Graph, after: Graph, certificate: Certificate, seed: int, deadline: float) -> None:
         names = sorted({s for g in (before, after) for v in g.inputs for s in _symbols(v.type)})
         sizes = {name: 2 + at % 3 for at, name in enumerate(names)}
         sized = bool(certificate.moved)
-        self.before, self.after = _Side(before, sizes, sized), _Side(after, sizes, sized)
+        self.before, self.after = Side(before, sizes, sized), Side(after, sizes, sized)
         self.certificate, self.seed, self.deadline = certificate, seed, deadline
-        self.claims: dict[str, _Claims] = {}
+        self.claims: dict[str, Claims] = {}
         for u in certificate.uniform:
-            known = self.claims.get(u.value, _Claims())
-            self.claims[u.value] = _Claims((*known.uniform, u), known.equal)
+            known = self.claims.get(u.value, Claims())
+            self.claims[u.value] = Claims((*known.uniform, u), known.equal)
         for e in certificate.equal:
-            known = self.claims.get(e.value, _Claims())
-            self.claims[e.value] = _Claims(known.uniform, (*known.equal, e))
+            known = self.claims.get(e.value, Claims())
+            self.claims[e.value] = Claims(known.uniform, (*known.equal, e))
         self.same = {s.value: s.other for s in certificate.same}
+        self.shapes = Shapes(self.before, certificate, self.claims)
+        self.values = Evaluation(self.before, self.claims, self.same)
         self.moved = frozenset(m.value for m in certificate.moved)
         self.holds: dict[str, _Place] = {k.becomes: _Place(k.becomes, k.value, k) for k in certificate.kept}
         for name in [*self.after.nodes, *(v.name for v in after.inputs)]:
@@ -292,7 +139,7 @@ class _Check:
         return Held(len(self.claims) + len(self.same) + len(self.certificate.moved), places, exact)
 
     # ---- claims -----------------------------------------------------------------------------------------------------
-    def claim(self, name: str, claims: _Claims) -> None:
+    def claim(self, name: str, claims: Claims) -> None:
         """Check what is said of a value at the node that makes it.
 
         Raises:
@@ -317,16 +164,16 @@ class _Check:
             raise OutOfTime("there was no time left to check it")
         for side in (self.before, self.after):
             side.residues.clear()
-        short = [s for length in _SMALL if (s := self.small(wanted, sources, length)) is not None][:_LENGTHS]
+        short = [s for length in _SMALL if (s := self.shapes.small(wanted, sources, length)) is not None][:_LENGTHS]
         if len(short) == _LENGTHS:
             try:
                 return min(map(check, short), key=bool)
             except NotEquivalent:
                 pass
-        return check(self.own(sources))
+        return check(self.shapes.own(sources))
 
     def claimed(
-        self, name: str, claims: _Claims, operands: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
+        self, name: str, claims: Claims, operands: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
         real = self.computed(name, operands, None, shapes)
         try:
@@ -366,12 +213,12 @@ class _Check:
 
     def the_same(self, name: str, other: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         for algebra in (None, PrimeField(self.seed)):
-            draws = _Draws(self.before, self.claims, algebra, np.random.default_rng(self.seed), shapes)
+            draws = Draws(self.before, self.claims, algebra, np.random.default_rng(self.seed), shapes)
             try:
                 for operand in self.before.applied(name).args:
                     if operand is not None and not self.before.constant(operand):
                         draws.value(operand)
-                made = self.evaluated(self.before, [name], draws.held, draws)[name]
+                made = self.values.evaluated(self.before, [name], draws.held, draws)[name]
             except NeedsOrder:
                 continue
             wanted = draws.value(other)
@@ -422,8 +269,8 @@ class _Check:
         sources = [self.holds[n].before for n in leaves]
         if place.before in self.moved:  # a position may be one of a short axis, and none of the model's
             drawn = [*sources, *self.operands(place, leaves)]
-            return self.holding(place, leaves, self.own(drawn))
-        drawn = [*sources, *self.known_on_the_way(place.before, set(sources))]
+            return self.holding(place, leaves, self.shapes.own(drawn))
+        drawn = [*sources, *self.values.known_on_the_way(place.before, set(sources))]
         return self.tried([place.before], drawn, lambda shapes: self.holding(place, leaves, shapes))
 
     def holding(self, place: _Place, leaves: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -462,14 +309,14 @@ class _Check:
     ) -> tuple[Array, Array, Sequence[str]]:
         for attempt in range(_DRAWS):
             rng = np.random.default_rng((self.seed, attempt))
-            draws = _Draws(self.before, self.claims, algebra, rng, shapes)
+            draws = Draws(self.before, self.claims, algebra, rng, shapes)
             try:
                 given = {n: _cut(draws.value(self.holds[n].before), self.holds[n].kept) for n in leaves}
                 if place.before in self.moved:
                     for operand in self.operands(place, leaves):
                         draws.value(operand)
-                wanted = self.evaluated(self.before, [place.before], draws.held, draws)[place.before]
-                made = self.evaluated(self.after, [place.after], given, draws)[place.after]
+                wanted = self.values.evaluated(self.before, [place.before], draws.held, draws)[place.before]
+                made = self.values.evaluated(self.after, [place.after], given, draws)[place.after]
                 return made, _cut(wanted, place.kept), tuple(draws.held)
             except Unlucky:
                 continue
@@ -538,190 +385,15 @@ class _Check:
         """A value of the model from draws of the operands of its node."""
         for attempt in range(_DRAWS):
             rng = np.random.default_rng((self.seed, attempt))
-            draws = _Draws(self.before, self.claims, algebra, rng, shapes)
+            draws = Draws(self.before, self.claims, algebra, rng, shapes)
             try:
                 for operand in operands:
                     if not self.before.constant(operand):
                         draws.value(operand)
-                return self.evaluated(self.before, [name], draws.held, draws)[name]
+                return self.values.evaluated(self.before, [name], draws.held, draws)[name]
             except Unlucky:
                 continue
         raise NotEquivalent(f"no draw for {name!r} has an inverse where one is needed")
-
-    def evaluated(
-        self, side: _Side, wanted: Sequence[str], given: Mapping[str, Array], draws: _Draws
-    ) -> dict[str, Array]:
-        """Values from those given; inputs of the model on the way are drawn."""
-        found: dict[str, Array] = dict(given)
-        stack = list(wanted)
-        while stack:
-            name = stack[-1]
-            if name in found:
-                stack.pop()
-                continue
-            weight = side.weight(name)
-            if weight is not None:
-                found[name] = self.elements(side, name, weight, draws)
-                continue
-            if side.node(name) is None or (side is self.before and name not in wanted and self.settled(name)):
-                found[name] = draws.value(name)
-                continue
-            if side is self.before and name not in wanted and name in self.same:
-                if self.same[name] in found:
-                    found[name] = found[self.same[name]]
-                else:
-                    stack.append(self.same[name])
-                continue
-            node = side.node(name) if side.overwrites(name) else None
-            how = None if node is not None else side.applied(name)
-            read = node.inputs if node is not None else how.args if how is not None else ()
-            missing = [a for a in read if a is not None and a not in found]
-            if missing:
-                stack += missing
-            elif node is not None:
-                found[name] = _overwritten(node, [found[a] for a in read if a is not None], draws.algebra)
-            elif how is not None:
-                found.update(self.node(side, name, how, found, draws))
-        return {n: found[n] for n in wanted}
-
-    def elements(self, side: _Side, name: str, weight: np.ndarray, draws: _Draws) -> Array:
-        """Elements of a weight as numbers of the algebra; those of a field are made once for all lengths of a place."""
-        if draws.algebra is None or 8 * weight.size > _HELD - sum(a.nbytes for a in side.residues.values()):
-            return draws.number(weight, side.kind(name))
-        if name not in side.residues:
-            side.residues[name] = draws.number(weight, side.kind(name))
-        return side.residues[name]
-
-    def known_on_the_way(self, name: str, sources: set[str]) -> list[str]:
-        """Values without anything open that stand between others and one that is made of them."""
-        found: list[str] = []
-        stack, seen = [name], {name, *sources}
-        while stack:
-            node = self.before.node(stack.pop())
-            for read in node.reads if node is not None else ():
-                read = self.same.get(read, read)
-                if read not in seen and not self.before.constant(read):
-                    seen.add(read)
-                    (found if self.settled(read) else stack).append(read)
-        return found
-
-    def settled(self, name: str) -> bool:
-        """Whether the claims about a value leave nothing of it open."""
-        shape = self.before.kind(name).shape or ()
-        return any(len(set(u.indices)) == shape[u.axis] for u in self.claims.get(name, _Claims()).uniform)
-
-    def node(
-        self, side: _Side, name: str, how: Applied, found: Mapping[str, Array], draws: _Draws
-    ) -> Mapping[str, Array]:
-        operands = [None if a is None else found[a] for a in how.args]
-        types = [
-            None if a is None else TensorType(side.kind(a).dtype, tuple(map(int, found[a].shape))) for a in how.args
-        ]
-        try:
-            meaning, made = how.operator.apply(types, side.attributes(how))
-        except IllTyped as error:
-            raise NotEquivalent(f"what makes {name!r} does not fit the slices that are kept: {error}") from None
-        operands += [None] * (len(how.operator.inputs) - len(operands))
-        outputs = side.graph.nodes[side.nodes[name]].outputs
-        algebra = draws.algebra or FLOAT64
-        return {
-            o: np.array(evaluate(c, operands, algebra, {})).reshape(_known(t))
-            for o, c, t in zip(outputs, meaning.outputs, made, strict=False)
-            if o
-        }
-
-    def own(self, sources: Iterable[str]) -> dict[str, tuple[int, ...]]:
-        """Shapes of drawn values."""
-        drawn = [n for n in dict.fromkeys(sources) if not self.before.constant(n)]
-        return {n: _known(self.before.kind(n)) for n in drawn}
-
-    def small(self, wanted: Sequence[str], sources: Iterable[str], length: int) -> Mapping[str, tuple[int, ...]] | None:
-        """Shapes of drawn values with long axes made short where no claim is about them; ``None`` where the operators
-        do not allow it, or none is long."""
-        own = self.own(sources)
-        fixed = {
-            int(d) for n in self._near(wanted, list(own)) for d in self.before.kind(n).shape or () if isinstance(d, int)
-        }
-        claimed = {(n, a) for n in own for a in self._of(n).axes}
-        claimed |= {(k.value, a) for k in self.certificate.kept for a, _ in k.axes}
-        shapes = {
-            n: tuple(
-                length if d > length and d not in fixed and (n, a) not in claimed else d for a, d in enumerate(shape)
-            )
-            for n, shape in own.items()
-        }
-        return shapes if shapes != own and self._fits(wanted, shapes) else None
-
-    def _of(self, name: str) -> _Claims:
-        return self.claims.get(name, _Claims())
-
-    def _near(self, wanted: Sequence[str], drawn: Sequence[str]) -> set[str]:
-        """The constants that are read on the way from drawn values to those wanted."""
-        found, stack, seen = set[str](), list(wanted), set(drawn)
-        while stack:
-            name = stack.pop()
-            node = self.before.node(name)
-            if name in seen or node is None:
-                continue
-            seen.add(name)
-            for read in node.reads:
-                (found.add if self.before.constant(read) else stack.append)(read)
-        return found
-
-    def _fits(self, wanted: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether the operators on the way take these shapes and give results of the same kept sizes."""
-        types: dict[str, TensorType] = {n: TensorType(self.before.kind(n).dtype, s) for n, s in shapes.items()}
-        stack = list(wanted)
-        try:
-            while stack:
-                name = stack[-1]
-                if name in types or self.before.node(name) is None:
-                    types.setdefault(name, self.before.kind(name))
-                    stack.pop()
-                    continue
-                how = self.before.applied(name)
-                missing = [a for a in how.args if a is not None and a not in types]
-                if missing:
-                    stack += missing
-                    continue
-                given = [None if a is None else types[a] for a in how.args]
-                made = how.operator.apply(given, self.before.attributes(how))[1]
-                outputs = self.before.graph.nodes[self.before.nodes[name]].outputs
-                types.update((o, t) for o, t in zip(outputs, made, strict=False) if o)
-        except (IllTyped, SuperoptError):
-            return False
-        kept = {(k.value, a) for k in self.certificate.kept for a, _ in k.axes}
-        kept |= {(n, a) for n in wanted for a in self._of(n).axes}
-        return all(
-            (types[n].shape or ())[a] == (self.before.kind(n).shape or ())[a]
-            for n, a in kept if n in types
-        )  # fmt: skip
-
-
-def _overwritten(node: Node, operands: Sequence[Array], algebra: PrimeField | None) -> Array:
-    """A tensor with what is written at its places, which have to be different: ONNX has no order of writes."""
-    if algebra is not None:
-        raise NeedsOrder("positions from the end")
-    data, indices, updates = operands
-    where = np.asarray(indices, dtype=np.int64)
-    if node.op == "ScatterND":
-        places = [where[..., axis] for axis in range(where.shape[-1])]
-        shape = (*where.shape[:-1], *data.shape[where.shape[-1] :])
-    else:
-        places, shape = list(np.indices(where.shape)), where.shape
-        axis = node.attributes.get("axis", 0)
-        places[axis if isinstance(axis, int) else data.ndim] = where
-    made, times = np.array(data, dtype=np.float64), np.zeros(data.shape[: len(places)], dtype=np.int64)
-    if shape != updates.shape or len(places) > data.ndim:
-        raise NotEquivalent(f"what is written into {node.outputs[0]!r} has another shape")
-    try:
-        np.add.at(times, tuple(places), 1)
-    except IndexError as error:
-        raise NotEquivalent(f"what {node.outputs[0]!r} is written to is not there: {error}") from None
-    if (times > 1).any():
-        raise NotEquivalent(f"a place of {node.outputs[0]!r} is written to twice")
-    made[tuple(places)] = updates
-    return made
 
 
 def _cut(array: Array, kept: Kept | None) -> Array:
