@@ -134,8 +134,8 @@ def _ask(profile: Path, like: Path | None) -> int:
     from superopt.lab.profiling import asked_by
 
     known = read_profile(profile) if profile.exists() else Profile(H200_HEADER, {})
+    held = {r.key.question for r in known.records.values()}
     if like:
-        held = {r.key.question for r in known.records.values()}
         lacking = [Record(r.key, 0.0, 0.0) for r in read_profile(like).records.values() if r.key.question not in held]
         return _written(lacking)
     asked: dict[tuple[object, ...], Question] = {}
@@ -144,7 +144,6 @@ def _ask(profile: Path, like: Path | None) -> int:
         for outcome in fleet.each(tasks):
             asked.update((q.key.question, q) for q in outcome.result())
             print(outcome.task.name, len(asked), flush=True)
-    held = {r.key.question for r in known.records.values()}
     for question in operators.drawn(_SEED, _EACH):
         if question.key.question not in held:
             asked.setdefault(question.key.question, question)

@@ -21,9 +21,7 @@ __all__ = ["SHOWN_RACE", "Contest"]
 
 _ROUNDS = 15  # of a race whose figures were asked for, at least
 SHOWN_RACE = 30.0  # seconds for the final race where its figures were asked for
-_LONGER = (
-    3.0  # times the usual seconds that a race of models may take of which fewer rounds than say anything fit these
-)
+_LONGER = 3.0  # times the usual seconds, for a race of models of which too few rounds to say anything fit those
 _TOLD = LOOKS[1] + 2  # rounds of a race that tells a fifth from nothing, and those that warm up
 
 

@@ -371,9 +371,8 @@ class _Run:
         for region in regions:
             if region.outputs:
                 alike.setdefault(region.signature, []).append(region)
-        weight = (
-            self._us if self.costs.informed else attrgetter("running")
-        )  # the dearest first, as few may be asked about
+        # The dearest first where prices are asked for, as few may be.
+        weight = self._us if self.costs.informed else attrgetter("running")
         ordered = sorted(alike.items(), key=lambda item: -len(item[1]) * weight(item[1][0]))
         offers = Offers(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
         self.totals.regions = max(self.totals.regions, len(regions))

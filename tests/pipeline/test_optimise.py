@@ -159,22 +159,28 @@ def test_rounds_that_are_too_few_say_so(rounds: int, said: str, unsaid: str, mon
         assert unsaid not in line.partition("(")[2].partition(")")[0]
 
 
+def searches_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
+    """Filled with whether each search is frugal, and directed."""
+    asked: list[tuple[bool, bool]] = []
+
+    def noted(*args: object, **kwargs: object) -> SearchResult:
+        asked.append((args[3].frugal, args[3].directed))  # type: ignore[attr-defined]
+        return found(*args, **kwargs)  # type: ignore[arg-type]
+
+    found = forked.search
+    monkeypatch.setattr(forked, "search", noted)
+    return asked
+
+
 def test_where_the_best_modelled_is_slower_what_asks_for_less_of_everything_is_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first race says slower, the second one faster: the frugal plan is returned, and the report says why."""
     raced = iter([Measured(1.0, 1.1, 1.1, 7), Measured(1.0, 0.9, 0.9, 7)])
     monkeypatch.setattr(contest, "measure", lambda *args, **kwargs: next(raced))
-    asked: list[bool] = []
-
-    def noted(*args: object, **kwargs: object) -> SearchResult:
-        asked.append(args[3].frugal)  # type: ignore[attr-defined]
-        return found(*args, **kwargs)  # type: ignore[arg-type]
-
-    found = forked.search
-    monkeypatch.setattr(forked, "search", noted)
+    asked = searches_of(monkeypatch)
     result = superopt.optimize(branches(), time_limit=None)
-    assert asked == [False, True]
+    assert asked == [(False, False), (True, False)]
     assert result.report.status == "improved"
     assert result.report.measured is not None
     assert result.report.measured.ratio == 0.9
@@ -193,14 +199,7 @@ def test_how_a_second_search_is_made(
     monkeypatch.setattr(Comparison, "hopeless", property(lambda self: next(hopes)))
     raced = iter([*([] if hopeless else [Measured(1.0, 1.1, 1.1, 7)]), Measured(1.0, 0.9, 0.9, 7)])
     monkeypatch.setattr(contest, "measure", lambda *args, **kwargs: next(raced))
-    asked: list[tuple[bool, bool]] = []
-
-    def noted(*args: object, **kwargs: object) -> SearchResult:
-        asked.append((args[3].frugal, args[3].directed))  # type: ignore[attr-defined]
-        return found(*args, **kwargs)  # type: ignore[arg-type]
-
-    found = forked.search
-    monkeypatch.setattr(forked, "search", noted)
+    asked = searches_of(monkeypatch)
     superopt.optimize(branches(), time_limit=None, effort=effort)
     assert asked == searches
 
@@ -212,14 +211,7 @@ def test_where_what_asks_for_less_trades_after_all_the_third_search_leaves_less_
     monkeypatch.setattr(attempt, "demand_of", lambda cost: Demand())
     raced = iter([Measured(1.0, 1.1, 1.1, 7), Measured(1.0, 1.1, 1.1, 7), Measured(1.0, 0.9, 0.9, 7)])
     monkeypatch.setattr(contest, "measure", lambda *args, **kwargs: next(raced))
-    asked: list[tuple[bool, bool]] = []
-
-    def noted(*args: object, **kwargs: object) -> SearchResult:
-        asked.append((args[3].frugal, args[3].directed))  # type: ignore[attr-defined]
-        return found(*args, **kwargs)  # type: ignore[arg-type]
-
-    found = forked.search
-    monkeypatch.setattr(forked, "search", noted)
+    asked = searches_of(monkeypatch)
     assert superopt.optimize(branches(), time_limit=None).report.status == "improved"
     assert asked == [(False, False), (True, False), (True, True)]
 
