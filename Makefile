@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .PHONY: demo test test-slow check format web browser bench bench-algorithms bench-train bench-memory bench-parts bench-steps bench-growth bench-cost bench-ablation profile-plan profile-record profile-operators profile-forms certify \
-	gpu-record conformance corpus clean corpus-gate corpus-compare corpus-update corpus-update-full patterns attack
+	gpu-record conformance corpus clean corpus-gate corpus-compare golden golden-tiny corpus-update corpus-update-full patterns attack
 
 demo: $(READY)            ## optimise two real models and print before/after
 	@$(BIN)/superopt optimize corpus/resnet50.json --measure
@@ -45,6 +45,16 @@ bench: $(READY)           ## the corpus beside other optimisers, on a quiet mach
 
 corpus-gate: $(READY)     ## modelled costs of tiny models of every family against the recorded baseline; who made them worse?
 	@$(BIN)/superopt corpus compare
+
+golden: export SUPEROPT_CACHE = build/golden
+golden: $(READY)          ## results under recorded prices beside the recorded ones: corpus, tiny and full-size, and 20 networks
+	@rm -rf build/golden
+	@$(BIN)/python -m superopt.lab.golden tiny networks full
+
+golden-tiny: export SUPEROPT_CACHE = build/golden
+golden-tiny: $(READY)     ## the same for the tiny models alone: in CI
+	@rm -rf build/golden
+	@$(BIN)/python -m superopt.lab.golden tiny
 
 corpus-compare: $(READY)  ## the same for the whole corpus at full size: 10 minutes where its regions were searched before
 	@$(BIN)/superopt corpus compare corpus --baseline corpus/baselines/full.json --resume build/corpus
