@@ -2,7 +2,8 @@
 
 Every small model of the corpus and every block of `blocks.py` goes through ONNX Runtime (basic and extended) and
 through the tools of the `bench` extra that are installed. Printed is a table by tool (the one in
-`lab/notes/verifier.md`), and each verdict that needs a look: a refuted output, a mutant that was not refuted. `--json FILE` keeps everything.
+`lab/notes/verifier.md`), and each verdict that needs a look: a refuted output, a mutant that was not refuted.
+`--json FILE` keeps everything.
 """
 
 from __future__ import annotations
