@@ -31,8 +31,7 @@ format: $(READY)
 docs: $(READY)            ## the documentation as a site in build/site: links checked, tables compared with their data
 	@$(BIN)/python -c "import material" 2>/dev/null || $(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[docs]'
 	@$(BIN)/python lab/tables.py --check
-	@$(BIN)/python -m mkdocs build --strict --quiet
-	@echo "build/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 web:                      ## the interactive parts of the service's pages (needs Node; without them pages say so)
 	@cd server/web && { test node_modules/.package-lock.json -nt package-lock.json || npm ci --silent --no-audit --no-fund; } \

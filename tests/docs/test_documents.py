@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,15 @@ def commands(page: Path) -> Iterator[str]:
             yield re.split(r"\s>\s|\s\|\s", line)[0]
 
 
+@cache
+def superopt() -> Any:
+    """The command line; Typer has a copy of Click of its own."""
+    return typer.main.get_command(app)
+
+
 def of(line: str) -> tuple[Any, list[str]]:
-    """The command that a line names, and what follows its name."""
-    command: Any = typer.main.get_command(app)  # Typer has a copy of Click of its own
+    """The command that a line names, and its arguments."""
+    command = superopt()
     words = shlex.split(line)[1:]
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
