@@ -47,6 +47,7 @@ bench: $(READY)           ## the corpus beside other optimisers, on a quiet mach
 	@$(BIN)/superopt bench corpus/*.json --vs $(PEERS) --peer-limit 30 --race-limit 18 \
 		--total-limit 1440 --resume build/bench \
 		--json lab/results/benchmark.json --markdown lab/results/benchmark.md --html build/bench.html -f
+	@$(BIN)/python lab/tables.py
 
 corpus-gate: $(READY)     ## modelled costs of tiny models of every family against the recorded baseline; who made them worse?
 	@$(BIN)/superopt corpus compare
@@ -67,6 +68,7 @@ patterns: $(READY)        ## which patterns of other tools our rules find: lab/r
 bench-ablation: $(READY)  ## modelled and measured gains with our rules, with what each model adds, with TASO's, and with none; goes on where it stopped
 	@$(BIN)/python -m superopt.lab.ablation corpus/*.json --time-limit 25 --race-limit 6 --total-limit 1440 --measure \
 		--discover 30 --library taso=tests/discovery/taso/shipped --json lab/results/ablation.json --markdown lab/results/ablation.md
+	@$(BIN)/python lab/tables.py
 
 bench-algorithms: $(READY)  ## operators and models with fewer multiplications beside what they were: the tables of lab/notes/algorithms.md
 	@$(BIN)/python -m superopt.lab.algorithms

@@ -1,4 +1,8 @@
-"""Documents say what holds: commands, options, files and functions exist, cheap examples run, tables are their data."""
+"""Documents say what holds: commands, options, files and functions exist, cheap examples run, tables are their data.
+
+Of shell blocks, lines that begin with ``superopt`` are run, but for those in ``NOT_RUN`` and those with a placeholder.
+Lines with ``curl``, ``docker``, ``pip``, ``dask`` and ``mpiexec`` need a service, an engine or a network.
+"""
 
 from __future__ import annotations
 
