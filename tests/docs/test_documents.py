@@ -24,6 +24,7 @@ import typer
 from typer.testing import CliRunner
 
 from superopt.cli import app
+from superopt.rules import load_library
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -188,6 +189,17 @@ def test_the_path_of_one_model_is_that_of_the_code() -> None:
 def test_the_picture_of_the_readme_is_that_of_the_architecture() -> None:
     [picture] = [t for t in blocks(ROOT / "README.md", "") if "─►" in t]
     assert picture in blocks(ROOT / "docs" / "architecture.md", "text")
+
+
+def test_the_number_of_rules_is_that_of_the_library() -> None:
+    rules = len(load_library())
+    rows = sum(
+        len(re.findall(r"^\[\[rule", p.read_text("utf-8"), re.MULTILINE)) for p in (ROOT / "rules").glob("*.toml")
+    )
+    for page in (ROOT / "README.md", ROOT / "docs" / "discovery.md"):
+        for said, of_rows in re.findall(r"([\d,]+) rules(?:\s+in\s+(\d+)\s+rows)?", page.read_text("utf-8")):
+            assert int(said.replace(",", "")) == rules, page.name
+            assert not of_rows or int(of_rows) == rows, page.name
 
 
 def test_pages_keep_to_their_size() -> None:
