@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow check format web browser bench bench-algorithms bench-train bench-memory bench-parts bench-steps bench-growth bench-cost bench-ablation profile-plan profile-record profile-operators profile-forms certify \
+.PHONY: demo docs test test-slow check format web browser bench bench-algorithms bench-train bench-memory bench-parts bench-steps bench-growth bench-cost bench-ablation profile-plan profile-record profile-operators profile-forms certify \
 	gpu-record conformance corpus clean corpus-gate corpus-compare golden golden-tiny corpus-update corpus-update-full patterns attack
 
 demo: $(READY)            ## optimise two real models and print before/after
@@ -28,6 +28,11 @@ format: $(READY)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
+docs: $(READY)            ## the documentation as a site in build/site: links checked, tables compared with their data
+	@$(BIN)/python -c "import material" 2>/dev/null || $(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[docs]'
+	@$(BIN)/python lab/tables.py --check
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 web:                      ## the interactive parts of the service's pages (needs Node; without them pages say so)
 	@cd server/web && { test node_modules/.package-lock.json -nt package-lock.json || npm ci --silent --no-audit --no-fund; } \
 		&& npm run --silent build
@@ -36,12 +41,13 @@ browser: $(READY)         ## drive the pages in Chromium; screenshots in build/s
 	@$(BIN)/pytest -q tests/browser
 
 PEERS := ort,onnxsim,onnxslim,onnxscript,onnxoptimizer,inductor
-bench: $(READY)           ## the corpus beside other optimisers, on a quiet machine: docs/benchmark.*; at most 25 minutes a call, run again to go on
+bench: $(READY)           ## the corpus beside other optimisers, on a quiet machine: lab/results/benchmark.*; at most 25 minutes a call, run again to go on
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[bench]'
 	@mkdir -p build
 	@$(BIN)/superopt bench corpus/*.json --vs $(PEERS) --peer-limit 30 --race-limit 18 \
 		--total-limit 1440 --resume build/bench \
-		--json docs/benchmark.json --markdown docs/benchmark.md --html build/bench.html -f
+		--json lab/results/benchmark.json --markdown lab/results/benchmark.md --html build/bench.html -f
+	@$(BIN)/python lab/tables.py
 
 corpus-gate: $(READY)     ## modelled costs of tiny models of every family against the recorded baseline; who made them worse?
 	@$(BIN)/superopt corpus compare
@@ -66,23 +72,24 @@ corpus-update-full: $(READY)  ## record the baseline of corpus-compare; at most 
 	@$(BIN)/superopt corpus update corpus --baseline corpus/baselines/full.json --target profile:cpu-epyc-2core \
 		--resume build/corpus --total-limit 840
 
-patterns: $(READY)        ## which patterns of other tools our rules find: docs/patterns.md
+patterns: $(READY)        ## which patterns of other tools our rules find: lab/results/patterns.md
 	@$(BIN)/python corpus/patterns.py
 
 bench-ablation: $(READY)  ## modelled and measured gains with our rules, with what each model adds, with TASO's, and with none; goes on where it stopped
 	@$(BIN)/python -m superopt.lab.ablation corpus/*.json --time-limit 25 --race-limit 6 --total-limit 1440 --measure \
-		--discover 30 --library taso=tests/discovery/taso/shipped --json docs/ablation.json --markdown docs/ablation.md
+		--discover 30 --library taso=tests/discovery/taso/shipped --json lab/results/ablation.json --markdown lab/results/ablation.md
+	@$(BIN)/python lab/tables.py
 
-bench-algorithms: $(READY)  ## operators and models with fewer multiplications beside what they were: the tables of docs/algorithms.md
+bench-algorithms: $(READY)  ## operators and models with fewer multiplications beside what they were: the tables of lab/notes/algorithms.md
 	@$(BIN)/python -m superopt.lab.algorithms
 
 bench-train: export TORCHINDUCTOR_CACHE_DIR = $(CURDIR)/build/bench-train/inductor
-bench-train: $(READY)     ## training steps beside eager PyTorch and inductor: docs/training.md; 6 minutes and PyTorch's installation, on a quiet machine
+bench-train: $(READY)     ## training steps beside eager PyTorch and inductor: lab/notes/training.md; 6 minutes and PyTorch's installation, on a quiet machine
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[torch]'
 	@$(BIN)/python -m superopt.lab.training
 
 STEPS ?= mobilenet_v2 whisper_encoder conv_tasnet
-bench-memory: $(READY)    ## what models take in ONNX Runtime, written for memory and not: the tables of docs/memory.md; run it again to go on
+bench-memory: $(READY)    ## what models take in ONNX Runtime, written for memory and not: the tables of lab/notes/memory.md; run it again to go on
 	@$(BIN)/python -m superopt.lab.memory corpus/tiny/*.json --title "Tiny models" --resume build/memory/tiny.jsonl
 	@$(BIN)/python -m superopt.lab.memory corpus/*.json --title "Full size" --resume build/memory/full.jsonl
 	@$(BIN)/python -m superopt.lab.memory corpus/*.json --share 0.1 --seconds 600 --title "Full size, for a tenth of the time" --files build/memory/parts --resume build/memory/parts.jsonl
@@ -92,8 +99,8 @@ bench-memory: $(READY)    ## what models take in ONNX Runtime, written for memor
 bench-parts: $(READY)     ## models that bench-memory has planned for a tenth of the time beside what they were, timed; quiet, run it again to go on
 	@$(BIN)/python -m superopt.lab.memory corpus/*.json --race --title "Full size, for a tenth of the time" --files build/memory/parts --resume build/memory/parts.jsonl
 
-bench-steps: $(READY)     ## training steps that bench-memory has planned beside what they were, timed: docs/memory.md; at most 10 minutes, quiet
-	@$(BIN)/python -m superopt.lab.training_memory --race --page docs/memory.md
+bench-steps: $(READY)     ## training steps that bench-memory has planned beside what they were, timed: lab/notes/memory.md; at most 10 minutes, quiet
+	@$(BIN)/python -m superopt.lab.training_memory --race --page lab/notes/memory.md
 
 bench-handmade: $(READY)  ## our result beside the same rewrite made by hand, where the corpus's sizes are not the prototype's
 	@$(BIN)/python corpus/handmade.py
@@ -126,10 +133,10 @@ profile-forms: $(READY)   ## add to PROFILE what forms of drawn operators ask fo
 bench-growth: $(READY)    ## search time and memory against layers, nodes and rules
 	@$(BIN)/python tests/search/growth.py
 
-conformance: $(READY)     ## the onnx package's own test models through convert and optimize; writes docs/conformance.md
+conformance: $(READY)     ## the onnx package's own test models through convert and optimize; writes lab/results/conformance.md
 	@$(BIN)/python tests/conformance.py --optimize
 
-attack: $(READY)          ## 2,000 generated models against ONNX Runtime, optimisations off: build/attack.json (docs/attacks.md)
+attack: $(READY)          ## 2,000 generated models against ONNX Runtime, optimisations off: build/attack.json (lab/notes/attacks.md)
 	@$(BIN)/python tests/attack/run.py --models 2000 --workers 2 --out build/attack.json
 
 gpu-record: $(READY)      ## on a machine with a GPU: gpu tests, profile, whole models; resumable, 8 minutes a call

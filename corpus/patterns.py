@@ -3,7 +3,8 @@
 Each row rebuilds the small graph of a pattern of ONNX Runtime's graph optimisations, of onnxoptimizer (whose passes
 onnxsim runs), of OnnxSlim or of onnxscript's rewriter, from their public descriptions. The search has no list of
 patterns: it is given the rule library and asked for the fewest operators, then for the fewest FLOPs. The table goes to
-``docs/patterns.md``; with ``--check`` nothing is written, and the exit code is 1 when the committed table differs.
+``lab/results/patterns.md``; with ``--check`` nothing is written, and the exit code is 1 when the
+committed table differs.
 What was found is kept in ``build/patterns`` for as long as rules and pattern are the same, so a run goes on where one
 stopped (after ``--time-limit`` seconds with exit code 3, and no table), and several may work at once on parts.
 """
@@ -33,7 +34,7 @@ from superopt.rules import Rule, load_library  # noqa: E402
 from superopt.search import SearchOptions, search  # noqa: E402
 from superopt.verifier.differential import check  # noqa: E402
 
-TABLE = ROOT / "docs" / "patterns.md"
+TABLE = ROOT / "lab" / "results" / "patterns.md"
 KEPT = ROOT / "build" / "patterns"
 _SECONDS = 300.0  # of a search; a region may take 20 of them, half of that to saturate
 _CUT = 8.0  # seconds: what took longer on a busy machine may have been cut short, so that a miss is not final

@@ -357,7 +357,7 @@ def _attribute_scheme(parser: _Parser, kind: str) -> AttributeScheme:
 
 
 def parse_rule(row: Mapping[str, object], *, where: str = "rule", family: str = "") -> Rule:
-    """A rule from the keys ``id?``, ``forall``, ``where?``, ``lhs``, ``rhs``, ``origin?`` of DESIGN §4.
+    """A rule from the keys ``id?``, ``forall``, ``where?``, ``lhs``, ``rhs``, ``origin?`` of ``rules/README.md``.
 
     An absent id is the family and four digits of the digest of the canonical form.
 

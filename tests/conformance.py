@@ -1,6 +1,6 @@
 """Every model the ``onnx`` package ships, through our formats (and the optimiser), under ONNX Runtime.
 
-    python tests/conformance.py [--optimize] [--only TEXT] [--table docs/conformance.md]
+    python tests/conformance.py [--optimize] [--only TEXT] [--table lab/results/conformance.md]
 
 Cases: the models under onnx/backend/test/data (simple, pytorch-*, and the light zoo models that ``real`` names), and
 the node models that onnx.backend.test.case makes. Each is converted ONNX → JSON → ONNX and must then give the same
@@ -342,7 +342,7 @@ def main() -> int:
     results = run(arguments.optimize, arguments.only, arguments.jobs)
     text = table(results, arguments.optimize)
     if arguments.table or not arguments.only:
-        target = arguments.table or Path(__file__).parents[1] / "docs" / "conformance.md"
+        target = arguments.table or Path(__file__).parents[1] / "lab" / "results" / "conformance.md"
         target.write_text(text)
     print(text)
     return int(any(r["status"] in (FAILED, CRASHED) for r in results))

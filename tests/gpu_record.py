@@ -5,8 +5,8 @@
 3. whole models, original and optimised under that profile: predicted by the sum of parts, and measured, in one race;
 4. the same models by PyTorch's ``torch.compile(mode="max-autotune")`` and by XLA, at equal precision, where installed.
 
-The log (``docs/gpu-YYYY-MM-DD.md``, with the revision) and the profile are to be committed. Each call keeps to its time
-limit; call it again until it says that it is complete.
+The log (``lab/notes/gpu-YYYY-MM-DD.md``, with the revision) and the profile are to be committed. Each call keeps to its
+time limit; call it again until it says that it is complete.
 
 Where a GPU is lent by the minute, what needs none is done beforehand, on any machine, into ``build/gpu``: ``--ask``
 writes what optimising the corpus asks for and the profile lacks, and what drawn operators ask (``--like PROFILE``: what
@@ -277,7 +277,7 @@ def _log(name: str, device: str, profile: Path, rows: Sequence[dict[str, Any]]) 
             "",
             f"Median error of the prediction: {100 * statistics.median(errors):.1f} % of {len(errors)} graphs.",
         ]
-    (ROOT / "docs" / f"gpu-{time.strftime('%Y-%m-%d', time.gmtime())}.md").write_text("\n".join(lines) + "\n")
+    (ROOT / "lab" / "notes" / f"gpu-{time.strftime('%Y-%m-%d', time.gmtime())}.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class Step:
 
 @dataclass
 class Traffic:
-    """What a sharded enumeration took, for the capacity plan (docs/scale.md).
+    """What a sharded enumeration took, for the capacity plan (lab/notes/scale.md).
 
     Attributes:
         steps: by size.

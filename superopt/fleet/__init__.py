@@ -2,7 +2,7 @@
 
 A :class:`Fleet` is opened from a setting and runs :class:`Task` objects: pure functions of their arguments, so that
 what comes of them is the same for any number of workers, after any worker was killed, and in a run that goes on where
-another stopped. Behind it is a ``concurrent.futures.Executor``, whichever (docs/decisions/0028-a-fleet.md).
+another stopped. Behind it is a ``concurrent.futures.Executor``, whichever (docs/decisions/0028-fleet.md).
 """
 
 from __future__ import annotations

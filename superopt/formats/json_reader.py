@@ -1,4 +1,4 @@
-"""The JSON graph of DESIGN §5 to Graph: strict, so that a slip of the pen is an error that says where.
+"""The JSON graph (docs/usage.md) to Graph: strict, so that a slip of the pen is an error that says where.
 
 Keys that begin with ``x-`` are carried: an object's ``x-key: value`` becomes its metadata ``x-key`` with the
 value's JSON text.

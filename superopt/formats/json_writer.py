@@ -1,4 +1,4 @@
-"""Graph to the JSON graph of DESIGN §5: one node or weight a line, so that differences between files can be read."""
+"""Graph to the JSON graph (docs/usage.md): one node or weight a line, so that differences between files can be read."""
 
 from __future__ import annotations
 

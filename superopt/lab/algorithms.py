@@ -1,4 +1,4 @@
-"""Bilinear algorithms put to the test: ``make bench-algorithms`` writes the tables of ``docs/algorithms.md``.
+"""Bilinear algorithms put to the test: ``make bench-algorithms`` writes the tables of ``lab/notes/algorithms.md``.
 
 Single operators of the shapes that decide, beside every form that the default budget of errors allows; random shapes,
 to see whether prices choose well; whole models. Everything is interleaved, with one thread on the thread's CPU clock,
@@ -348,7 +348,7 @@ def replaced(text: str, section: str, lines: Sequence[str]) -> str:
 def main() -> None:
     """Measure, and write the tables into the page."""
     parser = argparse.ArgumentParser(prog="python -m superopt.lab.algorithms", description=__doc__)
-    parser.add_argument("--page", type=Path, default=Path("docs/algorithms.md"))
+    parser.add_argument("--page", type=Path, default=Path("lab/notes/algorithms.md"))
     parser.add_argument(
         "--only", choices=SECTIONS, action="append", help="shapes, random, models and errors by default"
     )

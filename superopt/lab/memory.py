@@ -1,4 +1,4 @@
-"""What models take in ONNX Runtime before and after they are written for memory: the tables of docs/memory.md."""
+"""What models take in ONNX Runtime before and after they are written for memory: the tables of lab/notes/memory.md."""
 
 from __future__ import annotations
 

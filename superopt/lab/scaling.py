@@ -1,13 +1,13 @@
 """What a sharded enumeration takes on any number of cores: measured by one process, predicted, and held against others.
 
-``python -m superopt.lab.scaling [CONFIG] [--workers 1,2,4] [--write docs/scale.md]`` enumerates the first theme of
+``python -m superopt.lab.scaling [CONFIG] [--workers 1,2,4] [--write lab/notes/scale.md]`` enumerates the first theme of
 CONFIG in this process, which gives the cost of each task and of the client; predicts what it takes with other numbers
 of workers by playing the client's loop through with those costs; and runs that: :func:`accounted` is what such a run
 takes by processor time. Neighbours, the other workers among them, make the same work take more of it, so costs are in
 units of a sample: a small enumeration in as many processes at once, before and after each run. It also says what each
 process held. With ``--replay`` it
 measures a fleet whose tasks, and whose client between them, sleep for as long as they computed: whether the fleet's
-loop is the one that is simulated. :func:`predicted` with costs scaled up is the capacity plan of docs/scale.md.
+loop is the one that is simulated. :func:`predicted` with costs scaled up is the capacity plan of lab/notes/scale.md.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ def main() -> int:
     parser.add_argument("--shards", type=int, default=32)
     parser.add_argument("--replay", type=float, metavar="X", help="sleep, X times as long as was computed")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into docs/scale.md")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into lab/notes/scale.md")
     given = parser.parse_args()
     config = _config(given.config)
     alone, unit = _beside_samples(config, given.shards, 1)
@@ -350,7 +350,7 @@ def _beside_samples(config: Any, shards: int, workers: int) -> tuple[Ran, float]
 
 
 def _config(path: Path | None) -> Any:
-    """A configuration; the vocabulary of docs/scale.md where none is given."""
+    """A configuration; the vocabulary of lab/notes/scale.md where none is given."""
     if path is not None:
         return load_config(path)
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:

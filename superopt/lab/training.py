@@ -1,4 +1,4 @@
-"""Training steps beside PyTorch's: ``make bench-train`` writes the table of ``docs/training.md``.
+"""Training steps beside PyTorch's: ``make bench-train`` writes the table of ``lab/notes/training.md``.
 
 Each model's whole step (forward pass, loss, backward pass, update of all weights, the state moved on) runs four ways in
 one process, in an order that is drawn anew in every round, with one thread on that thread's CPU clock: the step as
@@ -224,7 +224,7 @@ def table(found: Sequence[Measured]) -> list[str]:
 def main() -> None:
     """Measure, and write the table into the page."""
     parser = argparse.ArgumentParser(prog="python -m superopt.lab.training", description=__doc__)
-    parser.add_argument("--page", type=Path, default=Path("docs/training.md"))
+    parser.add_argument("--page", type=Path, default=Path("lab/notes/training.md"))
     parser.add_argument("--models", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument("--search", type=float, default=30.0, help="seconds of superopt.optimize for each model")
     parser.add_argument("--limit", type=float, default=330.0, help="seconds in all")

@@ -5,7 +5,7 @@ of time as modelled, by a budget that counts work; so the files are the same on 
 the arena is asked for, and does not depend on load; times do, so a race is a command of its own.
 
     python -m superopt.lab.training_memory corpus/MODEL.json … --share 0.1        # plans, and writes build/memory/steps
-    python -m superopt.lab.training_memory --race --page docs/memory.md            # races what lies there
+    python -m superopt.lab.training_memory --race --page lab/notes/memory.md            # races what lies there
 """
 
 from __future__ import annotations

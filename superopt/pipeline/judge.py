@@ -39,7 +39,7 @@ LOOKS = (3, 7, 15, 31)  # rounds after which a race is looked at: it ends there 
 # Rounds after which what has to be faster and is not yet will not be: its gain is below what rounds scatter.
 _FUTILE = 7
 # Standard deviation of the ratio of a model to its copy, from one loading of both to another: 0.0097 over the 45 of
-# docs/benchmark.json. A race's rounds do not show it.
+# lab/results/benchmark.json. A race's rounds do not show it.
 SITTING = 0.01
 # Share of the model's time that a wrong answer may be expected to lose and still not be asked for: a fifth of what two
 # loadings of one model differ by. Of trials it holds for all operators alike, of prices for as many as may be asked.

@@ -1,4 +1,4 @@
-"""What libraries of rules are worth, model by model: the table on the terminal, and ``docs/ablation.md``."""
+"""What libraries of rules are worth, model by model: the table on the terminal, and ``lab/results/ablation.md``."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def document(data: Mapping[str, Any]) -> str:
     lines = [
         "# Ablation: what the rules are worth", "",
         "Written by `python -m superopt.lab.ablation` (`make bench-ablation`); do not edit. The figures are in "
-        "`docs/ablation.json`.", "",
+        "`lab/results/ablation.json`.", "",
         f"Each model with each library ({counts}), one search, {settings['time_limit']:g} s at most, nothing kept from "
         f"earlier runs, modelled cost of the whole model after ÷ before (`{settings['target']}`), {settings['date']}; "
         "below 1 is less. Without rules what is left is computing on constants. `taso`: the rules that TASO's method "

@@ -1,4 +1,4 @@
-"""The optimise report. Its JSON keys are a public contract (docs: DESIGN §6); new keys may be added, none renamed."""
+"""The optimise report. Its JSON keys are a public contract (docs/usage.md); new keys may be added, none renamed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Whole models timed against each other: interleaved, inputs and outputs bound once, medians of per-round ratios.
 
-The method is that of ``PEERS.md``: a random order in every round cancels drift and neighbours' load, the minimum of a
+The method (docs/costs.md): a random order in every round cancels drift and neighbours' load, the minimum of a
 short burst drops preemptions, and the ratio is taken inside a round before the median is taken over rounds.
 """
 

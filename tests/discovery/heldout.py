@@ -2,7 +2,8 @@
 
 The sound ones are the shapes of rule that TASO's generator and Tensat's list hold (chains of associativity,
 distributivity, scaling, splitting, enlarging …), written in our own terms with the types under which they are true. The
-false ones are the classes of unsound rules that DISCOVERY.md names: grouped convolutions, other strides, lost operands.
+false ones are the classes of unsound rules that are easy to get wrong: grouped convolutions, other strides, lost
+operands.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The blind list: rules of XLA's simplifier, written before anything was run on them (docs/discovery.md)."""
+"""The blind list: rules of XLA's simplifier, written before anything was run on them (lab/notes/discovery.md)."""
 
 from __future__ import annotations
 

@@ -121,6 +121,6 @@ def test_a_library_that_is_behind_is_named() -> None:
 
 
 def test_the_documented_ablation_is_the_recorded_one() -> None:
-    docs = Path(__file__).resolve().parents[2] / "docs"
-    data = json.loads((docs / "ablation.json").read_text(encoding="utf-8"))
-    assert (docs / "ablation.md").read_text(encoding="utf-8") == document(data)
+    results = Path(__file__).resolve().parents[2] / "lab" / "results"
+    data = json.loads((results / "ablation.json").read_text(encoding="utf-8"))
+    assert (results / "ablation.md").read_text(encoding="utf-8") == document(data)

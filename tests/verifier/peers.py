@@ -1,8 +1,9 @@
 """What `superopt verify` says of other tools' outputs, and of seeded mutants of them: `python tests/verifier/peers.py`.
 
 Every small model of the corpus and every block of `blocks.py` goes through ONNX Runtime (basic and extended) and
-through the tools of the `bench` extra that are installed. Printed is a table by tool (the one in `docs/verifier.md`),
-and each verdict that needs a look: a refuted output, a mutant that was not refuted. `--json FILE` keeps everything.
+through the tools of the `bench` extra that are installed. Printed is a table by tool (the one in
+`lab/notes/verifier.md`), and each verdict that needs a look: a refuted output, a mutant that was not refuted.
+`--json FILE` keeps everything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The benchmark on the terminal, and as the Markdown document ``docs/benchmark.md``."""
+"""The benchmark on the terminal, and as the Markdown document ``lab/results/benchmark.md``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def document(data: Mapping[str, Any]) -> str:
     machine, settings = data["machine"], data["settings"]
     lines = [
         "# Benchmark", "",
-        "Written by `superopt bench` (`make bench`); do not edit. The figures are in `docs/benchmark.json`.", "",
+        "Written by `superopt bench` (`make bench`); do not edit. The figures are in `lab/results/benchmark.json`.", "",
         f"Time after ÷ time before; below 1 is faster. Before: {machine.get('runtime', 'ONNX Runtime')} with all its "
         "own optimisations, which run on every tool's result too. "
         f"{machine.get('device', '')}, {machine.get('cores', '?')} cores, one thread (its CPU time), "

@@ -1,6 +1,6 @@
 """What a vendor's library does better than a generated kernel: matrix products (cuBLAS) and convolutions (cuDNN).
 
-Which convolutions those are was measured on an H200 (docs/gpu-2026-11-26.md): 130 of the corpus, both ways.
+Which convolutions those are was measured on an H200 (lab/notes/gpu-2026-11-26.md): 130 of the corpus, both ways.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Dead and constant channels, equal rows, constants, weights of low rank: none of it is an equality of graphs, so no rule
 has it. What is claimed is read off the operators' meanings with the weights put in (:mod:`.abstract`), and checked by
-:mod:`superopt.verifier.values`, which shares nothing with this. ``docs/decisions/0027-values.md`` says why.
+:mod:`superopt.verifier.values`, which shares nothing with this.
+The reasons are in ``docs/decisions/0027-rewrites-by-weights-elements.md``.
 """
 
 from __future__ import annotations
