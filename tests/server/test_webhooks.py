@@ -15,12 +15,15 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from service_testing import GRAPH, tiny, until
+from starlette.testclient import TestClient
 from test_store import OUTPUTS, claimed, submission
 
+from superopt.server.app import create_app
 from superopt.server.database import Database, webhooks
 from superopt.server.outbound import NotAllowed, may_reach, post
 from superopt.server.problems import Problem
-from superopt.server.settings import Limits
+from superopt.server.settings import Limits, Settings
 from superopt.server.store import Store
 from superopt.server.webhooks import Webhooks, signature
 
@@ -158,3 +161,17 @@ def test_secrets_may_be_bytes_in_base64() -> None:
     key = base64.b64encode(b"k" * 24).decode()
     expected = base64.b64encode(hmac.new(b"k" * 24, b"id.1.body", hashlib.sha256).digest()).decode()
     assert signature(f"whsec_{key}", "id", 1, b"body") == f"v1,{expected}"
+
+
+def test_a_job_is_submitted_with_its_web_hook(tmp_path: Path, receiver: Receiver) -> None:
+    settings = Settings(data=tmp_path, webhooks="any")
+    with TestClient(create_app(settings), base_url="http://localhost") as http:
+        headers = {"Content-Type": GRAPH, "Webhook-Secret": SECRET}
+        sent = http.post("/v1/jobs", params={"webhook": receiver.url}, content=tiny(), headers=headers)
+        job = http.get(sent.headers["location"]).json()
+        assert job["webhook"] == {"state": "waiting", "tries": 0, "answer": None}
+        http.delete(sent.headers["location"])
+        until(lambda: http.get(sent.headers["location"]).json()["webhook"]["state"] == "delivered", 20)
+    [(_, _, body)] = receiver.seen
+    assert json.loads(body)["data"]["state"] == "cancelled"
+    assert SECRET not in sent.text
