@@ -52,9 +52,10 @@ def work(settings: Settings) -> None:
         UsageError: a library is missing.
     """
     require()
-    from superopt.server import supervisor, worker
+    from superopt.server import logs, supervisor, worker
 
     if settings.workers > 1:
         supervisor.host(settings)
     else:
+        logs.set_up(settings.log_level, settings.log_format)
         worker.work(settings)

@@ -23,11 +23,14 @@ from starlette.staticfiles import StaticFiles
 from superopt.server import openapi
 from superopt.server.answers import Answers
 from superopt.server.guard import Guard
+from superopt.server.head_method import HeadAsGet
 from superopt.server.health import HealthFirst
-from superopt.server.problems import Problem
-from superopt.server.routes import ONLY_KNOWN, ROUTERS
+from superopt.server.problems import Problem, from_meaning
+from superopt.server.routes import HEAD_AGAIN, ONLY_KNOWN, ROUTERS
+from superopt.server.routes.errors import answer
 from superopt.server.service import Service
 from superopt.server.settings import Settings
+from superopt.server.system_errors import meaning
 
 __all__ = ["create_app"]
 
@@ -47,7 +50,9 @@ def create_app(settings: Settings) -> FastAPI:
         await run_in_threadpool(service.database.persist, service.database.migrate, 30.0)
         await service.health.start()
         await service.watcher.start()
+        await service.webhooks.start()
         yield
+        await service.webhooks.stop()
         await service.watcher.stop()
         await service.health.stop()
         service.database.close()
@@ -60,11 +65,12 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.service = service
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     for router in ROUTERS:
-        app.include_router(router, dependencies=[ONLY_KNOWN])
+        app.include_router(router, dependencies=[ONLY_KNOWN, HEAD_AGAIN])
     app.mount("/static", StaticFiles(directory=_HERE / "static"), name="static")
     _handle_problems(app)
     app.add_middleware(Answers)
     app.add_middleware(HealthFirst, health=service.health)
+    app.add_middleware(HeadAsGet, routes=[route for router in ROUTERS for route in router.routes])
     app.add_middleware(Guard, service=service)  # the outermost
     return app
 
@@ -84,13 +90,13 @@ def _allowed(app: FastAPI, path: str) -> str:
 def _handle_problems(app: FastAPI) -> None:
     @app.exception_handler(Problem)
     async def _problem(request: Request, error: Problem) -> Response:
-        return error.response()
+        return answer(request, error)
 
     @app.exception_handler(RequestValidationError)
     async def _validation(request: Request, error: RequestValidationError) -> Response:
         places = [{"parameter": str(e["loc"][-1]), "detail": str(e["msg"])} for e in error.errors()]
         text = "; ".join(f"{p['parameter']}: {p['detail']}" for p in places)
-        return Problem(400, "invalid-parameter", text, errors=places).response()
+        return answer(request, Problem(400, "invalid-parameter", text, errors=places))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
@@ -98,7 +104,7 @@ def _handle_problems(app: FastAPI) -> None:
         headers = dict(error.headers or {})
         if error.status_code == 405 and (methods := _allowed(app, request.url.path)):
             headers["Allow"] = methods
-        return Problem(error.status_code, kind, str(error.detail), headers=headers).response()
+        return answer(request, Problem(error.status_code, kind, str(error.detail), headers=headers))
 
     @app.exception_handler(ClientDisconnect)
     async def _gone(request: Request, error: ClientDisconnect) -> Response:
@@ -106,15 +112,22 @@ def _handle_problems(app: FastAPI) -> None:
 
     @app.exception_handler(SQLAlchemyError)
     async def _database(request: Request, error: SQLAlchemyError) -> Response:
-        log.error("%s %s: %s", request.method, request.url.path, error)
-        return Problem(503, "unavailable", "the database does not answer", retry_after=2).response()
+        return _machine(request, getattr(error, "orig", error) or error, "the database does not answer", 2)
 
     @app.exception_handler(OSError)
-    async def _disk(request: Request, error: OSError) -> Response:
-        log.error("%s %s: %s", request.method, request.url.path, error)
-        return Problem(503, "unavailable", "the service cannot store the body now", retry_after=10).response()
+    async def _system(request: Request, error: OSError) -> Response:
+        return _machine(request, error, "the service cannot read or write its files now", 10)
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> Response:
         log.exception("%s %s", request.method, request.url.path, exc_info=error)
-        return Problem(500, "internal", "an error in the service; please report it").response()
+        return answer(request, Problem(500, "internal", "an error in the service; please report it"))
+
+
+def _machine(request: Request, error: BaseException, otherwise: str, retry_after: int) -> Response:
+    """The answer where the machine of the service is at fault; the log names the file, and what may help."""
+    found = meaning(error)
+    remedy = f"; {found.remedy}" if found else ""
+    log.error("%s %s: %s%s", request.method, request.url.path, error, remedy)
+    problem = Problem(503, "unavailable", otherwise, retry_after=retry_after) if found is None else from_meaning(found)
+    return answer(request, problem)

@@ -15,16 +15,16 @@ from pathlib import Path
 
 from superopt.server.copies import Copies
 
-__all__ = ["Blobs", "Spool", "has_room"]
+__all__ = ["SPARE", "Blobs", "Spool", "has_room"]
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
-_SPARE = 256 << 20  # bytes of the disk that are left alone
+SPARE = 256 << 20  # bytes of the disk that are left alone
 
 
 def has_room(folder: Path, size: int) -> bool:
     """Whether so many bytes more leave the folder's disk some."""
-    return shutil.disk_usage(folder).free >= size + _SPARE
+    return shutil.disk_usage(folder).free >= size + SPARE
 
 
 class Spool:

@@ -14,6 +14,7 @@ import resource
 import sys
 import tempfile
 import time
+import traceback
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from superopt.fleet.child import ends_with
 from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError
+from superopt.server.system_errors import DISK_FULL, OUT_OF_MEMORY, meaning
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +37,7 @@ _EVERY = 0.02  # seconds between two progress messages; more would only be overw
 _PRELOAD = ("superopt.formats", "superopt.rules", "superopt.report", "superopt.verifier.admission", "highspy")
 SIDECAR = "weights.safetensors"
 FRAME = "frame-"  # and the number of a step: the model after it
+NO_ROOM = os.EX_TEMPFAIL  # exit code where the disk does not even take the outcome
 _FRAMES = 1 << 30  # bytes of all their weights, of equal ones once
 FILES = {  # what a job leaves, by the name that the job table keeps it under
     "json": "graph.json", "onnx": "graph.onnx", "data": "graph.onnx.data", "parts": "weights.json", "weights": SIDECAR,
@@ -78,6 +81,9 @@ def _child(folder: Path, nursery: int, limits: dict[str, Any]) -> NoReturn:
         outcome = _outcome(json.loads(Path("job.json").read_text()) | limits)
         Path("outcome.json.tmp").write_text(json.dumps(outcome))
         os.replace("outcome.json.tmp", "outcome.json")
+    except OSError as error:
+        found = meaning(error)
+        os._exit(NO_ROOM if found is not None and found.kind == DISK_FULL else 1)
     finally:
         os._exit(0)  # no destructors, no way back into the nursery's loop
 
@@ -101,20 +107,27 @@ def _confine(limits: dict[str, Any]) -> None:
 def _outcome(job: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"outputs": _work(job)}
-    except SuperoptError as error:
-        return {"error": {k: _bounded(str(getattr(error, k))) for k in ("what", "where", "hint")}
-                | {"exit_code": error.exit_code}}  # fmt: skip
-    except MemoryError:
-        return _limit(f"more than {job['memory'] >> 20} MiB of memory were needed")
+    except (SuperoptError, OSError, MemoryError) as error:
+        found = meaning(error)
+        if isinstance(error, MemoryError) or (found is not None and found.kind == OUT_OF_MEMORY):
+            return _limit(f"more than {job['memory'] >> 20} MiB of memory were needed") | {"out_of_memory": True}
+        if found is None:
+            return _failure(error)
+        traceback.print_exc()  # to the worker's log
+        return {"error": {"type": found.kind, "status": 503, "detail": found.text}}
     except KeyboardInterrupt:
         return _limit(f"no result within {job['seconds']:.0f} seconds")
-    except OSError as error:
-        return _limit(f"a file could not be written: {error.strerror}")
     except Exception as error:
-        import traceback
-
-        traceback.print_exc()  # to the worker's log
+        traceback.print_exc()
         return {"error": {"what": f"{type(error).__name__} in the engine", "exit_code": 1}}
+
+
+def _failure(error: SuperoptError | OSError) -> dict[str, Any]:
+    """The outcome of an error that says nothing of the machine."""
+    if isinstance(error, SuperoptError):
+        return {"error": {k: _bounded(str(getattr(error, k))) for k in ("what", "where", "hint")}
+                | {"exit_code": error.exit_code}}  # fmt: skip
+    return _limit(f"a file could not be read or written: {error.strerror or error}")
 
 
 def _bounded(text: str) -> str:
@@ -157,16 +170,20 @@ def _load() -> Graph:
             sent = f"beside the model came {', '.join(beside)[:300]}" if beside else "no other file came with the model"
             hint = f"{sent}; send each file as a part named data, with the file name that the model has for it"
         where = error.where.removeprefix("model").removeprefix(", ")
-        raise type(error)(error.what, where=where, hint=hint) from None
+        raise type(error)(error.what, where=where, hint=hint) from error
     finally:
         os.chdir("..")
 
 
 def _options(job: dict[str, Any]) -> dict[str, Any]:
+    """The options of the engine; with a quarter of the budgets where more memory was needed than there is."""
     options = dict(job["options"])
     for name in ("enable", "disable"):
         options[name] = tuple(options.get(name, ()))
-    return {**options, "memory_limit": int(job["memory"]) // 2}
+    if not job["reduced"]:
+        return {**options, "memory_limit": int(job["memory"]) // 2}
+    disabled = (*options["disable"], "algorithms", "values")  # they hold other weights beside the model's
+    return {**options, "memory_limit": int(job["memory"]) // 8, "effort": "quick", "disable": disabled}
 
 
 def _write(result: Result, options: Options, job: dict[str, Any]) -> dict[str, Any]:
@@ -180,10 +197,6 @@ def _write(result: Result, options: Options, job: dict[str, Any]) -> dict[str, A
 
     out = Path("out")
     weights = result.graph.weights
-    report = result.report
-    said: dict[str, Any] = {
-        "status": report.status, "name": result.graph.name[:200], "stopped": report.search.stopped,
-    }  # fmt: skip
     whole = sum(w.type.nbytes or 0 for w in weights)
     stored = sum(w.type.nbytes or 0 for w in weights if not isinstance(w.data, RandomData | None))
     without: dict[str, str] = {}
@@ -201,6 +214,8 @@ def _write(result: Result, options: Options, job: dict[str, Any]) -> dict[str, A
         try:
             write(result.graph, out / FILES[name])
         except (InvalidModel, SuperoptError) as error:
+            if meaning(error) is not None:
+                raise
             without[name] = str(error)
     if len(without) == len(forms):
         raise ResourceLimit(f"the result is too large to send: {without['json']}")
@@ -209,7 +224,21 @@ def _write(result: Result, options: Options, job: dict[str, Any]) -> dict[str, A
     if told.way is not None:
         _write_frames([step.graph for step in told.way.steps], min(_FRAMES, large))
     (out / FILES["comparison"]).write_text(json.dumps(told.comparison, allow_nan=False))
-    return said | {"without": without}
+    return _facts(result, reduced=job["reduced"]) | {"without": without}
+
+
+def _facts(result: Result, *, reduced: bool) -> dict[str, Any]:
+    """What the job table keeps of a result besides its files; by it the service decides whether the result is final."""
+    from superopt.pipeline.checking import UNCHANGED
+
+    report = result.report
+    found: dict[str, Any] = {
+        "status": report.status, "name": result.graph.name[:200], "stopped": report.search.stopped,
+        "search_seconds": report.search.seconds, "reduced": reduced,
+    }  # fmt: skip
+    if report.check.reason != UNCHANGED.reason:
+        found["check"] = {"verdict": report.check.verdict, "reason": _bounded(report.check.reason)}
+    return found
 
 
 def _write_frames(graphs: Sequence[Graph], most: float) -> None:

@@ -13,9 +13,12 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateColumn
 from sqlalchemy.sql.functions import FunctionElement
 
-__all__ = ["Database", "events", "jobs", "keys", "now", "pins", "results"]
+__all__ = [
+    "Database", "events", "histograms", "jobs", "keys", "now", "owners", "pins", "results", "webhooks",
+]  # fmt: skip
 
 T = TypeVar("T")
 metadata = sa.MetaData()
@@ -48,6 +51,7 @@ keys = sa.Table(
     sa.Column("disabled", sa.Boolean, nullable=False, default=False),
     sa.Column("per_minute", sa.Integer),
     sa.Column("active", sa.Integer),
+    sa.Column("operator", sa.Boolean, nullable=False, server_default=sa.false()),  # may see the usage of every key
 )  # fmt: skip
 
 jobs = sa.Table(
@@ -66,7 +70,10 @@ jobs = sa.Table(
     sa.Column("attempt", sa.Integer, nullable=False, default=0),  # the fencing token
     sa.Column("losses", sa.Integer, nullable=False, default=0),  # attempts that ended with the death of a worker
     sa.Column("worker", sa.Text),
-    sa.Column("lease", sa.Double),
+    sa.Column("lease_seconds", sa.Double),  # of silence after which its worker is taken for dead
+    sa.Column("beats", sa.Integer, nullable=False, server_default="0"),  # heartbeats: a counter, not a time
+    sa.Column("deferrals", sa.Integer, nullable=False, server_default="0"),  # attempts that met a full disk
+    sa.Column("due", sa.Double),  # when a deferred job may be tried again
     sa.Column("cancel", sa.Boolean, nullable=False, default=False),
     sa.Column("created", sa.Double, nullable=False),
     sa.Column("started", sa.Double),
@@ -104,6 +111,39 @@ pins = sa.Table(
     sa.Column("created", sa.Double, nullable=False),
 )  # fmt: skip
 
+owners = sa.Table(
+    "owners", metadata,
+    sa.Column("owner", sa.Text, primary_key=True),  # as in jobs: a key's id, or empty
+    sa.Column("turn", sa.BigInteger, nullable=False, server_default="0"),  # grows with every job of any owner
+    sa.Column("submitted", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("succeeded", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("failed", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("cancelled", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("seconds", sa.Double, nullable=False, server_default="0"),  # of workers
+    sa.Column("input_bytes", sa.BigInteger, nullable=False, server_default="0"),
+)  # fmt: skip
+
+histograms = sa.Table(
+    "histograms", metadata,
+    sa.Column("metric", sa.Text, primary_key=True),
+    sa.Column("outcome", sa.Text, primary_key=True),
+    sa.Column("le", sa.Text, primary_key=True),  # upper bound of a bucket, as Prometheus writes it
+    sa.Column("count", sa.BigInteger, nullable=False),
+    sa.Column("sum", sa.Double, nullable=False),
+)  # fmt: skip
+
+webhooks = sa.Table(
+    "webhooks", metadata,
+    sa.Column("job", sa.Text, sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("url", sa.Text, nullable=False),
+    sa.Column("secret", sa.Text),  # of the client's choice; forgotten when nothing more is sent
+    sa.Column("state", sa.Text, nullable=False),  # waiting, delivered, given-up
+    sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("due", sa.Double),
+    sa.Column("answer", sa.Text),  # what the last try met
+    sa.Index("webhooks_by_state", "state"),
+)  # fmt: skip
+
 parts = sa.Table(
     "blob_parts", metadata,
     sa.Column("digest", sa.Text, primary_key=True),
@@ -118,13 +158,35 @@ versions = sa.Table(
     sa.Column("applied", sa.Double, nullable=False),
 )  # fmt: skip
 
+
+def _add_columns(connection: Connection, table: sa.Table, *names: str) -> None:
+    """Give an older table columns; the first step of a new database has made them already."""
+    there = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+    for name in names:
+        if name not in there:
+            column = CreateColumn(table.c[name]).compile(dialect=connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column}")
+
+
+def _count_heartbeats(connection: Connection) -> None:
+    """Leases are observed, not dated: a job that runs begins its silence anew, with the lease that was the default."""
+    _add_columns(connection, keys, "operator")
+    _add_columns(connection, jobs, "lease_seconds", "beats", "deferrals", "due")
+    if "lease" in {column["name"] for column in sa.inspect(connection).get_columns("jobs")}:
+        connection.execute(sa.update(jobs).where(jobs.c.state == "running").values(lease_seconds=15.0))
+        connection.exec_driver_sql("ALTER TABLE jobs DROP COLUMN lease")
+    metadata.create_all(connection, [owners, histograms, webhooks])
+
+
 # Each step takes the schema from its position to the next. Released steps are never edited, only followed.
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     lambda connection: metadata.create_all(connection, [keys, jobs, events, results]),
     lambda connection: metadata.create_all(connection, [pins]),
     lambda connection: metadata.create_all(connection, [parts]),
+    _count_heartbeats,
 )
 _LOCK = 0x5EED0709  # PostgreSQL advisory lock under which one process migrates
+_TURNS = 0x5EED070A  # and that under which one worker claims, so that the next sees whose turn it was
 
 
 class Database:
@@ -167,6 +229,14 @@ class Database:
         do better to queue.
         """
         with self._turn, self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def claim(self) -> Iterator[Connection]:
+        """:meth:`write` for one worker at a time: on SQLite every write is."""
+        with self.write() as connection:
+            if not self.sqlite:
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_TURNS)))
             yield connection
 
     def persist(self, action: Callable[[], T], seconds: float) -> T:

@@ -1,6 +1,6 @@
 """API keys. Only the SHA-256 of a key's secret is stored; the secret has 256 random bits, so that is enough.
 
-``python -m superopt.server.keys [--data DIR | --database URL] add NAME | list | disable ID``
+``python -m superopt.server.keys [--data DIR | --database URL] add NAME | list | usage | disable ID``
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import hmac
+import json
 import os
 import secrets
 import time
@@ -18,6 +19,7 @@ import sqlalchemy as sa
 
 from superopt.server.database import Database, keys, now
 from superopt.server.settings import Settings, default_data
+from superopt.server.usage import usage_of
 
 __all__ = ["ANYONE", "Caller", "Keys"]
 
@@ -28,14 +30,16 @@ _REMEMBER = 5.0  # seconds for which "is there any key" is not asked again
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks: the key's id (empty where no key is set) and its own quotas, where it has any."""
+    """Who asks: the key's id (empty where no key is set), its own quotas, where it has any, and whether it is an
+    operator's, who may see what all keys do."""
 
     owner: str = ""
     per_minute: int | None = None
     active: int | None = None
+    operator: bool = False
 
 
-ANYONE = Caller()
+ANYONE = Caller(operator=True)  # of a service that only this machine can reach
 
 
 class Keys:
@@ -68,16 +72,18 @@ class Keys:
         right = hmac.compare_digest(given, row.hash if row is not None else _NOBODY)
         if row is None or not right or prefix != _PREFIX:
             return None
-        return Caller(row.id, row.per_minute, row.active)
+        return Caller(row.id, row.per_minute, row.active, row.operator)
 
-    def add(self, name: str, *, per_minute: int | None = None, active: int | None = None) -> str:
+    def add(
+        self, name: str, *, per_minute: int | None = None, active: int | None = None, operator: bool = False
+    ) -> str:  # fmt: skip
         """Make a key; the text that is returned is nowhere else."""
         identity, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
         with self._database.write() as connection:
             connection.execute(
                 sa.insert(keys).values(
                     id=identity, name=name, hash=hashlib.sha256(secret.encode()).hexdigest(), created=now(),
-                    disabled=False, per_minute=per_minute, active=active,
+                    disabled=False, per_minute=per_minute, active=active, operator=operator,
                 )
             )  # fmt: skip
         self._any = (0.0, False)
@@ -107,7 +113,9 @@ def main() -> None:
     adding.add_argument("name")
     adding.add_argument("--per-minute", type=int, help="jobs a minute")
     adding.add_argument("--active", type=int, help="unfinished jobs")
+    adding.add_argument("--operator", action="store_true", help="may see in /metrics and /v1/usage what all keys use")
     commands.add_parser("list", help="show the keys")
+    commands.add_parser("usage", help="show what each key used, as JSON lines")
     commands.add_parser("disable", help="refuse a key from now on").add_argument("id")
     given = parser.parse_args()
     given.data.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -116,7 +124,11 @@ def main() -> None:
     store = Keys(database)
     match given.command:
         case "add":
-            print(store.add(given.name, per_minute=given.per_minute, active=given.active))
+            limits = {"per_minute": given.per_minute, "active": given.active}
+            print(store.add(given.name, **limits, operator=given.operator))
+        case "usage":
+            for row in usage_of(database):
+                print(json.dumps(row))
         case "list":
             for identity, name, disabled in store.all():
                 print(identity, name, "disabled" if disabled else "")

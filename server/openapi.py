@@ -8,14 +8,15 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from superopt.server.body import GRAPH_JSON, MULTIPART, ONNX
+from superopt.server.listing import MOST, STATES
 from superopt.server.parameters import DESCRIPTIONS
 from superopt.server.problems import MEDIA, TITLES
 
 __all__ = [
     "CERTIFICATE", "COMPARISON", "DELIVERED", "EVENTS", "FILE", "FRAME", "GALLERY", "GALLERY_ENTRY", "GRAPH", "HEALTH",
-    "JOB", "JOB_ACCEPTED", "JUDGEMENT", "LIMITS", "METRICS", "OPERATORS", "OPTIMIZED", "PIN", "PROFILES", "REPORT",
-    "RULE", "RULES", "TRIAL", "UNPIN", "UPLOADS", "UPLOAD_MADE", "continuation", "document", "guarded", "last_event_id",
-    "submission", "tus", "typed_rule",
+    "JOB", "JOBS", "JOB_ACCEPTED", "JUDGEMENT", "LIMITS", "METRICS", "OPERATORS", "OPTIMIZED", "PIN", "PROFILES",
+    "REPORT", "RULE", "RULES", "TRIAL", "UNPIN", "UPLOADS", "UPLOAD_MADE", "USAGE", "continuation", "document",
+    "guarded", "last_event_id", "listing", "submission", "tus", "typed_rule",
 ]  # fmt: skip
 
 Responses = dict[int | str, dict[str, Any]]
@@ -66,7 +67,13 @@ SCHEMAS: dict[str, Any] = {
                 "description": "why the search ended: time and interrupted mean that it was cut short; such a result "
                 "answers for no other job, and posting the model again searches on",
             },
-            "ahead": {"type": ["integer", "null"], "description": "queued jobs that come first"},
+            "unfinished": {"type": ["string", "null"], "description": "what is known where the search was cut short, "
+                           "or the check failed or was not finished; such a result answers for no other job"},
+            "webhook": {"type": ["object", "null"], "properties": {
+                "state": {"enum": ["waiting", "delivered", "given-up"]}, "tries": {"type": "integer"},
+                "answer": {"type": ["string", "null"], "description": "last status, or why there is none"},
+            }},
+            "ahead": {"type": ["integer", "null"], "description": "queued jobs that come first; owners take turns"},
             "problem": {"anyOf": [{"$ref": "#/components/schemas/Problem"}, {"type": "null"}]},
             "links": {"type": "object", "additionalProperties": {"anyOf": [_NAME, {
                 "type": "object", "additionalProperties": _NAME,
@@ -129,6 +136,7 @@ _GRAPHS = {
     "content": {GRAPH_JSON: {"schema": _ref("Graph")}, ONNX: {"schema": {"type": "string", "format": "binary"}},
                 MULTIPART: {"schema": {"type": "object", "description": "parts graph and weights.safetensors"}}},
     "headers": {"ETag": {"schema": _NAME}, "Superopt-Status": {"schema": {"enum": ["improved", "unchanged"]}},
+                "Superopt-Unfinished": {"schema": _NAME, "description": "as unfinished of the job, where it is"},
                 "Link": {"schema": _NAME}},
 }  # fmt: skip
 _ACCEPTED = {
@@ -187,11 +195,53 @@ DELIVERED = _json(
 UNPIN: Responses = {204: {"description": "done"}, **_problems(*_KEEP)}
 LIMITS = _json({"type": "object", "required": ["limits", "version", "api_key_needed"]})
 HEALTH = _json({"type": "object", "required": ["status"]}, 503)
-METRICS = _json({"type": "string"}, 503, media="text/plain")
+METRICS = _json({"type": "string"}, 401, 503, media="text/plain")
+JOBS = _json(
+    {"type": "object", "required": ["jobs", "next"], "properties": {
+        "jobs": {"type": "array", "items": _ref("Job")},
+        "next": {"type": ["string", "null"], "description": "where the next page is"}}},
+    400, 401, 429, 503,
+)  # fmt: skip
+USAGE = _json(
+    {"type": "object", "required": ["usage"], "properties": {"usage": {"type": "array", "items": {
+        "type": "object", "required": ["key", "submitted", "succeeded", "failed", "cancelled", "seconds"],
+        "properties": {"key": _NAME, "name": _NAME, "seconds": {"type": "number"}}}}}},
+    401, 503,
+)  # fmt: skip
+_HEADERS: dict[str, tuple[dict[str, Any], str]] = {
+    "Idempotency-Key": ({"type": "string", "pattern": "^[!-~]{1,200}$"},
+                        "the same request again with the same key finds the first one's job"),
+    "Prefer": ({"type": "string", "examples": ["wait=10"]},
+               "wait=N: wait up to N seconds for the job's end; /v1/limits has the most"),
+    "Webhook-Secret": ({"type": "string", "pattern": "^[!-~]{16,200}$"},
+                       "signs what is sent to the webhook, as https://www.standardwebhooks.com has it; "
+                       "whsec_ and base64 stands for bytes"),
+}  # fmt: skip
+_FILTERS: dict[str, tuple[dict[str, Any], str]] = {
+    "state": ({"type": "array", "items": {"type": "string", "enum": [*STATES]}}, "in one of these states"),
+    "id": ({"type": "array", "items": {"type": "string", "format": "uuid"}}, "one of these"),
+    "name": (_NAME, "whose name holds this"),
+    "limit": ({"type": "integer", "minimum": 1, "maximum": MOST, "default": 50}, "jobs of a page"),
+    "after": (_NAME, "as next has it: the page after that job"),
+}  # fmt: skip
 
 
-def submission() -> dict[str, Any]:
-    """The operation's body and option parameters."""
+def _parameter(name: str, where: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
+    return {"name": name, "in": where, "required": False, "schema": schema, "description": text}
+
+
+def listing(*more: str) -> dict[str, Any]:
+    """The filters of a list of jobs."""
+    named = [_parameter(n, "query", *_FILTERS[n]) for n in ("state", "id", "name", *more)]
+    return {"parameters": named, "security": [{}, {"key": []}]}
+
+
+def submission(*headers: str) -> dict[str, Any]:
+    """The operation's body and option parameters.
+
+    Args:
+        headers: of :data:`_HEADERS`, those that it reads.
+    """
     binary = {"type": "string", "format": "binary"}
     uploads = {
         "name": "upload",
@@ -205,10 +255,12 @@ def submission() -> dict[str, Any]:
         "description": "s3://BUCKET/KEY in the operator's store, in place of a body: the model, and the files of its "
         "weights; with a slash at its end, the files directly in that folder. /v1/limits has the prefixes",
     }  # fmt: skip
-    parameters = [uploads, sources] + [
-        {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
-        for name, (schema, text) in DESCRIPTIONS.items()
+    text = "where the end of the job is told by POST, tried for hours, where the operator allows it"
+    webhook = _parameter("webhook", "query", {"type": "string", "format": "uri"}, text)
+    parameters = [uploads, sources, webhook] + [
+        _parameter(name, "query", schema, text) for name, (schema, text) in DESCRIPTIONS.items()
     ]
+    parameters += [_parameter(name, "header", *_HEADERS[name]) for name in headers]
     data = {"type": "array", "items": binary, "description": "files that an ONNX model points to, under their names"}
     properties = {"graph": binary, "weights.safetensors": binary, "data": data}
     form = {"type": "object", "required": ["graph"], "properties": properties}
@@ -275,6 +327,7 @@ def document(app: FastAPI) -> dict[str, Any]:
     found = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes, openapi_version="3.1.0"
     )
+    found["servers"] = [{"url": "/", "description": "this service"}]
     components = found.setdefault("components", {})
     generated = components.setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):

@@ -15,7 +15,7 @@ from superopt.server.catalogue import Catalogue
 from superopt.server.problems import Problem
 from superopt.server.settings import Limits
 
-__all__ = ["DESCRIPTIONS", "read_options", "refuse_unknown"]
+__all__ = ["DESCRIPTIONS", "read_options", "refuse_unknown", "wrong"]
 
 _TARGET = re.compile(r"cpu|cuda|profile:[A-Za-z0-9_-]{1,80}")
 _DIM = re.compile(r"([^=\s]{1,80})=([0-9]{1,9})")
@@ -59,14 +59,14 @@ def read_options(given: Callable[[str], Sequence[str]], limits: Limits, catalogu
     """
     for name in ("target", "time_limit", "seed", *_WORDS, "measure", "strict"):
         if len(given(name)) > 1:
-            raise _wrong(name, "is given more than once")
+            raise wrong(name, "is given more than once")
         if "" in given(name):
-            raise _wrong(name, "is empty; leave it out instead")
+            raise wrong(name, "is empty; leave it out instead")
     target = _last(given("target")) or "cpu"
     if not _TARGET.fullmatch(target):
-        raise _wrong("target", "is none of cpu, cuda and profile:NAME")
+        raise wrong("target", "is none of cpu, cuda and profile:NAME")
     if target.startswith("profile:") and target.removeprefix("profile:") not in cost.profile_names():
-        raise _wrong("target", f"there is no recorded profile {target[8:]!r}; GET /v1/profiles lists them")
+        raise wrong("target", f"there is no recorded profile {target[8:]!r}; GET /v1/profiles lists them")
     options: dict[str, Any] = {
         "target": target,
         "time_limit": _seconds(_last(given("time_limit")), limits),
@@ -79,11 +79,11 @@ def read_options(given: Callable[[str], Sequence[str]], limits: Limits, catalogu
     for name in ("enable", "disable"):
         options[name] = sorted({v for v in given(name) if v})[: _MANY + 1]
         if len(options[name]) > _MANY:
-            raise _wrong(name, f"names more than {_MANY} rules")
+            raise wrong(name, f"names more than {_MANY} rules")
     try:
         catalogue.library.select(enable=options["enable"], disable=options["disable"])
     except UsageError as error:
-        raise _wrong("enable" if options["enable"] else "disable", str(error)) from None
+        raise wrong("enable" if options["enable"] else "disable", str(error)) from None
     return options
 
 
@@ -108,7 +108,8 @@ def _last(values: Sequence[str]) -> str:
     return values[-1] if values else ""
 
 
-def _wrong(name: str, detail: str) -> Problem:
+def wrong(name: str, detail: str) -> Problem:
+    """The problem of a parameter."""
     return Problem(400, "invalid-parameter", f"{name}: {detail}", errors=[{"parameter": name, "detail": detail}])
 
 
@@ -120,7 +121,7 @@ def _seconds(text: str, limits: Limits) -> float:
     except ValueError:
         found = math.nan
     if not 0 <= found <= limits.most_search_seconds:
-        raise _wrong("time_limit", f"is not a number of seconds from 0 to {limits.most_search_seconds:g}")
+        raise wrong("time_limit", f"is not a number of seconds from 0 to {limits.most_search_seconds:g}")
     return found
 
 
@@ -128,14 +129,14 @@ def _seed(text: str) -> int:
     if not text:
         return 0
     if not (text.isascii() and text.isdecimal() and len(text) < 11 and int(text) < 2**31):
-        raise _wrong("seed", "is not an integer from 0 to 2147483647")
+        raise wrong("seed", "is not an integer from 0 to 2147483647")
     return int(text)
 
 
 def _word(name: str, text: str) -> str:
     schema, _ = DESCRIPTIONS[name]
     if text and text not in schema["enum"]:
-        raise _wrong(name, f"is none of {', '.join(schema['enum'])}")
+        raise wrong(name, f"is none of {', '.join(schema['enum'])}")
     return text or str(schema["default"])
 
 
@@ -146,17 +147,17 @@ def _yes(name: str, text: str) -> bool:
         | dict.fromkeys(("false", "0", "off", "no"), False)
     )
     if text.lower() not in values:
-        raise _wrong(name, "is neither true nor false")
+        raise wrong(name, "is neither true nor false")
     return values[text.lower()]
 
 
 def _sizes(items: Sequence[str]) -> dict[str, int]:
     if len(items) > _MANY:
-        raise _wrong("dim", f"is given more than {_MANY} times")
+        raise wrong("dim", f"is given more than {_MANY} times")
     sizes: dict[str, int] = {}
     for item in items:
         match = _DIM.fullmatch(item)
         if match is None or int(match[2]) < 1:
-            raise _wrong("dim", f"{item[:80]!r} is not NAME=SIZE with a positive integer")
+            raise wrong("dim", f"{item[:80]!r} is not NAME=SIZE with a positive integer")
         sizes[match[1]] = int(match[2])
     return sizes

@@ -8,7 +8,9 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-__all__ = ["MEDIA", "TITLES", "Problem", "from_outcome"]
+from superopt.server.system_errors import Meaning
+
+__all__ = ["MEDIA", "TITLES", "Problem", "from_meaning", "from_outcome"]
 
 MEDIA = "application/problem+json"
 _URN = "urn:superopt:problem:"
@@ -48,6 +50,11 @@ TITLES: Mapping[str, str] = {
     "queue-full": "The queue is full",
     "internal": "An error of the service",
     "unavailable": "The service cannot answer now",
+    "disk-full": "The disk of the service is full",
+    "too-many-files": "The service has too many files open",
+    "not-writable": "The service may not write where it keeps its files",
+    "out-of-memory": "The machine of the service has no memory left",
+    "disk-error": "The disk of the service reports errors",
 }
 # exit code of the engine's error → (status, type)
 _ENGINE: Mapping[int, tuple[int, str]] = {
@@ -93,6 +100,11 @@ class Problem(Exception):  # RFC 9457's word
     def response(self) -> JSONResponse:
         """As an HTTP answer."""
         return JSONResponse(self.body, self.status, self.headers, MEDIA)
+
+
+def from_meaning(found: Meaning) -> Problem:
+    """The problem of an error of the operating system."""
+    return Problem(503, found.kind, found.text, retry_after=found.retry_after)
 
 
 def from_outcome(error: Mapping[str, Any]) -> Problem:

@@ -29,6 +29,7 @@ from superopt.server.database import Database
 from superopt.server.evidence import Evidence
 from superopt.server.gallery import Gallery
 from superopt.server.health import Health
+from superopt.server.histogram import HTTP_SECONDS, Histogram
 from superopt.server.judge import Judge
 from superopt.server.keys import ANYONE, Caller, Keys
 from superopt.server.pins import Pins
@@ -40,6 +41,7 @@ from superopt.server.stores import Stores
 from superopt.server.trials import try_rule
 from superopt.server.uploads import Uploads
 from superopt.server.watch import Watcher
+from superopt.server.webhooks import Webhooks
 
 __all__ = ["Service", "of"]
 
@@ -56,7 +58,7 @@ class Service:
     """One running API process."""
 
     settings: Settings
-    started: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.database = Database(self.settings.url)
@@ -64,9 +66,10 @@ class Service:
         self.blobs = Blobs(self.settings.data, Copies(self.database) if self.settings.apart else None)
         self.keys = Keys(self.database)
         limits = self.settings.limits
-        self.uploads = Uploads(self.settings.data, self.blobs, limits.upload, limits.uploads)
+        self.uploads = Uploads(self.settings.data, self.blobs, limits)
         self.stores = Stores(self.settings.stores, self.settings.store_results, self.blobs, limits)
         self.watcher = Watcher(self.store, self.settings.poll)
+        self.webhooks = Webhooks(self.database, self.settings.webhooks, limits)
         self.catalogue = Catalogue()
         self.certificates = Certificates(self.settings.data / "certificates")
         self.judge = Judge()
@@ -81,6 +84,7 @@ class Service:
         self.streams: Counter[str] = Counter()  # open event streams by client address
         self._refused: dict[str, tuple[float, Problem]] = {}  # by owner, and until when
         self.requests: dict[tuple[str, str, int], int] = {}  # (method, route, status) → count
+        self.latency = Histogram(HTTP_SECONDS)
 
     async def slowly(self, work: Callable[..., T], *arguments: Any) -> T:
         """Do what takes seconds, or waits for it, in threads of its own: all else goes on beside it.
@@ -155,6 +159,7 @@ class Service:
         if found is None:
             raise Problem(401, "unauthorised", "send a valid key as Authorization: Bearer KEY",
                           headers={"WWW-Authenticate": "Bearer"})  # fmt: skip
+        request.state.key = found.owner
         return self._welcome(found)
 
     def _welcome(self, caller: Caller) -> Caller:
@@ -181,7 +186,7 @@ class Service:
 
     def submission(
         self, upload: Upload, options: Mapping[str, Any], caller: Caller, *, name: str = "",
-        job_id: str | None = None, key: str | None = None,
+        job_id: str | None = None, key: str | None = None, webhook: tuple[str, str] | None = None,
     ) -> Submission:  # fmt: skip
         """An upload as a job to enqueue. Equal inputs, options, rules and versions share one cached result."""
         asked = json.dumps([upload.model, upload.weights, dict(options)], sort_keys=True)
@@ -190,7 +195,7 @@ class Service:
         return Submission(
             owner=caller.owner, request=request, name=name or upload.filename[:200], options=dict(options),
             media=upload.media, model=upload.model, weights=upload.weights, cache_key=cache, id=job_id,
-            idempotency_key=key, per_minute=caller.per_minute, active=caller.active,
+            idempotency_key=key, per_minute=caller.per_minute, active=caller.active, webhook=webhook,
         )  # fmt: skip
 
     async def job(self, job_id: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -10,15 +11,30 @@ from typing import Any
 
 from superopt.ir.errors import UsageError
 
-__all__ = ["LOOPBACK", "Door", "Limits", "Settings", "default_data"]
+__all__ = ["LOG_FORMATS", "LOG_LEVELS", "LOOPBACK", "WEBHOOKS", "Door", "Limits", "Settings", "default_data"]
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 MIB, GIB = 1 << 20, 1 << 30
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("auto", "json", "text")
+WEBHOOKS = ("off", "public", "any")
 
 
 def default_data() -> Path:
-    """Where jobs are kept when nobody says otherwise: ``~/.local/share/superopt``."""
-    return Path.home() / ".local" / "share" / "superopt"
+    """Where jobs are kept when nobody says otherwise: ``superopt`` below ``$XDG_DATA_HOME``, or ``~/.local/share``.
+
+    Raises:
+        UsageError: there is neither that nor a home directory.
+    """
+    named = Path(os.environ.get("XDG_DATA_HOME", ""))
+    if named.is_absolute():  # the specification has relative ones ignored
+        return named / "superopt"
+    try:
+        return Path.home() / ".local" / "share" / "superopt"
+    except RuntimeError:
+        raise UsageError(
+            "there is no home directory in which jobs could be kept", hint="--data DIR, or SUPEROPT_DATA"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,11 @@ class Limits:
         body: body of a job (graph and weights together).
         upload: of one resumable upload, which comes in pieces of ``body`` at most.
         uploads: resumable uploads that one owner may have.
+        upload_share: part of the disk, without what is kept on it otherwise, that the uploads of one API key may take,
+            what has arrived and what is announced together. With a half there is as much room for all others.
+        upload_idle: seconds without a byte after which an unfinished upload holds no room on the disk any more; one of
+            which nothing has arrived then makes way for another one of its owner. Clients go on within seconds; a
+            router takes minutes to restart.
         body_idle: longest pause between two pieces of a body.
         body_seconds: longest time for a whole body.
         sync_seconds: how long ``POST /v1/optimize`` waits before it answers 202 and leaves the job running.
@@ -42,6 +63,9 @@ class Limits:
         result: largest file that the child may write.
         inline: largest result that is one text or protobuf message; the weights of a larger one are in a file.
         attempts: how often a job is tried when its worker dies.
+        retries: how often a job that met a full disk is tried again; with the pauses, for about four hours.
+        retry_first: seconds before the first of these, doubled each time.
+        retry_most: the longest of these pauses.
         per_minute: jobs an API key may submit in a minute.
         active: unfinished jobs an API key may have.
         queued: unfinished jobs in all.
@@ -49,6 +73,10 @@ class Limits:
         grace: age at which a file that nothing refers to is removed.
         disk: bytes that finished jobs may keep; the oldest go first.
         pins: finished jobs that one owner may keep beyond the retention.
+        webhook_seconds: for one delivery of a web-hook.
+        webhook_tries: deliveries that are tried; with the pauses, for about two and a half hours.
+        webhook_first: seconds before the second of these, four times as many before each later one.
+        webhook_most: the longest of these pauses.
         streams: progress streams open at once.
         streams_per_address: of them, those of one client address.
     """
@@ -57,6 +85,8 @@ class Limits:
     body: int = 512 * MIB
     upload: int = 8 * GIB
     uploads: int = 20
+    upload_share: float = 0.5
+    upload_idle: float = 300.0
     body_idle: float = 10.0
     body_seconds: float = 600.0
     sync_seconds: float = 180.0
@@ -69,6 +99,9 @@ class Limits:
     result: int = 8 * GIB
     inline: int = 2 * GIB
     attempts: int = 3
+    retries: int = 50
+    retry_first: float = 5.0
+    retry_most: float = 300.0
     per_minute: int = 600
     active: int = 200
     queued: int = 2000
@@ -76,6 +109,10 @@ class Limits:
     grace: float = 60.0
     disk: int = 20 * GIB
     pins: int = 100
+    webhook_seconds: float = 10.0
+    webhook_tries: int = 8
+    webhook_first: float = 5.0
+    webhook_most: float = 3600.0
     streams: int = 200
     streams_per_address: int = 100
 
@@ -178,6 +215,11 @@ class Settings:
         store_results: prefix below which results are written there.
         lease: seconds after which a silent worker is taken for dead.
         poll: seconds between two looks at the job table.
+        log_level: the least of :data:`LOG_LEVELS` that is logged.
+        log_format: "json" is an object a line, "text" for people, "auto" text where standard error is a terminal.
+        access_log: whether each request is logged.
+        webhooks: where the end of a job may be told: nowhere ("off"), at "public" addresses, or at "any", those of
+            private networks among them.
         limits, door: what requests and jobs may take, and what connections may.
     """
 
@@ -192,8 +234,20 @@ class Settings:
     store_results: str | None = None
     lease: float = 15.0
     poll: float = 0.25
+    log_level: str = "info"
+    log_format: str = "auto"
+    access_log: bool = True
+    webhooks: str = "off"
     limits: Limits = field(default_factory=Limits)
     door: Door = field(default_factory=Door)
+
+    def __post_init__(self) -> None:
+        for name, given, known in (
+            ("log level", self.log_level, LOG_LEVELS), ("log format", self.log_format, LOG_FORMATS),
+            ("webhooks", self.webhooks, WEBHOOKS),
+        ):  # fmt: skip
+            if given not in known:
+                raise UsageError(f"{name}: {given!r} is none of {', '.join(known)}")
 
     @property
     def private(self) -> bool:

@@ -1,32 +1,38 @@
 """The job table: enqueue, claim, heartbeat, progress, finish, cancel. Each is one transaction and safe to repeat.
 
-A worker holds a job by a lease that it renews. ``attempt`` grows with every claim and is the fencing token: whoever
-writes names the attempt it believes in, and a worker that was taken for dead writes nothing any more. So a job ends
-exactly once, whichever process dies when.
+A worker holds a job by a lease that it renews with a counter of heartbeats. Other workers watch the counter: where it
+stands still for as long as the lease says, by the stopwatch of the observer, the job may be taken. No time of day is
+compared for it. ``attempt`` grows with every claim and is the fencing token: whoever writes names the attempt it
+believes in, and a worker that was taken for dead writes nothing any more. So a job ends exactly once, whichever process
+dies when.
+
+Owners take turns: the next job is the oldest one of the owner for whom none was begun for the longest.
 """
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Result
 from sqlalchemy.exc import IntegrityError
 
-from superopt.server.body import sidecars
-from superopt.server.database import Database, events, jobs, now, pins, results
+from superopt.server.database import Database, events, jobs, now, owners, results, webhooks
 from superopt.server.problems import Problem
+from superopt.server.records import Claim, Submission
 from superopt.server.settings import Limits
+from superopt.server.stalls import StallDetector
+from superopt.server.usage import QUEUE_WAIT, RUN_TIME, add_usage, observe_seconds, take_turn
 
-__all__ = ["FINAL", "Claim", "Pulse", "Store", "Submission", "reusable"]
+__all__ = ["FINAL", "WAITING", "Claim", "Pulse", "Store", "Submission"]
 
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 Pulse = Literal["go on", "cancel", "lost"]
-_WAITING = ("queued", "running")
-_CUT_SHORT = frozenset({"time", "interrupted"})  # how searches stop that went no further
+WAITING = ("queued", "running")
+_LOST = {"type": "job-lost", "status": 422, "detail": "the process that ran this job died each time it was tried"}
 Row = dict[str, Any]
 
 
@@ -41,52 +47,31 @@ _REUSE = (
 )  # fmt: skip
 _QUEUE = sa.insert(jobs).values(created=now()).returning(jobs)
 _ANSWER = sa.insert(jobs).values(created=now(), finished=now()).returning(jobs)
-_PINNED = sa.select(pins.c.job)
 _NOTE = sa.insert(events).values(at=now())
+_RUNNING = jobs.c.state == "running"
 # Jobs that wait, those of one owner, and those it submitted within a minute.
-_OWNED, _UNFINISHED = jobs.c.owner == sa.bindparam("owner"), jobs.c.state.in_(_WAITING)
-_USE = sa.select(
-    _counted(_UNFINISHED), _counted(_OWNED, _UNFINISHED), _counted(_OWNED, jobs.c.created > now() - 60.0)
+_OWNED, _UNFINISHED = jobs.c.owner == sa.bindparam("owner"), jobs.c.state.in_(WAITING)
+_MINUTE = jobs.c.created.between(now() - 60.0, now())  # not what is dated later: the clock was set back since
+_USE = sa.select(_counted(_UNFINISHED), _counted(_OWNED, _UNFINISHED), _counted(_OWNED, _MINUTE))
+_TURN = sa.func.coalesce(
+    sa.select(owners.c.turn).where(owners.c.owner == jobs.c.owner).correlate(jobs).scalar_subquery(), 0
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Submission:
-    """What a client asks for. ``request`` is the digest of all of it, by which repeats are recognised."""
-
-    owner: str
-    request: str
-    name: str
-    options: Mapping[str, Any]
-    media: str
-    model: str
-    weights: str | None
-    cache_key: str
-    id: str | None = None
-    idempotency_key: str | None = None
-    per_minute: int | None = None
-    active: int | None = None
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A job that this worker holds."""
-
-    id: str
-    attempt: int
-    options: Mapping[str, Any] = field(hash=False)
-    media: str
-    model: str
-    weights: str | None
-    cache_key: str
-
-
 class Store:
-    """The job table of one database."""
+    """The job table of one database.
 
-    def __init__(self, database: Database, limits: Limits) -> None:
+    Args:
+        database: it is in.
+        limits: of quotas and attempts.
+        clock: seconds of a clock that is never set, by which silent workers are noticed.
+    """
+
+    def __init__(self, database: Database, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self.database = database
         self.limits = limits
+        self._clock = clock
+        self._heartbeats = StallDetector[str](clock)
 
     # --- clients -----------------------------------------------------------------------------------------------
 
@@ -146,6 +131,11 @@ class Store:
         row = dict(connection.execute(_QUEUE if outputs is None else _ANSWER, values).mappings().one())
         kind, data = ("finished", {"state": "succeeded", "cached": True}) if outputs else ("queued", {})
         _note(connection, row["id"], 1, kind, data)
+        cached = {"succeeded": 1} if outputs else {}
+        add_usage(connection, what.owner, submitted=1, **cached)
+        if what.webhook is not None:
+            url, secret = what.webhook
+            connection.execute(sa.insert(webhooks).values(job=row["id"], url=url, secret=secret, state="waiting"))
         return row
 
     def job(self, job_id: str) -> Row | None:
@@ -153,12 +143,20 @@ class Store:
         with self.database.read() as connection:
             return _one(connection.execute(sa.select(jobs).where(jobs.c.id == job_id)))
 
-    def ahead(self, created: float) -> int:
-        """How many queued jobs came before."""
+    def ahead(self, job: Mapping[str, Any]) -> int:
+        """How many queued jobs are begun before this one, where no more come: owners take turns."""
+        queued = jobs.c.state == "queued"
+        place = (_TURN.label("turn"), sa.func.min(jobs.c.created).label("oldest"))
+        waiting = sa.select(jobs.c.owner, *place, sa.func.count().label("jobs")).where(queued).group_by(jobs.c.owner)
+        before = sa.tuple_(jobs.c.created, jobs.c.id) < sa.tuple_(job["created"], job["id"])
         with self.database.read() as connection:
-            return connection.execute(
-                sa.select(sa.func.count()).select_from(jobs).where(jobs.c.state == "queued", jobs.c.created < created)
-            ).scalar_one()
+            earlier = connection.execute(sa.select(_counted(queued, jobs.c.owner == job["owner"], before)))
+            mine = int(earlier.scalar_one())
+            rows = connection.execute(waiting).all()
+        turns = {row.owner: (row.turn, row.oldest) for row in rows}
+        own = turns.get(job["owner"], (0, job["created"]))
+        others = (row for row in rows if row.owner != job["owner"])
+        return mine + sum(min(int(row.jobs), mine + int(turns[row.owner] < own)) for row in others)
 
     def cancel(self, job_id: str) -> Row | None:
         """Ask for a job's end: a queued one ends now, a running one when its worker notices, a finished one stays."""
@@ -167,10 +165,11 @@ class Store:
                 sa.update(jobs).where(jobs.c.id == job_id, jobs.c.state == "queued")
                 .values(state="cancelled", cancel=True, finished=now(), model=None, weights=None,
                         events=jobs.c.events + 1)
-                .returning(jobs.c.events)
-            ).scalar_one_or_none()  # fmt: skip
+                .returning(jobs.c.owner, jobs.c.events)
+            ).one_or_none()  # fmt: skip
             if ended is not None:
-                _note(connection, job_id, ended, "finished", {"state": "cancelled"})
+                _note(connection, job_id, ended.events, "finished", {"state": "cancelled"})
+                add_usage(connection, ended.owner, cancelled=1)
             else:
                 connection.execute(
                     sa.update(jobs).where(jobs.c.id == job_id, jobs.c.state == "running").values(cancel=True)
@@ -202,35 +201,58 @@ class Store:
 
     # --- workers -----------------------------------------------------------------------------------------------
 
+    def watch(self) -> list[sa.ColumnElement[bool]]:
+        """Look at the heartbeats of all jobs that run; conditions that hold for those whose workers are silent.
+
+        A worker that is busy has to look, too: silence counts from when it was first seen.
+        """
+        wanted = sa.select(jobs.c.id, jobs.c.attempt, jobs.c.beats, jobs.c.lease_seconds).where(_RUNNING)
+        with self.database.read() as connection:
+            rows = connection.execute(wanted).all()
+        silence = self._heartbeats.observe({row.id: (row.attempt, row.beats) for row in rows})
+        return [
+            sa.and_(_RUNNING, jobs.c.id == row.id, jobs.c.attempt == row.attempt, jobs.c.beats == row.beats)
+            for row in rows if silence[row.id] > row.lease_seconds
+        ]  # fmt: skip
+
     def claim(self, worker: str, lease: float) -> Claim | None:
-        """Take the oldest job that waits, or whose worker is silent; nobody else gets it while the lease is renewed."""
-        expired = sa.and_(jobs.c.state == "running", jobs.c.lease < now())
-        free = sa.or_(jobs.c.state == "queued", sa.and_(expired, jobs.c.losses + 1 < self.limits.attempts))
-        first = (
-            sa.select(jobs.c.id).where(free, jobs.c.cancel.is_(False)).order_by(jobs.c.created).limit(1)
-            .with_for_update(skip_locked=True)
-        )  # fmt: skip
-        lost = sa.case((jobs.c.state == "running", 1), else_=0)
+        """Take a job that waits, or whose worker is silent; nobody else gets it while there are heartbeats.
+
+        Args:
+            worker: who takes it.
+            lease: seconds of silence after which it is taken for dead.
+        """
+        tried = self.limits.retry_most  # a due time that is further off was written before the clock was set back
+        due = sa.or_(jobs.c.due.is_(None), jobs.c.due <= now(), jobs.c.due > now() + tried)
+        lost = sa.and_(sa.or_(*self.watch(), sa.false()), jobs.c.losses + 1 < self.limits.attempts)
+        free = sa.and_(sa.or_(sa.and_(jobs.c.state == "queued", due), lost), jobs.c.cancel.is_(False))
+        first = sa.select(jobs.c.id).where(free).order_by(_TURN, jobs.c.created, jobs.c.id).limit(1)
         with self.database.read() as connection:  # an idle worker takes no locks
-            if connection.execute(sa.select(jobs.c.id).where(free, jobs.c.cancel.is_(False)).limit(1)).first() is None:
+            if connection.execute(sa.select(jobs.c.id).where(free).limit(1)).first() is None:
                 return None
-        with self.database.write() as connection:
+        losses = jobs.c.losses + sa.case((_RUNNING, 1), else_=0)
+        with self.database.claim() as connection:
             row = connection.execute(
-                sa.update(jobs).where(jobs.c.id == first.scalar_subquery())
-                .values(state="running", attempt=jobs.c.attempt + 1, losses=jobs.c.losses + lost, worker=worker,
-                        lease=now() + lease, started=now(), events=jobs.c.events + 1)
+                sa.update(jobs).where(jobs.c.id == first.scalar_subquery(), free)
+                .values(state="running", attempt=jobs.c.attempt + 1, losses=losses, worker=worker, beats=0, due=None,
+                        lease_seconds=lease, started=now(), error=sa.null(), events=jobs.c.events + 1)
                 .returning(jobs)
             ).mappings().one_or_none()  # fmt: skip
             if row is None:
                 return None
+            waited = max(0.0, row["started"] - row["created"])
+            take_turn(connection, row["owner"])
             _note(connection, row["id"], row["events"], "started", {"attempt": row["attempt"]})
-            return Claim(**{name: row[name] for name in Claim.__dataclass_fields__})
+            if row["attempt"] == 1:
+                observe_seconds(connection, QUEUE_WAIT, "started", waited)
+        own = {name: row[name] for name in Claim.__dataclass_fields__ if name in row}
+        return Claim(**own, waited=waited, began=self._clock())
 
-    def heartbeat(self, held: Claim, lease: float) -> Pulse:
+    def heartbeat(self, held: Claim) -> Pulse:
         """Renew the lease, and learn whether to go on."""
         with self.database.write() as connection:
             cancel = connection.execute(
-                sa.update(jobs).where(*_holding(held)).values(lease=now() + lease).returning(jobs.c.cancel)
+                sa.update(jobs).where(*_holding(held)).values(beats=jobs.c.beats + 1).returning(jobs.c.cancel)
             ).scalar_one_or_none()
         return "lost" if cancel is None else "cancel" if cancel else "go on"
 
@@ -273,85 +295,68 @@ class Store:
             return self._end(connection, held, "cancelled", {"model": None, "weights": None}) is not None
 
     def release(self, held: Claim) -> None:
-        """Put a held job back at the head of the queue: this worker is shutting down."""
+        """Put a held job back into the queue: this worker is shutting down."""
+        self._back(held, "the worker is shutting down", {})
+
+    def defer(self, held: Claim, error: Mapping[str, Any]) -> bool:
+        """Put a held job back for a while, longer each time, with the problem that it met; after many times it fails.
+
+        Returns:
+            Whether it is tried again.
+        """
+        if held.deferrals >= self.limits.retries:
+            self.fail(held, error)
+            return False
+        pause = min(self.limits.retry_first * 2.0 ** min(held.deferrals, 30), self.limits.retry_most)
+        because = f"{error['detail']}; tried again in {pause:g} s"
+        values = {"error": {**error, "detail": because}, "due": now() + pause, "deferrals": jobs.c.deferrals + 1}
+        self._back(held, because, values)
+        return True
+
+    def _back(self, held: Claim, because: str, values: Mapping[str, Any]) -> None:
         with self.database.write() as connection:
             seq = connection.execute(
                 sa.update(jobs).where(*_holding(held))
-                .values(state="queued", lease=None, worker=None, events=jobs.c.events + 1).returning(jobs.c.events)
+                .values(state="queued", lease_seconds=None, worker=None, events=jobs.c.events + 1, **values)
+                .returning(jobs.c.events)
             ).scalar_one_or_none()  # fmt: skip
             if seq is not None:
-                _note(connection, held.id, seq, "queued", {"because": "the worker is shutting down"})
+                _note(connection, held.id, seq, "queued", {"because": because})
 
     def _end(self, connection: Connection, held: Claim, state: str, values: Mapping[str, Any]) -> str | None:
         final = sa.case((jobs.c.cancel, "cancelled"), else_=state)
         row = connection.execute(
             sa.update(jobs).where(*_holding(held))
-            .values(**values, state=final, finished=now(), lease=None, events=jobs.c.events + 1)
+            .values(**values, state=final, finished=now(), lease_seconds=None, events=jobs.c.events + 1)
             .returning(jobs.c.state, jobs.c.events)
         ).one_or_none()  # fmt: skip
         if row is None:
             return None
+        seconds = self._clock() - held.began
+        received = (values.get("outputs") or {}).get("input", 0)
         _note(connection, held.id, row.events, "finished", {"state": row.state})
+        add_usage(connection, held.owner, **{row.state: 1}, seconds=seconds, input_bytes=received)
+        observe_seconds(connection, RUN_TIME, row.state, seconds)
         return str(row.state)
-
-    # --- housekeeping ------------------------------------------------------------------------------------------
 
     def reap(self) -> int:
         """End jobs that no worker can finish: lost too often, or cancelled while their worker died."""
-        error = {
-            "type": "job-lost", "status": 422, "detail": "the process that ran this job died each time it was tried",
-        }  # fmt: skip
+        silent = self.watch()
+        if not silent:
+            return 0
         lost = sa.or_(jobs.c.cancel, jobs.c.losses + 1 >= self.limits.attempts)
         with self.database.write() as connection:
             rows = connection.execute(
-                sa.update(jobs).where(jobs.c.state == "running", jobs.c.lease < now(), lost)
-                .values(state=sa.case((jobs.c.cancel, "cancelled"), else_="failed"), finished=now(), lease=None,
-                        error=sa.case((jobs.c.cancel, sa.null()), else_=sa.literal(error, sa.JSON)),
+                sa.update(jobs).where(sa.or_(*silent), lost)
+                .values(state=sa.case((jobs.c.cancel, "cancelled"), else_="failed"), finished=now(), lease_seconds=None,
+                        error=sa.case((jobs.c.cancel, sa.null()), else_=sa.literal(_LOST, sa.JSON)),
                         model=None, weights=None, events=jobs.c.events + 1)
-                .returning(jobs.c.id, jobs.c.state, jobs.c.events)
+                .returning(jobs.c.id, jobs.c.owner, jobs.c.state, jobs.c.events)
             ).all()  # fmt: skip
             for row in rows:
                 _note(connection, row.id, row.events, "finished", {"state": row.state})
+                add_usage(connection, row.owner, **{row.state: 1})
             return len(rows)
-
-    def expire(self) -> None:
-        """Forget what is older than the retention, and the oldest of what is over the disk limit."""
-        limit = now() - self.limits.retention
-        with self.database.write() as connection:
-            connection.execute(sa.delete(jobs).where(jobs.c.finished < limit, jobs.c.id.not_in(_PINNED)))
-            connection.execute(sa.delete(results).where(results.c.created < limit))
-            self._fit(connection)
-
-    def _fit(self, connection: Connection) -> None:
-        left = self.limits.disk
-        old: list[str] = []
-        statement = sa.select(jobs.c.id, jobs.c.outputs, jobs.c.id.in_(_PINNED).label("pinned"))
-        statement = statement.where(jobs.c.state == "succeeded")
-        for row in connection.execute(statement.order_by(sa.desc("pinned"), jobs.c.finished.desc())):
-            left -= sum(f["size"] for f in row.outputs["files"].values()) + row.outputs["input"]
-            if left < 0 and not row.pinned:
-                old.append(row.id)
-        if old:
-            connection.execute(sa.delete(jobs).where(jobs.c.id.in_(old)))
-            kept = sa.select(jobs.c.cache_key)
-            connection.execute(sa.delete(results).where(results.c.cache_key.not_in(kept)))
-
-    def references(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Blobs that something refers to, and the names of the folders of jobs that run."""
-        wanted: set[str] = set()
-        with self.database.read() as connection:
-            for row in connection.execute(sa.select(jobs.c.model, jobs.c.weights, jobs.c.outputs)):
-                wanted |= {digest for digest in (row.model, *sidecars(row.weights).values()) if digest}
-                wanted |= {f["sha256"] for f in (row.outputs or {"files": {}})["files"].values()}
-            for outputs in connection.execute(sa.select(results.c.outputs)).scalars():
-                wanted |= {f["sha256"] for f in outputs["files"].values()}
-            running = connection.execute(sa.select(jobs.c.id, jobs.c.attempt).where(jobs.c.state == "running"))
-            return frozenset(wanted), frozenset(f"{row.id}-{row.attempt}" for row in running)
-
-
-def reusable(outputs: Mapping[str, Any]) -> bool:
-    """Whether a result answers for an equal job: not if its search was cut short, for another one may find more."""
-    return outputs.get("stopped") not in _CUT_SHORT
 
 
 def _holding(held: Claim) -> tuple[sa.ColumnElement[bool], ...]:

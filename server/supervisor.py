@@ -20,6 +20,7 @@ from typing import Any
 import superopt
 from superopt.fleet.child import ends_with
 from superopt.ir.errors import UsageError
+from superopt.server import logs
 from superopt.server.settings import Door, Limits, Settings
 
 __all__ = ["Workers", "host", "die_with_parent", "from_json", "serve", "to_json"]
@@ -107,6 +108,7 @@ class Workers:
 
 def host(settings: Settings) -> None:
     """Run workers, without the API, until SIGTERM or SIGINT; their jobs then go back to the queue."""
+    logs.set_up(settings.log_level, settings.log_format)
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
@@ -138,8 +140,7 @@ def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> 
     _make_room_for(settings.door.connections)
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again once it has shut down
         signal.signal(number, _leave)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed body
+    logs.set_up(settings.log_level, settings.log_format, access=settings.access_log)
     sys.setswitchinterval(_SWITCH)
     with _listening(settings) as place:
 
@@ -157,8 +158,8 @@ def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> 
         connections = app.state.service.connections
         http: Any = lambda **uvicorn_gives: Reads(Connection(connections, **uvicorn_gives))  # noqa: E731
         server = Server(uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, http=http, ws="none",
-            timeout_graceful_shutdown=5, backlog=_BACKLOG,
+            app, log_config=None, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
+            http=http, ws="none", timeout_graceful_shutdown=5, backlog=_BACKLOG,
         ))  # fmt: skip
         workers = Workers(settings)
         workers.start()

@@ -3,6 +3,9 @@
 An upload is a file below ``uploads/`` and what is known of it in another; how much has arrived is the file's size,
 which no crash falsifies. A job that is made of uploads takes them as they are: they can be used again until they are
 too old.
+
+An unfinished upload holds room on the disk for what is still to come, as long as bytes come. One owner's uploads take
+a share of the disk at most, so that whatever he announces there is room for others.
 """
 
 from __future__ import annotations
@@ -11,16 +14,22 @@ import contextlib
 import json
 import os
 import re
+import shutil
+import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from superopt.server.blobs import Blobs, has_room
+from starlette.concurrency import run_in_threadpool
+
+from superopt.server.blobs import SPARE, Blobs
 from superopt.server.body import Upload, is_file_name, model_of, packed, recognised
 from superopt.server.problems import Problem
+from superopt.server.settings import Limits
+from superopt.server.stalls import StallDetector
 
 __all__ = ["Resumable", "Uploads"]
 
@@ -44,42 +53,74 @@ class Uploads:
     Args:
         data: the service's folder.
         blobs: what jobs are made of.
-        most: bytes of one upload.
-        many: unfinished and unused ones that one owner may have.
+        limits: of bytes and numbers.
+        clock: seconds of a clock that is never set.
     """
 
-    def __init__(self, data: Path, blobs: Blobs, most: int, many: int) -> None:
+    def __init__(
+        self, data: Path, blobs: Blobs, limits: Limits, clock: Callable[[], float] = time.monotonic
+    ) -> None:  # fmt: skip
         self._folder = data / "uploads"
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._blobs = blobs
-        self.most = most
-        self._many = many
+        self._limits = limits
+        self._arrivals = StallDetector[str](clock)
         self._busy: set[str] = set()
+        self._reserving = threading.Lock()
+        self._idle()  # from now on
+
+    @property
+    def most(self) -> int:
+        """Bytes of one upload."""
+        return self._limits.upload
 
     def create(self, owner: str, length: int, filename: str) -> Resumable:
         """A new one, empty.
 
         Raises:
-            Problem: 413 too long, 422 a name that is none, 429 too many, 503 no room on the disk.
+            Problem: 413 too long, 422 a name that is none, 429 too many or too large for one owner, 503 no room on
+                the disk.
         """
         if length > self.most:
             raise Problem(413, "too-large", f"an upload has {self.most} bytes at most")
         if not is_file_name(filename):
             raise Problem(422, "invalid-model", f"{filename[:80]!r} is no name for a file; send Upload-Metadata: "
                           "filename and the name in base64")  # fmt: skip
-        theirs = [u for u in self._all() if u.owner == owner]
-        if len(theirs) >= self._many:
-            raise Problem(429, "quota", f"you have {len(theirs)} uploads; DELETE some", retry_after=60)
-        due = sum(u.length for u in self._all())
-        for path in self._folder.glob("*.part"):
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                due -= path.stat().st_size
-        if not has_room(self._folder, due + length):
-            raise Problem(503, "unavailable", "the disk has no room for an upload of this length", retry_after=600)
         made = Resumable(uuid.uuid4().hex, owner, length, filename)
-        self._file(made.id).touch(mode=0o600)
-        self._facts(made.id).write_text(json.dumps(asdict(made)))
+        with self._reserving:
+            theirs = [u for u in self._all() if u.owner == owner]
+            if len(theirs) >= self._limits.uploads and self._forget_empty(theirs):
+                theirs = [u for u in self._all() if u.owner == owner]
+            if len(theirs) >= self._limits.uploads:
+                raise Problem(429, "quota", f"you have {len(theirs)} uploads; DELETE some", retry_after=60)
+            self._reserve(made)
+            self._file(made.id).touch(mode=0o600)
+            self._facts(made.id).write_text(json.dumps(asdict(made)))
+            self._idle()
         return made
+
+    def _reserve(self, upload: Resumable) -> None:
+        """See that there is room for what is still to come of an upload.
+
+        Raises:
+            Problem: 429 where its owner's uploads would take more than their share, 503 where the disk has no room.
+        """
+        idle, arrived = self._idle(), self._arrived()
+        known = {u.id: u for u in self._all()} | {upload.id: upload}
+        held = {
+            u.id: u.length - arrived.get(u.id, 0)
+            for u in known.values() if u.id == upload.id or idle.get(u.id, 0.0) <= self._limits.upload_idle
+        }  # fmt: skip
+        here = sum(arrived.get(u.id, 0) for u in known.values() if u.owner == upload.owner)
+        mine = here + sum(size for i, size in held.items() if known[i].owner == upload.owner)
+        others = sum(size for i, size in held.items() if known[i].owner != upload.owner)
+        room = shutil.disk_usage(self._folder).free - SPARE + here - others  # for this owner and those still to come
+        share = self._limits.upload_share * room if upload.owner else room
+        if held[upload.id] > share:
+            raise Problem(503, "disk-full", "the disk has no room for an upload of this length", retry_after=600)
+        if mine > share:
+            raise Problem(429, "quota", f"your uploads would take {mine} bytes of the disk; {int(share)} are allowed "
+                          "now: finish some and DELETE them", retry_after=60)  # fmt: skip
 
     def find(self, upload_id: str, owner: str) -> Resumable:
         """One by its id.
@@ -123,6 +164,7 @@ class Uploads:
             raise Problem(409, "conflict", f"{here} bytes have arrived: go on there; HEAD says so too")
         self._busy.add(upload.id)
         try:
+            await run_in_threadpool(self._renew, upload)
             with self._opened(upload) as file:
                 async for chunk in chunks:
                     if here + len(chunk) > upload.length:
@@ -131,7 +173,14 @@ class Uploads:
                     here += len(chunk)
         finally:
             self._busy.discard(upload.id)
+        await run_in_threadpool(self._idle)  # from now on nothing comes
         return self.offset(upload)
+
+    def _renew(self, upload: Resumable) -> None:
+        """See that there is still room for an upload that was idle: others may have got it meanwhile."""
+        with self._reserving:
+            if self._idle().get(upload.id, 0.0) > self._limits.upload_idle:
+                self._reserve(upload)
 
     def _opened(self, upload: Resumable) -> BinaryIO:
         """To add to it; one that was removed is not made again."""
@@ -166,6 +215,26 @@ class Uploads:
         other = self._blobs.incoming / f"in-{uuid.uuid4().hex}"
         os.link(self._file(upload.id), other)  # the upload itself stays
         return self._blobs.adopt(other)[0]
+
+    def _arrived(self) -> dict[str, int]:
+        """Bytes of each upload that are here."""
+        found = {}
+        for path in self._folder.glob("*.part"):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                found[path.stem] = path.stat().st_size
+        return found
+
+    def _idle(self) -> dict[str, float]:
+        """For how many seconds nothing has come of each upload."""
+        return self._arrivals.observe(self._arrived())
+
+    def _forget_empty(self, uploads: Sequence[Resumable]) -> int:
+        """Remove those of which nothing has arrived for so long that nobody seems to send them; how many they are."""
+        idle, arrived = self._idle(), self._arrived()
+        gone = [u for u in uploads if not arrived.get(u.id) and idle.get(u.id, 0.0) > self._limits.upload_idle]
+        for upload in gone:
+            self.remove(upload)
+        return len(gone)
 
     def sweep(self, age: float) -> None:
         """Remove those to which nothing was added for ``age`` seconds."""

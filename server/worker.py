@@ -6,14 +6,13 @@ The worker itself never opens what clients sent; it copies files, keeps the leas
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
-import select
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,25 +20,32 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-import superopt
+from superopt.server import logs
 from superopt.server.blobs import Blobs
 from superopt.server.body import MODEL_FILE, ONNX, sidecars
-from superopt.server.child import FILES, FRAME
+from superopt.server.child import FILES, FRAME, NO_ROOM
 from superopt.server.copies import Copies
 from superopt.server.database import Database
+from superopt.server.finality import reusable
+from superopt.server.nursery import Nursery
+from superopt.server.retention import Retention
 from superopt.server.settings import Settings
-from superopt.server.store import Claim, Store, reusable
+from superopt.server.store import Claim, Store
+from superopt.server.system_errors import DISK_FULL, meaning
 from superopt.server.uploads import Uploads
 
 __all__ = ["Worker", "work"]
 
 log = logging.getLogger("superopt.worker")
 
-_ROOT = str(Path(superopt.__file__).parents[1])
-_START = "import sys; sys.path.append({root!r}); from superopt.server.child import main; main()"
 _BEAT = 0.5  # seconds between heartbeats, hence the longest that a cancellation goes unnoticed
 _SWEEP = 30.0
 _RELOAD = 1.0  # seconds before the engine is loaded again, doubled each time
+# How a process ends that gets no more memory: by the system's killer, or by a library that cannot go on without.
+_OUT_OF_MEMORY = frozenset({-signal.SIGKILL, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS})
+_REDUCED = (
+    "; so it ended with a quarter of the budgets, too: send a smaller model, or have the operator allow more memory"
+)
 
 
 def work(settings: Settings) -> None:
@@ -58,12 +64,14 @@ class Worker:
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self.database = Database(settings.url)
         self.store = Store(self.database, settings.limits)
+        self.retention = Retention(self.database, settings.limits)
         self.blobs = Blobs(settings.data, Copies(self.database) if settings.apart else None)
-        self.uploads = Uploads(settings.data, self.blobs, settings.limits.upload, settings.limits.uploads)
+        self.uploads = Uploads(settings.data, self.blobs, settings.limits)
         self.stopping = False
+        self._given_up: list[Claim] = []  # jobs that the database was not there to be told of
         self._swept = 0.0
         self._reaped = 0.0
-        self._nursery: _Nursery | None = None
+        self._nursery: Nursery | None = None
         self._loaded = -_RELOAD
         self._reload = _RELOAD
 
@@ -77,11 +85,13 @@ class Worker:
         silence = 1.0
         while not self.stopping:
             try:
+                self._give_back()
                 self._housekeeping()
                 held = self.store.claim(self.name, self.settings.lease) if self._ready() else None
                 silence = 1.0
             except DBAPIError as error:
-                log.warning("the database does not answer: %s", type(error.orig).__name__)
+                said = meaning(error.orig)
+                log.warning("the database does not answer: %s", said.text if said else type(error.orig).__name__)
                 self._sleep(silence)
                 silence = min(2 * silence, 15.0)
                 continue
@@ -89,9 +99,17 @@ class Worker:
                 self._finish(held)
             else:
                 self._sleep(self.settings.poll)
+        with contextlib.suppress(DBAPIError):
+            self._give_back()
         if self._nursery is not None:
             self._nursery.end()
         self.database.close()
+
+    def _give_back(self) -> None:
+        """Put jobs back that could not be ended, before anybody takes their worker for dead."""
+        while self._given_up:
+            self.store.release(self._given_up[-1])
+            self._given_up.pop()
 
     def _sleep(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -108,11 +126,11 @@ class Worker:
                 log.warning("the engine's process ended; loading it again")
                 self._reload = min(2 * self._reload, 30.0)
             self._loaded = clock
-            self._nursery = _Nursery(self.settings)
+            self._nursery = Nursery(self.settings)
         return False
 
     @property
-    def nursery(self) -> _Nursery:
+    def nursery(self) -> Nursery:
         """The process that has the engine loaded; only asked for while a job is held."""
         assert self._nursery is not None
         return self._nursery
@@ -124,8 +142,8 @@ class Worker:
             self.store.reap()
         if clock - self._swept > min(_SWEEP, self.settings.limits.grace):
             self._swept = clock
-            self.store.expire()
-            self.blobs.sweep(*self.store.references(), self.settings.limits.grace)
+            self.retention.expire()
+            self.blobs.sweep(*self.retention.references(), self.settings.limits.grace)
             self.uploads.sweep(self.settings.limits.retention)
             self.blobs.sweep_incoming(self.settings.limits.body_seconds + self.settings.limits.grace)
 
@@ -133,45 +151,72 @@ class Worker:
         """Run one claim to its end and remove what it left."""
         folder = self.blobs.work / f"{held.id}-{held.attempt}"
         keep = self.settings.lease * 10
+        began = time.monotonic()
+        state = "lost"
+        log.info("job begun", extra=_ids(held) | {"waited": round(held.waited, 3)})
         try:
-            self._attempt(held, folder, keep)
+            try:
+                state = self._attempt(held, folder, keep)
+            except OSError as error:  # a blob that is gone, a full disk
+                problem = _problem_of(error)
+                log.error("job's files: %s", error, extra=_ids(held))
+                state = self.database.persist(lambda: self._fail(held, problem), keep)
         except DBAPIError:
-            log.exception("job %s, attempt %d: given up, another worker will take it", held.id, held.attempt)
-        except OSError as error:  # a blob that is gone, a full disk
-            problem = {"type": "unavailable", "status": 503, "detail": f"the job's files: {error.strerror}"}
-            self.database.persist(lambda: self.store.fail(held, problem), keep)
+            log.exception("job given up: the database did not take its end", extra=_ids(held))
+            self._given_up.append(held)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            log.info("job ended", extra=_ids(held) | {"state": state, "seconds": round(time.monotonic() - began, 3)})
 
-    def _attempt(self, held: Claim, folder: Path, keep: float) -> None:
+    def _fail(self, held: Claim, problem: dict[str, Any]) -> str:
+        """End a job with a problem; a disk that is full today may have room later."""
+        if problem.get("type") == DISK_FULL and self.store.defer(held, problem):
+            return "deferred"
+        self.store.fail(held, problem)
+        return "failed"
+
+    def _attempt(self, held: Claim, folder: Path, keep: float) -> str:
         known = self.store.cached(held.cache_key)  # an equal job may have ended since this one was queued
         if known is not None:
             self.database.persist(lambda: self.store.succeed(held, known, cache=False, cached=True), keep)
-            return
-        self._prepare(held, folder)
-        run = _Run(self, held, folder)
-        match run.watch():
+            return "succeeded"
+        last = held.losses > 0 and held.losses + 1 >= self.settings.limits.attempts  # others took their worker along
+        end, outcome = self._run(held, folder, reduced=last)
+        if end == "done" and outcome.get("out_of_memory") and not last:
+            log.warning("job out of memory; tried again with less", extra=_ids(held))
+            shutil.rmtree(folder)
+            end, outcome = self._run(held, folder, reduced=True)
+        match end:
+            case "done" if "error" in outcome:
+                return self.database.persist(lambda: self._fail(held, outcome["error"]), keep)
             case "done":
-                outcome = _read_outcome(folder, run)
-                if "error" in outcome:
-                    self.database.persist(lambda: self.store.fail(held, outcome["error"]), keep)
-                else:
-                    outputs = self._adopt(held, folder, outcome["outputs"])
-                    self.database.persist(lambda: self.store.succeed(held, outputs, cache=reusable(outputs)), keep)
+                outputs = self._adopt(held, folder, outcome["outputs"])
+                self.database.persist(lambda: self.store.succeed(held, outputs, cache=reusable(outputs)), keep)
+                return "succeeded"
             case "cancel":
                 self.database.persist(lambda: self.store.stop(held), keep)
+                return "cancelled"
             case "stopping":
                 self.database.persist(lambda: self.store.release(held), keep)
-            case "lost":
-                log.warning("job %s, attempt %d: lost; it will be tried again", held.id, held.attempt)
+                return "released"
+        log.warning("job lost; it will be tried again", extra=_ids(held))
+        return "lost"
 
-    def _prepare(self, held: Claim, folder: Path) -> None:
+    def _run(self, held: Claim, folder: Path, *, reduced: bool) -> tuple[str, dict[str, Any]]:
+        """Have a child do the job: how that ended, and what it left where it came to its end."""
+        self._prepare(held, folder, reduced=reduced)
+        run = _Run(self, held, folder)
+        end = run.watch()
+        return end, _read_outcome(folder, run, reduced=reduced) if end == "done" else {}
+
+    def _prepare(self, held: Claim, folder: Path, *, reduced: bool) -> None:
         for part in ("in", "out", "tmp"):
             (folder / part).mkdir(parents=True, mode=0o700)
         self.blobs.copy(held.model, folder / "in" / MODEL_FILE)
         for name, digest in sidecars(held.weights).items():
             self.blobs.copy(digest, folder / "in" / name)
-        (folder / "job.json").write_text(json.dumps({"options": held.options, "onnx": held.media == ONNX}))
+        job = {"options": held.options, "onnx": held.media == ONNX, "reduced": reduced}
+        (folder / "job.json").write_text(json.dumps(job))
 
     def _adopt(self, held: Claim, folder: Path, outputs: dict[str, Any]) -> dict[str, Any]:
         files = {}
@@ -182,68 +227,6 @@ class Worker:
                 files[name] = {"sha256": digest, "size": size}
         received = sum(self.blobs.path(d).stat().st_size for d in (held.model, *sidecars(held.weights).values()))
         return {**outputs, "files": files, "input": received}
-
-
-class _Nursery:
-    """The process that has the engine loaded and forks a child for each job."""
-
-    def __init__(self, settings: Settings) -> None:
-        limits = settings.limits
-        seconds = limits.job_seconds + limits.last_words
-        given = json.dumps(
-            {"memory": limits.job_memory, "result": limits.result, "inline": limits.inline, "seconds": seconds}
-        )
-        environment = {
-            "PATH": os.defpath, "HOME": "/nonexistent", "OMP_NUM_THREADS": "1",
-            "SUPEROPT_CACHE": str(settings.data / "profile"),
-        }  # fmt: skip
-        self.process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _START.format(root=_ROOT), str(os.getpid()), given],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd="/", start_new_session=True,
-        )  # fmt: skip
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._ear, self._mouth = self.process.stdin, self.process.stdout
-        os.set_blocking(self._mouth.fileno(), False)
-        self._said = b""
-        self._loaded = False
-
-    def ask(self, folder: Path) -> None:
-        """Have a child do the job in this folder."""
-        with contextlib.suppress(BrokenPipeError):
-            self._ear.write(f"{folder}\n".encode())
-            self._ear.flush()
-
-    def hear(self, seconds: float) -> tuple[str, int] | None:
-        """What it says next, within ``seconds``: ("pid", N), ("exit", N), or ("gone", 0) if it died."""
-        if b"\n" not in self._said and select.select([self._mouth], [], [], seconds)[0]:
-            chunk = self._mouth.read(4096)
-            if chunk == b"":
-                return "gone", 0
-            self._said += chunk or b""
-        if b"\n" not in self._said:
-            return None
-        line, _, self._said = self._said.partition(b"\n")
-        word, number = line.split()
-        return word.decode(), int(number)
-
-    def ready(self) -> bool:
-        """Whether it has the engine loaded and lives."""
-        if not self._loaded and (said := self.hear(0)) is not None:
-            self._loaded = said[0] == "ready"
-        return self._loaded and self.alive()
-
-    def alive(self) -> bool:
-        """Whether it can be asked."""
-        return self.process.poll() is None
-
-    def end(self) -> None:
-        """End it; a child that it still has dies too."""
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self._ear, self._mouth):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
 
 
 class _Run:
@@ -258,7 +241,7 @@ class _Run:
         self.code: int | None = None  # how the child ended
         self.started = time.monotonic()
         self.overtime = False
-        self._heard = 0.0
+        self._heard = 0
         self.nursery.ask(folder)
 
     def watch(self) -> str:
@@ -286,17 +269,19 @@ class _Run:
             self._end()
 
     def _beat(self) -> str:
-        lease = self.worker.settings.lease
-        try:
-            return self.worker.database.persist(lambda: self.worker.store.heartbeat(self.held, lease), lease / 2)
-        except DBAPIError:
-            return "lost"  # nobody knows that this job is held, so it is not
+        store, lease = self.worker.store, self.worker.settings.lease
+
+        def beat() -> str:
+            store.watch()  # whoever is silent is seen by those that are busy, too
+            return store.heartbeat(self.held)
+
+        return self.worker.database.persist(beat, lease / 2)
 
     def _tell(self) -> None:
         """Pass the child's latest progress on."""
         path = self.folder / "progress"
         with contextlib.suppress(OSError, ValueError, DBAPIError):  # progress is a courtesy
-            if (changed := path.stat().st_mtime) > self._heard:
+            if (changed := path.stat().st_mtime_ns) != self._heard:
                 self._heard = changed
                 said = json.loads(path.read_text())
                 known = {name: said[name] for name in ("done", "total", "what") if name in said}
@@ -340,24 +325,48 @@ class _Run:
             return ""
 
 
-def _read_outcome(folder: Path, run: _Run) -> dict[str, Any]:
-    """What the child wrote, or what its end means if it could not write."""
+def _read_outcome(folder: Path, run: _Run, *, reduced: bool) -> dict[str, Any]:
+    """What the child wrote, or what its end means if it could not write.
+
+    Returns:
+        ``outputs`` or ``error``; beside it ``out_of_memory``.
+    """
     try:
-        found = json.loads((folder / "outcome.json").read_text())
-        if found.get("error", {}).get("exit_code") == 1:
-            log.error("job %s: %s", run.held.id, run.stderr())
-        return dict(found)
+        found = dict(json.loads((folder / "outcome.json").read_text()))
+        if found.get("error", {}).get("exit_code") == 1 or "type" in found.get("error", {}):
+            log.error("job: %s", run.stderr(), extra=_ids(run.held))
     except (OSError, ValueError):
-        pass
-    log.warning("job %s: the child ended with %s: %s", run.held.id, run.code, run.stderr())
+        found = _outcome_of_end(run)
+    if reduced and found.get("out_of_memory"):
+        error = found["error"]
+        error["detail" if "detail" in error else "what"] += _REDUCED
+    return found
+
+
+def _outcome_of_end(run: _Run) -> dict[str, Any]:
+    log.warning("job's process ended with %s: %s", run.code, run.stderr(), extra=_ids(run.held))
     limits = run.worker.settings.limits
     if run.overtime or run.code == -signal.SIGXCPU:
         detail = f"no result within {limits.job_seconds:.0f} seconds"
         return {"error": {"type": "resource-limit", "status": 422, "detail": detail}}
+    if run.code == NO_ROOM:
+        return {"error": _problem_of(OSError(errno.ENOSPC, ""))}
     code = run.code or 0
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     detail = f"the process ended with {how} (memory limit: {limits.job_memory >> 20} MiB)"
-    return {"error": {"type": "crashed", "status": 422, "detail": detail}}
+    return {"error": {"type": "crashed", "status": 422, "detail": detail}, "out_of_memory": code in _OUT_OF_MEMORY}
+
+
+def _problem_of(error: OSError) -> dict[str, Any]:
+    """The problem of a job whose files could not be read or written."""
+    found = meaning(error)
+    kind, text = (found.kind, found.text) if found else ("unavailable", f"the job's files: {error.strerror or error}")
+    return {"type": kind, "status": 503, "detail": text}
+
+
+def _ids(held: Claim) -> dict[str, Any]:
+    """By what the lines of a job are found in the log."""
+    return {"job": held.id, "attempt": held.attempt, "key": held.owner}
 
 
 def main() -> None:
@@ -365,7 +374,7 @@ def main() -> None:
     from superopt.server.supervisor import die_with_parent, from_json
 
     settings, parent = from_json(sys.argv[1]), int(sys.argv[2])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logs.set_up(settings.log_level, settings.log_format)
     die_with_parent(parent)
     work(settings)
 

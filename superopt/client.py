@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,18 @@ class Client:
         self._patience = patience
         self._shared: set[tuple[str, Path]] = set()  # weights of frames that were fetched, and where to
 
-    def submit(self, model: str | Path, *data: str | Path, **options: Any) -> Job:
+    def submit(
+        self, model: str | Path, *data: str | Path, idempotency_key: str = "", webhook_secret: str = "", **options: Any
+    ) -> Job:  # fmt: skip
         """Send a model, with the files of its weights, and have it optimised.
 
         Args:
             model: an ONNX model or a JSON graph; or ``s3://…`` where the service has a store, which then fetches it and
                 what is named beside it (with a slash at its end: the files directly in that folder).
             data: files that it points to, beside it (``model.onnx.data``).
+            idempotency_key: the same request again with the same key finds the first one's job; it is then sent again
+                where the service cannot be reached.
+            webhook_secret: that signs what is sent to the ``webhook`` among the options.
             options: as query parameters of ``POST /v1/jobs``: ``time_limit=60, target="cpu", dim=["N=8"]``.
 
         Returns:
@@ -73,16 +78,18 @@ class Client:
         Raises:
             ServiceError: it was refused. OSError: a file cannot be read, or the service cannot be reached.
         """
+        headers = {"Idempotency-Key": idempotency_key, "Webhook-Secret": webhook_secret}
+        headers = {name: value for name, value in headers.items() if value}
         files = (model, *data)
         named = [f for f in files if isinstance(f, str) and f.startswith("s3://")]
         if named:
             if len(named) < len(files):
                 raise ValueError("a model and its files are all here, or all in the store")
             query = {**options, "source": named}
-            return self._json("POST", "/v1/jobs", query, timeout=max(self._timeout, _FETCHING))
+            return self._json("POST", "/v1/jobs", query, headers=headers, timeout=max(self._timeout, _FETCHING))
         uploads = [self.upload(path) for path in files]
         try:
-            return self._json("POST", "/v1/jobs", {**options, "upload": uploads})
+            return self._json("POST", "/v1/jobs", {**options, "upload": uploads}, headers=headers)
         finally:
             for upload in uploads:
                 self._ask("DELETE", f"/v1/uploads/{upload}", headers=_TUS)
@@ -126,6 +133,29 @@ class Client:
     def job(self, job_id: str) -> Job:
         """A job as it stands."""
         return self._json("GET", f"/v1/jobs/{quote(job_id)}")
+
+    def jobs(self, **filters: Any) -> Iterator[Job]:
+        """Your jobs, the newest first: ``state="queued"``, ``name="resnet"``, ``id=[…]``."""
+        path = f"/v1/jobs?{urlencode(filters, doseq=True)}"
+        while path:
+            found = self._json("GET", path)
+            yield from found["jobs"]
+            path = found["next"] or ""
+
+    def cancel_all(self, **filters: Any) -> list[Job]:
+        """End those of your jobs that fit all filters, of which there is at least one; as :meth:`jobs` has them."""
+        ended: list[Job] = []
+        path = f"/v1/jobs?{urlencode(filters, doseq=True)}"
+        while path:
+            found = self._json("DELETE", path)
+            ended += found["jobs"]
+            path = found["next"] or ""
+        return ended
+
+    def usage(self) -> list[dict[str, Any]]:
+        """What your key used; with an operator's key what each did."""
+        rows: list[dict[str, Any]] = self._json("GET", "/v1/usage")["usage"]
+        return rows
 
     def wait(self, job_id: str, timeout: float | None = None, every: float = 0.5) -> Job:
         """The job when it has ended.
@@ -232,11 +262,12 @@ class Client:
         return found
 
     def _json(
-        self, method: str, path: str, query: Mapping[str, Any] | None = None, *, timeout: float | None = None
-    ) -> dict[str, Any]:
+        self, method: str, path: str, query: Mapping[str, Any] | None = None, *,
+        headers: Mapping[str, str] | None = None, timeout: float | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         if query:
             path = f"{path}?{urlencode({k: v for k, v in query.items() if v not in ('', None)}, doseq=True)}"
-        found: dict[str, Any] = json.loads(self._ask(method, path, timeout=timeout)[0])
+        found: dict[str, Any] = json.loads(self._ask(method, path, headers=headers, timeout=timeout)[0])
         return found
 
     def _ask(
@@ -254,7 +285,8 @@ class Client:
             try:
                 return self._once(method, path, headers or {}, body, timeout)
             except _LOST:
-                if method not in ("GET", "HEAD", "DELETE") or time.monotonic() > deadline:
+                harmless = method in ("GET", "HEAD", "DELETE") or "Idempotency-Key" in (headers or {})
+                if not harmless or time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
 

@@ -4,6 +4,7 @@ from fastapi import Depends
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 
+from superopt.server.head_method import ASKED
 from superopt.server.parameters import refuse_unknown
 from superopt.server.routes.api import router as api
 from superopt.server.routes.gallery import router as gallery
@@ -15,7 +16,7 @@ from superopt.server.routes.pages import router as pages
 from superopt.server.routes.rules import router as rules
 from superopt.server.routes.uploads import router as uploads
 
-__all__ = ["ONLY_KNOWN", "ROUTERS"]
+__all__ = ["HEAD_AGAIN", "ONLY_KNOWN", "ROUTERS"]
 
 
 async def _only_known(request: Request) -> None:
@@ -27,6 +28,12 @@ async def _only_known(request: Request) -> None:
         refuse_unknown(request.query_params, [*declared, *(p["name"] for p in listed if p["in"] == "query")])
 
 
+async def _head_again(request: Request) -> None:
+    if request.scope.get(ASKED):
+        request.scope["method"] = "HEAD"
+
+
+HEAD_AGAIN = Depends(_head_again)  # once a HEAD has found its route: a file's answer then does not read the file
 ONLY_KNOWN = Depends(_only_known)  # a query parameter that the OpenAPI document does not name is refused
 
 ROUTERS = (optimize, jobs, uploads, rules, gallery, api, meta, pages, library)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +15,9 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from superopt.server.body import GRAPH_JSON, MULTIPART, ONNX
 from superopt.server.child import FILES, FRAME, SIDECAR
+from superopt.server.finality import unfinished
 from superopt.server.problems import Problem, from_outcome
 from superopt.server.service import Service
-from superopt.server.store import reusable
 
 __all__ = ["delivered", "describe", "ended", "negotiate", "send_file", "send_result"]
 
@@ -36,7 +37,9 @@ def _when(seconds: float | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def describe(job: Mapping[str, Any], *, ahead: int | None = None) -> dict[str, Any]:
+def describe(
+    job: Mapping[str, Any], *, ahead: int | None = None, webhook: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """A job as JSON data."""
     base = f"/v1/jobs/{job['id']}"
     outputs = job["outputs"] or {}
@@ -47,6 +50,7 @@ def describe(job: Mapping[str, Any], *, ahead: int | None = None) -> dict[str, A
         "attempt": job["attempt"], "cached": job["cached"], "cancelling": job["cancel"] and job["state"] == "running",
         "status": outputs.get("status"), "stopped": outputs.get("stopped"), "ahead": ahead,
         "problem": from_outcome(job["error"]).body if job["error"] else None,
+        "unfinished": unfinished(outputs) or None, "webhook": webhook,
         "links": {"self": base, "events": f"{base}/events", "page": f"/jobs/{job['id']}"},
     }  # fmt: skip
     if job["state"] == "succeeded":
@@ -61,8 +65,9 @@ def describe(job: Mapping[str, Any], *, ahead: int | None = None) -> dict[str, A
             found["links"]["frames"] = f"{base}/frames/{{step}}"
         if "shared" in outputs["files"]:
             found["links"]["frames_weights"] = f"{base}/files/{FILES['shared']}"
-        if not reusable(outputs):
+        if found["unfinished"]:
             found["links"]["continue"] = f"{base}/continue"
+            found["unfinished"] += f"; POST {base}/continue searches on"
     return found
 
 
@@ -94,7 +99,7 @@ def ended(job: Mapping[str, Any]) -> Mapping[str, Any]:
     if job["state"] == "succeeded":
         outputs: Mapping[str, Any] = job["outputs"]
         return outputs
-    if job["error"]:
+    if job["state"] == "failed":
         raise from_outcome(job["error"])
     if job["state"] == "cancelled":
         raise Problem(409, "job-cancelled", "the job was cancelled; it has no result")
@@ -155,6 +160,7 @@ async def send_result(service: Service, job: Mapping[str, Any], request: Request
     name = negotiate(request.headers.get("accept", ""), preferred, graphs, outputs["without"])
     extra = {
         "Vary": "Accept", "Superopt-Status": outputs["status"],
+        **({"Superopt-Unfinished": _as_header(said)} if (said := describe(job)["unfinished"]) else {}),
         "Link": f'</v1/jobs/{job["id"]}/report>; rel="describedby", </jobs/{job["id"]}>; rel="alternate"',
     }  # fmt: skip
     if name == "parts":
@@ -187,6 +193,8 @@ async def _send_parts(service: Service, job: Mapping[str, Any], request: Request
     pieces.append(f"--{boundary}--\r\n".encode())
     size = sum(len(p) if isinstance(p, bytes) else p.stat().st_size for p in pieces)
     headers |= {"Content-Length": str(size)}
+    if request.method == "HEAD":
+        return Response(media_type=f"{MULTIPART}; boundary={boundary}", headers=headers)
     return StreamingResponse(_joined(pieces), media_type=f"{MULTIPART}; boundary={boundary}", headers=headers)
 
 
@@ -213,5 +221,18 @@ async def send_file(
     path = await run_in_threadpool(service.blobs.fetched, facts["sha256"])
     if not await run_in_threadpool(path.is_file):
         raise Problem(410, "gone", "the result is not kept any more; submit the model again")
-    filename = filename or f"{job['id'][:8]}{_SUFFIX.get(name, f'.{name}.json')}"
+    filename = filename or f"{_stem(job)}{_SUFFIX.get(name, f'.{name}.json')}"
     return FileResponse(path, media_type=media, headers=headers, filename=filename)
+
+
+def _as_header(text: str) -> str:
+    """A sentence that may hold names of the model's as the value of a header."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text)[:500]
+
+
+def _stem(job: Mapping[str, Any]) -> str:
+    """What the files of a job are called when they are saved: as its model, so that they are found again."""
+    name = str(job["name"] or (job["outputs"] or {}).get("name", ""))
+    stem = re.sub(r"\.(?:onnx|json)$", "", name.rpartition("/")[2].rpartition("\\")[2])
+    safe = re.sub(r"[^\w\u0300-\u036f.+@#=,()-]+", "_", stem).strip("._")[:100]
+    return f"{safe}-superopt" if safe else f"superopt-{job['id'][:8]}"

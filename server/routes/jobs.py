@@ -7,7 +7,9 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
@@ -17,12 +19,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from superopt.server import openapi as doc
 from superopt.server.body import GRAPH_JSON, ONNX, Upload, receive
 from superopt.server.child import FILES, FRAME
+from superopt.server.finality import reusable
 from superopt.server.keys import Caller
+from superopt.server.listing import MOST, Wanted, list_jobs, read_wanted
 from superopt.server.parameters import read_options
 from superopt.server.problems import Problem
 from superopt.server.routes.documents import delivered, describe, ended, send_file, send_result
 from superopt.server.service import Service, of
-from superopt.server.store import FINAL, reusable
+from superopt.server.store import FINAL, WAITING
 
 __all__ = ["enqueue", "go_on", "router", "submit"]
 
@@ -32,7 +36,8 @@ _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})(?:$|[,;\s])")
 _BREATH = 15.0  # seconds between comments in a silent stream, so that proxies keep it open
 
 
-@router.post("", status_code=202, openapi_extra=doc.submission(), responses=doc.JOB_ACCEPTED, summary="Submit a job")
+@router.post("", status_code=202, openapi_extra=doc.submission("Idempotency-Key", "Prefer", "Webhook-Secret"),
+             responses=doc.JOB_ACCEPTED, summary="Submit a job")  # fmt: skip
 async def post_job(request: Request) -> Response:
     """Accepts a model and answers 202 with the job's Location.
 
@@ -45,8 +50,8 @@ async def post_job(request: Request) -> Response:
     return await submit(request, key=key)
 
 
-@router.put("/{job_id}", status_code=202, openapi_extra=doc.submission(), responses=doc.JOB_ACCEPTED,
-            summary="Submit a job under your own id")  # fmt: skip
+@router.put("/{job_id}", status_code=202, openapi_extra=doc.submission("Prefer", "Webhook-Secret"),
+            responses=doc.JOB_ACCEPTED, summary="Submit a job under your own id")  # fmt: skip
 async def put_job(job_id: str, request: Request) -> Response:
     """Accepts a model under a UUID of the client's choice; the same request again finds the same job."""
     try:
@@ -88,6 +93,9 @@ async def enqueue(
     service = of(request)
     limits = service.settings.limits
     caller = await service.caller(request)
+    told = service.webhooks.accept(
+        request.query_params.get("webhook", ""), request.headers.get("webhook-secret", "")
+    )  # fmt: skip
     options = read_options(request.query_params.getlist, limits, service.catalogue)
     chosen, named = request.query_params.getlist("upload"), request.query_params.getlist("source")
     if chosen and named:
@@ -102,7 +110,56 @@ async def enqueue(
         upload = await receive(request, service.blobs, limits, most)
     if not upload.model:
         raise Problem(422, "invalid-model", "the form has no part named graph")
-    return await service.enqueue(service.submission(upload, options, caller, job_id=job_id, key=key))
+    job = await service.enqueue(
+        service.submission(upload, options, caller, job_id=job_id, key=key, webhook=told)
+    )  # fmt: skip
+    request.state.job = job["id"]
+    return job
+
+
+@router.get("", responses=doc.JOBS, openapi_extra=doc.listing("limit", "after"), summary="List your jobs")
+async def get_jobs(request: Request) -> Response:
+    """The jobs of the API key, or all of them where there are no keys: the newest first, a page at a time; all filters
+    must fit. ``next`` (and the Link header) lead to the next page."""
+    service = of(request)
+    caller = await service.caller(request)
+    wanted = _wanted(request)
+    rows, after = await run_in_threadpool(list_jobs, service.database, caller.owner, wanted)
+    headers = {"Cache-Control": "no-store"}
+    link = None
+    if after is not None:
+        query = [(n, v) for n, v in request.query_params.multi_items() if n != "after"]
+        link = f"/v1/jobs?{urlencode([*query, ('after', after)])}"
+        headers["Link"] = f'<{link}>; rel="next"'
+    return JSONResponse({"jobs": [describe(row) for row in rows], "next": link}, headers=headers)
+
+
+@router.delete("", responses=doc.JOBS, openapi_extra=doc.listing(), summary="Cancel many jobs")
+async def delete_jobs(request: Request) -> Response:
+    """Cancels those of your jobs that fit all filters and have not ended, 200 at most; at least one filter is needed.
+    The answer has each as it is now; ``next`` is there where more of them wait."""
+    service = of(request)
+    caller = await service.caller(request)
+    wanted = _wanted(request)
+    if not wanted.narrow:
+        raise Problem(400, "invalid-parameter", "say which: state, id or name")
+    waiting = replace(wanted, limit=MOST, states=tuple(s for s in WAITING if s in (wanted.states or WAITING)))
+    rows: list[Mapping[str, Any]] = []
+    after: str | None = None
+    if waiting.states:
+        rows, after = await run_in_threadpool(list_jobs, service.database, caller.owner, waiting)
+    found = [await run_in_threadpool(service.store.cancel, row["id"]) for row in rows]
+    link = None if after is None else f"/v1/jobs?{request.url.query}"
+    return JSONResponse({"jobs": [describe(job) for job in found if job is not None], "next": link})
+
+
+def _wanted(request: Request) -> Wanted:
+    given = request.query_params
+    limit = given.get("limit", "50")
+    return read_wanted(
+        given.getlist("state"), given.getlist("id"), given.get("name", ""), given.get("after", ""),
+        int(limit) if limit.isascii() and limit.isdecimal() and len(limit) < 6 else 0,
+    )  # fmt: skip
 
 
 @router.post("/{job_id}/continue", status_code=202, openapi_extra=doc.continuation(), responses=doc.JOB_ACCEPTED,
@@ -155,8 +212,8 @@ async def get_job(job_id: str, request: Request) -> Response:
     """State, progress so far, and links to what there is."""
     service = of(request)
     job = await service.job(job_id)
-    ahead = await run_in_threadpool(service.store.ahead, job["created"]) if job["state"] == "queued" else None
-    return JSONResponse(describe(job, ahead=ahead))
+    ahead = await run_in_threadpool(service.store.ahead, job) if job["state"] == "queued" else None
+    return JSONResponse(describe(job, ahead=ahead, webhook=await run_in_threadpool(service.webhooks.of, job_id)))
 
 
 @router.delete("/{job_id}", responses=doc.JOB, summary="Cancel a job")
@@ -226,6 +283,13 @@ async def get_result_file(job_id: str, name: str, request: Request) -> Response:
         raise Problem(404, "not-found", "the result has no such file")
     media = GRAPH_JSON if name.endswith(".json") else ONNX
     return await send_file(service, job, request, kept, media, {"Accept-Ranges": "bytes"}, filename=name)
+
+
+@router.head("/{job_id}/events", include_in_schema=False)
+async def head_events(job_id: str, request: Request) -> Response:
+    """That there is such a stream; it would not end before the job does."""
+    await of(request).job(job_id)
+    return Response(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
 @router.get("/{job_id}/events", responses=doc.EVENTS, summary="Follow a job", openapi_extra=doc.last_event_id())

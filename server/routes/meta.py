@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import time
 from dataclasses import asdict
 
 from fastapi import APIRouter
@@ -12,13 +10,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from superopt.server import openapi as doc
-from superopt.server.service import Service, of
+from superopt.server.exposition import exposition
+from superopt.server.keys import Caller
+from superopt.server.service import of
+from superopt.server.usage import usage_of
 
 __all__ = ["router"]
 
 router = APIRouter(tags=["service"])
 _PUBLIC = (
     "sync_body", "body", "upload", "uploads",
+    "upload_share", "upload_idle",
     "body_idle", "body_seconds", "sync_seconds", "wait", "search_seconds", "most_search_seconds",
     "job_seconds", "job_memory", "result", "per_minute", "active", "queued", "retention", "pins", "streams",
     "streams_per_address",
@@ -48,44 +50,25 @@ async def readyz(request: Request) -> Response:
     return of(request).health.answer("/readyz")
 
 
-@router.get("/metrics", responses=doc.METRICS, summary="Metrics", response_class=PlainTextResponse)
-async def metrics(request: Request) -> Response:
-    """Counters and gauges in Prometheus' text format."""
+@router.get("/v1/usage", responses=doc.USAGE, openapi_extra=doc.guarded(), summary="Usage")
+async def get_usage(request: Request) -> Response:
+    """What the API key used: jobs by their end, seconds of workers, bytes of models. An operator's sees all."""
     service = of(request)
-    states = await run_in_threadpool(service.store.counts)
-    return PlainTextResponse(_exposition(service, states), media_type="text/plain; version=0.0.4; charset=utf-8")
+    rows = await run_in_threadpool(usage_of, service.database, _seen_by(await service.caller(request)))
+    return JSONResponse({"usage": rows}, headers={"Cache-Control": "no-store"})
 
 
-def _exposition(service: Service, states: dict[str, int]) -> str:
-    lines = ["# HELP superopt_http_requests_total Answers by method, route and status.",
-             "# TYPE superopt_http_requests_total counter"]  # fmt: skip
-    for (method, route, status), count in sorted(service.requests.items()):
-        lines.append(f'superopt_http_requests_total{{method="{method}",route="{route}",status="{status}"}} {count}')
-    lines += ["# HELP superopt_jobs Jobs kept, by state.", "# TYPE superopt_jobs gauge"]
-    for state in ("queued", "running", "succeeded", "failed", "cancelled"):
-        lines.append(f'superopt_jobs{{state="{state}"}} {states.get(state, 0)}')
-    lines += ["# HELP superopt_refused_total What the door refused, by problem (and status; 0 is a closed connection).",
-              "# TYPE superopt_refused_total counter"]  # fmt: skip
-    for (kind, status), count in sorted(service.connections.refused.items()):
-        lines.append(f'superopt_refused_total{{problem="{kind}",status="{status}"}} {count}')
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    gauges = (
-        ("superopt_rules", "Rules in the library.", len(service.catalogue.entries)),
-        ("superopt_connections", "Open connections.", len(service.connections)),
-        ("superopt_event_streams", "Open event streams.", service.streams.total()),
-        ("superopt_uptime_seconds", "Seconds since the start.", round(time.time() - service.started, 1)),
-        ("process_cpu_seconds_total", "Processor time.", round(usage.ru_utime + usage.ru_stime, 2)),
-        ("process_resident_memory_bytes", "Resident memory.", _resident()),
-    )
-    for name, text, value in gauges:
-        lines += [f"# HELP {name} {text}", f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}",
-                  f"{name} {value}"]  # fmt: skip
-    return "\n".join(lines) + "\n"
+@router.get("/metrics", responses=doc.METRICS, openapi_extra=doc.guarded(), summary="Metrics",
+            response_class=PlainTextResponse)  # fmt: skip
+async def metrics(request: Request) -> Response:
+    """Counters, gauges and histograms in Prometheus' text format. Needs a key where the service does; what single keys
+    used is there for an operator's key."""
+    service = of(request)
+    caller = await service.caller(request)
+    text = await run_in_threadpool(exposition, service, _seen_by(caller))
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _resident() -> int:
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _seen_by(caller: Caller) -> str | None:
+    """Whose usage a caller may see: his own, or everybody's (``None``)."""
+    return None if caller.operator else caller.owner

@@ -114,7 +114,7 @@ async def get_job_page(job_id: str, request: Request) -> Response:
         return page("problem.html", "", status=problem.status, problem=problem.body)
     progress, ahead = None, None
     if job["state"] == "queued":
-        ahead = await run_in_threadpool(service.store.ahead, job["created"])
+        ahead = await run_in_threadpool(service.store.ahead, job)
     elif job["state"] == "running":
         rows = await run_in_threadpool(service.store.events_after, job_id, max(0, job["events"] - 2))
         progress = next((row["data"] for row in reversed(rows) if row["kind"] == "progress"), None)

@@ -15,7 +15,11 @@ __all__ = ["COMMANDS"]
 
 Data = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", envvar="SUPEROPT_DATA", help="where jobs are kept [~/.local/share/superopt]"),
+    typer.Option(
+        metavar="DIR",
+        envvar="SUPEROPT_DATA",
+        help="where jobs are kept [$XDG_DATA_HOME/superopt, or ~/.local/share/superopt]",
+    ),
 ]
 DatabaseUrl = Annotated[
     str | None, typer.Option(metavar="URL", envvar="SUPEROPT_DATABASE", help="postgresql://… instead of SQLite in DIR")
@@ -49,6 +53,20 @@ Connections = Annotated[
 PerAddress = Annotated[
     int, typer.Option(min=1, envvar="SUPEROPT_CONNECTIONS_PER_ADDRESS", help="of them, those of one client address")
 ]
+LogLevel = Annotated[
+    str, typer.Option(envvar="SUPEROPT_LOG_LEVEL", metavar="LEVEL", help="debug, info, warning or error")
+]
+LogFormat = Annotated[
+    str,
+    typer.Option(envvar="SUPEROPT_LOG_FORMAT", metavar="FORMAT",
+                 help="json (an object a line), text, or auto: text where standard error is a terminal"),
+]  # fmt: skip
+AccessLog = Annotated[bool, typer.Option(envvar="SUPEROPT_ACCESS_LOG", help="log a line a request")]
+Webhooks = Annotated[
+    str,
+    typer.Option(envvar="SUPEROPT_WEBHOOKS", metavar="WHERE",
+                 help="where clients may have the end of a job told: off, public (addresses) or any (private, too)"),
+]  # fmt: skip
 
 
 def serve(
@@ -63,6 +81,10 @@ def serve(
     store_results: StoreResults = None,
     connections: Connections = 1000,
     connections_per_address: PerAddress = 256,
+    log_level: LogLevel = "info",
+    log_format: LogFormat = "auto",
+    access_log: AccessLog = True,
+    webhooks: Webhooks = "off",
 ) -> None:
     """Serve the HTTP API and its pages, with workers, in one command.
 
@@ -79,7 +101,9 @@ def serve(
         connections_per_address=connections_per_address,
     )  # fmt: skip
     stores = {"stores": _names(store), "store_results": store_results or None}
-    settings = _settings(data, database, apart=apart, host=host, port=port, workers=workers, door=door, **stores)
+    logs = {"log_level": log_level, "log_format": log_format, "access_log": access_log}
+    settings = _settings(data, database, apart=apart, host=host, port=port, workers=workers, door=door,
+                         webhooks=webhooks, **stores, **logs)  # fmt: skip
     server.serve(settings, announce)
 
 
@@ -88,13 +112,16 @@ def worker(
     database: DatabaseUrl = None,
     apart: Apart = False,
     workers: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="worker processes of this host")] = 1,
+    log_level: LogLevel = "info",
+    log_format: LogFormat = "auto",
 ) -> None:
     """Run jobs of a service that shares this database, and this folder unless hosts are --apart."""
     from superopt import server
 
     if apart and database is None:
         raise UsageError("--apart shares nothing but a database", hint="--database postgresql://user@host/name")
-    server.work(_settings(data, database, apart=apart, workers=workers))
+    logs = {"log_level": log_level, "log_format": log_format}
+    server.work(_settings(data, database, apart=apart, workers=workers, **logs))
 
 
 def _names(given: list[str] | None) -> tuple[str, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
-from superopt.formats.onnx_nodes import attribute_proto, node
+from superopt.formats.onnx_nodes import attribute_proto, node, subgraphs
 from superopt.formats.onnx_tensors import ExternalFiles, weight
 from superopt.formats.onnx_values import value
 from superopt.ir.errors import InvalidModel, ResourceLimit, printable
@@ -18,7 +18,9 @@ from superopt.ops.infer import Applied, Typing, infer
 
 __all__ = ["refuse_contradictions"]
 
-_NODES = 20_000  # of subgraphs and functions that are looked at: 2⁴⁰ calls of functions must not take for ever
+# Nodes of subgraphs and functions that are read: 2⁴⁰ calls of functions must not take for ever. To read a subgraph is
+# to read all that is nested in it, so a node counts once for each level around it that is looked at.
+_NODES = 20_000
 _BYTES = 64 << 20  # of one subgraph: with more in it, it is weights that would be copied
 _SHOWN = 6  # inputs whose types a message lists
 _HINT = "no runtime can run it; look at how the model was made or edited"
@@ -33,6 +35,7 @@ class _Part:
     graph: Graph
     where: str = ""
     certain: bool = True  # whether its nodes run whenever the model does
+    nodes: int = 0  # its own and those nested in it
 
 
 def refuse_contradictions(graph: Graph) -> None:
@@ -53,10 +56,9 @@ def refuse_contradictions(graph: Graph) -> None:
         for place, item in enumerate(part.graph.nodes):
             if reason := exclusion(part.graph, typing, place, certain=part.certain):
                 raise InvalidModel(f"{reason}{_operands(item, typing)}", where=part.where + label(item), hint=_HINT)
-            for inner in _parts(part, item, typing, functions):
-                budget -= len(inner.graph.nodes)
-                if budget >= 0:
-                    stack.append(inner)
+            for inner in _parts(part, item, typing, functions, budget):
+                budget -= inner.nodes
+                stack.append(inner)
 
 
 def _refuse_claims(graph: Graph, typing: Typing) -> None:
@@ -90,13 +92,15 @@ def _functions(graph: Graph) -> Functions:
     return {(f.domain, f.name, f.overload): f for f in found}
 
 
-def _parts(part: _Part, item: Node, typing: Typing, functions: Functions) -> Iterator[_Part]:
-    """The graphs inside a node: those of its attributes, or the body of the function that it calls."""
+def _parts(part: _Part, item: Node, typing: Typing, functions: Functions, budget: int) -> Iterator[_Part]:
+    """The graphs inside a node, those of its attributes or the body of the function that it calls, as far as they
+    have no more nodes than the budget."""
     where = f"{part.where}{label(item)}, "
     if called := functions.get((item.domain, item.op, item.overload)):
-        inner = _body(called, item, typing)
+        size = _size(called.node)
+        inner = _body(called, item, typing) if size <= budget else None
         if inner is not None:
-            yield _Part(inner, where, part.certain)
+            yield _Part(inner, where, part.certain, size)
         return
     for name, given in item.attributes.items():
         if not isinstance(given, OpaqueAttribute) or not 0 < len(given.payload) <= _BYTES:
@@ -105,9 +109,17 @@ def _parts(part: _Part, item: Node, typing: Typing, functions: Functions) -> Ite
         if proto.ref_attr_name:
             continue
         for body in [*([proto.g] if proto.HasField("g") else ()), *proto.graphs]:
-            inner = _subgraph(body, given.captures, typing, part.graph.opset)
+            size = _size(body.node)
+            inner = _subgraph(body, given.captures, typing, part.graph.opset) if size <= budget else None
             if inner is not None:
-                yield _Part(inner, f"{where}{printable(name)}, ", certain=False)
+                budget -= size
+                yield _Part(inner, f"{where}{printable(name)}, ", certain=False, nodes=size)
+
+
+def _size(nodes: Sequence[NodeProto]) -> int:
+    """How many nodes these are, with those nested in them."""
+    nested = subgraphs(g for n in nodes for a in n.attribute for g in [*([a.g] if a.HasField("g") else ()), *a.graphs])
+    return len(nodes) + sum(len(g.node) for g in nested)
 
 
 def _subgraph(proto: GraphProto, captures: tuple[str, ...], typing: Typing, opset: Mapping[str, int]) -> Graph | None:

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from onnx import ModelProto
+from onnx import AttributeProto, ModelProto
 
 from superopt.formats.onnx_checks import expanded_nodes
+from superopt.formats.onnx_nodes import subgraphs
 from superopt.ir.errors import ResourceLimit
-from superopt.ir.graph import Graph, label
+from superopt.ir.graph import Graph, OpaqueAttribute, label
 from superopt.ir.poly import symbols, value_at
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Applied, Typing, infer, small_of_weight
@@ -39,6 +40,8 @@ __all__ = [
 SIZE = 8  # of a symbolic dimension whose size is not given
 MOST_FLOPS = 4e12  # of one operator: a minute or two on a core, in which nothing can interrupt it
 MOST_NODES = 100_000  # after inlining the model's own functions; ONNX Runtime takes half a minute for as many
+MOST_SUBGRAPHS = 5_000  # ONNX Runtime takes 0.25 ms and more for each, in every session; branches that nest double
+_SUBGRAPH_BYTES = 2  # that a subgraph has at least
 MOST_TURNS = 1_000_000  # of a loop with a known trip count
 LARGE = 1 << 30  # bytes of weights above which a model is handled through files and place by place, to bound memory
 ABSURD = 32 << 30  # bytes of values alive at once
@@ -109,10 +112,13 @@ def refuse_unbounded(
 
     Raises:
         ResourceLimit: it needs more than half of the memory that is left, or an operator more than 4·10¹² operations,
-            a loop more than 10⁶ turns, or its functions expand to more than 10⁵ nodes.
+            a loop more than 10⁶ turns, its functions expand to more than 10⁵ nodes, or it holds more than 5,000
+            subgraphs.
     """
     typing = typing or infer(graph, sizes)
     _refuse_functions(graph)
+    if not absurd:
+        _refuse_subgraphs(graph)
     limit = max(available() / 2 / copies, ABSURD if absurd else 0)
     total = 0
     last = {name: i for i, node in enumerate(graph.nodes) for name in node.reads}
@@ -145,6 +151,16 @@ def _refuse_functions(graph: Graph) -> None:
     count = expanded_nodes(functions, [*calls, *nested])
     if count > MOST_NODES:
         raise ResourceLimit(f"the model's functions expand to {count:.3g} nodes")
+
+
+def _refuse_subgraphs(graph: Graph) -> None:
+    payloads = [a.payload for n in graph.nodes for a in n.attributes.values() if isinstance(a, OpaqueAttribute)]
+    if sum(map(len, payloads)) <= _SUBGRAPH_BYTES * MOST_SUBGRAPHS:
+        return
+    attributes = [AttributeProto.FromString(payload) for payload in payloads]
+    found = subgraphs(g for a in attributes for g in [*([a.g] if a.HasField("g") else ()), *a.graphs])
+    if any(number > MOST_SUBGRAPHS for number, _ in enumerate(found, 1)):
+        raise ResourceLimit(f"the model holds more than {MOST_SUBGRAPHS:,} subgraphs")
 
 
 def _constant(graph: Graph, typing: Typing, name: str) -> int | None:

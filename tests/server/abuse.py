@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,6 +26,10 @@ from urllib.parse import urlsplit
 
 GET = b"GET %s HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/vnd.superopt.graph+json\r\n"
+RESERVE = (
+    b"POST /v1/uploads HTTP/1.1\r\nHost: localhost\r\nTus-Resumable: 1.0.0\r\nUpload-Length: 8589934592\r\n"
+    b"Upload-Metadata: filename bS5vbm54\r\nContent-Length: 0\r\n"
+)
 MOST = 64 << 20  # bytes that one attacker sends at most
 
 
@@ -37,6 +41,7 @@ class Attack:
     port: int
     count: int
     until: float
+    key: str = ""  # an API key that the attackers have, where the service wants one
     answers: Counter[str] = field(default_factory=Counter)
 
     async def crowd(self, one: Callable[[], Awaitable[None]]) -> None:
@@ -78,6 +83,16 @@ class Attack:
                 sending.cancel()
                 with contextlib.suppress(OSError, asyncio.CancelledError):
                     await sending
+
+    async def converse(self, requests: Sequence[bytes]) -> None:
+        """Send requests in turn, over and over, on one connection that stays open, each when the last is answered."""
+        async with self.connection() as (reader, writer):
+            for turn in range(1 << 30):
+                writer.write(requests[turn % len(requests)])
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.note(head)
+                length = head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]
+                await reader.readexactly(int(length or b"0"))
 
     def note(self, answer: bytes) -> None:
         """Count an answer by its status."""
@@ -142,17 +157,12 @@ async def slow_readers(a: Attack) -> None:
 async def flood(a: Attack) -> None:
     """As many requests as the service answers, on connections that stay open."""
     paths = (b"/livez", b"/v1/limits", b"/v1/rules", b"/nowhere", b"/v1/jobs/00000000-0000-0000-0000-000000000000")
+    await a.crowd(lambda: a.converse([GET % path + b"\r\n" for path in paths]))
 
-    async def one() -> None:
-        async with a.connection() as (reader, writer):
-            for turn in range(1 << 30):
-                writer.write(GET % paths[turn % len(paths)] + b"\r\n")
-                head = await reader.readuntil(b"\r\n\r\n")
-                a.note(head)
-                length = head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]
-                await reader.readexactly(int(length))
 
-    await a.crowd(one)
+async def reservations(a: Attack) -> None:
+    """Uploads that announce gigabytes, of which not a byte comes."""
+    await a.crowd(lambda: a.converse([RESERVE + _bearer(a.key)]))
 
 
 async def connects(a: Attack) -> None:
@@ -167,27 +177,37 @@ async def connects(a: Attack) -> None:
 
 ATTACKS = (
     endless_header, endless_lines, endless_url, half_open, slow_bodies, bodies_nobody_reads, chunk_extensions,
-    tiny_chunks, endless_trailers, pipelines, garbage, slow_readers, flood, connects,
+    tiny_chunks, endless_trailers, pipelines, garbage, slow_readers, flood, connects, reservations,
 )  # fmt: skip
 
 
-def ask(host: str, port: int, path: bytes, patience: float) -> bytes:
+def _bearer(key: str) -> bytes:
+    """The end of a head, with a key where there is one."""
+    return (f"Authorization: Bearer {key}\r\n\r\n" if key else "\r\n").encode()
+
+
+def ask(host: str, port: int, path: bytes, patience: float, key: str = "", head: bytes = GET) -> bytes:
     """One answer, on a connection of its own; empty where none came in time."""
     found = b""
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=patience) as connection:
-        connection.sendall(GET % path + b"Connection: close\r\n\r\n")
+        connection.sendall((head % path if path else head) + b"Connection: close\r\n" + _bearer(key))
         while piece := connection.recv(65536):
             found += piece
     return found
 
 
-def resident(host: str, port: int) -> float:
+def may_upload(host: str, port: int, key: str) -> bool:
+    """Whether the service takes an upload from somebody who has announced none."""
+    return ask(host, port, b"", 30, key, RESERVE.replace(b"8589934592", b"1048576")).startswith(b"HTTP/1.1 201")
+
+
+def resident(host: str, port: int, key: str = "") -> float:
     """MiB that the service's process has in memory."""
-    lines = ask(host, port, b"/metrics", 30).decode().splitlines()
+    lines = ask(host, port, b"/metrics", 30, key).decode().splitlines()
     return next((float(line.split()[1]) / 2**20 for line in lines if line.startswith("process_resident")), 0.0)
 
 
-def _watch(host: str, port: int, pipe: Connection) -> None:
+def _watch(host: str, port: int, key: str, pipe: Connection) -> None:
     times: list[float] = []
     failed, memory, late, slept = 0, 0.0, 0.0, time.monotonic()
     while not pipe.poll(0.05):
@@ -196,17 +216,17 @@ def _watch(host: str, port: int, pipe: Connection) -> None:
         failed += not ask(host, port, b"/readyz", 10).startswith(b"HTTP/1.1 200")
         times.append(time.monotonic() - began)
         if len(times) % 10 == 1:
-            memory = max(memory, resident(host, port))
+            memory = max(memory, resident(host, port, key))
         slept = time.monotonic()
-    pipe.send((sorted(times), failed, max(memory, resident(host, port)), late))
+    pipe.send((sorted(times), failed, max(memory, resident(host, port, key)), late))
 
 
-def _attackers(url: str, name: str, count: int, seconds: float, pipe: Connection) -> None:
+def _attackers(url: str, name: str, count: int, seconds: float, key: str, pipe: Connection) -> None:
     """In a process of their own: strangers come from elsewhere, and are not to take the processor from the measured."""
     os.nice(1)
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     kind = next(a for a in ATTACKS if a.__name__ == name)
-    pipe.send(raid(url, kind, count, seconds))
+    pipe.send(raid(url, kind, count, seconds, key))
 
 
 @dataclass(frozen=True)
@@ -228,16 +248,20 @@ class Outcome:
     answers: Counter[str]
 
 
-def raid(url: str, kind: Callable[[Attack], Awaitable[None]], count: int, seconds: float) -> Counter[str]:
+def raid(
+    url: str, kind: Callable[[Attack], Awaitable[None]], count: int, seconds: float, key: str = ""
+) -> Counter[str]:  # fmt: skip
     """Attack a service; what it answered. Arguments as of :func:`attack`."""
     place = urlsplit(url)
     assert place.hostname in ("127.0.0.1", "::1", "localhost"), "only one's own machine is attacked"
-    made = Attack(place.hostname, place.port or 80, count, time.monotonic() + seconds)
+    made = Attack(place.hostname, place.port or 80, count, time.monotonic() + seconds, key)
     asyncio.run(kind(made))  # type: ignore[arg-type]
     return made.answers
 
 
-def attack(url: str, kind: Callable[[Attack], Awaitable[None]], count: int, seconds: float) -> Outcome:
+def attack(
+    url: str, kind: Callable[[Attack], Awaitable[None]], count: int, seconds: float, key: str = ""
+) -> Outcome:  # fmt: skip
     """Attack a service while another process watches it.
 
     Args:
@@ -245,15 +269,16 @@ def attack(url: str, kind: Callable[[Attack], Awaitable[None]], count: int, seco
         kind: one of :data:`ATTACKS`.
         count: connections at once.
         seconds: how long.
+        key: an API key, where the service wants one.
     """
     place = urlsplit(url)
     host, port = place.hostname or "", place.port or 80
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
-    watcher = spawn.Process(target=_watch, args=(host, port, theirs), daemon=True)
+    watcher = spawn.Process(target=_watch, args=(host, port, key, theirs), daemon=True)
     watcher.start()
     told, tells = spawn.Pipe()
-    attackers = spawn.Process(target=_attackers, args=(url, kind.__name__, count, seconds, tells), daemon=True)
+    attackers = spawn.Process(target=_attackers, args=(url, kind.__name__, count, seconds, key, tells), daemon=True)
     attackers.start()
     try:
         assert told.poll(seconds + 60), "the attackers do not come back"
@@ -267,18 +292,18 @@ def attack(url: str, kind: Callable[[Attack], Awaitable[None]], count: int, seco
     return Outcome(times, failed, memory, late, answers)
 
 
-def run(url: str, count: int, seconds: float, only: str) -> bool:
+def run(url: str, count: int, seconds: float, only: str, key: str = "") -> bool:
     """All attacks; whether the service held."""
     place = urlsplit(url)
     for path in (b"/v1/rules", b"/v1/limits", b"/readyz", b"/metrics"):  # what is kept once does not count
-        ask(place.hostname or "", place.port or 80, path, 30)
-    before = resident(place.hostname or "", place.port or 80)
+        ask(place.hostname or "", place.port or 80, path, 30, key)
+    before = resident(place.hostname or "", place.port or 80, key)
     print(f"{url}: {before:.0f} MiB at the start")
     held = True
     for kind in ATTACKS:
         if only and only not in kind.__name__:
             continue
-        found = attack(url, kind, count, seconds)
+        found = attack(url, kind, count, seconds, key)
         worst, p99 = found.times[-1], found.times[int(0.99 * (len(found.times) - 1))]
         good = worst <= 0.2 and not found.failed and found.memory - before <= 64
         held &= good
@@ -304,15 +329,20 @@ def own(count: int, seconds: float, only: str) -> bool:
     for with_key in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             settings = Settings(data=Path(folder), port=free_port())
+            attackers = other = ""
             if with_key:
                 database = Database(settings.url)
                 database.migrate()
-                Keys(database).add("somebody")
+                attackers, other = (Keys(database).add(name) for name in ("attackers", "somebody else"))
                 database.close()
             live = start(settings)
             try:
                 print("with a key" if with_key else "without keys", end=", ")
-                held &= run(live.url, count, seconds, only)
+                held &= run(live.url, count, seconds, only, attackers)
+                if with_key:
+                    uploads = may_upload("127.0.0.1", settings.port, other)
+                    print(f"another key {'may' if uploads else 'MAY NOT'} upload")
+                    held &= uploads
             finally:
                 stop(live)
     return held

@@ -1,7 +1,8 @@
 """By hand: 50 jobs while workers, the server and the database's connections are killed; every job ends exactly once.
 
-``python tests/server/chaos.py [--postgres] [--jobs 50]`` prints a line of figures, and fails if a job is lost, ends
-twice, or has a wrong result.
+``python tests/server/chaos.py [--postgres] [--jobs 50] [--clock]`` prints a line of figures, and fails if a job is
+lost, ends twice, or has a wrong result. With ``--clock`` the clock is set hours back or forward beside every kill: all
+times that are written down are moved the other way, which is the same to whoever compares them with the time of day.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 import httpx
 
 sys.path.insert(0, str(Path(__file__).parent))
-from service_testing import GRAPH, Live, free_port, postgres, start, stop
+from service_testing import GRAPH, Live, free_port, postgres, set_clock, start, stop
 
 from superopt.formats import from_bytes
 from superopt.server.database import Database
@@ -42,6 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--postgres", action="store_true", help="a PostgreSQL of its own instead of SQLite")
     parser.add_argument("--jobs", type=int, default=50)
+    parser.add_argument("--clock", action="store_true", help="set the clock beside every kill")
     given = parser.parse_args()
     kinds = itertools.cycle(["worker", "connections", "worker", "server"])
     with tempfile.TemporaryDirectory() as folder, postgres() if given.postgres else nullcontext() as url:
@@ -51,12 +53,12 @@ def main() -> None:
         )  # fmt: skip
         service = [start(settings)]
         try:
-            run(service, given.jobs, kinds)
+            run(service, given.jobs, kinds, clock=given.clock)
         finally:
             stop(service[0])
 
 
-def run(service: list[Live], count: int, kinds: Iterator[str]) -> None:
+def run(service: list[Live], count: int, kinds: Iterator[str], *, clock: bool) -> None:
     """Submit, kill until everything has ended, compare; ``service`` holds the server of the moment."""
     began = time.monotonic()
     jobs = [service[0].post(body(n), GRAPH).json()["id"] for n in range(count)]
@@ -66,6 +68,10 @@ def run(service: list[Live], count: int, kinds: Iterator[str]) -> None:
             what = next(kinds)
             killed[what] += 1
             service[0] = kill(service[0], what)
+            if clock:
+                database = Database(service[0].settings.url)
+                set_clock(database, random.choice((-7200.0, 7200.0)))
+                database.close()
             print(f"{time.monotonic() - began:5.1f} s: {left} left; killed a {what}", file=sys.stderr)
         time.sleep(random.uniform(3, 6))
     seconds = round(time.monotonic() - began)

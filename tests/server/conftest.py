@@ -22,7 +22,7 @@ from superopt.server.settings import Limits, Settings  # noqa: E402
 from superopt.server.store import Store  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))  # test modules are no package; this is how they share a module
-from service_testing import POSTGRES, Live, free_port, postgres, start, stop  # noqa: E402
+from service_testing import POSTGRES, Live, Stopwatch, free_port, postgres, start, stop  # noqa: E402
 
 
 @pytest.fixture
@@ -70,5 +70,10 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
 
 
 @pytest.fixture
-def store(database: Database) -> Store:
-    return Store(database, Limits(attempts=2, per_minute=500, active=500))
+def clock() -> Stopwatch:
+    return Stopwatch()
+
+
+@pytest.fixture
+def store(database: Database, clock: Stopwatch) -> Store:
+    return Store(database, Limits(attempts=2, per_minute=500, active=500), clock)

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import sqlalchemy as sa
 
+from superopt.server.database import Database, jobs
 from superopt.server.settings import Settings
 from superopt.server.supervisor import to_json
 
@@ -26,9 +28,11 @@ __all__ = [
     "POSTGRES",
     "TINY",
     "Live",
+    "Stopwatch",
     "files_below",
     "free_port",
     "postgres",
+    "set_clock",
     "start",
     "stop",
     "tiny",
@@ -65,6 +69,23 @@ def files_below(folder: Path) -> list[str]:
     """Blobs and job folders that are on disk."""
     found = (Path(place) / name for place, _, names in os.walk(folder) for name in names)  # folders may vanish under it
     return sorted(str(path.relative_to(folder)) for path in found)
+
+
+@dataclass
+class Stopwatch:
+    """A clock that tests set."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def set_clock(database: Database, seconds: float) -> None:
+    """As if the clock had been set by so many seconds since all that is written was written."""
+    with database.write() as connection:
+        times = ("created", "started", "due")
+        connection.execute(sa.update(jobs).values({name: jobs.c[name] - seconds for name in times}))
 
 
 @dataclass

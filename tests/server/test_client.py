@@ -41,6 +41,23 @@ def test_what_is_refused_is_said(live: Live, tmp_path: Path) -> None:
     assert failed.value.problem["type"].endswith("invalid-model")
 
 
+def test_jobs_are_listed_and_cancelled_many_at_once(live: Live, tmp_path: Path) -> None:
+    client = Client(live.url)
+    sent = []
+    for n in range(3):
+        path = tmp_path / f"many {n}.json"
+        path.write_bytes(tiny(f"many {n}"))
+        sent.append(client.submit(path, idempotency_key=f"many {n}".replace(" ", "-"), time_limit=1)["id"])
+        assert client.submit(path, idempotency_key=f"many-{n}", time_limit=1)["id"] == sent[-1]
+    assert {job["id"] for job in client.jobs(name="MANY")} == set(sent)
+    assert {job["id"] for job in client.jobs(name="many", limit=1)} == set(sent)
+    with pytest.raises(ServiceError):
+        client.cancel_all()
+    ended = {job["id"] for job in client.cancel_all(id=sent)}
+    assert ended <= set(sent)
+    assert client.usage()[0]["submitted"] >= 3
+
+
 def test_rules_and_judgements(live: Live) -> None:
     service = Client(live.url)
     assert service.rules("conv batchnorm fold", limit=3)[0]["name"] == "fold BatchNormalization into Conv"

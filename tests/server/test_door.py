@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from abuse import ATTACKS, GET, POST, ask, raid, resident
+from abuse import ATTACKS, GET, POST, ask, may_upload, raid, resident
 from service_testing import Live, free_port, start, stop, tiny, until
 
 from superopt.server.connections import Connections
@@ -379,10 +379,11 @@ def test_turns_are_taken_address_by_address() -> None:
 def test_the_service_answers_and_stays_small_under_abuse(with_key: bool, tmp_path: Path) -> None:
     """The short form of ``python tests/server/abuse.py``; that one also says how quickly it answers."""
     settings = Settings(tmp_path, port=free_port(), workers=0)
+    attackers = other = ""
     if with_key:
         database = Database(settings.url)
         database.migrate()
-        Keys(database).add("somebody")
+        attackers, other = (Keys(database).add(name) for name in ("attackers", "somebody else"))
         database.close()
     live = start(settings)
     over = threading.Event()
@@ -395,13 +396,14 @@ def test_the_service_answers_and_stays_small_under_abuse(with_key: bool, tmp_pat
     watcher = threading.Thread(target=watch)
     try:
         for path in (b"/v1/rules", b"/v1/limits", b"/readyz", b"/metrics"):
-            ask("127.0.0.1", settings.port, path, 30)
-        before = resident("127.0.0.1", settings.port)
+            ask("127.0.0.1", settings.port, path, 30, attackers)
+        before = resident("127.0.0.1", settings.port, attackers)
         watcher.start()
         for kind in ATTACKS:
-            raid(live.url, kind, 100, 0.4)
-        until(lambda: resident("127.0.0.1", settings.port), 30)  # none of it is in hand any more
-        assert resident("127.0.0.1", settings.port) - before <= 64
+            raid(live.url, kind, 100, 0.4, attackers)
+        until(lambda: resident("127.0.0.1", settings.port, attackers), 30)  # none of it is in hand any more
+        assert resident("127.0.0.1", settings.port, attackers) - before <= 64
+        assert not with_key or may_upload("127.0.0.1", settings.port, other)
     finally:
         over.set()
         watcher.join()

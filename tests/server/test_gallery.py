@@ -31,9 +31,9 @@ from superopt.server.app import create_app
 from superopt.server.charts import timeline
 from superopt.server.compare import union
 from superopt.server.database import Database
+from superopt.server.retention import Retention
 from superopt.server.routes.api import EXAMPLES, FOLDER
 from superopt.server.settings import Limits, Settings
-from superopt.server.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -203,14 +203,14 @@ def test_a_pinned_job_stays_and_has_a_short_link(live: Live, tmp_path: Path) -> 
     assert first["link"] in live.http.get(f"/jobs/{job}").text
     other = live.post(tiny("not pinned"))
     until(lambda: live.succeeded(other))
-    store = Store(Database(live.settings.url), Limits(retention=-1.0))
-    store.expire()
+    retention = Retention(Database(live.settings.url), Limits(retention=-1.0))
+    retention.expire()
     assert live.http.get(f"/v1/jobs/{job}").status_code == 200
     assert live.http.get(f"/v1/jobs/{other.json()['id']}").status_code == 404
     assert live.http.get(f"/v1/jobs/{job}/result").status_code == 200
     assert live.http.delete(f"/v1/jobs/{job}/pin").status_code == 204
     assert live.http.get(first["link"]).status_code == 404
-    store.expire()
+    retention.expire()
     assert live.http.get(f"/v1/jobs/{job}").status_code == 404
     assert live.http.put(f"/v1/jobs/{job}/pin").status_code == 404
 

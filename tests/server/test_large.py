@@ -157,7 +157,7 @@ def test_a_full_disk_is_said_and_nothing_of_it_stays(small_disk: Path) -> None:
                 pass
         refused = live.http.post("/v1/jobs", content=tiny("full") + b" " * (1 << 20), headers={"Content-Type": GRAPH})
         assert refused.status_code == 503, refused.text
-        assert json.loads(refused.content)["type"] == "urn:superopt:problem:unavailable"
+        assert json.loads(refused.content)["type"] == "urn:superopt:problem:disk-full"
         assert live.http.get("/livez").status_code == 200
         assert live.http.get(good.headers["location"]).json()["state"] == "succeeded"  # reading goes on
         assert live.http.get(f"{good.headers['location']}/result").status_code == 200

@@ -17,14 +17,15 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from service_testing import GRAPH, Live, files_below, free_port, start, stop, tiny, until
+from service_testing import GRAPH, Live, files_below, free_port, set_clock, start, stop, tiny, until
 
 from superopt.client import Client
 from superopt.formats import from_bytes, load
 from superopt.runtime import reference
 from superopt.server.database import Database
+from superopt.server.finality import reusable
 from superopt.server.settings import Limits, Settings
-from superopt.server.store import Store, reusable
+from superopt.server.store import Store
 from superopt.verifier.differential import check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -209,12 +210,17 @@ def test_cancel_ends_the_child(live: Live) -> None:
     until(lambda: not list((live.settings.data / "work").iterdir()), 10)
 
 
-def test_a_killed_worker_loses_no_job(live: Live) -> None:
-    answers = [live.post(model("lora"), time_limit=1, seed=7), *(live.post(tiny(f"kill {n}")) for n in range(3))]
+@pytest.mark.parametrize("step", [-7200.0, 7200.0], ids=["clock back", "clock forward"])
+def test_a_killed_worker_loses_no_job(live: Live, step: float) -> None:
+    sent = [tiny(f"kill {n} {step}") for n in range(2)]
+    answers = [live.post(model("lora"), time_limit=1, seed=7 + (step > 0)), *map(live.post, sent)]
     until(lambda: running(live, answers[0]))
     [worker] = live.worker_pids()
     children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
     os.kill(worker, signal.SIGKILL)
+    database = Database(live.settings.url)
+    set_clock(database, step)
+    database.close()
     until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), 5)  # they die with it
     for answer in answers:
         until(lambda answer=answer: live.state(answer) == "succeeded", 60)

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from service_testing import Stopwatch
 
 from superopt.server.database import MIGRATIONS, Database, jobs, now
 from superopt.server.problems import Problem
+from superopt.server.retention import Retention
 from superopt.server.settings import Limits
 from superopt.server.store import Claim, Store, Submission
 
@@ -36,9 +38,10 @@ def kinds(store: Store, job_id: str) -> list[tuple[int, str]]:
     return [(row["seq"], row["kind"]) for row in store.events_after(job_id, 0)]
 
 
-def expire_lease(database: Database, job_id: str) -> None:
-    with database.write() as connection:
-        connection.execute(sa.update(jobs).where(jobs.c.id == job_id).values(lease=now() - 1.0))
+def fall_silent(store: Store, clock: Stopwatch) -> None:
+    """All workers are silent for longer than their lease, and somebody sees it."""
+    store.watch()
+    clock.now += 31.0
 
 
 def test_a_job_from_start_to_end(store: Store) -> None:
@@ -48,11 +51,11 @@ def test_a_job_from_start_to_end(store: Store) -> None:
     assert (held.id, held.attempt, held.options) == (job["id"], 1, {"seed": 0})
     assert store.claim("w2", 30) is None
     store.progress(held, {"done": 1})
-    assert store.heartbeat(held, 30) == "go on"
+    assert store.heartbeat(held) == "go on"
     assert store.succeed(held, OUTPUTS)
     found = store.job(job["id"])
     assert found is not None
-    assert (found["state"], found["outputs"], found["lease"]) == ("succeeded", OUTPUTS, None)
+    assert (found["state"], found["outputs"], found["lease_seconds"]) == ("succeeded", OUTPUTS, None)
     assert kinds(store, job["id"]) == [(1, "queued"), (2, "started"), (3, "progress"), (4, "finished")]
     assert abs(found["created"] - time.time()) < 5
 
@@ -127,13 +130,13 @@ def test_many_workers_claim_each_job_once(store: Store) -> None:
     assert store.counts() == {"succeeded": 60}
 
 
-def test_a_silent_worker_is_fenced_out(store: Store, database: Database) -> None:
+def test_a_silent_worker_is_fenced_out(store: Store, clock: Stopwatch) -> None:
     job, _ = store.enqueue(submission())
     dead = claimed(store)
-    expire_lease(database, job["id"])
+    fall_silent(store, clock)
     taken = claimed(store)
     assert taken.attempt == 2
-    assert store.heartbeat(dead, 30) == "lost"
+    assert store.heartbeat(dead) == "lost"
     store.progress(dead, {"done": 9})
     assert not store.succeed(dead, OUTPUTS)
     assert not store.fail(dead, {"what": "x"})
@@ -143,11 +146,11 @@ def test_a_silent_worker_is_fenced_out(store: Store, database: Database) -> None
     assert [kind for _, kind in kinds(store, job["id"])] == ["queued", "started", "started", "finished"]
 
 
-def test_a_job_that_kills_its_workers_ends(store: Store, database: Database) -> None:
+def test_a_job_that_kills_its_workers_ends(store: Store, clock: Stopwatch) -> None:
     job, _ = store.enqueue(submission())
     for _ in range(2):
         claimed(store)
-        expire_lease(database, job["id"])
+        fall_silent(store, clock)
     assert store.claim("w", 30) is None
     assert store.reap() == 1
     found = store.job(job["id"])
@@ -165,7 +168,7 @@ def test_a_worker_that_shuts_down_gives_its_job_back(store: Store) -> None:
     assert store.counts() == {"queued": 1}
 
 
-def test_cancel(store: Store, database: Database) -> None:
+def test_cancel(store: Store, clock: Stopwatch) -> None:
     waiting, _ = store.enqueue(submission())
     found = store.cancel(waiting["id"])
     assert found is not None
@@ -174,14 +177,14 @@ def test_cancel(store: Store, database: Database) -> None:
     running, _ = store.enqueue(submission())
     held = claimed(store)
     store.cancel(running["id"])
-    assert store.heartbeat(held, 30) == "cancel"
+    assert store.heartbeat(held) == "cancel"
     assert store.succeed(held, OUTPUTS)  # it came too late: the cancellation was first
     assert store.counts() == {"cancelled": 2}
     assert store.cached(held.cache_key) is None
     orphan, _ = store.enqueue(submission())
     claimed(store)
     store.cancel(orphan["id"])
-    expire_lease(database, orphan["id"])
+    fall_silent(store, clock)
     assert store.claim("w", 30) is None
     assert store.reap() == 1
     assert store.counts() == {"cancelled": 3}
@@ -216,12 +219,13 @@ def test_retention_and_what_is_referred_to(database: Database) -> None:
         store.succeed(claimed(store), OUTPUTS)
     waiting, _ = store.enqueue(submission("waiting"))
     held = claimed(store)
-    store.expire()
+    retention = Retention(database, store.limits)
+    retention.expire()
     assert store.counts() == {"succeeded": 2, "running": 1}  # 15 bytes each, 30 may be kept
-    wanted, working = store.references()
+    wanted, working = retention.references()
     assert wanted == {"a" * 64, "b" * 64}
     assert working == {f"{waiting['id']}-{held.attempt}"}
     with database.write() as connection:
         connection.execute(sa.update(jobs).values(finished=now() - 200.0))
-    store.expire()
+    retention.expire()
     assert store.counts() == {}

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import shutil
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
-from service_testing import Live, free_port, start, stop, tiny, until
+from service_testing import Live, Stopwatch, free_port, start, stop, tiny, until
 from starlette.testclient import TestClient
 from test_live import with_data
 
 from superopt.server.app import create_app
+from superopt.server.blobs import SPARE, Blobs
 from superopt.server.database import Database
 from superopt.server.keys import Keys
 from superopt.server.problems import Problem
@@ -192,3 +195,96 @@ def test_an_upload_that_is_removed_while_a_piece_comes_is_gone(client: TestClien
             asyncio.run(uploads.append(found, 0, chunks))
         assert refused.value.status == 404
     assert list(uploads._folder.iterdir()) == []
+
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A disk with 64 GiB of room, as the system tells it."""
+    facts = SimpleNamespace(free=64 * GIB + SPARE)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: facts)
+    return facts
+
+
+def reserving(folder: Path, clock: Stopwatch, **limits: float) -> Uploads:
+    return Uploads(folder, Blobs(folder), Limits(**limits), clock)  # type: ignore[arg-type]
+
+
+def refusal(uploads: Uploads, owner: str, length: int) -> tuple[int, str] | None:
+    try:
+        uploads.create(owner, length, "m.onnx")
+    except Problem as problem:
+        return problem.status, problem.kind
+    return None
+
+
+async def once(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+@pytest.mark.usefixtures("disk")
+def test_what_one_owner_reserves_keeps_nobody_else_out(tmp_path: Path, clock: Stopwatch) -> None:
+    uploads = reserving(tmp_path, clock)
+    answers = [refusal(uploads, "greedy", 8 * GIB) for _ in range(12)]
+    assert answers == [None] * 4 + [(429, "quota")] * 8  # half of the disk
+    assert refusal(uploads, "somebody", 8 * GIB) is None
+    assert refusal(uploads, "somebody else", 8 * GIB) is None
+
+
+@pytest.mark.usefixtures("disk")
+def test_a_service_without_keys_lets_its_one_owner_have_the_disk(tmp_path: Path, clock: Stopwatch) -> None:
+    uploads = reserving(tmp_path, clock)
+    assert [refusal(uploads, "", 8 * GIB) for _ in range(9)] == [None] * 8 + [(429, "quota")]
+
+
+def test_a_disk_without_room_is_not_blamed_on_the_owner(
+    tmp_path: Path, clock: Stopwatch, disk: SimpleNamespace
+) -> None:
+    disk.free = 4 * GIB
+    assert refusal(reserving(tmp_path, clock), "me", 8 * GIB) == (503, "disk-full")
+
+
+@pytest.mark.usefixtures("disk")
+def test_a_reservation_falls_where_no_byte_comes(tmp_path: Path, clock: Stopwatch) -> None:
+    uploads = reserving(tmp_path, clock, uploads=5)
+    empty = uploads.create("greedy", 8 * GIB, "a.onnx")
+    begun = uploads.create("greedy", 8 * GIB, "b.onnx")
+    alive = uploads.create("greedy", 8 * GIB, "c.onnx")
+    last = uploads.create("greedy", 8 * GIB, "d.onnx")
+    assert refusal(uploads, "greedy", 8 * GIB) == (429, "quota")
+    asyncio.run(uploads.append(begun, 0, once(b"x")))
+    for offset in range(3):  # a byte now and then
+        clock.now += 200.0
+        asyncio.run(uploads.append(alive, offset, once(b"y")))
+    assert refusal(uploads, "greedy", 8 * GIB) is None  # three of the four hold nothing any more
+    assert uploads.find(empty.id, "greedy") == empty
+    assert refusal(uploads, "greedy", 8 * GIB) is None  # a sixth: those that are empty make way
+    for gone in (empty, last):
+        with pytest.raises(Problem) as refused:
+            uploads.find(gone.id, "greedy")
+        assert refused.value.status == 404
+    assert uploads.offset(begun) == 1  # what came is kept, and can be gone on with
+    assert asyncio.run(uploads.append(begun, 1, once(b"x"))) == 2
+
+
+def test_who_goes_on_after_a_pause_needs_room_again(tmp_path: Path, clock: Stopwatch, disk: SimpleNamespace) -> None:
+    uploads = reserving(tmp_path, clock)
+    begun = uploads.create("me", 8 * GIB, "a.onnx")
+    asyncio.run(uploads.append(begun, 0, once(b"x")))
+    clock.now += 301.0
+    disk.free = SPARE + GIB
+    with pytest.raises(Problem) as refused:
+        asyncio.run(uploads.append(begun, 1, once(b"x")))
+    assert (refused.value.status, refused.value.kind) == (503, "disk-full")
+    disk.free = SPARE + 64 * GIB
+    assert asyncio.run(uploads.append(begun, 1, once(b"x"))) == 2
+
+
+@pytest.mark.usefixtures("disk")
+def test_a_restart_gives_uploads_their_minutes_again(tmp_path: Path, clock: Stopwatch) -> None:
+    first = reserving(tmp_path, clock, upload=32 * GIB).create("greedy", 32 * GIB, "a.onnx")
+    again = reserving(tmp_path, Stopwatch(5e6), upload=32 * GIB)
+    assert refusal(again, "greedy", GIB) == (429, "quota")
+    assert again.find(first.id, "greedy") == first
