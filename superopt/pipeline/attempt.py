@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -95,7 +94,6 @@ class _Attempt:
         self.searches = Searches(task, self.notes, self.remarks, CHEAP * self.before.us / _QUESTIONS)
         self.contest = Contest(task, bench, self.notes)
         self.checks = Checks(task, self.searches, bench, self.notes)
-        self.tried_for = 0.0  # seconds that judging and checking the last candidate took
 
     def run(self) -> Result:
         """Search, judge and check."""
@@ -286,12 +284,12 @@ class _Attempt:
         task = self.task
         most = 1.0 - (best.cost.us / self.before.us if self.before.us else 1.0)
         enough = most > SearchOptions().least_gain or len(best.found.graph.nodes) < len(task.graph.nodes)
-        leisure = not self.contest.interrupted and task.budget.left > 2 * self.tried_for
+        leisure = not self.contest.interrupted and task.budget.left > task.budget.racing
         return task.effort.again and leisure and enough
 
     def _tried(self, found: SearchResult) -> Candidate:
         """A search's result, judged beside the input and, if it is to be returned, checked."""
-        start, checked, task = time.monotonic(), UNCHANGED, self.task
+        checked, task = UNCHANGED, self.task
         while found.graph is not task.graph:
             cost = costs.graph_cost(found.graph, task.costs, sizes=task.sizes)
             judged, measured = self.contest.judged(found.graph, self.before, cost)
@@ -305,7 +303,6 @@ class _Attempt:
             found = settled  # what is left without the rule at fault: checked, and to be judged
         else:
             candidate = Candidate(found, checked, self.before, Judgement(True))
-        self.tried_for = time.monotonic() - start
         return candidate
 
 
