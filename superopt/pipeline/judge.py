@@ -237,6 +237,8 @@ class Replacement:
     @property
     def settled(self) -> bool:
         """Whether more rounds would hardly change anything."""
+        if self.measured is None or self.measured.runs <= LOOKS[0]:  # so few rounds say nothing yet
+            return False
         known = self._known
         return known.sure or abs(known.mean - (1.0 - LEAST_REPLACED)) > SURELY * known.deviation
 

@@ -363,7 +363,10 @@ def test_a_busy_machine_refuses_what_a_quiet_one_refuses(ratio: float) -> None:
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_a_few_rounds_tell_nothing(rounds: int) -> None:
     known = Belief(0.9, 0.05)
-    assert known.measured(Measured(1.0, 0.5, 0.5, rounds)) == known
+    few = Measured(1.0, 0.5, 0.5, rounds)
+    assert known.measured(few) == known
+    assert not judge.Replacement(Belief(0.5, 0.01), few).settled, "prices alone end no race"
+    assert judge.Replacement(Belief(0.5, 0.01), replace(few, runs=7)).settled
     assert known.measured(Measured(1.0, 0.5, 0.5, 7)).mean < 0.55
 
 
