@@ -268,6 +268,24 @@ def test_timing_refuses_forms_and_nothing_else(ratio: float, used: bool, monkeyp
         assert any("they take" in note for note in report.notes)
 
 
+def test_noise_of_races_chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds on a busy machine: what each race says differs, what comes back does not."""
+    monkeypatch.setattr(judge, "CHEAP", -1.0)
+    found = set()
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+
+        def measure(before: Graph, after: Graph, rng: np.random.Generator = rng, **more: object) -> Measured:
+            quiet = timed(formed=0.7, beside_plain=0.8)(before, after, **more)
+            rounds = quiet.ratio * rng.lognormal(0.0, 0.04, 15)
+            low, middle, high = np.quantile(rounds, (0.25, 0.5, 0.75))
+            return replace(quiet, ratio=middle, spread=high - low, deviation=rounds.std())
+
+        monkeypatch.setattr(contest, "measure", measure)
+        found.add(optimised(model(), target="cpu", time_limit=60.0)[1].result)
+    assert found == {optimised(model())[1].result}
+
+
 def test_forms_that_surely_gain_are_raced_beside_the_input_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "CHEAP", 1.0)
     race = timed(formed=0.4, beside_plain=2.0)
