@@ -31,7 +31,7 @@ from superopt.verifier.differential import CheckResult, Slack
 from superopt.verifier.running import Bench
 
 if TYPE_CHECKING:
-    from superopt.pipeline.fewer import Budget, Formed
+    from superopt.pipeline.fewer import Budget, Formed, Setting
 
 __all__ = ["Candidate", "attempt", "with_forms_alone"]
 
@@ -201,16 +201,13 @@ class _Attempt:
             found: the search's.
             inputs: on which errors are measured; by default, as many as that is worth.
         """
-        task, options, bound = self.task, self.task.options, self.searches.bound
+        task, options = self.task, self.task.options
         wanted = not options.enable and ALGORITHMS not in options.disable and options.objective != "memory"
         if found.stopped == "interrupted" or not wanted:  # forms hold larger weights, and more values at once
             return None
-        from superopt.pipeline.fewer import Budget, Setting, proposals  # here, because most models have no place for it
+        from superopt.pipeline.fewer import Budget, proposals  # here, because most models have no place for it
 
-        setting = Setting(
-            options.floats, task.sizes, options.seed, options.threads, runtime_named(options.runtime),
-            memory=None if bound is None else bound.most, inputs=inputs,
-        )  # fmt: skip
+        setting = self._setting(inputs)
         budget: Budget | None = None
         slow = False
         try:
@@ -228,13 +225,23 @@ class _Attempt:
                 self.bench.drop(formed.graph)
                 count = len(formed.choices)
                 self.notes.append(f"{count} operators with fewer multiplications were left out: {why}")
-                if timed and (formed.clear or not task.effort.again):
+                if self.contest.interrupted or (timed and (formed.clear or not task.effort.again)):
                     break
                 slow = slow or timed
         except KeyboardInterrupt:
             self.contest.interrupted = True
             task.budget.hurry()
         return None
+
+    def _setting(self, inputs: int | None) -> Setting:
+        """What fewer multiplications may cost."""
+        from superopt.pipeline.fewer import Setting  # as above
+
+        options, bound = self.task.options, self.searches.bound
+        return Setting(
+            options.floats, self.task.sizes, options.seed, options.threads, runtime_named(options.runtime),
+            memory=None if bound is None else bound.most, inputs=inputs,
+        )  # fmt: skip
 
     def _formed(self, found: SearchResult, formed: Formed, budget: Budget) -> tuple[Candidate | None, str, bool]:
         """A search's result with fewer multiplications, if it is accepted; else why not, and whether timing says so."""
@@ -269,6 +276,8 @@ class _Attempt:
         if task.races and (of_input or (task.effort.again and known.doubted)):
             costs_of = (formed.cost.us / formed.modelled.mean, formed.cost.us)
             known, possible = self.contest.replaces(plain, formed.graph, known, costs_of)
+            if self.contest.interrupted:
+                return Judgement(False, "timing them was interrupted"), None
             if possible and not known.taken:
                 why = f"beside the result without them, they take {known.text} of its time"
                 return Judgement(False, why), None
