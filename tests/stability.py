@@ -1,9 +1,17 @@
 """Does the same model come back the same, and how soon? ``python tests/stability.py MODELS --runs 20``.
 
-Each run is the command a user types, in a process of its own, with an empty cache (``--calibrated``: one that knows
-this machine and no model). Every other run has a busy neighbour, a process that multiplies matrices larger than the
-caches (``--neighbour never|half|always``). Distinct results of a model are then raced against its input in one race,
-so that ratios compare; a result found twenty times is timed once. Seconds are from command to file.
+Models are ONNX files or JSON graphs. Each run is the command a user types, in a process of its own, with an empty cache
+(``--calibrated``: one that knows this machine and no model). Every other run has a busy neighbour, a process that
+multiplies matrices larger than the caches on as many cores as there are (``--neighbour never|half|always``, ``--busy
+CORES``). ``--warm`` adds a run with the cache that the last one left. Distinct results of a model are then raced
+against its input in one race, so that ratios compare; a result found twenty times is timed once. Seconds are from
+command to file. The last table has a row for each result of each model; the exit status is 1 where fewer runs than
+``--at-least`` (a share) came back with their model's most frequent result.
+
+Ten deployments, five cold runs each on a quiet machine and five beside a neighbour on all cores::
+
+    python -m superopt.lab.deployments FOLDER
+    python tests/stability.py FOLDER/*.onnx --runs 10 --warm --at-least 0.95 --json stability.json
 """
 
 from __future__ import annotations
@@ -29,7 +37,9 @@ sys.path.insert(0, str(ROOT))
 
 
 from superopt import formats  # noqa: E402
+from superopt.cost.trial import sizes_fed  # noqa: E402
 from superopt.ir.graph import Graph  # noqa: E402
+from superopt.pipeline.likely import likely_sizes  # noqa: E402
 from superopt.pipeline.racing import runnable  # noqa: E402
 from superopt.runtime.race import race  # noqa: E402
 from superopt.verifier.differential import make_inputs  # noqa: E402
@@ -52,7 +62,12 @@ class Run:
     cpu_seconds: float
     peak_mib: float
     neighbour: bool
+    warm: bool
     said: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "warm" if self.warm else "busy" if self.neighbour else "quiet"
 
 
 @dataclass
@@ -79,13 +94,13 @@ class Row:
 
 
 @contextlib.contextmanager
-def neighbour(busy: bool) -> Iterator[None]:
-    """A process that keeps a core and the memory bus busy, if wanted."""
-    if not busy:
+def neighbour(cores: int) -> Iterator[None]:
+    """A process that keeps so many cores and the memory bus busy."""
+    if not cores:
         yield
         return
-    quiet = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-c", _NEIGHBOUR], env=quiet)
+    threads = {**os.environ, "OPENBLAS_NUM_THREADS": str(cores), "OMP_NUM_THREADS": str(cores)}
+    process = subprocess.Popen([sys.executable, "-c", _NEIGHBOUR], env=threads)
     try:
         yield
     finally:
@@ -114,13 +129,11 @@ def highest(pid: int) -> Iterator[list[int]]:
         thread.join()
 
 
-def once(model: Path, kept: Path, calibrated: Path | None, options: Sequence[str], busy: bool) -> Run:
+def once(model: Path, kept: Path, cache: Path, options: Sequence[str], busy: int, *, warm: bool = False) -> Run:
     """Optimise a model as a user would; the written model is kept under its digest."""
     with tempfile.TemporaryDirectory(prefix="superopt-stability-") as place:
         folder = Path(place)
-        cache, out, figures = folder / "cache", folder / "out.onnx", folder / "report.json"
-        if calibrated is not None:
-            shutil.copytree(calibrated, cache)
+        out, figures = folder / "out.onnx", folder / "report.json"
         command = [sys.executable, "-m", "superopt.cli", "optimize", str(model), "-o", str(out), "--json", str(figures)]
         with neighbour(busy):
             start = time.monotonic()
@@ -143,14 +156,15 @@ def once(model: Path, kept: Path, calibrated: Path | None, options: Sequence[str
         return Run(
             digest, found["status"], found["nodes"]["after"], after.get("BatchNormalization", 0),
             found["cost"]["after_us"] / found["cost"]["before_us"] if found["cost"]["before_us"] else 1.0,
-            seconds, used.ru_utime + used.ru_stime, peak[0] / 1024, busy, "; ".join(found["notes"]),
+            seconds, used.ru_utime + used.ru_stime, peak[0] / 1024, bool(busy), warm,
+            "; ".join(found["notes"]),
         )  # fmt: skip
 
 
 def raced(graph: Graph, digests: Sequence[str], kept: Path, rounds: int) -> dict[str, tuple[float, float]]:
     """Ratio to the input, and its spread, of each distinct result; all in one race."""
     found = [d for d in digests if (kept / f"{d}.onnx").is_file()]
-    feeds = make_inputs(graph, 0, "normal", sizes={})
+    feeds = make_inputs(graph, 0, "normal", sizes=sizes_fed(graph, likely_sizes(graph, {})))
     with tempfile.TemporaryDirectory(prefix="superopt-stability-") as place:
         models = [runnable(graph, Path(place) / "input.onnx"), *(kept / f"{d}.onnx" for d in found)]
         result = race(models, feeds, rounds=rounds, burst=3, threads=1, clock="cpu", time_limit=120.0)
@@ -205,11 +219,47 @@ def shown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def results_shown(rows: Sequence[Row]) -> str:
+    """A row for each result of each model: its digest, the runs that came back with it, and its ratio, as Markdown."""
+    lines = ["| model | digest | nodes | quiet | busy | warm | ratio |", "|---" * 7 + "|"]
+    for row in rows:
+        for digest, count in Counter(r.digest for r in row.runs).most_common():
+            mine = [r for r in row.runs if r.digest == digest]
+            kinds = Counter(r.kind for r in mine)
+            ratio, spread = row.ratios[digest]
+            assert count == len(mine)
+            cells = (
+                row.model, digest[:12], mine[0].nodes, *(kinds[k] for k in ("quiet", "busy", "warm")),
+                f"{ratio:.3f} ± {spread:.3f}",
+            )  # fmt: skip
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+    alike, runs = sum(row.alike for row in rows), sum(len(row.runs) for row in rows)
+    lines += ["", f"{alike} of {runs} runs came back with their model's most frequent result"]
+    return "\n".join(lines)
+
+
+def runs_of(model: Path, kept: Path, known: Path | None, args: argparse.Namespace) -> Iterator[Run]:
+    """Cold runs, and a warm one if wanted."""
+    kept.mkdir()
+    for number in range(args.runs):
+        with tempfile.TemporaryDirectory(prefix="superopt-stability-") as place:
+            cache = Path(place) / "cache"
+            if known is not None:
+                shutil.copytree(known, cache)
+            busy = args.neighbour == "always" or (args.neighbour == "half" and number % 2 == 1)
+            yield once(model, kept, cache, args.option, args.busy if busy else 0)
+            if args.warm and number == args.runs - 1:
+                yield once(model, kept, cache, args.option, 0, warm=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--neighbour", choices=("never", "half", "always"), default="half")
+    parser.add_argument("--busy", type=int, default=os.cpu_count() or 1, help="cores that a neighbour keeps busy")
+    parser.add_argument("--warm", action="store_true", help="one more run, with the cache that the last one left")
+    parser.add_argument("--at-least", type=float, default=0.0, help="share of runs with their model's usual result")
     parser.add_argument("--calibrated", action="store_true", help="the cache knows this machine, and no model")
     parser.add_argument("--rounds", type=int, default=15, help="of the race of distinct results")
     parser.add_argument("--json", type=Path)
@@ -225,11 +275,8 @@ def main() -> None:
         for model in args.models:
             graph = formats.load(model)
             row = Row(model.stem, sum(w.type.nbytes or 0 for w in graph.weights) / _MIB)
-            kept = Path(place) / model.stem
-            kept.mkdir()
-            for number in range(args.runs):
-                busy = args.neighbour == "always" or (args.neighbour == "half" and number % 2 == 1)
-                row.runs.append(once(model, kept, known, args.option, busy))
+            kept = Path(place) / f"results-{model.stem}"
+            row.runs += runs_of(model, kept, known, args)
             digests = list(dict.fromkeys(r.digest for r in row.runs))
             improved = [d for d in digests if any(r.digest == d and r.status == "improved" for r in row.runs)]
             row.ratios = dict.fromkeys(digests, (1.0, 0.0)) | raced(graph, improved, kept, args.rounds)
@@ -238,7 +285,9 @@ def main() -> None:
             print(shown(rows[-1:]).splitlines()[2], flush=True)
             if args.json is not None:
                 args.json.write_text(json.dumps([asdict(r) for r in rows], indent=1))
-    print("\n" + shown(rows))
+    print("\n" + shown(rows) + "\n\n" + results_shown(rows))
+    alike = sum(row.alike for row in rows) / sum(len(row.runs) for row in rows)
+    raise SystemExit(int(alike < args.at_least))
 
 
 if __name__ == "__main__":

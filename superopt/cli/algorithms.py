@@ -121,9 +121,10 @@ def apply(
             name, share = choice.site.node.name or choice.site.output, choice.after / choice.before
             console.print(f"{name}: {named(choice.form)}, modelled x{share:.2f}", markup=False, soft_wrap=True)
         errors = made.errors
+        assert errors is not None, "what is returned was measured"
         text = f"errors against float64: {errors.before:.1e} before, {errors.after:.1e} after, {errors.inputs} inputs"
         console.print(text, markup=False)
-        if (raced := made.measured) is not None:
+        if (raced := found.measured) is not None:
             times = f"{raced.before_ms:.2f} ms before, {raced.after_ms:.2f} ms after, x{raced.ratio:.3f}"
             console.print(f"measured: {times} (spread {raced.spread:.3f}, {raced.runs} runs)", markup=False)
     console.print((found.reason and f"unchanged: {found.reason}") or "rewritten", markup=False, soft_wrap=True)

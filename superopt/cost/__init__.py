@@ -20,12 +20,12 @@ from superopt.cost.profile import (
 from superopt.cost.record import Estimate, Key, Record
 from superopt.cost.recorded import RecordedProfile
 from superopt.cost.roofline import ceilings, operator_rows, roofline_data
-from superopt.cost.target import QUESTIONS, device_of, for_target
+from superopt.cost.target import device_of, for_target
 from superopt.cost.whole import GraphCost, Work, graph_cost, graph_work, node_work, timeline, work
 
 __all__ = [
     "BACKENDS", "ONNX_RUNTIME_CPU", "OPENVINO_CPU", "Backend", "CostModel", "Demand", "Estimate", "Fusion", "GraphCost",
-    "Key", "MeasuredCpu", "QUESTIONS", "Peaks", "Racing", "Profile", "Record", "RecordedProfile", "Store", "Work",
+    "Key", "MeasuredCpu", "Peaks", "Racing", "Profile", "Record", "RecordedProfile", "Store", "Work",
     "ceilings", "device_of", "for_target", "graph_cost", "graph_work", "known_calibrations", "load_profile",
     "node_work", "operator_rows", "peaks_of_header", "profile_names", "read_profile", "shipped_header",
     "roofline_data", "timeline", "work", "write_profile",

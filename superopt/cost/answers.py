@@ -47,7 +47,6 @@ class Answers:
         store: where records are kept.
         ceilings: the device's, for predictions; by default the usual ones.
         time_limit: seconds that may be spent measuring; what comes later is not measured.
-        most: measurements that may be made; ``None`` for as many as are wanted.
         progress: called with (measured so far, None, what) before each measurement.
 
     Attributes:
@@ -60,12 +59,10 @@ class Answers:
         *,
         ceilings: Ceilings | None = None,
         time_limit: float = float("inf"),
-        most: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.store = store
         self.measured = 0
-        self.most = most
         self._ceilings, self._progress, self._limit = ceilings, progress, time_limit
         self._seconds = 0.0  # that measuring took
         self._failed: set[str] = set()
@@ -83,7 +80,7 @@ class Answers:
             work: FLOPs and bytes, for the record.
         """
         known = self.store.get(key.text)
-        if known is not None or self.spent or key.text in self._failed or key.text in self._alone:
+        if known is not None or self.late or key.text in self._failed or key.text in self._alone:
             return known
         if self._progress is not None:
             self._progress(self.measured, None, f"measuring {key.op}")
@@ -101,11 +98,6 @@ class Answers:
             self.measured += 1
         self.store.add(record)
         return record
-
-    @property
-    def spent(self) -> bool:
-        """Whether nothing more is measured."""
-        return self.late or (self.most is not None and self.measured >= self.most)
 
     @property
     def late(self) -> bool:

@@ -4,8 +4,7 @@ Prices are then a function of a profile and three factors, and the same on every
 most of its roofline (arithmetic or memory; Williams et al., 2009), or by what any operator costs. Each kind has its
 factor: the median over a few of the profile's own records that are timed again. A factor is what all kinds have in
 common, which no choice depends on, times what is the kind's own. Both go in steps, so that two calibrations of one
-machine give the same prices, and a machine like the profile's gives the profile's own. What the profile lacks is timed
-beside what it has (:func:`timed_beside`), so that it is in the profile's units, whatever a calibration made of them.
+machine give the same prices, and a machine like the profile's gives the profile's own.
 """
 
 from __future__ import annotations
@@ -15,18 +14,16 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
-from statistics import median, pstdev, quantiles
+from statistics import median, pstdev
 from typing import Any, Literal
 
 from superopt.cost.device import Device
-from superopt.cost.measure import Timing
 from superopt.cost.peaks import peaks_of_header
 from superopt.cost.predictor import Ceilings, ceilings_of
 from superopt.cost.profile import Profile
-from superopt.cost.question import Question, fixed_bytes, question_of
+from superopt.cost.question import question_of
 from superopt.cost.record import APART, Record
 from superopt.ir.errors import SuperoptError
 from superopt.ir.kept import keep, kept
@@ -34,32 +31,27 @@ from superopt.ops.record import NotCovered
 from superopt.runtime.spread import IQR_OF_NORMAL, median_error
 
 __all__ = [
-    "SHORT_NS",
     "Calibration",
     "calibrated",
     "calibration_at_hand",
     "calibration_of",
     "scaled",
-    "stepped",
-    "timed_beside",
 ]
 
 Bound = Literal["overhead", "arithmetic", "memory"]
 _BOUNDS: tuple[Bound, ...] = ("overhead", "arithmetic", "memory")
 _SAMPLES = 7  # records of each kind that are timed again: a median of seven survives three that were disturbed
-_SECONDS = 3.0  # for all of them, of this process' time: it is done once a machine, while somebody waits
+# For all of them, of this process' time. They take two or three: the limit is for a machine that is several times
+# slower than any profile's, and not for one that is busy.
+_SECONDS = 12.0
 _FEWEST = 4  # records of a kind: with fewer, its factor is not told from that of the others
 # Timed again is what takes longer than the noise of the clock, and is short enough to repeat. A shorter kernel takes
-# 0.6 µs in one session and 1.1 in another, so that its answers flip ties: a profile's many records tell more.
-SHORT_NS, _LONG_NS = 2e3, 2e6
-_SESSIONS, _MORE = 3, 9  # in which a question is timed beside a profile: one that is off is outvoted; at most
-# Relative standard error of the median at which no more sessions are asked, and nanoseconds below which none are: a
-# kernel of some microseconds is as long as it is in a session, and its price decides little.
-_TOLD, _SHORT_QUESTION_NS = 0.05, 1e4
-_LONG_QUESTION_NS = 1e6  # above, sessions differ by as much as runs do, and each takes a tenth of a second
+# 0.6 µs in one session and 1.1 in another.
+_SHORT_NS, _LONG_NS = 2e3, 2e6
 _STEP = math.log(1.25)  # of what all kinds have in common: times are told to no better than that
-_OWN_STEP = math.log(1.5)  # of what is a kind's own: beside a neighbour a kind's median moves by a tenth, so half of a
-# step is two of that
+# Of what is a kind's own: half of a step is 1.41, and a neighbour moves a kind's median by a tenth. Processors of one
+# architecture are within half of a step of each other in most kinds, so that they get the same prices.
+_OWN_STEP = math.log(2.0)
 _FOLDER, _MOST = "calibration", 16
 
 
@@ -130,8 +122,8 @@ def calibration_of(name: str, profile: Profile, device: Device) -> Calibration:
     usual = median(known.values()) if known else 1.0
     measured = {bound: known.get(bound, usual) for bound in _BOUNDS}
     off = [math.log(r / known[b]) ** 2 for b, ratios in found.items() for r in ratios]
-    common = 1.0 if all(_alike(ratios) for ratios in found.values()) else stepped(usual, _STEP)
-    own = {b: stepped(f / usual, _OWN_STEP) if len(found[b]) >= _FEWEST else 1.0 for b, f in measured.items()}
+    common = 1.0 if all(_alike(ratios) for ratios in found.values()) else _stepped(usual, _STEP)
+    own = {b: _stepped(f / usual, _OWN_STEP) if len(found[b]) >= _FEWEST else 1.0 for b, f in measured.items()}
     return Calibration(
         name, device.name, {b: round(common * factor, 6) for b, factor in own.items()},
         {b: round(f, 4) for b, f in measured.items()}, round(math.sqrt(sum(off) / len(off)), 4) if off else 1.0,
@@ -145,7 +137,7 @@ def _alike(ratios: Sequence[float]) -> bool:
     return bool(logs) and abs(median(logs)) < 2.0 * median_error(len(logs)) * IQR_OF_NORMAL * pstdev(logs)
 
 
-def stepped(factor: float, step: float) -> float:
+def _stepped(factor: float, step: float) -> float:
     """The nearest power of ``exp(step)``: all that are within half a step of 1 are 1."""
     return math.exp(step * round(math.log(factor) / step))
 
@@ -158,7 +150,7 @@ def _chosen(profile: Profile, bound: Bound) -> list[Record]:
     ceilings = ceilings_of(profile.header)
     fit = [
         r for r in profile.records.values()
-        if r.key.op not in APART and SHORT_NS <= r.ns <= _LONG_NS and _bound_of(r, ceilings) == bound
+        if r.key.op not in APART and _SHORT_NS <= r.ns <= _LONG_NS and _bound_of(r, ceilings) == bound
     ]  # fmt: skip
     fit.sort(key=lambda r: hashlib.sha256(r.key.text.encode()).digest())
     first: dict[str, Record] = {}
@@ -192,59 +184,6 @@ def scaled(profile: Profile, calibration: Calibration) -> Profile:
         slower = {"flops_per_s": "arithmetic", "bytes_per_s": "memory", "cache_bytes_per_s": "memory"}
         header["peaks"] = {k: v / factors[slower[k]] if k in slower else v for k, v in header["peaks"].items()}
     return Profile(header, records)
-
-
-def timed_beside(profile: Profile, device: Device, question: Question) -> Timing:
-    """What a device takes for a question, in a profile's nanoseconds.
-
-    Timed beside it, at the same time and in the same way, is the profile's record that is most like it; what both take
-    more than the profile says is the machine's, or its neighbours'. What weights cost that come from memory follows
-    from the profile's peaks, which is what its records show in the median, whatever the operator: to flush this
-    machine's caches would take longer than all else. It is asked in several sessions of the runtime, of which the
-    median counts: a kernel of some microseconds takes up to twice as long in one session as in another.
-
-    Raises:
-        SuperoptError, NotCovered: the question cannot be timed.
-    """
-    peaks, like = peaks_of_header(profile.header), _most_like(profile, question)
-    first = device.time(question, cold=peaks is None)
-    taken: list[float] = []
-    for session in range(_MORE):
-        told = session >= _SESSIONS and session % 2
-        if told and (not _SHORT_QUESTION_NS <= median(taken) <= _LONG_QUESTION_NS or _off(taken) <= _TOLD):
-            break
-        own, factor = first if session == 0 else device.time(question, cold=False), 1.0
-        if like is not None:
-            with suppress(SuperoptError, NotCovered):
-                factor = like.ns / device.time(question_of(like.key), cold=False).ns
-        taken.append(own.ns * factor)
-    warm = median(taken)
-    far_ns = (
-        (first.ns_cold / first.ns - 1) * warm if peaks is None
-        else 1e3 * peaks.far_byte_us * fixed_bytes(question.key)
-    )  # fmt: skip
-    return Timing(warm, warm + far_ns, max(first.iqr, _off(taken) * IQR_OF_NORMAL))
-
-
-def _off(taken: Sequence[float]) -> float:
-    """The relative standard error of the median of some sessions; of three, all that is known is their range."""
-    if len(taken) <= _SESSIONS:
-        return (max(taken) - min(taken)) / median(taken) / IQR_OF_NORMAL
-    low, middle, high = quantiles(taken, n=4, method="inclusive")
-    return median_error(len(taken)) * (high - low) / middle
-
-
-def _most_like(profile: Profile, question: Question) -> Record | None:
-    """The record of the same operator, or else of any, that does most nearly as much."""
-    fit = [r for r in profile.records.values() if r.key.op not in APART and r.ns >= SHORT_NS]
-    same = [r for r in fit if r.key.op == question.op] or fit
-    flops, moved = question.work
-
-    def apart(record: Record) -> tuple[float, str]:
-        ratios = ((record.flops + 1) / (flops + 1), (record.bytes + 1) / (moved + 1))
-        return sum(abs(math.log(r)) for r in ratios), record.key.text
-
-    return min(same, key=apart, default=None)
 
 
 def _scaled(record: Record, factor: float) -> Record:

@@ -134,16 +134,6 @@ class CostModel(ABC):
             key_of(op, {k: value_at_sizes(v, self.sizes) for k, v in dict(attributes).items()}, args, fixed)
         )
 
-    @property
-    def informed(self) -> bool:
-        """Whether what is expected is good enough that only what decides something is measured."""
-        return False
-
-    @property
-    def shortest_us(self) -> float:
-        """What an operator takes at least of which measuring tells more than is expected."""
-        return 0.0
-
     def _known(self, key: Key) -> bool:
         """Whether what is filed under a key is at hand; a model that never measures knows everything."""
         return True
@@ -201,7 +191,6 @@ class CostModel(ABC):
         constant_args: Sequence[bool] = (),
         *,
         after: str | None = None,
-        ask: bool = True,
     ) -> Estimate:
         """The cost of one operator application.
 
@@ -213,7 +202,6 @@ class CostModel(ABC):
             constant_args: which arguments are weights. All of them: the application is folded, and free.
             after: the operator that makes the non-constant argument, when this application is its only reader and
                 might be fused into it.
-            ask: whether it may be measured; else what is not known yet is what is expected of it.
         """
         values = dict(attributes)
         fixed = (*constant_args, *(False,) * (len(arg_types) - len(constant_args)))
@@ -225,8 +213,6 @@ class CostModel(ABC):
             outs = [at_sizes(t, self.sizes) for t in out_types]
             at = {k: value_at_sizes(v, self.sizes) for k, v in values.items()}
             question = Question(op, at, args, outs, fixed)
-            if not ask and not self._known(question.key):
-                return self._cost(question, after, self._expected)
             found = self._memo[place] = self._cost(question, after, self._lookup)
         return found
 

@@ -19,9 +19,7 @@ from superopt.ir.errors import UsageError, printable
 from superopt.runtime.choice import runtime_named
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 
-__all__ = ["QUESTIONS", "device_of", "for_target"]
-
-QUESTIONS = 24  # of a twentieth of a second each: what is asked of the machine itself takes about a second
+__all__ = ["device_of", "for_target"]
 
 
 @contextmanager
@@ -32,7 +30,6 @@ def for_target(
     sizes: Mapping[str, int] | None = None,
     threads: int = 1,
     time_limit: float = float("inf"),
-    questions: int | None = QUESTIONS,
     runtime: str = "onnxruntime",
 ) -> Iterator[CostModel]:
     """The cost model of a target: ``cpu``, ``cuda``, or ``profile:NAME`` with a shipped profile's name or a path.
@@ -42,8 +39,7 @@ def for_target(
         progress: called before each measurement.
         sizes: what symbolic dimensions are costed at.
         threads: threads inside an operator.
-        time_limit: seconds that may be spent measuring; what comes later is predicted.
-        questions: operators that may be measured, where something is; ``None``: as many as are asked for.
+        time_limit: seconds that may be spent measuring, where prices are measured; what comes later is predicted.
         runtime: what runs models on the processor (:data:`superopt.runtime.choice.RUNTIMES`).
 
     Raises:
@@ -52,9 +48,7 @@ def for_target(
     """
     chosen = runtime_named(runtime)
     if target == "cpu":
-        known = calibrated_cpu(
-            runtime=chosen, threads=threads, sizes=sizes, questions=questions, time_limit=time_limit, progress=progress
-        )
+        known = calibrated_cpu(runtime=chosen, threads=threads, sizes=sizes)
         yield known or MeasuredCpu(
             runtime=chosen, threads=threads, sizes=sizes, time_limit=time_limit, progress=progress
         )

@@ -387,7 +387,7 @@ class _Facts:
             made = 0 if node.op in _VIEWS else sum(map(self._bytes, (*moving, *filter(None, node.outputs))))
             estimate = reuse.at(copies[place], made).application(
                 known.operator.name, known.attributes, args, outs, constant_args=fixed,
-                after=makers[place].op if place in makers else None, ask=not model.informed,
+                after=makers[place].op if place in makers else None,
             )  # fmt: skip
             done = (0, 0) if node.op in _VIEWS else work_of(known.operator.name, known.attributes, args, outs)
             yield node.name, node.op, estimate, done

@@ -26,17 +26,14 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph
 from superopt.lab.multiplications import devices_table, operators_table, shared_table, sums_table
-from superopt.ops.infer import infer
 from superopt.pipeline.fewer import Accuracy, accuracy
 from superopt.pipeline.optimise import optimize
 from superopt.pipeline.racing import clock_of
-from superopt.pipeline.trials import tried_alone
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.race import circumstances, race_sittings
 from superopt.search.bilinear.choosing import (
     GROWTH,
     LEAST_GAIN,
-    NEAR,
     Choice,
     Form,
     alternatives,
@@ -47,7 +44,6 @@ from superopt.search.bilinear.choosing import (
 )
 from superopt.search.bilinear.sites import sites_of
 from superopt.verifier.differential import make_inputs
-from superopt.verifier.running import Bench
 
 __all__ = ["Measured", "conv", "main", "matmul", "measured", "replaced"]
 
@@ -151,7 +147,7 @@ def measured(
     sites = sites_of(graph, costs=model)
     if not sites:
         raise UsageError(f"no algorithm applies to {shape}")
-    kept = _kept(graph, model, threads) if decide else None
+    kept = _kept(graph, model) if decide else None
     direct, *others = alternatives(graph, sites[0], model, GROWTH["standard"])
     timed = [(us, form) for n, (us, form) in enumerate(others) if form and (n < most or form == kept)]
     made = [rewritten(graph, [Choice(sites[0], form, 0.0, 0.0)]) for _, form in timed]
@@ -171,16 +167,9 @@ def measured(
     return replace(found, errors=errors)
 
 
-def _kept(graph: Graph, model: CostModel, threads: int) -> Form | None:
+def _kept(graph: Graph, model: CostModel) -> Form | None:
     """The form that an optimisation of a graph with one site would keep."""
-    typing = infer(graph)
-    chosen = choose(graph, model, growth=GROWTH["standard"], typing=typing, gain=-NEAR)
-    with Bench() as bench:
-        whole = sum(c.before for c in chosen)
-        chosen, _, _ = tried_alone(
-            graph, typing, chosen, whole, LEAST_GAIN, bench, runtime=ONNX_RUNTIME, threads=threads, sizes={}, seed=0,
-            left=lambda: _SECONDS,
-        )  # fmt: skip
+    chosen = choose(graph, model, growth=GROWTH["standard"])
     return chosen[0].form if chosen else None
 
 
@@ -251,9 +240,9 @@ def random_table(model: CostModel, count: int, seed: int, threads: int) -> list[
     priced = [m.lost(m.chosen) for m in found]
     slower = sum(m.ratios[m.kept or 0] > _NEAR for m in found)
     said = (
-        f"{len(found)} random shapes (seed {seed}; 70 % convolutions): what an optimisation keeps, by prices and a "
-        f"trial where they are in doubt, is the fastest or within 3 % of it on **{_near(kept):.1%}**, by prices alone "
-        f"on {_near(priced):.1%}; geometric mean of kept ÷ fastest {np.exp(np.log(kept).mean()):.3f}, worst "
+        f"{len(found)} random shapes (seed {seed}; 70 % convolutions): what an optimisation proposes, which gains by "
+        f"price, is the fastest or within 3 % of it on **{_near(kept):.1%}**, what is cheapest by price on "
+        f"{_near(priced):.1%}; geometric mean of kept ÷ fastest {np.exp(np.log(kept).mean()):.3f}, worst "
         f"{max(kept):.2f}; slower than the operator itself by more than 3 % on {slower}."
     )
     rows = [

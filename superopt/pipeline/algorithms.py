@@ -1,11 +1,10 @@
 """Algorithms with fewer multiplications on a model as it is, without a search: ``superopt algorithms apply``.
 
-What ``superopt optimize`` does last (:mod:`superopt.pipeline.fewer`), alone.
+What ``superopt optimize`` does for what its search found (:mod:`superopt.pipeline.fewer`), alone.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +13,18 @@ from superopt import TIME_LIMIT
 from superopt import cost as costs
 from superopt.ir.errors import UsageError, printable
 from superopt.ir.graph import Graph
-from superopt.pipeline.fewer import Formed, Setting, with_forms
-from superopt.pipeline.judge import Judgement
+from superopt.ops.infer import infer
+from superopt.pipeline.attempt import with_forms_alone
+from superopt.pipeline.budget import TimeBudget
+from superopt.pipeline.fewer import Formed
 from superopt.pipeline.optimise import load
-from superopt.pipeline.options import quiet
+from superopt.pipeline.options import Options, quiet
+from superopt.pipeline.task import Task
+from superopt.report import Measured
+from superopt.rules import Library
 from superopt.rules.floats import MODES
-from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.verifier.differential import check_rewrite
-from superopt.verifier.running import Bench
 
 __all__ = ["Outcome", "apply_algorithms"]
-
-_RACE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,13 @@ class Outcome:
     Attributes:
         graph: the result: the input, where ``formed`` is ``None``.
         formed: what the result has, and what is known of it.
+        measured: a race of the input and the result, if there was one.
         reason: why the input came back, or nothing.
     """
 
     graph: Graph
     formed: Formed | None
+    measured: Measured | None = None
     reason: str = ""
 
 
@@ -73,21 +74,13 @@ def apply_algorithms(
     """
     if floats not in MODES:
         raise UsageError(f"floats={printable(floats)!r} is none of {', '.join(MODES)}")
-    deadline = time.monotonic() + time_limit
-    graph, known, notes = load(model), dict(sizes or {}), list[str]()
-    setting = Setting(
-        floats, known, seed, threads, ONNX_RUNTIME, races=target == "cpu", seconds=_RACE_SECONDS,
-        left=lambda: deadline - time.monotonic(), inputs=inputs,
-    )  # fmt: skip
-    with (
-        costs.for_target(target, threads=threads, sizes=known, time_limit=time_limit, progress=progress) as priced,
-        Bench() as own,
-    ):
-        formed = with_forms(
-            graph, graph, priced, setting, own,
-            lambda made, slack: check_rewrite(graph, made, seed=seed, sizes=known, bench=own, slack=slack),
-            lambda made, cost: (Judgement(True), None), notes, progress,
-        )  # fmt: skip
-    if formed is None:
-        return Outcome(graph, None, "; ".join(notes) or "no form of any operator gains enough")
-    return Outcome(formed.graph, formed)
+    graph, known, budget = load(model), dict(sizes or {}), TimeBudget.of(time_limit)
+    typing = infer(graph, known)
+    options = Options(target, time_limit, seed=seed, sizes=known, threads=threads, floats=floats)
+    budget.expect(graph, typing, known)
+    with costs.for_target(target, threads=threads, sizes=known, time_limit=time_limit, progress=progress) as priced:
+        task = Task(graph, typing, Library({}), priced, options, progress, budget, known)
+        found, notes = with_forms_alone(task, inputs)
+    if found is None or found.forms is None:
+        return Outcome(graph, None, reason="; ".join(notes) or "no form of any operator gains enough")
+    return Outcome(found.forms.graph, found.forms, found.measured)

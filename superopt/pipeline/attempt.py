@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,13 +10,13 @@ from superopt import cost as costs
 from superopt import report
 from superopt.cost import GraphCost
 from superopt.formats.tensors import refuse_changed_files
-from superopt.ir.errors import printable
+from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, printable
 from superopt.ir.graph import Graph
 from superopt.ir.poly import symbols
 from superopt.ir.types import TensorType
 from superopt.pipeline.checking import UNCHANGED, skipped
-from superopt.pipeline.contest import SHOWN_RACE, Contest
-from superopt.pipeline.judge import CHEAP, Judgement, demand_of
+from superopt.pipeline.contest import Contest
+from superopt.pipeline.judge import CHEAP, Judgement, Replacement, demand_of
 from superopt.pipeline.options import ALGORITHMS
 from superopt.pipeline.recomputing import Point, for_memory
 from superopt.pipeline.reporting import report_of
@@ -26,17 +25,17 @@ from superopt.pipeline.searching import Searches
 from superopt.pipeline.settling import Checks
 from superopt.pipeline.task import Task
 from superopt.runtime.choice import runtime_named
+from superopt.runtime.limits import refuse_unbounded
 from superopt.search import SearchOptions, SearchResult
-from superopt.verifier.differential import CheckResult
+from superopt.verifier.differential import CheckResult, Slack
 from superopt.verifier.running import Bench
 
 if TYPE_CHECKING:
-    from superopt.pipeline.fewer import Formed
+    from superopt.pipeline.fewer import Budget, Formed, Setting
 
-__all__ = ["attempt"]
+__all__ = ["Candidate", "attempt", "with_forms_alone"]
 
-# Seconds for the race of results with fewer multiplications; prices have their say in what is then open.
-_FORMS_RACE = 6.0
+_QUESTIONS = 24  # answers that may be off, where a target's prices are measured, and together lose no more than CHEAP
 _FORMS = 4.0  # times what a check needs that have to be left before fewer multiplications are looked for
 
 
@@ -53,8 +52,20 @@ def attempt(task: Task) -> Result:
     return result
 
 
+def with_forms_alone(task: Task, inputs: int) -> tuple[Candidate | None, Sequence[str]]:
+    """A model with fewer multiplications where that is accepted, and nothing else changed; and what was left out.
+
+    Args:
+        task: what is rewritten, and how.
+        inputs: on which errors are measured.
+    """
+    with Bench() as bench:
+        trying = _Attempt(task, bench)
+        return trying.with_forms(SearchResult(task.graph), inputs), trying.notes
+
+
 @dataclass(frozen=True)
-class _Candidate:
+class Candidate:
     """What a search came back with: checked, costed, and judged beside the input; ``changed``: it is not the input,
     ``forms``: what of it has fewer multiplications."""
 
@@ -80,10 +91,9 @@ class _Attempt:
         self.notes: list[str] = []
         self.remarks: list[str] = []  # what the report has to say about memory and sizes
         self.before = costs.graph_cost(task.graph, task.costs, task.typing, sizes=task.sizes)
-        self.searches = Searches(task, self.notes, self.remarks, CHEAP * self.before.us / costs.QUESTIONS)
+        self.searches = Searches(task, self.notes, self.remarks, CHEAP * self.before.us / _QUESTIONS)
         self.contest = Contest(task, bench, self.notes)
         self.checks = Checks(task, self.searches, bench, self.notes)
-        self.tried_for = 0.0  # seconds that judging and checking the last candidate took
 
     def run(self) -> Result:
         """Search, judge and check."""
@@ -92,14 +102,12 @@ class _Attempt:
         found = self.searches.search(task.library.admitted)
         if found.stopped == "interrupted":
             task.budget.hurry()
-        if task.costs.informed:  # some of what was expected is measured by now
-            self.before = costs.graph_cost(given, task.costs, task.typing, sizes=task.sizes)
-        best = self._with_forms(found)
+        best = self.with_forms(found)
         if best is None:
             best = self._without_forms(found)
             kept = best.found.graph if best.judged.taken else given
             if self.checks.failures and kept is not found.graph:  # what failed with forms failed for something else
-                best = self._with_forms(replace(best.found, graph=kept)) or best
+                best = self.with_forms(replace(best.found, graph=kept)) or best
         if not best.judged.taken:
             self.notes.append(f"{best.judged.reason}, so the input is returned")
             best = self._of_input(best)
@@ -112,7 +120,7 @@ class _Attempt:
         return self._result(best, choices, verification)
 
     def _result(
-        self, best: _Candidate, choices: tuple[Point, ...], verification: report.Verification | None
+        self, best: Candidate, choices: tuple[Point, ...], verification: report.Verification | None
     ) -> Result:  # fmt: skip
         task, valued, after = self.task, self.searches.valued, best.found.graph
         made = report_of(
@@ -127,12 +135,12 @@ class _Attempt:
         made = replace(made, verification=verification, pareto=told)
         return Result(after, task.graph, made, claimed, choices if told else ())
 
-    def _of_input(self, best: _Candidate) -> _Candidate:
+    def _of_input(self, best: Candidate) -> Candidate:
         """The input in a candidate's place, with what was said and measured on the way."""
         found = replace(best.found, graph=self.task.graph, applied=())
         return replace(best, found=found, measured=_against_itself(best.measured))
 
-    def _written_for_memory(self, best: _Candidate) -> tuple[_Candidate, tuple[Point, ...]]:
+    def _written_for_memory(self, best: Candidate) -> tuple[Candidate, tuple[Point, ...]]:
         """The result as it takes least memory, or within a bound, where that is asked for; and the choices."""
         task, after = self.task, best.found.graph
         if self.contest.interrupted:
@@ -146,8 +154,8 @@ class _Attempt:
         return best, choices
 
     def _certified(
-        self, best: _Candidate, choices: tuple[Point, ...]
-    ) -> tuple[_Candidate, tuple[Point, ...], report.Verification | None]:  # fmt: skip
+        self, best: Candidate, choices: tuple[Point, ...]
+    ) -> tuple[Candidate, tuple[Point, ...], report.Verification | None]:  # fmt: skip
         """With what is proved of the result, where that is asked for; the input in its place where it is refuted."""
         task, after, valued = self.task, best.found.graph, self.searches.valued
         if not task.options.certify or self.contest.interrupted:
@@ -164,7 +172,7 @@ class _Attempt:
 
     # -- candidates ----------------------------------------------------------------------------------------------
 
-    def _without_forms(self, found: SearchResult) -> _Candidate:
+    def _without_forms(self, found: SearchResult) -> Candidate:
         """A search's result or, where it is refused, what a search finds that asks for less of everything.
 
         Where the first was modelled to gain less than could be measured, so would the second with all rules: only what
@@ -185,57 +193,116 @@ class _Attempt:
             directed = True
         return best
 
-    def _with_forms(self, found: SearchResult) -> _Candidate | None:
-        """A search's result with fewer multiplications, where that is checked, accurate enough, and faster."""
-        task, options, budget, bound = self.task, self.task.options, self.task.budget, self.searches.bound
+    def with_forms(self, found: SearchResult, inputs: int | None = None) -> Candidate | None:
+        """A search's result with fewer multiplications: the first proposal that timing, the budget of errors and the
+        check accept. ``None`` if none is.
+
+        Args:
+            found: the search's.
+            inputs: on which errors are measured; by default, as many as that is worth.
+        """
+        task, options = self.task, self.task.options
         wanted = not options.enable and ALGORITHMS not in options.disable and options.objective != "memory"
         if found.stopped == "interrupted" or not wanted:  # forms hold larger weights, and more values at once
             return None
-        from superopt.pipeline.fewer import Setting, with_forms  # here, because most models have no place for it
+        from superopt.pipeline.fewer import Budget, proposals  # here, because most models have no place for it
 
-        setting = Setting(
-            options.floats, task.sizes, options.seed, options.threads, runtime_named(options.runtime),
-            races=options.target == "cpu" or options.measure,
-            trials=task.effort.trials,
-            seconds=SHOWN_RACE if options.measure else min(_FORMS_RACE, budget.left / _FORMS),
-            left=lambda: budget.left,
-            needs=_FORMS * budget.reserve,
-            memory=None if bound is None else bound.most,
-        )  # fmt: skip
-
-        def judged(made: Graph, cost: GraphCost) -> tuple[Judgement, report.Measured | None]:
-            return self.contest.judged(made, self.before, cost, believed=True)
-
-        check = self.checks.check if options.check else None
+        setting = self._setting(inputs)
+        budget: Budget | None = None
+        slow = False
         try:
-            forms = with_forms(
-                task.graph, found.graph, task.costs, setting, self.bench, check, judged, self.notes, task.progress
-            )
+            task.progress(0, None, "looking for fewer multiplications")
+            for formed in proposals(task.graph, found.graph, task.costs, setting, self.notes):
+                if task.budget.left < _FORMS * task.budget.reserve:
+                    self.notes.append("there was no time left to look for fewer multiplications")
+                    break
+                if slow and not formed.clear:
+                    continue
+                budget = budget or Budget(task.graph, setting, self.bench)
+                candidate, why, timed = self._formed(found, formed, budget)
+                if candidate is not None:
+                    return candidate
+                self.bench.drop(formed.graph)
+                count = len(formed.choices)
+                self.notes.append(f"{count} operators with fewer multiplications were left out: {why}")
+                if self.contest.interrupted or (timed and (formed.clear or not task.effort.again)):
+                    break
+                slow = slow or timed
         except KeyboardInterrupt:
             self.contest.interrupted = True
-            budget.hurry()
-            return None
-        if forms is None:
-            return None
-        found = replace(found, graph=forms.graph)
-        checked = forms.checked or skipped("switched off")
-        return _Candidate(found, checked, forms.cost, Judgement(True), forms.measured, changed=True, forms=forms)
+            task.budget.hurry()
+        return None
 
-    def _worth_another(self, best: _Candidate) -> bool:
+    def _setting(self, inputs: int | None) -> Setting:
+        """What fewer multiplications may cost."""
+        from superopt.pipeline.fewer import Setting  # as above
+
+        options, bound = self.task.options, self.searches.bound
+        return Setting(
+            options.floats, self.task.sizes, options.seed, options.threads, runtime_named(options.runtime),
+            memory=None if bound is None else bound.most, inputs=inputs,
+        )  # fmt: skip
+
+    def _formed(self, found: SearchResult, formed: Formed, budget: Budget) -> tuple[Candidate | None, str, bool]:
+        """A search's result with fewer multiplications, if it is accepted; else why not, and whether timing says so."""
+        task = self.task
+        try:
+            refuse_unbounded(formed.graph, task.sizes)
+            task.progress(0, None, "measuring with fewer multiplications")
+            judged, measured = self._formed_in_time(found, formed)
+            if not judged.taken:
+                return None, judged.reason, True
+            formed, why = budget.allows(formed)
+        except (InvalidModel, Unsupported, ResourceLimit) as error:
+            return None, f"the model could not be run with them: {error}", False
+        if why:
+            return None, why, False
+        checked = skipped("switched off")
+        if task.options.check:
+            task.progress(0, None, "checking")
+            new = frozenset(n.name for n in formed.graph.nodes) - {n.name for n in found.graph.nodes}
+            checked = self.checks.check(formed.graph, Slack(formed.slack, new))
+            if checked.verdict != "passed":
+                return None, f"the check {checked.verdict}: {checked.reason}", False
+        found = replace(found, graph=formed.graph)
+        return Candidate(found, checked, formed.cost, judged, measured, changed=True, forms=formed), "", False
+
+    def _formed_in_time(self, found: SearchResult, formed: Formed) -> tuple[Judgement, report.Measured | None]:
+        """Whether timing accepts fewer multiplications: beside the result without them, where prices leave that in
+        doubt, and beside the input."""
+        task, plain = self.task, found.graph
+        known, measured = Replacement(formed.modelled), None
+        of_input = plain is task.graph
+        if task.races and (of_input or (task.effort.again and known.doubted)):
+            costs_of = (formed.cost.us / formed.modelled.mean, formed.cost.us)
+            known, possible = self.contest.replaces(plain, formed.graph, known, costs_of)
+            if self.contest.interrupted:
+                return Judgement(False, "timing them was interrupted"), None
+            if possible and not known.taken:
+                why = f"beside the result without them, they take {known.text} of its time"
+                return Judgement(False, why), None
+            measured = known.measured
+        if not of_input:
+            self.bench.drop(plain)
+        if of_input and measured is not None:
+            return Judgement(True), measured
+        return self.contest.judged(formed.graph, self.before, formed.cost, believed=True)
+
+    def _worth_another(self, best: Candidate) -> bool:
         """Whether there is time for another candidate, and enough to gain: what the best is modelled at, or nodes."""
         task = self.task
         most = 1.0 - (best.cost.us / self.before.us if self.before.us else 1.0)
         enough = most > SearchOptions().least_gain or len(best.found.graph.nodes) < len(task.graph.nodes)
-        leisure = not self.contest.interrupted and task.budget.left > 2 * self.tried_for
+        leisure = not self.contest.interrupted and task.budget.left > task.budget.racing
         return task.effort.again and leisure and enough
 
-    def _tried(self, found: SearchResult) -> _Candidate:
+    def _tried(self, found: SearchResult) -> Candidate:
         """A search's result, judged beside the input and, if it is to be returned, checked."""
-        start, checked, task = time.monotonic(), UNCHANGED, self.task
+        checked, task = UNCHANGED, self.task
         while found.graph is not task.graph:
             cost = costs.graph_cost(found.graph, task.costs, sizes=task.sizes)
             judged, measured = self.contest.judged(found.graph, self.before, cost)
-            candidate = _Candidate(found, checked, cost, judged, measured, changed=True)
+            candidate = Candidate(found, checked, cost, judged, measured, changed=True)
             if not judged.taken or checked.verdict == "passed":
                 break
             settled, checked = self.checks.settle(found)
@@ -244,8 +311,7 @@ class _Attempt:
                 break
             found = settled  # what is left without the rule at fault: checked, and to be judged
         else:
-            candidate = _Candidate(found, checked, self.before, Judgement(True))
-        self.tried_for = time.monotonic() - start
+            candidate = Candidate(found, checked, self.before, Judgement(True))
         return candidate
 
 

@@ -103,8 +103,9 @@ class TimeBudget:
 
     @property
     def allows_looking(self) -> bool:
-        """Whether looking at all elements of the weights leaves the search most of the time."""
-        return self.looks <= _LOOKING * self.left
+        """Whether looking at all elements of the weights leaves the search most of the time, as far as both are known
+        beforehand: the graph that is searched does not depend on how fast the model was read."""
+        return self.limit is None or self.looks <= _LOOKING * self.limit
 
     @property
     def looking(self) -> float:

@@ -1,4 +1,8 @@
-"""A rewritten model beside its input: whether it is returned, by what it does, what it is modelled at, and a race."""
+"""A rewritten model beside its input: whether it is returned, by what it does, what it is modelled at, and a race.
+
+How long a race is follows from what the models are modelled to take, not from the clock: a busy machine has as many
+rounds as a quiet one. The command's time limit still ends it.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,12 @@ from superopt.cost import GraphCost
 from superopt.cost.trial import sizes_fed
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
-from superopt.pipeline.judge import LOOKS, SITTINGS, Comparison, Judgement, demand_of
+from superopt.pipeline.judge import LOOKS, SITTINGS, Comparison, Judgement, Replacement, demand_of
 from superopt.pipeline.likely import for_one, said
 from superopt.pipeline.racing import measure
 from superopt.pipeline.task import Task
 from superopt.runtime.choice import runtime_named
+from superopt.runtime.race import SETTLED
 from superopt.verifier.running import Bench
 
 __all__ = ["SHOWN_RACE", "Contest"]
@@ -22,7 +27,9 @@ __all__ = ["SHOWN_RACE", "Contest"]
 _ROUNDS = 15  # of a race whose figures were asked for, at least
 SHOWN_RACE = 30.0  # seconds for the final race where its figures were asked for
 _LONGER = 3.0  # times the usual seconds, for a race of models of which too few rounds to say anything fit those
-_TOLD = LOOKS[1] + 2  # rounds of a race that tells a fifth from nothing, and those that warm up
+_WARM = 2  # rounds that a race takes besides: each model runs once or twice before it is timed
+_LOADED = 1e9  # bytes of weights that a runtime arranges in a second
+_FEWEST = LOOKS[0] + 1  # rounds of a race, however long it takes: of fewer, quartiles say nothing
 
 
 @dataclass
@@ -72,49 +79,66 @@ class Contest:
                 hopeless=True,
             ), None  # fmt: skip
 
-        seconds = min(_TOLD * (before_cost.us + after_cost.us) / 1e6, _LONGER * task.effort.race)
-        found = self._raced(compared, after, task.sizes, seconds)
+        found = self._raced(compared, after, task.sizes, (before_cost.us, after_cost.us))
         refused = found is None and races and self.fits and not self.interrupted
         judged = replace(compared, measured=found, refused=refused).judged()
         one = for_one(task.graph, task.sizes, task.options.sizes)
         if judged.taken and found is not None and one is not None and not compared.after.no_more_than(compared.before):
             silent = replace(self, notes=[])  # that it is refused there: no model has to accept one example
-            single = silent._raced(replace(compared, believed=True), after, one, seconds)
+            single = silent._raced(replace(compared, believed=True), after, one, (before_cost.us, after_cost.us))
             self.interrupted = self.interrupted or silent.interrupted
             alone = replace(compared, believed=True, measured=single).judged()
             if not alone.taken:
                 judged = Judgement(False, f"{alone.reason} for one example")
         return judged, found
 
+    def replaces(
+        self, plain: Graph, after: Graph, modelled: Replacement, costs: tuple[float, float]
+    ) -> tuple[Replacement, bool]:  # fmt: skip
+        """A graph in the place of another as timing says, and whether it was possible to time them.
+
+        Args:
+            plain: what it is to replace.
+            after: the graph.
+            modelled: what is known of the two.
+            costs: microseconds that the two are modelled to take.
+        """
+
+        def settled(measured: report.Measured) -> bool:
+            return replace(modelled, measured=measured).settled
+
+        found = self.race(after, settled, sizes=self.task.sizes, costs=costs, before=plain)
+        return replace(modelled, measured=found), found is not None
+
     def _raced(
-        self, compared: Comparison, after: Graph, sizes: Mapping[str, int], seconds: float
+        self, compared: Comparison, after: Graph, sizes: Mapping[str, int], costs: tuple[float, float]
     ) -> report.Measured | None:
-        """The race of a comparison, for as long as it could still change it, and again where loadings decide; of heavy
-        models for up to so many seconds."""
+        """The race of a comparison, for as long as it could still change it, and again where loadings decide."""
 
         def settled(measured: report.Measured) -> bool:
             return replace(compared, measured=measured).settled
 
-        found = self.race(after, settled, sizes=sizes, seconds=seconds)
+        found = self.race(after, settled, sizes=sizes, costs=costs)
         if self.task.costs.racing is None and self.fits and replace(compared, measured=found).loaded_so:
             for graph in (self.task.graph, after):
                 self.bench.drop(graph)
-            again = self.race(after, settled, sittings=SITTINGS, sizes=sizes, seconds=seconds)
+            again = self.race(after, settled, sittings=self._sittings(costs), sizes=sizes, costs=costs)
             found = found if again is None or again.sittings == 1 else again
         return found
 
     def race(
         self, after: Graph, settled: Callable[[report.Measured], bool] | None = None, *, sizes: Mapping[str, int],
-        sittings: int = 1, seconds: float = 0.0,
+        sittings: int = 1, costs: tuple[float, float] = (0.0, 0.0), before: Graph | None = None,
     ) -> report.Measured | None:  # fmt: skip
-        """The whole models side by side, if the target is this machine and they are not too large, or on request.
+        """Two whole models side by side, if the target is this machine and they are not too large, or on request.
 
         Args:
-            after: beside the input.
+            after: the second.
             settled: whether what was measured so far is enough; by default, after the usual rounds.
             sizes: of symbolic dimensions.
             sittings: how many times the models are loaded, each for a few rounds.
-            seconds: that it may take, if those are more than usual.
+            costs: microseconds that the two are modelled to take.
+            before: the first; by default, the input.
         """
         task, wanted = self.task, self.task.options.measure
         if not task.races:
@@ -124,11 +148,12 @@ class Contest:
             return None
         task.progress(0, None, "measuring")
         try:
-            limit = SHOWN_RACE if wanted else min(task.budget.left - task.budget.racing, max(task.effort.race, seconds))
-            rounds = _ROUNDS if settled is None else LOOKS[-1] if sittings == 1 else LOOKS[0]
+            limit = SHOWN_RACE if wanted else task.budget.left - task.budget.racing
+            rounds = _ROUNDS if settled is None else self._rounds(costs) if sittings == 1 else LOOKS[0]
             looks = [n for n in LOOKS if n >= _ROUNDS or not wanted]
             found = measure(
-                task.graph, after, sizes=sizes, seed=task.options.seed, threads=task.options.threads, rounds=rounds,
+                before or task.graph, after, sizes=sizes, seed=task.options.seed, threads=task.options.threads,
+                rounds=rounds,
                 burst=3 if wanted else 1, time_limit=limit, device=task.costs.racing,
                 runtime=runtime_named(task.options.runtime),
                 looks={} if settled is None else dict.fromkeys(looks, settled),
@@ -144,3 +169,24 @@ class Contest:
             self.interrupted = True
             task.budget.hurry()
             return None
+
+    def _rounds(self, costs: tuple[float, float]) -> int:
+        """Rounds of a race, at most: those that fit the usual seconds by what the models are modelled to take; of heavy
+        ones as many as say something, if they fit a few times as long; and never too few to say anything."""
+        if self.task.options.measure:
+            return LOOKS[-1]
+        race, each = self.task.effort.race, _round_seconds(costs)
+        usual, longer = (int(seconds / each) - _WARM for seconds in (race, _LONGER * race))
+        return max(_FEWEST, min(LOOKS[-1], max(usual, min(LOOKS[1], longer))))
+
+    def _sittings(self, costs: tuple[float, float]) -> int:
+        """Loadings of both models, at most: those that fit the usual seconds, by what loading and rounds are expected
+        to take."""
+        loading = self.task.budget.loads + 2 * self.task.graph.weight_bytes / _LOADED
+        each = (LOOKS[0] + _WARM) * _round_seconds(costs) + loading
+        return max(2, min(SITTINGS, int(self.task.effort.race / each)))
+
+
+def _round_seconds(costs: tuple[float, float]) -> float:
+    """Seconds of a round of two models that are modelled to take so many microseconds: a sample of each."""
+    return sum(max(us * 1e3, SETTLED) for us in costs) / 1e9

@@ -178,7 +178,7 @@ def derive(
         most: steps.
     """
     found = tuple(steps(before, after, most=most))
-    with costs.for_target(target, runtime=runtime, sizes=sizes, time_limit=0.0, questions=0) as model:
+    with costs.for_target(target, runtime=runtime, sizes=sizes, time_limit=0.0) as model:
         graphs = (before, *(s.graph for s in found))
         us = tuple(costs.graph_cost(graph, model, sizes=sizes or {}, as_run=False).us for graph in graphs)
     return Derivation(found, us)

@@ -1,58 +1,52 @@
-"""Fewer multiplications for a result: forms that prices choose, raced beside the result without them, checked.
+"""Fewer multiplications for a result: which operators get a form with fewer, ranked, and how accurate that is.
 
-The last step of an optimisation, and one that can only add: a form that fails the check, costs more accuracy than the
-mode allows, or does not win the race leaves the result as it was. Forms are chosen by prices alone
-(:func:`superopt.search.bilinear.choosing.choose`), so that without a race the result is a function of graph and prices.
+A form costs accuracy and memory, and nothing that the rules know applies behind one. So forms are proposed for what the
+search found, and a proposal that is refused (by timing, by the budget of errors, by the check) leaves that as it was.
+Prices alone choose forms (:func:`superopt.search.bilinear.choosing.choose`), so that the proposals and their order are
+a function of graph and prices; timing accepts or refuses each as a whole, and errors are measured on inputs that the
+seed draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import median
 
 import numpy as np
 
 from superopt import cost as costs
 from superopt import report
 from superopt.cost import CostModel, GraphCost
-from superopt.cost.trial import sizes_fed
-from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, Unsupported, UsageError
+from superopt.ir.errors import InvalidModel, SuperoptError, UsageError
 from superopt.ir.graph import Graph
-from superopt.ops.infer import infer
-from superopt.pipeline.judge import CHEAP, LOOKS, SITTING, Belief, Judgement, regret
+from superopt.ops.infer import Typing, infer
+from superopt.pipeline.judge import LEAST_REPLACED, Belief
 from superopt.pipeline.memory import needed
-from superopt.pipeline.racing import LARGE, clock_of, measured_of, refuse_fatal
-from superopt.pipeline.trials import tried_alone
+from superopt.pipeline.racing import LARGE
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import reference
-from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.protocol import Runtime
-from superopt.runtime.race import SETTLED, RaceResult, race_bound
 from superopt.runtime.spread import SURELY
 from superopt.search.bilinear.choosing import (
+    FORM_ERROR,
     GROWTH,
-    LEAST_GAIN,
-    NEAR,
     Choice,
     accuracy_of,
     choose,
     in_place,
-    layouts_us,
     named,
     rewritten,
 )
 from superopt.search.bilinear.matmul import MatMulForm
 from superopt.search.bilinear.sharing import shared
 from superopt.search.bilinear.sites import possible
-from superopt.verifier.differential import CheckResult, Slack, make_inputs
-from superopt.verifier.running import Bench
+from superopt.verifier.differential import make_inputs
+from superopt.verifier.running import Arrays, Bench
 
-__all__ = ["Accuracy", "Formed", "Setting", "accuracy", "with_forms"]
+__all__ = ["Accuracy", "Budget", "Errors", "Formed", "Setting", "accuracy", "proposals"]
 
-_LESS = (6.0, 3.0)  # growth of errors of algorithms that are tried in turn where those of the mode are too inaccurate
-_LEAST = 3 * SITTING  # share of the whole that forms have to gain for what they cost in accuracy and memory
+_LESS = (6.0, 3.0)  # growth of errors of algorithms that are proposed after those of the mode
 _SPENT = 0.5  # of the budget, at most, on the few inputs that are measured: on 100 it was up to 1.8 times as much
 _INPUTS, _WORK = 3, 1e10  # inputs on which errors are measured, at most, and FLOPs of the reference for all but one
 
@@ -70,27 +64,17 @@ class Accuracy:
         return self.after <= max(self.before, share * min(MOST_ERROR[mode], GROWTH[mode] * self.before))
 
 
-Check = Callable[[Graph, Slack], CheckResult]  # of a result
-Beside = Callable[[Graph, GraphCost], tuple[Judgement, report.Measured | None]]  # of a result, beside the input
-
-
 @dataclass(frozen=True)
 class Setting:
-    """How forms are tried.
+    """What forms may cost.
 
     Attributes:
         mode: the budget of errors, as ``--float`` says it.
         sizes: what symbolic dimensions are costed and run at.
-        seed: of inputs and of the order in a race.
-        threads, runtime: of the race.
-        races: whether there is one; prices decide otherwise.
-        seconds: for the race.
-        left: seconds until the time is up.
-        needs: seconds that have to be left before anything is tried.
+        seed: of inputs.
+        threads, runtime: in which errors are measured.
         memory: bytes that weights and activations may take together; ``None`` without a limit.
         inputs: on which errors are measured; ``None``: as many as that is worth.
-        trials: whether, with races, operators are timed alone first, and the result beside the one without forms;
-            otherwise prices choose, and the only race is beside the input.
     """
 
     mode: str
@@ -98,157 +82,97 @@ class Setting:
     seed: int
     threads: int
     runtime: Runtime
-    races: bool
-    seconds: float
-    left: Callable[[], float]
-    needs: float = 0.0
     memory: int | None = None
     inputs: int | None = None
-    trials: bool = True
-
-    @property
-    def tries(self) -> bool:
-        """Whether forms that prices leave in doubt are timed."""
-        return self.races and self.trials
 
 
 @dataclass(frozen=True)
 class Formed:
-    """A result with forms: faster than without them as far as a race or prices say, checked, and accurate enough.
+    """A graph with forms in the place of some operators.
 
     Attributes:
-        graph: the result.
+        graph: the graph.
         choices: its forms.
-        checked: against the input; ``None`` where no check was asked for.
-        errors: of the input and of the result.
         cost: what it is modelled to take.
+        modelled: the same as a share of what the graph without forms takes.
         slack: share of an output's largest magnitude by which the mode lets it be off.
-        measured: a race of the input and the result, if there was one.
+        clear: each form is modelled to gain by more than prices are off.
+        errors: of the input and of the graph, once they are measured.
     """
 
     graph: Graph
     choices: tuple[Choice, ...]
-    checked: CheckResult | None
-    errors: Accuracy
     cost: GraphCost
+    modelled: Belief
     slack: float
-    measured: report.Measured | None
+    clear: bool
+    errors: Accuracy | None = None
 
     def reported(self) -> tuple[report.Algorithm, ...]:
         """What a report says of each."""
         return tuple(_reported(choice) for choice in self.choices)
 
-    def errors_reported(self, mode: str) -> report.Errors:
+    def errors_reported(self, mode: str) -> report.Errors | None:
         """The errors, with what a mode allows."""
         found = self.errors
+        if found is None:
+            return None
         return report.Errors(found.before, found.after, found.inputs, MOST_ERROR[mode], GROWTH[mode])
 
 
-def with_forms(
-    original: Graph,
-    plain: Graph,
-    prices: CostModel,
-    setting: Setting,
-    bench: Bench,
-    check: Check | None,
-    beside: Beside,
-    notes: list[str],
-    progress: Callable[[int, int | None, str], None],
-) -> Formed | None:
-    """A result with forms in the place of some operators; ``None`` where there is nothing to gain.
+def proposals(original: Graph, plain: Graph, prices: CostModel, setting: Setting, notes: list[str]) -> Iterator[Formed]:
+    """Graphs with forms in the place of operators of another graph, in the order in which they are to be tried.
+
+    The fastest by price come first; then those of them that gain by more than prices are off; then the same with
+    algorithms that are more accurate.
 
     Args:
-        original: the input.
-        plain: the result so far, or the input.
+        original: the input, whose names are its own.
+        plain: the graph.
         prices: the target's cost model.
-        setting: how.
-        bench: keeps the sessions of the input and of what is returned, or of ``plain``.
-        check: a result against the input; ``None`` for no check.
-        beside: whether a result is better than the input; asked only where the result without forms is not the input.
-        notes: why forms that were tried are left out is added.
-        progress: called with (done, total, what).
-
-    Raises:
-        KeyboardInterrupt: nothing is kept of what was begun.
+        setting: what forms may cost.
+        notes: that memory holds too few is added.
     """
-    if GROWTH[setting.mode] <= 1.0 or not prices.backend.processor or not possible(plain):
-        return None
-    pricing = _pricing(prices)
-    if pricing is None:
-        return None
-    if plain.weight_bytes > LARGE:  # the race and the errors need the model whole
-        return None
-    if setting.left() < setting.needs:
-        notes.append("there was no time left to look for fewer multiplications")
-        return None
-    progress(0, None, "looking for fewer multiplications")
+    pricing = _pricing(prices) if GROWTH[setting.mode] > 1.0 and prices.backend.processor and possible(plain) else None
+    if pricing is None or plain.weight_bytes > LARGE:  # timing and errors need the model whole
+        return
     typing = infer(plain)
     before = costs.graph_cost(plain, pricing, sizes=setting.sizes).us
-    tried: list[list[Choice]] = []
-    least = -NEAR if setting.tries else LEAST_GAIN
-    worth = _hoped if setting.tries else _gain
-    enough, too_large = _LEAST * before, False
+    most = (1.0 - LEAST_REPLACED) * before
+    seen: list[list[Choice]] = []
     for growth in (GROWTH[setting.mode], *(less for less in _LESS if less < GROWTH[setting.mode])):
-        chosen = choose(plain, pricing, growth=growth, typing=typing, sizes=setting.sizes, gain=least)
-        if worth(chosen) < enough:
-            break  # fewer forms gain no more
-        if chosen in tried:
-            continue
-        tried.append(chosen)
-        chosen = _fitting(plain, chosen, setting)
-        if setting.tries and worth(chosen) >= enough:
-            progress(0, None, "measuring operators with fewer multiplications")
-            chosen, asked, gained = tried_alone(
-                plain, typing, chosen, before, _LEAST, bench, runtime=setting.runtime, threads=setting.threads,
-                sizes=setting.sizes, seed=setting.seed, left=lambda: setting.left() - setting.needs,
-                settle=lambda some: in_place(plain, typing, some, pricing),
-                lost=lambda some: layouts_us(plain, typing, some, pricing),
-            )  # fmt: skip
-            if gained < asked:
-                notes.append(f"of {asked} kinds of operators that might gain by fewer multiplications, each timed "
-                             f"beside its forms, {gained} took one")  # fmt: skip
-            if _gain(chosen) < enough:
-                break
-            chosen = _fitting(plain, chosen, setting)  # rivals have other weights
-        if _gain(chosen) < enough:
-            too_large = True
-            continue
-        found = _tried(original, plain, before, chosen, prices, setting, bench, check, beside, progress)
-        if found.formed is not None:
-            return found.formed
-        notes.append(f"{len(chosen)} operators with fewer multiplications were left out: {found.why}")
-        if found.final or setting.left() <= 0.0:
-            break
-    if too_large:
-        most = LARGE if setting.memory is None else min(LARGE, setting.memory)
-        notes.append(f"fewer multiplications were left out: the model with their weights would take more than "
-                     f"{most >> 20} MiB")  # fmt: skip
-    return None
+        chosen = choose(plain, pricing, growth=growth, typing=typing, sizes=setting.sizes)
+        for clear in (False, True):
+            some = _clear(plain, typing, chosen, pricing) if clear else chosen
+            if before - _gain(some) > most:
+                break  # fewer forms gain no more
+            if some in seen:
+                continue
+            seen.append(some)
+            fitting = _fitting(plain, some, setting)
+            if before - _gain(fitting) > most:
+                limit = LARGE if setting.memory is None else min(LARGE, setting.memory)
+                notes.append(f"fewer multiplications were left out: the model with their weights would take more than "
+                             f"{limit >> 20} MiB")  # fmt: skip
+                return
+            made = rewritten(plain, fitting, reserved=original.names)
+            cost = costs.graph_cost(made, prices.recorded or prices, sizes=setting.sizes)
+            if cost.us > most:
+                continue
+            error = sum(c.error for c in fitting) / before
+            modelled = Belief(1.0 - _gain(fitting) / before, error)
+            yield Formed(made, tuple(fitting), cost, modelled, MOST_ERROR[setting.mode], clear)
+
+
+def _clear(plain: Graph, typing: Typing, chosen: Sequence[Choice], pricing: CostModel) -> list[Choice]:
+    """Those of the choices that are modelled to gain by more than prices are off."""
+    sure = [c for c in chosen if c.after < (1.0 - SURELY * FORM_ERROR) * c.before]
+    return in_place(plain, typing, sure, pricing) if len(sure) < len(chosen) else list(chosen)
 
 
 def _gain(chosen: Sequence[Choice]) -> float:
     """Microseconds."""
     return sum(c.before - c.after for c in chosen)
-
-
-def _hoped(chosen: Sequence[Choice]) -> float:
-    """Microseconds that choices gain at most, as far as prices can be off."""
-    return sum(max(0.0, c.before - c.after + c.error) for c in chosen)
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """What became of some choices.
-
-    Attributes:
-        formed: the result with them, if they are to stay.
-        why: they are not.
-        final: more accurate forms would not help either.
-    """
-
-    formed: Formed | None
-    why: str = ""
-    final: bool = False
 
 
 def _pricing(prices: CostModel) -> CostModel | None:
@@ -260,72 +184,6 @@ def _pricing(prices: CostModel) -> CostModel | None:
     alike = (n for n, header in headers.items() if costs.BACKENDS.get(str(header.get("backend"))) is prices.backend)
     found = next(alike, None)
     return None if found is None else costs.RecordedProfile(costs.load_profile(found), prices.sizes)
-
-
-def _tried(
-    original: Graph, plain: Graph, before: float, chosen: Sequence[Choice], prices: CostModel, setting: Setting,
-    bench: Bench, check: Check | None, beside: Beside, progress: Callable[[int, int | None, str], None],
-) -> _Outcome:  # fmt: skip
-    """The result with some choices, raced, measured against float64, and checked."""
-    made = rewritten(plain, chosen, reserved=original.names)
-    cost = costs.graph_cost(made, prices.recorded or prices, sizes=setting.sizes)  # a race says more than questions
-    if not setting.tries and cost.us > (1.0 - _LEAST) * before:
-        why = f"they are modelled at {cost.us / before:.3f} of the result without them"
-        return _Outcome(None, why, final=True)
-    measured: report.Measured | None = None
-    try:
-        refuse_unbounded(made, setting.sizes)
-        if setting.races:
-            progress(0, None, "measuring with fewer multiplications")
-            why, measured = _beside_both(original, plain, made, _believed(chosen, before), cost, setting, bench, beside)
-            if why:
-                bench.drop(made)
-                return _Outcome(None, why, final=True)
-        errors = _errors(original, made, setting, bench)
-    except (InvalidModel, Unsupported, ResourceLimit) as error:
-        return _Outcome(None, f"the model could not be run with them: {error}")
-    for found in errors:
-        if not found.within(setting.mode, _SPENT):
-            why = f"errors grow from {found.before:.1e} to {found.after:.1e}, which {setting.mode!r} does not allow"
-            bench.drop(made)
-            return _Outcome(None, why)
-    checked: CheckResult | None = None
-    if check is not None:
-        progress(0, None, "checking")
-        new = frozenset(n.name for n in made.nodes) - {n.name for n in plain.nodes}
-        checked = check(made, Slack(MOST_ERROR[setting.mode], new))
-        if checked.verdict != "passed":
-            bench.drop(made)
-            return _Outcome(None, f"the check {checked.verdict}: {checked.reason}")
-    return _Outcome(Formed(made, tuple(chosen), checked, _largest(errors), cost, MOST_ERROR[setting.mode], measured))
-
-
-def _believed(chosen: Sequence[Choice], before: float) -> Belief:
-    """What a result with forms takes of the time without them, as far as prices and trials say."""
-    return Belief(1.0 - _gain(chosen) / before, sum(c.error for c in chosen) / before)
-
-
-def _beside_both(
-    original: Graph, plain: Graph, made: Graph, modelled: Belief, cost: GraphCost, setting: Setting, bench: Bench,
-    beside: Beside,
-) -> tuple[str, report.Measured | None]:  # fmt: skip
-    """Why a result with forms loses its races, or nothing, and the one beside the input.
-
-    Beside the result without forms it is not raced where little could be lost by that: where it is known to be faster.
-    """
-    measured: report.Measured | None = None
-    doubted = setting.trials and regret([Belief(1.0 - _LEAST, 0.0), modelled]) > CHEAP
-    if plain is original or doubted:
-        raced = _race(plain, made, modelled, setting, bench)
-        if not raced.won:
-            return f"beside the result without them, they take {raced.text} of its time", None
-        measured = measured_of(raced.result)
-    if plain is not original:
-        bench.drop(plain)
-        judged, measured = beside(made, cost)
-        if not judged.taken:
-            return judged.reason, measured
-    return "", measured
 
 
 def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choice]:
@@ -344,65 +202,74 @@ def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choic
     return kept
 
 
-@dataclass(frozen=True)
-class _Raced:
-    """A race of the result without forms and the result with them.
+class Errors:
+    """Errors of graphs that stand for another, in a runtime against that one in float64, on the same inputs.
 
-    Attributes:
-        result: the race.
-        modelled: what the result with forms was taken to need of the time of that without, before the race.
+    What the original makes of the inputs, there and in float64, is computed once, however many graphs are asked about.
+    One thing after the other is in memory: a graph's session, then the reference.
+
+    Args:
+        original: the graph that the others stand for.
+        fed: the inputs.
+        bench: where graphs are run.
+        runtime, threads: in which they are.
+        sizes: what symbolic dimensions are run at.
     """
 
-    result: RaceResult
-    modelled: Belief
+    def __init__(
+        self, original: Graph, fed: Sequence[Mapping[str, np.ndarray]], bench: Bench, *, runtime: Runtime,
+        threads: int = 1, sizes: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        self._original, self._fed, self._bench, self._sizes = original, fed, bench, sizes
+        self._runtime, self._threads = runtime, threads
+        self._names = [v.name for v in original.outputs]
+
+    def of(self, made: Graph) -> list[Accuracy | None]:
+        """By input; ``None`` for one that the original refuses.
+
+        Raises:
+            InvalidModel: the original refuses all of them, or the graph another than it. Unsupported, ResourceLimit:
+                one of the two cannot be run.
+        """
+        self._bench.drop(made)  # while float64 runs
+        known = self._known
+        session = self._bench.loaded(made, self._runtime, threads=self._threads)
+        found: list[Accuracy | None] = []
+        for feeds, one in zip(self._fed, known, strict=True):
+            if one is None:
+                found.append(None)
+                continue
+            old, exact = one
+            try:
+                new = session.run(feeds, self._names)
+            except (InvalidModel, UsageError) as error:
+                raise InvalidModel(f"what the model takes is refused: {error.what}") from error
+            errors = [_errors_of(old[n], new[n], exact[n]) for n in self._names]
+            found.append(Accuracy(max(e[0] for e in errors), max(e[1] for e in errors), 1))
+        del session
+        self._bench.drop(made)
+        return found
 
     @cached_property
-    def ratios(self) -> list[float]:
-        """By round, of the time with forms to that without."""
-        return [with_them / without for without, with_them in self.result.samples]
-
-    @cached_property
-    def against(self) -> Belief:
-        """The ratio of the time with forms to that without."""
-        return self.modelled.measured(self.ratios)
-
-    @property
-    def won(self) -> bool:
-        return self.against.mean < 1.0 - _LEAST and self.against.mean + SURELY * self.against.deviation < 1.0
-
-    @property
-    def unanimous(self) -> bool:
-        """Whether prices and each round by itself say that it wins."""
-        least = max(self.modelled.mean + SURELY * self.modelled.deviation, *self.ratios)
-        return least < 1.0 - _LEAST
-
-    @property
-    def settled(self) -> bool:
-        """Whether more rounds would hardly change anything."""
-        known = self.against
-        return known.sure or abs(known.mean - (1.0 - _LEAST)) > SURELY * known.deviation
-
-    @property
-    def text(self) -> str:
-        rounds, together = median(self.ratios), self.against.mean
-        return f"{rounds:.3f} by {self.result.rounds} rounds, {together:.3f} by rounds and prices together,"
-
-
-def _race(plain: Graph, made: Graph, modelled: Belief, setting: Setting, bench: Bench) -> _Raced:
-    feeds = make_inputs(plain, setting.seed, "normal", sizes=sizes_fed(plain, setting.sizes))
-    refuse_fatal((plain, made), feeds, bench)
-    loaded = bench.loaded_all((plain, made), setting.runtime, threads=setting.threads, keep=True)
-    bound = [model.bound(feeds) for model in loaded]
-    result = race_bound(
-        bound, runtime=setting.runtime, rounds=LOOKS[-1], burst=1, threads=setting.threads,
-        clock=clock_of(setting.threads), time_limit=setting.seconds, seed=setting.seed,
-        looks={
-            LOOKS[0] + 1: lambda r: _Raced(r, modelled).unanimous,
-            **dict.fromkeys(LOOKS[1:], lambda r: _Raced(r, modelled).settled),
-        },
-        shortest=SETTLED,
-    )  # fmt: skip
-    return _Raced(result, modelled)
+    def _known(self) -> list[tuple[Arrays, Arrays] | None]:
+        """By input, what the original makes of it in the runtime and in float64."""
+        session = self._bench.loaded(self._original, self._runtime, threads=self._threads)
+        runs: list[Arrays | None] = []
+        why: SuperoptError | None = None
+        for feeds in self._fed:
+            try:
+                runs.append(session.run(feeds, self._names))
+            except (InvalidModel, UsageError) as error:
+                runs.append(None)
+                why = error
+        del session
+        self._bench.drop(self._original)
+        if why is not None and not any(run is not None for run in runs):
+            raise InvalidModel(why.what) from why
+        return [
+            None if run is None else (run, reference.run(self._original, feeds, sizes=self._sizes))
+            for feeds, run in zip(self._fed, runs, strict=True)
+        ]
 
 
 def accuracy(
@@ -415,68 +282,61 @@ def accuracy(
     """
     fed = [make_inputs(before, number, "normal", sizes=sizes) for number in range(seed, seed + inputs)]
     with Bench() as bench:
-        found = _errors_on(before, after, bench, runtime, 1, sizes, fed)
+        found = Errors(before, fed, bench, runtime=runtime, sizes=sizes).of(after)
     return _largest([f for f in found if f is not None])
 
 
-def _errors(original: Graph, made: Graph, setting: Setting, bench: Bench) -> list[Accuracy]:
-    """Errors on standard normal inputs, as many as that is worth, and on one of large, small and repeated elements, as
-    far as the model takes them: where an exponential follows, what is large is where errors grow."""
-    done = costs.work(original, infer(original, setting.sizes), setting.sizes)
-    count = setting.inputs or max(1, min(_INPUTS, int(_WORK / max(done.flops, 1))))
-    seeds = range(setting.seed, setting.seed + count)
-    kinds = [*(("normal", seed) for seed in seeds), ("edge", setting.seed)]
-    fed = [make_inputs(original, seed, kind, sizes=setting.sizes) for kind, seed in kinds]
-    found = _errors_on(original, made, bench, setting.runtime, setting.threads, setting.sizes, fed)
-    taken = [[f for f in some if f is not None] for some in (found[:count], found[count:])]
-    return [_largest(some) for some in taken if some]
+class Budget:
+    """The budget of errors of one optimisation: on standard normal inputs, as many as that is worth, and on one of
+    large, small and repeated elements, as far as the model takes them: where an exponential follows, what is large is
+    where errors grow. The seed draws the inputs, so that they are the same on every run.
+
+    Args:
+        original: the input.
+        setting: what forms may cost.
+        bench: where graphs are run.
+    """
+
+    def __init__(self, original: Graph, setting: Setting, bench: Bench) -> None:
+        self._setting, self._normal = setting, setting.inputs or _worth(original, setting.sizes)
+        seeds = range(setting.seed, setting.seed + self._normal)
+        kinds = [*(("normal", seed) for seed in seeds), ("edge", setting.seed)]
+        fed = [make_inputs(original, seed, kind, sizes=setting.sizes) for kind, seed in kinds]
+        self._errors = Errors(
+            original, fed, bench, runtime=setting.runtime, threads=setting.threads, sizes=setting.sizes
+        )  # fmt: skip
+
+    def measured(self, made: Graph) -> list[Accuracy]:
+        """Errors of a graph by kind of input, normal ones first.
+
+        Raises:
+            InvalidModel, Unsupported, ResourceLimit: it or the original cannot be run.
+        """
+        found = self._errors.of(made)
+        taken = [[f for f in some if f is not None] for some in (found[: self._normal], found[self._normal :])]
+        return [_largest(some) for some in taken if some]
+
+    def allows(self, formed: Formed) -> tuple[Formed, str]:
+        """A graph with its errors, and why they are too large, if they are.
+
+        Raises:
+            InvalidModel, Unsupported, ResourceLimit: as :meth:`measured`.
+        """
+        mode, errors = self._setting.mode, self.measured(formed.graph)
+        over = next((e for e in errors if not e.within(mode, _SPENT)), None)
+        why = over and f"errors grow from {over.before:.1e} to {over.after:.1e}, which {mode!r} does not allow"
+        return replace(formed, errors=_largest(errors)), why or ""
+
+
+def _worth(original: Graph, sizes: Mapping[str, int]) -> int:
+    """On how many normal inputs errors are measured."""
+    done = costs.work(original, infer(original, sizes), sizes)
+    return max(1, min(_INPUTS, int(_WORK / max(done.flops, 1))))
 
 
 def _largest(found: Sequence[Accuracy]) -> Accuracy:
     """Of all inputs together."""
     return Accuracy(max(f.before for f in found), max(f.after for f in found), sum(f.inputs for f in found))
-
-
-def _errors_on(
-    before: Graph, after: Graph, bench: Bench, runtime: Runtime, threads: int, sizes: Mapping[str, int],
-    fed: Sequence[Mapping[str, np.ndarray]],
-) -> list[Accuracy | None]:  # fmt: skip
-    """Errors on each of these inputs; ``None`` for one that the first graph refuses. One after the other is in memory:
-    each graph's session, then the reference.
-
-    Raises:
-        InvalidModel: it refuses all of them, or the second graph refuses another.
-    """
-    names = [v.name for v in before.outputs]
-    made: list[list[dict[str, np.ndarray] | None]] = []
-    refused: set[int] = set()
-    why: SuperoptError | None = None
-    for side, graph in enumerate((before, after)):
-        session = bench.loaded(graph, runtime, threads=threads)
-        runs: list[dict[str, np.ndarray] | None] = []
-        for number, feeds in enumerate(fed):
-            try:
-                runs.append(None if number in refused else session.run(feeds, names))
-            except (InvalidModel, UsageError) as error:
-                if side:
-                    raise InvalidModel(f"what the model takes is refused: {error.what}") from error
-                refused.add(number)
-                why = error
-                runs.append(None)
-        made.append(runs)
-        del session
-        bench.drop(graph)
-        if why is not None and len(refused) == len(fed):
-            raise InvalidModel(why.what) from why
-    found: list[Accuracy | None] = []
-    for feeds, old, new in zip(fed, *made, strict=True):
-        if old is None or new is None:
-            found.append(None)
-            continue
-        exact = reference.run(before, feeds, sizes=sizes)
-        errors = [_errors_of(old[n], new[n], exact[n]) for n in names]
-        found.append(Accuracy(max(e[0] for e in errors), max(e[1] for e in errors), 1))
-    return found
 
 
 def _errors_of(old: np.ndarray, new: np.ndarray, exact: np.ndarray) -> tuple[float, float]:

@@ -14,21 +14,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import erfc, hypot, inf, isinf, prod, sqrt
-from statistics import NormalDist, median, quantiles
+from statistics import NormalDist
 
 from superopt import report
 from superopt.cost import Demand, GraphCost
-from superopt.runtime.spread import beyond_quartiles, median_beyond, median_error
+from superopt.runtime.spread import SURELY, beyond_quartiles, median_beyond, median_error
 
 __all__ = [
     "CHEAP",
     "DOUBT",
+    "LEAST_REPLACED",
     "LOOKS",
     "SITTING",
     "SITTINGS",
     "Belief",
     "Comparison",
     "Judgement",
+    "Replacement",
     "demand_of",
     "doubt_of",
     "regret",
@@ -44,6 +46,8 @@ SITTING = 0.01
 # Share of the model's time that a wrong answer may be expected to lose and still not be asked for: a fifth of what two
 # loadings of one model differ by. Of trials it holds for all operators alike, of prices for as many as may be asked.
 CHEAP = SITTING / 5.0
+# Share of its time that a graph has to gain over the one that it replaces, for what it costs in accuracy and memory.
+LEAST_REPLACED = 3 * SITTING
 SITTINGS = 16  # loadings of models of which one says that the result is slower: their median is off by a quarter of it
 _TAIL = 5.0  # standard deviations on each side that an expectation takes in
 _STEPS = 64  # places that it is summed at
@@ -83,16 +87,16 @@ class Belief:
             return float(self.mean > ratio)
         return 0.5 * erfc((ratio - self.mean) / (self.deviation * sqrt(2.0)))
 
-    def measured(self, ratios: Sequence[float], *, sitting: float = SITTING) -> Belief:
-        """After a race's rounds. Their median counts with the standard error that rounds' quartiles say, for as few
+    def measured(self, found: report.Measured | None) -> Belief:
+        """After a race. The median of its rounds counts with the standard error that their quartiles say, for as few
         as they are (Student's variance), and with what it is off by in one sitting; fewer than four say nothing."""
-        count = len(ratios)
-        if count <= LOOKS[0]:
+        count = 0 if found is None else found.runs
+        if found is None or count <= LOOKS[0]:
             return self
-        low, _, high = quantiles(ratios, n=4, method="inclusive")
-        error = median_error(count) * (high - low) * sqrt((count - 1) / (count - 3))
-        here, there = self.deviation**-2, 1.0 / (error**2 + sitting**2)
-        return Belief((self.mean * here + median(ratios) * there) / (here + there), (here + there) ** -0.5)
+        error = median_error(count) * found.spread * sqrt((count - 1) / (count - 3))
+        there = 1.0 / (error**2 + SITTING**2 / found.sittings)
+        here = self.deviation**-2
+        return Belief((self.mean * here + found.ratio * there) / (here + there), (here + there) ** -0.5)
 
 
 def regret(beliefs: Sequence[Belief]) -> float:
@@ -204,6 +208,50 @@ class Comparison:
         if self.measured.runs < LOOKS[0]:
             return f"{self.measured.ratio:.3f} in {self.measured.runs} rounds"
         return f"{self.measured.ratio:.3f} ± {self._margin:.3f}"
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A graph in the place of another that it is modelled to be faster than, where it costs accuracy and memory.
+
+    It is kept unless timing refuses it: unless prices and rounds together say that it gains too little. What decides is
+    their mean, not how sure it is, which a busy machine would change; and where rounds tell nothing, prices decide.
+
+    Attributes:
+        modelled: what it is modelled to take of the other's time.
+        measured: a race of both, if there was one.
+    """
+
+    modelled: Belief
+    measured: report.Measured | None = None
+
+    @property
+    def doubted(self) -> bool:
+        """Whether a race is worth it: choosing by prices may be expected to lose more than what is cheap."""
+        return regret([Belief(1.0 - LEAST_REPLACED, 0.0), self.modelled]) > CHEAP
+
+    @property
+    def taken(self) -> bool:
+        return self._known.mean < 1.0 - LEAST_REPLACED
+
+    @property
+    def settled(self) -> bool:
+        """Whether more rounds would hardly change anything."""
+        if self.measured is None or self.measured.runs <= LOOKS[0]:  # so few rounds say nothing yet
+            return False
+        known = self._known
+        return known.sure or abs(known.mean - (1.0 - LEAST_REPLACED)) > SURELY * known.deviation
+
+    @property
+    def _known(self) -> Belief:
+        return self.modelled.measured(self.measured)
+
+    @property
+    def text(self) -> str:
+        """The ratio by rounds, and by rounds and prices together."""
+        assert self.measured is not None
+        rounds = f"{self.measured.ratio:.3f} by {self.measured.runs} rounds"
+        return f"{rounds}, {self._known.mean:.3f} by rounds and prices together,"
 
 
 def doubt_of(found: report.Measured) -> float:

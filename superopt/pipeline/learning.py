@@ -42,7 +42,7 @@ def learn_from(
     """
     graphs = {_name(m, models): load(m) for m in models}
     library = load_library(rules)
-    with claimed(out) as asked, costs.for_target(target, sizes=sizes, questions=0, runtime=runtime) as prices:
+    with claimed(out) as asked, costs.for_target(target, sizes=sizes, runtime=runtime) as prices:
         started = time.monotonic()
         limits = SearchOptions(
             time_limit=_SEARCHING * time_limit / len(graphs),

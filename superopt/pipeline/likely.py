@@ -2,11 +2,12 @@
 
 A symbolic dimension counts as 8. That is no image: a network for images of 8×8 does other work than the same one for
 224×224 (a result that took 1.15 of a text recogniser's time was measured at 0.57), and many refuse it. So height and
-width of images are 224, the size that most are trained at, or the nearest that the model accepts, and images come one
-at a time. 8 samples are no sound, either: a network with windows over an open axis that refuses them is costed at the
-first length that it accepts. Which of two graphs is faster may also depend on how many examples come at once: what
-trades one kind of work for another has to be faster for 8, and not slower for one. Where 8 are much work (images of a
-stated size, say), the model is costed at one: a kernel that one example keeps busy takes 8 times as long for 8.
+width of images are 224, the size that most are trained at, or the nearest that the model accepts and a core runs in
+about a second, by the operations it takes; images come one at a time. 8 samples are no sound, either: a network with
+windows over an open axis that refuses them is costed at the first length that
+it accepts. Which of two graphs is faster may also depend on how many examples come at once: what trades one kind of
+work for another has to be faster for 8, and not slower for one. Where 8 are much work (images of a stated size, say),
+the model is costed at one: a kernel that one example keeps busy takes 8 times as long for 8.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ _COLOURS = 4  # channels of an image, at most: grey, RGB, and one that says what
 _IMAGES = ((224, 224), (48, 224), (32, 224), (64, 64), (32, 32))
 _LENGTHS = (64, 512, 4096, 16384)  # of sound, windows of which are up to 2,048 samples
 _WINDOWS = frozenset({"AveragePool", "Conv", "ConvTranspose", "DFT", "MaxPool", "STFT"})
-_LONGEST = 10.0  # seconds of a run that says whether a model accepts a size
+# Operations of a run at a size that is chosen for a model: a second of a core, and five for a model that takes no
+# smaller size. Counted, because seconds would make the load of the machine choose the size.
+_ENOUGH, _MOST = 6e10, 3e11
+_LONGEST = 60.0  # seconds of a run, in which a model does more than what can be counted of it
 _MUCH = 1.6e10  # operations of a run: a quarter of a second of a core
 
 
@@ -54,8 +58,14 @@ def _accepted(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
     if not tall | wide:
         return _long_enough(graph, given)
     with Bench() as bench:
-        for height, width in _IMAGES if tall else _IMAGES[:1]:
-            sizes = {**dict.fromkeys(first, 1), **dict.fromkeys(tall, height), **dict.fromkeys(wide, width), **given}
+        each = [
+            {**dict.fromkeys(first, 1), **dict.fromkeys(tall, height), **dict.fromkeys(wide, width), **given}
+            for height, width in (_IMAGES if tall else _IMAGES[:1])
+        ]
+        done = [work(graph, infer(graph, sizes), sizes).flops for sizes in each]
+        light = [sizes for sizes, flops in zip(each, done, strict=True) if flops <= _ENOUGH]
+        heavy = [sizes for sizes, flops in zip(each, done, strict=True) if _ENOUGH < flops <= _MOST]
+        for sizes in (*light, *reversed(heavy)):
             if _accepts(graph, sizes, bench):
                 return sizes
     return dict(given)

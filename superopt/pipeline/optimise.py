@@ -16,7 +16,7 @@ from superopt.ops.infer import Barrier, Typing, infer
 from superopt.pipeline.attempt import attempt
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.likely import likely_sizes
-from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
+from superopt.pipeline.options import ALGORITHMS, VALUES, Options, Progress, quiet
 from superopt.pipeline.result import Result
 from superopt.pipeline.task import Task
 from superopt.rules import Library, load_library
@@ -88,7 +88,6 @@ def optimize(
         sizes=sizes,
         threads=options.threads,
         time_limit=budget.measuring,
-        questions=EFFORTS[options.effort].questions,
         runtime=options.runtime,
     ) as model_costs:
         budget.extend(time.monotonic() - began)

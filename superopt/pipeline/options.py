@@ -8,7 +8,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from superopt import TIME_LIMIT
-from superopt.cost import QUESTIONS
 from superopt.ir.errors import UsageError, printable
 from superopt.memory import ROWS
 from superopt.rules.floats import MODES
@@ -30,28 +29,24 @@ class Effort:
 
     Attributes:
         nodes: e-nodes of all regions.
-        questions: prices that may be measured; ``None``: as many as matter.
         rows: of the linear programs that decide what is computed again.
-        again: whether a result that is refused is followed by a search for one that asks for less of everything.
-        trials: whether operators with fewer multiplications are timed alone, and beside the result without them, before
-            they are raced beside the input; prices choose them otherwise.
+        again: whether a candidate that is refused is followed by another (fewer forms with fewer multiplications, a
+            search for what asks for less of everything), and one with such forms is timed beside the one without.
         race: seconds for the last race, after which what is still in doubt is decided by what the graphs do and what
             they are modelled at.
     """
 
     nodes: int
-    questions: int | None
     rows: int
     again: bool = True
-    trials: bool = True
     race: float = 4.0
 
 
 EFFORTS: Mapping[str, Effort] = {
-    # one order of merging on most models, by known and predicted prices alone, and one race
-    "quick": Effort(20_000, 0, ROWS // 3, again=False, trials=False, race=1.5),
-    "default": Effort(200_000, QUESTIONS, ROWS),
-    "thorough": Effort(2_000_000, None, 10 * ROWS),
+    # one order of merging on most models, and one race
+    "quick": Effort(20_000, ROWS // 3, again=False, race=1.5),
+    "default": Effort(200_000, ROWS),
+    "thorough": Effort(2_000_000, 10 * ROWS),
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from superopt import report
-from superopt.ir.graph import Graph
+from superopt.ir.graph import Graph, structural_hash
 from superopt.pipeline.checking import UNCHANGED, check_result, skipped
 from superopt.pipeline.options import VALUES
 from superopt.pipeline.recomputing import Point
@@ -19,7 +19,7 @@ from superopt.verifier.running import Bench
 __all__ = ["Checks"]
 
 _PROVING = 60.0  # seconds for all proofs of a result, at most
-_SUSPECTS = 4  # rules that are left out in turn after a failed check; each costs a search
+_SUSPECTS = (1, 4, 8)  # rules that are left out after a failed check, and after each that follows; each costs a search
 
 
 @dataclass
@@ -72,19 +72,45 @@ class Checks:
                 notes.append(f"what the weights' elements allow failed the check ({why}); it was left out")
                 return again, checked
         self.searches.valued = valued
-        for applied in self._suspected(found, checked)[:_SUSPECTS]:
-            if task.budget.left <= 0.0:
-                break
-            fewer = tuple(r for r in rules if r.id != applied.rule)
-            again = self.searches.search(fewer)
-            checked = self.check(again.graph) if again.graph is not given else UNCHANGED
-            if checked.verdict == "passed" or checked is UNCHANGED:
-                self.failures.append(_failure(why, found, applied.rule))
-                notes.append(f"rule {applied.rule} failed the check here ({why}); it was left out")
-                return again, checked
+        left_out = self._without_suspects(found, checked)
+        if left_out is not None:
+            again, checked, rules_out = left_out
+            self.failures += [_failure(why, found, rule) for rule in rules_out]
+            notes.append(
+                f"rule {rules_out[0]} failed the check here ({why}); it was left out" if len(rules_out) == 1 else
+                f"one of the rules {', '.join(rules_out)} failed the check here ({why}); they were left out"
+            )  # fmt: skip
+            return again, checked
         self.failures.append(_failure(why, found))
         notes.append(f"the rewritten graph failed the check ({why}); the input is returned")
         return replace(found, graph=given, applied=()), replace(checked, verdict="failed", reason=why)
+
+    def _without_suspects(
+        self, found: SearchResult, checked: CheckResult
+    ) -> tuple[SearchResult, CheckResult, Sequence[str]] | None:
+        """What passes the check without some rules, and these; ``None`` where no search finds such a result.
+
+        The rule that is suspected most is left out first; then, with it, all that the next checks suspect. What was
+        refused before is not checked again.
+        """
+        task, given = self.task, self.task.graph
+        excluded: dict[str, None] = {}
+        refused = {structural_hash(found.graph)}
+        for most in _SUSPECTS:
+            suspected = [a.rule for a in self._suspected(found, checked) if a.rule not in ("fold", *excluded)][:most]
+            if not suspected or task.budget.left <= 0.0:
+                break
+            excluded.update(dict.fromkeys(suspected))
+            again = self.searches.search(tuple(r for r in task.library.admitted if r.id not in excluded))
+            if again.graph is given:
+                return again, UNCHANGED, tuple(excluded)
+            if structural_hash(again.graph) in refused:
+                continue
+            found, checked = again, self.check(again.graph)
+            if checked.verdict == "passed":
+                return found, checked, tuple(excluded)
+            refused.add(structural_hash(found.graph))
+        return None
 
     def _suspected(self, found: SearchResult, checked: CheckResult) -> list[AppliedRule]:
         """The rules that were applied; first those used where the result strays furthest on the inputs that failed, or

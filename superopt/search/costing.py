@@ -40,20 +40,17 @@ _IMPOSSIBLE = Estimate(FORBIDDEN, "roofline")
 class Questions:
     """What was asked beyond what was known: answers that an extraction wanted, and how often they changed choices.
 
-    ``cheap_us`` is what a price may be expected to lose by being off, and still not be asked for; ``shortest_us`` what
-    an operator takes at least of which measuring tells more than is expected.
+    ``cheap_us`` is what a price may be expected to lose by being off, and still not be asked for.
     """
 
     asked: int = 0
     decided: int = 0
     cheap_us: float = 0.0
-    shortest_us: float = 0.0
 
     def matters(self, estimate: Estimate) -> bool:
         """Whether it is worth measuring what is expected: were that as good as what it is chosen before, knowing it
         would be worth σ/√2π (the expected value of perfect information)."""
-        worth = estimate.us * estimate.sigma / sqrt(2 * pi)
-        return estimate.us >= self.shortest_us and worth >= self.cheap_us
+        return estimate.us * estimate.sigma / sqrt(2 * pi) >= self.cheap_us
 
 
 @dataclass(eq=False)
@@ -91,7 +88,7 @@ class Pricer:
         self.sizes = sizes
         self.deadline = deadline
         self.byte_us = BYTE_US  # of new weights
-        self.questions = Questions(shortest_us=costs.shortest_us)
+        self.questions = Questions()
         self._known: dict[Application, _Priced] = {}
         self._forms: dict[tuple[int, ...], _Form] = {}
 
@@ -126,7 +123,7 @@ class Pricer:
         form = self._form(graph, node)
         if not kept and not self._writable(graph, node, form):
             return _IMPOSSIBLE
-        found = self._estimate(form.priced, now=kept and ask and not self.costs.informed)
+        found = self._estimate(form.priced, now=kept and ask)
         return _UNKNOWN if kept and found.us == FORBIDDEN else found
 
     def settle(self, graph: EGraph, nodes: Sequence[ENode]) -> bool:
@@ -244,9 +241,7 @@ class Pricer:
             return FORBIDDEN
         values = {k: value_at_sizes(v, self.sizes) for k, v in attributes}
         outputs = REGISTRY[op].apply(types, values)[1]
-        return self.costs.application(
-            op, values, types, outputs, constant_args=fixed, after=producer, ask=not self.costs.informed
-        ).us
+        return self.costs.application(op, values, types, outputs, constant_args=fixed, after=producer).us
 
     def demand(self, what: Application, outputs: Sequence[TensorType]) -> Demand:
         """What an application asks of a machine; nothing where the backend only renames memory."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import attrgetter
 
 from superopt.cost.model import CostModel
 from superopt.ir.collecting import rarely_collected
@@ -18,10 +17,10 @@ from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.rules.rule import Rule
 from superopt.runtime.limits import resident
-from superopt.search.borders import applied, fusions
+from superopt.search.borders import fusions
 from superopt.search.cache import RegionCache
 from superopt.search.cones import SELECTIONS, selection_regions, sibling_regions
-from superopt.search.costing import FORBIDDEN, Pricer
+from superopt.search.costing import Pricer
 from superopt.search.emit import emit
 from superopt.search.frugal import frugal
 from superopt.search.kernels import broken_us, kernels_of
@@ -371,9 +370,7 @@ class _Run:
         for region in regions:
             if region.outputs:
                 alike.setdefault(region.signature, []).append(region)
-        # The dearest first where prices are asked for, as few may be.
-        weight = self._us if self.costs.informed else attrgetter("running")
-        ordered = sorted(alike.items(), key=lambda item: -len(item[1]) * weight(item[1][0]))
+        ordered = sorted(alike.items(), key=lambda item: -len(item[1]) * item[1][0].running)
         offers = Offers(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
         self.totals.regions = max(self.totals.regions, len(regions))
         try:
@@ -396,11 +393,6 @@ class _Run:
         finally:
             self._replace(offers)
         return bool(offers.taken)
-
-    def _us(self, region: Region) -> float:
-        """Microseconds of its steps, each by itself; those of which nobody knows what they cost count none."""
-        known = (self.pricer.alone(applied(self.program, self.program.steps[p])) for p in region.positions)
-        return sum(us for us in known if us < FORBIDDEN)
 
     def _tell(self, done: int, total: int | None, what: str) -> None:
         if self.progress is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from superopt.cost import Store, for_target
+from superopt.cost import Store
 from superopt.cost.answers import Answers, refused
 from superopt.cost.measure import Timing
 from superopt.cost.predictor import Predictor
@@ -82,12 +82,3 @@ def test_what_the_clock_cut_short_is_filed_apart() -> None:
     assert late.late
     assert late.get(key(1), lambda: pytest.fail("there is no time"), (1, 8)) is None
     assert late.digest != timely.digest
-
-
-def test_a_time_limit_holds_for_questions_to_this_machine() -> None:
-    kind = TensorType(DType.FLOAT32, (77, 333))
-    with for_target("cpu", time_limit=0.0) as model:
-        digest = model.digest
-        assert model.application("Relu", {}, (kind,), (kind,)).source != "measured"
-    with for_target("cpu") as model:
-        assert model.digest != digest

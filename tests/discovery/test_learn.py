@@ -175,7 +175,7 @@ def test_an_operator_that_sums_without_weights_is_a_part_by_itself() -> None:
     x = b.input("x", "float32", (1, 8, 6, 6))
     y = b.op("Conv", x, b.weight("w", (8, 8, 1, 1)), strides=[1, 1], pads=[0] * 4, dilations=[1, 1], group=1).relu()
     b.output(y.mean([1]), "out")
-    with costs.for_target(PRICES, questions=0) as prices:
+    with costs.for_target(PRICES) as prices:
         found = mined(program_of(graph := b.build(), infer(graph)), prices)
     alone = [t for t in found if len(t.places[0]) == 1]
     assert [str(t.term) for t in alone] == ["ReduceMean(xa, axes=[1], keepdims=1)"]

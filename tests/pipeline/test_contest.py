@@ -1,4 +1,4 @@
-"""How long a candidate is raced beside its input."""
+"""For how many rounds a candidate is raced beside its input."""
 
 from __future__ import annotations
 
@@ -13,18 +13,12 @@ from superopt.pipeline import contest
 from superopt.pipeline.contest import Contest
 
 
-@pytest.mark.parametrize(
-    ("milliseconds", "left", "seconds"),
-    [(5.0, 100.0, 4.0), (400.0, 100.0, 7.2), (4000.0, 100.0, 12.0), (400.0, 6.0, 5.0)],
-    ids=["light", "heavy: seven rounds and two", "at most thrice as long", "what there is time for"],
-)
-def test_heavy_models_are_raced_until_rounds_say_something(
-    milliseconds: float, left: float, seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits: list[float] = []
+def asked(milliseconds: float, left: float, monkeypatch: pytest.MonkeyPatch) -> tuple[int, float]:
+    """Rounds and seconds of the race of two models that are modelled to take so long."""
+    races: list[tuple[int, float]] = []
 
-    def measure(*graphs: object, time_limit: float, **more: object) -> None:
-        limits.append(time_limit)
+    def measure(*graphs: object, rounds: int, time_limit: float, **more: object) -> None:
+        races.append((rounds, time_limit))
         raise Unsupported("not here")
 
     monkeypatch.setattr(contest, "measure", measure)
@@ -40,4 +34,22 @@ def test_heavy_models_are_raced_until_rounds_say_something(
     costs: Any = [SimpleNamespace(us=us * r, flops=0, bytes=n, per_node=[]) for n, r in enumerate((1.1, 0.9))]
     found, _ = Contest(task, None, []).judged(graph, *costs)  # type: ignore[arg-type]
     assert not found.taken
-    assert limits == [pytest.approx(seconds)]
+    (race,) = races
+    return race
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "rounds"),
+    [(5.0, 31), (100.0, 18), (400.0, 7), (800.0, 5), (4000.0, 4)],
+    ids=["light", "what fits", "heavy: until rounds say something", "as far as that fits", "never too few"],
+)
+def test_how_many_rounds_a_race_has_follows_from_what_models_are_modelled_to_take(
+    milliseconds: float, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not from the clock: a busy machine has as many as a quiet one."""
+    for left in (1e9, 100.0, 20.0):
+        assert asked(milliseconds, left, monkeypatch)[0] == rounds
+
+
+def test_the_time_limit_ends_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked(400.0, 6.0, monkeypatch) == (7, pytest.approx(5.0))

@@ -13,17 +13,15 @@ from superopt import formats
 from superopt.cost import RecordedProfile, for_target, load_profile, target
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel
-from superopt.ir.graph import Graph
-from superopt.ops.infer import infer
-from superopt.pipeline import contest, fewer, judge, trials
+from superopt.ir.graph import Graph, structural_hash
+from superopt.pipeline import contest, fewer, judge
 from superopt.pipeline.fewer import GROWTH
-from superopt.pipeline.judge import Belief, regret
+from superopt.pipeline.judge import Belief
 from superopt.report import Measured, Report
 from superopt.rules.floats import MOST_ERROR
-from superopt.runtime import ort
+from superopt.runtime import ort, reference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.race import RaceResult, result_of
-from superopt.search.bilinear.choosing import FORM_ERROR, LEAST_GAIN, NEAR, Choice, choose, rewritten
+from superopt.search.bilinear.choosing import Choice, rewritten
 from superopt.verifier.running import Bench
 
 PROFILE = "profile:cpu-epyc-2core"
@@ -167,15 +165,38 @@ def test_errors_are_within_the_budget_on_large_inputs_too() -> None:
 
 
 def setting() -> fewer.Setting:
-    return fewer.Setting("standard", {}, 0, 1, ONNX_RUNTIME, races=False, seconds=1.0, left=lambda: 1.0, inputs=2)
+    return fewer.Setting("standard", {}, 0, 1, ONNX_RUNTIME, inputs=2)
 
 
 def test_errors_are_measured_on_inputs_of_each_kind() -> None:
     graph = steep()
     with Bench() as bench:
-        normal, edge = fewer._errors(graph, graph, setting(), bench)
+        normal, edge = fewer.Budget(graph, setting(), bench).measured(graph)
     assert (normal.inputs, edge.inputs) == (2, 1)
     assert normal.before == normal.after < 1e-6 < edge.before == edge.after
+
+
+def test_errors_are_the_same_on_every_run_and_the_reference_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was timed or kept before, and however many graphs are asked about."""
+    graph, runs = model(size=16), []
+    with for_target(PROFILE) as prices:
+        some = [f.graph for f in fewer.proposals(graph, graph, prices, setting(), [])][:2]
+    exactly = reference.run
+
+    def counted(given: Graph, *args: object, **more: object) -> object:
+        runs.append(given)
+        return exactly(given, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(reference, "run", counted)
+    with Bench() as bench:
+        budget = fewer.Budget(graph, setting(), bench)
+        first = [budget.measured(made) for made in some]
+    assert len(runs) == 3  # two normal inputs and one of edges
+    with Bench() as bench:
+        for made in (graph, *some):
+            bench.loaded(made, ONNX_RUNTIME, keep=True)
+        budget = fewer.Budget(graph, setting(), bench)
+        assert [budget.measured(made) for made in reversed(some)] == first[::-1]
 
 
 def test_inputs_that_the_model_refuses_tell_nothing_of_errors() -> None:
@@ -185,9 +206,10 @@ def test_inputs_that_the_model_refuses_tell_nothing_of_errors() -> None:
     graph = b.build()
     fed = [{"rows": np.array(r)} for r in ([0, 1, 0], [0, 7, 0])]
     with Bench() as bench:
-        assert fewer._errors_on(graph, graph, bench, ONNX_RUNTIME, 1, {}, fed) == [fewer.Accuracy(0.0, 0.0, 1), None]
+        errors = fewer.Errors(graph, fed, bench, runtime=ONNX_RUNTIME, sizes={})
+        assert errors.of(graph) == [fewer.Accuracy(0.0, 0.0, 1), None]
         with pytest.raises(InvalidModel, match="indices element out of"):
-            fewer._errors_on(graph, graph, bench, ONNX_RUNTIME, 1, {}, fed[1:])
+            fewer.Errors(graph, fed[1:], bench, runtime=ONNX_RUNTIME, sizes={}).of(graph)
 
 
 @pytest.mark.parametrize(
@@ -211,114 +233,103 @@ def test_what_errs_as_the_model_does_is_within_every_budget() -> None:
     assert fewer.Accuracy(1e-6, 5e-6, 1).within("standard", 0.5)
 
 
-def raced(*times: float, rounds: int = 15) -> Callable[..., RaceResult]:
-    """A race in which the models take so long, with a little noise: the result without forms, and that with them."""
-    rng = np.random.default_rng(0)
+def timed(
+    *, formed: float, plain: float = 0.9, beside_plain: float | None = None, rounds: int = 15
+) -> Callable[..., Measured]:
+    """A race that takes so much of the time of the input: with forms, without; and with them beside without.
 
-    def race(bound: Sequence[object], **_: object) -> RaceResult:
-        assert len(bound) == len(times)
-        return result_of([[t * rng.normal(1.0, 0.002) for t in times] for _ in range(rounds)], rounds, {})
-
-    return race
-
-
-def beside(plain: float, formed: float) -> Callable[..., Measured]:
-    """A race of the input and a result, which takes so much of its time without forms, or with them."""
+    Counts what it was asked, in ``asked``.
+    """
 
     def measure(before: Graph, after: Graph, **_: object) -> Measured:
-        ratio = formed if "MatMul" in {n.op for n in after.nodes} else plain
-        return Measured(10.0, 10.0 * ratio, ratio, 15, 0.0, {}, 0.0)
+        has = "MatMul" in {n.op for n in after.nodes}
+        ratio = formed if has else plain
+        if has and "BatchNormalization" not in {n.op for n in before.nodes} and beside_plain is not None:
+            ratio = beside_plain
+        asked.append(ratio)
+        return Measured(10.0, 10.0 * ratio, ratio, rounds, 0.002, {}, 0.002)
 
+    asked: list[float] = []
+    measure.asked = asked  # type: ignore[attr-defined]
     return measure
 
 
-def alone(time: float) -> Callable[..., RaceResult]:
-    """A race of an operator that takes 10 and its forms, which all take as long as is said."""
-
-    def race(load: Callable[[], Sequence[object]], **_: object) -> RaceResult:
-        bound = load()
-        return raced(10.0, *(time for _ in bound[1:]))(bound)
-
-    return race
-
-
-@pytest.mark.parametrize(
-    ("times", "rounds", "used"),
-    [((10.0, 6.0), 15, True), ((10.0, 9.9), 15, False), ((10.0, 12.0), 15, False)],
-)
-def test_a_lost_race_leaves_out_forms_and_nothing_else(
-    times: tuple[float, ...], rounds: int, used: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fewer, "CHEAP", -1.0)  # raced however clear it is
-    monkeypatch.setattr(fewer, "race_bound", raced(*times, rounds=rounds))
-    monkeypatch.setattr(trials, "race_sittings", alone(6.0))
-    monkeypatch.setattr(contest, "measure", beside(0.9, 0.6))
+@pytest.mark.parametrize(("ratio", "used"), [(0.6, True), (0.95, True), (0.98, False), (1.2, False)])
+def test_timing_refuses_forms_and_nothing_else(ratio: float, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "CHEAP", -1.0)  # timed however clear it is
+    monkeypatch.setattr(contest, "measure", timed(formed=0.6, beside_plain=ratio))
     result, report = optimised(model(), target="cpu", time_limit=60.0)
     assert bool(report.algorithms) is used
     assert ("MatMul" in {n.op for n in result.nodes}) is used
     assert "BatchNormalization" not in {n.op for n in result.nodes}
-    if not used:
+    if used:
+        assert report.result == optimised(model())[1].result, "what timing accepts is what prices propose"
+    else:
         assert any("they take" in note for note in report.notes)
 
 
+def test_noise_of_races_chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds on a busy machine: what each race says differs, what comes back does not."""
+    monkeypatch.setattr(judge, "CHEAP", -1.0)
+    found = set()
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+
+        def measure(before: Graph, after: Graph, rng: np.random.Generator = rng, **more: object) -> Measured:
+            quiet = timed(formed=0.7, beside_plain=0.8)(before, after, **more)
+            rounds = quiet.ratio * rng.lognormal(0.0, 0.04, 15)
+            low, middle, high = np.quantile(rounds, (0.25, 0.5, 0.75))
+            return replace(quiet, ratio=middle, spread=high - low, deviation=rounds.std())
+
+        monkeypatch.setattr(contest, "measure", measure)
+        found.add(optimised(model(), target="cpu", time_limit=60.0)[1].result)
+    assert found == {optimised(model())[1].result}
+
+
 def test_forms_that_surely_gain_are_raced_beside_the_input_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fewer, "race_bound", lambda *_, **__: pytest.fail("raced"))
-    monkeypatch.setattr(trials, "race_sittings", alone(5.0))
-    monkeypatch.setattr(contest, "measure", beside(0.9, 0.4))
+    monkeypatch.setattr(judge, "CHEAP", 1.0)
+    race = timed(formed=0.4, beside_plain=2.0)
+    monkeypatch.setattr(contest, "measure", race)
     _, report = optimised(model(), target="cpu", time_limit=60.0)
     assert report.algorithms
     assert report.measured is not None
-    assert report.measured.ratio == 0.4
+    assert race.asked == [report.measured.ratio] == [0.4]  # type: ignore[attr-defined]
 
 
 def test_where_memory_is_what_counts_there_are_no_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """They hold larger weights than what they stand for."""
-    monkeypatch.setattr(trials, "race_sittings", alone(5.0))
-    monkeypatch.setattr(contest, "measure", beside(0.9, 0.4))
+    monkeypatch.setattr(contest, "measure", timed(formed=0.4))
     for objective, some in (("time", True), ("memory", False)):
         _, report = optimised(model(), target="cpu", time_limit=60.0, objective=objective)
         assert bool(report.algorithms) is some
         assert (report.work.weight_bytes_after > report.work.weight_bytes_before) is some
 
 
-def test_in_a_hurry_prices_choose_and_there_is_one_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    def timed(*args: object, **kwargs: object) -> object:
-        raise AssertionError("no operator is timed, and no result beside the one without forms")
-
-    for name in ("tried_alone", "race_bound"):
-        monkeypatch.setattr(fewer, name, timed)
-    monkeypatch.setattr(contest, "measure", beside(1.0, 0.4))
+def test_in_a_hurry_there_is_one_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "CHEAP", -1.0)
+    race = timed(formed=0.4, beside_plain=2.0)
+    monkeypatch.setattr(contest, "measure", race)
     _, report = optimised(model(), target="cpu", time_limit=60.0, effort="quick")
-    assert report.measured is not None
-    assert report.measured.ratio == 0.4
+    assert race.asked == [0.4]  # type: ignore[attr-defined]
     chosen, by_prices = ([(a.where, a.algorithm) for a in r.algorithms] for r in (report, optimised(model())[1]))
     assert chosen == by_prices
     assert chosen
 
 
 def test_what_does_not_fit_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed: list[int] = []
-
-    def tried(plain: Graph, typing: object, chosen: list[Choice], *rest: object, **more: object) -> object:
-        timed.append(len(chosen))
-        return chosen, 0, 0
-
-    monkeypatch.setattr(fewer, "tried_alone", tried)
-    monkeypatch.setattr(fewer, "race_bound", raced(10.0, 6.0))
-    monkeypatch.setattr(contest, "measure", beside(0.9, 0.4))
     most = model().weight_bytes
     for large, fitting in ((64 * most, 2), (most, 0)):
+        race = timed(formed=0.4)
+        monkeypatch.setattr(contest, "measure", race)
         monkeypatch.setattr(fewer, "LARGE", large)
         _, report = optimised(model(), target="cpu", time_limit=60.0)
         assert len(report.algorithms) == fitting
-        assert timed == [2]
+        assert (0.4 in race.asked) is bool(fitting)  # type: ignore[attr-defined]
         assert any("would take more than" in note for note in report.notes) is not bool(fitting)
 
 
 def test_forms_that_lose_beside_the_input_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fewer, "race_bound", raced(10.0, 6.0))
-    monkeypatch.setattr(trials, "race_sittings", alone(6.0))
-    monkeypatch.setattr(contest, "measure", beside(0.8, 1.2))
+    monkeypatch.setattr(contest, "measure", timed(formed=1.2, plain=0.8, beside_plain=0.6))
     result, report = optimised(model(), target="cpu", time_limit=60.0)
     assert report.algorithms == ()
     assert [n.op for n in result.nodes] == ["Conv", "Relu"] * 2
@@ -327,123 +338,54 @@ def test_forms_that_lose_beside_the_input_are_left_out(monkeypatch: pytest.Monke
     assert any("left out: the rewritten graph" in note for note in report.notes)
 
 
+def test_proposals_are_ranked_and_follow_from_graph_and_prices() -> None:
+    """The fastest by price; those of them that gain by more than prices are off; then more accurate algorithms."""
+    graph = model(size=16)
+    with for_target(PROFILE) as prices:
+        first, again = ([*fewer.proposals(graph, graph, prices, setting(), [])] for _ in range(2))
+    assert len(first) >= 2
+    assert [structural_hash(f.graph) for f in first] == [structural_hash(f.graph) for f in again]
+    assert [f.modelled.mean for f in first] == sorted(f.modelled.mean for f in first)
+    assert not first[0].clear
+    growths = [max(a.growth for a in f.reported()) for f in first]
+    assert growths == sorted(growths, reverse=True)
+    assert growths[-1] < growths[0]
+
+
 @pytest.mark.parametrize(
-    ("modelled", "deviation", "ratio", "scatter", "won"),
+    ("modelled", "deviation", "ratio", "scatter", "taken"),
     [(0.8, 0.05, 0.8, 0.01, True), (0.8, 0.05, 0.99, 0.01, False), (0.99, 0.05, 0.8, 0.01, True),
-     (0.9, 0.02, 0.95, 0.5, True), (1.0, 0.02, 0.95, 0.5, False), (0.96, 0.05, 0.96, 0.5, False)],
+     (0.9, 0.02, 0.95, 0.5, True), (1.0, 0.02, 0.95, 0.5, False), (0.96, 0.05, 0.96, 0.5, True)],
 )  # fmt: skip
 def test_where_rounds_scatter_prices_decide_and_where_they_do_not_the_race(
-    modelled: float, deviation: float, ratio: float, scatter: float, won: bool
+    modelled: float, deviation: float, ratio: float, scatter: float, taken: bool
 ) -> None:
-    samples = [(9.0, 9.0 * (ratio + z * scatter)) for z in (-1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0)]
-    found = fewer._Raced(result_of(samples, 7, {}), Belief(modelled, deviation))
-    assert found.won is won
+    found = Measured(9.0, 9.0 * ratio, ratio, 7, scatter * 0.75)
+    assert judge.Replacement(Belief(modelled, deviation), found).taken is taken
+
+
+@pytest.mark.parametrize("ratio", [0.9, 0.94, 1.0, 1.05])
+def test_a_busy_machine_refuses_what_a_quiet_one_refuses(ratio: float) -> None:
+    """Rounds that scatter ten times as much move no decision but that of a near tie."""
+    rng = np.random.default_rng(3)
+    for noise in (0.003, 0.03):
+        decided = []
+        for _ in range(200):
+            rounds = ratio * rng.lognormal(0.0, noise, 31)
+            low, middle, high = np.quantile(rounds, (0.25, 0.5, 0.75))
+            found = Measured(1.0, middle, middle, 31, high - low)
+            decided.append(judge.Replacement(Belief(0.9, 0.08), found).taken)
+        assert sum(decided) == (200 if ratio < 0.97 else 0)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_a_few_rounds_tell_nothing(rounds: int) -> None:
     known = Belief(0.9, 0.05)
-    assert known.measured([0.5] * rounds) == known
-    assert known.measured([0.5] * 7).mean < 0.55
-
-
-def without_rivals(graph: Graph) -> list[Choice]:
-    """The forms that prices choose."""
-    with for_target(PROFILE) as costs:
-        return [replace(c, rivals=()) for c in choose(graph, costs, growth=GROWTH["standard"])]
-
-
-@pytest.mark.parametrize(
-    ("share", "ratio", "kept"),
-    [(0.05, 0.99, True), (0.05, 1.2, False), (1.0, 0.99, True), (1.0, 1.1, False)],
-    ids=["a near tie of a small part", "far slower", "within the error of all", "slower beyond that"],
-)
-def test_what_prices_choose_stands_until_rounds_change_it_to_what_gains(
-    share: float, ratio: float, kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graph = model()
-    chosen = without_rivals(graph)
-    rounds = ((1.0, ratio),) * 12
-
-    def timed(_: object, options: trials._Options, *__: object) -> trials._Options:
-        return replace(options, rounds=rounds)
-
-    monkeypatch.setattr(trials, "_race", timed)
-    monkeypatch.setattr(trials._Options, "loses", 1.0)  # every kind is timed
-    before = sum(c.before for c in chosen)
-    with Bench() as bench:
-        found, count, gained = trials.tried_alone(
-            graph, infer(graph), chosen, before / share, 0.0, bench, runtime=ONNX_RUNTIME, threads=1, sizes={}, seed=0,
-            left=lambda: 60.0,
-        )  # fmt: skip
-    assert (len(found), count, gained) == ((len(chosen), 1, 1) if kept else (0, 1, 0))
-    if kept:  # at what is believed of it, not at its price
-        assert sum(c.after for c in found) == pytest.approx(0.97 * before, rel=0.03)
-        assert sum(c.after for c in found) > sum(c.after for c in chosen)
-
-
-@pytest.mark.parametrize(
-    ("gain", "least", "asked"),
-    [(0.03, 0.03, True), (0.03, 0.2, False), (0.4, 0.03, False)],
-    ids=["near what all have to gain", "far below", "far above"],
-)
-def test_forms_are_timed_while_it_is_open_whether_all_gain_enough(
-    gain: float, least: float, asked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graph = model()
-    chosen = [replace(c, after=0.6 * c.before) for c in without_rivals(graph)]
-    share = gain / (1.0 - chosen[0].after / chosen[0].before)
-    timed: list[float] = []
-    monkeypatch.setattr(trials, "_race", lambda _, options, *__: timed.append(options.share))
-    with Bench() as bench:
-        kept, count, _ = trials.tried_alone(
-            graph, infer(graph), chosen, sum(c.before for c in chosen) / share, least, bench, runtime=ONNX_RUNTIME,
-            threads=1, sizes={}, seed=0, left=lambda: 60.0,
-        )  # fmt: skip
-    assert bool(timed) is bool(count) is asked
-    assert timed == ([pytest.approx(share)] if asked else [])
-    assert len(kept) == (0 if asked else len(chosen))  # what could not be run is not kept
-
-
-@pytest.mark.parametrize(
-    ("ratio", "rounds", "over"),
-    [(0.6, 6, True), (1.0, 6, False), (1.3, 36, True)],
-    ids=["as prices say", "against them, unclear", "clearly against them"],
-)
-def test_a_trial_is_over_where_what_it_changes_is_clear(ratio: float, rounds: int, over: bool) -> None:
-    choice = replace(without_rivals(model())[0], spared=0.0)
-    choice = replace(choice, after=0.7 * choice.before)
-    options = trials._Options(choice, 0.6, ((1.0, ratio),) * rounds, each=3)
-    assert options.settled is over
-
-
-def test_forms_are_looked_at_as_far_as_asking_about_one_may_pay() -> None:
-    def lost(ratio: float) -> float:
-        return regret([Belief(1.0 - LEAST_GAIN, 0.0), Belief(ratio, FORM_ERROR)])
-
-    assert lost(1.0 + NEAR) >= judge.CHEAP > lost(1.0 + NEAR + 0.005)
-
-
-@pytest.mark.parametrize(("time", "kept"), [(6.0, True), (11.0, False)])
-def test_a_form_in_doubt_is_kept_where_it_gains_alone(time: float, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "CHEAP", -1.0)  # nothing may be lost
-    asked: list[int] = []
-
-    def race(load: Callable[[], Sequence[object]], **_: object) -> RaceResult:
-        asked.append(len(load()))
-        return alone(time)(load)
-
-    monkeypatch.setattr(trials, "race_sittings", race)
-    monkeypatch.setattr(fewer, "race_bound", raced(10.0, 6.0))
-    monkeypatch.setattr(contest, "measure", beside(0.9, 0.6))
-    _, report = optimised(model(), target="cpu", time_limit=60.0)
-    assert bool(report.algorithms) is kept
-    if kept:
-        assert len(asked) == 1  # both convolutions are alike
-        # prices have a sixteenth of the say
-        assert report.algorithms[0].after_us == pytest.approx(0.6 * report.algorithms[0].before_us, rel=0.1)
-    else:
-        assert any("its forms, 0 took one" in note for note in report.notes)
+    few = Measured(1.0, 0.5, 0.5, rounds)
+    assert known.measured(few) == known
+    assert not judge.Replacement(Belief(0.5, 0.01), few).settled, "prices alone end no race"
+    assert judge.Replacement(Belief(0.5, 0.01), replace(few, runs=7)).settled
+    assert known.measured(Measured(1.0, 0.5, 0.5, 7)).mean < 0.55
 
 
 def test_models_without_a_place_ask_for_no_prices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ def test_something_else_is_done_meanwhile(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_was_measured_is_known_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before, record, beside = list(costs.load_profile("cpu-epyc-2core").records.values())[:3]
-    answers = Answers(Store("test", {}, tmp_path), most=5)
+    answers = Answers(Store("test", {}, tmp_path))
     answers.store.add(before)
     answers.measured = 1
 

@@ -444,7 +444,7 @@ def test_weights_that_change_during_the_run_are_an_error(tmp_path: Path, monkeyp
 
 def test_the_rules_used_at_the_place_that_differs_are_left_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no input of the whole shows it, the place does."""
-    graph, other = branches(), branches(operator="Sub")
+    graph, other, without = branches(), branches("Sub", "d"), branches("Mul", "d")
     verdicts = iter([CheckResult("failed", reason="differs", where=("y",)), CheckResult("passed")])
     monkeypatch.setattr(settling, "check_result", lambda *_: next(verdicts))
     rules = tuple(SimpleNamespace(id=name) for name in ("often", "there"))
@@ -452,7 +452,7 @@ def test_the_rules_used_at_the_place_that_differs_are_left_out_first(monkeypatch
 
     def search(some: tuple[SimpleNamespace, ...]) -> SearchResult:
         tried.append(tuple(r.id for r in some))
-        return SearchResult(other)
+        return SearchResult(without)
 
     given: Any = SimpleNamespace(graph=graph, typing=None, options=Options(), budget=None, progress=quiet,
                                  library=SimpleNamespace(admitted=rules))  # fmt: skip
@@ -462,5 +462,35 @@ def test_the_rules_used_at_the_place_that_differs_are_left_out_first(monkeypatch
     with Bench() as bench:
         checks = settling.Checks(given, searches, bench, [])
         found, checked = checks.settle(SearchResult(other, applied))
-    assert (found.graph, checked.verdict, tried) == (other, "passed", [("often",)])
+    assert (found.graph, checked.verdict, tried) == (without, "passed", [("often",)])
     assert [f.left_out for f in checks.failures] == ["there"]
+
+
+def test_suspects_are_left_out_together_and_no_graph_is_checked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folding is no rule that could be left out; and what failed once fails again."""
+    graph, wrong, right = branches(), branches("Sub", "d"), branches("Mul", "d")
+    rules = tuple(SimpleNamespace(id=name) for name in ("a", "b", "c", "innocent"))
+    applied = tuple(AppliedRule(name, 1, ("y",), 1.0) for name in ("fold", "a", "b", "c"))
+    checked: list[object] = []
+
+    def check_result(before: object, after: object, *_: object) -> CheckResult:
+        checked.append(after)
+        return CheckResult("passed") if after is right else CheckResult("failed", reason="differs", where=("y",))
+
+    monkeypatch.setattr(settling, "check_result", check_result)
+    tried: list[tuple[str, ...]] = []
+
+    def search(some: tuple[SimpleNamespace, ...]) -> SearchResult:
+        tried.append(tuple(r.id for r in some))
+        return SearchResult(right if tried[-1] == ("innocent",) else wrong, applied)
+
+    given: Any = SimpleNamespace(graph=graph, typing=None, options=Options(), budget=TimeBudget.of(None),
+                                 progress=quiet, library=SimpleNamespace(admitted=rules))  # fmt: skip
+    searches: Any = SimpleNamespace(valued=None, search=search)
+    with Bench() as bench:
+        checks = settling.Checks(given, searches, bench, [])
+        found, verdict = checks.settle(SearchResult(wrong, applied))
+    assert (found.graph, verdict.verdict) == (right, "passed")
+    assert tried == [("b", "c", "innocent"), ("innocent",)]
+    assert checked == [wrong, right]
+    assert [f.left_out for f in checks.failures] == ["a", "b", "c"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.rules import load_library
 from superopt.rules.canonical import text_digest
-from superopt.search import SearchOptions, engine, search
+from superopt.search import SearchOptions, search
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANNELS = 32
@@ -101,40 +100,6 @@ def test_volumes_that_are_none_stay(
     shape: tuple[int, ...], kernel: tuple[int, int, int], prices: cost.CostModel
 ) -> None:
     assert ranks(filtered(shape, kernel), prices) == [5]
-
-
-class Informed(cost.RecordedProfile):
-    """Recorded prices of a device that is asked about a few operators."""
-
-    @property
-    def informed(self) -> bool:
-        return True
-
-
-def test_what_takes_most_is_looked_at_first_where_few_may_be_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    b, rng = GraphBuilder("volumes", opset=18), np.random.default_rng(0)
-    for size, many in ((8, 12), (48, 3)):
-        x = b.input(f"x{size}", "float32", (1, CHANNELS, 8, size, size))
-        for n in range(many):
-            kernel = rng.standard_normal((CHANNELS, 1, 3, 1, 1), dtype=np.float32)
-            pads, ones = (1, 0, 0, 1, 0, 0), (1, 1, 1)
-            x = b.op("Conv", x, kernel, dilations=ones, group=CHANNELS, pads=pads, strides=(2 - n % 2, 1, 1))
-            x = b.op("Relu", x)
-        b.output(x, f"out{size}")
-    seen: list[tuple[int, int]] = []  # how wide what a region reads is, and how many operators it has
-    looked = engine._Run._found
-
-    def found(self: Any, key: Any, region: Any, *more: Any) -> Any:
-        seen.append((max((region.types[n].shape or (0,))[-1] for n in region.leaves), region.running))
-        return looked(self, key, region, *more)
-
-    monkeypatch.setattr(engine._Run, "_found", found)
-    library = load_library()
-    options = SearchOptions(cache=False, floats=library.floats("standard"))
-    search(b.build(), library.admitted, Informed(cost.load_profile("cpu-epyc-2core")), options)
-    (wide, few), (narrow, many) = seen[1:3]  # the first is all of it, in which what is written otherwise is looked for
-    assert (wide, narrow) == (48, 8)
-    assert few < many
 
 
 def test_the_themes_find_the_rules_that_are_shipped(tmp_path: Path) -> None:

@@ -40,11 +40,11 @@ __all__ = [
 GROWTH: Mapping[str, float] = {"strict": 1.0, "standard": 16.0, "fast": 64.0}
 LEAST_GAIN = 0.03  # share of the operator's time, for the accuracy and the memory that a form costs
 FORM_ERROR = 0.1  # standard deviation of what a form is modelled to take, as a share of the operator's time
-# Share of the operator's time by which a form may be modelled to lose where it can be timed: with such prices, not to
-# know better is expected to cost an operator that is all of its model what no answer may (``pipeline.judge.CHEAP``).
+# Share of the operator's time by which a form may be modelled to lose and still be asked of a device that is recorded:
+# with such prices, not to know better is expected to cost an operator that is all of its model a five-hundredth.
 NEAR = 0.135
-_RIVAL = 0.15  # share of a form's time by which another may be modelled to take more, to be timed beside it
-_MOST_RIVALS = 2  # (140 shapes, quiet: with 0, 1, 2 the fastest was found on 92, 95 and 96 %)
+_RIVAL = 0.15  # share of a form's time by which another may be modelled to take more, to be recorded besides
+_MOST_RIVALS = 2  # (140 shapes, quiet: with 0, 1, 2 the fastest was among them on 92, 95 and 96 %)
 _SINGLE = (1, 1)  # taps and stride of an axis along which nothing is summed
 # What forms take of the sum of their operators' prices, by kind. Convs': 45 random shapes, quiet, 2026-11-24, standard
 # deviation 0.16; times 1.07, 1.08 and 1.03 since the predictor of 2026-11-26 (the same shapes by both, one after the
@@ -146,7 +146,7 @@ def choose(
         growth: of errors that a form may bring, as in :data:`GROWTH`.
         typing: its inferred types, symbolic sizes as they are, if at hand.
         sizes: what a symbolic batch is costed at.
-        gain: share of the operator's time that a form has to gain; negative for what may be worth timing.
+        gain: share of the operator's time that a form has to gain; negative for what may be worth recording.
     """
     typing = typing or infer(graph)
     known: dict[Hashable, tuple[float, list[Priced]]] = {}
