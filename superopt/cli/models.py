@@ -134,21 +134,19 @@ def optimize(
     with rarely_collected():  # hundreds of modules
         from superopt import pipeline
         from superopt.pipeline import forked
-        from superopt.pipeline.options import MOST_BESIDE
+        from superopt.pipeline.options import MOST_BESIDE, one_of
         from superopt.report.terminal import show_explanation, show_report
         from superopt.runtime.limits import thrifty_heap
 
-    if verify_by not in ("test", "certify"):
-        raise UsageError(f"--verify {printable(verify_by)!r} is neither test nor certify")
-    if check not in ("quick", "full"):
-        raise UsageError(f"--check {printable(check)!r} is neither quick nor full")
+    one_of("verify", verify_by, ("test", "certify"), flags=True)
+    one_of("check", check, ("quick", "full"), flags=True)
     options = pipeline.Options(
         target=target, time_limit=time_limit, memory_limit=parse_bytes(memory_limit), seed=seed, rules=rules,
         enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), threads=threads,
         measure=measure, check=not no_check, full_check=check == "full", certify=verify_by == "certify", strict=strict,
         floats=floats, effort=effort, runtime=runtime, objective=objective,
     )  # fmt: skip
-    options.validate({"floats": "--float", "effort": "--effort", "objective": "--objective"})
+    options.validate(flags=True)
     if len(models) > 1:
         if explain or learn is not None or report_html is not None or certificates is not None:
             raise UsageError("--explain, --discover, --certificates and --html are about one model", hint="name one")
@@ -212,10 +210,12 @@ def optimize(
         write_text(render(model, result.report), str(report_html), force)
     busy = "-" in (output, report_json)
     console = err() if busy else out()
-    show_report(console, model, result.report)
+    show_report(console, model, result.report, estimates=explain)
     if explain:
         show_explanation(console, result.report)
-    if output not in (None, "-"):
+    if output is None:
+        console.print("not written; add -o FILE" if result.report.status == "improved" else "nothing to write")
+    elif output != "-":
         console.print(f"wrote {', '.join((output, *beside))}", markup=False)
     if certificates is not None:
         console.print(
@@ -266,7 +266,7 @@ def explain(
             result = pipeline.optimize(path, options=options, progress=progress)
             told, found = pipeline.explained(result, options)
             show_provenance(console, result.original)
-            show_report(console, model, told)
+            show_report(console, model, told, estimates=True)
             show_explanation(console, told)
         else:
             with Input(made) as other:

@@ -98,23 +98,14 @@ def parse_dims(items: list[str]) -> dict[str, int]:
 
 
 def parse_bytes(text: str | None) -> int | None:
-    """``"512M"`` or ``"512MiB"`` → 536870912; a plain number is bytes.
+    """The value of --memory-limit.
 
     Raises:
-        UsageError: it is not a size.
+        InvalidOption: it is not a size.
     """
-    if text is None:
-        return None
-    plain = text.lower().removesuffix("ib") if text.lower()[-3:-2] in ("k", "m", "g", "t") else text.lower()
-    scale = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}.get(plain[-1:], 1)
-    digits = plain[:-1] if scale > 1 else plain
-    try:
-        value = float(digits) * scale
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 2**60:
-        raise UsageError(f"{printable(text)!r} is not a size in bytes", hint="write for example 2G or 512M")
-    return int(value)
+    from superopt.pipeline.options import bytes_of
+
+    return None if text is None else bytes_of(text, "memory_limit", flags=True)
 
 
 class Input:

@@ -86,7 +86,7 @@ def apply_algorithms(
         formed = with_forms(
             graph, graph, priced, setting, own,
             lambda made, slack: check_rewrite(graph, made, seed=seed, sizes=known, bench=own, slack=slack),
-            lambda made, cost: (Judgement(True), None), notes, progress,
+            lambda made, cost: (Judgement("faster"), None), notes, progress,
         )  # fmt: skip
     if formed is None:
         return Outcome(graph, None, "; ".join(notes) or "no form of any operator gains enough")

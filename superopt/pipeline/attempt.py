@@ -100,7 +100,7 @@ class _Attempt:
             kept = best.found.graph if best.judged.taken else given
             if self.checks.failures and kept is not found.graph:  # what failed with forms failed for something else
                 best = self._with_forms(replace(best.found, graph=kept)) or best
-        if not best.judged.taken:
+        if best.changed and not best.judged.taken:
             self.notes.append(f"{best.judged.reason}, so the input is returned")
             best = self._of_input(best)
         elif not best.changed and task.options.measure:
@@ -117,9 +117,9 @@ class _Attempt:
         task, valued, after = self.task, self.searches.valued, best.found.graph
         made = report_of(
             best.found, best.checked, best.measured, self.before, best.cost if after is not task.graph else self.before,
-            best.forms, graph=task.graph, typing=task.typing, options=task.options, library=task.library,
-            model=task.costs, notes=(*self.remarks, *self.notes), failures=self.checks.failures, valued=valued,
-            left=task.budget.left,
+            best.forms, judged=best.judged, graph=task.graph, typing=task.typing, options=task.options,
+            library=task.library, model=task.costs, notes=(*self.remarks, *self.notes),
+            failures=self.checks.failures, valued=valued, left=task.budget.left,
         )  # fmt: skip
         stages = valued.stages if valued is not None and made.values is not None else ()
         claimed = tuple((s.after, s.certificate) for s in stages)
@@ -142,7 +142,9 @@ class _Attempt:
         slack = None if best.forms is None else best.forms.slack
         choices, taken = self.checks.sound(after, choices, best.checked, slack)
         if taken is not None:
-            best = replace(best, found=replace(best.found, graph=taken[0]), checked=taken[1])
+            best = replace(
+                best, found=replace(best.found, graph=taken[0]), checked=taken[1], judged=Judgement("memory")
+            )
         return best, choices
 
     def _certified(
@@ -158,8 +160,9 @@ class _Attempt:
         verification = self.checks.certified(after, slack)
         if verification.verdict != "refuted" or after is task.graph:
             return best, choices, verification
-        self.notes.append(f"the result is refuted ({verification.reason}), so the input is returned")
-        best = replace(self._of_input(best), checked=UNCHANGED)
+        why = f"the rewritten graph was refuted ({verification.reason})"
+        self.notes.append(f"{why}, so the input is returned")
+        best = replace(self._of_input(best), checked=UNCHANGED, judged=Judgement(None, why, code="refuted"))
         return best, (), self.checks.certified(task.graph, 0.0)
 
     # -- candidates ----------------------------------------------------------------------------------------------
@@ -204,7 +207,7 @@ class _Attempt:
         )  # fmt: skip
 
         def judged(made: Graph, cost: GraphCost) -> tuple[Judgement, report.Measured | None]:
-            return self.contest.judged(made, self.before, cost, believed=True)
+            return self.contest.judged(made, self.before, cost)
 
         check = self.checks.check if options.check else None
         try:
@@ -219,7 +222,7 @@ class _Attempt:
             return None
         found = replace(found, graph=forms.graph)
         checked = forms.checked or skipped("switched off")
-        return _Candidate(found, checked, forms.cost, Judgement(True), forms.measured, changed=True, forms=forms)
+        return _Candidate(found, checked, forms.cost, forms.judged, forms.measured, changed=True, forms=forms)
 
     def _worth_another(self, best: _Candidate) -> bool:
         """Whether there is time for another candidate, and enough to gain: what the best is modelled at, or nodes."""
@@ -244,7 +247,7 @@ class _Attempt:
                 break
             found = settled  # what is left without the rule at fault: checked, and to be judged
         else:
-            candidate = _Candidate(found, checked, self.before, Judgement(True))
+            candidate = _Candidate(found, checked, self.before, Judgement(None))
         self.tried_for = time.monotonic() - start
         return candidate
 

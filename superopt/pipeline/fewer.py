@@ -123,6 +123,7 @@ class Formed:
         errors: of the input and of the result.
         cost: what it is modelled to take.
         slack: share of an output's largest magnitude by which the mode lets it be off.
+        judged: how it is better than the input.
         measured: a race of the input and the result, if there was one.
     """
 
@@ -132,6 +133,7 @@ class Formed:
     errors: Accuracy
     cost: GraphCost
     slack: float
+    judged: Judgement
     measured: report.Measured | None
 
     def reported(self) -> tuple[report.Algorithm, ...]:
@@ -164,7 +166,7 @@ def with_forms(
         setting: how.
         bench: keeps the sessions of the input and of what is returned, or of ``plain``.
         check: a result against the input; ``None`` for no check.
-        beside: whether a result is better than the input; asked only where the result without forms is not the input.
+        beside: whether a result is better than the input.
         notes: why forms that were tried are left out is added.
         progress: called with (done, total, what).
 
@@ -272,15 +274,13 @@ def _tried(
     if not setting.tries and cost.us > (1.0 - _LEAST) * before:
         why = f"they are modelled at {cost.us / before:.3f} of the result without them"
         return _Outcome(None, why, final=True)
-    measured: report.Measured | None = None
     try:
         refuse_unbounded(made, setting.sizes)
-        if setting.races:
-            progress(0, None, "measuring with fewer multiplications")
-            why, measured = _beside_both(original, plain, made, _believed(chosen, before), cost, setting, bench, beside)
-            if why:
-                bench.drop(made)
-                return _Outcome(None, why, final=True)
+        progress(0, None, "measuring with fewer multiplications")
+        judged, measured = _beside_both(original, plain, made, _believed(chosen, before), cost, setting, bench, beside)
+        if not judged.taken:
+            bench.drop(made)
+            return _Outcome(None, judged.reason, final=True)
         errors = _errors(original, made, setting, bench)
     except (InvalidModel, Unsupported, ResourceLimit) as error:
         return _Outcome(None, f"the model could not be run with them: {error}")
@@ -297,7 +297,9 @@ def _tried(
         if checked.verdict != "passed":
             bench.drop(made)
             return _Outcome(None, f"the check {checked.verdict}: {checked.reason}")
-    return _Outcome(Formed(made, tuple(chosen), checked, _largest(errors), cost, MOST_ERROR[setting.mode], measured))
+    return _Outcome(
+        Formed(made, tuple(chosen), checked, _largest(errors), cost, MOST_ERROR[setting.mode], judged, measured)
+    )
 
 
 def _believed(chosen: Sequence[Choice], before: float) -> Belief:
@@ -308,24 +310,24 @@ def _believed(chosen: Sequence[Choice], before: float) -> Belief:
 def _beside_both(
     original: Graph, plain: Graph, made: Graph, modelled: Belief, cost: GraphCost, setting: Setting, bench: Bench,
     beside: Beside,
-) -> tuple[str, report.Measured | None]:  # fmt: skip
-    """Why a result with forms loses its races, or nothing, and the one beside the input.
+) -> tuple[Judgement, report.Measured | None]:  # fmt: skip
+    """Whether a result with forms is better than the result without them, and than the input; the race beside the
+    input, if there was one.
 
     Beside the result without forms it is not raced where little could be lost by that: where it is known to be faster.
     """
-    measured: report.Measured | None = None
+    first: report.Measured | None = None
     doubted = setting.trials and regret([Belief(1.0 - _LEAST, 0.0), modelled]) > CHEAP
-    if plain is original or doubted:
+    if setting.races and (plain is original or doubted):
         raced = _race(plain, made, modelled, setting, bench)
         if not raced.won:
-            return f"beside the result without them, they take {raced.text} of its time", None
-        measured = measured_of(raced.result)
+            why = f"beside the result without them, they take {raced.text} of its time"
+            return Judgement(None, why), None
+        first = measured_of(raced.result) if plain is original else None
     if plain is not original:
         bench.drop(plain)
-        judged, measured = beside(made, cost)
-        if not judged.taken:
-            return judged.reason, measured
-    return "", measured
+    judged, measured = beside(made, cost)
+    return judged, measured or first
 
 
 def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choice]:
