@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from superopt import TIME_LIMIT
-from superopt.cli.many import optimize_many
+from superopt.cli.many import optimize_many, refuse_second
 from superopt.cli.outputs import claim, distinct, refuse_own_files
 from superopt.cli.shell import (
     MOST_WORKERS,
@@ -148,6 +148,8 @@ def optimize(
     )  # fmt: skip
     options.validate(flags=True)
     if len(models) > 1:
+        if output is None:
+            refuse_second(models)
         if explain or learn is not None or report_html is not None or certificates is not None:
             raise UsageError("--explain, --discover, --certificates and --html are about one model", hint="name one")
         code = optimize_many(
@@ -167,7 +169,7 @@ def optimize(
     if learn is not None and rules is not None:
         raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
     thrifty_heap()
-    forked.allow("rich.live")  # which only draws
+    forked.allow("rich.live", "superopt.cli.progress")  # which only show what is done
     with Input(model) as path, Progress() as progress, ExitStack() as held:
         if learn is not None:
             from superopt.pipeline.learning import learn_from
@@ -312,7 +314,7 @@ def diff(a: Model, b: Model, report_json: Json = None, force: Force = False) -> 
     from superopt.report.views import diff_data, show_diff
 
     claim({"--json": report_json}, [a, b], force=force)
-    with Input(a) as first, Input(b) as second:
+    with Input(a) as first, Input(b) as second, Progress("comparing the models"):
         found = compare(load(first), load(second))
     if report_json is not None:
         write_json(diff_data(found), report_json, force)
@@ -386,7 +388,7 @@ def check_values(
     from superopt.formats import load
     from superopt.verifier.value_files import check_folder
 
-    with Input(model) as path:
+    with Input(model) as path, Progress("checking claims"):
         _, held = check_folder(load(path), folder, seed=seed)
     for number, found in enumerate(held, 1):
         out().print(f"rewrite {number}: {found}", markup=False)

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from superopt.cli.outputs import refuse_own_files
+from superopt.cli.progress import Progress
 from superopt.cli.streams import copy_input, write_data
 from superopt.ir.errors import Interrupted, SuperoptError, UsageError, printable
 
@@ -143,25 +144,6 @@ class Input:
     @staticmethod
     def _file(folder: str) -> Path:
         return Path(folder) / "stdin"
-
-
-class Progress:
-    """A callback ``(done, total, what)``: a bar on a terminal, nothing where standard error is not one."""
-
-    def __enter__(self) -> Any:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.bar = Progress(*columns, console=err(), transient=True, disable=not sys.stderr.isatty())
-        self.task = self.bar.add_task("starting", total=None)
-        self.bar.start()
-        return self.update
-
-    def update(self, done: int, total: int | None, what: str) -> None:
-        self.bar.update(self.task, completed=done, total=total, description=printable(what, 60))
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
 
 
 def save(graph: Any, destination: str, force: bool) -> None:

@@ -57,7 +57,7 @@ def optimize(
                 f"a {type(model).__name__} is no torch.nn.Module, and takes none", where="example_inputs",
                 option="example_inputs", hint="leave it out",
             )  # fmt: skip
-        return of_model(model, options=chosen, progress=progress)  # type: ignore[arg-type]
+        return of_model(model, options=chosen, progress=progress)
     if example_inputs is None:
         raise InvalidOption(
             "a torch.nn.Module needs the arguments of a call", where="example_inputs", option="example_inputs",
